@@ -1,0 +1,125 @@
+"""What people do to a view: pin, restore, undo. Each becomes one more event."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from refold.core import codec
+from refold.core.errors import ConflictError, NotFoundError
+from refold.core.event import Line, Pinned, Replaced, Span, Undone
+from refold.core.live import Cover, Standing
+from refold.core.message import Message
+from refold.core.plan import Stamp
+from refold.core.view import display
+from refold.record import Record
+
+REACH = 64
+"""Places looked at in one go when the other messages of a group are sought."""
+
+
+def pin(record: Record, at: int, stamp: Stamp, why: str) -> Pinned:
+    """Keeps a message in sight, and with it the whole group of calls and results it belongs to."""
+    return Pinned(stamp.at, tuple(group(record, _said(record, at))), why, stamp.time)
+
+
+def unpin(record: Record, at: int, stamp: Stamp, why: str) -> list[Undone]:
+    pins = [place for place, pin in record.live.state.pins.items() if pin.holds]
+    pins = [place for place in pins if at in {line.at for line in record.live.state.pins[place].lines}]
+    if not pins:
+        raise NotFoundError(f"#{at} is not pinned")
+    return [Undone(stamp.at + n, place, why, stamp.time) for n, place in enumerate(pins)]
+
+
+def restore(record: Record, at: int, stamp: Stamp, why: str) -> Replaced:
+    """The original stands in its old place again; for the place of an edit, all that it covers."""
+    head = codec.head(record.entry(at))
+    if isinstance(head, Cover):
+        item = record.live.item_at(head.span.start)
+        if head.view != record.view or item is None or item.edit != at:
+            raise NotFoundError(f"#{at} is not what is shown for #{head.span.start} now")
+        back = list(record.lines(item.span))
+        own: tuple[Line, ...] = ()
+    else:
+        line = _said(record, at)
+        item = record.live.item_at(at)
+        if item is None or item.edit is None or at in {shown.at for shown in item.lines}:
+            raise NotFoundError(f"#{at} is shown already")
+        back = [other for other in group(record, line) if other.at in item.span]
+        own = () if item.merged else _still_needed(record, item.edit, item.span, back)
+    shown: list[Message | int] = []
+    lines: list[Line] = []
+    for n, line in enumerate(display(own, item.span, {line.at: line for line in back})):
+        if line.at in item.span:
+            shown.append(line.at)
+            lines.append(line)
+        else:  # what the older edit shows besides, said again by this one
+            shown.append(record.message(line))
+            lines.append(msgspec.structs.replace(line, at=stamp.at, n=n))
+    tokens = (item.tokens, sum(line.tokens for line in lines))
+    what = (item.span, tuple(shown), tuple(lines), "restore")
+    return Replaced(stamp.at, stamp.view, *what, why, tokens, stamp.time)
+
+
+def undo(record: Record, at: int | None, stamp: Stamp, why: str) -> Undone:
+    """Takes an edit, a pin or an undoing back; for the place of a message, the edit that hides it.
+
+    Raises:
+        NotFoundError: nothing of that kind is in force there.
+        ConflictError: an edit made meanwhile is in the way of putting it back.
+    """
+    standing = Standing(record.view, record.facts(record.live.state.next))
+    if at is None:
+        at = max(standing.covers, default=None)
+        if at is None:
+            raise NotFoundError("There is no edit to undo")
+    elif codec.head(record.entry(at)).__class__ is Line:
+        item = record.live.item_at(at)
+        if item is None or item.edit is None:
+            raise NotFoundError(f"Nothing hides #{at}")
+        at = item.edit
+    if not standing.holds(at):
+        raise NotFoundError(f"#{at} is no edit, pin or undoing that is in force in view {record.view!r}")
+    event = Undone(stamp.at, at, why, stamp.time)
+    standing.apply(event)
+    if standing.holds(at):
+        raise ConflictError(f"#{at} cannot be undone: an edit made since is in the way; undo that first")
+    return event
+
+
+def group(record: Record, line: Line) -> list[Line]:
+    """A message and what may not be parted from it: the message that calls, and all its results."""
+    caller = line if line.calls else None
+    start = line.at
+    while line.answers is not None and caller is None and start > 0:
+        start, stop = max(0, start - REACH), start
+        found = [other for other in record.lines(Span(start, stop)) if line.answers in other.calls]
+        caller = found[-1] if found else None
+    if caller is None:
+        return [line]
+    waiting = {id for id in caller.calls if record.live.state.open.get(id, (-1,))[0] != caller.at}
+    members, start = [caller], caller.at + 1
+    while waiting and start < record.live.state.next:
+        start, first = start + REACH, start
+        for other in record.lines(Span(first, start)):
+            if other.answers in waiting:
+                waiting.discard(other.answers)
+                members.append(other)
+    return members
+
+
+def _still_needed(record: Record, edit: int, span: Span, back: Sequence[Line]) -> tuple[Line, ...]:
+    """What an edit shows, less what stands for the messages that come back."""
+    cover = codec.head(record.entry(edit))
+    own = [line for line in cover.lines if line.at == edit] if isinstance(cover, Cover) else []
+    ids = {id for line in back for id in (line.answers, *line.calls)}
+    own = [line for line in own if line.answers not in ids - {None} and not ids & {*line.calls}]
+    if len(span) <= REACH and {line.at for line in record.lines(span)} <= {line.at for line in back}:
+        return ()
+    return tuple(own)
+
+
+def _said(record: Record, at: int) -> Line:
+    head = codec.head(record.entry(at))
+    if not isinstance(head, Line):
+        raise NotFoundError(f"#{at} is no message")
+    return head

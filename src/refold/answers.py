@@ -1,0 +1,144 @@
+"""What a session answers: plain values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from refold.core.event import Expiry, Said, Span
+from refold.core.message import Kind, Message
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of the whole next request: messages, and tools where they were given."""
+
+    before: int
+    after: Mapping[str, int]
+    """What was left after each kind of reduction that ran."""
+    final: int
+
+
+@dataclass(frozen=True, slots=True)
+class EditReport:
+    place: int
+    span: Span
+    kind: str
+    why: str
+    tokens_saved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `fit` did, and why."""
+
+    tokens: TokenCounts
+    limit: int
+    """The model's window."""
+    room: int
+    """What is left of it besides the answer's reserve and this request."""
+    edits: tuple[EditReport, ...] = ()
+    fired: tuple[str, ...] = ()
+    """Which triggers made it act."""
+    cache_break_at: int | None = None
+    """The earliest place that looks different from the last request, for the provider's cache."""
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A request that fits, in the dialect of its model."""
+
+    messages: list[dict[str, Any]]
+    request: dict[str, Any]
+    """To splat into the SDK's call: messages, and model and tools where they are known."""
+    report: Report
+    system: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it was said, with what the engine knows of it."""
+
+    message: Message
+    at: int
+    index: int
+    """Which message of the conversation, counting messages only."""
+    id: str
+    conversation: str
+    tokens: int
+    turn: int
+    step: int
+    timestamp: datetime
+    tags: tuple[str, ...] = ()
+    kind: Kind | None = None
+    tools: tuple[str, ...] = ()
+    expiry: Expiry | None = None
+    edit: int | None = None
+    """Place of the edit that hides it from this view now."""
+    is_expired: bool = False
+    """That edit came from an expiry."""
+    shown_tokens: int = field(default=0, repr=False)
+
+    @property
+    def was_compacted(self) -> bool:
+        return self.edit is not None
+
+    @property
+    def can_expand(self) -> bool:
+        return self.edit is not None
+
+    @property
+    def original_length(self) -> int:
+        """Characters of its text."""
+        return len(self.message.text)
+
+    @property
+    def tokens_saved(self) -> int:
+        return self.tokens - self.shown_tokens if self.edit is not None else 0
+
+    def part_id(self, n: int) -> str:
+        """The stable id of its nth part."""
+        return f"{self.id}.{n}"
+
+
+def stored(said: Said, conversation: str, **seen: Any) -> StoredMessage:
+    line = said.line
+    return StoredMessage(
+        said.message,
+        line.at,
+        said.index,
+        said.message.id or f"m{line.at}",
+        conversation,
+        line.tokens,
+        line.turn,
+        line.step,
+        datetime.fromtimestamp(said.time, UTC),
+        said.tags,
+        said.kind or _KINDS.get(line.role),
+        line.tools,
+        said.expiry,
+        **seen,
+    )
+
+
+_KINDS: dict[str, Kind] = {"user": "user-input", "system": "system", "tool": "action-result"}
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionResult:
+    summary_messages: tuple[Message, ...]
+    """What stands for the messages of the range now."""
+    compacted_range: tuple[int, int]
+    """Message indices, the end exclusive."""
+    tokens_saved: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compactions:
+    """How often a view was compacted, when last, and whether somebody is at it now."""
+
+    count: int
+    last: datetime | None
+    running: bool

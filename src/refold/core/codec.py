@@ -1,0 +1,278 @@
+"""How events are stored: an entry has a head (all but the words), a body (the words) and a digest.
+
+Both are JSON. `docs/format.md` is the description for people; a change here is a change there.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Hashable
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+
+import msgspec
+
+from refold.core.errors import CorruptError
+from refold.core.event import Event, Expiry, Line, Measured, Pinned, Replaced, Said, Span, Undone, Unknown
+from refold.core.live import Cover, Head
+from refold.core.message import Kind, Message, Role, Usage
+
+FORMAT = 1
+"""The version of the stored format. Readers refuse a higher one."""
+
+GENESIS = bytes(16)
+"""The digest before the first event."""
+
+Parse: TypeAlias = Callable[[str, Any], Message]
+"""From a dialect's name and its decoded JSON to a message."""
+
+T = TypeVar("T")
+
+
+class Entry(NamedTuple):
+    """An event as stores keep it. They need to understand only `at` and `id`."""
+
+    at: int
+    kind: str
+    id: str | None
+    head: bytes
+    body: bytes
+
+
+class Link(NamedTuple):
+    """An entry in its chain."""
+
+    entry: Entry
+    digest: bytes
+
+
+def chain(previous: bytes, entry: Entry) -> bytes:
+    """The digest of an entry and, through `previous`, of all before it."""
+    digest = hashlib.blake2b(previous, digest_size=16)
+    fields = (b"%d" % entry.at, to_bytes(entry.kind), to_bytes(entry.id or ""), entry.head, entry.body)
+    marks = b"%d %d %d %d %d %d\n" % (entry.id is not None, *map(len, fields))
+    digest.update(marks + b"".join(fields))
+    return digest.digest()
+
+
+def to_bytes(text: str) -> bytes:
+    """UTF-8, and for a lone surrogate the three bytes that UTF-8 would have had for it."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def dumps(value: Any) -> bytes:
+    """Compact JSON. A lone surrogate, which UTF-8 cannot hold, is written as its escape."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
+
+
+def loads(data: bytes) -> Any:
+    """The JSON in `data`, also where msgspec refuses it: lone surrogates, numbers out of range.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return json.loads(data)
+
+
+class _SaidHead(msgspec.Struct, frozen=True, array_like=True):
+    role: Role
+    tokens: int
+    index: int
+    turn: int
+    step: int
+    total: int
+    calls: tuple[str, ...] = ()
+    answers: str | None = None
+    tools: tuple[str, ...] = ()
+
+
+class _SaidBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    time: float
+    dialect: str | None = None
+    raw: msgspec.Raw = msgspec.Raw()
+    message: Message | None = None
+    tags: tuple[str, ...] = ()
+    kind: Kind | None = None
+    expiry: Expiry | None = None
+
+
+class _ReplacedHead(msgspec.Struct, frozen=True, array_like=True):
+    view: str
+    span: Span
+    lines: tuple[Line, ...]
+    kind: str
+    round: int
+    tokens: tuple[int, int]
+
+
+class _ReplacedBody(msgspec.Struct, frozen=True):
+    shown: tuple[Message | int, ...]
+    why: str
+    time: float
+
+
+class _PinnedHead(msgspec.Struct, frozen=True, array_like=True):
+    lines: tuple[Line, ...]
+
+
+class _UndoneHead(msgspec.Struct, frozen=True, array_like=True):
+    of: int
+
+
+class _MeasuredHead(msgspec.Struct, frozen=True, array_like=True):
+    view: str
+    of: int
+    estimate: int
+
+
+class _MeasuredBody(msgspec.Struct, frozen=True):
+    usage: Usage
+    model: str | None
+    time: float
+
+
+class _Note(msgspec.Struct, frozen=True):
+    why: str
+    time: float
+
+
+def encode(event: Event) -> Entry:
+    head: Any
+    body: Any
+    match event:
+        case Said(line=line, message=message):
+            numbers = (line.role, line.tokens, event.index, line.turn, line.step, event.total)
+            head = _SaidHead(*numbers, line.calls, line.answers, line.tools)
+            words: dict[str, Any] = {"message": message} if event.raw is None else {}
+            if event.raw is not None:
+                words = {"dialect": event.dialect, "raw": msgspec.Raw(event.raw)}
+            body = _SaidBody(event.time, **words, tags=event.tags, kind=event.kind, expiry=event.expiry)
+            return Entry(line.at, "said", message.id, dumps(head), dumps(body))
+        case Replaced():
+            head = _ReplacedHead(event.view, event.span, event.lines, event.kind, event.round, event.tokens)
+            body = _ReplacedBody(event.shown, event.why, event.time)
+        case Undone(of=of):
+            head, body = _UndoneHead(of), _Note(event.why, event.time)
+        case Pinned(lines=lines):
+            head, body = _PinnedHead(lines), _Note(event.why, event.time)
+        case Measured():
+            head = _MeasuredHead(event.view, event.of, event.estimate)
+            body = _MeasuredBody(event.usage, event.model, event.time)
+        case Unknown(kind=kind):
+            return Entry(event.at, kind, None, dumps(event.head), dumps(event.body))
+    return Entry(event.at, type(event).__name__.lower(), None, dumps(head), dumps(body))
+
+
+def decode(entry: Entry, parse: Parse) -> Event:
+    """The whole event.
+
+    Raises:
+        CorruptError: the entry is not what `encode` wrote.
+    """
+    at = entry.at
+    match entry.kind:
+        case "said":
+            said = _read(entry, entry.head, _SaidHead)
+            line, body = _line(entry, said), _said_body(entry)
+            raw = bytes(body.raw) or None
+            message = body.message
+            if raw is not None:
+                message = parse(body.dialect or "", loads(raw))
+                message = msgspec.structs.replace(message, id=entry.id)
+            if message is None:
+                raise CorruptError(f"Event {at} has neither a message nor its JSON")
+            rest = (body.dialect, raw, body.tags, body.kind, body.expiry)
+            return Said(line, message, said.index, said.total, body.time, *rest)
+        case "replaced":
+            edit = _read(entry, entry.head, _ReplacedHead)
+            shown = _read(entry, entry.body, _ReplacedBody)
+            new = (shown.shown, edit.lines, edit.kind, shown.why, edit.tokens, shown.time, edit.round)
+            return Replaced(at, edit.view, edit.span, *new)
+        case "undone":
+            note = _read(entry, entry.body, _Note)
+            return Undone(at, _read(entry, entry.head, _UndoneHead).of, note.why, note.time)
+        case "pinned":
+            note = _read(entry, entry.body, _Note)
+            return Pinned(at, _read(entry, entry.head, _PinnedHead).lines, note.why, note.time)
+        case "measured":
+            head, usage = _read(entry, entry.head, _MeasuredHead), _read(entry, entry.body, _MeasuredBody)
+            return Measured(at, head.view, head.of, usage.usage, head.estimate, usage.model, usage.time)
+        case kind:
+            return Unknown(at, kind, _json(entry, entry.head), _json(entry, entry.body))
+
+
+def head(entry: Entry) -> Head | None:
+    """The event without its words; None for one that views pass over."""
+    match entry.kind:
+        case "said":
+            return _line(entry, _read(entry, entry.head, _SaidHead))
+        case "replaced":
+            edit = _read(entry, entry.head, _ReplacedHead)
+            return Cover(entry.at, edit.view, edit.span, edit.lines, edit.round)
+        case "undone":
+            return Undone(entry.at, _read(entry, entry.head, _UndoneHead).of)
+        case "pinned":
+            return Pinned(entry.at, _read(entry, entry.head, _PinnedHead).lines)
+        case _:
+            return None
+
+
+def raw_json(entry: Entry, dialect: str) -> Any:
+    """The provider's JSON of a Said, decoded, where it came in this dialect; else None."""
+    if entry.kind != "said":
+        return None
+    body = _said_body(entry)
+    return loads(bytes(body.raw)) if body.dialect == dialect else None
+
+
+def message_index(entry: Entry) -> int:
+    """Which message a Said is, counting messages only."""
+    return _read(entry, entry.head, _SaidHead).index
+
+
+def _line(entry: Entry, head: _SaidHead) -> Line:
+    numbers = (head.role, head.tokens, head.turn, head.step)
+    return Line(entry.at, *numbers, head.calls, head.answers, head.tools)
+
+
+def _said_body(entry: Entry) -> _SaidBody:
+    try:
+        body: _SaidBody = _decoder(_SaidBody).decode(entry.body)
+        return body
+    except msgspec.DecodeError:
+        value = _json(entry, entry.body)
+        raw = value.pop("raw", None) if isinstance(value, dict) else None
+        body = _convert(entry, value, _SaidBody)
+        return body if raw is None else msgspec.structs.replace(body, raw=msgspec.Raw(dumps(raw)))
+
+
+def _read(entry: Entry, data: bytes, type: type[T]) -> T:
+    try:
+        value: T = _decoder(cast(Hashable, type)).decode(data)
+        return value
+    except msgspec.DecodeError:
+        return _convert(entry, _json(entry, data), type)
+
+
+def _json(entry: Entry, data: bytes) -> Any:
+    try:
+        return loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"Event {entry.at} ({entry.kind}) is not JSON: {error}") from error
+
+
+def _convert(entry: Entry, value: Any, type: type[T]) -> T:
+    try:
+        return msgspec.convert(value, type)
+    except msgspec.ValidationError as error:
+        raise CorruptError(f"Event {entry.at} is no '{entry.kind}': {error}") from error
+
+
+@cache
+def _decoder(type: Hashable) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(cast(Any, type))

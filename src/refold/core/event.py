@@ -1,0 +1,144 @@
+"""What happened: one stream of facts per conversation, appended to and never changed.
+
+Said      a message entered the conversation
+Replaced  a span of it is now shown as something shorter
+Undone    an earlier Replaced, Pinned or Undone no longer holds
+Pinned    messages that are shown whatever replaces what is around them
+Measured  what the provider says a request took
+Unknown   a fact of a kind that only a newer refold understands
+
+The place of an event in its stream, `at`, never moves: it is the handle that everybody uses.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from refold.core.message import Kind, Message, Role, Usage
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """The places from `start` up to, not including, `end`."""
+
+    start: int
+    end: int
+
+    def __contains__(self, at: int) -> bool:
+        return self.start <= at < self.end
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.end))
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def covers(self, other: "Span") -> bool:
+        return self.start <= other.start and other.end <= self.end
+
+    def meets(self, other: "Span") -> bool:
+        return self.start < other.end and other.start < self.end
+
+
+class Line(msgspec.Struct, frozen=True, array_like=True):
+    """A shown message without its words: all that views, policies and checks need to know of it."""
+
+    at: int
+    """The event that has the words: the Said, or the Replaced that shows something new."""
+    role: Role
+    tokens: int
+    turn: int
+    """User messages up to and including this one."""
+    step: int
+    """Assistant messages up to and including this one."""
+    calls: tuple[str, ...] = ()
+    """Ids of the tool calls it makes."""
+    answers: str | None = None
+    """Id of the tool call it answers."""
+    tools: tuple[str, ...] = ()
+    """Names of the tools it calls or answers for, as far as they are known."""
+    n: int = 0
+    """Which of the event's messages."""
+
+
+class Expiry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When a message may be reduced, as its sender wished; unset means as configured."""
+
+    after_steps: int | None = None
+    mode: Literal["none", "remove", "compact"] | None = None
+    compact_mode: Literal["first-n-chars", "ai-summary"] | None = None
+    length: int | None = None
+    prompt: str | None = None
+
+
+class Said(msgspec.Struct, frozen=True):
+    line: Line
+    message: Message
+    index: int
+    """Which message of the conversation this is, counting messages only."""
+    total: int
+    """Tokens of all messages up to and including this one."""
+    time: float
+    dialect: str | None = None
+    raw: bytes | None = None
+    """The provider's own JSON, where the message came as such."""
+    tags: tuple[str, ...] = ()
+    kind: Kind | None = None
+    expiry: Expiry | None = None
+
+    @property
+    def at(self) -> int:
+        return self.line.at
+
+
+class Replaced(msgspec.Struct, frozen=True):
+    at: int
+    view: str
+    span: Span
+    shown: tuple[Message | int, ...]
+    """What stands there now: new messages, or places whose messages are shown as they were."""
+    lines: tuple[Line, ...]
+    """The same without the words."""
+    kind: str
+    why: str
+    tokens: tuple[int, int]
+    """Shown before and after."""
+    time: float
+    round: int = 0
+    """Which compaction of this view, from 1; 0 for edits that are none."""
+
+
+class Undone(msgspec.Struct, frozen=True):
+    at: int
+    of: int
+    why: str = ""
+    time: float = 0.0
+
+
+class Pinned(msgspec.Struct, frozen=True):
+    at: int
+    lines: tuple[Line, ...]
+    why: str = ""
+    time: float = 0.0
+
+
+class Measured(msgspec.Struct, frozen=True):
+    at: int
+    view: str
+    of: int
+    """The answer whose request was measured."""
+    usage: Usage
+    estimate: int
+    """What refold had counted for the same request."""
+    model: str | None = None
+    time: float = 0.0
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    at: int
+    kind: str
+    head: Any
+    body: Any
+
+
+Event: TypeAlias = Said | Replaced | Undone | Pinned | Measured | Unknown

@@ -1,0 +1,255 @@
+"""The view kept up to date: each event is applied once, and the past is read again only to undo."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from refold.core.event import Line, Pinned, Span, Undone
+from refold.core.view import Item, View, Words, crosses, display, merge, sound
+
+
+class Cover(msgspec.Struct, frozen=True):
+    """A Replaced without its words."""
+
+    at: int
+    view: str
+    span: Span
+    lines: tuple[Line, ...]
+    round: int = 0
+
+
+Head: TypeAlias = Line | Cover | Undone | Pinned
+"""An event without its words. A Said is its line."""
+
+
+class Recall(Protocol):
+    """The part of the past that undoing needs."""
+
+    def facts(self, before: int, /) -> Iterable[Head]:
+        """The heads of all events before a place, but for what was said."""
+
+    def lines(self, span: Span, /) -> Iterable[Line]:
+        """What was said in a span."""
+
+
+class Pin(msgspec.Struct, array_like=True):
+    lines: list[Line]
+    holds: bool = True
+
+
+class State(msgspec.Struct, array_like=True):
+    """What a snapshot keeps: spans, counts and places, never what was said."""
+
+    next: int = 0
+    """The first place not yet applied."""
+    index: int = 0
+    """Messages said."""
+    turn: int = 0
+    step: int = 0
+    total: int = 0
+    """Tokens said."""
+    task: Line | None = None
+    latest: int | None = None
+    round: int = 0
+    """Compactions of this view."""
+    compacted: int | None = None
+    """Place of the newest compaction."""
+    open: dict[str, tuple[int, str]] = {}
+    """Calls not answered yet: place and tool."""
+    pins: dict[int, Pin] = {}
+    items: list[tuple[Span, tuple[Line, ...], int | None, bool]] = []
+
+
+class Live:
+    """One named view, incrementally. Equal to `fold` over the same events."""
+
+    def __init__(self, view: str, words: Words, state: State | None = None) -> None:
+        self.view, self.words = view, words
+        self.state = state or State()
+        self.items = [Item(i[0], i[1], words, i[2], i[3]) for i in self.state.items]
+        self.state.items = []
+        self._starts = [item.span.start for item in self.items]
+        self.tokens = sum(item.tokens for item in self.items)
+        self.edition = 0
+        """Grows whenever what was already shown changes."""
+
+    def snapshot(self) -> State:
+        items = [(item.span, item.lines, item.edit, item.merged) for item in self.items]
+        return msgspec.structs.replace(self.state, items=items)
+
+    def freeze(self) -> View:
+        return View(tuple(self.items), frozenset(self.kept), self.state.latest)
+
+    @property
+    def kept(self) -> dict[int, Line]:
+        """What stays in sight whatever covers it: the task and what is pinned."""
+        task = [self.state.task] if self.state.task else []
+        pinned = [line for pin in self.state.pins.values() if pin.holds for line in pin.lines]
+        return {line.at: line for line in [*task, *pinned]}
+
+    def item_at(self, at: int) -> Item | None:
+        i = bisect_right(self._starts, at) - 1
+        return self.items[i] if i >= 0 and at in self.items[i].span else None
+
+    def apply(self, head: Head | None, at: int, recall: Recall) -> None:
+        """Events come in order, each once; `head` is None for one that views pass over."""
+        assert at == self.state.next, f"event {at} applied where {self.state.next} was expected"
+        self.state.next = at + 1
+        match head:
+            case Line():
+                self._say(head)
+            case Cover(view=self.view) if sound(head):
+                self._replace(head, recall)
+            case Pinned():
+                self.state.pins[at] = Pin(list(head.lines))
+                self._show_again(head.lines, recall)
+            case Undone():
+                self._undo(head, recall)
+
+    def _say(self, line: Line) -> None:
+        state = self.state
+        state.index += 1
+        state.turn, state.step, state.total = line.turn, line.step, state.total + line.tokens
+        if line.role == "user":
+            state.latest = line.at
+            state.task = state.task or line
+        call = state.open.pop(line.answers, None) if line.answers else None
+        if call is not None:
+            for pin in state.pins.values():  # a result is pinned with its call
+                pin.lines += [line] if call[0] in {pinned.at for pinned in pin.lines} else []
+        names = line.tools if len(line.tools) == len(line.calls) else ("",) * len(line.calls)
+        state.open.update({id: (line.at, tool) for id, tool in zip(line.calls, names, strict=True)})
+        self.items.append(Item(Span(line.at, line.at + 1), (line,), self.words))
+        self._starts.append(line.at)
+        self.tokens += line.tokens
+
+    def _replace(self, cover: Cover, recall: Recall) -> None:
+        first, last = self._meeting(cover.span)
+        cut = [item for item in self.items[first:last] if not cover.span.covers(item.span)]
+        if not cut:
+            shown = display(cover.lines, cover.span, self.kept)
+            self._splice(first, last, [Item(cover.span, shown, self.words, cover.at)])
+        elif not any(item.merged for item in cut):
+            return
+        else:  # neighbors that show nothing were merged: only the past knows where they end
+            standing = Standing(self.view, recall.facts(cover.at + 1))
+            if cover.at not in standing.covers:
+                return
+            self._rebuild(cover.span, standing, recall)
+        if cover.round:
+            self.state.round, self.state.compacted = cover.round, cover.at
+
+    def _undo(self, undone: Undone, recall: Recall) -> None:
+        standing = Standing(self.view, recall.facts(undone.at))
+        covers, pins = dict(standing.covers), set(standing.pins)
+        standing.apply(undone)
+        for at in covers.keys() ^ standing.covers.keys():
+            self._rebuild((covers | standing.covers)[at].span, standing, recall)
+        for at in pins ^ standing.pins:
+            self.state.pins[at].holds = at in standing.pins
+            self._show_again(self.state.pins[at].lines, recall, standing)
+        self.state.compacted = max((at for at, c in standing.covers.items() if c.round), default=None)
+
+    def _show_again(self, lines: Iterable[Line], recall: Recall, standing: "Standing | None" = None) -> None:
+        for line in lines:
+            item = self.item_at(line.at)
+            if item and item.edit is not None:
+                standing = standing or Standing(self.view, recall.facts(self.state.next))
+                self._rebuild(item.span, standing, recall)
+
+    def _rebuild(self, span: Span, standing: "Standing", recall: Recall) -> None:
+        """What is shown in and around `span`, from the edits that stand there."""
+        first, last = self._meeting(span)
+        met = [item.span for item in self.items[first:last]]
+        span = Span(min([span, *met]).start, max([span.end, *(other.end for other in met)]))
+        items, gap = list[Item](), span.start
+        for cover in (cover for cover in standing.widest if cover.span.meets(span)):
+            items += self._raw(Span(gap, cover.span.start), recall)
+            shown = display(cover.lines, cover.span, self.kept)
+            items.append(Item(cover.span, shown, self.words, cover.at))
+            gap = cover.span.end
+        items += self._raw(Span(gap, span.end), recall)
+        self._splice(*self._meeting(span), items)
+
+    def _raw(self, span: Span, recall: Recall) -> list[Item]:
+        lines = recall.lines(span) if span.start < span.end else ()
+        return [Item(Span(line.at, line.at + 1), (line,), self.words) for line in lines]
+
+    def _meeting(self, span: Span) -> tuple[int, int]:
+        """Which items meet a span: from the first index up to the second."""
+        first = bisect_left(self._starts, span.start)
+        if first and self.items[first - 1].span.end > span.start:
+            first -= 1
+        return first, max(first, bisect_left(self._starts, span.end))
+
+    def _splice(self, first: int, last: int, items: list[Item]) -> None:
+        low, high = max(0, first - 1), last + 1  # neighbors too: they may merge
+        new = merge([*self.items[low:first], *items, *self.items[last:high]])
+        self.tokens += sum(item.tokens for item in new) - sum(item.tokens for item in self.items[low:high])
+        self.items[low:high] = new
+        self._starts[low:high] = [item.span.start for item in new]
+        self.edition += 1
+
+
+class Standing:
+    """Which edits and pins hold, from heads alone."""
+
+    def __init__(self, view: str, facts: Iterable[Head]) -> None:
+        self.view = view
+        self.covers: dict[int, Cover] = {}
+        self.pins: set[int] = set()
+        self.widest: list[Cover] = []
+        """Those that decide what is shown, in order."""
+        self._facts: dict[int, Head] = {}
+        self._undone: set[int] = set()
+        """Undoings in force."""
+        for fact in facts:
+            self.apply(fact)
+
+    def apply(self, fact: Head) -> None:
+        match fact:
+            case Cover(view=self.view) if sound(fact):
+                first = bisect_left(self.widest, fact.span.start, key=lambda cover: cover.span.end - 1)
+                last = bisect_left(self.widest, fact.span.end, key=lambda cover: cover.span.start)
+                if all(fact.span.covers(cover.span) for cover in self.widest[first:last]):
+                    self.covers[fact.at] = fact
+                    self.widest[first:last] = [fact]
+                    self._facts[fact.at] = fact
+            case Pinned():
+                self._facts[fact.at] = fact
+                self.pins.add(fact.at)
+            case Undone() if self.holds(fact.of) and self._switch(fact.of, False):
+                self._facts[fact.at] = fact
+                self._undone.add(fact.at)
+
+    def holds(self, at: int) -> bool:
+        return at in self.covers or at in self.pins or at in self._undone
+
+    def _switch(self, at: int, on: bool) -> bool:
+        match self._facts[at]:
+            case Cover() as cover:
+                if on and any(crosses(cover.span, other.span) for other in self.covers.values()):
+                    return False
+                if on:
+                    self.covers[at] = cover
+                else:
+                    del self.covers[at]
+                self.widest = _widest(self.covers.values())
+            case Pinned():
+                (self.pins.add if on else self.pins.discard)(at)
+            case Undone(of=of):
+                if not self._switch(of, not on):
+                    return False
+                (self._undone.add if on else self._undone.discard)(at)
+        return True
+
+
+def _widest(covers: Iterable[Cover]) -> list[Cover]:
+    result, reach = list[Cover](), 0
+    for cover in sorted(covers, key=lambda c: (c.span.start, -c.span.end, -c.at)):
+        if cover.span.end > reach:
+            result.append(cover)
+            reach = cover.span.end
+    return result

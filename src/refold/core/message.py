@@ -1,0 +1,131 @@
+"""What was said: a role and typed parts, the same whatever provider it came from.
+
+>>> Message("user", [Text("Book a flight to Oslo.")]).text
+'Book a flight to Oslo.'
+"""
+
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
+
+import msgspec
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Meta = TypeVar("Meta", default=Any)
+else:
+    from typing import TypeVar
+
+    Meta = TypeVar("Meta")
+
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+Kind: TypeAlias = Literal["action-result", "sub-agent-result", "user-input", "retry-context", "system"]
+
+
+class _Part(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True):
+    pass
+
+
+class Text(_Part, frozen=True, tag="text"):
+    text: str
+
+
+class Reasoning(_Part, frozen=True, tag="reasoning"):
+    text: str
+
+
+class ToolCall(_Part, frozen=True, tag="tool-call"):
+    call_id: str
+    tool: str
+    input: str
+    """JSON text, kept as the model wrote it: key order, spacing, even when it is broken."""
+
+
+class Media(_Part, frozen=True, tag="media"):
+    """An image, a file or a sound: a URL or base64 data, as it came."""
+
+    kind: Literal["image", "file", "audio"]
+    url: str | None = None
+    data: str | None = None
+    mime: str | None = None
+    name: str | None = None
+
+
+class Opaque(_Part, frozen=True, tag="opaque"):
+    """A part that refold does not know, kept verbatim."""
+
+    value: Any
+
+
+class ToolResult(_Part, frozen=True, tag="tool-result"):
+    call_id: str
+    output: str | tuple[Text | Media | Opaque, ...]
+    tool: str | None = None
+    is_error: bool = False
+
+
+class StepStart(_Part, frozen=True, tag="step-start"):
+    pass
+
+
+class CompactionMarker(_Part, frozen=True, tag="compaction-marker"):
+    """Stands where a provider or an application compacted by its own means."""
+
+    value: Any = None
+
+
+Part: TypeAlias = Text | Reasoning | ToolCall | ToolResult | Media | StepStart | CompactionMarker | Opaque
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the provider says a call took, in tokens. `input` includes what was read from its cache."""
+
+    input: int
+    output: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+
+
+class Message(msgspec.Struct, Generic[Meta], frozen=True, omit_defaults=True):
+    """A role and parts; the rest is optional. `meta` is the application's own and must be JSON."""
+
+    role: Role
+    parts: tuple[Part, ...] = ()
+    id: str | None = None
+    meta: Meta | None = None
+    name: str | None = None
+    model: str | None = None
+    finish: str | None = None
+    usage: Usage | None = None
+    error: str | None = None
+    summary: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.parts, str):  # Message("user", "hello"): what anybody would type
+            msgspec.structs.force_setattr(self, "parts", (Text(self.parts),))
+        elif not isinstance(self.parts, tuple):
+            msgspec.structs.force_setattr(self, "parts", tuple(self.parts))
+
+    @property
+    def text(self) -> str:
+        """All that a reader would read, tool results included, without reasoning."""
+        return "".join(filter(None, map(_text, self.parts)))
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ToolCall))
+
+    @property
+    def results(self) -> tuple[ToolResult, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ToolResult))
+
+
+def _text(part: Part) -> str:
+    match part:
+        case Text(text=text):
+            return text
+        case ToolResult(output=str(text)):
+            return text
+        case ToolResult(output=tuple(inner)):
+            return "".join(map(_text, inner))
+        case _:
+            return ""

@@ -1,0 +1,88 @@
+"""What to do about a view: a policy proposes edits, `settle` turns them into events."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from refold.core.budget import Budget
+from refold.core.errors import ConflictError
+from refold.core.event import Line, Replaced, Span
+from refold.core.message import Message
+from refold.core.view import Item, View
+
+Count: TypeAlias = Callable[[Message], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A proposal: show this instead of what stands in the span."""
+
+    span: Span
+    shown: tuple[Message | int, ...]
+    """New messages, or places of messages in the span that stay as they are."""
+    kind: str
+    why: str
+
+
+Plan: TypeAlias = Sequence[Edit]
+
+
+class Policy(Protocol):
+    def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        """Edits that bring the view towards `budget.target`, or none.
+
+        A function of its arguments: no clock, no randomness, no I/O. Spans are whole items.
+        """
+
+
+def protected(view: View) -> set[int]:
+    """What no edit may hide: the task, what is pinned, and the latest user message."""
+    return {*view.kept} | ({view.latest} if view.latest is not None else set())
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What an event gets from outside."""
+
+    at: int
+    time: float
+    view: str = "main"
+    round: int = 0
+
+
+def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
+    """The event for an edit; whatever it must not hide stays in sight.
+
+    Raises:
+        ConflictError: the edit would cut what is shown in two.
+    """
+    covered = _covered(edit, view)
+    lines = [line for item in covered for line in item.lines]
+    stay = protected(view) - view.kept  # the fold itself keeps the others in sight
+    shown = [*edit.shown, *sorted(at for at in stay if at in edit.span and at not in edit.shown)]
+    by_place = {line.at: line for line in lines}
+    after: list[Line] = []
+    for n, one in enumerate(shown):
+        if isinstance(one, int):
+            after.append(by_place[one])
+        else:
+            turn, step = (lines[-1].turn, lines[-1].step) if lines else (0, 0)
+            after.append(line_of(one, stamp.at, count(one), turn, step, n))
+    tokens = (sum(line.tokens for line in lines), sum(line.tokens for line in after))
+    what, why = (edit.span, tuple(shown), tuple(after), edit.kind), (edit.why, tokens)
+    return Replaced(stamp.at, stamp.view, *what, *why, stamp.time, stamp.round)
+
+
+def line_of(message: Message, at: int, tokens: int, turn: int, step: int, n: int = 0) -> Line:
+    calls, results = message.calls, message.results
+    tools = [call.tool for call in calls] or [result.tool for result in results if result.tool]
+    ids, answers = tuple(call.call_id for call in calls), results[0].call_id if results else None
+    return Line(at, message.role, tokens, turn, step, ids, answers, tuple(tools), n)
+
+
+def _covered(edit: Edit, view: View) -> list[Item]:
+    met = [item for item in view.items if item.span.meets(edit.span)]
+    cut = [item for item in met if not edit.span.covers(item.span)]
+    if cut:
+        raise ConflictError(f"An edit of {edit.span} would cut what is shown for {cut[0].span} in two")
+    return met

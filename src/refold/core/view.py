@@ -1,0 +1,166 @@
+"""What the model sees: `fold` turns the stream of one conversation into a view of it.
+
+This is the definition, short and slow. `core.live` keeps the same view up to date at a cost per
+event that does not grow; the tests hold the two equal.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from refold.core.event import Event, Line, Pinned, Replaced, Said, Span, Undone
+from refold.core.message import Message
+
+Words: TypeAlias = Callable[[Line], Message]
+
+
+class Spanned(Protocol):
+    @property
+    def at(self) -> int: ...
+    @property
+    def span(self) -> Span: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A stretch of the record and what stands for it: itself, or what an edit shows instead."""
+
+    span: Span
+    lines: tuple[Line, ...]
+    words: Words = field(compare=False, repr=False)
+    edit: int | None = None
+    """Place of the edit that decided this; of the newest, where neighbors that show nothing merged."""
+    merged: bool = False
+
+    @property
+    def shown(self) -> tuple[Message, ...]:
+        return tuple(map(self.words, self.lines))
+
+    @property
+    def tokens(self) -> int:
+        return sum(line.tokens for line in self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Every message of the record is covered by exactly one item."""
+
+    items: tuple[Item, ...]
+    kept: frozenset[int] = frozenset()
+    """Places that stay in sight whatever is around them: the task and what is pinned."""
+    latest: int | None = None
+    """Place of the latest user message."""
+
+    @property
+    def lines(self) -> list[Line]:
+        return [line for item in self.items for line in item.lines]
+
+    @property
+    def messages(self) -> list[Message]:
+        return [message for item in self.items for message in item.shown]
+
+    @property
+    def tokens(self) -> int:
+        return sum(item.tokens for item in self.items)
+
+
+def fold(events: Iterable[Event], view: str = "main") -> View:
+    """The view after `events`.
+
+    An edit stands unless it would cut what is shown in two; it is judged once, when it comes.
+    Undoing takes an edit (or a pin, or an undoing) out of force; undoing that puts it back, unless
+    it would now cross an edit made meanwhile. The widest edits that stand decide what is shown,
+    and in them the task and the pinned messages stay in sight.
+    """
+    said: dict[int, Said] = {}
+    facts: dict[int, Replaced | Undone | Pinned] = {}
+    holds: set[int] = set()
+    open_calls: dict[str, int] = {}
+    pins: dict[int, list[Line]] = {}
+
+    def standing() -> list[Replaced]:
+        return [fact for fact in facts.values() if isinstance(fact, Replaced) and fact.at in holds]
+
+    def switch(at: int, on: bool) -> bool:
+        fact = facts[at]
+        if isinstance(fact, Undone) and not switch(fact.of, not on):
+            return False
+        if isinstance(fact, Replaced) and on and any(crosses(fact.span, e.span) for e in standing()):
+            return False
+        (holds.add if on else holds.discard)(at)
+        return True
+
+    for event in events:
+        match event:
+            case Said(line=line):
+                said[line.at] = event
+                call = open_calls.pop(line.answers, None) if line.answers else None
+                for lines in pins.values():  # a result is pinned with its call
+                    lines += [line] if call in {pinned.at for pinned in lines} else []
+                open_calls.update(dict.fromkeys(line.calls, line.at))
+            case Replaced() if event.view == view and sound(event):
+                if all(event.span.covers(e.span) for e in widest(standing()) if e.span.meets(event.span)):
+                    facts[event.at] = event
+                    holds.add(event.at)
+            case Pinned():
+                facts[event.at], pins[event.at] = event, list(event.lines)
+                holds.add(event.at)
+            case Undone() if event.of in holds and switch(event.of, False):
+                facts[event.at] = event
+                holds.add(event.at)
+
+    users = [s.line for s in said.values() if s.line.role == "user"]
+    kept = {line.at: line for line in [*users[:1], *(x for at in pins if at in holds for x in pins[at])]}
+
+    def words(line: Line) -> Message:
+        if line.at in said:
+            return said[line.at].message
+        message = facts[line.at].shown[line.n]  # type: ignore[union-attr]
+        assert isinstance(message, Message)
+        return message
+
+    edits = widest(standing())
+    covered = {at for edit in edits for at in edit.span}
+    items = [Item(Span(at, at + 1), (s.line,), words) for at, s in said.items() if at not in covered]
+    items += [Item(e.span, display(e.lines, e.span, kept), words, e.at) for e in edits]
+    latest = users[-1].at if users else None
+    return View(tuple(merge(sorted(items, key=lambda item: item.span))), frozenset(kept), latest)
+
+
+def sound(edit: "Spanned") -> bool:
+    """It covers something, and nothing said after it."""
+    return 0 <= edit.span.start < edit.span.end <= edit.at
+
+
+def crosses(one: Span, other: Span) -> bool:
+    """They overlap and neither holds the other."""
+    return one.meets(other) and not one.covers(other) and not other.covers(one)
+
+
+def widest(edits: Sequence[Replaced]) -> list[Replaced]:
+    """Those that no other covers; of two with the same span the newer."""
+    rank = {e.at: (len(e.span), e.at) for e in edits}
+    return [e for e in edits if not any(o.span.covers(e.span) and rank[o.at] > rank[e.at] for o in edits)]
+
+
+def display(lines: Sequence[Line], span: Span, kept: dict[int, Line]) -> tuple[Line, ...]:
+    """What an edit shows, and what must stay in sight of its span, each in its order."""
+    result = list(lines)
+    shown = {line.at for line in lines}
+    for at in sorted(at for at in kept if at in span and at not in shown):
+        later = (i for i, line in enumerate(result) if line.at in span and line.at > at)
+        result.insert(next(later, len(result)), kept[at])
+    return tuple(result)
+
+
+def merge(items: Iterable[Item]) -> list[Item]:
+    """Neighbors that show nothing become one."""
+    result: list[Item] = []
+    for item in items:
+        last = result[-1] if result else None
+        if last and not last.lines and not item.lines and last.edit is not None and item.edit is not None:
+            span, edit = Span(last.span.start, item.span.end), max(last.edit, item.edit)
+            result[-1] = Item(span, (), item.words, edit, merged=True)
+        else:
+            result.append(item)
+    return result

@@ -1,0 +1,1 @@
+"""The providers' dialects: `parse` reads one of their messages, `render` writes one."""

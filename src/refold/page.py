@@ -1,0 +1,122 @@
+"""The next request, rendered: what was rendered before is kept as long as nothing shown has changed."""
+
+from typing import Any
+
+from refold.core import codec
+from refold.core.check import Check, Missing, Order, Orphan, Slot, repair
+from refold.core.errors import RefoldError
+from refold.core.event import Line
+from refold.core.message import Message, Text, ToolResult
+from refold.formats import openai_chat
+from refold.record import Record
+from refold.tokens.count import count_message
+
+
+class Page:
+    """One view of a record in one dialect."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._start(-1)
+
+    def _start(self, edition: int) -> None:
+        self._edition, self._items = edition, 0
+        self._check, self._order = Check(), Order()
+        self._messages: list[dict[str, Any]] = []
+
+    def render(self) -> tuple[list[dict[str, Any]], int, list[str]]:
+        """The messages, the tokens that mending added, and a notice for each thing mended.
+
+        The caller may do with the messages what it likes: they are copies.
+        """
+        live = self._record.live
+        if self._edition != live.edition or self._items > len(live.items):
+            self._start(live.edition)
+        new = [line for item in live.items[self._items :] for line in item.lines]
+        self._record.load(new)
+        self._messages += [message for line in new for message in self._line(line)]
+        self._check.feed(new)
+        self._order.feed(new)
+        self._items = len(live.items)
+        if self._order.kept and not self._order.waiting:
+            _demand(self._check)
+            return [_copy(message) for message in self._messages], 0, []
+        return self._mended([line for item in live.items for line in item.lines])
+
+    def _mended(self, lines: list[Line]) -> tuple[list[dict[str, Any]], int, list[str]]:
+        slots, notices = repair(lines)
+        judge = Check()
+        judge.feed(map(_as_line, slots))
+        _demand(judge)
+        self._record.load(lines)
+        messages, tokens = list[dict[str, Any]](), 0
+        for slot in slots:
+            if isinstance(slot, Line):
+                messages += self._line(slot)
+            else:
+                message = self._stand_in(slot)
+                tokens += count_message(message)
+                tokens -= slot.line.tokens if isinstance(slot, Orphan) else 0
+                messages += openai_chat.render(message)
+        tokens -= sum(line.tokens for line in {*lines} - {*_lines(slots)})
+        return messages, tokens, notices
+
+    def _line(self, line: Line) -> list[dict[str, Any]]:
+        came = codec.raw_json(self._record.entry(line.at), openai_chat.DIALECT)
+        if came is None:
+            return [_clean(message) for message in openai_chat.render(self._record.message(line))]
+        return [_clean(came)]
+
+    def _stand_in(self, slot: Missing | Orphan) -> Message:
+        if isinstance(slot, Missing):
+            text = "The call was interrupted: it never returned a result."
+            return Message("tool", (ToolResult(slot.call, text, slot.tool or None, is_error=True),))
+        tool = f" of {slot.line.tools[0]}" if slot.line.tools else ""
+        text = self._record.message(slot.line).text
+        return Message("user", (Text(f"[refold: result{tool} without its call]\n{text}"),))
+
+
+def _demand(judge: Check) -> None:
+    """What is not valid must not leave. An empty conversation is no request yet, and no fault."""
+    broken = [violation for violation in judge.violations if violation.rule != "G2"]
+    if broken:
+        raise RefoldError(f"refold made an invalid view, which is a bug; please report it: {broken[0]}")
+
+
+def _lines(slots: list[Slot]) -> list[Line]:
+    there = [slot for slot in slots if not isinstance(slot, Missing)]
+    return [slot.line if isinstance(slot, Orphan) else slot for slot in there]
+
+
+def _as_line(slot: Slot) -> Line:
+    match slot:
+        case Missing(call=call):
+            return Line(-1, "tool", 0, 0, 0, answers=call)
+        case Orphan(line=line):
+            return Line(line.at, "user", line.tokens, line.turn, line.step)
+        case line:
+            return line
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: inner if isinstance(inner, str) else _copy(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return list(map(_copy, value))
+    return value
+
+
+def _clean(value: Any) -> Any:
+    """The same with every lone surrogate replaced: it cannot be sent as UTF-8."""
+    match value:
+        case str():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                return value.encode("utf-8", "replace").decode()
+            return value
+        case dict():
+            return {_clean(key): _clean(inner) for key, inner in value.items()}
+        case list():
+            return list(map(_clean, value))
+    return value

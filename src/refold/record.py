@@ -1,0 +1,184 @@
+"""One conversation as this process knows it: its live view, the words in it, and the way to its store."""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+
+import msgspec
+
+from refold.core import codec
+from refold.core.codec import GENESIS, Entry, Link, Parse
+from refold.core.errors import ConflictError, NotFoundError, StoreError
+from refold.core.event import Event, Line, Replaced, Said, Span
+from refold.core.live import Head, Live, State
+from refold.core.message import Message
+from refold.stores.store import Key, Snapshot, Snapshots, Store
+
+SNAPSHOT_EVERY = 64
+"""Events between two snapshots."""
+TRIES = 1_000
+"""How often an append is tried against others who write to the same conversation."""
+NEAR = 32
+"""Words so close to each other are read in one go."""
+
+
+class Record:
+    """Reads what others wrote, appends what is new, keeps the words of what is shown."""
+
+    def __init__(self, store: Store, key: Key, view: str, parse: Parse) -> None:
+        self.store, self.key, self.view, self.parse = store, key, view, parse
+        self._forget()
+        self.catch_up()
+
+    # Keeping up
+
+    def catch_up(self) -> None:
+        """Applies what was appended elsewhere; starts anew where the conversation was erased meanwhile."""
+        if not self._known:
+            self._start()
+        links = self.store.read(self.key, max(0, self.live.state.next - 1))
+        if self.live.state.next:
+            known = next(links, None)
+            if known is None or known.digest != self._digest:
+                self._forget()
+                self._start()
+                links = self.store.read(self.key, self.live.state.next)
+        self._apply(links)
+
+    def _forget(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._digest = GENESIS
+        self._saved = self._edition = 0
+        self._known = False
+        self.live = Live(self.view, self.message)
+
+    def _start(self) -> None:
+        """From the newest snapshot, if there is one that belongs to this record."""
+        snapshot = self._snapshot()
+        if snapshot:
+            before = next(self.store.read(self.key, snapshot.at - 1, snapshot.at), None)
+            if before and seal(before.digest, snapshot.body) == snapshot.digest:
+                with suppress(msgspec.DecodeError):  # one of another version: the stream has it all
+                    state = msgspec.json.decode(snapshot.body, type=State)
+                    self.live = Live(self.view, self.message, state)
+                    self._digest, self._saved = before.digest, snapshot.at
+        self._known = True
+
+    def _snapshot(self) -> Snapshot | None:
+        return self.store.saved(self.key).get(self.view) if isinstance(self.store, Snapshots) else None
+
+    def _apply(self, links: Iterable[Link]) -> None:
+        try:
+            for entry, digest in links:
+                self._entries[entry.at] = entry
+                self.live.apply(codec.head(entry), entry.at, self)
+                self._digest = digest
+        except BaseException:
+            self._forget()  # half applied is worse than not known
+            raise
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Forgets the words of what is no longer shown, and keeps a snapshot now and then."""
+        if self._edition != self.live.edition:
+            self._edition = self.live.edition
+            shown = {line.at for item in self.live.items for line in item.lines}
+            self._entries = {at: entry for at, entry in self._entries.items() if at in shown}
+        if self.live.state.next - self._saved >= SNAPSHOT_EVERY:
+            self.save()
+
+    def save(self) -> None:
+        """Keeps a snapshot. It is only a cache: where the store cannot take it now, a later one will do."""
+        if isinstance(self.store, Snapshots) and self.live.state.next > self._saved:
+            body = msgspec.json.encode(self.live.snapshot())
+            with suppress(StoreError):
+                self.store.save(
+                    self.key, self.view, Snapshot(self.live.state.next, body, seal(self._digest, body))
+                )
+            self._saved = self.live.state.next
+
+    # Appending
+
+    def append(self, build: Callable[[], Sequence[Event]]) -> Sequence[Event]:
+        """Appends what `build` makes of the live view; made again whenever somebody else was faster."""
+        for attempt in range(TRIES):
+            events = build()
+            if not events:
+                return events
+            entries = [codec.encode(event) for event in events]
+            try:
+                digest = self.store.append(self.key, entries)
+            except ConflictError:
+                time.sleep(random.random() * min(attempt, 10) / 1000)
+                self.catch_up()
+                continue
+            self._apply(Link(entry, digest) for entry in entries)  # only the last digest counts
+            return events
+        raise ConflictError(f"{self.key.conversation!r}: others wrote first {TRIES} times in a row; retry")
+
+    # Reading
+
+    def event(self, at: int) -> Event:
+        return codec.decode(self.entry(at), self.parse)
+
+    def events(self, start: int = 0, stop: int | None = None) -> Iterator[Event]:
+        for link in self.store.read(self.key, start, stop):
+            yield codec.decode(link.entry, self.parse)
+
+    def entry(self, at: int) -> Entry:
+        found = self._entries.get(at)
+        if found is None:
+            link = next(self.store.read(self.key, at, at + 1), None) if at >= 0 else None
+            if link is None:
+                raise NotFoundError(f"{self.key.conversation!r} has no place {at}")
+            found = link.entry
+        return found
+
+    def message(self, line: Line) -> Message:
+        """The words behind a line."""
+        event = self.event(line.at)
+        if isinstance(event, Said):
+            return event.message
+        assert isinstance(event, Replaced)
+        message = event.shown[line.n]
+        assert isinstance(message, Message)
+        return message
+
+    def load(self, lines: Iterable[Line]) -> None:
+        """Brings the words of these lines into memory, in as few reads as their places allow."""
+        missing = sorted({line.at for line in lines} - self._entries.keys())
+        while missing:
+            run = [missing[0]]
+            for at in missing[1:]:
+                if at - run[-1] > NEAR:
+                    break
+                run.append(at)
+            wanted = set(run)
+            for link in self.store.read(self.key, run[0], run[-1] + 1):
+                if link.entry.at in wanted:
+                    self._entries[link.entry.at] = link.entry
+            missing = missing[len(run) :]
+
+    def facts(self, before: int, /) -> Iterable[Head]:
+        heads = (codec.head(link.entry) for link in self.store.read(self.key, 0, before, but="said"))
+        return (head for head in heads if head is not None)
+
+    def lines(self, span: Span, /) -> Iterable[Line]:
+        for link in self.store.read(self.key, span.start, span.end):
+            head = codec.head(link.entry)
+            if isinstance(head, Line):
+                yield head
+
+    def as_of(self, at: int) -> Live:
+        """The view as it stood right after the event at a place."""
+        live = Live(self.view, self.message)
+        for link in self.store.read(self.key, 0, at + 1):
+            live.apply(codec.head(link.entry), link.entry.at, self)
+        return live
+
+
+def seal(digest: bytes, body: bytes) -> bytes:
+    """The digest of a snapshot, chained to the last event in it."""
+    return blake2b(digest + body, digest_size=16).digest()

@@ -1,0 +1,477 @@
+"""A conversation that lasts: say things, ask for a view that fits, see what was done and take it back."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from threading import RLock
+from types import TracebackType
+from typing import Any, Self, overload
+
+from refold import amend
+from refold.answers import (
+    CompactionResult,
+    Compactions,
+    EditReport,
+    Fitted,
+    Report,
+    StoredMessage,
+    TokenCounts,
+    stored,
+)
+from refold.config import AgentSettings, Config, Source, load_config
+from refold.core import codec
+from refold.core.budget import Budget
+from refold.core.draft import Draft, number, split
+from refold.core.errors import OverBudgetError, SettingError, StoreError
+from refold.core.event import Event, Expiry, Replaced, Said
+from refold.core.message import Kind, Message
+from refold.core.plan import Policy, Stamp, settle
+from refold.core.view import View
+from refold.formats import openai_chat
+from refold.intake import draft
+from refold.page import Page
+from refold.policies.window import Window
+from refold.record import Record
+from refold.stores.store import Forks, Ids, Key, Leases, Store, open_store
+from refold.tokens.count import count_json, count_message
+from refold.transfer import export_lines, load_lines
+
+DEFAULT_STORE = "sqlite:///refold.db"
+WALK = 32
+"""Places read at a time when walking."""
+
+
+class Session:
+    """One conversation through one view. Safe to use from several threads.
+
+    Nothing that is said is ever changed or lost; what `fit` hides can be undone.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: Key,
+        *,
+        model: str | None = None,
+        agent: str | None = None,
+        config: Config | None = None,
+        view: str = "main",
+        owns_store: bool = False,
+    ) -> None:
+        self.store, self.key = store, key
+        self.config = config or Config()
+        self.settings: AgentSettings = self.config.agent(agent)
+        self.model = model or self.settings.model
+        self._agent, self._owns_store = agent, owns_store
+        self._lock = RLock()
+        self._record = Record(store, key, view, parse)
+        self._page = Page(self._record)
+        self._estimate = 0
+
+    @property
+    def conversation(self) -> str:
+        return self.key.conversation
+
+    # Saying
+
+    @overload
+    def append(
+        self,
+        message: Mapping[str, Any] | Message,
+        *,
+        id: str | None = None,
+        tags: Sequence[str] = (),
+        kind: Kind | None = None,
+        expiry: Expiry | None = None,
+        tools: Sequence[str] = (),
+    ) -> int: ...
+    @overload
+    def append(
+        self,
+        message: Sequence[Mapping[str, Any] | Message],
+        *,
+        tags: Sequence[str] = (),
+        kind: Kind | None = None,
+        expiry: Expiry | None = None,
+        tools: Sequence[str] = (),
+    ) -> list[int]: ...
+    def append(
+        self,
+        message: Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message],
+        *,
+        id: str | None = None,
+        tags: Sequence[str] = (),
+        kind: Kind | None = None,
+        expiry: Expiry | None = None,
+        tools: Sequence[str] = (),
+    ) -> int | list[int]:
+        """Stores a message, or all of a list or none; returns its place, or their places.
+
+        An id that was appended before is stored once: its place is returned again. When this
+        returns, the message is safe on disk.
+        """
+        rest: dict[str, Any] = {"tags": tuple(tags), "kind": kind, "expiry": expiry, "tools": tuple(tools)}
+        if isinstance(message, Mapping | Message) or not isinstance(message, list | tuple):
+            return self.say([draft(message, id=id, **rest)])[0]
+        return self.say([draft(one, f"messages[{n}]", **rest) for n, one in enumerate(message)])
+
+    def say(self, drafts: Sequence[Draft]) -> list[int]:
+        """Stores messages that are parsed and counted already; returns their places."""
+        parts = [split(one) for one in drafts]
+        flat = [part for group in parts for part in group]
+        ids = [part.message.id for part in flat if part.message.id is not None]
+        places: dict[str, int] = {}
+        with self._lock:
+
+            def build() -> Sequence[Event]:
+                nonlocal places
+                places = self.store.find(self.key, ids) if ids and isinstance(self.store, Ids) else {}
+                new, seen = list[Draft](), set[str | None](places)
+                for part in flat:
+                    if part.message.id is None or part.message.id not in seen:
+                        new.append(part)
+                        seen.add(part.message.id)
+                record = self._record
+                return number(new, record.live.state, record.view, self._estimate, time.time())
+
+            said = [event for event in self._record.append(build) if isinstance(event, Said)]
+        places |= {event.message.id: event.at for event in said if event.message.id is not None}
+        unnamed = iter([event.at for event in said if event.message.id is None])
+        result = []
+        for group in parts:
+            found = [next(unnamed) if (id := part.message.id) is None else places[id] for part in group]
+            result.append(found[0])
+        return result
+
+    # What the model sees
+
+    def fit(
+        self,
+        *,
+        dialect: str | None = None,
+        tools: Sequence[Any] | None = None,
+        override: Mapping[str, Any] | None = None,
+    ) -> Fitted:
+        """The next request: everything if it fits, else what must be there and the newest that fits.
+
+        Raises:
+            OverBudgetError: what must be shown is larger than the window.
+        """
+        if dialect not in (None, openai_chat.DIALECT):
+            raise SettingError("dialect", f"{dialect!r} is not known; known is {openai_chat.DIALECT}")
+        off = self.settings.is_off or _override(override)
+        with self._lock:
+            self._record.catch_up()
+            budget = self._budget(count_json(tools) if tools else 0)
+            before = self._record.live.tokens + budget.overhead
+            fired = before > budget.threshold
+            edits = self._reduce(budget, Window()) if fired and not off else []
+            messages, mended, notices = self._page.render()
+            final = self._record.live.tokens + budget.overhead + mended
+            self._estimate = final
+        if final > budget.room:
+            if not off:
+                raise OverBudgetError(final, budget.room, budget.window)
+            notices.append(f"The request has {final:,} tokens; there is room for {budget.room:,}")
+        elif fired and not off and not edits:
+            notices.append(f"Over {budget.threshold:,} tokens, but there is nothing left to hide")
+        done = tuple(EditReport(e.at, e.span, e.kind, e.why, e.tokens[0] - e.tokens[1]) for e in edits)
+        report = Report(
+            TokenCounts(before, {edit.kind: final for edit in edits}, final),
+            limit=budget.window,
+            room=max(0, budget.room - final),
+            edits=done,
+            fired=("threshold",) if fired else (),
+            cache_break_at=min((edit.span.start for edit in edits), default=None),
+            notices=tuple(notices),
+        )
+        request: dict[str, Any] = {"model": self.model} if self.model else {}
+        request |= {"messages": messages} | ({"tools": list(tools)} if tools else {})
+        return Fitted(messages, request, report)
+
+    def view(self, at: int | None = None) -> View:
+        """What the model sees now, or saw right after the event at a place."""
+        with self._lock:
+            self._record.catch_up()
+            if at is None:
+                self._record.load(line for item in self._record.live.items for line in item.lines)
+                return self._record.live.freeze()
+            self._record.entry(at)
+            return self._record.as_of(at).freeze()
+
+    def compact(
+        self,
+        strategy: str = "sliding-window",
+        *,
+        keep_recent: int | None = None,
+        target_tokens: int | None = None,
+    ) -> CompactionResult:
+        """Makes the view smaller now: down to the newest messages, or to a number of tokens."""
+        if strategy != "sliding-window":
+            raise SettingError("strategy", f"{strategy!r} is not known; known is sliding-window")
+        keep = 10 if keep_recent is None and target_tokens is None else keep_recent
+        with self._lock:
+            self._record.catch_up()
+            budget = self._budget(0, target_tokens)
+            edits = self._reduce(budget, Window(keep))
+            if not edits:
+                return CompactionResult((), (0, 0), 0, self._record.live.state.round)
+            edit = edits[0]
+            new = tuple(one for one in edit.shown if isinstance(one, Message))
+            range = (self._index_from(edit.span.start), self._index_from(edit.span.end))
+            return CompactionResult(new, range, edit.tokens[0] - edit.tokens[1], edit.round)
+
+    def compactions(self) -> Compactions:
+        with self._lock:
+            self._record.catch_up()
+            state = self._record.live.state
+            last = self._record.event(state.compacted) if state.compacted is not None else None
+            when = datetime.fromtimestamp(last.time, UTC) if isinstance(last, Replaced) else None
+            held = self.store.leases(self.key, time.time()) if isinstance(self.store, Leases) else ()
+            running = any(lease.name == f"compaction:{self._record.view}" for lease in held)
+            return Compactions(state.round, when, running)
+
+    def _budget(self, overhead: int, target: int | None = None) -> Budget:
+        budget = self.config.budget(self.settings, self.model)
+        return replace(budget, overhead=overhead, max_tokens=target or budget.max_tokens)
+
+    def _reduce(self, budget: Budget, policy: Policy) -> list[Replaced]:
+        """Plans on the view as it is, and again if somebody else edits it meanwhile."""
+
+        def build() -> Sequence[Event]:
+            live = self._record.live
+            view, round = live.freeze(), live.state.round + 1
+            stamp = Stamp(live.state.next, time.time(), live.view, round)
+            plan = policy(view, budget, count_message)
+            return [
+                settle(edit, view, replace(stamp, at=stamp.at + n), count_message)
+                for n, edit in enumerate(plan)
+            ]
+
+        return [event for event in self._record.append(build) if isinstance(event, Replaced)]
+
+    # What was said
+
+    def get_all(self) -> list[StoredMessage]:
+        with self._lock:
+            self._record.catch_up()
+            return [self._stored(event) for event in self._record.events() if isinstance(event, Said)]
+
+    def get_range(self, start: int, end: int) -> list[StoredMessage]:
+        """Messages by index, counting messages only, the end exclusive."""
+        with self._lock:
+            self._record.catch_up()
+            found = []
+            for event in self._record.events(self._place_of(max(0, start))):
+                if isinstance(event, Said):
+                    if event.index >= end:
+                        break
+                    found.append(self._stored(event))
+            return found
+
+    def get_recent(
+        self, max_messages: int = 50, max_tokens: int | None = None, include_system: bool = True
+    ) -> list[StoredMessage]:
+        """The newest messages within both limits, in the order they were said."""
+        found: list[StoredMessage] = []
+        tokens = 0
+        with self._lock:
+            self._record.catch_up()
+            for event in self._backwards():
+                tokens += event.line.tokens if include_system or event.line.role != "system" else 0
+                if len(found) >= max_messages or (max_tokens is not None and tokens > max_tokens):
+                    break
+                if include_system or event.line.role != "system":
+                    found.append(self._stored(event))
+        return found[::-1]
+
+    def get_count(self) -> int:
+        with self._lock:
+            self._record.catch_up()
+            return self._record.live.state.index
+
+    def messages_since_compaction(self) -> list[StoredMessage]:
+        with self._lock:
+            self._record.catch_up()
+            since = self._record.live.state.compacted
+            events = self._record.events(0 if since is None else since + 1)
+            return [self._stored(event) for event in events if isinstance(event, Said)]
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """The stream itself, from a place on: what happened, in order."""
+        return self._record.events(max(0, after))
+
+    def _stored(self, said: Said) -> StoredMessage:
+        item = self._record.live.item_at(said.at)
+        if item is None or item.edit is None or said.at in {line.at for line in item.lines}:
+            return stored(said, self.conversation)
+        edit = self._record.event(item.edit)
+        expired = isinstance(edit, Replaced) and edit.kind == "expire"
+        tokens = item.tokens if len(item.span) == 1 else 0
+        return stored(said, self.conversation, edit=item.edit, is_expired=expired, shown_tokens=tokens)
+
+    def _backwards(self) -> Iterator[Said]:
+        stop = self._record.live.state.next
+        while stop > 0:
+            start = max(0, stop - WALK)
+            for event in reversed(list(self._record.events(start, stop))):
+                if isinstance(event, Said):
+                    yield event
+            stop = start
+
+    def _index_from(self, at: int) -> int:
+        """Index of the first message at or after a place."""
+        state = self._record.live.state
+        while at < state.next:
+            for link in self.store.read(self.key, at, at + WALK):
+                if link.entry.kind == "said":
+                    return codec.message_index(link.entry)
+            at += WALK
+        return state.index
+
+    def _place_of(self, index: int) -> int:
+        """Place of a message: at least its index, since places only ever run ahead."""
+        low, high = index, self._record.live.state.next
+        while low < high:
+            middle = (low + high) // 2
+            if self._index_from(middle) < index:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    # What people do
+
+    def undo(self, at: int | None = None, *, why: str = "") -> int:
+        """Takes back an edit, a pin or an undoing, the newest edit unless a place is given.
+
+        For the place of a message, the edit that hides it. Returns the place of the undoing.
+        """
+        return self._amend(lambda stamp: [amend.undo(self._record, at, stamp, why)])
+
+    def restore(self, at: int, *, why: str = "") -> int:
+        """Shows the original in its old place again, with the calls and results it belongs to."""
+        return self._amend(lambda stamp: [amend.restore(self._record, at, stamp, why)])
+
+    def pin(self, at: int, *, why: str = "") -> int:
+        """Keeps a message in every view, whatever is reduced around it."""
+        return self._amend(lambda stamp: [amend.pin(self._record, at, stamp, why)])
+
+    def unpin(self, at: int, *, why: str = "") -> int:
+        return self._amend(lambda stamp: amend.unpin(self._record, at, stamp, why))
+
+    def _amend(self, make: Callable[[Stamp], Sequence[Event]]) -> int:
+        with self._lock:
+            self._record.catch_up()
+
+            def build() -> Sequence[Event]:
+                live = self._record.live
+                return make(Stamp(live.state.next, time.time(), live.view))
+
+            return self._record.append(build)[-1].at
+
+    def fork(self, new_id: str, *, at: int | None = None) -> "Session":
+        """A conversation that shares this one's past up to and including a place, all of it unless given."""
+        if not isinstance(self.store, Forks):
+            raise StoreError(f"{type(self.store).__name__} cannot fork; export and load under another id")
+        with self._lock:
+            self._record.catch_up()
+            stop = self._record.live.state.next if at is None else at + 1
+            new = Key(self.key.owner, new_id)
+            self.store.fork(self.key, new, stop)
+            fork = Session(
+                self.store,
+                new,
+                model=self.model,
+                agent=self._agent,
+                config=self.config,
+                view=self._record.view,
+            )
+            fork._record.save()
+            return fork
+
+    def export(self) -> Iterator[str]:
+        """The whole record as lines of JSON, for `refold.load`."""
+        return export_lines(self.store, self.key)
+
+    def clear(self, *, with_forks: bool = False) -> list[Key]:
+        """Erases the conversation for good. Forks keep what they share, and are returned."""
+        with self._lock:
+            heirs = self.store.erase(self.key, with_forks=with_forks)
+            self._record.catch_up()
+            return heirs
+
+    def close(self) -> None:
+        """Keeps a snapshot, and closes the store where the session opened it."""
+        with self._lock:
+            self._record.save()
+            if self._owns_store:
+                self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def parse(dialect: str, value: Any) -> Message:
+    if dialect != openai_chat.DIALECT:
+        raise StoreError(f"A message in the dialect {dialect!r}, which only a newer refold can read")
+    return openai_chat.parse(value)
+
+
+def _override(override: Mapping[str, Any] | None) -> bool:
+    for key in override or ():
+        if key != "off":
+            raise SettingError(f"override.{key}", "is not known; known here: off")
+    return bool(override and override["off"])
+
+
+def open_session(
+    conversation: str,
+    *,
+    store: str | Store | None = None,
+    model: str | None = None,
+    agent: str | None = None,
+    config: Source = None,
+    owner: str | None = None,
+    view: str = "main",
+) -> Session:
+    """Opens a conversation, there already or new.
+
+    `store` is a URL or a store; unless given, the configuration's, else `sqlite:///refold.db`.
+    """
+    settings = load_config(config)
+    if not isinstance(conversation, str) or not conversation:
+        raise SettingError("conversation", "an id is a text of at least one character")
+    opened = store if store is not None else settings.store or DEFAULT_STORE
+    owns = isinstance(opened, str)
+    backend = open_store(opened) if isinstance(opened, str) else opened
+    key = Key(owner or "default", conversation)
+    return Session(backend, key, model=model, agent=agent, config=settings, view=view, owns_store=owns)
+
+
+def fit_messages(
+    messages: Sequence[Mapping[str, Any] | Message],
+    *,
+    model: str,
+    tools: Sequence[Any] | None = None,
+    config: Source = None,
+    agent: str | None = None,
+    dialect: str | None = None,
+) -> list[dict[str, Any]]:
+    """History in, history that fits out; the input is left as it is and nothing is stored."""
+    with open_session("one-off", store="memory://", model=model, config=config, agent=agent) as session:
+        session.append(list(messages))
+        return session.fit(dialect=dialect, tools=tools).messages
+
+
+def load_session(lines: Iterable[str], *, store: str | Store, conversation: str | None = None) -> Session:
+    """Stores an exported conversation and opens it."""
+    backend = open_store(store) if isinstance(store, str) else store
+    key = load_lines(lines, backend, conversation, None)
+    return Session(backend, key, owns_store=isinstance(store, str))

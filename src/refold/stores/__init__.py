@@ -1,0 +1,1 @@
+"""Where streams are kept; one engine per file, one protocol for all."""

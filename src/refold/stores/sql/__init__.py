@@ -1,0 +1,19 @@
+"""SQL as files: numbered migrations and named queries, a folder per engine."""
+
+import re
+from functools import cache
+from importlib.resources import files
+
+
+@cache
+def queries(engine: str) -> dict[str, str]:
+    text = (files(__package__) / engine / "queries.sql").read_text()
+    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
+    return {name: query.strip() for name, query in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+@cache
+def migrations(engine: str) -> tuple[str, ...]:
+    """What leads from an empty database to the current schema, in order."""
+    found = [file for file in (files(__package__) / engine).iterdir() if file.name[0].isdigit()]
+    return tuple(file.read_text() for file in sorted(found, key=lambda file: file.name))

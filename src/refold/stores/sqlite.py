@@ -1,0 +1,328 @@
+"""Streams in a SQLite file: the default, durable, for many processes on one machine.
+
+Write-ahead log, an fsync for every commit, and threads that append at the same moment share one.
+"""
+
+import os
+import time
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
+from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError, StoreError
+from refold.stores.sqlite_file import Run, SQLiteFile
+from refold.stores.store import Flaw, Key, Lease, Listed, Snapshot
+
+PLACES = 32
+"""Bits of a row's key that are the place; the rest is the conversation."""
+CHUNK = 1_000
+"""Rows read at a time."""
+SMALL_BYTES = 200
+"""Bodies up to this size are not worth compressing."""
+
+
+class _Row(NamedTuple):
+    cid: int
+    parent: int | None
+    fork_at: int
+    base: bytes
+
+
+class _Ticket:
+    """One append that waits for the commit it shares with others."""
+
+    def __init__(self, key: Key, entries: Sequence[Entry]) -> None:
+        self.key, self.entries = key, entries
+        self.digest = b""
+        self.error: Exception | None = None
+        self.done = False
+
+
+class SQLiteStore:
+    """Safe to use from many threads, from many processes, and after a fork of the process."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, synchronous: str = "full", timeout_s: float = 10.0
+    ) -> None:
+        self.path = Path(path)
+        self._file = SQLiteFile(self.path, synchronous, timeout_s)
+        self._queue: list[_Ticket] = []
+        self._queueing = Lock()
+        with self._file.read():
+            pass  # a file that cannot be opened says so now
+
+    # Appending and reading
+
+    def append(self, key: Key, entries: Sequence[Entry], /) -> bytes:
+        ticket = _Ticket(key, entries)
+        with self._queueing:
+            self._queue.append(ticket)
+        with self._file.writing:
+            if not ticket.done:
+                self._commit()
+        if ticket.error:
+            raise ticket.error
+        return ticket.digest
+
+    def _commit(self) -> None:
+        """Everything that waits, in one transaction; whoever comes first does it for all."""
+        with self._queueing:
+            tickets, self._queue = self._queue, []
+        try:
+            with self._file.write() as run:
+                for ticket in tickets:
+                    self._insert(run, ticket)
+        except BaseException as error:
+            for ticket in tickets:
+                ticket.error = ticket.error or StoreError(f"The commit was stopped by {error!r}; retry")
+                if isinstance(error, Exception):
+                    ticket.error = error
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            for ticket in tickets:
+                ticket.done = True
+
+    def _insert(self, run: Run, ticket: _Ticket) -> None:
+        row = self._row(run, ticket.key)
+        if row is None:
+            next, digest = 0, GENESIS
+        else:
+            next, digest = self._tip(run, row)
+        first = ticket.entries[0].at
+        if first != next:
+            ticket.error = ConflictError(f"{ticket.key.conversation!r} goes on at {next}, not at {first}")
+            return
+        row = row or self._add(run, ticket.key, None, 0, GENESIS)
+        for place, entry in enumerate(ticket.entries, (row.cid << PLACES) + next):
+            digest = chain(digest, entry)
+            id = None if entry.id is None else to_bytes(entry.id)
+            body = _pack(entry.body)
+            run("append", place=place, kind=entry.kind, id=id, head=entry.head, body=body, digest=digest)
+        ticket.digest = digest
+
+    def read(
+        self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
+    ) -> Iterator[Link]:
+        with self._file.read() as run:
+            segments = self._segments(run, key)
+        for cid, low, high in segments:
+            first, last = max(start, low), high if stop is None else min(stop, high)
+            while first < last:
+                where = {"low": (cid << PLACES) + first, "high": (cid << PLACES) + last, "limit": CHUNK}
+                with self._file.read() as run:
+                    rows = run("read", **where) if but is None else run("read_but", **where, but=but)
+                for place, kind, id, head, body, digest in rows:
+                    text = None if id is None else _text(id)
+                    yield Link(Entry(place & ((1 << PLACES) - 1), kind, text, head, _unpack(body)), digest)
+                if len(rows) < CHUNK:
+                    break
+                first = (rows[-1][0] & ((1 << PLACES) - 1)) + 1
+
+    def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:
+        found: dict[str, int] = {}
+        with self._file.read() as run:
+            for cid, low, high in self._segments(run, key):
+                for id in ids:
+                    where = {"low": (cid << PLACES) + low, "high": (cid << PLACES) + high}
+                    for (place,) in run("find", **where, id=to_bytes(id)):
+                        found[id] = place & ((1 << PLACES) - 1)
+        return found
+
+    def conversations(self, owner: str | None = None, /) -> Iterator[Listed]:
+        with self._file.read() as run:
+            rows = run("conversations", owner=None if owner is None else to_bytes(owner))
+        for owned, name, created, fork_at, parent_owner, parent, last in rows:
+            next = fork_at if last is None else (last & ((1 << PLACES) - 1)) + 1
+            of = None if parent is None else Key(_text(parent_owner), _text(parent))
+            yield Listed(Key(_text(owned), _text(name)), created, next, of, fork_at)
+
+    # Forking and erasing
+
+    def fork(self, key: Key, new: Key, at: int, /) -> None:
+        with self._file.write() as run:
+            row = self._row(run, key)
+            if self._row(run, new):
+                raise ConflictError(f"There is a conversation {new.conversation!r} already")
+            if row is None or not 0 <= at <= self._tip(run, row)[0]:
+                raise NotFoundError(f"{key.conversation!r} has no place {at}")
+            self._add(run, new, row.cid, at, self._digest_before(run, key, at))
+
+    def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
+        with self._file.write() as run:
+            row = self._row(run, key)
+            heirs = [] if row is None else self._erase(run, row, with_forks)
+        if row is not None:
+            self._file.shred()
+        return heirs
+
+    def _erase(self, run: Run, row: _Row, with_forks: bool) -> list[Key]:
+        forks = run("forks", cid=row.cid)
+        if with_forks:
+            for cid, *_ in forks:
+                self._erase(run, _Row(*run("ancestor", cid=cid)[0]), with_forks)
+            forks = []
+        low = row.cid << PLACES
+        if forks:
+            heir, shared, *_ = forks[0]
+            if shared > row.fork_at:
+                where = {"low": low, "high": low + shared, "shift": (heir - row.cid) << PLACES}
+                run("hand_over", **where)
+            for cid, fork_at, *_ in forks:
+                mine = fork_at <= row.fork_at or cid == heir
+                parent, since = (row.parent, min(fork_at, row.fork_at)) if mine else (heir, fork_at)
+                base = row.base if cid == heir and fork_at > row.fork_at else None
+                self._rebase(run, cid, parent, since, base)
+        run("erase_entries", low=low, high=(row.cid + 1) << PLACES)
+        for query in ("erase_snapshots", "erase_leases", "erase_conversation"):
+            run(query, cid=row.cid)
+        return [Key(_text(owner), _text(name)) for _, _, owner, name in forks]
+
+    def _rebase(self, run: Run, cid: int, parent: int | None, fork_at: int, base: bytes | None) -> None:
+        base = base if base is not None else run("ancestor", cid=cid)[0][3]
+        run("rebase", cid=cid, parent=parent, fork_at=fork_at, base=base)
+        self._seal(run, cid)
+
+    # Snapshots and leases
+
+    def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
+        with self._file.write(durable=False) as run:
+            row = self._row(run, key)
+            if row is not None:
+                at, body, digest = snapshot
+                values = {"cid": row.cid, "view": to_bytes(view), "at": at, "digest": digest}
+                run("save", **values, body=_pack(body))
+
+    def saved(self, key: Key, /) -> dict[str, Snapshot]:
+        with self._file.read() as run:
+            row = self._row(run, key)
+            rows = [] if row is None else run("saved", cid=row.cid)
+        return {_text(view): Snapshot(at, _unpack(body), digest) for view, at, body, digest in rows}
+
+    def acquire(self, key: Key, name: str, holder: str, now: float, seconds: float, /) -> Lease | None:
+        with self._file.write() as run:
+            row = self._row(run, key)
+            if row is None:
+                return None
+            held = run("lease", cid=row.cid, name=to_bytes(name))
+            last = Lease(name, _text(held[0][1]), *held[0][2:]) if held else Lease(name, "", 0, 0.0)
+            if last.until > now and last.holder != holder:
+                return None
+            fence = last.fence if last.holder == holder else last.fence + 1
+            lease = Lease(name, holder, fence, now + seconds)
+            values = {"cid": row.cid, "name": to_bytes(name), "holder": to_bytes(holder)}
+            run("set_lease", **values, fence=fence, until=lease.until)
+            return lease
+
+    def release(self, key: Key, lease: Lease, /) -> None:
+        with self._file.write() as run:
+            row = self._row(run, key)
+            if row is not None:
+                run("end_lease", cid=row.cid, name=to_bytes(lease.name), fence=lease.fence)
+
+    def leases(self, key: Key, now: float, /) -> Sequence[Lease]:
+        with self._file.read() as run:
+            row = self._row(run, key)
+            rows = [] if row is None else run("leases", cid=row.cid, now=now)
+        return [Lease(_text(name), _text(holder), fence, until) for name, holder, fence, until in rows]
+
+    # Health
+
+    def examine(self) -> Iterable[Flaw]:
+        with self._file.read() as run:
+            for (line,) in run.plain("PRAGMA integrity_check"):
+                if line != "ok":
+                    yield Flaw(str(self.path), line)
+            for row in run("seals"):
+                if _seal_of(row[:-1]) != row[-1]:
+                    name = row[2].decode("utf-8", "replace")
+                    yield Flaw(f"conversation {name!r}", "its row was altered: name, owner or fork")
+            strays = run("strays")[0][0]
+            if strays:
+                yield Flaw(str(self.path), f"{strays} entries belong to no conversation")
+
+    def close(self) -> None:
+        self._file.close()
+
+    # Rows
+
+    def _row(self, run: Run, key: Key) -> _Row | None:
+        rows = run("conversation", owner=to_bytes(key.owner), name=to_bytes(key.conversation))
+        return _Row(*rows[0]) if rows else None
+
+    def _add(self, run: Run, key: Key, parent: int | None, fork_at: int, base: bytes) -> _Row:
+        values = {"owner": to_bytes(key.owner), "name": to_bytes(key.conversation), "created": time.time()}
+        run("add_conversation", **values, parent=parent, fork_at=fork_at, base=base)
+        row = self._row(run, key)
+        assert row is not None
+        self._seal(run, row.cid)
+        return row
+
+    def _seal(self, run: Run, cid: int) -> None:
+        run("set_seal", cid=cid, seal=_seal_of(run("row", cid=cid)[0]))
+
+    def _tip(self, run: Run, row: _Row) -> tuple[int, bytes]:
+        """The next free place and the digest of the entry before it."""
+        last = run("last", low=row.cid << PLACES, high=(row.cid + 1) << PLACES)
+        return ((last[0][0] & ((1 << PLACES) - 1)) + 1, last[0][1]) if last else (row.fork_at, row.base)
+
+    def _digest_before(self, run: Run, key: Key, at: int) -> bytes:
+        for cid, low, high in self._segments(run, key):
+            if low < at <= high:
+                digest: bytes = run("digest", place=(cid << PLACES) + at - 1)[0][0]
+                return digest
+        return GENESIS
+
+    def _segments(self, run: Run, key: Key) -> list[tuple[int, int, int]]:
+        """Which conversation has which of the places, in order."""
+        row, high = self._row(run, key), 1 << PLACES
+        result: list[tuple[int, int, int]] = []
+        while row is not None:
+            result.append((row.cid, row.fork_at, high))
+            high = min(high, row.fork_at)
+            row = None if row.parent is None else _Row(*run("ancestor", cid=row.parent)[0])
+        return result[::-1]
+
+
+def from_url(url: str) -> SQLiteStore:
+    """The store in `sqlite:///relative.db` or `sqlite:////absolute.db`.
+
+    Options: `?synchronous=normal` (the newest commits may be lost to a power cut), `?timeout_s=3`.
+    """
+    path, _, query = url.removeprefix("sqlite:///").partition("?")
+    if not url.startswith("sqlite:///") or not path or path == ":memory:":
+        raise SettingError(f"store {url!r}", "expected sqlite:///file.db (or memory:// for no file)")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    synchronous, timeout_s = options.pop("synchronous", "full"), options.pop("timeout_s", "10")
+    if options or synchronous not in ("full", "normal") or not timeout_s.replace(".", "", 1).isdigit():
+        raise SettingError(f"store {url!r}", "its options are synchronous=full|normal and timeout_s=SECONDS")
+    return SQLiteStore(path, synchronous=synchronous, timeout_s=float(timeout_s))
+
+
+def _pack(body: bytes) -> bytes:
+    if len(body) <= SMALL_BYTES and body[:1] != b"x":
+        return body
+    packed = zlib.compress(body, 1)
+    return packed if len(packed) < len(body) or body[:1] == b"x" else body
+
+
+def _unpack(body: bytes) -> bytes:
+    if body[:1] != b"x":
+        return body
+    try:
+        return zlib.decompress(body)
+    except zlib.error as error:
+        raise CorruptError(f"A stored body cannot be unpacked: {error}") from error
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _seal_of(row: Sequence[Any]) -> bytes:
+    return blake2b(repr(tuple(row)).encode(), digest_size=16).digest()

@@ -1,0 +1,143 @@
+"""Where streams are kept: what every store can do, and what some can do besides.
+
+A store keeps entries in order and understands none of them. What only some engines can do well is
+a protocol of its own; a session uses it where the store has it.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+from urllib.parse import urlsplit
+
+from refold.core.codec import Entry, Link
+from refold.core.errors import SettingError
+
+
+class Key(NamedTuple):
+    """A conversation is found by its owner and its id."""
+
+    owner: str
+    conversation: str
+
+
+class Listed(NamedTuple):
+    """One row of a store's list of conversations."""
+
+    key: Key
+    created: float
+    next: int
+    """The place that the next event will have."""
+    parent: Key | None = None
+    fork_at: int = 0
+    """The events before this place are the parent's."""
+
+
+class Store(Protocol):
+    def append(self, key: Key, entries: Sequence[Entry], /) -> bytes:
+        """Stores all of `entries` or none, durably, and returns the digest of the last.
+
+        Raises:
+            ConflictError: the first entry's `at` is not the next free place.
+            StoreError: the engine cannot take it now.
+        """
+
+    def read(
+        self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
+    ) -> Iterator[Link]:
+        """The entries from `start` up to `stop`, in order, without those of the kind `but`."""
+
+    def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
+        """Erases a conversation for good: entries, snapshots, leases.
+
+        What forks share passes to them, and these are returned; or they are erased too.
+        """
+
+    def conversations(self, owner: str | None = None, /) -> Iterator[Listed]:
+        """All conversations, the newest first."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Ids(Protocol):
+    def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:
+        """The places of the entries that have these ids."""
+
+
+@runtime_checkable
+class Forks(Protocol):
+    def fork(self, key: Key, new: Key, at: int, /) -> None:
+        """A conversation that shares the entries of another before `at`, without copying them.
+
+        Raises:
+            ConflictError: there is one of that name.
+            NotFoundError: there is nothing to fork.
+        """
+
+
+class Snapshot(NamedTuple):
+    """A view as of a place, to start from instead of the beginning."""
+
+    at: int
+    """The first place that is not in it."""
+    body: bytes
+    digest: bytes
+    """Chained to the entry before `at`, so that it cannot belong to another record."""
+
+
+@runtime_checkable
+class Snapshots(Protocol):
+    def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
+        """Keeps the newest of each view. Loses nothing if it fails."""
+
+    def saved(self, key: Key, /) -> dict[str, Snapshot]: ...
+
+
+class Lease(NamedTuple):
+    name: str
+    holder: str
+    fence: int
+    """Grows with each new holder, so that a late one can be told from the current one."""
+    until: float
+
+
+@runtime_checkable
+class Leases(Protocol):
+    def acquire(self, key: Key, name: str, holder: str, now: float, seconds: float, /) -> Lease | None:
+        """The lease, if nobody else holds it at `now`; held again, it lasts longer."""
+
+    def release(self, key: Key, lease: Lease, /) -> None: ...
+
+    def leases(self, key: Key, now: float, /) -> Sequence[Lease]: ...
+
+
+class Flaw(NamedTuple):
+    """Something that a store's own examination found."""
+
+    where: str
+    problem: str
+
+
+@runtime_checkable
+class Examined(Protocol):
+    def examine(self) -> Iterable[Flaw]:
+        """What is wrong with the engine's own files and rows."""
+
+
+def open_store(url: str) -> Store:
+    """The store behind a URL: `memory://`, `memory://NAME`, `sqlite:///file.db`.
+
+    Raises:
+        SettingError: nothing can be opened by such a URL.
+        StoreError: it could not be opened.
+    """
+    parts = urlsplit(url)
+    match parts.scheme:
+        case "memory":
+            from refold.stores import memory
+
+            return memory.shared(parts.netloc) if parts.netloc else memory.MemoryStore()
+        case "sqlite":
+            from refold.stores import sqlite
+
+            return sqlite.from_url(url)
+    raise SettingError(f"store {url!r}", "expected memory://, memory://NAME or sqlite:///file.db")

@@ -1,0 +1,96 @@
+"""A conversation as lines of text: exported and loaded to the byte, with its chain verified."""
+
+import base64
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from refold.core.codec import FORMAT, GENESIS, Entry, chain
+from refold.core.errors import ConflictError, CorruptError, NewerError
+from refold.stores.store import Key, Store
+
+BATCH = 500
+"""Entries stored in one go."""
+
+
+def export_lines(store: Store, key: Key) -> Iterator[str]:
+    """A line for the conversation, then one for each event, in JSON."""
+    yield _dump({"refold": FORMAT, "owner": key.owner, "conversation": key.conversation})
+    for entry, digest in store.read(key):
+        line: dict[str, Any] = {"at": entry.at, "kind": entry.kind}
+        if entry.id is not None:
+            line["id"] = entry.id
+        for name, data in (("head", entry.head), ("body", entry.body)):
+            if _is_json(data):
+                line[name] = msgspec.Raw(data)
+            else:  # a lone surrogate, or something from a newer version
+                line[f"{name}_base64"] = base64.b64encode(data).decode()
+        yield _dump({**line, "digest": digest.hex()})
+
+
+def load_lines(lines: Iterable[str], store: Store, conversation: str | None, owner: str | None) -> Key:
+    """Stores an exported conversation, under another name if one is given.
+
+    Raises:
+        CorruptError: a line is not what was exported; says which.
+        ConflictError: there is a conversation of that name.
+    """
+    numbered = ((n, line) for n, line in enumerate(lines, 1) if line.strip())
+    n, first = next(numbered, (1, ""))
+    header = _parse(n, first, dict[str, Any])
+    version = header.get("refold")
+    if not isinstance(version, int):
+        raise CorruptError(f"Line {n}: this is no export of refold; its first line says which format it has")
+    if version > FORMAT:
+        raise NewerError(f"Line {n}: exported by a newer refold (format {version}; this one knows {FORMAT})")
+    key = Key(owner or str(header.get("owner", "default")), conversation or str(header.get("conversation")))
+    entries = list(_entries(numbered))  # all verified before anything is stored
+    if next(store.read(key, 0, 1), None) is not None:
+        raise ConflictError(f"There is a conversation {key.conversation!r} already; load it under another id")
+    for start in range(0, len(entries), BATCH):
+        store.append(key, entries[start : start + BATCH])
+    return key
+
+
+class _Line(msgspec.Struct):
+    at: int
+    kind: str
+    digest: str
+    id: str | None = None
+    head: msgspec.Raw = msgspec.Raw()
+    body: msgspec.Raw = msgspec.Raw()
+    head_base64: str = ""
+    body_base64: str = ""
+
+
+def _entries(numbered: Iterable[tuple[int, str]]) -> Iterator[Entry]:
+    digest = GENESIS
+    for at, (n, text) in enumerate(numbered):
+        line = _parse(n, text, _Line)
+        head = bytes(line.head) or base64.b64decode(line.head_base64)
+        body = bytes(line.body) or base64.b64decode(line.body_base64)
+        entry = Entry(line.at, line.kind, line.id, head, body)
+        digest = chain(digest, entry)
+        if line.at != at or digest.hex() != line.digest:
+            raise CorruptError(f"Line {n}: event {line.at} is not what was exported; the file was altered")
+        yield entry
+
+
+def _parse(n: int, line: str, type: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(line.encode("utf-8", "surrogatepass"), type=type)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise CorruptError(f"Line {n}: {error}") from error
+
+
+def _dump(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    return b"\n" not in data and b"\r" not in data

@@ -1,0 +1,99 @@
+"""Generated streams: tool conversations with parallel, interleaved, aborted and orphaned calls, and edits."""
+
+from hypothesis import strategies as st
+
+from refold.core.event import Event, Line, Measured, Pinned, Replaced, Said, Span, Undone, Unknown
+from refold.core.message import Message, Reasoning, Text, ToolCall, ToolResult, Usage
+
+
+class Stream:
+    """Builds a stream whose numbers are right, whatever is asked of it."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.said: list[Said] = []
+        self.calls: list[str] = []
+
+    def say(self, message: Message, tokens: int | None = None) -> None:
+        before = self.said[-1] if self.said else None
+        turn = (before.line.turn if before else 0) + (message.role == "user")
+        step = (before.line.step if before else 0) + (message.role == "assistant")
+        calls = tuple(call.call_id for call in message.calls)
+        tools = tuple(call.tool for call in message.calls)
+        answers = message.results[0].call_id if message.results else None
+        cost = len(message.text) + 4 if tokens is None else tokens
+        line = Line(len(self.events), message.role, cost, turn, step, calls, answers, tools)
+        total = (before.total if before else 0) + cost
+        self.add(Said(line, message, len(self.said), total, float(len(self.events))))
+        self.said.append(self.events[-1])  # type: ignore[arg-type]
+        self.calls += calls
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+
+    @property
+    def next(self) -> int:
+        return len(self.events)
+
+    def replace(self, span: Span, texts: list[str], refs: list[int], view: str, round: int = 0) -> None:
+        at = self.next
+        new = [Message("user", [Text(text)]) for text in texts]
+        lines = [Line(at, "user", len(text) + 4, 0, 0, n=n) for n, text in enumerate(texts)]
+        kept = [s.line for s in self.said if s.at in refs]
+        shown = (*new, *(line.at for line in kept))
+        why, tokens = "a test", (0, 0)
+        self.add(Replaced(at, view, span, shown, (*lines, *kept), "test", why, tokens, 0.0, round))
+
+
+texts = st.text('ab \n"é漢🙂\x00\ud800', max_size=12)
+ids = st.sampled_from([f"call_{n}" for n in range(6)])
+views = st.sampled_from(["main", "main", "main", "other"])
+
+
+def _results(id: str, text: str) -> Message:
+    return Message("tool", [ToolResult(id, text)])
+
+
+messages = st.one_of(
+    st.builds(lambda text: Message("user", [Text(text)]), texts),
+    st.builds(lambda text: Message("system", [Text(text)]), texts),
+    st.builds(
+        lambda text, ids: Message(
+            "assistant",
+            [Reasoning("hm"), Text(text), *(ToolCall(id, f"tool_{id}", "{}") for id in ids)],
+        ),
+        texts,
+        st.lists(ids, max_size=3, unique=True),
+    ),
+    st.builds(_results, ids, texts),
+    st.builds(_results, ids, texts),
+)
+
+
+@st.composite
+def streams(draw: st.DrawFn, min_size: int = 0, max_size: int = 40, edits: bool = True) -> list[Event]:
+    """Any stream at all: edits may be wrong, cross others, or undo what never was."""
+    stream = Stream()
+    kinds = ["say"] * 5 + (["replace"] * 3 + ["undo"] * 2 + ["pin", "measure", "unknown"] if edits else [])
+    for kind in draw(st.lists(st.sampled_from(kinds), min_size=min_size, max_size=max_size)):
+        at = stream.next
+        if kind == "say":
+            stream.say(draw(messages))
+        elif kind == "replace":
+            start = draw(st.integers(0, at))
+            end = draw(st.integers(start, min(at + 1, start + 8)))
+            refs = draw(st.lists(st.integers(start, max(start, end - 1)), max_size=2, unique=True))
+            new = draw(st.lists(texts, max_size=2))
+            gone = draw(st.booleans())
+            stream.replace(Span(start, end), [] if gone else new, [] if gone else sorted(refs), draw(views))
+        elif kind == "undo" and at:
+            facts = [e.at for e in stream.events if not isinstance(e, Said)] or [0]
+            stream.add(Undone(at, draw(st.sampled_from(facts) | st.integers(0, at))))
+        elif kind == "pin" and stream.said:
+            some = st.lists(st.sampled_from(stream.said), min_size=1, max_size=2, unique_by=lambda s: s.at)
+            stream.add(Pinned(at, tuple(s.line for s in draw(some))))
+        elif kind == "measure":
+            stream.add(Measured(at, "main", max(0, at - 1), Usage(10), 9))
+        elif kind == "unknown":
+            stream.add(Unknown(at, "dreamt", [1], {"of": "sheep"}))
+    return stream.events

@@ -1,0 +1,55 @@
+"""The fold, the live view, and the invariants that follow from them."""
+
+from collections.abc import Iterable
+
+from hypothesis import given, settings
+
+from refold.core import codec
+from refold.core.event import Event, Line, Said, Span
+from refold.core.live import Head, Live
+from refold.core.view import View, fold
+from strategies import streams
+
+
+class Past:
+    """What a live view may ask of the past, answered from a list."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.heads = {event.at: codec.head(codec.encode(event)) for event in events}
+
+    def facts(self, before: int) -> Iterable[Head]:
+        return [h for at, h in self.heads.items() if at < before and h and not isinstance(h, Line)]
+
+    def lines(self, span: Span) -> Iterable[Line]:
+        return [h for at, h in self.heads.items() if at in span and isinstance(h, Line)]
+
+
+def words_of(events: list[Event]):
+    by_place = {event.at: event for event in events}
+
+    def words(line: Line):
+        event = by_place[line.at]
+        return event.message if isinstance(event, Said) else event.shown[line.n]
+
+    return words
+
+
+def live(events: list[Event], view: str = "main") -> Live:
+    past, result = Past(events), Live(view, words_of(events))
+    for event in events:
+        result.apply(past.heads[event.at], event.at, past)
+    return result
+
+
+@settings(max_examples=2000)
+@given(streams())
+def test_the_incremental_view_equals_the_fold(events):
+    past = Past(events)
+    for view in ("main", "other"):
+        kept_up = Live(view, words_of(events))
+        for n, event in enumerate(events):
+            kept_up.apply(past.heads[event.at], event.at, past)
+            expected = fold(events[: n + 1], view)
+            assert kept_up.freeze() == expected
+            assert kept_up.tokens == expected.tokens
+        assert kept_up.freeze().messages == fold(events, view).messages
