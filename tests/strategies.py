@@ -47,6 +47,7 @@ class Stream:
 
 texts = st.text('ab \n"é漢🙂\x00\ud800', max_size=12)
 ids = st.sampled_from([f"call_{n}" for n in range(6)])
+roles = st.sampled_from(["user", "assistant", "user", "system"])
 views = st.sampled_from(["main", "main", "main", "other"])
 
 
@@ -97,3 +98,44 @@ def streams(draw: st.DrawFn, min_size: int = 0, max_size: int = 40, edits: bool 
         elif kind == "unknown":
             stream.add(Unknown(at, "dreamt", [1], {"of": "sheep"}))
     return stream.events
+
+
+def _call(id: str) -> dict:
+    return {"id": id, "type": "function", "function": {"name": f"tool_{id}", "arguments": '{"a": 1.0}'}}
+
+
+def _group(call_ids: list[str], results: list[str], text: str | None, extra: dict) -> list[dict]:
+    calls = [_call(id) for id in call_ids]
+    first = {"role": "assistant", "content": text, "tool_calls": calls, **extra}
+    return [first, *({"role": "tool", "tool_call_id": id, "content": r} for id, r in zip(call_ids, results))]
+
+
+safe = st.text("ab \n\"é漢🙂\x00", max_size=12)
+extras = st.dictionaries(st.sampled_from(["refusal", "x_note", "audio"]), st.none() | st.integers(), max_size=2)
+chats = st.lists(
+    st.one_of(
+        st.builds(lambda role, text: [{"role": role, "content": text}], st.sampled_from(["user", "system"]), safe),
+        st.builds(lambda t: [{"role": "user", "content": [{"type": "text", "text": t}]}], safe),
+        st.builds(
+            _group,
+            st.lists(ids, min_size=1, max_size=3, unique=True),
+            st.lists(safe, min_size=3, max_size=3),
+            safe | st.none(),
+            extras,
+        ),
+    ),
+    max_size=8,
+).map(lambda groups: [message for group in groups for message in group])
+"""Histories in OpenAI chat form, valid as they stand."""
+
+places = st.integers(0, 30)
+deeds = st.one_of(
+    st.tuples(st.just("say"), messages),
+    st.tuples(st.just("say"), messages),
+    st.tuples(st.just("say"), st.builds(lambda role, n: Message(role, "word " * n), roles, st.integers(0, 60))),
+    st.tuples(st.just("fit")),
+    st.tuples(st.just("compact"), st.integers(0, 4)),
+    st.tuples(st.just("undo"), st.none() | places),
+    st.tuples(st.sampled_from(["pin", "unpin", "restore"]), places),
+)
+"""What programs and people do to a session."""

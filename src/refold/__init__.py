@@ -7,6 +7,8 @@
 [{'role': 'user', 'content': 'Which of these flights is cheaper?'}]
 """
 
+from typing import TYPE_CHECKING, Any
+
 from refold.answers import CompactionResult, Fitted, Report, StoredMessage
 from refold.config import Config
 from refold.core.errors import ConflictError, NotFoundError, OverBudgetError, RefoldError
@@ -17,9 +19,14 @@ from refold.session import fit_messages as fit
 from refold.session import load_session as load
 from refold.session import open_session as open
 
+if TYPE_CHECKING:
+    from refold.aio import AsyncSession
+    from refold.aio import aopen_session as aopen
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncSession",
     "CompactionResult",
     "Config",
     "ConflictError",
@@ -35,7 +42,16 @@ __all__ = [
     "ToolCall",
     "ToolResult",
     "View",
+    "aopen",
     "fit",
     "load",
     "open",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("AsyncSession", "aopen"):  # asyncio is half of the time to import; not all need it
+        from refold import aio
+
+        return aio.AsyncSession if name == "AsyncSession" else aio.aopen_session
+    raise AttributeError(f"module 'refold' has no attribute {name!r}")

@@ -1,6 +1,7 @@
 """The next request, rendered: what was rendered before is kept as long as nothing shown has changed."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from refold.core import codec
 from refold.core.check import Check, Missing, Order, Orphan, Slot, repair
@@ -10,6 +11,9 @@ from refold.core.message import Message, Text, ToolResult
 from refold.formats import openai_chat
 from refold.record import Record
 from refold.tokens.count import count_message
+
+
+Copy: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Page:
@@ -22,7 +26,7 @@ class Page:
     def _start(self, edition: int) -> None:
         self._edition, self._items = edition, 0
         self._check, self._order = Check(), Order()
-        self._messages: list[dict[str, Any]] = []
+        self._messages: list[tuple[Copy, dict[str, Any]]] = []
 
     def render(self) -> tuple[list[dict[str, Any]], int, list[str]]:
         """The messages, the tokens that mending added, and a notice for each thing mended.
@@ -34,13 +38,13 @@ class Page:
             self._start(live.edition)
         new = [line for item in live.items[self._items :] for line in item.lines]
         self._record.load(new)
-        self._messages += [message for line in new for message in self._line(line)]
+        self._messages += [(_copier(message), message) for line in new for message in self._line(line)]
         self._check.feed(new)
         self._order.feed(new)
         self._items = len(live.items)
         if self._order.kept and not self._order.waiting:
             _demand(self._check)
-            return [_copy(message) for message in self._messages], 0, []
+            return [copy(message) for copy, message in self._messages], 0, []
         return self._mended([line for item in live.items for line in item.lines])
 
     def _mended(self, lines: list[Line]) -> tuple[list[dict[str, Any]], int, list[str]]:
@@ -62,10 +66,11 @@ class Page:
         return messages, tokens, notices
 
     def _line(self, line: Line) -> list[dict[str, Any]]:
-        came = codec.raw_json(self._record.entry(line.at), openai_chat.DIALECT)
+        entry = self._record.entry(line.at)
+        came = codec.raw_json(entry, openai_chat.DIALECT)
         if came is None:
             return [_clean(message) for message in openai_chat.render(self._record.message(line))]
-        return [_clean(came)]
+        return [_clean(came) if b"\\ud" in entry.body or b"\\uD" in entry.body else came]
 
     def _stand_in(self, slot: Missing | Orphan) -> Message:
         if isinstance(slot, Missing):
@@ -98,12 +103,23 @@ def _as_line(slot: Slot) -> Line:
             return line
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: inner if isinstance(inner, str) else _copy(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return list(map(_copy, value))
-    return value
+def _copier(message: dict[str, Any]) -> Copy:
+    """How to copy a message down to its leaves: every step does it for hundreds of them."""
+    return _copy if any(isinstance(value, dict | list) for value in message.values()) else dict.copy
+
+
+def _copy(message: dict[str, Any]) -> dict[str, Any]:
+    new = message.copy()
+    for key, inner in message.items():
+        if type(inner) is dict:
+            new[key] = _copy(inner)
+        elif type(inner) is list:
+            new[key] = _copy_list(inner)
+    return new
+
+
+def _copy_list(values: list[Any]) -> list[Any]:
+    return [_copy(v) if type(v) is dict else _copy_list(v) if type(v) is list else v for v in values]
 
 
 def _clean(value: Any) -> Any:

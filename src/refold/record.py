@@ -176,6 +176,7 @@ class Record:
         live = Live(self.view, self.message)
         for link in self.store.read(self.key, 0, at + 1):
             live.apply(codec.head(link.entry), link.entry.at, self)
+        self.load(line for item in live.items for line in item.lines)
         return live
 
 

@@ -1,0 +1,90 @@
+"""The same conversation for code that awaits: every verb of `Session`, run off the event loop."""
+
+from asyncio import to_thread
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import wraps
+from itertools import islice
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from refold.core.event import Event
+from refold.session import Session, open_session
+
+P = ParamSpec("P")
+T = TypeVar("T")
+CHUNK = 200
+"""Lines or events fetched in one go."""
+
+
+def _awaited(
+    verb: Callable[Concatenate[Session, P], T],
+) -> Callable[Concatenate["AsyncSession", P], Awaitable[T]]:
+    @wraps(verb)
+    async def twin(self: "AsyncSession", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await to_thread(verb, self.sync, *args, **kwargs)
+
+    return twin
+
+
+class AsyncSession:
+    """A thin twin of `Session`: the same words, the same events for the same input."""
+
+    def __init__(self, session: Session) -> None:
+        self.sync = session
+        """The session that does the work."""
+
+    append = _awaited(Session.append)
+    say = _awaited(Session.say)
+    fit = _awaited(Session.fit)
+    view = _awaited(Session.view)
+    compact = _awaited(Session.compact)
+    compactions = _awaited(Session.compactions)
+    get_all = _awaited(Session.get_all)
+    get_range = _awaited(Session.get_range)
+    get_recent = _awaited(Session.get_recent)
+    get_count = _awaited(Session.get_count)
+    messages_since_compaction = _awaited(Session.messages_since_compaction)
+    undo = _awaited(Session.undo)
+    restore = _awaited(Session.restore)
+    pin = _awaited(Session.pin)
+    unpin = _awaited(Session.unpin)
+    clear = _awaited(Session.clear)
+    close = _awaited(Session.close)
+
+    @property
+    def conversation(self) -> str:
+        return self.sync.conversation
+
+    async def fork(self, new_id: str, *, at: int | None = None) -> "AsyncSession":
+        return AsyncSession(await to_thread(self.sync.fork, new_id, at=at))
+
+    def events(self, after: int = 0) -> AsyncIterator[Event]:
+        return _each(self.sync.events(after))
+
+    def export(self) -> AsyncIterator[str]:
+        return _each(self.sync.export())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def _each(source: Iterator[T]) -> AsyncIterator[T]:
+    while chunk := await to_thread(lambda: list(islice(source, CHUNK))):
+        for one in chunk:
+            yield one
+
+
+def _opening(make: Callable[P, Session]) -> Callable[P, Awaitable[AsyncSession]]:
+    @wraps(make)
+    async def twin(*args: P.args, **kwargs: P.kwargs) -> AsyncSession:
+        return AsyncSession(await to_thread(make, *args, **kwargs))
+
+    return twin
+
+
+aopen_session = _opening(open_session)

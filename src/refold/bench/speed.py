@@ -1,0 +1,201 @@
+"""Does a step cost more when the conversation is longer? Times as ratios to a floor in the same run.
+
+The floor of an append is a bare INSERT into SQLite with the same durability. The floor of a fit is a
+walk over the cached counts of what is shown, and the encoding of the request's body.
+"""
+
+import gc
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import apsw
+import msgspec
+
+import refold
+from refold.bench.generate import conversation
+
+SIZES = (100, 1_000, 10_000, 100_000)
+STEPS = 200
+"""Messages appended and fitted, one by one, at each size."""
+BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One size. Times are medians, in microseconds; opening in milliseconds."""
+
+    messages: int
+    append_us: float
+    raw_append_us: float
+    fit_us: float
+    floor_us: float
+    shown: int
+    open_ms: float
+    file_mb: float
+    raw_file_mb: float
+
+    @property
+    def append_ratio(self) -> float:
+        return self.append_us / self.raw_append_us
+
+    @property
+    def fit_ratio(self) -> float:
+        return self.fit_us / self.floor_us
+
+    @property
+    def file_ratio(self) -> float:
+        return self.file_mb / self.raw_file_mb
+
+
+class RawLog:
+    """What somebody would write who only wants the messages kept."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.db = apsw.Connection(str(path))
+        self.db.execute("PRAGMA journal_mode = WAL")
+        self.db.execute("PRAGMA synchronous = FULL")
+        self.db.execute(
+            "CREATE TABLE log (conversation TEXT, at INTEGER, body TEXT, PRIMARY KEY (conversation, at))"
+        )
+        self.at = 0
+
+    def append(self, messages: list[dict[str, Any]]) -> None:
+        if len(messages) > 1:
+            self.db.execute("BEGIN")
+        for message in messages:
+            body = msgspec.json.encode(message).decode()
+            self.db.execute("INSERT INTO log VALUES (?, ?, ?)", ("task", self.at, body))
+            self.at += 1
+        if len(messages) > 1:
+            self.db.execute("COMMIT")
+
+
+def measure(size: int, folder: Path, progress: Callable[[int], None] = lambda n: None) -> Row:
+    url, raw = f"sqlite:///{folder}/refold-{size}.db", RawLog(folder / f"raw-{size}.db")
+    source = conversation(size + 2 * STEPS, seed=size)
+    with refold.open("task", store=url) as chat:
+        for batch in _batches(source, size):
+            chat.append(batch)
+            raw.append(batch)
+            chat.fit()
+            progress(len(batch))
+        file_mb, raw_mb = _megabytes(folder, f"refold-{size}"), _megabytes(folder, f"raw-{size}")
+        appends, raws, fits, floors = list[float](), list[float](), list[float](), list[float]()
+        gc.collect()
+        gc.disable()
+        for step in _batches(source, 2 * STEPS, 2):
+            for message in step:
+                appends.append(_time(lambda m=message: chat.append(m)))  # type: ignore[misc]
+                raws.append(_time(lambda m=message: raw.append([m])))  # type: ignore[misc]
+            fits.append(_time(chat.fit))
+            shown = chat.fit().messages
+            counts = [line.tokens for line in chat.view().lines]
+            floors.append(_time(lambda s=shown, c=counts: _floor(s, c)))  # type: ignore[misc]
+        gc.enable()
+    opens = [_time(lambda: _open(url)) for _ in range(15)]
+    append, raw_append, fit, floor = (_micros(times) for times in (appends, raws, fits, floors))
+    open_ms = _micros(opens) / 1_000
+    return Row(size, append, raw_append, fit, floor, len(shown), open_ms, file_mb, raw_mb)
+
+
+def _micros(seconds: list[float]) -> float:
+    return round(median(seconds) * 1e6, 1)
+
+
+def _floor(messages: list[dict[str, Any]], counts: list[int]) -> bytes:
+    total = 0
+    for count in counts:
+        total += count
+    return msgspec.json.encode({"model": "m", "messages": messages, "max_tokens": total})
+
+
+def _open(url: str) -> None:
+    chat = refold.open("task", store=url)
+    chat.fit()
+    chat.store.close()
+
+
+def _time(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _batches(
+    source: Iterator[dict[str, Any]], count: int, size: int = BATCH
+) -> Iterator[list[dict[str, Any]]]:
+    while count > 0 and (batch := list(islice(source, min(size, count)))):
+        yield batch
+        count -= len(batch)
+
+
+def _megabytes(folder: Path, stem: str) -> float:
+    """The file and what is still in its write-ahead log, after a checkpoint."""
+    db = apsw.Connection(str(folder / f"{stem}.db"))
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    return sum(file.stat().st_size for file in folder.glob(f"{stem}.db*")) / 1e6
+
+
+def import_cpu_ms(tries: int = 5) -> float:
+    """CPU of `import refold` in a new interpreter, beyond that of an empty program."""
+    return (_cpu("import refold", tries) - _cpu("pass", tries)) * 1e3
+
+
+def _cpu(program: str, tries: int) -> float:
+    times = []
+    for _ in range(tries):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", program], check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return median(times)
+
+
+def run(sizes: tuple[int, ...] = SIZES, as_json: bool = False) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    rows = []
+    with Progress(console=Console(stderr=True)) as bar, tempfile.TemporaryDirectory() as folder:
+        for size in sizes:
+            task = bar.add_task(f"{size:,} messages", total=size)
+            rows.append(measure(size, Path(folder), lambda n, task=task: bar.advance(task, n)))  # type: ignore[misc]
+    imported = import_cpu_ms()
+    if as_json:
+        print(
+            msgspec.json.encode({"rows": [asdict(row) for row in rows], "import_cpu_ms": imported}).decode()
+        )
+        return
+    _print(rows, imported)
+
+
+def _print(rows: list[Row], imported: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("messages", "append", "× raw", "fit", "× floor", "shown", "open + fit", "file", "× raw")
+    for column in table.columns:
+        column.justify = "right"
+    for row in rows:
+        append = (f"{row.append_us:,.0f} µs", f"{row.append_ratio:.2f}")
+        fit = (f"{row.fit_us:,.0f} µs", f"{row.fit_ratio:.2f}", f"{row.shown:,}", f"{row.open_ms:.1f} ms")
+        table.add_row(f"{row.messages:,}", *append, *fit, f"{row.file_mb:,.2f} MB", f"{row.file_ratio:.2f}")
+    console = Console()
+    console.print(table)
+    console.print(f"import refold: {imported:.0f} ms of CPU")
+
+
+if __name__ == "__main__":
+    some = tuple(int(arg) for arg in sys.argv[1:] if arg.isdigit())
+    run(some or SIZES, "--json" in sys.argv)

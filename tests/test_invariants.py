@@ -1,0 +1,274 @@
+"""What must always hold, each a sentence of ARCHITECTURE.md."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+
+import pytest
+from hypothesis import HealthCheck, find, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
+
+import refold
+from refold.aio import AsyncSession
+from refold.core import view as view_module
+from refold.core.budget import Budget
+from refold.core.check import check, repair
+from refold.core.event import Line, Pinned, Replaced, Said, Span, Undone
+from refold.core.message import Message
+from refold.core.plan import Stamp, settle
+from refold.core.view import fold
+from refold.formats import openai_chat
+from refold.page import _as_line
+from refold.policies.window import Window
+from refold.session import Session
+from refold.stores.memory import MemoryStore
+from refold.stores.store import Key
+from strategies import chats, deeds, messages, streams
+from test_view import live
+
+NUMBERS = count()
+
+
+def new_session(window: int = 400, store: MemoryStore | None = None, **options) -> Session:
+    config = refold.config.load_config({"models": {"m": {"window": window, "max_output": window // 4}}})
+    key = Key("default", f"c{next(NUMBERS)}")
+    return Session(store or MemoryStore(), key, model="m", config=config, **options)
+
+
+def do(session: Session, deed: tuple) -> None:
+    """One thing that a program or a person does; what is refused is refused."""
+    match deed:
+        case ("say", message):
+            session.append(message)
+        case ("fit",):
+            session.fit()
+        case ("compact", keep):
+            session.compact(keep_recent=keep)
+        case ("undo", None):
+            session.undo()
+        case (verb, at):
+            getattr(session, verb)(at)
+
+
+def try_to(session: Session, deed: tuple) -> bool:
+    with suppress(refold.RefoldError):
+        do(session, deed)
+        return True
+    return False
+
+
+@given(st.lists(deeds, max_size=30))
+def test_what_was_said_is_never_changed_and_never_deleted(things):
+    session, before = new_session(), []
+    for thing in things:
+        try_to(session, thing)
+        now = list(session.store.read(session.key))
+        assert now[: len(before)] == before
+        before = now
+
+
+@given(streams())
+def test_every_message_is_covered_by_exactly_one_item(events):
+    view = fold(events)
+    for event in events:
+        if isinstance(event, Said):
+            assert sum(event.at in item.span for item in view.items) == 1
+    assert [item.span for item in view.items] == sorted(item.span for item in view.items)
+
+
+@given(streams())
+def test_undoing_the_newest_edit_gives_back_the_view_before_it(events):
+    if events and isinstance(newest := events[-1], Replaced | Pinned | Undone):
+        undone = Undone(newest.at + 1, newest.at)
+        assert fold([*events, undone]).messages == fold(events[:-1]).messages
+
+
+@given(streams())
+def test_undoing_all_gives_back_what_was_said(events):
+    said = [event.message for event in events if isinstance(event, Said)]
+    stream = list(events)
+    while edited := [item.edit for item in fold(stream).items if item.edit is not None]:
+        stream.append(Undone(len(stream), max(edited)))
+    assert fold(stream).messages == said
+
+
+@given(streams(), st.lists(messages, max_size=5))
+def test_saying_more_never_changes_what_is_already_shown(events, more):
+    from strategies import Stream
+
+    stream = Stream()
+    stream.events = list(events)
+    stream.said = [event for event in events if isinstance(event, Said)]
+    before = fold(events).messages
+    for message in more:
+        stream.say(message)
+    assert fold(stream.events).messages[: len(before)] == before
+
+
+@given(streams())
+def test_no_view_has_a_tool_call_without_its_result_or_a_result_without_its_call(events):
+    lines = fold(events).lines
+    slots, notices = repair(lines)
+    mended = [_as_line(slot) for slot in slots]
+    assert [v for v in check(mended) if v.rule != "G2"] == []
+    if not check(lines):
+        assert sorted(mended, key=repr) == sorted(lines, key=repr)
+        assert not notices
+    users = [line for line in lines if line.role != "tool" and line.answers is None]
+    assert [line for line in mended if line in users] == users
+
+
+@given(st.lists(deeds, max_size=30))
+def test_no_request_has_a_tool_call_without_its_result(things):
+    session = new_session()
+    for thing in things:
+        try_to(session, thing)
+        with suppress(refold.OverBudgetError):
+            lines = [_line(message) for message in session.fit().messages]
+            assert [v for v in check(lines) if v.rule != "G2"] == []
+
+
+def _line(message: dict) -> Line:
+    calls = tuple(call["id"] for call in message.get("tool_calls") or ())
+    return Line(0, message["role"], 0, 0, 0, calls, message.get("tool_call_id"))
+
+
+@given(st.lists(deeds, max_size=30), st.integers(60, 2_000))
+def test_fit_returns_a_view_within_the_room_or_raises_with_the_numbers(things, window):
+    session = new_session(window)
+    for thing in things:
+        try_to(session, thing)
+        try:
+            report = session.fit().report
+            assert report.tokens.final <= window - window // 4
+        except refold.OverBudgetError as error:
+            assert error.tokens > error.room == window - window // 4
+
+
+@given(chats)
+def test_what_nobody_edited_renders_as_it_came(history):
+    session = new_session(1_000_000)
+    session.append(history)
+    session.append(Message("user", "an end, so that no call is left open"))
+    assert json.dumps(session.fit().messages[: len(history)]) == json.dumps(history)
+
+
+@given(messages)
+def test_rendering_what_was_parsed_gives_the_same_message(message):
+    for rendered in openai_chat.render(message):
+        parsed = openai_chat.parse(rendered)
+        assert openai_chat.render(parsed) == [rendered]
+
+
+@given(streams(), st.integers(20, 400))
+def test_policies_are_functions_of_their_arguments(events, window):
+    view, budget = fold(events), Budget(window=window, max_tokens=window // 3)
+
+    def cost(message: Message) -> int:
+        return len(message.text)
+
+    assert Window()(view, budget, cost) == Window()(fold(list(events)), budget, cost)
+
+
+@given(streams(), st.integers(20, 400), st.none() | st.integers(0, 10))
+def test_the_window_never_parts_a_result_from_its_call(events, window, keep):
+    view, budget = fold(events), Budget(window=window, max_tokens=window // 3)
+    stamp = Stamp(len(events), 0.0)
+    for edit in Window(keep)(view, budget, lambda message: 1):
+        event = settle(edit, view, stamp, lambda message: 1)
+        after = fold([*events, event])
+        assert after != view
+        assert {v.message for v in check(after.lines)} <= {v.message for v in check(view.lines)}
+
+
+@given(st.lists(deeds, max_size=30), st.integers(100, 1_000))
+def test_pinned_messages_the_task_and_the_latest_user_message_are_in_every_view(things, window):
+    session = new_session(window)
+    for thing in things:
+        try_to(session, thing)
+        said = [event for event in session.events() if isinstance(event, Said)]
+        users = [event for event in said if event.line.role == "user"]
+        pinned = {line.at for pin in session._record.live.state.pins.values() if pin.holds for line in pin.lines}
+        must = {*(event.at for event in (*users[:1], *users[-1:])), *pinned}
+        shown = {line.at: message for item in session.view().items for line, message in _both(item)}
+        for event in said:
+            if event.at in must:
+                assert shown[event.at] == event.message
+
+
+def _both(item):
+    return zip(item.lines, item.shown, strict=True)
+
+
+@given(st.lists(deeds, max_size=25))
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=50, deadline=None)
+def test_sync_and_async_give_the_same_events_for_the_same_input(things):
+    one, other = new_session(), new_session()
+
+    async def play() -> None:
+        twin = AsyncSession(other)
+        for thing in things:
+            with suppress(refold.RefoldError):
+                await _ado(twin, thing)
+
+    for thing in things:
+        try_to(one, thing)
+    asyncio.run(play())
+    assert [_timeless(e) for e in one.events()] == [_timeless(e) for e in other.events()]
+
+
+async def _ado(session: AsyncSession, deed: tuple) -> None:
+    match deed:
+        case ("say", message):
+            await session.append(message)
+        case ("fit",):
+            await session.fit()
+        case ("compact", keep):
+            await session.compact(keep_recent=keep)
+        case ("undo", None):
+            await session.undo()
+        case (verb, at):
+            await getattr(session, verb)(at)
+
+
+def _timeless(event):
+    return {name: getattr(event, name) for name in event.__struct_fields__ if name != "time"}
+
+
+def test_the_two_sessions_have_the_same_words():
+    public = {name for name in vars(Session) if not name.startswith("_")}
+    assert public <= {name for name in vars(AsyncSession) if not name.startswith("_")}
+
+
+BREAKS: dict[str, tuple[str, Callable]] = {
+    "edits that cut are let through": ("sound", lambda edit: False),
+    "of two edits the older wins": ("widest", lambda edits: edits[:1]),
+    "pinned messages are forgotten": ("display", lambda lines, span, kept: tuple(lines)),
+    "gaps are not merged": ("merge", list),
+    "what was redone may cross": ("crosses", lambda one, other: False),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_deliberate_break_of_the_fold_is_caught(monkeypatch, name):
+    def differs(events) -> bool:
+        try:
+            return fold(events) != live(events).freeze()
+        except Exception:
+            return True
+
+    function, broken = BREAKS[name]
+    monkeypatch.setattr(view_module, function, broken)
+    try:
+        find(streams(), differs, settings=settings(max_examples=20_000, database=None))
+    except NoSuchExample:
+        pytest.fail(f"nobody noticed: {name}")
+
+
+def test_a_span_knows_what_it_holds():
+    assert 3 in Span(3, 5)
+    assert 5 not in Span(3, 5)
+    assert list(Span(3, 5)) == [3, 4]
