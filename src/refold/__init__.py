@@ -14,14 +14,11 @@ from refold.config import Config
 from refold.core.errors import ConflictError, NotFoundError, OverBudgetError, RefoldError
 from refold.core.message import Message, Text, ToolCall, ToolResult
 from refold.core.view import View
+from refold.opening import fit, load, open
 from refold.session import Session
-from refold.session import fit_messages as fit
-from refold.session import load_session as load
-from refold.session import open_session as open
 
 if TYPE_CHECKING:
-    from refold.aio import AsyncSession
-    from refold.aio import aopen_session as aopen
+    from refold.aio import AsyncSession, aopen
 
 __version__ = "0.1.0"
 
@@ -53,5 +50,5 @@ def __getattr__(name: str) -> Any:
     if name in ("AsyncSession", "aopen"):  # asyncio is half of the time to import; not all need it
         from refold import aio
 
-        return aio.AsyncSession if name == "AsyncSession" else aio.aopen_session
+        return getattr(aio, name)
     raise AttributeError(f"module 'refold' has no attribute {name!r}")

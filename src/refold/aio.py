@@ -7,8 +7,9 @@ from itertools import islice
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
+from refold import opening
 from refold.core.event import Event
-from refold.session import Session, open_session
+from refold.session import Session
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,4 +88,4 @@ def _opening(make: Callable[P, Session]) -> Callable[P, Awaitable[AsyncSession]]
     return twin
 
 
-aopen_session = _opening(open_session)
+aopen = _opening(opening.open)

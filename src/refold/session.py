@@ -1,7 +1,7 @@
 """A conversation that lasts: say things, ask for a view that fits, see what was done and take it back."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from threading import RLock
@@ -19,7 +19,7 @@ from refold.answers import (
     TokenCounts,
     stored,
 )
-from refold.config import AgentSettings, Config, Source, load_config
+from refold.config import AgentSettings, Config
 from refold.core import codec
 from refold.core.budget import Budget
 from refold.core.draft import Draft, number, split
@@ -33,11 +33,10 @@ from refold.intake import draft
 from refold.page import Page
 from refold.policies.window import Window
 from refold.record import Record
-from refold.stores.store import Forks, Ids, Key, Leases, Store, open_store
+from refold.stores.store import Forks, Ids, Key, Leases, Store
 from refold.tokens.count import count_json, count_message
-from refold.transfer import export_lines, load_lines
+from refold.transfer import export_lines
 
-DEFAULT_STORE = "sqlite:///refold.db"
 WALK = 32
 """Places read at a time when walking."""
 
@@ -429,49 +428,3 @@ def _override(override: Mapping[str, Any] | None) -> bool:
         if key != "off":
             raise SettingError(f"override.{key}", "is not known; known here: off")
     return bool(override and override["off"])
-
-
-def open_session(
-    conversation: str,
-    *,
-    store: str | Store | None = None,
-    model: str | None = None,
-    agent: str | None = None,
-    config: Source = None,
-    owner: str | None = None,
-    view: str = "main",
-) -> Session:
-    """Opens a conversation, there already or new.
-
-    `store` is a URL or a store; unless given, the configuration's, else `sqlite:///refold.db`.
-    """
-    settings = load_config(config)
-    if not isinstance(conversation, str) or not conversation:
-        raise SettingError("conversation", "an id is a text of at least one character")
-    opened = store if store is not None else settings.store or DEFAULT_STORE
-    owns = isinstance(opened, str)
-    backend = open_store(opened) if isinstance(opened, str) else opened
-    key = Key(owner or "default", conversation)
-    return Session(backend, key, model=model, agent=agent, config=settings, view=view, owns_store=owns)
-
-
-def fit_messages(
-    messages: Sequence[Mapping[str, Any] | Message],
-    *,
-    model: str,
-    tools: Sequence[Any] | None = None,
-    config: Source = None,
-    agent: str | None = None,
-    dialect: str | None = None,
-) -> list[dict[str, Any]]:
-    """History in, history that fits out; the input is left as it is and nothing is stored."""
-    with open_session("one-off", store="memory://", model=model, config=config, agent=agent) as session:
-        session.append(list(messages))
-        return session.fit(dialect=dialect, tools=tools).messages
-
-
-def load_session(lines: Iterable[str], *, store: str | Store, conversation: str | None = None) -> Session:
-    """Stores an exported conversation and opens it."""
-    backend = open_store(store) if isinstance(store, str) else store
-    key = load_lines(lines, backend, conversation, None)
-    return Session(backend, key, owns_store=isinstance(store, str))

@@ -1,0 +1,59 @@
+"""The ways in: open a conversation, fit a list of messages once, load what was exported."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from refold.config import Source, load_config
+from refold.core.errors import SettingError
+from refold.core.message import Message
+from refold.session import Session
+from refold.stores.store import Key, Store, open_store
+from refold.transfer import load_lines
+
+DEFAULT_STORE = "sqlite:///refold.db"
+
+
+def open(
+    conversation: str,
+    *,
+    store: str | Store | None = None,
+    model: str | None = None,
+    agent: str | None = None,
+    config: Source = None,
+    owner: str | None = None,
+    view: str = "main",
+) -> Session:
+    """Opens a conversation, there already or new.
+
+    `store` is a URL or a store; unless given, the configuration's, else `sqlite:///refold.db`.
+    """
+    settings = load_config(config)
+    if not isinstance(conversation, str) or not conversation:
+        raise SettingError("conversation", "an id is a text of at least one character")
+    opened = store if store is not None else settings.store or DEFAULT_STORE
+    owns = isinstance(opened, str)
+    backend = open_store(opened) if isinstance(opened, str) else opened
+    key = Key(owner or "default", conversation)
+    return Session(backend, key, model=model, agent=agent, config=settings, view=view, owns_store=owns)
+
+
+def fit(
+    messages: Sequence[Mapping[str, Any] | Message],
+    *,
+    model: str,
+    tools: Sequence[Any] | None = None,
+    config: Source = None,
+    agent: str | None = None,
+    dialect: str | None = None,
+) -> list[dict[str, Any]]:
+    """History in, history that fits out; the input is left as it is and nothing is stored."""
+    with open("one-off", store="memory://", model=model, config=config, agent=agent) as session:
+        session.append(list(messages))
+        return session.fit(dialect=dialect, tools=tools).messages
+
+
+def load(lines: Iterable[str], *, store: str | Store, conversation: str | None = None) -> Session:
+    """Stores an exported conversation and opens it."""
+    backend = open_store(store) if isinstance(store, str) else store
+    key = load_lines(lines, backend, conversation, None)
+    return Session(backend, key, owns_store=isinstance(store, str))

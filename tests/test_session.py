@@ -1,0 +1,478 @@
+"""What a user does with a conversation, as they would type it."""
+
+import json
+from threading import Thread
+
+import pytest
+
+import refold
+from refold import Message, Text, ToolCall, ToolResult
+from refold.core.event import Expiry, Measured, Replaced, Said
+from refold.core.message import Usage
+from refold.stores.memory import MemoryStore
+
+SMALL = {"models": {"m": {"window": 1_000, "max_output": 200}}}
+
+
+def call(id: str, name: str = "ls", arguments: str = "{}") -> dict:
+    function = {"name": name, "arguments": arguments}
+    calls = [{"id": id, "type": "function", "function": function}]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def result(id: str, text: str) -> dict:
+    return {"role": "tool", "tool_call_id": id, "content": text}
+
+
+def user(text: str) -> dict:
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture
+def chat():
+    return refold.open("task", store="memory://", model="m", config=SMALL)
+
+
+def work(chat, steps: int, words: int = 40, start: int = 0) -> None:
+    for n in range(start, start + steps):
+        chat.append([call(f"c{n}"), result(f"c{n}", f"file{n} " * words)])
+        chat.fit()
+
+
+@pytest.fixture
+def worked(chat):
+    chat.append([{"role": "system", "content": "Be brief."}, user("Sort the files.")])
+    work(chat, 20)
+    return chat
+
+
+def test_append_returns_the_place(chat):
+    assert chat.append(user("one")) == 0
+    assert chat.append([user("two"), user("three")]) == [1, 2]
+    assert chat.append([]) == []
+
+
+def test_fit_gives_back_what_was_appended_while_it_fits(chat):
+    history = [
+        user("hello"),
+        call("a"),
+        result("a", "x"),
+        {"role": "assistant", "content": "done", "x_note": 1},
+    ]
+    chat.append(history)
+    fitted = chat.fit()
+    assert fitted.messages == history
+    assert fitted.request == {"model": "m", "messages": history}
+    assert fitted.report.edits == ()
+    assert fitted.report.tokens.before == fitted.report.tokens.final
+
+
+def test_fit_keeps_system_task_and_the_newest_when_it_does_not(worked):
+    messages = worked.fit().messages
+    assert messages[0]["content"] == "Be brief."
+    assert messages[1]["content"] == "Sort the files."
+    assert messages[-1]["content"].startswith("file19 ")
+    assert len(messages) < worked.get_count()
+    assert worked.get_count() == 42
+
+
+def test_the_report_says_what_was_done_and_why(chat):
+    chat.append(user("Sort the files."))
+    for n in range(8):
+        chat.append([call(f"c{n}"), result(f"c{n}", "word " * 60)])
+    report = chat.fit().report
+    (edit,) = report.edits
+    assert report.fired == ("threshold",)
+    assert report.cache_break_at == edit.span.start == 1
+    assert report.tokens.after == {"window": report.tokens.final}
+    assert edit.tokens_saved == report.tokens.before - report.tokens.final
+    assert "newest" in edit.why
+    assert report.limit == 1_000
+    assert report.room == 800 - report.tokens.final
+
+
+def test_tools_count_towards_the_request(chat):
+    chat.append(user("hello"))
+    tools = [{"type": "function", "function": {"name": "ls", "description": "list " * 50}}]
+    fitted = chat.fit(tools=tools)
+    assert fitted.request["tools"] == tools
+    assert fitted.report.tokens.final > chat.fit().report.tokens.final + 50
+
+
+def test_the_caller_may_change_what_fit_returned(chat):
+    chat.append([user("hello"), call("a"), result("a", "x")])
+    first = chat.fit().messages
+    first[0]["content"] = "spoiled"
+    first[1]["tool_calls"][0]["function"]["name"] = "spoiled"
+    first.clear()
+    assert "spoiled" not in json.dumps(chat.fit().messages)
+    assert len(chat.fit().messages) == 3
+
+
+def test_off_means_off(chat):
+    chat.append(user("x " * 2_000))
+    before = list(chat.events())
+    fitted = chat.fit(override={"off": True})
+    assert fitted.messages == [user("x " * 2_000)]
+    assert "room for" in fitted.report.notices[0]
+    assert list(chat.events()) == before
+    off = {**SMALL, "agents": {"a": {"compact": False}}}
+    still = refold.open("task", store=chat.store, model="m", agent="a", config=off)
+    assert still.fit().messages == fitted.messages
+
+
+def test_what_must_be_shown_is_larger_than_the_window(chat):
+    chat.append(user("x " * 2_000))
+    with pytest.raises(refold.OverBudgetError) as caught:
+        chat.fit()
+    assert caught.value.tokens > 2_000
+    assert caught.value.room == 800
+    assert chat.get_count() == 1
+
+
+def test_an_empty_conversation_is_no_fault(chat):
+    assert chat.fit().messages == []
+    assert chat.view().items == ()
+    assert chat.get_all() == chat.get_recent() == []
+    assert chat.compact().tokens_saved == 0
+    with pytest.raises(refold.NotFoundError):
+        chat.undo()
+
+
+def test_a_call_that_was_never_answered_is_mended_in_the_view_only(chat):
+    chat.append([user("go"), call("a"), user("stop that")])
+    fitted = chat.fit()
+    assert [m["role"] for m in fitted.messages] == ["user", "assistant", "tool", "user"]
+    assert "interrupted" in fitted.messages[2]["content"]
+    assert "a" in fitted.report.notices[0]
+    assert chat.get_count() == 3
+    chat.append(result("a", "late"))
+    assert chat.fit().messages[2] == result("a", "late")
+    assert chat.fit().report.notices == ()
+
+
+def test_a_result_without_its_call_becomes_labelled_text(chat):
+    chat.append([user("go"), result("ghost", "boo")])
+    last = chat.fit().messages[-1]
+    assert last["role"] == "user"
+    assert "boo" in last["content"]
+
+
+def test_of_two_results_the_last_wins(chat):
+    chat.append([user("go"), call("a"), result("a", "first"), result("a", "second")])
+    assert [m["content"] for m in chat.fit().messages] == ["go", None, "second"]
+
+
+def test_a_lone_surrogate_is_kept_in_the_record_and_replaced_in_the_request(chat):
+    chat.append(user("broken \ud800 text"))
+    assert chat.get_all()[0].message.text == "broken \ud800 text"
+    assert chat.fit().messages[0]["content"] == "broken ? text"
+
+
+def test_an_id_appended_twice_is_stored_once(chat):
+    assert chat.append(user("hello"), id="x") == 0
+    assert chat.append(user("hello again"), id="x") == 0
+    mixed = [Message("user", "b", id="y"), Message("user", "hello", id="x"), Message("user", "c", id="y")]
+    assert chat.append(mixed) == [1, 0, 1]
+    assert [m.id for m in chat.get_all()] == ["x", "y"]
+
+
+def test_several_results_in_one_message_become_one_event_each(chat):
+    asked = Message("assistant", [ToolCall("a", "ls", "{}"), ToolCall("b", "cat", "{}")])
+    answered = Message("tool", [ToolResult("a", "1"), ToolResult("b", "2")], id="both")
+    chat.append(user("go"))
+    assert chat.append([asked, answered]) == [1, 2]
+    assert [m.id for m in chat.get_all()] == ["m0", "m1", "both", "both/1"]
+    assert chat.append(answered) == 2
+    assert [m["content"] for m in chat.fit().messages[2:]] == ["1", "2"]
+    assert [m.tools for m in chat.get_all()] == [(), ("ls", "cat"), ("ls",), ("cat",)]
+
+
+def test_a_stored_message_knows_everything_about_itself(worked):
+    stored = worked.get_all()[3]
+    assert (stored.at, stored.index, stored.turn, stored.step) == (3, 3, 1, 1)
+    assert stored.kind == "action-result"
+    assert stored.tools == ("ls",)
+    assert stored.was_compacted
+    assert stored.can_expand
+    assert stored.tokens_saved == stored.tokens
+    assert stored.original_length == len(stored.message.text)
+    assert stored.part_id(0) == "m3.0"
+    assert stored.conversation == "task"
+    newest = worked.get_all()[-1]
+    assert not newest.was_compacted
+    assert newest.tokens_saved == 0
+
+
+def test_metadata_of_the_application_and_of_the_engine_survive(tmp_path):
+    expiry = Expiry(after_steps=2, mode="compact")
+    with refold.open("task", store=f"sqlite:///{tmp_path}/a.db") as chat:
+        message = Message("user", [Text("hi")], meta={"ticket": 7})
+        chat.append(message, tags=["vip"], kind="retry-context", expiry=expiry, tools=["crm"])
+    (stored,) = refold.open("task", store=f"sqlite:///{tmp_path}/a.db").get_all()
+    assert stored.message.meta == {"ticket": 7}
+    assert (stored.tags, stored.kind, stored.expiry, stored.tools) == (
+        ("vip",),
+        "retry-context",
+        expiry,
+        ("crm",),
+    )
+
+
+def test_usage_of_an_answer_is_measured_against_what_was_sent(chat):
+    chat.append(user("hello"))
+    sent = chat.fit().report.tokens.final
+    chat.append(Message("assistant", "hi", model="m", usage=Usage(input=12, output=1)))
+    measured = list(chat.events())[-1]
+    assert isinstance(measured, Measured)
+    assert (measured.usage.input, measured.estimate, measured.of) == (12, sent, 1)
+
+
+def test_messages_by_index_and_the_newest_first_ones(worked):
+    assert [m.index for m in worked.get_range(5, 8)] == [5, 6, 7]
+    assert [m.index for m in worked.get_range(40, 99)] == [40, 41]
+    assert worked.get_range(99, 120) == worked.get_range(7, 7) == []
+    assert [m.index for m in worked.get_recent(3)] == [39, 40, 41]
+    newest = worked.get_all()[-1].tokens
+    assert [m.index for m in worked.get_recent(max_tokens=newest)] == [41]
+    assert [m.index for m in worked.get_recent(99, include_system=False)][0] == 1
+
+
+def test_undo_gives_back_the_view_before(worked):
+    before = worked.view()
+    while any(item.edit is not None for item in worked.view().items):
+        worked.undo()
+    assert len(worked.view().messages) == worked.get_count()
+    assert before.messages != worked.view().messages
+
+
+def test_undo_of_an_undoing_is_redo(worked):
+    before = worked.view()
+    undoing = worked.undo()
+    assert worked.view().messages != before.messages
+    worked.undo(undoing)
+    assert worked.view().messages == before.messages
+
+
+def test_undo_by_the_place_of_a_hidden_message(worked):
+    worked.undo(5)
+    with pytest.raises(refold.NotFoundError):
+        worked.undo(0)
+
+
+def test_a_restored_message_comes_with_its_call(worked):
+    hidden = worked.view()
+    worked.restore(5)
+    shown = worked.fit(override={"off": True}).messages
+    assert result("c1", "file1 " * 40) in shown
+    assert call("c1") in shown
+    worked.undo()
+    assert worked.view().messages == hidden.messages
+    with pytest.raises(refold.NotFoundError, match="shown already"):
+        worked.restore(0)
+
+
+def test_restoring_an_edit_brings_all_of_it_back(worked):
+    edit = next(item.edit for item in worked.view().items if item.edit is not None)
+    worked.restore(edit)
+    assert len(worked.view().messages) == worked.get_count()
+
+
+def test_a_pinned_message_stays_whatever_comes(worked):
+    worked.pin(5)
+    work(worked, 30, start=20)
+    shown = worked.fit().messages
+    assert call("c1") in shown
+    assert result("c1", "file1 " * 40) in shown
+    worked.unpin(5)
+    assert call("c1") not in worked.fit().messages
+    with pytest.raises(refold.NotFoundError):
+        worked.unpin(5)
+
+
+def test_a_result_that_comes_after_its_call_was_pinned_is_pinned_too(chat):
+    chat.append([user("go"), call("a")])
+    chat.pin(1)
+    chat.append(result("a", "late"))
+    work(chat, 20)
+    assert result("a", "late") in chat.fit().messages
+
+
+def test_the_view_as_it_was(worked):
+    assert [m.text for m in worked.view(1).messages] == ["Be brief.", "Sort the files."]
+    edits = [event.at for event in worked.events() if isinstance(event, Replaced)]
+    assert len(worked.view(edits[0] - 1).messages) > len(worked.view(edits[0]).messages)
+    assert worked.view(max(event.at for event in worked.events())) == worked.view()
+    with pytest.raises(refold.NotFoundError):
+        worked.view(10_000)
+
+
+def test_a_fork_shares_the_past_and_goes_its_own_way(worked):
+    fork = worked.fork("other", at=7)
+    assert [m.text for m in fork.view(7).messages] == [m.text for m in worked.view(7).messages]
+    assert fork.append(user("another way")) == 8
+    worked.append(user("this way"))
+    assert "another way" not in [m.message.text for m in worked.get_all()]
+    assert "this way" not in [m.message.text for m in fork.get_all()]
+    with pytest.raises(refold.ConflictError):
+        worked.fork("other")
+
+
+def test_export_and_load_are_exact_to_the_byte(worked):
+    lines = list(worked.export())
+    copy = refold.load(lines, store="memory://", conversation="copy")
+    assert list(copy.export())[1:] == lines[1:]
+    assert copy.view().messages == worked.view().messages
+    with pytest.raises(refold.ConflictError):
+        refold.load(lines, store=copy.store, conversation="copy")
+
+
+def test_a_changed_line_is_not_loaded(worked):
+    lines = list(worked.export())
+    lines[4] = lines[4].replace("file0", "file9")
+    store = MemoryStore()
+    with pytest.raises(refold.RefoldError, match="Line 5"):
+        refold.load(lines, store=store)
+    assert list(store.conversations()) == []
+
+
+def test_several_views_of_one_record(worked):
+    other = refold.open("task", store=worked.store, view="audit")
+    assert len(other.view().messages) == worked.get_count()
+    other.append(user("seen by all"))
+    assert worked.fit().messages[-1] == user("seen by all")
+    before = worked.view().messages
+    other.compact(keep_recent=2)
+    assert worked.view().messages == before
+    assert [m.role for m in other.view().messages] == ["system", "user", "user", "assistant", "tool", "user"]
+
+
+def test_compact_on_demand_says_what_it_did():
+    worked = refold.open("task", store="memory://")
+    worked.append([{"role": "system", "content": "Be brief."}, user("Sort the files.")])
+    work(worked, 20)
+    done = worked.compact(keep_recent=4)
+    assert done.compacted_range == (2, 38)
+    assert done.tokens_saved > 0
+    assert len(done.summary_messages) == 1
+    assert worked.compactions().count == done.round
+    assert worked.compactions().last is not None
+    assert not worked.compactions().running
+    assert worked.messages_since_compaction() == []
+    worked.append(user("more"))
+    assert [m.message.text for m in worked.messages_since_compaction()] == ["more"]
+    assert worked.compact(target_tokens=200).tokens_saved > 0
+    assert worked.view().tokens <= 200
+    with pytest.raises(refold.RefoldError, match="sliding-window"):
+        worked.compact("magic")
+
+
+def test_clear_erases_and_the_session_can_begin_anew(worked):
+    assert worked.clear() == []
+    assert worked.get_count() == 0
+    assert worked.append(user("again")) == 0
+
+
+def test_another_session_goes_on_where_the_first_one_was(tmp_path):
+    url = f"sqlite:///{tmp_path}/a.db"
+    with refold.open("task", store=url, model="m", config=SMALL) as one:
+        one.append(user("Sort the files."))
+        work(one, 30)
+        seen = one.fit().messages
+    with refold.open("task", store=url, model="m", config=SMALL) as other:
+        assert other.fit().messages == seen
+        other.append(user("next"))
+    assert one.get_count() == 62
+
+
+def test_two_sessions_see_what_the_other_says(chat):
+    other = refold.open("task", store=chat.store, model="m", config=SMALL)
+    chat.append(user("one"))
+    other.append(user("two"))
+    assert chat.append(user("three")) == 2
+    assert [m["content"] for m in other.fit().messages] == ["one", "two", "three"]
+
+
+def test_threads_may_share_a_session(chat):
+    def say(name: str) -> None:
+        for n in range(20):
+            chat.append(user(f"{name} {n}"))
+
+    threads = [Thread(target=say, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    texts = [m.message.text for m in chat.get_all()]
+    assert sorted(texts) == sorted(f"{name} {n}" for name in "abcd" for n in range(20))
+    for name in "abcd":
+        assert [t for t in texts if t.startswith(name)] == [f"{name} {n}" for n in range(20)]
+
+
+def test_a_one_off_fit_leaves_its_input_alone():
+    history = [user("Sort the files.")]
+    for n in range(30):
+        history += [call(f"c{n}"), result(f"c{n}", "word " * 60)]
+    before = json.dumps(history)
+    fitted = refold.fit(history, model="m", config=SMALL)
+    assert len(fitted) < len(history)
+    assert fitted[0] == history[0]
+    assert fitted[-1] == history[-1]
+    assert json.dumps(history) == before
+
+
+@pytest.mark.parametrize(
+    ("message", "where"),
+    [
+        ("hello", "message"),
+        (None, "message"),
+        ({"content": "x"}, "message.role"),
+        ({"role": "wizard", "content": "x"}, "message.role"),
+        ({"role": "user", "content": 5}, "message.content"),
+        ({"role": "user", "content": [5]}, "message.content[0]"),
+        ({"role": "tool", "content": "x"}, "message.tool_call_id"),
+        ({"role": "assistant", "tool_calls": [{}]}, "message.tool_calls[0]"),
+        ({"role": "user", "content": "x", "score": float("nan")}, "message.score"),
+        ({"role": "user", "content": "x", "thing": object()}, "message"),
+    ],
+)
+def test_bad_input_is_refused_with_its_place_and_nothing_is_stored(chat, message, where):
+    with pytest.raises(refold.RefoldError) as caught:
+        chat.append(message)
+    assert str(caught.value).startswith(where)
+    with pytest.raises(refold.RefoldError, match=r"messages\[1\]"):
+        chat.append([user("fine"), message])
+    assert chat.get_count() == 0
+
+
+def test_deeply_nested_input_is_refused(chat):
+    deep: list = []
+    for _ in range(5_000):
+        deep = [deep]
+    with pytest.raises(refold.RefoldError):
+        chat.append({"role": "user", "content": "x", "deep": deep})
+
+
+def test_unknown_words_are_refused_with_the_known_ones(chat):
+    with pytest.raises(refold.RefoldError, match="openai-chat"):
+        chat.fit(dialect="klingon")
+    with pytest.raises(refold.RefoldError, match="known here: off"):
+        chat.fit(override={"of": True})
+    with pytest.raises(refold.RefoldError, match="sqlite:///"):
+        refold.open("x", store="mysql://localhost")
+    with pytest.raises(refold.RefoldError, match="at least one character"):
+        refold.open("", store="memory://")
+
+
+def test_a_named_memory_store_is_shared_and_an_unnamed_one_is_not():
+    refold.open("a", store="memory://shared-here").append(user("x"))
+    assert refold.open("a", store="memory://shared-here").get_count() == 1
+    refold.open("a", store="memory://").append(user("x"))
+    assert refold.open("a", store="memory://").get_count() == 0
+
+
+def test_said_events_carry_the_numbers_they_were_given(worked):
+    said = [event for event in worked.events() if isinstance(event, Said)]
+    assert [event.index for event in said] == list(range(42))
+    assert said[-1].total == sum(event.line.tokens for event in said)
+    assert (said[-1].line.turn, said[-1].line.step) == (1, 20)
