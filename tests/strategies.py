@@ -107,14 +107,17 @@ def _call(id: str) -> dict:
 def _group(call_ids: list[str], results: list[str], text: str | None, extra: dict) -> list[dict]:
     calls = [_call(id) for id in call_ids]
     first = {"role": "assistant", "content": text, "tool_calls": calls, **extra}
-    return [first, *({"role": "tool", "tool_call_id": id, "content": r} for id, r in zip(call_ids, results))]
+    pairs = zip(call_ids, results, strict=False)
+    return [first, *({"role": "tool", "tool_call_id": id, "content": text} for id, text in pairs)]
 
 
-safe = st.text("ab \n\"é漢🙂\x00", max_size=12)
-extras = st.dictionaries(st.sampled_from(["refusal", "x_note", "audio"]), st.none() | st.integers(), max_size=2)
+safe = st.text('ab \n"é漢🙂\x00', max_size=12)
+fields = st.sampled_from(["refusal", "x_note", "audio"])
+extras = st.dictionaries(fields, st.none() | st.integers(), max_size=2)
+speakers = st.sampled_from(["user", "system"])
 chats = st.lists(
     st.one_of(
-        st.builds(lambda role, text: [{"role": role, "content": text}], st.sampled_from(["user", "system"]), safe),
+        st.builds(lambda role, text: [{"role": role, "content": text}], speakers, safe),
         st.builds(lambda t: [{"role": "user", "content": [{"type": "text", "text": t}]}], safe),
         st.builds(
             _group,
@@ -129,10 +132,11 @@ chats = st.lists(
 """Histories in OpenAI chat form, valid as they stand."""
 
 places = st.integers(0, 30)
+lengths = st.integers(0, 60)
 deeds = st.one_of(
     st.tuples(st.just("say"), messages),
     st.tuples(st.just("say"), messages),
-    st.tuples(st.just("say"), st.builds(lambda role, n: Message(role, "word " * n), roles, st.integers(0, 60))),
+    st.tuples(st.just("say"), st.builds(lambda role, n: Message(role, "word " * n), roles, lengths)),
     st.tuples(st.just("fit")),
     st.tuples(st.just("compact"), st.integers(0, 4)),
     st.tuples(st.just("undo"), st.none() | places),

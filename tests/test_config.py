@@ -9,10 +9,12 @@ from refold.core.errors import SettingError
 
 def test_yaml_and_toml_say_the_same(tmp_path):
     (tmp_path / "a.yaml").write_text(
-        "store: memory://\nmodels: {m: {window: 8000}}\nagents: {default: {model: m, compact: {max_tokens: 900}}}\n"
+        "store: memory://\nmodels: {m: {window: 8000}}\n"
+        "agents: {default: {model: m, compact: {max_tokens: 900}}}\n"
     )
     (tmp_path / "a.toml").write_text(
-        'store = "memory://"\n[models.m]\nwindow = 8000\n[agents.default]\nmodel = "m"\ncompact = {max_tokens = 900}\n'
+        'store = "memory://"\n[models.m]\nwindow = 8000\n'
+        '[agents.default]\nmodel = "m"\ncompact = {max_tokens = 900}\n'
     )
     config = load_config(tmp_path / "a.yaml")
     assert config == load_config(str(tmp_path / "a.toml")) == load_config(config)

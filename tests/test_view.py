@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from refold.core import codec
 from refold.core.event import Event, Line, Said, Span
 from refold.core.live import Head, Live
-from refold.core.view import View, fold
+from refold.core.view import fold
 from strategies import streams
 
 

@@ -33,7 +33,7 @@ from refold.intake import draft
 from refold.page import Page
 from refold.policies.window import Window
 from refold.record import Record
-from refold.stores.store import Forks, Ids, Key, Leases, Store
+from refold.stores.store import Forks, Ids, Key, Leases, Snapshots, Store
 from refold.tokens.count import count_json, count_message
 from refold.transfer import export_lines
 
@@ -379,16 +379,13 @@ class Session:
             stop = self._record.live.state.next if at is None else at + 1
             new = Key(self.key.owner, new_id)
             self.store.fork(self.key, new, stop)
-            fork = Session(
-                self.store,
-                new,
-                model=self.model,
-                agent=self._agent,
-                config=self.config,
-                view=self._record.view,
-            )
-            fork._record.save()
-            return fork
+            if isinstance(self.store, Snapshots):  # those of the shared past are the fork's as well
+                self._record.save()
+                for view, snapshot in self.store.saved(self.key).items():
+                    if snapshot.at <= stop:
+                        self.store.save(new, view, snapshot)
+            settings: dict[str, Any] = {"model": self.model, "agent": self._agent, "config": self.config}
+            return Session(self.store, new, **settings, view=self._record.view)
 
     def export(self) -> Iterator[str]:
         """The whole record as lines of JSON, for `refold.load`."""

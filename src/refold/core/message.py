@@ -1,6 +1,6 @@
 """What was said: a role and typed parts, the same whatever provider it came from.
 
->>> Message("user", [Text("Book a flight to Oslo.")]).text
+>>> Message("user", (Text("Book a flight to Oslo."),)).text
 'Book a flight to Oslo.'
 """
 

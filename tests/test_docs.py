@@ -1,0 +1,63 @@
+"""Documents cannot rot: every Python block runs, every link leads somewhere, every command exists."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+BLOCKS = [
+    pytest.param(block, id=f"{page.relative_to(ROOT)}-{n}")
+    for page in PAGES
+    for n, block in enumerate(
+        re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    )
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_python_block_runs(block, tmp_path):
+    subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True)
+
+
+def test_the_yaml_in_the_readme_is_a_valid_configuration(tmp_path):
+    from refold.config import load_config
+
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "refold.yaml").write_text(block)
+    assert load_config(tmp_path / "refold.yaml").models["my-model"].window == 8_000
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_example_runs(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "long_run.py"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "nothing is lost" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["core", "policies", "stores", "formats", "tokens"])
+def test_every_module_says_what_it_is_in_one_sentence(module):
+    for file in (ROOT / "src" / "refold" / module).rglob("*.py"):
+        first = file.read_text().split("\n", 1)[0]
+        assert re.match(r'"""[A-Z].*[.:"]', first), f"{file.name}: {first}"
+
+
+def test_every_error_of_the_tree_is_drawn_and_there_are_few():
+    from refold.core import errors
+
+    classes = [name for name, value in vars(errors).items() if isinstance(value, type)]
+    assert len(classes) <= 10
+    assert all(name in (errors.__doc__ or "") for name in classes)
