@@ -72,16 +72,25 @@ messages = st.one_of(
 
 
 @st.composite
-def streams(draw: st.DrawFn, min_size: int = 0, max_size: int = 40, edits: bool = True) -> list[Event]:
-    """Any stream at all: edits may be wrong, cross others, or undo what never was."""
+def streams(
+    draw: st.DrawFn, min_size: int = 0, max_size: int = 40, edits: bool = True, busy: bool = False
+) -> list[Event]:
+    """Any stream at all: edits may be wrong, cross others, or undo what never was.
+
+    A busy one has edits and undoings of the same few messages, and of each other.
+    """
     stream = Stream()
     kinds = ["say"] * 5 + (["replace"] * 3 + ["undo"] * 2 + ["pin", "measure", "unknown"] if edits else [])
+    if busy:
+        kinds = ["replace", "undo"]
+        for role in ("user", "assistant", "user", "assistant", "user"):
+            stream.say(Message(role, role))
     for kind in draw(st.lists(st.sampled_from(kinds), min_size=min_size, max_size=max_size)):
         at = stream.next
         if kind == "say":
             stream.say(draw(messages))
         elif kind == "replace":
-            start = draw(st.integers(0, at))
+            start = draw(st.integers(0, 4 if busy else at))
             end = draw(st.integers(start, min(at + 1, start + 8)))
             refs = draw(st.lists(st.integers(start, max(start, end - 1)), max_size=2, unique=True))
             new = draw(st.lists(texts, max_size=2))

@@ -192,7 +192,7 @@ def test_pinned_messages_the_task_and_the_latest_user_message_are_in_every_view(
         said = [event for event in session.events() if isinstance(event, Said)]
         users = [event for event in said if event.line.role == "user"]
         pinned = {
-            line.at for pin in session._record.live.state.pins.values() if pin.holds for line in pin.lines
+            line.at for pin in session.record.live.state.pins.values() if pin.holds for line in pin.lines
         }
         must = {*(event.at for event in (*users[:1], *users[-1:])), *pinned}
         shown = {line.at: message for item in session.view().items for line, message in _both(item)}
@@ -265,7 +265,7 @@ def test_a_deliberate_break_of_the_fold_is_caught(monkeypatch, name):
     function, broken = BREAKS[name]
     monkeypatch.setattr(view_module, function, broken)
     try:
-        find(streams(), differs, settings=settings(max_examples=20_000, database=None))
+        find(streams() | streams(busy=True), differs, settings=settings(max_examples=20_000, database=None))
     except NoSuchExample:
         pytest.fail(f"nobody noticed: {name}")
 

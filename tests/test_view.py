@@ -42,7 +42,7 @@ def live(events: list[Event], view: str = "main") -> Live:
 
 
 @settings(max_examples=2000)
-@given(streams())
+@given(streams() | streams(busy=True))
 def test_the_incremental_view_equals_the_fold(events):
     past = Past(events)
     for view in ("main", "other"):

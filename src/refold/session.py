@@ -64,8 +64,9 @@ class Session:
         self.model = model or self.settings.model
         self._agent, self._owns_store = agent, owns_store
         self._lock = RLock()
-        self._record = Record(store, key, view, parse)
-        self._page = Page(self._record)
+        self.record = Record(store, key, view, parse)
+        """What is underneath, for faces and tools."""
+        self._page = Page(self.record)
         self._estimate = 0
 
     @property
@@ -131,10 +132,10 @@ class Session:
                     if part.message.id is None or part.message.id not in seen:
                         new.append(part)
                         seen.add(part.message.id)
-                record = self._record
+                record = self.record
                 return number(new, record.live.state, record.view, self._estimate, time.time())
 
-            said = [event for event in self._record.append(build) if isinstance(event, Said)]
+            said = [event for event in self.record.append(build) if isinstance(event, Said)]
         places |= {event.message.id: event.at for event in said if event.message.id is not None}
         unnamed = iter([event.at for event in said if event.message.id is None])
         result = []
@@ -161,13 +162,13 @@ class Session:
             raise SettingError("dialect", f"{dialect!r} is not known; known is {openai_chat.DIALECT}")
         off = self.settings.is_off or _override(override)
         with self._lock:
-            self._record.catch_up()
+            self.record.catch_up()
             budget = self._budget(count_json(tools) if tools else 0)
-            before = self._record.live.tokens + budget.overhead
+            before = self.record.live.tokens + budget.overhead
             fired = before > budget.threshold
             edits = self._reduce(budget, Window()) if fired and not off else []
             messages, mended, notices = self._page.render()
-            final = self._record.live.tokens + budget.overhead + mended
+            final = self.record.live.tokens + budget.overhead + mended
             self._estimate = final
         if final > budget.room:
             if not off:
@@ -192,12 +193,12 @@ class Session:
     def view(self, at: int | None = None) -> View:
         """What the model sees now, or saw right after the event at a place."""
         with self._lock:
-            self._record.catch_up()
+            self.record.catch_up()
             if at is None:
-                self._record.load(line for item in self._record.live.items for line in item.lines)
-                return self._record.live.freeze()
-            self._record.entry(at)
-            return self._record.as_of(at).freeze()
+                self.record.load(line for item in self.record.live.items for line in item.lines)
+                return self.record.live.freeze()
+            self.record.entry(at)
+            return self.record.as_of(at).freeze()
 
     def compact(
         self,
@@ -211,11 +212,11 @@ class Session:
             raise SettingError("strategy", f"{strategy!r} is not known; known is sliding-window")
         keep = 10 if keep_recent is None and target_tokens is None else keep_recent
         with self._lock:
-            self._record.catch_up()
+            self.record.catch_up()
             budget = self._budget(0, target_tokens)
             edits = self._reduce(budget, Window(keep))
             if not edits:
-                return CompactionResult((), (0, 0), 0, self._record.live.state.round)
+                return CompactionResult((), (0, 0), 0, self.record.live.state.round)
             edit = edits[0]
             new = tuple(one for one in edit.shown if isinstance(one, Message))
             range = (self._index_from(edit.span.start), self._index_from(edit.span.end))
@@ -223,12 +224,12 @@ class Session:
 
     def compactions(self) -> Compactions:
         with self._lock:
-            self._record.catch_up()
-            state = self._record.live.state
-            last = self._record.event(state.compacted) if state.compacted is not None else None
+            self.record.catch_up()
+            state = self.record.live.state
+            last = self.record.event(state.compacted) if state.compacted is not None else None
             when = datetime.fromtimestamp(last.time, UTC) if isinstance(last, Replaced) else None
             held = self.store.leases(self.key, time.time()) if isinstance(self.store, Leases) else ()
-            running = any(lease.name == f"compaction:{self._record.view}" for lease in held)
+            running = any(lease.name == f"compaction:{self.record.view}" for lease in held)
             return Compactions(state.round, when, running)
 
     def _budget(self, overhead: int, target: int | None = None) -> Budget:
@@ -239,7 +240,7 @@ class Session:
         """Plans on the view as it is, and again if somebody else edits it meanwhile."""
 
         def build() -> Sequence[Event]:
-            live = self._record.live
+            live = self.record.live
             view, round = live.freeze(), live.state.round + 1
             stamp = Stamp(live.state.next, time.time(), live.view, round)
             plan = policy(view, budget, count_message)
@@ -248,21 +249,21 @@ class Session:
                 for n, edit in enumerate(plan)
             ]
 
-        return [event for event in self._record.append(build) if isinstance(event, Replaced)]
+        return [event for event in self.record.append(build) if isinstance(event, Replaced)]
 
     # What was said
 
     def get_all(self) -> list[StoredMessage]:
         with self._lock:
-            self._record.catch_up()
-            return [self._stored(event) for event in self._record.events() if isinstance(event, Said)]
+            self.record.catch_up()
+            return [self._stored(event) for event in self.record.events() if isinstance(event, Said)]
 
     def get_range(self, start: int, end: int) -> list[StoredMessage]:
         """Messages by index, counting messages only, the end exclusive."""
         with self._lock:
-            self._record.catch_up()
+            self.record.catch_up()
             found = []
-            for event in self._record.events(self._place_of(max(0, start))):
+            for event in self.record.events(self._place_of(max(0, start))):
                 if isinstance(event, Said):
                     if event.index >= end:
                         break
@@ -276,7 +277,7 @@ class Session:
         found: list[StoredMessage] = []
         tokens = 0
         with self._lock:
-            self._record.catch_up()
+            self.record.catch_up()
             for event in self._backwards():
                 tokens += event.line.tokens if include_system or event.line.role != "system" else 0
                 if len(found) >= max_messages or (max_tokens is not None and tokens > max_tokens):
@@ -287,41 +288,41 @@ class Session:
 
     def get_count(self) -> int:
         with self._lock:
-            self._record.catch_up()
-            return self._record.live.state.index
+            self.record.catch_up()
+            return self.record.live.state.index
 
     def messages_since_compaction(self) -> list[StoredMessage]:
         with self._lock:
-            self._record.catch_up()
-            since = self._record.live.state.compacted
-            events = self._record.events(0 if since is None else since + 1)
+            self.record.catch_up()
+            since = self.record.live.state.compacted
+            events = self.record.events(0 if since is None else since + 1)
             return [self._stored(event) for event in events if isinstance(event, Said)]
 
     def events(self, after: int = 0) -> Iterator[Event]:
         """The stream itself, from a place on: what happened, in order."""
-        return self._record.events(max(0, after))
+        return self.record.events(max(0, after))
 
     def _stored(self, said: Said) -> StoredMessage:
-        item = self._record.live.item_at(said.at)
+        item = self.record.live.item_at(said.at)
         if item is None or item.edit is None or said.at in {line.at for line in item.lines}:
             return stored(said, self.conversation)
-        edit = self._record.event(item.edit)
+        edit = self.record.event(item.edit)
         expired = isinstance(edit, Replaced) and edit.kind == "expire"
         tokens = item.tokens if len(item.span) == 1 else 0
         return stored(said, self.conversation, edit=item.edit, is_expired=expired, shown_tokens=tokens)
 
     def _backwards(self) -> Iterator[Said]:
-        stop = self._record.live.state.next
+        stop = self.record.live.state.next
         while stop > 0:
             start = max(0, stop - WALK)
-            for event in reversed(list(self._record.events(start, stop))):
+            for event in reversed(list(self.record.events(start, stop))):
                 if isinstance(event, Said):
                     yield event
             stop = start
 
     def _index_from(self, at: int) -> int:
         """Index of the first message at or after a place."""
-        state = self._record.live.state
+        state = self.record.live.state
         while at < state.next:
             for link in self.store.read(self.key, at, at + WALK):
                 if link.entry.kind == "said":
@@ -331,7 +332,7 @@ class Session:
 
     def _place_of(self, index: int) -> int:
         """Place of a message: at least its index, since places only ever run ahead."""
-        low, high = index, self._record.live.state.next
+        low, high = index, self.record.live.state.next
         while low < high:
             middle = (low + high) // 2
             if self._index_from(middle) < index:
@@ -347,45 +348,45 @@ class Session:
 
         For the place of a message, the edit that hides it. Returns the place of the undoing.
         """
-        return self._amend(lambda stamp: [amend.undo(self._record, at, stamp, why)])
+        return self._amend(lambda stamp: [amend.undo(self.record, at, stamp, why)])
 
     def restore(self, at: int, *, why: str = "") -> int:
         """Shows the original in its old place again, with the calls and results it belongs to."""
-        return self._amend(lambda stamp: [amend.restore(self._record, at, stamp, why)])
+        return self._amend(lambda stamp: [amend.restore(self.record, at, stamp, why)])
 
     def pin(self, at: int, *, why: str = "") -> int:
         """Keeps a message in every view, whatever is reduced around it."""
-        return self._amend(lambda stamp: [amend.pin(self._record, at, stamp, why)])
+        return self._amend(lambda stamp: [amend.pin(self.record, at, stamp, why)])
 
     def unpin(self, at: int, *, why: str = "") -> int:
-        return self._amend(lambda stamp: amend.unpin(self._record, at, stamp, why))
+        return self._amend(lambda stamp: amend.unpin(self.record, at, stamp, why))
 
     def _amend(self, make: Callable[[Stamp], Sequence[Event]]) -> int:
         with self._lock:
-            self._record.catch_up()
+            self.record.catch_up()
 
             def build() -> Sequence[Event]:
-                live = self._record.live
+                live = self.record.live
                 return make(Stamp(live.state.next, time.time(), live.view))
 
-            return self._record.append(build)[-1].at
+            return self.record.append(build)[-1].at
 
     def fork(self, new_id: str, *, at: int | None = None) -> "Session":
         """A conversation that shares this one's past up to and including a place, all of it unless given."""
         if not isinstance(self.store, Forks):
             raise StoreError(f"{type(self.store).__name__} cannot fork; export and load under another id")
         with self._lock:
-            self._record.catch_up()
-            stop = self._record.live.state.next if at is None else at + 1
+            self.record.catch_up()
+            stop = self.record.live.state.next if at is None else at + 1
             new = Key(self.key.owner, new_id)
             self.store.fork(self.key, new, stop)
             if isinstance(self.store, Snapshots):  # those of the shared past are the fork's as well
-                self._record.save()
+                self.record.save()
                 for view, snapshot in self.store.saved(self.key).items():
                     if snapshot.at <= stop:
                         self.store.save(new, view, snapshot)
             settings: dict[str, Any] = {"model": self.model, "agent": self._agent, "config": self.config}
-            return Session(self.store, new, **settings, view=self._record.view)
+            return Session(self.store, new, **settings, view=self.record.view)
 
     def export(self) -> Iterator[str]:
         """The whole record as lines of JSON, for `refold.load`."""
@@ -395,13 +396,13 @@ class Session:
         """Erases the conversation for good. Forks keep what they share, and are returned."""
         with self._lock:
             heirs = self.store.erase(self.key, with_forks=with_forks)
-            self._record.catch_up()
+            self.record.catch_up()
             return heirs
 
     def close(self) -> None:
         """Keeps a snapshot, and closes the store where the session opened it."""
         with self._lock:
-            self._record.save()
+            self.record.save()
             if self._owns_store:
                 self.store.close()
 

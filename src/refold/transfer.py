@@ -1,12 +1,14 @@
 """A conversation as lines of text: exported and loaded to the byte, with its chain verified."""
 
 import base64
+import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from refold.core.codec import FORMAT, GENESIS, Entry, chain
+from refold.core.codec import FORMAT, GENESIS, Entry, chain, dumps
 from refold.core.errors import ConflictError, CorruptError, NewerError
 from refold.stores.store import Key, Store
 
@@ -21,11 +23,12 @@ def export_lines(store: Store, key: Key) -> Iterator[str]:
         line: dict[str, Any] = {"at": entry.at, "kind": entry.kind}
         if entry.id is not None:
             line["id"] = entry.id
-        for name, data in (("head", entry.head), ("body", entry.body)):
-            if _is_json(data):
-                line[name] = msgspec.Raw(data)
-            else:  # a lone surrogate, or something from a newer version
-                line[f"{name}_base64"] = base64.b64encode(data).decode()
+        plain = _is_json(entry.head) and _is_json(entry.body) and _is_json(dumps(entry.id))
+        if plain:
+            line |= {"head": msgspec.Raw(entry.head), "body": msgspec.Raw(entry.body)}
+        else:  # a lone surrogate, or something from a newer version
+            line["head_base64"] = base64.b64encode(entry.head).decode()
+            line["body_base64"] = base64.b64encode(entry.body).decode()
         yield _dump({**line, "digest": digest.hex()})
 
 
@@ -80,12 +83,14 @@ def _entries(numbered: Iterable[tuple[int, str]]) -> Iterator[Entry]:
 def _parse(n: int, line: str, type: type[Any]) -> Any:
     try:
         return msgspec.json.decode(line.encode("utf-8", "surrogatepass"), type=type)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
+        with suppress(ValueError, RecursionError):  # an id with a lone surrogate
+            return msgspec.convert(json.loads(line), type)
         raise CorruptError(f"Line {n}: {error}") from error
 
 
 def _dump(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    return dumps(value).decode()
 
 
 def _is_json(data: bytes) -> bool:

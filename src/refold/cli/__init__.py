@@ -1,0 +1,99 @@
+"""The command line: what `refold` and `python -m refold` do."""
+
+import sys
+from collections.abc import Callable
+from errno import EPIPE
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from refold.cli import change, checkup, look, move
+from refold.cli.terminal import complain
+from refold.core.errors import RefoldError, SettingError
+
+EXAMPLES = """\b
+Examples:
+  refold import chat.json            store a list of OpenAI chat messages
+  refold list                        what there is
+  refold show chat                   what the model sees, and what is hidden
+  refold show chat --at 120          what it saw right after event 120
+  refold undo chat                   take back the newest edit
+  refold fit chat.json --model gpt-5 -o small.json
+  refold doctor                      is all as it was written?
+
+\b
+Exit codes: 0 done, 1 the answer is no (not found, invalid, damaged), 2 wrong use.
+"""
+
+
+class _Group(TyperGroup):
+    """Tells our errors in one line, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RefoldError as error:
+            complain(str(error))
+            raise typer.Exit(2 if isinstance(error, SettingError) else 1) from error
+        except OSError as error:
+            if error.errno == EPIPE:  # the reader has enough: no fault
+                raise
+            complain(str(error))
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    cls=_Group,
+    rich_markup_mode=None,  # plain help is there at once: rich takes longer to load than all the rest
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from refold import __version__
+
+        typer.echo(f"refold {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True, epilog=EXAMPLES)
+def refold(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Which refold this is.")
+    ] = False,
+) -> None:
+    """Everything an agent said, and the view of it that the model sees."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "import": move.import_,
+    "export": move.export,
+    "list": look.list_,
+    "show": look.show,
+    "log": look.log,
+    "diff": look.diff,
+    "undo": change.undo,
+    "restore": change.restore,
+    "pin": change.pin,
+    "unpin": change.unpin,
+    "fork": change.fork,
+    "delete": change.delete,
+    "fit": move.fit,
+    "doctor": checkup.doctor,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+
+
+def main() -> None:
+    """Runs one command and leaves with its exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character gets its escape
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    app(prog_name="refold")

@@ -1,0 +1,197 @@
+"""Commands that add to a record, or erase it: undo, restore, pin, unpin, fork, delete."""
+
+from typing import Annotated, Any
+
+import typer
+
+from refold.cli.options import (
+    Access,
+    At,
+    ConfigFile,
+    Id,
+    Json,
+    Owner,
+    StoreUrl,
+    ViewName,
+    Why,
+    existing,
+    place,
+)
+from refold.cli.terminal import emit, say
+from refold.cli.words import one_line, plural, quoted
+from refold.core.errors import RefoldError
+from refold.core.event import Pinned, Undone
+from refold.session import Session
+from refold.stores.store import Key, Listed
+
+AnyAt = Annotated[
+    int | None,
+    typer.Argument(
+        metavar="[AT]",
+        parser=place,
+        help="The edit, pin or undoing, or a message that is hidden; else the newest edit.",
+        show_default=False,
+    ),
+]
+
+
+def undo(
+    id: Id,
+    at: AnyAt = None,
+    why: Why = "",
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = "default",
+    view: ViewName = "main",
+    json: Json = False,
+) -> None:
+    """Take back an edit, a pin or an undoing."""
+    with Access.to(store, config).session(id, owner, view) as session:
+        before = session.record.live.tokens
+        done = session.undo(at, why=why)
+        event = session.record.event(done)
+        assert isinstance(event, Undone)
+        _report(session, before, json, {"did": "undo", "of": event.of, "at": done}, f"#{event.of} is undone")
+
+
+def restore(
+    id: Id,
+    at: At,
+    why: Why = "",
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = "default",
+    view: ViewName = "main",
+    json: Json = False,
+) -> None:
+    """Show what is hidden in its old place again.
+
+    For the place of a message, that message and the calls and results it belongs to; for the place of an
+    edit, all that it covers.
+    """
+    with Access.to(store, config).session(id, owner, view) as session:
+        before = session.record.live.tokens
+        done = session.restore(at, why=why)
+        _report(session, before, json, {"did": "restore", "of": at, "at": done}, f"#{at} is shown again")
+
+
+def pin(
+    id: Id,
+    at: At,
+    why: Why = "",
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = "default",
+    view: ViewName = "main",
+    json: Json = False,
+) -> None:
+    """Keep a message in every view, with its calls and results."""
+    with Access.to(store, config).session(id, owner, view) as session:
+        before = session.record.live.tokens
+        done = session.pin(at, why=why)
+        event = session.record.event(done)
+        assert isinstance(event, Pinned)
+        places = [line.at for line in event.lines]
+        others = [f"#{one}" for one in places if one != at]
+        group = f" with {', '.join(others)}, which it cannot be parted from" if others else ""
+        what = {"did": "pin", "of": at, "at": done, "places": places}
+        _report(session, before, json, what, f"#{at} is pinned{group}")
+
+
+def unpin(
+    id: Id,
+    at: At,
+    why: Why = "",
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = "default",
+    view: ViewName = "main",
+    json: Json = False,
+) -> None:
+    """Take the pin off a message again."""
+    with Access.to(store, config).session(id, owner, view) as session:
+        before = session.record.live.tokens
+        done = session.unpin(at, why=why)
+        _report(session, before, json, {"did": "unpin", "of": at, "at": done}, f"#{at} is no longer pinned")
+
+
+def _report(session: Session, before: int, json: bool, what: dict[str, Any], sentence: str) -> None:
+    after = session.record.live.tokens
+    session.close()
+    if json:
+        about = {"conversation": session.conversation, "view": session.record.view}
+        emit(about | what | {"tokens": {"before": before, "after": after}})
+    else:
+        change = f"{before:,} → {after:,} tokens" if before != after else f"{after:,} tokens as before"
+        say(f"{sentence} (event #{what['at']}); the view has {change}. Take it back: {_back(session, what)}")
+
+
+def _back(session: Session, what: dict[str, Any]) -> str:
+    return f"refold undo {quoted(session.conversation)} {what['at']}"
+
+
+def fork(
+    id: Id,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The id of the fork.", show_default=False)],
+    at: Annotated[
+        int | None, typer.Option("--at", metavar="N", parser=place, help="The last event they share.")
+    ] = None,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = "default",
+    json: Json = False,
+) -> None:
+    """Begin a conversation that shares the past of this one."""
+    if not new:
+        raise typer.BadParameter("an id has at least one character", param_hint="NEW")
+    with Access.to(store, config).session(id, owner) as session:
+        twin = session.fork(new, at=at)
+        shared, count = twin.record.live.state.next - 1, twin.get_count()
+    if json:
+        emit({"did": "fork", "conversation": new, "forked_from": id, "at": shared, "messages": count})
+    else:
+        say(f"{one_line(new)} shares {plural(count, 'message')} of {one_line(id)}, up to #{shared}.")
+
+
+def delete(
+    id: Id,
+    with_forks: Annotated[bool, typer.Option("--with-forks", help="Its forks too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = "default",
+    json: Json = False,
+) -> None:
+    """Erase a conversation for good."""
+    access = Access.to(store, config)
+    with access.open() as backend:
+        key = existing(backend, access.url, Key(owner, id))
+        rows = list(backend.conversations())
+        forks = _forks(rows, key, deep=with_forks)
+        if not yes:
+            _ask(id, forks, with_forks)
+        heirs = backend.erase(key, with_forks=with_forks)
+    erased = [key, *(forks if with_forks else [])]
+    names = [one.conversation for one in erased]
+    if json:
+        emit({"did": "delete", "erased": names, "kept_by": [heir.conversation for heir in heirs]})
+        return
+    say(f"Erased: {', '.join(map(one_line, names))}")
+    if heirs:
+        say(f"What they share lives on in: {', '.join(one_line(heir.conversation) for heir in heirs)}")
+
+
+def _forks(rows: list[Listed], key: Key, *, deep: bool) -> list[Key]:
+    found = [row.key for row in rows if row.parent == key]
+    return found + [inner for one in found if deep for inner in _forks(rows, one, deep=True)]
+
+
+def _ask(id: str, forks: list[Key], with_forks: bool) -> None:
+    names = ", ".join(one_line(fork.conversation) for fork in forks)
+    rest = f", and its forks {names}" if with_forks else f" (what its forks {names} share lives on there)"
+    try:
+        sure = typer.confirm(f"Erase {one_line(id)}{rest if forks else ''} for good?", err=True)
+    except typer.Abort:
+        sure = False
+    if not sure:
+        raise RefoldError("Nothing was erased. Answer y, or use --yes")

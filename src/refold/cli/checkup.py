@@ -1,0 +1,145 @@
+"""The command that asks whether what is stored is still what was written: doctor."""
+
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+import refold
+from refold.cli.options import Access, ConfigFile, Json, StoreUrl, existing, ids
+from refold.cli.terminal import Column, Columns, emit, progress
+from refold.cli.words import iso, local, one_line, plural
+from refold.core.codec import FORMAT
+from refold.core.errors import CorruptError
+from refold.doctor import BACKUP, Finding, examine, list_safely, told
+from refold.stores.store import Key, Lease, Leases, Listed, Store
+
+MOST_FINDINGS = 50
+"""Findings told one by one to people."""
+
+OneId = Annotated[
+    str | None,
+    typer.Argument(metavar="[ID]", help="Only this one.", autocompletion=ids, show_default=False),
+]
+AnyOwner = Annotated[
+    str | None, typer.Option("--owner", metavar="NAME", help="Only conversations of this owner.")
+]
+
+
+def doctor(
+    id: OneId = None,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: AnyOwner = None,
+    json: Json = False,
+) -> None:
+    """Verify that all is stored as it was written.
+
+    Every chain of digests, every number beside the words, every snapshot and the engine's own files are
+    checked; versions and leases are shown. Nothing is changed.
+    """
+    access = Access.to(store, config)
+    events = 0
+    rows: list[Listed] = []
+    leases: list[tuple[Key, Lease]] = []
+    try:
+        with access.open() as backend:
+            only = None if id is None else existing(backend, access.url, Key(owner or "default", id))
+            rows = [row for row in list_safely(backend, owner)[0] if only in (None, row.key)]
+            with progress("Checking", sum(row.next for row in rows)) as advance:
+
+                def tick(n: int) -> None:
+                    nonlocal events
+                    events += n
+                    advance(n)
+
+                findings = examine(backend, owner=owner, only=only, tick=tick)
+            leases = _leases(backend, rows)
+    except CorruptError as error:  # it cannot even be opened
+        findings = [Finding(told(error), BACKUP)]
+    counts = {"conversations": len(rows), "events": events}
+    if json:
+        emit(_json(access, counts, findings, leases))
+    else:
+        _print(access, counts, findings, leases)
+    if findings:
+        raise typer.Exit(1)
+
+
+def _leases(store: Store, rows: list[Listed]) -> list[tuple[Key, Lease]]:
+    if not isinstance(store, Leases):
+        return []
+    now, held = time.time(), []
+    for row in rows:
+        try:
+            held += [(row.key, lease) for lease in store.leases(row.key, now)]
+        except Exception:  # damaged: a lease runs out by itself
+            continue
+    return held
+
+
+def _versions(access: Access) -> dict[str, str]:
+    python = ".".join(map(str, sys.version_info[:3]))
+    versions = {"refold": refold.__version__, "format": str(FORMAT), "python": python}
+    if access.file is not None:
+        import apsw
+
+        versions["sqlite"] = apsw.sqlite_lib_version()
+    return versions
+
+
+def _json(
+    access: Access, counts: dict[str, int], findings: list[Finding], leases: list[tuple[Key, Lease]]
+) -> dict[str, Any]:
+    return {
+        "healthy": not findings,
+        "store": access.url,
+        "versions": _versions(access),
+        **counts,
+        "findings": [
+            {
+                "owner": one.key and one.key.owner,
+                "conversation": one.key and one.key.conversation,
+                "at": one.place,
+                "problem": one.problem,
+                "advice": one.advice,
+            }
+            for one in findings
+        ],
+        "leases": [
+            {
+                "owner": key.owner,
+                "conversation": key.conversation,
+                "name": lease.name,
+                "holder": lease.holder,
+                "until": iso(lease.until),
+            }
+            for key, lease in leases
+        ],
+    }
+
+
+def _print(
+    access: Access, counts: dict[str, int], findings: list[Finding], leases: list[tuple[Key, Lease]]
+) -> None:
+    page = Columns(Column("", 1), Column("", 0))
+    names = {"refold": "refold", "format": "format", "python": "Python", "sqlite": "SQLite"}
+    versions = " · ".join(f"{names[name]} {version}" for name, version in _versions(access).items())
+    page.line((versions, "dim"))
+    read = ", ".join(plural(n, what.removesuffix("s")) for what, n in counts.items())
+    page.line((f"{read} in {one_line(access.url)}", ""), wrap=True)
+    for key, lease in leases:
+        held = f"{one_line(lease.holder)} until {local(lease.until)}"
+        page.line((f"lease {one_line(lease.name)} of {one_line(key.conversation)} held by {held}", "yellow"))
+    for one in findings[:MOST_FINDINGS]:
+        where = "" if one.key is None else one_line(one.key.conversation)
+        where += "" if one.place is None else f" #{one.place}"
+        page.line(("✗", "red"), (f"{where}: {one_line(one.problem)}".removeprefix(": "), "red"), wrap=True)
+        page.line(("", ""), (one.advice, ""), wrap=True)
+    if len(findings) > MOST_FINDINGS:
+        page.line((f"… and {len(findings) - MOST_FINDINGS:,} more: see --json", "red"))
+    if findings:
+        page.line((plural(len(findings), "problem"), "bold red"))
+    else:
+        page.line(("✓", "green"), ("Nothing wrong: all is as it was written", "bold green"))

@@ -1,0 +1,201 @@
+"""Commands that read: list, show, log, diff."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from refold.cli import show as page
+from refold.cli.log import Names, emit_log, events, print_log
+from refold.cli.options import (
+    Access,
+    At,
+    ConfigFile,
+    Id,
+    Json,
+    Owner,
+    StoreUrl,
+    ViewName,
+    blaming_damage,
+    existing,
+    place,
+)
+from refold.cli.seen import Sight, see, shown_json, sight_json
+from refold.cli.terminal import Cell, Columns, console, emit, fitting, progress, say
+from refold.cli.words import iso, local, one_line, saved_percent
+from refold.core.live import Live
+from refold.doctor import told
+from refold.record import Record
+from refold.session import parse
+from refold.stores.store import Key, Listed, Store
+
+PastPlace = Annotated[
+    int | None, typer.Option("--at", metavar="N", parser=place, help="As it was right after event N.")
+]
+Place2 = Annotated[
+    int | None,
+    typer.Argument(metavar="AT2", parser=place, help="The other place; else now.", show_default=False),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    row: Listed
+    live: Live | None
+    problem: str | None
+
+    @property
+    def parent(self) -> str:
+        row = self.row
+        return "" if row.parent is None else f"{one_line(row.parent.conversation)} at #{row.fork_at - 1}"
+
+
+def list_(
+    store: StoreUrl = None, config: ConfigFile = None, owner: Owner = "default", json: Json = False
+) -> None:
+    """What there is, and how much of it is shown."""
+    access = Access.to(store, config)
+    with access.open() as backend, blaming_damage("The list of conversations"):
+        rows = list(backend.conversations(owner))
+        others = [] if rows else sorted({row.key.owner for row in backend.conversations()})
+        found = []
+        with progress("Reading", len(rows)) as advance:
+            for row in rows:
+                found.append(_open(backend, row))
+                advance(1)
+    if json:
+        emit({"store": access.url, "owner": owner, "conversations": list(map(_listed_json, found))})
+    elif found:
+        _list(found)
+    elif others:
+        say(f"No conversations of {owner!r} here, but of {', '.join(map(one_line, others))}: use --owner.")
+    else:
+        say(f"No conversations yet in {one_line(access.url)}. Add one with: refold import FILE")
+    if any(one.problem for one in found):
+        raise typer.Exit(1)
+
+
+def _open(store: Store, row: Listed) -> _Listed:
+    try:
+        return _Listed(row, Record(store, row.key, "main", parse).live, None)
+    except Exception as error:  # damaged: the others are still worth seeing
+        return _Listed(row, None, told(error))
+
+
+def _listed_json(one: _Listed) -> dict[str, Any]:
+    row, live = one.row, one.live
+    parent = None if row.parent is None else {"conversation": row.parent.conversation, "at": row.fork_at - 1}
+    tokens = None
+    if live is not None:
+        said, shown = live.state.total, live.tokens
+        tokens = {"said": said, "shown": shown, "saved_percent": saved_percent(said, shown)}
+    return {
+        "id": row.key.conversation,
+        "messages": None if live is None else live.state.index,
+        "tokens": tokens,
+        "created": iso(row.created),
+        "forked_from": parent,
+        "problem": one.problem,
+    }
+
+
+def _list(found: list[_Listed]) -> None:
+    rows = list(map(_row, found))
+    titles = ("id", ">messages", ">said", ">shown", ">saved", "created", "forked from")
+    table = Columns(*fitting(titles, rows, most=max(16, min(48, console().width - 60))))
+    table.head()
+    for row in rows:
+        table.line(*row)
+
+
+def _row(one: _Listed) -> list[Cell]:
+    id = (one_line(one.row.key.conversation), "bold")
+    if one.live is None:
+        return [id, (f"cannot be read: {one_line(one.problem or '')}", "red")]
+    said, shown = one.live.state.total, one.live.tokens
+    return [
+        id,
+        (f"{one.live.state.index:,}", ""),
+        (f"{said:,}", ""),
+        (f"{shown:,}", ""),
+        (f"{saved_percent(said, shown)} %", "green" if shown < said else "dim"),
+        (local(one.row.created)[:16], "dim"),
+        (one.parent, "dim"),
+    ]
+
+
+def show(
+    id: Id,
+    at: PastPlace = None,
+    full: Annotated[bool, typer.Option("--full", help="Whole texts.")] = False,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = "default",
+    view: ViewName = "main",
+    json: Json = False,
+) -> None:
+    """What the model sees, and what is hidden from it by which edit."""
+    with Access.to(store, config).session(id, owner, view) as session:
+        sight = see(session, at)
+        if json:
+            emit(sight_json(sight))
+        elif full:
+            page.show_full(sight)
+        else:
+            page.show(sight)
+
+
+def log(
+    id: Id,
+    after: Annotated[
+        int | None, typer.Option("--after", metavar="N", parser=place, help="Only what came after event N.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="At most so many events.")
+    ] = None,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = "default",
+    json: Json = False,
+) -> None:
+    """What happened: every event, in order."""
+    access = Access.to(store, config)
+    with access.open() as backend:
+        key = existing(backend, access.url, Key(owner, id))
+        start = 0 if after is None else after + 1
+        found = events(backend, key, start, limit)
+        damaged = emit_log(key, found) if json else print_log(found, Names(backend, key))
+    if damaged:
+        raise typer.Exit(1)
+
+
+def diff(
+    id: Id,
+    at: At,
+    at2: Place2 = None,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = "default",
+    view: ViewName = "main",
+    json: Json = False,
+) -> None:
+    """What the view showed then and not now, and the other way round."""
+    with Access.to(store, config).session(id, owner, view) as session:
+        old, new = see(session, at), see(session, at2)
+        if json:
+            emit(_diff_json(old, new))
+        else:
+            page.diff(old, new)
+
+
+def _diff_json(old: Sight, new: Sight) -> dict[str, Any]:
+    sides = [{(one.line.at, one.line.n) for one in sight.shown} for sight in (old, new)]
+    ends = [{"at": sight.at, "tokens": sight.tokens, "messages": sight.messages} for sight in (old, new)]
+    return {
+        "conversation": old.session.conversation,
+        "view": old.view,
+        "from": ends[0],
+        "to": ends[1],
+        "removed": [shown_json(one) for one in old.shown if (one.line.at, one.line.n) not in sides[1]],
+        "added": [shown_json(one) for one in new.shown if (one.line.at, one.line.n) not in sides[0]],
+    }

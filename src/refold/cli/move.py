@@ -1,0 +1,200 @@
+"""Commands that bring conversations in and out: import, export, fit."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from refold.cli.incoming import Given, conversations, export_in, given, read_file
+from refold.cli.options import (
+    Access,
+    ConfigFile,
+    Id,
+    Json,
+    Owner,
+    StoreUrl,
+    blaming_damage,
+    configured,
+    existing,
+)
+from refold.cli.terminal import emit, pretty, progress, say, writing
+from refold.cli.words import one_line, plural, quoted
+from refold.core.draft import Draft
+from refold.core.errors import ConflictError, MessageError, RefoldError, StoreError
+from refold.session import Session
+from refold.stores.store import Key, Store, open_store
+from refold.transfer import export_lines, load_lines
+
+BATCH = 5_000
+"""Messages stored in one go."""
+MOST_NAMED = 10
+"""Conversations that an import names one by one."""
+
+InFile = Annotated[str, typer.Argument(metavar="FILE", help="A file, or - for stdin.", show_default=False)]
+OutFile = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Where to; else stdout.")]
+
+
+class _Stored(NamedTuple):
+    id: str
+    messages: int
+    tokens: int
+
+
+def import_(
+    file: InFile,
+    id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="Its id; else the one in the file, or its name.")
+    ] = None,
+    append: Annotated[bool, typer.Option("--append", help="Go on with a conversation there is.")] = False,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = "default",
+    json: Json = False,
+) -> None:
+    """Store conversations from a file.
+
+    The file has an export of refold, a JSON list of OpenAI chat messages, an object with such a list as
+    `messages`, or a line for each conversation. The JSON of a message is kept as it is written.
+    """
+    access = Access.to(store, config)
+    data = read_file(file)
+    lines = export_in(data)
+    if lines is not None:
+        with access.open(create=True) as backend:
+            key = load_lines(lines, backend, id, owner)
+            state = Session(backend, key).record.live.state
+            done = [_Stored(key.conversation, state.index, state.total)]
+    else:
+        name = "stdin" if file == "-" else file
+        drafts = _drafts(conversations(data, name), id, file)
+        with access.open(create=True) as backend:
+            done = _store(backend, drafts, owner, append)
+    if json:
+        emit({"did": "import", "store": access.url, "conversations": [one._asdict() for one in done]})
+        return
+    for one in done[:MOST_NAMED]:
+        say(f"{one_line(one.id)}: {plural(one.messages, 'message')}, {plural(one.tokens, 'token')}")
+    if len(done) > MOST_NAMED:
+        say(f"… and {len(done) - MOST_NAMED:,} more conversations")
+    say(f"See it: refold show {quoted(done[0].id)}" if len(done) == 1 else "See them: refold list")
+
+
+def _drafts(found: Sequence[Given], id: str | None, file: str) -> dict[str, list[Draft]]:
+    """All messages by conversation, understood before anything is stored."""
+    if id is not None and len(found) > 1:
+        raise typer.BadParameter(
+            f"the file has {len(found)} conversations, one id is not enough", param_hint="--id"
+        )
+    drafts: dict[str, list[Draft]] = {}
+    with progress("Reading", sum(one.count for one in found)) as advance:
+        for n, one in enumerate(found, 1):
+            name = id or one.id or _named_after(file, n if len(found) > 1 else None)
+            if name in drafts:
+                raise ConflictError(f"{one.where}: the id {name!r} stands in the file twice")
+            drafts[name] = list(one.drafts(advance))
+            if not drafts[name]:
+                raise MessageError(one.where, "has no messages: there is nothing to store")
+    return drafts
+
+
+def _named_after(file: str, n: int | None) -> str:
+    stem = Path(file).stem if file != "-" else ""
+    if not stem:
+        raise typer.BadParameter("say which conversation this is", param_hint="--id")
+    return stem if n is None else f"{stem}-{n}"
+
+
+def _store(store: Store, drafts: dict[str, list[Draft]], owner: str, append: bool) -> list[_Stored]:
+    taken = {row.key.conversation for row in store.conversations(owner)} & drafts.keys()
+    if taken and not append:
+        name = min(taken)
+        raise ConflictError(
+            f"There is a conversation {name!r} already; --append adds to it, --id stores under another id"
+        )
+    done = []
+    with progress("Storing", sum(map(len, drafts.values()))) as advance:
+        for id, new in drafts.items():
+            with blaming_damage(id):
+                session = Session(store, Key(owner, id))
+            for start in range(0, len(new), BATCH):
+                batch = new[start : start + BATCH]
+                try:
+                    session.say(batch)
+                except RefoldError as error:
+                    raise StoreError(
+                        f"{error} ({start:,} of {len(new):,} messages of {id!r} are stored)"
+                    ) from error
+                advance(len(batch))
+            session.close()
+            done.append(_Stored(id, len(new), sum(one.tokens for one in new)))
+    return done
+
+
+def export(
+    id: Id,
+    out: OutFile = None,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = "default",
+    json: Json = False,
+) -> None:
+    """Write a whole record as lines, for `refold import`."""
+    access = Access.to(store, config)
+    with access.open() as backend, blaming_damage(id):
+        key = existing(backend, access.url, Key(owner, id))
+        lines = (line.encode() + b"\n" for line in export_lines(backend, key))
+        if out is None:
+            for line in lines:
+                typer.echo(line, nl=False)
+            return
+        count = -1
+        with writing(out) as file:
+            for line in lines:
+                file.write(line)
+                count += 1
+    if json:
+        emit({"did": "export", "conversation": id, "events": count, "file": str(out)})
+    else:
+        say(f"{one_line(id)}: {plural(count, 'event')} in {one_line(str(out))}")
+
+
+def fit(
+    file: InFile,
+    model: Annotated[str, typer.Option("--model", metavar="M", help="Whose window it must fit.")],
+    config: ConfigFile = None,
+    dialect: Annotated[str | None, typer.Option("--dialect", metavar="D", help="openai-chat.")] = None,
+    out: OutFile = None,
+    report: Annotated[
+        str | None, typer.Option("--report", metavar="FILE", help="What was done, as JSON; - for stderr.")
+    ] = None,
+) -> None:
+    """Messages in, messages that fit the model out.
+
+    The file has a JSON list of OpenAI chat messages, or an object with `messages` and perhaps `system` and
+    `tools`; what comes out has the same shape. Nothing is stored.
+    """
+    name = "stdin" if file == "-" else file
+    conversation = given(read_file(file), name)
+    tools = conversation.tools
+    settings = configured(config)
+    with progress("Reading", conversation.count) as advance:
+        drafts = list(conversation.drafts(advance))
+    session = Session(open_store("memory://"), Key("default", name), model=model, config=settings)
+    session.say(drafts)
+    fitted = session.fit(dialect=dialect, tools=tools)
+    messages = fitted.messages[1:] if conversation.system else fitted.messages
+    value = conversation.value
+    _write(out, pretty({**value, "messages": messages} if isinstance(value, dict) else messages))
+    if report == "-":
+        typer.echo(pretty(fitted.report), err=True)
+    elif report is not None:
+        _write(Path(report), pretty(fitted.report))
+
+
+def _write(out: Path | None, data: bytes) -> None:
+    if out is None:
+        typer.echo(data)
+        return
+    with writing(out) as file:
+        file.write(data + b"\n")

@@ -1,0 +1,153 @@
+"""What commands have in common: their options, and the way to a store and a conversation in it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from refold.config import Config, load_config
+from refold.core.errors import CorruptError, NotFoundError
+from refold.opening import DEFAULT_STORE
+from refold.session import Session
+from refold.stores.store import Key, Store, open_store
+
+CONFIG = "refold.yaml"
+"""The configuration that is used when it stands in the folder."""
+
+
+def place(text: str | int) -> int:
+    """A place as people write it: 57 or #57."""
+    number = str(text).removeprefix("#")
+    if not (number.isascii() and number.isdigit()):
+        raise typer.BadParameter(f"{text!r} is no place; a place is a number such as 57: see `refold show`")
+    return int(number)
+
+
+def ids(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Conversations, for the shell's completion: whatever goes wrong, it stays silent."""
+    try:
+        with Access.to(ctx.params.get("store"), ctx.params.get("config")).open() as store:
+            listed = store.conversations(ctx.params.get("owner") or "default")
+            return [row.key.conversation for row in listed if row.key.conversation.startswith(incomplete)]
+    except Exception:
+        return []
+
+
+Id: TypeAlias = Annotated[
+    str, typer.Argument(metavar="ID", help="The conversation.", autocompletion=ids, show_default=False)
+]
+StoreUrl: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        envvar="REFOLD_STORE",
+        show_envvar=False,
+        help=f"The store; else $REFOLD_STORE, else the configuration's, else {DEFAULT_STORE}.",
+    ),
+]
+ConfigFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help=f"The configuration; else {CONFIG}, if there is one."),
+]
+Owner: TypeAlias = Annotated[str, typer.Option("--owner", metavar="NAME", help="Whose conversation it is.")]
+ViewName: TypeAlias = Annotated[str, typer.Option("--view", metavar="NAME", help="Which view of it.")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="JSON for machines, nothing else on stdout.")]
+At: TypeAlias = Annotated[
+    int, typer.Argument(metavar="AT", parser=place, help="A place, such as 57.", show_default=False)
+]
+Why: TypeAlias = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept in the record.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Which store a command is about, by its options, the environment and the configuration."""
+
+    url: str
+    config: Config
+
+    @classmethod
+    def to(cls, store: str | None, config: Path | None) -> "Access":
+        settings = configured(config) if config is not None or not store else Config()
+        return cls(store or settings.store or DEFAULT_STORE, settings)
+
+    @contextmanager
+    def open(self, *, create: bool = False) -> Iterator[Store]:
+        """The store. One in a file that is not there is made only on request.
+
+        Raises:
+            NotFoundError: there is no such file.
+        """
+        file = self.file
+        if file is not None and not create and not file.exists():
+            raise NotFoundError(
+                f"There is no store at {file} yet; `refold import FILE` makes one, --store URL names another"
+            )
+        store = open_store(self.url)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    @property
+    def file(self) -> Path | None:
+        """Where a SQLite store is; None for stores of another kind."""
+        path = self.url.removeprefix("sqlite:///").partition("?")[0]
+        return Path(path) if self.url.startswith("sqlite:///") and path not in ("", ":memory:") else None
+
+    @contextmanager
+    def session(self, id: str, owner: str, view: str = "main") -> Iterator[Session]:
+        """A conversation that is there already.
+
+        Raises:
+            NotFoundError: it is not, with the way to see what is.
+        """
+        with self.open() as store:
+            key = existing(store, self.url, Key(owner, id))
+            with blaming_damage(id):
+                yield Session(store, key, config=self.config, view=view)
+
+
+def configured(config: Path | None) -> Config:
+    """The configuration in a file, or in the one of the usual name in this folder."""
+    if config is None and Path(CONFIG).is_file():
+        config = Path(CONFIG)
+    return load_config(config)
+
+
+def existing(store: Store, url: str, key: Key) -> Key:
+    """The same key, if there is such a conversation, be it damaged.
+
+    Raises:
+        NotFoundError: there is none; says how to see what there is.
+    """
+    try:
+        if next(store.read(key, 0, 1), None) is not None:
+            return key
+    except (CorruptError, ValueError):
+        return key
+    names = [row.key.conversation for row in store.conversations(key.owner)]
+    if key.conversation in names:  # a fork of nothing, still empty
+        return key
+    close = get_close_matches(key.conversation, names, 1)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    raise NotFoundError(
+        f"There is no conversation {key.conversation!r} in {url}. {hint}`refold list` shows what there is"
+        + (f" for owner {key.owner!r}" if key.owner != "default" else "")
+    )
+
+
+@contextmanager
+def blaming_damage(id: str) -> Iterator[None]:
+    """What only damaged data makes Python raise is told as damage."""
+    try:
+        yield
+    except (AssertionError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise CorruptError(
+            f"{id!r} cannot be read ({type(error).__name__}: {error}). `refold doctor` says where it is"
+            " damaged; if it finds nothing, this is a bug: please report it"
+        ) from error

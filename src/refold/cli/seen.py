@@ -1,0 +1,198 @@
+"""What a view shows and what it hides, gathered once for people and for machines."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from refold.cli.words import iso, saved_percent
+from refold.core import codec
+from refold.core.check import repair
+from refold.core.event import Line, Replaced, Said, Span
+from refold.core.live import Live
+from refold.core.message import Message
+from refold.core.view import Item
+from refold.record import Record
+from refold.session import Session
+
+WALK = 32
+"""Places read at a time when the next message is sought."""
+
+
+class Tally(NamedTuple):
+    """What was said before a place."""
+
+    messages: int
+    tokens: int
+    turn: int
+    next_turn: int
+    """The turn of the first message from there on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A message in the view."""
+
+    line: Line
+    message: Message
+    is_task: bool
+    is_pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A stretch of the record and what stands for it."""
+
+    span: Span
+    edit: Replaced | None
+    """What decided it; None where the record shows itself."""
+    is_merged: bool
+    """Other edits hide parts of it too."""
+    shown: tuple[Shown, ...]
+    before: Tally
+    after: Tally
+
+    @property
+    def tokens(self) -> int:
+        return sum(one.line.tokens for one in self.shown)
+
+    @property
+    def said_tokens(self) -> int:
+        return self.after.tokens - self.before.tokens
+
+    @property
+    def said_messages(self) -> int:
+        return self.after.messages - self.before.messages
+
+    @property
+    def hidden(self) -> int:
+        """Messages said here that are not shown."""
+        return self.said_messages - sum(one.line.at in self.span for one in self.shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A view of one conversation, now or at a place."""
+
+    session: Session
+    view: str
+    at: int | None
+    blocks: tuple[Block, ...]
+    said: Tally
+    notices: tuple[str, ...]
+    """What is mended when this is sent."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(block.tokens for block in self.blocks)
+
+    @property
+    def messages(self) -> int:
+        return sum(len(block.shown) for block in self.blocks)
+
+    @property
+    def shown(self) -> list[Shown]:
+        return [one for block in self.blocks for one in block.shown]
+
+    @property
+    def saved_percent(self) -> int:
+        return saved_percent(self.said.tokens, self.tokens)
+
+
+def see(session: Session, at: int | None = None) -> Sight:
+    """The view now, or right after the event at a place.
+
+    Raises:
+        NotFoundError: there is no such place.
+    """
+    record = session.record
+    if at is None:
+        live = record.live
+    else:
+        record.entry(at)
+        live = record.as_of(at)
+    record.load(line for item in live.items for line in item.lines)
+    blocks = tuple(_block(record, live, item) for item in live.items)
+    state = live.state
+    said = Tally(state.index, state.total, state.turn, state.turn)
+    notices = repair([line for item in live.items for line in item.lines])[1]
+    return Sight(session, record.view, at, blocks, said, tuple(notices))
+
+
+def _block(record: Record, live: Live, item: Item) -> Block:
+    task = live.state.task
+    pinned = {line.at for pin in live.state.pins.values() if pin.holds for line in pin.lines}
+    shown = tuple(
+        Shown(line, record.message(line), bool(task and line.at == task.at), line.at in pinned)
+        for line in item.lines
+    )
+    if item.edit is None:
+        line = item.lines[0]
+        before, after = Tally(0, 0, 0, line.turn), Tally(1, line.tokens, line.turn, 0)
+        return Block(item.span, None, False, shown, before, after)
+    edit = record.event(item.edit)
+    assert isinstance(edit, Replaced)
+    before, after = tally(record, item.span.start), tally(record, item.span.end)
+    return Block(item.span, edit, item.merged, shown, before, after)
+
+
+def tally(record: Record, at: int) -> Tally:
+    """Messages and tokens said before a place: the first message from there on knows."""
+    while at < record.live.state.next:
+        for link in record.store.read(record.key, at, at + WALK):
+            if link.entry.kind == "said":
+                said = codec.decode(link.entry, record.parse)
+                assert isinstance(said, Said)
+                line = said.line
+                turn = line.turn - (line.role == "user")
+                return Tally(said.index, said.total - line.tokens, turn, line.turn)
+        at += WALK
+    state = record.live.state
+    return Tally(state.index, state.total, state.turn, state.turn)
+
+
+def sight_json(sight: Sight) -> dict[str, Any]:
+    return {
+        "conversation": sight.session.conversation,
+        "owner": sight.session.key.owner,
+        "view": sight.view,
+        "at": sight.at,
+        "tokens": {"shown": sight.tokens, "said": sight.said.tokens, "saved_percent": sight.saved_percent},
+        "messages": {"shown": sight.messages, "said": sight.said.messages},
+        "items": list(map(_block_json, sight.blocks)),
+        "notices": sight.notices,
+    }
+
+
+def _block_json(block: Block) -> dict[str, Any]:
+    edit = block.edit
+    return {
+        "span": block.span,
+        "edit": edit and edit_json(edit),
+        "hidden": block.hidden,
+        "tokens": {"said": block.said_tokens, "shown": block.tokens},
+        "shown": list(map(shown_json, block.shown)),
+    }
+
+
+def edit_json(edit: Replaced) -> dict[str, Any]:
+    return {
+        "at": edit.at,
+        "kind": edit.kind,
+        "why": edit.why,
+        "round": edit.round,
+        "time": iso(edit.time),
+    }
+
+
+def shown_json(shown: Shown) -> dict[str, Any]:
+    line = shown.line
+    return {
+        "at": line.at,
+        "role": line.role,
+        "tokens": line.tokens,
+        "turn": line.turn,
+        "step": line.step,
+        "tools": line.tools,
+        "is_task": shown.is_task,
+        "is_pinned": shown.is_pinned,
+        "message": shown.message,
+    }

@@ -1,0 +1,157 @@
+"""Views, lists and differences as people see them."""
+
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
+
+from refold.cli.seen import Block, Shown, Sight
+from refold.cli.terminal import Cell, Column, Columns, fitting
+from refold.cli.words import full, glance, one_line, places, plural
+
+ROLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow"}
+EDIT = "bold blue"
+MOST_NOTICES = 3
+"""Things mended that are told one by one."""
+CONTEXT = 1
+"""Unchanged messages shown around a change."""
+
+
+def show(sight: Sight) -> None:
+    """A row for each message in the view, and one for each edit with what it hides."""
+    rows = [row for block in sight.blocks for row in _rows(block)]
+    table = Columns(*fitting(("place", ">turn", ">tokens", "role", "", ""), rows))
+    table.head()
+    for row in rows:
+        table.line(*row, wrap=len(row) == 4)
+    _foot(table, sight)
+
+
+def show_full(sight: Sight) -> None:
+    """The whole text of each message in the view, under a line that says which it is."""
+    table = Columns(Column("", 0))
+    for block in sight.blocks:
+        if block.edit is not None:
+            tokens = f"{block.said_tokens:,} → {block.tokens:,} tokens"
+            table.line((f"{places(block.span)} · {tokens} · {_sentence(block)}", EDIT), wrap=True)
+            table.line(("", ""))
+        for one in block.shown:
+            line = one.line
+            about = [f"#{line.at}", line.role, f"turn {line.turn}", plural(line.tokens, "token"), _mark(one)]
+            table.line((" · ".join(filter(None, about)), f"bold {ROLES[line.role]}"))
+            table.console.print(full(one.message, line.tools), style="")
+            table.line(("", ""))
+    _foot(table, sight, gap=False)
+
+
+def _foot(table: Columns, sight: Sight, *, gap: bool = True) -> None:
+    if gap:
+        table.line(("", ""))
+    for notice in sight.notices[:MOST_NOTICES]:
+        table.line((f"mended when sent: {one_line(notice)}", "yellow"))
+    if len(sight.notices) > MOST_NOTICES:
+        table.line((f"mended when sent: {len(sight.notices) - MOST_NOTICES} more", "yellow"))
+    when = f" right after #{sight.at}" if sight.at is not None else ""
+    name = f" {one_line(sight.view)!r}" if sight.view != "main" else ""
+    saved = f"saved {sight.saved_percent} %"
+    count = f"shows {plural(sight.messages, 'message')} for {sight.said.messages:,} said"
+    text = (
+        f"view{name}{when} {plural(sight.tokens, 'token')} · said {sight.said.tokens:,} · {saved} · {count}"
+    )
+    table.line((text, "bold"), wrap=True)
+
+
+def _rows(block: Block) -> Iterable[list[Cell]]:
+    if block.edit is None:
+        yield from (_row(one) for one in block.shown)
+        return
+    first, last = block.before.next_turn, block.after.turn
+    turns = f"{first}–{last}" if first < last else f"{last}"
+    tokens = f"{block.said_tokens:,} → {block.tokens:,}"
+    yield [(places(block.span), EDIT), (turns, "dim"), (tokens, EDIT), (_sentence(block), EDIT)]
+    for one in block.shown:
+        yield _row(one, "  ")
+
+
+def _row(one: Shown, indent: str = "") -> list[Cell]:
+    line = one.line
+    return [
+        (f"{indent}#{line.at}", "dim"),
+        (f"{line.turn}", "dim"),
+        (f"{line.tokens:,}", ""),
+        (line.role, ROLES[line.role]),
+        (_mark(one), "bold red"),
+        (glance(one.message, line.tools), ""),
+    ]
+
+
+def _mark(one: Shown) -> str:
+    return " ".join(name for name, holds in (("task", one.is_task), ("pinned", one.is_pinned)) if holds)
+
+
+def _sentence(block: Block) -> str:
+    """Which edit it is, and what it hides."""
+    edit = block.edit
+    assert edit is not None
+    kind, why = one_line(edit.kind), f": {one_line(edit.why)}" if edit.why else ""
+    if block.is_merged:
+        return f"{plural(block.hidden, 'message')} hidden by several edits, the newest #{edit.at} {kind}{why}"
+    if block.hidden == 0:
+        verb = "restored" if edit.kind == "restore" else "shown anew"
+        return f"{verb} by #{edit.at}" + (why if edit.kind == "restore" else f" {kind}{why}")
+    some = "" if block.hidden == block.said_messages else f" of {block.said_messages:,}"
+    what = f"{block.hidden:,}{some} message{'s'[: block.said_messages != 1]}"
+    return f"{what} hidden by #{edit.at} {kind}{why}"
+
+
+def diff(old: Sight, new: Sight) -> None:
+    """What one view showed and the other does not, and the other way round, in order."""
+    before, after = old.shown, new.shown
+    width = len(f"#{max([one.line.at for one in before + after], default=0)}")
+    tokens = max((len(f"{one.line.tokens:,}") for one in before + after), default=0)
+    table = Columns(Column("", 1), Column("", width), Column("", tokens, is_right=True), Column("", 9))
+    table.line((f"--- {_heading(old)}", "bold"))
+    table.line((f"+++ {_heading(new)}", "bold"))
+    found = changes(before, after)
+    gone = sum(j - i for tag, i, j, _, _ in found if tag != "equal")
+    came = sum(m - k for tag, _, _, k, m in found if tag != "equal")
+    if not gone and not came:
+        table.line(("The two views show the same.", "bold"))
+        return
+    for tag, i, j, k, m in found:
+        if tag == "equal":
+            _shared(table, before[i:j], starts=i == 0, ends=j == len(before))
+        else:
+            _sides(table, "-", before[i:j], "red")
+            _sides(table, "+", after[k:m], "green")
+    counts = f"{gone:,} no longer shown, {came:,} newly shown"
+    table.line((f"{counts} · {old.tokens:,} → {new.tokens:,} tokens", "bold"))
+
+
+def _shared(table: Columns, side: Sequence[Shown], *, starts: bool, ends: bool) -> None:
+    """The messages next to a change, and how many more there are."""
+    head, tail = 0 if starts else CONTEXT, 0 if ends else CONTEXT
+    left = len(side) - head - tail
+    if left <= 1:
+        _sides(table, " ", side, "dim")
+        return
+    _sides(table, " ", side[:head], "dim")
+    table.line((f"   … {left:,} shown in both …", "dim"))
+    _sides(table, " ", side[len(side) - tail :], "dim")
+
+
+def changes(old: Sequence[Shown], new: Sequence[Shown]) -> list[tuple[str, int, int, int, int]]:
+    """As difflib's opcodes: a message is the same where its place is."""
+    left, right = ([(one.line.at, one.line.n) for one in side] for side in (old, new))
+    matcher = SequenceMatcher(None, left, right, autojunk=False)
+    return [(tag, i, j, k, m) for tag, i, j, k, m in matcher.get_opcodes()]
+
+
+def _heading(sight: Sight) -> str:
+    when = f"right after #{sight.at}" if sight.at is not None else "now"
+    return f"view {when} · {plural(sight.messages, 'message')} · {plural(sight.tokens, 'token')}"
+
+
+def _sides(table: Columns, sign: str, side: Sequence[Shown], style: str) -> None:
+    for one in side:
+        words = glance(one.message, one.line.tools)
+        cells = (sign, f"#{one.line.at}", f"{one.line.tokens:,}", one.line.role, words)
+        table.line(*((cell, style) for cell in cells))

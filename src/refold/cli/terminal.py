@@ -1,0 +1,157 @@
+"""The way out: JSON for machines, columns for people, errors and progress beside them on stderr."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import msgspec
+import typer
+
+from refold.cli.words import cell_width, clip, one_line, wrapped
+from refold.core.codec import dumps
+from refold.core.errors import RefoldError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPED_COLUMNS = 120
+"""How wide a line is where nobody says how wide it may be."""
+PATIENCE_S = 1.0
+"""What takes longer shows a bar."""
+
+
+def emit(value: Any) -> None:
+    """The one JSON document of a command."""
+    typer.echo(dumps(value))
+
+
+def pretty(value: Any) -> bytes:
+    """JSON that people may read too."""
+    data = dumps(value)
+    try:
+        return msgspec.json.format(data, indent=2)
+    except msgspec.DecodeError:  # a lone surrogate, written as its escape
+        return data
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A file to fill. It takes the place of what was there only when all went well."""
+    path = path.resolve()
+    is_special = path.exists() and not path.is_file()  # such as /dev/stdout: never replaced
+    part = path if is_special else path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        if not is_special:
+            part.replace(path)
+    except OSError as error:
+        raise RefoldError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        if not is_special:
+            part.unlink(missing_ok=True)
+
+
+def say(text: str) -> None:
+    typer.echo(text)
+
+
+def complain(text: str) -> None:
+    """One line on stderr, whatever is in it."""
+    typer.echo(f"refold: {one_line(text)}", err=True)
+
+
+def console() -> "Console":
+    """Standard output for people. Nothing that is printed is taken for markup."""
+    from rich.console import Console
+
+    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    plain = {"markup": False, "emoji": False, "highlight": False}
+    return Console(width=None if known else PIPED_COLUMNS, soft_wrap=True, **plain)  # type: ignore[arg-type]
+
+
+class Column(NamedTuple):
+    title: str
+    width: int
+    is_right: bool = False
+
+
+Cell = tuple[str, str]
+"""A text and its style."""
+
+
+def fitting(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, most: int = 24) -> list[Column]:
+    """Columns as wide as what is in them, up to `most`; a title that begins with > stands to the right."""
+    columns = []
+    for n, title in enumerate(titles):
+        name = title.removeprefix(">")
+        widths = [cell_width(row[n][0]) for row in rows if n < len(row) - 1]
+        columns.append(Column(name, min(most, max([cell_width(name), *widths])), title != name))
+    return columns
+
+
+class Columns:
+    """Lines of cells under each other."""
+
+    def __init__(self, *columns: Column) -> None:
+        self.console, self.columns = console(), columns
+        self._width = self.console.width
+
+    def head(self) -> None:
+        self.line(*((column.title, "dim") for column in self.columns))
+
+    def line(self, *cells: Cell, wrap: bool = False) -> None:
+        """A row. Its last cell has the rest of the line: cut there, or going on below."""
+        pieces, left = list[Cell](), 0
+        for column, (cell, style) in zip(self.columns, cells[:-1], strict=False):
+            cell = clip(cell, column.width)
+            space = " " * (column.width - cell_width(cell))
+            pieces.append((f"{space}{cell}  " if column.is_right else f"{cell}{space}  ", style))
+            left += column.width + 2
+        last, style = cells[-1]
+        room = max(8, self._width - left)
+        first, *more = wrapped(last, room) if wrap else [clip(last, room)]
+        self._print([*pieces, (first, style)])
+        for line in more:
+            self._print([(" " * left + line, style)])
+
+    def _print(self, pieces: Sequence[Cell]) -> None:
+        if self.console.color_system is None:  # many times faster, for pipes
+            sys.stdout.write("".join(text for text, _ in pieces).rstrip() + "\n")
+            return
+        from rich.text import Text
+
+        text = Text.assemble(*pieces)
+        text.rstrip()
+        self.console.print(text)
+
+
+@contextmanager
+def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Gives a function to call with each amount done; a bar appears for people who have to wait."""
+    begun, done = time.monotonic(), 0
+    bar: Any = None
+    task: Any = None
+
+    def advance(amount: int = 1) -> None:
+        nonlocal bar, task, done
+        done += amount
+        if bar is not None:
+            bar.update(task, completed=done)
+        elif time.monotonic() - begun > PATIENCE_S and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            bar = Progress(console=Console(stderr=True), transient=True)
+            task = bar.add_task(what, total=total, completed=done)
+            bar.start()
+
+    try:
+        yield advance
+    finally:
+        if bar is not None:
+            bar.stop()

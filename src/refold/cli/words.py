@@ -1,0 +1,199 @@
+"""What people read: a message in one line or in full, with nothing in it that a terminal would obey."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from shlex import quote
+from typing import Any
+from unicodedata import category
+
+from refold.core.codec import dumps
+from refold.core.event import Span
+from refold.core.message import (
+    CompactionMarker,
+    Media,
+    Message,
+    Opaque,
+    Part,
+    Reasoning,
+    StepStart,
+    Text,
+    ToolCall,
+    ToolResult,
+)
+
+GLANCE_CHARS = 2_000
+"""More of a text than any terminal's line has room for."""
+LEAD_CELLS = 32
+"""What is quoted of the words before a call, so that the call itself is seen."""
+JOINERS = "\u200c\u200d"
+"""Invisible, but they make letters and emoji what they are."""
+
+
+class _Escapes(dict[int, str]):
+    """What stands for each character: itself, or its escape where it would move, hide or color others."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        if category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") and char not in JOINERS:
+            char = f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+        self[code] = char
+        return char
+
+
+_ESCAPES = _Escapes()
+
+
+def one_line(text: str) -> str:
+    """The beginning of a text without line breaks, safe to print."""
+    return " ".join(text[:GLANCE_CHARS].split()).translate(_ESCAPES)
+
+
+def safe(text: str) -> str:
+    """The whole text, its lines kept, safe to print."""
+    lines = text.replace("\r\n", "\n").expandtabs(4).split("\n")
+    return "\n".join(line.translate(_ESCAPES) for line in lines)
+
+
+def clip(text: str, width: int) -> str:
+    """Cut to a number of cells on the screen, where wide characters take two."""
+    if cell_width(text) <= width:
+        return text
+    if text.isascii():
+        return text[: width - 1].rstrip() + "…"
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def cell_width(text: str) -> int:
+    """Cells on the screen that a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The text in lines of so many cells, parted between words where there are any."""
+    from rich.console import Console
+    from rich.text import Text
+
+    return [line.plain.rstrip() for line in Text(text).wrap(Console(width=width), width)] or [""]
+
+
+def quoted(id: str) -> str:
+    """An id as a shell takes it."""
+    return quote(one_line(id))
+
+
+def glance(message: Message, tools: Sequence[str] = ()) -> str:
+    """A message in one line; `tools` names the tool behind a result that does not say so itself."""
+    parts = [_glance(part, tools) for part in message.parts]
+    parts = [part for part in parts if part]
+    if message.calls:
+        parts = [part if part.startswith("→") else clip(part, LEAD_CELLS) for part in parts]
+    return " ".join(parts) or "(empty)"
+
+
+def _glance(part: Part, tools: Sequence[str]) -> str:
+    match part:
+        case Text(text=text):
+            return one_line(text)
+        case Reasoning(text=text):
+            return f"(thinks) {one_line(text)}"
+        case ToolCall(tool=tool, input=input):
+            return f"→ {one_line(tool)}({one_line(input)})"
+        case ToolResult(output=output):
+            inner = [output] if isinstance(output, str) else [_glance(one, ()) for one in output]
+            return f"← {_tool(part, tools)}: {one_line(' '.join(inner)) or '(empty)'}"
+        case _:
+            return one_line(_other(part))
+
+
+def full(message: Message, tools: Sequence[str] = ()) -> str:
+    """All of a message, safe to print."""
+    return "\n".join(filter(None, (_full(part, tools) for part in message.parts))) or "(empty)"
+
+
+def _full(part: Part, tools: Sequence[str]) -> str:
+    match part:
+        case Text(text=text):
+            return safe(text)
+        case Reasoning(text=text):
+            return f"(thinks) {safe(text)}"
+        case ToolCall(tool=tool, input=input):
+            return f"→ {one_line(tool)}({safe(input)})"
+        case ToolResult(output=output):
+            inner = [safe(output)] if isinstance(output, str) else [_full(one, ()) for one in output]
+            return f"← {_tool(part, tools)}: " + ("\n".join(inner) or "(empty)")
+        case _:
+            return safe(_other(part))
+
+
+def _tool(result: ToolResult, tools: Sequence[str]) -> str:
+    return one_line(result.tool or (tools[0] if len(tools) == 1 else "") or result.call_id)
+
+
+def _other(part: Part) -> str:
+    match part:
+        case Media(kind=kind, name=name, url=url, data=data):
+            about = name or (url[:80] if url else f"{len(data or ''):,} characters of base64")
+            return f"[{kind}: {about}]"
+        case Opaque(value=dict(value)):
+            return f"[{value.get('type', 'part')}: {_json(value)}]"
+        case Opaque(value=value):
+            return f"[part: {_json(value)}]"
+        case CompactionMarker():
+            return "[compacted by somebody else]"
+        case StepStart() | _:
+            return ""
+
+
+def _json(value: Any) -> str:
+    return dumps(value).decode("utf-8", "replace")
+
+
+def glance_json(value: Any) -> str:
+    """Any JSON in one line, safe to print."""
+    return one_line(_json(value))
+
+
+# Numbers, places and times
+
+
+def places(span: Span) -> str:
+    """
+    >>> places(Span(2, 120))
+    '#2–#119'
+    """
+    return f"#{span.start}" if len(span) == 1 else f"#{span.start}–#{span.end - 1}"
+
+
+def plural(n: int, what: str) -> str:
+    """
+    >>> plural(1, "message"), plural(1200, "message")
+    ('1 message', '1,200 messages')
+    """
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+
+
+def saved_percent(said: int, shown: int) -> int:
+    """Rounded down, so that 100 means all of it."""
+    return int(100 * (said - shown) / said) if said else 0
+
+
+def local(time: float) -> str:
+    """A moment for people, where they are; a dash for one that no calendar has."""
+    try:
+        return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return "-"
+
+
+def iso(time: float) -> str | None:
+    """A moment for machines."""
+    try:
+        return datetime.fromtimestamp(time, UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,830 @@
+"""The command line as people and scripts use it: what it prints, what it does, how it leaves."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import refold
+from refold.cli import COMMANDS, app
+from refold.core.codec import Entry
+from refold.core.event import Measured
+from refold.core.message import Usage
+from refold.stores.sqlite import SQLiteStore
+from refold.stores.store import Key
+
+TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
+SMALL = {"models": {"m": {"window": 1_000, "max_output": 200}}}
+STORE = "sqlite:///chats.db"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Each test in a folder of its own, 100 columns wide, with nothing set."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REFOLD_STORE", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path
+
+
+def run(*args, code=0, input=None, store=STORE):
+    """One command; its exit code must be `code`."""
+    options = ["--store", store] if store and args[0] in COMMANDS and args[0] != "fit" else []
+    result = CliRunner().invoke(app, [*map(str, args), *options], input=input)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def ask(*args, code=0, **rest):
+    """What a command answers in JSON."""
+    return json.loads(run(*args, "--json", code=code, **rest).stdout)
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def call(id, name="ls", arguments="{}", text=None):
+    function = {"name": name, "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": text,
+        "tool_calls": [{"id": id, "type": "function", "function": function}],
+    }
+
+
+def result(id, text):
+    return {"role": "tool", "tool_call_id": id, "content": text}
+
+
+def write(name, value):
+    Path(name).write_text(value if isinstance(value, str) else json.dumps(value))
+    return name
+
+
+@pytest.fixture
+def chat():
+    """A compacted conversation: a system text, the task, six calls with results, the oldest hidden."""
+    with refold.open("task-42", store=STORE, model="m", config=SMALL) as session:
+        session.append([{"role": "system", "content": "Be brief."}, user("Which files are large?")])
+        for n in range(6):
+            session.append([call(f"c{n}", "ls", f'{{"path": "dir{n}"}}'), result(f"c{n}", f"file{n} " * 30)])
+            session.fit()
+    return session
+
+
+@pytest.fixture
+def edit(chat):
+    """The place of its newest edit."""
+    return [event.at for event in refold.open("task-42", store=STORE).events() if hasattr(event, "span")][-1]
+
+
+@pytest.fixture
+def end(chat):
+    """The place that its next event will have."""
+    return len(list(refold.open("task-42", store=STORE).events()))
+
+
+# In general
+
+
+def test_without_arguments_it_prints_help():
+    result = CliRunner().invoke(app, [])
+    assert result.exit_code == 0
+    assert "Examples:" in result.stdout
+    assert all(name in result.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_says_in_one_line_what_it_does(name):
+    assert run(name, "--help", store=None).stdout.startswith(f"Usage: root {name}")
+    overview = CliRunner().invoke(app, ["--help"]).stdout
+    line = next(line for line in overview.splitlines() if line.startswith(f"  {name} "))
+    assert not line.endswith("...")
+
+
+def test_it_tells_its_version():
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"refold {refold.__version__}\n"
+
+
+def test_python_m_refold_works():
+    python = subprocess.run([sys.executable, "-m", "refold", "--version"], capture_output=True, text=True)
+    assert (python.returncode, python.stdout) == (0, f"refold {refold.__version__}\n")
+
+
+def test_help_loads_neither_rich_nor_sqlite():
+    script = """
+import sys
+from refold.cli import app
+try:
+    app(["--help"])
+finally:
+    print({"rich", "apsw", "yaml"} & sys.modules.keys(), file=sys.stderr)
+"""
+    python = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert python.stderr == "set()\n"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["frobnicate"],
+        ["show"],
+        ["show", "task-42", "--at", "x"],
+        ["undo", "task-42", "-1"],
+        ["log", "task-42", "--limit", "0"],
+        ["fit", "chat.json"],
+        ["list", "--store", "gopher://x"],
+        ["list", "--config", "missing.yaml"],
+    ],
+)
+def test_wrong_use_leaves_with_two(args):
+    run(*args, code=2, store=None)
+
+
+def test_a_setting_that_is_wrong_leaves_with_two_and_says_where():
+    write("refold.yaml", "models: {m: {windw: 8000}}")
+    told = run("list", code=2, store=None).stderr
+    assert told.startswith("refold: refold.yaml.models.m.windw")
+    assert told.count("\n") == 1
+
+
+READING = [
+    ("list",),
+    ("show", "x"),
+    ("log", "x"),
+    ("diff", "x", "1"),
+    ("export", "x"),
+    ("doctor",),
+    ("undo", "x"),
+    ("restore", "x", "1"),
+    ("pin", "x", "1"),
+    ("unpin", "x", "1"),
+    ("fork", "x", "y"),
+    ("delete", "x", "--yes"),
+]
+
+
+@pytest.mark.parametrize("args", READING, ids=lambda args: args[0])
+def test_only_an_import_makes_a_store(args, folder):
+    for more in ([], ["--json"]):
+        result = run(*args, *more, code=1)
+        assert result.stderr.startswith("refold: There is no store at chats.db")
+        assert result.stdout == ""
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("args", [args for args in READING if len(args) > 1], ids=lambda args: args[0])
+def test_an_unknown_conversation_leaves_with_one_and_the_way_to_the_known(chat, args):
+    told = run(args[0], "task-24", *args[2:], code=1).stderr
+    assert "no conversation 'task-24'" in told
+    assert "refold list" in told
+    assert "'task-42'" in told
+    assert told.count("\n") == 1
+
+
+def test_the_store_is_the_option_else_the_variable_else_the_file_else_the_default(monkeypatch):
+    write("chat.json", [user("hello")])
+    run("import", "chat.json", store="sqlite:///option.db")
+    run("import", "chat.json", store=None)
+    write("refold.yaml", "store: sqlite:///file.db")
+    run("import", "chat.json", store=None)
+    write("other.yaml", "store: sqlite:///other.db")
+    run("import", "chat.json", "--config", "other.yaml", store=None)
+    monkeypatch.setenv("REFOLD_STORE", "sqlite:///variable.db")
+    run("import", "chat.json", store=None)
+    for name in ("option", "refold", "file", "other", "variable"):
+        assert [row["id"] for row in ask("list", store=f"sqlite:///{name}.db")["conversations"]] == ["chat"]
+    assert ask("list", store=None)["store"] == "sqlite:///variable.db"
+
+
+def test_a_place_may_be_written_as_it_is_shown(chat):
+    assert ask("show", "task-42", "--at", "#3") == ask("show", "task-42", "--at", "3")
+
+
+# Import and export
+
+
+def test_a_list_of_messages_is_imported_under_the_name_of_its_file():
+    write("chat.json", [user("hello"), {"role": "assistant", "content": "Hi."}])
+    done = ask("import", "chat.json")
+    assert [(one["id"], one["messages"]) for one in done["conversations"]] == [("chat", 2)]
+    assert refold.open("chat", store=STORE).get_count() == 2
+    assert "refold show other" in run("import", "chat.json", "--id", "other").stdout
+
+
+def test_system_text_beside_the_messages_comes_first():
+    write("chat.json", {"system": "Be brief.", "messages": [user("hello")], "tools": []})
+    run("import", "chat.json")
+    roles = [one.message.role for one in refold.open("chat", store=STORE).get_all()]
+    assert roles == ["system", "user"]
+
+
+def test_json_lines_are_a_conversation_each_with_its_own_id():
+    lines = [json.dumps({"id": f"run/{n}", "messages": [user(f"task {n}")]}) for n in range(12)]
+    write("runs.jsonl", "\n".join([*lines, '{"messages": [{"role": "user", "content": "no id"}]}', ""]))
+    said = run("import", "runs.jsonl").stdout
+    assert "run/0: 1 message" in said
+    assert "3 more conversations" in said
+    ids = {row["id"] for row in ask("list")["conversations"]}
+    assert ids == {*(f"run/{n}" for n in range(12)), "runs-13"}
+    run("import", "runs.jsonl", "--id", "one", code=2)
+
+
+def test_what_was_written_is_kept_as_it_was_written():
+    text = '{"role": "user",   "content": "1e2 is \\u0031\\u0030\\u0030", "x_usage": {"n": 1.50}}'
+    write("chat.json", f"[{text}]")
+    run("import", "chat.json")
+    (said,) = refold.open("chat", store=STORE).events()
+    assert said.raw.decode() == text
+
+
+def test_text_that_is_no_proper_unicode_is_imported_all_the_same():
+    write("chat.json", '[{"role": "user", "content": "half a \\ud83d pair"}]')
+    run("import", "chat.json")
+    assert refold.open("chat", store=STORE).get_all()[0].message.text == "half a \ud83d pair"
+    assert "\\ud83d" in run("show", "chat").stdout
+    assert ask("show", "chat")["items"][0]["shown"][0]["message"]["parts"][0]["text"] == "half a \ud83d pair"
+
+
+def test_standard_input_needs_an_id():
+    messages = json.dumps([user("hello")])
+    assert "--id" in run("import", "-", code=2, input=messages).stderr
+    run("import", "-", "--id", "piped", input=messages)
+    assert ask("show", "piped")["messages"] == {"shown": 1, "said": 1}
+
+
+def test_a_file_with_a_byte_order_mark_is_read():
+    Path("chat.json").write_bytes(b"\xef\xbb\xbf" + json.dumps([user("hello")]).encode())
+    run("import", "chat.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "is empty"),
+        ("5", "expected a list of messages"),
+        ("[1]", "messages[0]: a message is an object"),
+        ("[]", "has no messages"),
+        ("{}", "has no list `messages`"),
+        ('[{"role": "user"', "line 1, column"),
+        ('[\n{"role": "user",}]', "line 2, column"),
+        ('[{"role": "user", "content": "\xff"}]', "is not UTF-8"),
+        ('[{"role": "bot", "content": "x"}]', "chat.json: messages[0].role: 'bot' is not one of"),
+        ('{"messages": []}\n{"messages": [{"role": "bot"}]}', "line 1: has no messages"),
+        ('{"messages": [1]}\n', "messages[0]"),
+        ('{"id": "a", "messages": [{"role": "user"}]}\n' * 2, "line 2: the id 'a' stands in the file twice"),
+        ('[{"role": "user", "content": [{"type": "tool_result"}]}]', "messages[0].content[0]: 'tool_result'"),
+        ('[{"role": "user", "content": ' + "[" * 5_000 + "]" * 5_000 + "}]", "chat.json"),
+        ('[{"role": "user", "content": "x", "n": NaN}]', "no number"),
+        ('{"refold": 99}', "newer refold"),
+        ('{"refold": 1}\n{"at": 0}', "Line 2"),
+    ],
+)
+def test_a_bad_file_is_told_by_place_and_nothing_is_stored(text, told, folder):
+    Path("chat.json").write_bytes(text.encode("latin-1"))
+    assert told in run("import", "chat.json", code=1).stderr
+    if "refold" not in text:
+        assert [path.name for path in folder.iterdir()] == ["chat.json"]
+
+
+def test_a_file_that_is_not_there_leaves_with_one():
+    assert "No such file" in run("import", "missing.json", code=1).stderr
+
+
+def test_an_import_does_not_touch_a_conversation_there_is_unless_told_to():
+    write("chat.json", [user("hello")])
+    run("import", "chat.json")
+    assert "--append" in run("import", "chat.json", code=1).stderr
+    assert ask("show", "chat")["messages"]["said"] == 1
+    run("import", "chat.json", "--append")
+    assert ask("show", "chat")["messages"]["said"] == 2
+
+
+def test_an_export_is_imported_to_the_byte(chat):
+    lines = run("export", "task-42").stdout
+    write("task.jsonl", lines)
+    assert ask("import", "task.jsonl", "--id", "copy")["conversations"][0]["id"] == "copy"
+    copied = run("export", "copy").stdout
+    assert copied.splitlines()[1:] == lines.splitlines()[1:]
+    assert "already" in run("import", "task.jsonl", code=1).stderr
+    assert "altered" in run("import", write("bad.jsonl", lines.replace("file3", "file8")), code=1).stderr
+
+
+def test_an_export_goes_to_a_file_in_full_or_not_at_all(chat, folder):
+    done = ask("export", "task-42", "-o", "out.jsonl")
+    lines = Path("out.jsonl").read_text().splitlines()
+    assert done == {"did": "export", "conversation": "task-42", "events": len(lines) - 1, "file": "out.jsonl"}
+    damage("UPDATE refold_entry SET body = x'78ff' WHERE place & 0xffffffff = 5")
+    run("export", "task-42", "-o", "out.jsonl", code=1)
+    assert Path("out.jsonl").read_text().splitlines() == lines
+    run("export", "task-42", "-o", "nowhere/out.jsonl", code=1)
+    assert {path.name for path in folder.iterdir()} == {"chats.db", "out.jsonl"}
+
+
+# List
+
+
+def test_an_empty_store_says_how_to_fill_it(folder):
+    SQLiteStore(folder / "chats.db").close()
+    assert "refold import FILE" in run("list").stdout
+    assert ask("list") == {"store": STORE, "owner": "default", "conversations": []}
+
+
+def test_a_list_has_what_was_said_and_what_is_shown(chat):
+    run("fork", "task-42", "branch", "--at", "3")
+    head, branch, task = run("list").stdout.splitlines()
+    assert head.split() == ["id", "messages", "said", "shown", "saved", "created", "forked", "from"]
+    assert branch.endswith("task-42 at #3")
+    assert task.split()[:2] == ["task-42", "14"]
+    row = ask("list")["conversations"][1]
+    assert list(row) == ["id", "messages", "tokens", "created", "forked_from", "problem"]
+    assert (row["id"], row["messages"], row["forked_from"]) == ("task-42", 14, None)
+    assert row["tokens"]["said"] > row["tokens"]["shown"] > 0
+    assert f"{row['tokens']['saved_percent']} %" in task
+
+
+def test_a_list_is_of_one_owner_and_names_the_others():
+    refold.open("hers", store=STORE, owner="alice").append(user("hello"))
+    assert "alice" in run("list").stdout
+    assert [row["id"] for row in ask("list", "--owner", "alice")["conversations"]] == ["hers"]
+    assert ask("show", "hers", "--owner", "alice")["owner"] == "alice"
+    run("show", "hers", code=1)
+
+
+def test_a_damaged_conversation_does_not_hide_the_others(chat):
+    refold.open("whole", store=STORE).append(user("hello"))
+    damage("UPDATE refold_entry SET head = x'00' WHERE place & 0xffffffff = 5", "DELETE FROM refold_snapshot")
+    shown = run("list", code=1).stdout
+    assert "cannot be read" in shown
+    assert "whole" in shown
+    assert {row["id"]: row["problem"] is None for row in ask("list", code=1)["conversations"]} == {
+        "whole": True,
+        "task-42": False,
+    }
+
+
+# Show
+
+
+def test_show_has_a_row_for_each_message_and_one_for_what_an_edit_hides(chat, edit):
+    sight = ask("show", "task-42")
+    lines = run("show", "task-42").stdout.splitlines()
+    assert lines[0].split() == ["place", "turn", "tokens", "role"]
+    assert lines[1].split()[:4] == ["#0", "0", "7", "system"]
+    assert "task  Which files are large?" in lines[2]
+    hidden = sight["items"][2]
+    start, end = hidden["span"]
+    tokens = f"{hidden['tokens']['said']:,} → {hidden['tokens']['shown']:,}"
+    rest = f"messages hidden by #{edit} window: only the newest that fit"
+    assert f"#{start}–#{end - 1}" in lines[3]
+    assert f"{tokens}  {hidden['hidden']} {rest}" in lines[3]
+    assert "[refold: earlier messages are not shown here]" in "".join(lines[4:6])
+    assert any('→ ls({"path": "dir5"})' in line for line in lines)
+    assert any("← ls: file5 file5" in line for line in lines)
+    view, said = sight["tokens"]["shown"], sight["tokens"]["said"]
+    percent = sight["tokens"]["saved_percent"]
+    foot = f"view {view} tokens · said {said:,} · saved {percent} %"
+    assert lines[-1] == f"{foot} · shows {sight['messages']['shown']} messages for 14 said"
+    assert all(len(line) <= 100 for line in lines)
+
+
+def test_show_in_json_accounts_for_every_message(chat, edit):
+    sight = ask("show", "task-42")
+    assert list(sight) == [
+        "conversation",
+        "owner",
+        "view",
+        "at",
+        "tokens",
+        "messages",
+        "items",
+        "notices",
+    ]
+    assert sum(item["tokens"]["said"] for item in sight["items"]) == sight["tokens"]["said"]
+    assert sum(item["tokens"]["shown"] for item in sight["items"]) == sight["tokens"]["shown"]
+    shown = [one for item in sight["items"] for one in item["shown"]]
+    hidden = sum(item["hidden"] for item in sight["items"])
+    originals = [one for one in shown if one["at"] != edit]
+    assert hidden + len(originals) == sight["messages"]["said"] == 14
+    assert sight["items"][2]["edit"]["kind"] == "window"
+    assert [one["at"] for one in shown if one["is_task"]] == [1]
+
+
+def test_show_at_a_place_is_what_the_model_saw_then(chat, edit):
+    then = ask("show", "task-42", "--at", edit - 1)
+    assert then["at"] == edit - 1
+    assert then["tokens"]["shown"] > ask("show", "task-42", "--at", edit)["tokens"]["shown"]
+    session = refold.open("task-42", store=STORE)
+    for at in range(edit + 1):
+        seen, view = ask("show", "task-42", "--at", at), session.view(at)
+        assert seen["tokens"]["shown"] == view.tokens
+        assert seen["messages"]["shown"] == len(view.messages)
+        assert sum(item["tokens"]["said"] for item in seen["items"]) == seen["tokens"]["said"]
+    assert f"right after #{edit - 1}" in run("show", "task-42", "--at", edit - 1).stdout
+    assert "has no place 999" in run("show", "task-42", "--at", 999, code=1).stderr
+
+
+def test_show_marks_what_is_pinned(chat):
+    run("pin", "task-42", 3)
+    shown = [one for item in ask("show", "task-42")["items"] for one in item["shown"]]
+    assert {one["at"] for one in shown if one["is_pinned"]} == {2, 3}
+    rows = [line for line in run("show", "task-42").stdout.splitlines() if "pinned" in line]
+    assert [row.split()[0] for row in rows] == ["#2", "#3"]
+    assert "of 4 messages hidden" in run("show", "task-42").stdout
+
+
+def test_show_tells_restored_from_hidden(chat, edit, end):
+    run("restore", "task-42", edit, "--why", "needed again")
+    assert f"restored by #{end}: needed again" in run("show", "task-42").stdout
+    assert ask("show", "task-42")["tokens"]["saved_percent"] == 0
+
+
+def test_show_full_has_whole_texts(chat):
+    assert "file5 " * 30 in run("show", "task-42", "--full").stdout.replace("\n", " ")
+    assert "hidden by" in run("show", "task-42", "--full").stdout
+
+
+def test_show_tells_what_is_mended_when_sent():
+    write("chat.json", [user("go"), call("c1"), user("stop")])
+    run("import", "chat.json")
+    assert "mended when sent: #1: 'c1' was never answered" in run("show", "chat").stdout
+    assert len(ask("show", "chat")["notices"]) == 1
+
+
+def test_another_view_shows_what_it_shows(chat):
+    assert ask("show", "task-42", "--view", "reviewer")["tokens"]["saved_percent"] == 0
+    assert "view 'reviewer'" in run("show", "task-42", "--view", "reviewer").stdout
+
+
+HOSTILE = [
+    "\x1b[31mred\x1b[0m \x07bell \x9b2J \x7f",
+    "[bold]markup[/bold] [/] :smile: [link=http://x]",
+    "right \u202eto left\u2066 and \u200b nothing \U000e0041 \ufeff",
+    "lines\r\nand\rreturns\u2028and\u2029more\x0b\x0c\x85",
+    "half a \ud83d pair",
+    "日本語のとても長い文章" * 30,
+    "👨‍👩‍👧‍👦 🇩🇪 e\u0301 ﷽" * 30,
+    "",
+]
+
+
+@pytest.mark.parametrize("args", [("show",), ("show", "--full"), ("log",), ("diff",)], ids=" ".join)
+def test_nothing_in_a_message_reaches_the_terminal_as_more_than_text(args):
+    with refold.open("bad\x1b[31m [red]", store=STORE) as chat:
+        for n, text in enumerate(HOSTILE):
+            chat.append([user(text), call(f"c{n}", f"tool{text}", text, text), result(f"c{n}", text)])
+    name, *options = args
+    places = (0,) if name == "diff" else ()
+    out = run(name, "bad\x1b[31m [red]", *places, *options).stdout
+    out += run("list").stdout + run("show", "\x1b]0;x\x07", code=1).stderr
+    for char in "\x1b\x07\x9b\x7f\r\u202e\u2066\u200b\ufeff\u2028\x0b\x85\ud83d\U000e0041":
+        assert char not in out
+    assert "\\x1b[31mred" in out
+    assert "\\u202e" in out
+    assert "\\ud83d" in out
+    assert "[bold]markup[/bold] [/] :smile:" in out
+
+
+def test_wide_characters_do_not_break_the_table():
+    from rich.cells import cell_len
+
+    refold.open("wide", store=STORE).append([user(text) for text in HOSTILE])
+    lines = run("show", "wide").stdout.splitlines()
+    assert all(cell_len(line) <= 100 for line in lines)
+    assert lines[6].endswith("…")
+
+
+def test_a_long_view_is_as_wide_as_the_terminal(chat, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, run("show", "task-42").stdout.splitlines()[:-1])) <= 60
+
+
+# Log and diff
+
+
+def test_the_log_has_every_event_in_order(chat, edit, end):
+    run("pin", "task-42", 3, "--why", "the key")
+    run("undo", "task-42", edit)
+    store = SQLiteStore("chats.db")
+    entry = Entry(end + 2, "dreamt", None, b"[]", b'{"of":"\\u001bsheep"}')
+    store.append(Key("default", "task-42"), [entry])
+    store.close()
+    lines = run("log", "task-42").stdout.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == [f"#{at}" for at in range(end + 3)]
+    assert "user: Which files are large?" in lines[1]
+    assert "window, " in lines[edit]
+    assert "only the newest" in lines[edit]
+    assert lines[end].endswith("#2, #3 kept in every view: the key")
+    assert f"takes back #{edit} (window of #2–#" in lines[end + 1]
+    assert "newer refold" in lines[end + 2]
+    assert lines[-1] == f"{end + 3} events"
+
+
+def test_the_log_in_json_has_the_events_as_they_are(chat, edit):
+    run("undo", "task-42")
+    log = ask("log", "task-42")
+    assert (log["conversation"], log["owner"]) == ("task-42", "default")
+    kinds = {event["kind"]: event for event in log["events"]}
+    assert {"at", "kind", "time", "role", "tokens", "turn", "step", "index", "message"} <= kinds[
+        "said"
+    ].keys()
+    replaced = kinds["replaced"]
+    assert (replaced["edit"], replaced["view"]) == ("window", "main")
+    assert replaced["tokens"]["before"] > replaced["tokens"]["after"]
+    assert kinds["undone"]["of"] == edit
+    assert kinds["said"]["time"].endswith("+00:00")
+
+
+def test_the_log_can_be_read_in_pieces(chat):
+    whole = ask("log", "task-42")["events"]
+    assert ask("log", "task-42", "--after", 4, "--limit", 3)["events"] == whole[5:8]
+    assert ask("log", "task-42", "--after", 999)["events"] == []
+
+
+def test_the_log_has_what_a_provider_measured():
+    answer = refold.Message("assistant", "Hi.", usage=Usage(120, 5, 100), model="m")
+    chat = refold.open("task", store=STORE)
+    chat.append([user("hello"), answer])
+    assert isinstance(list(chat.events())[-1], Measured)
+    assert "#1 took 120 in, 100 of it cached, 5 out by m" in run("log", "task").stdout
+    assert ask("log", "task")["events"][-1]["usage"]["cache_read"] == 100
+
+
+def test_a_damaged_event_does_not_hide_what_follows_in_the_log(chat):
+    damage("UPDATE refold_entry SET body = x'78ff' WHERE place & 0xffffffff = 5")
+    out = run("log", "task-42", code=1).stdout
+    assert "#5" in out
+    assert "cannot be read" in out
+    assert "#6" in out
+    events = ask("log", "task-42", code=1)["events"]
+    assert ["problem" in event for event in events[:8]] == [False] * 5 + [True] + [False] * 2
+
+
+def test_a_diff_has_what_went_and_what_came(chat, edit):
+    changed = ask("diff", "task-42", edit - 1)
+    before, after = ask("show", "task-42", "--at", edit - 1), ask("show", "task-42")
+    old = {one["at"] for item in before["items"] for one in item["shown"]}
+    new = {one["at"] for item in after["items"] for one in item["shown"]}
+    assert [one["at"] for one in changed["removed"]] == sorted(old - new)
+    assert {one["at"] for one in changed["added"]} == new - old
+    assert changed["from"] == {
+        "at": edit - 1,
+        "tokens": before["tokens"]["shown"],
+        "messages": before["messages"]["shown"],
+    }
+    lines = run("diff", "task-42", edit - 1).stdout.splitlines()
+    assert lines[0].startswith(f"--- view right after #{edit - 1} · ")
+    assert lines[1].startswith("+++ view now · ")
+    assert sum(line.startswith("-  #") for line in lines) == len(old - new)
+    assert sum(line.startswith("+  #") for line in lines) == len(new - old)
+    count = f"{len(old - new)} no longer shown, {len(new - old)} newly shown"
+    assert lines[-1].startswith(count)
+
+
+def test_a_diff_of_two_places_goes_from_the_first_to_the_second(chat):
+    assert [one["at"] for one in ask("diff", "task-42", 1, 3)["added"]] == [2, 3]
+    assert [one["at"] for one in ask("diff", "task-42", 3, 1)["removed"]] == [2, 3]
+    assert "show the same" in run("diff", "task-42", 3, 3).stdout
+    run("diff", "task-42", 999, code=1)
+
+
+# What people do
+
+
+def test_undo_takes_back_the_newest_edit_and_can_be_undone(chat, edit, end):
+    shown = ask("show", "task-42")["tokens"]["shown"]
+    done = ask("undo", "task-42")
+    assert done == {
+        "conversation": "task-42",
+        "view": "main",
+        "did": "undo",
+        "of": edit,
+        "at": end,
+        "tokens": {"before": shown, "after": ask("show", "task-42")["tokens"]["shown"]},
+    }
+    assert done["tokens"]["after"] > shown
+    assert f"#{end} is undone" in run("undo", "task-42", end).stdout
+    assert ask("show", "task-42")["tokens"]["shown"] == shown
+
+
+def test_undo_by_the_place_of_a_hidden_message(chat, edit):
+    assert ask("undo", "task-42", 2)["of"] == edit
+    assert "Nothing hides #0" in run("undo", "task-42", 0, code=1).stderr
+
+
+def test_what_cannot_be_undone_restored_or_unpinned_leaves_with_one(chat, edit):
+    run("restore", "task-42", 1, code=1)
+    run("unpin", "task-42", 1, code=1)
+    run("pin", "task-42", edit, code=1)
+    run("pin", "task-42", 999, code=1)
+
+
+def test_restore_shows_a_message_again_with_what_it_belongs_to(chat):
+    done = ask("restore", "task-42", 2)
+    assert done["did"] == "restore"
+    assert done["tokens"]["after"] > done["tokens"]["before"]
+    assert {2, 3} <= {one["at"] for item in ask("show", "task-42")["items"] for one in item["shown"]}
+
+
+def test_pin_and_unpin(chat):
+    assert ask("pin", "task-42", 3)["places"] == [2, 3]
+    assert "with #2" in run("pin", "task-42", 3).stdout
+    assert ask("unpin", "task-42", 3)["did"] == "unpin"
+    run("unpin", "task-42", 3, code=1)
+
+
+def test_a_fork_shares_the_past_up_to_a_place(chat):
+    done = ask("fork", "task-42", "branch", "--at", 3)
+    assert done == {
+        "did": "fork",
+        "conversation": "branch",
+        "forked_from": "task-42",
+        "at": 3,
+        "messages": 4,
+    }
+    assert "14 messages" in run("fork", "task-42", "whole").stdout
+    assert "already" in run("fork", "task-42", "branch", code=1).stderr
+    run("fork", "task-42", "late", "--at", 999, code=1)
+
+
+def test_delete_asks_first(chat):
+    assert "Nothing was erased" in run("delete", "task-42", code=1, input="n\n").stderr
+    assert "Nothing was erased" in run("delete", "task-42", code=1, input="").stderr
+    assert ask("list")["conversations"]
+    assert run("delete", "task-42", input="y\n").stdout.endswith("Erased: task-42\n")
+    assert not ask("list")["conversations"]
+
+
+def test_delete_names_the_forks_that_keep_what_they_share(chat):
+    run("fork", "task-42", "branch")
+    run("fork", "branch", "twig")
+    assert ask("delete", "task-42", "--yes") == {
+        "did": "delete",
+        "erased": ["task-42"],
+        "kept_by": ["branch"],
+    }
+    assert ask("show", "twig")["messages"]["said"] == 14
+    assert ask("delete", "branch", "--with-forks", "--yes")["erased"] == ["branch", "twig"]
+    assert not ask("list")["conversations"]
+
+
+def test_a_damaged_conversation_can_be_deleted(chat):
+    damage(
+        "UPDATE refold_entry SET body = x'78ff', head = x'00'", "UPDATE refold_snapshot SET body = x'78ff'"
+    )
+    run("show", "task-42", code=1)
+    run("delete", "task-42", "--yes")
+
+
+# Fit
+
+
+@pytest.fixture
+def long_chat():
+    messages = [{"role": "system", "content": "Be brief."}, user("Which files are large?")]
+    for n in range(8):
+        messages += [call(f"c{n}"), result(f"c{n}", f"file{n} " * 40)]
+    write("small.yaml", "models: {m: {window: 1000, max_output: 200}}")
+    return messages
+
+
+def test_fit_keeps_the_shape_of_a_list(long_chat):
+    write("chat.json", long_chat)
+    args = ("fit", "chat.json", "--model", "m", "--config", "small.yaml")
+    messages = json.loads(run(*args).stdout)
+    assert len(messages) < len(long_chat)
+    assert messages[:2] == long_chat[:2]
+    assert messages[-2:] == long_chat[-2:]
+    assert messages == refold.fit(long_chat, model="m", config="small.yaml")
+    run(*args, "-o", "out.json")
+    assert json.loads(Path("out.json").read_text()) == messages
+
+
+def test_fit_keeps_the_shape_of_an_object(long_chat):
+    given = {
+        "model": "x",
+        "system": "Answer in French.",
+        "messages": long_chat,
+        "tools": [{"type": "function"}],
+    }
+    write("chat.json", given)
+    out = json.loads(run("fit", "chat.json", "--model", "m", "--config", "small.yaml").stdout)
+    assert out | {"messages": []} == given | {"messages": []}
+    assert list(out) == list(given)
+    assert out["messages"][:2] == long_chat[:2]
+    assert len(out["messages"]) < len(long_chat)
+
+
+def test_fit_reports_what_it_did(long_chat):
+    args = ("fit", write("chat.json", long_chat), "--model", "m", "--config", "small.yaml", "--report")
+    done = run(*args, "-")
+    report = json.loads(done.stderr)
+    assert json.loads(done.stdout)
+    assert report["tokens"]["before"] > report["tokens"]["final"]
+    assert [edit["kind"] for edit in report["edits"]] == ["window"]
+    run(*args, "report.json")
+    assert json.loads(Path("report.json").read_text()) == report
+
+
+def test_fit_reads_the_configuration_of_the_folder_and_standard_input(long_chat):
+    Path("small.yaml").rename("refold.yaml")
+    out = run("fit", "-", "--model", "m", input=json.dumps(long_chat)).stdout
+    assert len(json.loads(out)) < len(long_chat)
+
+
+def test_fit_stores_nothing(long_chat, folder):
+    write("chat.json", long_chat)
+    before = sorted(folder.iterdir())
+    run("fit", "chat.json", "--model", "m")
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "told"),
+    [
+        ('[{"role": "user", "content": 5}]', 1, "messages[0].content"),
+        ('{"messages": [], "tools": 5}', 1, "tools: expected a list"),
+        ("[", 1, "line 1, column"),
+        (json.dumps([user("much " * 2_000)]), 1, "there is room for"),
+    ],
+)
+def test_what_cannot_be_fitted_leaves_with_one_and_says_why(text, code, told, long_chat):
+    write("chat.json", text)
+    result = run("fit", "chat.json", "--model", "m", "--config", "small.yaml", code=code)
+    assert told in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_dialect_that_is_not_known_is_wrong_use(long_chat):
+    write("chat.json", long_chat)
+    assert "openai-chat" in run("fit", "chat.json", "--model", "m", "--dialect", "klingon", code=2).stderr
+
+
+# Real conversations, and the real process
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason=f"recorded conversations are not at {TRACES}")
+def test_recorded_conversations_are_imported_shown_and_healthy(folder):
+    for name in ("mini_swe_agent", "pi_coding_agent", "toolbench"):
+        path = TRACES / f"{name}.jsonl"
+        given = [json.loads(line) for line in path.read_text().splitlines()]
+        done = ask("import", path)["conversations"]
+        assert [(one["id"], one["messages"]) for one in done] == [
+            (one["id"], len(one["messages"])) for one in given
+        ]
+    long = "pi_coding_agent/large-session"
+    config = {"models": {"m": {"window": 8_000, "max_output": 1_000}}}
+    with refold.open(long, store=STORE, model="m", config=config) as session:
+        session.fit()
+    sight = ask("show", long)
+    assert sum(item["tokens"]["said"] for item in sight["items"]) == sight["tokens"]["said"]
+    assert sight["tokens"]["saved_percent"] > 90
+    for name in ("show", "log"):
+        assert run(name, long).stdout
+    assert "no longer shown" in run("diff", long, 500).stdout
+    assert ask("doctor")["healthy"]
+
+
+def test_a_reader_that_goes_away_is_no_error(chat):
+    big = refold.open("big", store=STORE)
+    big.append([user("word " * 50) for _ in range(3_000)])
+    shell = f"{sys.executable} -m refold log big --store {STORE} | head -1"
+    done = subprocess.run(shell, shell=True, capture_output=True, text=True)
+    assert done.stdout.startswith("#0")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_terminal_without_unicode_gets_escapes(chat):
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    args = [sys.executable, "-m", "refold", "show", "task-42", "--store", STORE]
+    done = subprocess.run(args, capture_output=True, text=True, env=env)
+    assert done.returncode == 0
+    assert "\\u2190 ls: file5" in done.stdout
+
+
+def test_a_process_leaves_with_the_code_of_its_command(chat):
+    def leave(*args):
+        done = subprocess.run([sys.executable, "-m", "refold", *args], capture_output=True, text=True)
+        assert "Traceback" not in done.stderr
+        return done.returncode
+
+    assert leave("show", "task-42", "--store", STORE) == 0
+    assert leave("show", "nope", "--store", STORE) == 1
+    assert leave("show") == 2
+    assert leave("list", "--store", "gopher://") == 2
+
+
+def damage(*statements):
+    """Changes the file behind refold's back."""
+    import apsw
+
+    connection = apsw.Connection("chats.db")
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()

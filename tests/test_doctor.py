@@ -1,0 +1,321 @@
+"""Whatever is changed behind refold's back is found, named, and told without a traceback."""
+
+import json
+from pathlib import Path
+
+import apsw
+import msgspec
+import pytest
+from hypothesis import given, settings
+from typer.testing import CliRunner
+
+import refold
+from refold.cli import app
+from refold.core import codec
+from refold.core.codec import GENESIS, Entry, chain
+from refold.core.event import Said
+from refold.doctor import check, examine
+from refold.record import seal
+from refold.stores.memory import MemoryStore
+from refold.stores.sqlite import SQLiteStore
+from refold.stores.store import Key
+from strategies import streams
+
+SMALL = {"models": {"m": {"window": 1_000, "max_output": 200}}}
+KEY = Key("default", "task-42")
+FIVE = "place & 0xffffffff = 5"
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A store with a compacted conversation of 40 and more events, and another one."""
+    url = f"sqlite:///{tmp_path}/chats.db"
+    with refold.open("other", store=url) as other:
+        other.append({"role": "user", "content": "hello"}, id="hello-1")
+    with refold.open("task-42", store=url, model="m", config=SMALL) as chat:
+        chat.append({"role": "user", "content": "Which files are large?"}, id="first")
+        for n in range(18):
+            function = {"name": "ls", "arguments": "{}"}
+            calls = [{"id": f"c{n}", "type": "function", "function": function}]
+            chat.append({"role": "assistant", "content": None, "tool_calls": calls}, id=f"ask-{n}")
+            chat.append({"role": "tool", "tool_call_id": f"c{n}", "content": f"file{n} " * 20})
+            chat.fit()
+        chat.pin(2)
+        undone = chat.undo()
+        chat.undo(undone)
+    return tmp_path / "chats.db"
+
+
+def change(file, *statements):
+    connection = apsw.Connection(str(file))
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+def find(file, code=1):
+    """What `refold doctor` finds, through the command line."""
+    args = ["doctor", "--store", f"sqlite:///{file}"]
+    result = CliRunner().invoke(app, [*args, "--json"])
+    assert result.exit_code == code, result.output
+    told = CliRunner().invoke(app, args)
+    assert told.exit_code == code
+    assert "Traceback" not in told.output + result.output
+    report = json.loads(result.stdout)
+    assert report["healthy"] == (code == 0)
+    return report["findings"]
+
+
+def test_a_healthy_store_has_no_findings(file):
+    refold.open("task-42", store=f"sqlite:///{file}").fork("branch", at=20)
+    assert find(file, code=0) == []
+    out = CliRunner().invoke(app, ["doctor", "--store", f"sqlite:///{file}"], env={"COLUMNS": "100"}).stdout
+    assert f"refold {refold.__version__} · format {codec.FORMAT}" in out
+    assert "SQLite 3." in out
+    assert "3 conversations" in out
+    assert "Nothing wrong" in out
+
+
+@settings(max_examples=200, deadline=None)
+@given(streams(max_size=30))
+def test_no_stream_that_refold_can_write_has_a_flaw(events):
+    store = MemoryStore()
+    kept = [event for event in events if not (isinstance(event, Said) and len(event.message.results) > 1)]
+    if kept == events and events:
+        store.append(KEY, [codec.encode(event) for event in events])
+        with refold.open("task-42", store=store) as session:
+            session.record.save()
+        assert check(store, KEY) == []
+
+
+# One thing changed: (statement, places that are named, a word of what is told)
+CHANGES = {
+    "words": (
+        f"UPDATE refold_entry SET body = replace(body, '1', '2') WHERE {FIVE}",
+        {5},
+        "not what was written",
+    ),
+    "id": (f"UPDATE refold_entry SET id = x'66' WHERE {FIVE}", {5}, "not what was written"),
+    "no id": (f"UPDATE refold_entry SET id = NULL WHERE {FIVE}", {5}, "not what was written"),
+    "head": (f"UPDATE refold_entry SET head = replace(head, '[', ' [') WHERE {FIVE}", {5}, "not what was"),
+    "tokens": (f"UPDATE refold_entry SET head = replace(head, ',1', ',2') WHERE {FIVE}", {5}, "not what was"),
+    "kind": (f"UPDATE refold_entry SET kind = 'dreamt' WHERE {FIVE}", {5}, "not what was written"),
+    "digest": (f"UPDATE refold_entry SET digest = zeroblob(16) WHERE {FIVE}", {5}, "digest was altered"),
+    "packing": (f"UPDATE refold_entry SET body = x'78ff' WHERE {FIVE}", {5}, "cannot be read"),
+    "UTF-8": (f"UPDATE refold_entry SET id = x'ff' WHERE {FIVE}", {5}, "cannot be read"),
+    "JSON": (f"UPDATE refold_entry SET body = x'7bff' WHERE {FIVE}", {5}, "cannot be understood"),
+    "head JSON": (f"UPDATE refold_entry SET head = x'7bff' WHERE {FIVE}", {5}, "cannot be understood"),
+    "head shape": (f"UPDATE refold_entry SET head = x'7b7d' WHERE {FIVE}", {5}, "cannot be understood"),
+    "no words": (f"UPDATE refold_entry SET body = x'' WHERE {FIVE}", {5}, "cannot be understood"),
+    "a number for words": (f"UPDATE refold_entry SET body = 7 WHERE {FIVE}", {5}, ""),
+    "text for words": (f"UPDATE refold_entry SET body = 'x' WHERE {FIVE}", {5}, ""),
+    "a number for a digest": (f"UPDATE refold_entry SET digest = 7 WHERE {FIVE}", {5}, ""),
+    "gone": (f"DELETE FROM refold_entry WHERE {FIVE}", {5}, "missing: #5"),
+    "all before gone": (
+        "DELETE FROM refold_entry WHERE place & 0xffffffff < 5 AND place >> 32 = 2",
+        {0},
+        "#0 to",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_event_is_found_where_it_is(file, name):
+    statement, places, told = CHANGES[name]
+    change(file, statement)
+    found = [one for one in find(file) if one["at"] is not None]
+    assert {one["at"] for one in found} == places
+    assert {one["conversation"] for one in found} == {"task-42"}
+    assert told in found[0]["problem"]
+    assert "backup" in found[0]["advice"]
+
+
+def test_two_events_in_each_others_place_are_found(file):
+    cid = (2 << 32) + 0
+    change(
+        file,
+        f"UPDATE refold_entry SET place = {cid + 999} WHERE place = {cid + 5}",
+        f"UPDATE refold_entry SET place = {cid + 5} WHERE place = {cid + 7}",
+        f"UPDATE refold_entry SET place = {cid + 7} WHERE place = {cid + 999}",
+    )
+    assert {5, 7} <= {one["at"] for one in find(file)} <= {5, 6, 7, 8}
+
+
+def test_the_end_that_is_missing_is_found_by_the_snapshot(file):
+    change(file, "DELETE FROM refold_entry WHERE place & 0xffffffff > 30")
+    (found,) = find(file)
+    assert "the newest events are missing" in found["problem"]
+
+
+def test_every_damaged_event_is_named_and_the_first_twenty_in_a_row_are_enough(file):
+    change(file, "UPDATE refold_entry SET body = x'78ff' WHERE place & 0xffffffff IN (3, 9, 10)")
+    assert {one["at"] for one in find(file)} == {3, 9, 10}
+    change(file, "UPDATE refold_entry SET body = x'78ff'")
+    assert {one["at"] for one in find(file)} == set(range(20))
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("UPDATE refold_snapshot SET digest = zeroblob(16) WHERE cid = 2", "was altered"),
+        ("UPDATE refold_snapshot SET at = at - 1 WHERE cid = 2", "was altered"),
+        ("UPDATE refold_snapshot SET at = at + 1 WHERE cid = 2", "events are missing, or the snapshot"),
+        ("UPDATE refold_snapshot SET body = x'5b5d' WHERE cid = 2", "was altered"),
+        ("UPDATE refold_snapshot SET body = x'78ff' WHERE cid = 2", "cannot be read"),
+        ("UPDATE refold_snapshot SET view = x'ff' WHERE cid = 2", "cannot be read"),
+        ("UPDATE refold_snapshot SET body = 7, digest = 7 WHERE cid = 2", ""),
+    ],
+)
+def test_a_changed_snapshot_is_found_and_is_only_a_cache(file, statement, told):
+    change(file, statement)
+    (found,) = find(file)
+    assert (found["conversation"], found["at"]) == ("task-42", None)
+    assert "snapshot" in found["problem"]
+    assert told in found["problem"]
+
+
+def test_a_snapshot_that_is_sealed_and_wrong_is_found(file):
+    store = SQLiteStore(file)
+    (snapshot,) = store.saved(KEY).values()
+    state = msgspec.json.decode(snapshot.body)
+    state[4] += 1  # tokens said
+    body = msgspec.json.encode(state)
+    last = list(store.read(KEY))[-1].digest
+    store.save(KEY, "main", snapshot._replace(body=body, digest=seal(last, body)))
+    store.close()
+    (found,) = find(file)
+    assert "not what the stream adds up to" in found["problem"]
+
+
+def test_a_snapshot_of_another_version_is_no_flaw(file):
+    store = SQLiteStore(file)
+    (snapshot,) = store.saved(KEY).values()
+    last = list(store.read(KEY))[-1].digest
+    store.save(KEY, "main", snapshot._replace(body=b'{"v":2}', digest=seal(last, b'{"v":2}')))
+    store.close()
+    assert find(file, code=0) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [(0, "role"), (2, "index"), (3, "turn"), (4, "step"), (5, "total"), (6, "calls"), (7, "answers")],
+)
+def test_numbers_that_are_chained_and_wrong_are_found(place, told):
+    store = MemoryStore()
+    with refold.open("task-42", store=store) as chat:
+        chat.append([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "Hi."}])
+        chat.append({"role": "user", "content": "more"})
+    entries = [link.entry for link in store.read(KEY)]
+    head = msgspec.json.decode(entries[1].head)
+    head[place] = {"role": "system", "calls": ["c"], "answers": "c"}.get(told, 99)
+    forged = [entries[0], entries[1]._replace(head=msgspec.json.encode(head)), entries[2]]
+    again = MemoryStore()
+    again.append(KEY, forged)
+    found = examine(again)
+    assert found[0].place == 1
+    assert told in found[0].problem
+
+
+def test_an_edit_whose_head_and_body_differ_is_found(file):
+    store = SQLiteStore(file)
+    entries = [link.entry for link in store.read(KEY)]
+    store.close()
+    at = next(entry.at for entry in entries if entry.kind == "replaced")
+    body = msgspec.json.decode(entries[at].body)
+    for shown in ([], [{"role": "assistant"}, *body["shown"][1:]], [*body["shown"][:-1], 999]):
+        forged = [*entries]
+        forged[at] = entries[at]._replace(body=msgspec.json.encode(body | {"shown": shown}))
+        again = MemoryStore()
+        again.append(KEY, forged)
+        assert [one.place for one in examine(again)] == [at]
+
+
+def test_events_of_kinds_to_come_are_no_flaw():
+    store = MemoryStore()
+    store.append(KEY, [Entry(0, "dreamt", None, b"[1]", b'{"of":"sheep"}')])
+    assert examine(store) == []
+
+
+def test_a_conversation_that_was_given_another_name_is_found(file):
+    change(file, "UPDATE refold_conversation SET name = x'66' WHERE cid = 2")
+    assert any("row was altered" in one["problem"] for one in find(file))
+
+
+def test_a_name_that_is_no_text_does_not_stop_the_examination(file):
+    change(file, "UPDATE refold_conversation SET name = x'ff' WHERE cid = 2")
+    assert find(file)
+
+
+def test_entries_of_nobody_are_found(file):
+    change(file, "UPDATE refold_entry SET place = place + (7 << 32) WHERE place >> 32 = 2")
+    assert find(file)
+
+
+def test_noise_in_any_page_of_the_file_never_ends_in_a_traceback(file):
+    whole, damaged = file.read_bytes(), 0
+    for start in range(4096, len(whole), 4096):
+        file.write_bytes(whole[: start + 8] + b"\x5a" * 4088 + whole[start + 4096 :])
+        for args in (["doctor"], ["list"], ["show", "task-42"], ["log", "task-42"], ["export", "task-42"]):
+            result = CliRunner().invoke(app, [*args, "--store", f"sqlite:///{file}"])
+            assert isinstance(result.exception, SystemExit | None), args
+            damaged += args == ["doctor"] and result.exit_code == 1
+    assert damaged > 5  # some pages are empty
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database at all, but long enough" * 100, b"SQLite format 3\x00" + b"\xff" * 5000]
+)
+def test_a_file_that_is_no_database_is_told_as_such(tmp_path, content):
+    (tmp_path / "chats.db").write_bytes(content)
+    (found,) = find(tmp_path / "chats.db")
+    assert "damaged or no SQLite database" in found["problem"]
+    assert found["conversation"] is None
+
+
+def test_one_conversation_can_be_examined_alone(file):
+    change(file, f"UPDATE refold_entry SET body = x'78ff' WHERE {FIVE}")
+    for id, code in (("other", 0), ("task-42", 1), ("nope", 1)):
+        result = CliRunner().invoke(app, ["doctor", id, "--store", f"sqlite:///{file}"])
+        assert result.exit_code == code
+    result = CliRunner().invoke(app, ["doctor", "--owner", "alice", "--store", f"sqlite:///{file}", "--json"])
+    assert json.loads(result.stdout)["conversations"] == 0
+
+
+def test_leases_that_are_held_are_shown(file):
+    import time
+
+    store = SQLiteStore(file)
+    store.acquire(KEY, "compaction:main", "worker-7", time.time(), 3_600)
+    store.close()
+    result = CliRunner().invoke(app, ["doctor", "--store", f"sqlite:///{file}", "--json"])
+    assert result.exit_code == 0
+    (lease,) = json.loads(result.stdout)["leases"]
+    assert (lease["conversation"], lease["name"], lease["holder"]) == (
+        "task-42",
+        "compaction:main",
+        "worker-7",
+    )
+    assert "worker-7" in CliRunner().invoke(app, ["doctor", "--store", f"sqlite:///{file}"]).stdout
+
+
+def test_what_was_changed_is_named_in_words(file):
+    change(file, f"UPDATE refold_entry SET body = replace(body, '1', '2') WHERE {FIVE}")
+    out = CliRunner().invoke(app, ["doctor", "--store", f"sqlite:///{file}"], env={"COLUMNS": "100"}).stdout
+    assert "✗  task-42 #5: is not what was written" in out
+    assert "restore it from a backup or an export" in out
+    assert out.endswith("1 problem\n")
+
+
+def test_the_examination_changes_nothing(file):
+    before = {path.name: path.read_bytes() for path in Path(file.parent).iterdir()}
+    find(file, code=0)
+    assert {path.name: path.read_bytes() for path in Path(file.parent).iterdir()} == before
+
+
+def test_the_chain_is_what_the_format_says(file):
+    digest = GENESIS
+    store = SQLiteStore(file)
+    for entry, stored in store.read(KEY):
+        digest = chain(digest, entry)
+        assert digest == stored
+    store.close()
