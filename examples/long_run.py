@@ -9,6 +9,7 @@ from pathlib import Path
 
 import refold
 
+ROOT = Path(__file__).resolve().parent.parent
 STORE = "sqlite:///long-run.db"
 CONFIG = {"models": {"scripted": {"window": 8_000, "max_output": 1_000}}}
 
@@ -26,11 +27,11 @@ def model(step: int, files: list[Path]) -> dict:
 
 
 def read_file(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8", errors="replace")[:2_000]
+    return (ROOT / path).read_text(encoding="utf-8", errors="replace")[:2_000]
 
 
 def main() -> None:
-    files = sorted(Path(__file__).parent.parent.rglob("src/**/*.py"))
+    files = sorted(path.relative_to(ROOT) for path in ROOT.rglob("src/**/*.py"))
     with refold.open("long-run", store=STORE, model="scripted", config=CONFIG) as chat:
         chat.clear()
         chat.append({"role": "system", "content": "You review code."})

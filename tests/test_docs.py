@@ -1,11 +1,15 @@
 """Documents cannot rot: every Python block runs, every link leads somewhere, every command exists."""
 
+import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import refold
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -35,6 +39,22 @@ def test_the_yaml_in_the_readme_is_a_valid_configuration(tmp_path):
 def test_every_link_leads_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_readme_prints_what_show_prints(tmp_path):
+    """Where they differ, the README gets what this prints."""
+    url = f"sqlite:///{tmp_path}/agent.db"
+    config = {"models": {"m": {"window": 6_000, "max_output": 1_000}}}
+    with refold.open("booking", store=url, model="m", config=config) as chat:
+        for message in json.loads((ROOT / "examples" / "booking.json").read_text()):
+            chat.fit()
+            chat.append(message)
+        chat.pin(3)
+    command = [sys.executable, "-m", "refold", "show", "booking", "--store", url]
+    wide = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+    shown = subprocess.run(command, env=wide, check=True, capture_output=True, text=True).stdout
+    printed = "\n".join(line.rstrip() for line in shown.strip().splitlines())
+    assert f"```\n$ refold show booking\n{printed}\n```" in (ROOT / "README.md").read_text(), printed
 
 
 def test_the_example_runs(tmp_path):

@@ -12,7 +12,6 @@ from refold.formats import openai_chat
 from refold.record import Record
 from refold.tokens.count import count_message
 
-
 Copy: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
 

@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-WORDS = """account address agent amount answer archive balance batch branch budget cache cancel change
+VOCABULARY = """account address agent amount answer archive balance batch branch budget cache cancel change
 check client commit config context count create cursor customer date delete detail error event export
 field file filter flight folder format handle history id import index invoice item journal key label
 length level limit line list log match member message method model module name note number object offer
 order owner page parse path pattern payment place plan policy price process product query queue reason
 record region report request result retry return review role route rule sample schema score search seat
 section seed server session size source span start state status step store stream string summary table
-task ticket time title token tool total trace type update user value version view window worker""".split()
+task ticket time title token tool total trace type update user value version view window worker"""
+WORDS = VOCABULARY.split()
 
 
 def conversation(messages: int, seed: int = 0) -> Iterator[dict[str, Any]]:
