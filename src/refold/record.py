@@ -29,6 +29,7 @@ class Record:
 
     def __init__(self, store: Store, key: Key, view: str, parse: Parse) -> None:
         self.store, self.key, self.view, self.parse = store, key, view, parse
+        self.live = Live(view, self.message)
         self._forget()
         self.catch_up()
 
@@ -50,9 +51,15 @@ class Record:
     def _forget(self) -> None:
         self._entries: dict[int, Entry] = {}
         self._digest = GENESIS
-        self._saved = self._edition = 0
+        self._saved = 0
         self._known = False
-        self.live = Live(self.view, self.message)
+        self._begin(State())
+
+    def _begin(self, state: State) -> None:
+        """A live view that nobody takes for the one before."""
+        self._edition = self.live.edition + 1
+        self.live = Live(self.view, self.message, state)
+        self.live.edition = self._edition
 
     def _start(self) -> None:
         """From the newest snapshot, if there is one that belongs to this record."""
@@ -60,9 +67,8 @@ class Record:
         if snapshot:
             before = next(self.store.read(self.key, snapshot.at - 1, snapshot.at), None)
             if before and seal(before.digest, snapshot.body) == snapshot.digest:
-                with suppress(msgspec.DecodeError):  # one of another version: the stream has it all
-                    state = msgspec.json.decode(snapshot.body, type=State)
-                    self.live = Live(self.view, self.message, state)
+                with suppress(msgspec.DecodeError, ValueError):  # of another version: the stream has it all
+                    self._begin(_state(snapshot.body))
                     self._digest, self._saved = before.digest, snapshot.at
         self._known = True
 
@@ -92,7 +98,7 @@ class Record:
     def save(self) -> None:
         """Keeps a snapshot. It is only a cache: where the store cannot take it now, a later one will do."""
         if isinstance(self.store, Snapshots) and self.live.state.next > self._saved:
-            body = msgspec.json.encode(self.live.snapshot())
+            body = codec.dumps(self.live.snapshot())
             with suppress(StoreError):
                 self.store.save(
                     self.key, self.view, Snapshot(self.live.state.next, body, seal(self._digest, body))
@@ -109,7 +115,7 @@ class Record:
                 return events
             entries = [codec.encode(event) for event in events]
             try:
-                digest = self.store.append(self.key, entries)
+                digest = self.store.append(self.key, entries, after=self._digest)
             except ConflictError:
                 time.sleep(random.random() * min(attempt, 10) / 1000)
                 self.catch_up()
@@ -178,6 +184,13 @@ class Record:
             live.apply(codec.head(link.entry), link.entry.at, self)
         self.load(line for item in live.items for line in item.lines)
         return live
+
+
+def _state(body: bytes) -> State:
+    try:
+        return msgspec.json.decode(body, type=State)
+    except msgspec.DecodeError:  # the id of a call may have a lone surrogate
+        return msgspec.convert(codec.loads(body), State, str_keys=True)
 
 
 def seal(digest: bytes, body: bytes) -> bytes:

@@ -6,17 +6,17 @@ Write-ahead log, an fsync for every commit, and threads that append at the same 
 import os
 import time
 import zlib
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError, StoreError
 from refold.stores.sqlite_file import Run, SQLiteFile
-from refold.stores.store import Flaw, Key, Lease, Listed, Snapshot
+from refold.stores.store import Flaw, Key, Lease, Listed, Snapshot, demand_next
 
 PLACES = 32
 """Bits of a row's key that are the place; the rest is the conversation."""
@@ -36,8 +36,9 @@ class _Row(NamedTuple):
 class _Ticket:
     """One append that waits for the commit it shares with others."""
 
-    def __init__(self, key: Key, entries: Sequence[Entry]) -> None:
-        self.key, self.entries = key, entries
+    def __init__(self, key: Key, entries: Sequence[Entry], after: bytes | None) -> None:
+        self.key, self.entries, self.after = key, entries, after
+        self.pid = os.getpid()
         self.digest = b""
         self.error: Exception | None = None
         self.done = False
@@ -49,30 +50,28 @@ class SQLiteStore:
     def __init__(
         self, path: str | os.PathLike[str], *, synchronous: str = "full", timeout_s: float = 10.0
     ) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self._file = SQLiteFile(self.path, synchronous, timeout_s)
-        self._queue: list[_Ticket] = []
-        self._queueing = Lock()
+        self._queue: deque[_Ticket] = deque()
         with self._file.read():
             pass  # a file that cannot be opened says so now
 
     # Appending and reading
 
-    def append(self, key: Key, entries: Sequence[Entry], /) -> bytes:
-        ticket = _Ticket(key, entries)
-        with self._queueing:
-            self._queue.append(ticket)
+    def append(self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None) -> bytes:
+        ticket = _Ticket(key, entries, after)
+        self._queue.append(ticket)
         with self._file.writing:
             if not ticket.done:
                 self._commit()
         if ticket.error:
-            raise ticket.error
+            raise ticket.error.with_traceback(None)  # others may raise the same one
         return ticket.digest
 
     def _commit(self) -> None:
         """Everything that waits, in one transaction; whoever comes first does it for all."""
-        with self._queueing:
-            tickets, self._queue = self._queue, []
+        waiting = [self._queue.popleft() for _ in range(len(self._queue))]
+        tickets = [ticket for ticket in waiting if ticket.pid == os.getpid()]  # others came with a fork
         try:
             with self._file.write() as run:
                 for ticket in tickets:
@@ -90,39 +89,43 @@ class SQLiteStore:
 
     def _insert(self, run: Run, ticket: _Ticket) -> None:
         row = self._row(run, ticket.key)
-        if row is None:
-            next, digest = 0, GENESIS
-        else:
-            next, digest = self._tip(run, row)
-        first = ticket.entries[0].at
-        if first != next:
-            ticket.error = ConflictError(f"{ticket.key.conversation!r} goes on at {next}, not at {first}")
+        next, digest = (0, GENESIS) if row is None else self._tip(run, row)
+        try:
+            demand_next(ticket.key, ticket.entries, next, digest, ticket.after)
+        except ConflictError as error:
+            ticket.error = error
             return
-        row = row or self._add(run, ticket.key, None, 0, GENESIS)
-        for place, entry in enumerate(ticket.entries, (row.cid << PLACES) + next):
+        if row is None and ticket.entries:
+            row = self._add(run, ticket.key, None, 0, GENESIS)
+        for entry in ticket.entries:
+            assert row is not None
             digest = chain(digest, entry)
             id = None if entry.id is None else to_bytes(entry.id)
-            body = _pack(entry.body)
+            place, body = (row.cid << PLACES) + entry.at, _pack(entry.body)
             run("append", place=place, kind=entry.kind, id=id, head=entry.head, body=body, digest=digest)
         ticket.digest = digest
 
     def read(
         self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
     ) -> Iterator[Link]:
-        with self._file.read() as run:
-            segments = self._segments(run, key)
-        for cid, low, high in segments:
+        while True:
+            with self._file.read() as run:  # one moment; a parent may be erased before the next
+                rows = self._chunk(run, key, start, stop, but)
+            for place, kind, id, head, body, digest in rows:
+                text = None if id is None else _text(id)
+                start = (place & ((1 << PLACES) - 1)) + 1
+                yield Link(Entry(start - 1, kind, text, head, _unpack(body)), digest)
+            if len(rows) < CHUNK:
+                break
+
+    def _chunk(self, run: Run, key: Key, start: int, stop: int | None, but: str | None) -> list[Any]:
+        rows: list[Any] = []
+        for cid, low, high in self._segments(run, key):
             first, last = max(start, low), high if stop is None else min(stop, high)
-            while first < last:
-                where = {"low": (cid << PLACES) + first, "high": (cid << PLACES) + last, "limit": CHUNK}
-                with self._file.read() as run:
-                    rows = run("read", **where) if but is None else run("read_but", **where, but=but)
-                for place, kind, id, head, body, digest in rows:
-                    text = None if id is None else _text(id)
-                    yield Link(Entry(place & ((1 << PLACES) - 1), kind, text, head, _unpack(body)), digest)
-                if len(rows) < CHUNK:
-                    break
-                first = (rows[-1][0] & ((1 << PLACES) - 1)) + 1
+            if first < last and len(rows) < CHUNK:
+                where = {"low": (cid << PLACES) + first, "high": (cid << PLACES) + last}
+                rows += run("read", **where, but=but, limit=CHUNK - len(rows))
+        return rows
 
     def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -137,10 +140,20 @@ class SQLiteStore:
     def conversations(self, owner: str | None = None, /) -> Iterator[Listed]:
         with self._file.read() as run:
             rows = run("conversations", owner=None if owner is None else to_bytes(owner))
-        for owned, name, created, fork_at, parent_owner, parent, last in rows:
+            origins = [self._origin(run, parent, fork_at) for *_, parent, fork_at, _ in rows]
+        for (owned, name, created, _, fork_at, last), (parent, since) in zip(rows, origins, strict=True):
             next = fork_at if last is None else (last & ((1 << PLACES) - 1)) + 1
-            of = None if parent is None else Key(_text(parent_owner), _text(parent))
-            yield Listed(Key(_text(owned), _text(name)), created, next, of, fork_at)
+            of = Key(*map(_text, parent)) if parent else None
+            yield Listed(Key(_text(owned), _text(name)), created, next, of, since)
+
+    def _origin(self, run: Run, parent: int | None, fork_at: int) -> tuple[tuple[bytes, bytes] | None, int]:
+        """Owner and name of what a conversation is a fork of, past those that were erased, and where."""
+        while parent is not None:
+            _, owner, name, _, above, since, _ = run("row", cid=parent)[0]
+            if name is not None:
+                return (owner, name), fork_at
+            parent, fork_at = above, min(fork_at, since)
+        return None, 0
 
     # Forking and erasing
 
@@ -156,37 +169,30 @@ class SQLiteStore:
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
         with self._file.write() as run:
             row = self._row(run, key)
-            heirs = [] if row is None else self._erase(run, row, with_forks)
-        if row is not None:
-            self._file.shred()
-        return heirs
+            forks = run("forks", cid=row.cid, and_theirs=with_forks) if row else []
+            erased = [row.cid, *(cid for cid, *_ in forks if with_forks)] if row else []
+            for cid in erased:
+                for query in ("erase_snapshots", "erase_leases", "bury"):
+                    run(query, cid=cid)
+            for cid in reversed(erased):  # a fork is younger than its parent
+                self._prune(run, cid)
+        self._file.shred()
+        named = [] if with_forks else [(owner, name) for _, owner, name in forks if name is not None]
+        return [Key(_text(owner), _text(name)) for owner, name in named]
 
-    def _erase(self, run: Run, row: _Row, with_forks: bool) -> list[Key]:
-        forks = run("forks", cid=row.cid)
-        if with_forks:
-            for cid, *_ in forks:
-                self._erase(run, _Row(*run("ancestor", cid=cid)[0]), with_forks)
-            forks = []
-        low = row.cid << PLACES
-        if forks:
-            heir, shared, *_ = forks[0]
-            if shared > row.fork_at:
-                where = {"low": low, "high": low + shared, "shift": (heir - row.cid) << PLACES}
-                run("hand_over", **where)
-            for cid, fork_at, *_ in forks:
-                mine = fork_at <= row.fork_at or cid == heir
-                parent, since = (row.parent, min(fork_at, row.fork_at)) if mine else (heir, fork_at)
-                base = row.base if cid == heir and fork_at > row.fork_at else None
-                self._rebase(run, cid, parent, since, base)
-        run("erase_entries", low=low, high=(row.cid + 1) << PLACES)
-        for query in ("erase_snapshots", "erase_leases", "erase_conversation"):
-            run(query, cid=row.cid)
-        return [Key(_text(owner), _text(name)) for _, _, owner, name in forks]
-
-    def _rebase(self, run: Run, cid: int, parent: int | None, fork_at: int, base: bytes | None) -> None:
-        base = base if base is not None else run("ancestor", cid=cid)[0][3]
-        run("rebase", cid=cid, parent=parent, fork_at=fork_at, base=base)
-        self._seal(run, cid)
+    def _prune(self, run: Run, cid: int | None) -> None:
+        """Deletes what no fork shares of an erased conversation, and then of the erased ones before it."""
+        while cid is not None and (rows := run("buried", cid=cid)):
+            parent, fork_at, shared = rows[0]
+            keep = max(fork_at, shared or 0)
+            run("erase_entries", low=(cid << PLACES) + keep, high=(cid + 1) << PLACES)
+            if keep > fork_at:
+                self._seal(run, cid)
+                return
+            for (fork,) in run("hand_over", cid=cid, parent=parent):
+                self._seal(run, fork)
+            run("erase_conversation", cid=cid)
+            cid = parent
 
     # Snapshots and leases
 
@@ -235,16 +241,16 @@ class SQLiteStore:
 
     def examine(self) -> Iterable[Flaw]:
         with self._file.read() as run:
-            for (line,) in run.plain("PRAGMA integrity_check"):
-                if line != "ok":
-                    yield Flaw(str(self.path), line)
-            for row in run("seals"):
-                if _seal_of(row[:-1]) != row[-1]:
-                    name = row[2].decode("utf-8", "replace")
-                    yield Flaw(f"conversation {name!r}", "its row was altered: name, owner or fork")
-            strays = run("strays")[0][0]
-            if strays:
-                yield Flaw(str(self.path), f"{strays} entries belong to no conversation")
+            lines = run.plain("PRAGMA integrity_check")
+        yield from (Flaw(str(self.path), line) for (line,) in lines if line != "ok")
+        with self._file.read() as run:
+            rows, strays = run("seals"), run("strays")[0][0]
+        for *row, seal in rows:
+            if _seal_of(row) != seal:
+                name = (row[2] or b"(erased)").decode("utf-8", "replace")
+                yield Flaw(f"conversation {name!r}", "its row was altered: name, owner or fork")
+        if strays:
+            yield Flaw(str(self.path), f"{strays} entries belong to no conversation")
 
     def close(self) -> None:
         self._file.close()
@@ -299,7 +305,7 @@ def from_url(url: str) -> SQLiteStore:
         raise SettingError(f"store {url!r}", "expected sqlite:///file.db (or memory:// for no file)")
     options = dict(parse_qsl(query, keep_blank_values=True))
     synchronous, timeout_s = options.pop("synchronous", "full"), options.pop("timeout_s", "10")
-    if options or synchronous not in ("full", "normal") or not timeout_s.replace(".", "", 1).isdigit():
+    if options or synchronous not in ("full", "normal") or not timeout_s.replace(".", "", 1).isdecimal():
         raise SettingError(f"store {url!r}", "its options are synchronous=full|normal and timeout_s=SECONDS")
     return SQLiteStore(path, synchronous=synchronous, timeout_s=float(timeout_s))
 

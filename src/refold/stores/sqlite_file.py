@@ -1,11 +1,14 @@
 """A SQLite file with a connection for writing and one for reading, and its errors explained."""
 
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from threading import RLock
 from typing import Any
+from weakref import WeakSet
 
 import apsw
 
@@ -28,17 +31,21 @@ class Run:
 
 
 class SQLiteFile:
-    """Opened when first used, and again by a process forked from the one that opened it."""
+    """Opened when first used, and again after a fork of the process."""
 
     def __init__(self, path: Path, synchronous: str, timeout_s: float) -> None:
         self.path, self.synchronous, self.timeout_s = path, synchronous, timeout_s
-        self.writing, self._reading = RLock(), RLock()
+        self.writing, self.reading = RLock(), RLock()
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
         self._pid = os.getpid()
+        _watch_forks()
+        with _forking:
+            _files.add(self)
 
     @contextmanager
     def write(self, *, durable: bool = True) -> Iterator[Run]:
+        """One transaction: all that is done in it, or nothing."""
         with self.writing, _told(self.path):
             self._after_fork()
             if self._writer is None:
@@ -50,54 +57,72 @@ class SQLiteFile:
                 yield Run(connection)
                 connection.execute("COMMIT")
             except BaseException:
-                if not connection.getautocommit():
-                    connection.execute("ROLLBACK")
+                _roll_back(connection)
                 raise
 
     @contextmanager
     def read(self) -> Iterator[Run]:
-        with self._reading, _told(self.path):
+        """One moment: whatever is read in it stands side by side in the file."""
+        with self.reading, _told(self.path):
             self._after_fork()
             if self._reader is None:
                 self._reader = self._connect()
-            yield Run(self._reader)
+            connection = self._reader
+            connection.execute("BEGIN")
+            try:
+                yield Run(connection)
+            finally:
+                _roll_back(connection)
 
     def _after_fork(self) -> None:
-        """A connection must not cross a fork of the process; the child opens its own."""
+        """A connection must not cross a fork that nobody announced; the child opens its own."""
         if self._pid != os.getpid():
             self._abandoned = (self._writer, self._reader)  # never closed: that would drop the parent's locks
             self._writer = self._reader = None
             self._pid = os.getpid()
 
     def _connect(self) -> apsw.Connection:
-        if self.path.is_dir():
-            raise StoreError(
-                f"{self.path} is a folder; name a file in it, as in sqlite:///{self.path}/refold.db"
-            )
-        connection = apsw.Connection(str(self.path))
+        connection = self._open()
         try:
-            connection.setbusytimeout(int(self.timeout_s * 1000))
-            connection.execute("PRAGMA journal_mode = WAL")
+            connection.setbusytimeout(int(min(self.timeout_s, 1e6) * 1000))
+            known = len(migrations("sqlite")), FORMAT
+            version = self._version(Run(connection))  # a newer file is left as it is
+            self._use_wal(connection)
             connection.execute("PRAGMA secure_delete = ON")
             connection.execute(f"PRAGMA synchronous = {self.synchronous}")
-            self._migrate(connection)
+            if version != known:
+                self._migrate(connection)
         except BaseException:
             connection.close()
             raise
         return connection
 
+    def _open(self) -> apsw.Connection:
+        try:
+            if not self.path.is_dir():
+                return apsw.Connection(str(self.path))
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{str(self.path)!r} cannot be a file: {error}; give it another name") from error
+        raise StoreError(f"{self.path} is a folder; name a file in it, as in sqlite:///{self.path}/refold.db")
+
+    def _use_wal(self, connection: apsw.Connection) -> None:
+        """Whoever else opens a new file at this moment is waited for, which SQLite does not do here."""
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                with suppress(apsw.ReadOnlyError):  # then it is read as it is
+                    connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except apsw.BusyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
     def _migrate(self, connection: apsw.Connection) -> None:
         run, steps = Run(connection), migrations("sqlite")
-        if self._version(run) == (len(steps), FORMAT):
-            return
         connection.execute("BEGIN IMMEDIATE")
         try:
-            version, format = self._version(run)
-            if version > len(steps) or format > FORMAT:
-                raise NewerError(
-                    f"{self.path} was written by a newer refold (schema {version}, format {format}; this one"
-                    f" knows {len(steps)} and {FORMAT}). Upgrade refold to open it; nothing was changed."
-                )
+            version, _ = self._version(run)
             for step in steps[version:]:
                 connection.execute(step)
             for query in ("create_schema", "clear_schema"):
@@ -105,27 +130,77 @@ class SQLiteFile:
             run("set_schema", version=len(steps), format=FORMAT)
             connection.execute("COMMIT")
         except BaseException:
-            connection.execute("ROLLBACK")
+            _roll_back(connection)
             raise
 
     def _version(self, run: Run) -> tuple[int, int]:
-        if not run("has_schema")[0][0]:
-            return 0, 0
-        rows = run("get_schema")
-        return (rows[0][0], rows[0][1]) if rows else (0, 0)
+        """Of the schema and of the format.
+
+        Raises:
+            NewerError: only a newer refold knows one of them.
+        """
+        rows = run("get_schema") if run("has_schema")[0][0] else []
+        version, format = rows[0] if rows else (0, 0)
+        known = len(migrations("sqlite"))
+        if version > known or format > FORMAT:
+            raise NewerError(
+                f"{self.path} was written by a newer refold (schema {version}, format {format}; this one"
+                f" knows {known} and {FORMAT}). Upgrade refold to open it; nothing was changed."
+            )
+        return version, format
 
     def shred(self) -> None:
         """Erased words must not linger in the write-ahead log."""
-        with self.writing, self._reading, _told(self.path):
-            if self._writer is not None:
-                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with self.writing, self.reading, _told(self.path):
+            done = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall() if self._writer else []
+            if done and done[0][0]:
+                raise StoreError(
+                    f"Erased, but the words stay in {self.path}-wal while another process reads from it;"
+                    " erase it again when that is done"
+                )
 
     def close(self) -> None:
-        with self.writing, self._reading:
+        with self.writing, self.reading:
             for connection in (self._writer, self._reader):
                 if connection is not None and self._pid == os.getpid():
                     connection.close()
             self._writer = self._reader = None
+
+
+def _roll_back(connection: apsw.Connection) -> None:
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+_files: WeakSet[SQLiteFile] = WeakSet()
+_forking = RLock()
+_held: list[SQLiteFile] = []
+
+
+@cache
+def _watch_forks() -> None:
+    """Nothing of SQLite may cross a fork of the process, neither connections nor what it knows of locks:
+    the parent's last close would delete the log that the child writes to. So all is closed before.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_let_go)
+
+
+def _hold() -> None:
+    _forking.acquire()
+    for file in list(_files):
+        file.writing.acquire()
+        file.reading.acquire()
+        _held.append(file)
+        file.close()
+
+
+def _let_go() -> None:
+    while _held:
+        file = _held.pop()
+        file.reading.release()
+        file.writing.release()
+    _forking.release()
 
 
 @contextmanager

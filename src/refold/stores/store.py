@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from refold.core.codec import Entry, Link
-from refold.core.errors import SettingError
+from refold.core.errors import ConflictError, SettingError
 
 
 class Key(NamedTuple):
@@ -32,11 +32,12 @@ class Listed(NamedTuple):
 
 
 class Store(Protocol):
-    def append(self, key: Key, entries: Sequence[Entry], /) -> bytes:
+    def append(self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None) -> bytes:
         """Stores all of `entries` or none, durably, and returns the digest of the last.
 
         Raises:
-            ConflictError: the first entry's `at` is not the next free place.
+            ConflictError: their places are not the next free ones, or `after` is given and is not
+                the digest of the entry before them: another record has the same length.
             StoreError: the engine cannot take it now.
         """
 
@@ -48,7 +49,7 @@ class Store(Protocol):
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
         """Erases a conversation for good: entries, snapshots, leases.
 
-        What forks share passes to them, and these are returned; or they are erased too.
+        What forks share passes to them, and these are returned; or they are erased too, and theirs.
         """
 
     def conversations(self, owner: str | None = None, /) -> Iterator[Listed]:
@@ -121,6 +122,19 @@ class Flaw(NamedTuple):
 class Examined(Protocol):
     def examine(self) -> Iterable[Flaw]:
         """What is wrong with the engine's own files and rows."""
+
+
+def demand_next(key: Key, entries: Sequence[Entry], next: int, last: bytes, after: bytes | None) -> None:
+    """The compare of compare-and-append, for a record whose next place and last digest are these.
+
+    Raises:
+        ConflictError: the entries do not go on from there.
+    """
+    places = [entry.at for entry in entries]
+    if places != list(range(next, next + len(places))):
+        raise ConflictError(f"{key.conversation!r} goes on at {next}, one by one, not with {places[:9]}")
+    if after not in (None, last):
+        raise ConflictError(f"{key.conversation!r} is another record than was read: erased and begun anew")
 
 
 def open_store(url: str) -> Store:

@@ -1,8 +1,9 @@
--- One row per conversation. A fork has its parent's entries before fork_at.
+-- One row per conversation. A fork has its parent's entries before fork_at. An erased conversation
+-- whose entries forks still share stays as a row without a name, and goes with the last of them.
 CREATE TABLE refold_conversation (
     cid INTEGER PRIMARY KEY AUTOINCREMENT,
     owner BLOB NOT NULL,
-    name BLOB NOT NULL,
+    name BLOB,
     created REAL NOT NULL,
     parent INTEGER REFERENCES refold_conversation (cid),
     fork_at INTEGER NOT NULL,

@@ -20,10 +20,10 @@ SELECT cid, parent, fork_at, base FROM refold_conversation WHERE owner = :owner 
 SELECT cid, parent, fork_at, base FROM refold_conversation WHERE cid = :cid
 
 -- name: conversations
-SELECT c.owner, c.name, c.created, c.fork_at, p.owner, p.name,
+SELECT c.owner, c.name, c.created, c.parent, c.fork_at,
        (SELECT max(e.place) FROM refold_entry e WHERE e.place >= c.cid << 32 AND e.place < (c.cid + 1) << 32)
-FROM refold_conversation c LEFT JOIN refold_conversation p ON p.cid = c.parent
-WHERE :owner IS NULL OR c.owner = :owner
+FROM refold_conversation c
+WHERE c.name IS NOT NULL AND (:owner IS NULL OR c.owner = :owner)
 ORDER BY c.cid DESC
 
 -- name: seals
@@ -51,20 +51,29 @@ VALUES (:place, :kind, :id, :head, :body, :digest)
 
 -- name: read
 SELECT place, kind, id, head, body, digest FROM refold_entry
-WHERE place >= :low AND place < :high ORDER BY place LIMIT :limit
-
--- name: read_but
-SELECT place, kind, id, head, body, digest FROM refold_entry
-WHERE place >= :low AND place < :high AND kind <> :but ORDER BY place LIMIT :limit
+WHERE place >= :low AND place < :high AND kind IS NOT :but ORDER BY place LIMIT :limit
 
 -- name: find
 SELECT place FROM refold_entry WHERE id = :id AND place >= :low AND place < :high
 
 -- name: forks
-SELECT cid, fork_at, owner, name FROM refold_conversation WHERE parent = :cid ORDER BY fork_at DESC, cid
+WITH RECURSIVE fork (cid, owner, name) AS (
+    SELECT cid, owner, name FROM refold_conversation WHERE parent = :cid
+    UNION ALL
+    SELECT c.cid, c.owner, c.name FROM fork f JOIN refold_conversation c ON c.parent = f.cid
+    WHERE f.name IS NULL OR :and_theirs
+)
+SELECT cid, owner, name FROM fork ORDER BY cid
+
+-- name: bury
+UPDATE refold_conversation SET owner = x'', name = NULL, created = 0 WHERE cid = :cid
+
+-- name: buried
+SELECT c.parent, c.fork_at, (SELECT max(f.fork_at) FROM refold_conversation f WHERE f.parent = c.cid)
+FROM refold_conversation c WHERE c.cid = :cid AND c.name IS NULL
 
 -- name: hand_over
-UPDATE refold_entry SET place = place + :shift WHERE place >= :low AND place < :high
+UPDATE refold_conversation SET parent = :parent WHERE parent = :cid RETURNING cid
 
 -- name: erase_entries
 DELETE FROM refold_entry WHERE place >= :low AND place < :high
@@ -77,9 +86,6 @@ DELETE FROM refold_lease WHERE cid = :cid
 
 -- name: erase_conversation
 DELETE FROM refold_conversation WHERE cid = :cid
-
--- name: rebase
-UPDATE refold_conversation SET parent = :parent, fork_at = :fork_at, base = :base WHERE cid = :cid
 
 -- name: save
 INSERT INTO refold_snapshot (cid, view, at, body, digest) VALUES (:cid, :view, :at, :body, :digest)

@@ -1,0 +1,46 @@
+"""What every store must do, as tests: subclass `StoreContract`, say how to open yours, run pytest.
+
+    class TestMyStore(StoreContract):
+        @pytest.fixture
+        def store(self, tmp_path):
+            return MyStore(tmp_path / "log")
+
+        @pytest.fixture
+        def reopen(self, tmp_path):  # only where what is stored outlives the process
+            return partial(MyStore, tmp_path / "log")
+
+Streams, writers and sessions are demanded of every store; ids, forks, snapshots and leases of those that
+have them (`refold.stores.store` says what each is). For tests only: this needs pytest and hypothesis,
+which refold itself does not. `pytest.register_assert_rewrite("refold.testing")` in a conftest.py makes
+failures talk.
+"""
+
+import pytest
+
+from refold.testing.forks import ForksContract
+from refold.testing.ids import IdsContract
+from refold.testing.leases import LeasesContract
+from refold.testing.sessions import SessionsContract
+from refold.testing.snapshots import SnapshotsContract
+from refold.testing.streams import StreamsContract
+from refold.testing.words import Reopen
+from refold.testing.writers import WritersContract
+
+__all__ = ["StoreContract"]
+
+
+class StoreContract(
+    StreamsContract,
+    WritersContract,
+    SessionsContract,
+    IdsContract,
+    ForksContract,
+    SnapshotsContract,
+    LeasesContract,
+):
+    """All of it. The fixture `store` gives a new, empty store."""
+
+    @pytest.fixture
+    def reopen(self) -> Reopen | None:
+        """What opens the same store again, in other processes too, and so can be pickled; or None."""
+        return None

@@ -1,0 +1,119 @@
+"""What the contract is written with: entries, messages and deeds, and what is demanded after them."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from refold.core.codec import GENESIS, Entry, chain
+from refold.core.message import Message, Text, ToolCall, ToolResult
+from refold.core.view import fold
+from refold.opening import open
+from refold.session import Session
+from refold.stores.store import Key, Store
+
+Reopen: TypeAlias = Callable[[], Store]
+
+KEY = Key("somebody", "a conversation")
+TINY: dict[str, Any] = {"models": {"tiny": {"window": 400, "max_output": 40}}}
+"""A window so small that a handful of messages is more than fits."""
+ODD = (
+    "a|A|a | a|a\n|a\0|a\0b|a.|á|a\u0301|../a|..|/a|a/|a\\|*|a*|?|{}|{a}|:|a:b|a:|'|\"|a'b|%|%61|a%|_|-- a"
+    "|\ud800|\udc00|a\ud800|🙂|0|00|None|" + "x" * 500 + "|" + "x" * 499 + "y"
+).split("|")
+"""Names that one engine or another would mix up, cut off or choke on."""
+unique = count()
+"""Generated examples share a store; each has a conversation of its own."""
+examples = settings(
+    max_examples=100,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+)
+
+
+def entry(at: int, text: str = "", *, id: str | None = None) -> Entry:
+    return Entry(at, "noted", id, b"[%d]" % at, b'"%s"' % text.encode())
+
+
+def entries(start: int, stop: int, text: str = "") -> list[Entry]:
+    return [entry(at, text) for at in range(start, stop)]
+
+
+def verified(store: Store, key: Key) -> list[Entry]:
+    """All entries, after a look at their places and digests."""
+    result: list[Entry] = []
+    digest = GENESIS
+    for place, link in enumerate(store.read(key)):
+        digest = chain(digest, link.entry)
+        assert (link.entry.at, link.digest) == (place, digest)
+        result.append(link.entry)
+    return result
+
+
+def demand(reopen: Reopen | None) -> Reopen:
+    return reopen or pytest.skip("this store lives in one process")
+
+
+def demand_folded(session: Session) -> None:
+    """The view of a session, and of one just opened, is what `fold` makes of all that happened."""
+    expected = fold(list(session.events()))
+    again = Session(session.store, session.key)
+    assert session.view() == again.view() == expected
+    assert session.view().messages == again.view().messages == expected.messages
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def named(id: str) -> Message:
+    return Message("user", (Text(f"message {id}"),), id)
+
+
+def calling(*ids: str) -> Message:
+    return Message("assistant", tuple(ToolCall(id, "a tool", "{}") for id in ids))
+
+
+def do(session: Session, deed: str, n: int) -> None:
+    """One of the things that people and agents do."""
+    match deed:
+        case "user":
+            session.append(said(f"{n} words " * n))
+        case "calls":
+            session.append(calling(*(f"call {m}" for m in range(n % 4))))
+        case "result":
+            session.append(Message("tool", (ToolResult(f"call {n % 4}", "result " * n),)))
+        case "fit":
+            session.fit()
+        case "compact":
+            session.compact(keep_recent=n % 5)
+        case "undo" if n > 20:
+            session.undo()  # the newest
+        case "pin" | "unpin" | "undo" | "restore":
+            getattr(session, deed)(n)
+
+
+def write_numbered(store: Store, writer: str, stop: int) -> None:
+    """Says `writer 0`, `writer 1` … , one by one and in batches."""
+    session = open("race", store=store)
+    for n in range(0, stop, 5):
+        session.append(said(f"{writer} {n}"))
+        session.append([said(f"{writer} {m}") for m in range(n + 1, n + 5)])
+
+
+def write_elsewhere(reopen: Reopen, writer: str, stop: int) -> None:
+    """The same in another process."""
+    write_numbered(reopen(), writer, stop)
+
+
+def demand_numbered(store: Store, writers: dict[str, int]) -> None:
+    """Whatever was acknowledged is there once, in its writer's order."""
+    session = open("race", store=store)
+    texts = [one.message.text.split() for one in session.get_all()]
+    for writer, stop in writers.items():
+        assert [int(n) for name, n in texts if name == writer] == list(range(stop))
+    assert len(verified(store, session.key)) == len(texts) == sum(writers.values())
+    demand_folded(session)
