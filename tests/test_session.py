@@ -476,3 +476,15 @@ def test_said_events_carry_the_numbers_they_were_given(worked):
     assert [event.index for event in said] == list(range(42))
     assert said[-1].total == sum(event.line.tokens for event in said)
     assert (said[-1].line.turn, said[-1].line.step) == (1, 20)
+
+
+def test_restoring_leaves_in_sight_what_was_in_sight(chat):
+    chat.append([user(f"question {n}") for n in range(5)])
+    chat.append([{"role": "assistant", "content": "one"}, {"role": "assistant", "content": "two"}])
+    chat.compact(keep_recent=0)
+    chat.append({"role": "assistant", "content": "three"})
+    chat.restore(1)
+    shown = [m["content"] for m in chat.fit().messages]
+    assert {"question 0", "question 1", "question 4"} <= {*shown}
+    chat.compact(keep_recent=0)
+    assert "question 4" in [m["content"] for m in chat.fit().messages]

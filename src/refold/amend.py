@@ -108,14 +108,18 @@ def group(record: Record, line: Line) -> list[Line]:
 
 
 def _still_needed(record: Record, edit: int, span: Span, back: Sequence[Line]) -> tuple[Line, ...]:
-    """What an edit shows, less what stands for the messages that come back."""
+    """What an edit shows, less what it says in place of the messages that come back."""
     cover = codec.head(record.entry(edit))
-    own = [line for line in cover.lines if line.at == edit] if isinstance(cover, Cover) else []
-    ids = {id for line in back for id in (line.answers, *line.calls)}
-    own = [line for line in own if line.answers not in ids - {None} and not ids & {*line.calls}]
-    if len(span) <= REACH and {line.at for line in record.lines(span)} <= {line.at for line in back}:
-        return ()
-    return tuple(own)
+    assert isinstance(cover, Cover)
+    ids = {id for line in back for id in (line.answers, *line.calls) if id is not None}
+    known = {line.at for line in (*cover.lines, *back)}
+    all_back = len(span) <= REACH and {line.at for line in record.lines(span)} <= known
+
+    def stays(line: Line) -> bool:
+        said_here = line.at == edit
+        return not said_here or not (all_back or line.answers in ids or ids & {*line.calls})
+
+    return tuple(filter(stays, cover.lines))
 
 
 def _said(record: Record, at: int) -> Line:

@@ -10,14 +10,14 @@ import msgspec
 
 from refold.core import codec
 from refold.core.codec import GENESIS, Entry, Link, Parse
-from refold.core.errors import ConflictError, NotFoundError, StoreError
+from refold.core.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from refold.core.event import Event, Line, Replaced, Said, Span
 from refold.core.live import Head, Live, State
 from refold.core.message import Message
 from refold.stores.store import Key, Snapshot, Snapshots, Store
 
 SNAPSHOT_EVERY = 64
-"""Events between two snapshots."""
+"""Events between two snapshots; more for a view that is very long, so that its cost stays small."""
 TRIES = 1_000
 """How often an append is tried against others who write to the same conversation."""
 NEAR = 32
@@ -73,7 +73,9 @@ class Record:
         self._known = True
 
     def _snapshot(self) -> Snapshot | None:
-        return self.store.saved(self.key).get(self.view) if isinstance(self.store, Snapshots) else None
+        with suppress(CorruptError):  # only a cache
+            return self.store.saved(self.key).get(self.view) if isinstance(self.store, Snapshots) else None
+        return None
 
     def _apply(self, links: Iterable[Link]) -> None:
         try:
@@ -92,7 +94,7 @@ class Record:
             self._edition = self.live.edition
             shown = {line.at for item in self.live.items for line in item.lines}
             self._entries = {at: entry for at, entry in self._entries.items() if at in shown}
-        if self.live.state.next - self._saved >= SNAPSHOT_EVERY:
+        if self.live.state.next - self._saved >= max(SNAPSHOT_EVERY, len(self.live.items) // 8):
             self.save()
 
     def save(self) -> None:

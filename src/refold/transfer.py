@@ -12,9 +12,6 @@ from refold.core.codec import FORMAT, GENESIS, Entry, chain, dumps
 from refold.core.errors import ConflictError, CorruptError, NewerError
 from refold.stores.store import Key, Store
 
-BATCH = 500
-"""Entries stored in one go."""
-
 
 def export_lines(store: Store, key: Key) -> Iterator[str]:
     """A line for the conversation, then one for each event, in JSON."""
@@ -51,8 +48,8 @@ def load_lines(lines: Iterable[str], store: Store, conversation: str | None, own
     entries = list(_entries(numbered))  # all verified before anything is stored
     if next(store.read(key, 0, 1), None) is not None:
         raise ConflictError(f"There is a conversation {key.conversation!r} already; load it under another id")
-    for start in range(0, len(entries), BATCH):
-        store.append(key, entries[start : start + BATCH])
+    if entries:
+        store.append(key, entries)
     return key
 
 

@@ -58,9 +58,9 @@ def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
     """
     covered = _covered(edit, view)
     lines = [line for item in covered for line in item.lines]
-    stay = protected(view) - view.kept  # the fold itself keeps the others in sight
-    shown = [*edit.shown, *sorted(at for at in stay if at in edit.span and at not in edit.shown)]
     by_place = {line.at: line for line in lines}
+    stay = (protected(view) - view.kept) & by_place.keys()  # the fold itself keeps the others in sight
+    shown = [*edit.shown, *sorted(at for at in stay if at not in edit.shown)]
     after: list[Line] = []
     for n, one in enumerate(shown):
         if isinstance(one, int):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from refold.core.budget import Budget
-from refold.core.event import Span
+from refold.core.event import Line, Span
 from refold.core.message import Message, Text
 from refold.core.plan import Count, Edit, Plan, protected
 from refold.core.view import Item, View
@@ -24,7 +24,7 @@ class Window:
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         items = view.items
-        stay = protected(view) | {line.at for line in view.lines if line.role == "system"}
+        stay = _whole(view.lines, protected(view) | {x.at for x in view.lines if x.role == "system"})
         fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
         room = 0 if self.keep_recent is not None else budget.target - fixed - count(NOTE)
         first = _first_kept(items, stay, room, self.keep_recent or 0)
@@ -43,6 +43,14 @@ class Window:
 
 
 NOTE = Message("user", (Text("[refold: earlier messages are not shown here]"),))
+
+
+def _whole(lines: Sequence[Line], stay: set[int]) -> set[int]:
+    """With a result its call, and with a call all its results."""
+    asked = {line.answers for line in lines if line.at in stay}
+    stay = stay | {line.at for line in lines if asked & {*line.calls}}
+    calls = {call for line in lines if line.at in stay for call in line.calls}
+    return stay | {line.at for line in lines if line.answers in calls}
 
 
 def _stays(item: Item, stay: set[int]) -> bool:

@@ -327,7 +327,10 @@ def _unpack(body: bytes) -> bytes:
 
 
 def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except (UnicodeDecodeError, AttributeError) as error:
+        raise CorruptError(f"A stored name or id is no text: {data!r}") from error
 
 
 def _seal_of(row: Sequence[Any]) -> bytes:
