@@ -1,16 +1,16 @@
 """What a session answers: plain values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from refold.core.event import Expiry, Said, Span
 from refold.core.message import Kind, Message
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCounts:
+class TokenCounts(msgspec.Struct, frozen=True):
     """Tokens of the whole next request: messages, and tools where they were given."""
 
     before: int
@@ -19,8 +19,7 @@ class TokenCounts:
     final: int
 
 
-@dataclass(frozen=True, slots=True)
-class EditReport:
+class EditReport(msgspec.Struct, frozen=True):
     place: int
     span: Span
     kind: str
@@ -28,8 +27,7 @@ class EditReport:
     tokens_saved: int
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """What `fit` did, and why."""
 
     tokens: TokenCounts
@@ -45,8 +43,7 @@ class Report:
     notices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
+class Fitted(msgspec.Struct, frozen=True):
     """A request that fits, in the dialect of its model."""
 
     messages: list[dict[str, Any]]
@@ -56,8 +53,7 @@ class Fitted:
     system: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
+class StoredMessage(msgspec.Struct, frozen=True):
     """A message as it was said, with what the engine knows of it."""
 
     message: Message
@@ -78,7 +74,7 @@ class StoredMessage:
     """Place of the edit that hides it from this view now."""
     is_expired: bool = False
     """That edit came from an expiry."""
-    shown_tokens: int = field(default=0, repr=False)
+    shown_tokens: int = 0
 
     @property
     def was_compacted(self) -> bool:
@@ -125,8 +121,7 @@ def stored(said: Said, conversation: str, **seen: Any) -> StoredMessage:
 _KINDS: dict[str, Kind] = {"user": "user-input", "system": "system", "tool": "action-result"}
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionResult:
+class CompactionResult(msgspec.Struct, frozen=True):
     summary_messages: tuple[Message, ...]
     """What stands for the messages of the range now."""
     compacted_range: tuple[int, int]
@@ -135,8 +130,7 @@ class CompactionResult:
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class Compactions:
+class Compactions(msgspec.Struct, frozen=True):
     """How often a view was compacted, when last, and whether somebody is at it now."""
 
     count: int

@@ -1,6 +1,5 @@
 """Settings: from a file, a dict or Python, checked, with the place of whatever is wrong."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -89,6 +88,8 @@ def _read(path: Path) -> Any:
         raise SettingError(str(path), f"cannot be read: {error}") from error
     try:
         if path.suffix == ".toml":
+            import tomllib
+
             return tomllib.loads(text)
         import yaml  # 15 ms, paid only by those who have such a file
 

@@ -1,6 +1,5 @@
 """One conversation as this process knows it: its live view, the words in it, and the way to its store."""
 
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -119,7 +118,7 @@ class Record:
             try:
                 digest = self.store.append(self.key, entries, after=self._digest)
             except ConflictError:
-                time.sleep(random.random() * min(attempt, 10) / 1000)
+                time.sleep(_jitter(attempt))
                 self.catch_up()
                 continue
             self._apply(Link(entry, digest) for entry in entries)  # only the last digest counts
@@ -193,6 +192,13 @@ def _state(body: bytes) -> State:
         return msgspec.json.decode(body, type=State)
     except msgspec.DecodeError:  # the id of a call may have a lone surrogate
         return msgspec.convert(codec.loads(body), State, str_keys=True)
+
+
+def _jitter(attempt: int) -> float:
+    """Seconds to step aside, so that those who collided do not collide again."""
+    from random import random  # only those who collide pay for it
+
+    return random() * min(attempt, 10) / 1000
 
 
 def seal(digest: bytes, body: bytes) -> bytes:

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from threading import RLock
 from types import TracebackType
 from typing import Any, Self, overload
+
+import msgspec
 
 from refold import amend
 from refold.answers import (
@@ -234,7 +235,7 @@ class Session:
 
     def _budget(self, overhead: int, target: int | None = None) -> Budget:
         budget = self.config.budget(self.settings, self.model)
-        return replace(budget, overhead=overhead, max_tokens=target or budget.max_tokens)
+        return msgspec.structs.replace(budget, overhead=overhead, max_tokens=target or budget.max_tokens)
 
     def _reduce(self, budget: Budget, policy: Policy) -> list[Replaced]:
         """Plans on the view as it is, and again if somebody else edits it meanwhile."""
@@ -245,7 +246,7 @@ class Session:
             stamp = Stamp(live.state.next, time.time(), live.view, round)
             plan = policy(view, budget, count_message)
             return [
-                settle(edit, view, replace(stamp, at=stamp.at + n), count_message)
+                settle(edit, view, msgspec.structs.replace(stamp, at=stamp.at + n), count_message)
                 for n, edit in enumerate(plan)
             ]
 

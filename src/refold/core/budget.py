@@ -1,11 +1,11 @@
 """How much fits: a window, what is reserved in it, when to act and what to come down to."""
 
-from dataclasses import dataclass
 from math import floor
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+
+class Budget(msgspec.Struct, frozen=True):
     """All in tokens.
 
     >>> Budget().threshold

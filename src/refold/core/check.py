@@ -4,24 +4,23 @@
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import msgspec
 
 from refold.core.event import Line
 
 RULES_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
+class Violation(msgspec.Struct, frozen=True):
     rule: str
     index: int
     """Which message of the request."""
     message: str
 
 
-@dataclass(slots=True)
-class Check:
+class Check(msgspec.Struct):
     """Which general rules a request breaks, and where. Lines may come in several goes.
 
     G2 there is a message; G5 a result has its call before it; G6 a call has its result after it.
@@ -29,8 +28,8 @@ class Check:
     """
 
     count: int = 0
-    waiting: dict[str, int] = field(default_factory=dict)
-    broken: list[Violation] = field(default_factory=list)
+    waiting: dict[str, int] = {}
+    broken: list[Violation] = []
 
     def feed(self, lines: Iterable[Line]) -> None:
         for index, line in enumerate(lines, self.count):
@@ -58,16 +57,14 @@ def check(lines: Iterable[Line]) -> list[Violation]:
     return judge.violations
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(msgspec.Struct, frozen=True):
     """Stands for the result that a call never got."""
 
     call: str
     tool: str
 
 
-@dataclass(frozen=True, slots=True)
-class Orphan:
+class Orphan(msgspec.Struct, frozen=True):
     """A result without its call, to be shown as labelled text."""
 
     line: Line
@@ -76,11 +73,10 @@ class Orphan:
 Slot: TypeAlias = Line | Missing | Orphan
 
 
-@dataclass(slots=True)
-class Order:
+class Order(msgspec.Struct):
     """Whether each group of calls is answered completely and right after it, as far as lines came."""
 
-    waiting: set[str] = field(default_factory=set)
+    waiting: set[str] = set()
     kept: bool = True
 
     def feed(self, lines: Iterable[Line]) -> None:

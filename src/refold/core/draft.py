@@ -1,7 +1,6 @@
 """A message on its way into the record: what it becomes depends on what was said before it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -11,8 +10,7 @@ from refold.core.message import Kind, Message
 from refold.core.plan import line_of
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """A message and all that is known of it before it has a place."""
 
     message: Message
@@ -35,7 +33,7 @@ def split(draft: Draft) -> list[Draft]:
     others = tuple(part for part in message.parts if part not in results)
     shares = ([others] if others else []) + [(result,) for result in results]
     return [
-        replace(draft, message=_part_of(message, n, parts), raw=None, dialect=None)
+        msgspec.structs.replace(draft, message=_part_of(message, n, parts), raw=None, dialect=None)
         for n, parts in enumerate(shares)
     ]
 

@@ -1,8 +1,9 @@
 """What to do about a view: a policy proposes edits, `settle` turns them into events."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
+
+import msgspec
 
 from refold.core.budget import Budget
 from refold.core.errors import ConflictError
@@ -13,8 +14,7 @@ from refold.core.view import Item, View
 Count: TypeAlias = Callable[[Message], int]
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(msgspec.Struct, frozen=True):
     """A proposal: show this instead of what stands in the span."""
 
     span: Span
@@ -40,8 +40,7 @@ def protected(view: View) -> set[int]:
     return {*view.kept} | ({view.latest} if view.latest is not None else set())
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(msgspec.Struct, frozen=True):
     """What an event gets from outside."""
 
     at: int

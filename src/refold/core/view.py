@@ -5,8 +5,9 @@ event that does not grow; the tests hold the two equal.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
+
+import msgspec
 
 from refold.core.event import Event, Line, Pinned, Replaced, Said, Span, Undone
 from refold.core.message import Message
@@ -21,16 +22,26 @@ class Spanned(Protocol):
     def span(self) -> Span: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True, eq=False):
     """A stretch of the record and what stands for it: itself, or what an edit shows instead."""
 
     span: Span
     lines: tuple[Line, ...]
-    words: Words = field(compare=False, repr=False)
+    words: Words
     edit: int | None = None
     """Place of the edit that decided this; of the newest, where neighbors that show nothing merged."""
     merged: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        """The same stretch and the same lines; where the words are read does not matter."""
+        return isinstance(other, Item) and self._facts == other._facts
+
+    def __hash__(self) -> int:
+        return hash(self._facts)
+
+    @property
+    def _facts(self) -> tuple[object, ...]:
+        return (self.span, self.lines, self.edit, self.merged)
 
     @property
     def shown(self) -> tuple[Message, ...]:
@@ -41,8 +52,7 @@ class Item:
         return sum(line.tokens for line in self.lines)
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True):
     """Every message of the record is covered by exactly one item."""
 
     items: tuple[Item, ...]

@@ -1,8 +1,9 @@
 """The newest messages that fit, and what must never be lost."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+
+import msgspec
 
 from refold.core.budget import Budget
 from refold.core.event import Line, Span
@@ -11,8 +12,7 @@ from refold.core.plan import Count, Edit, Plan, protected
 from refold.core.view import Item, View
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(msgspec.Struct, frozen=True):
     """Hides the oldest messages, with a note that they were there.
 
     System text, the task, pinned messages, the latest user message and the newest step stay;
