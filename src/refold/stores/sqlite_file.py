@@ -39,6 +39,8 @@ class SQLiteFile:
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
         self._pid = os.getpid()
+        self._level = synchronous
+        """How durable the writer's next commit is."""
         _watch_forks()
         with _forking:
             _files.add(self)
@@ -49,9 +51,11 @@ class SQLiteFile:
         with self.writing, _told(self.path):
             self._after_fork()
             if self._writer is None:
-                self._writer = self._connect()
-            connection = self._writer
-            connection.execute(f"PRAGMA synchronous = {self.synchronous if durable else 'normal'}")
+                self._writer, self._level = self._connect(), self.synchronous
+            connection, level = self._writer, self.synchronous if durable else "normal"
+            if level != self._level:
+                connection.execute(f"PRAGMA synchronous = {level}")
+                self._level = level
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield Run(connection)
