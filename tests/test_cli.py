@@ -283,7 +283,7 @@ def test_a_file_with_a_byte_order_mark_is_read():
         ('[{"role": "user", "content": ' + "[" * 5_000 + "]" * 5_000 + "}]", "chat.json"),
         ('[{"role": "user", "content": "x", "n": NaN}]', "no number"),
         ('{"refold": 99}', "newer refold"),
-        ('{"refold": 1}\n{"at": 0}', "Line 2"),
+        ('{"refold": 1, "conversation": "x"}\n{"at": 0}', "Line 2"),
     ],
 )
 def test_a_bad_file_is_told_by_place_and_nothing_is_stored(text, told, folder):
@@ -319,7 +319,7 @@ def test_an_export_is_imported_to_the_byte(chat):
 def test_an_export_goes_to_a_file_in_full_or_not_at_all(chat, folder):
     done = ask("export", "task-42", "-o", "out.jsonl")
     lines = Path("out.jsonl").read_text().splitlines()
-    assert done == {"did": "export", "conversation": "task-42", "events": len(lines) - 1, "file": "out.jsonl"}
+    assert done == {"did": "export", "conversation": "task-42", "events": len(lines) - 2, "file": "out.jsonl"}
     damage("UPDATE refold_entry SET body = x'78ff' WHERE place & 0xffffffff = 5")
     run("export", "task-42", "-o", "out.jsonl", code=1)
     assert Path("out.jsonl").read_text().splitlines() == lines

@@ -185,7 +185,7 @@ def test_what_must_stay_is_kept_even_if_a_policy_forgets_it():
     edit = Edit(Span(0, 4), (), "test", "why")
     event = settle(edit, fold(stream.events), Stamp(4, 0.0), lambda message: 1)
     assert [m.text for m in fold([*stream.events, event]).messages] == ["user", "user"]
-    assert event.tokens == (40, 10)
+    assert event.tokens == (40, 20)
 
 
 def test_the_window_keeps_as_many_of_the_newest_as_fit():

@@ -9,7 +9,7 @@ from refold.core.errors import ConflictError, NotFoundError
 from refold.core.event import Line, Pinned, Replaced, Span, Undone
 from refold.core.live import Cover, Standing
 from refold.core.message import Message
-from refold.core.plan import Stamp
+from refold.core.plan import Stamp, cost
 from refold.core.view import display
 from refold.record import Record
 
@@ -32,31 +32,31 @@ def unpin(record: Record, at: int, stamp: Stamp, why: str) -> list[Undone]:
 
 def restore(record: Record, at: int, stamp: Stamp, why: str) -> Replaced:
     """The original stands in its old place again; for the place of an edit, all that it covers."""
-    head = codec.head(record.entry(at))
-    if isinstance(head, Cover):
-        item = record.live.item_at(head.span.start)
-        if head.view != record.view or item is None or item.edit != at:
-            raise NotFoundError(f"#{at} is not what is shown for #{head.span.start} now")
-        back = list(record.lines(item.span))
-        own: tuple[Line, ...] = ()
-    else:
-        line = _said(record, at)
-        item = record.live.item_at(at)
-        if item is None or item.edit is None or at in {shown.at for shown in item.lines}:
+    standing = Standing(record.view, record.facts(record.live.state.next))
+    own: tuple[Line, ...] = ()
+    if isinstance(codec.head(record.entry(at)), Line):
+        cover = _hiding(record, standing, at)
+        if cover is None:
             raise NotFoundError(f"#{at} is shown already")
-        back = [other for other in group(record, line) if other.at in item.span]
-        own = () if item.merged else _still_needed(record, item.edit, item.span, back)
+        back = [line for line in group(record, _said(record, at)) if line.at in cover.span]
+        own = _still_needed(record, cover, back)
+    else:
+        cover = next((one for one in standing.widest if one.at == at), None)
+        if cover is None:
+            raise NotFoundError(f"#{at} is no edit that decides what is shown now")
+        back = list(record.lines(cover.span))
     shown: list[Message | int] = []
     lines: list[Line] = []
-    for n, line in enumerate(display(own, item.span, {line.at: line for line in back})):
-        if line.at in item.span:
+    for n, line in enumerate(display(own, cover.span, {line.at: line for line in back})):
+        if line.at in cover.span:
             shown.append(line.at)
             lines.append(line)
         else:  # what the older edit shows besides, said again by this one
             shown.append(record.message(line))
             lines.append(msgspec.structs.replace(line, at=stamp.at, n=n))
-    tokens = (item.tokens, sum(line.tokens for line in lines))
-    what = (item.span, tuple(shown), tuple(lines), "restore")
+    kept = record.live.kept
+    tokens = (cost(display(cover.lines, cover.span, kept)), cost(display(lines, cover.span, kept)))
+    what = (cover.span, tuple(shown), tuple(lines), "restore")
     return Replaced(stamp.at, stamp.view, *what, why, tokens, stamp.time)
 
 
@@ -72,16 +72,16 @@ def undo(record: Record, at: int | None, stamp: Stamp, why: str) -> Undone:
         at = max(standing.covers, default=None)
         if at is None:
             raise NotFoundError("There is no edit to undo")
-    elif codec.head(record.entry(at)).__class__ is Line:
-        item = record.live.item_at(at)
-        if item is None or item.edit is None:
+    elif isinstance(codec.head(record.entry(at)), Line):
+        cover = _hiding(record, standing, at)
+        if cover is None:
             raise NotFoundError(f"Nothing hides #{at}")
-        at = item.edit
+        at = cover.at
     if not standing.holds(at):
         raise NotFoundError(f"#{at} is no edit, pin or undoing that is in force in view {record.view!r}")
     event = Undone(stamp.at, at, why, stamp.time)
     standing.apply(event)
-    if standing.holds(at):
+    if not standing.holds(event.at):
         raise ConflictError(f"#{at} cannot be undone: an edit made since is in the way; undo that first")
     return event
 
@@ -107,16 +107,23 @@ def group(record: Record, line: Line) -> list[Line]:
     return members
 
 
-def _still_needed(record: Record, edit: int, span: Span, back: Sequence[Line]) -> tuple[Line, ...]:
+def _hiding(record: Record, standing: Standing, at: int) -> Cover | None:
+    """The edit that keeps a message out of sight."""
+    item = record.live.item_at(at)
+    if item is None or at in {line.at for line in item.lines}:
+        return None
+    return next((cover for cover in standing.widest if at in cover.span), None)
+
+
+def _still_needed(record: Record, cover: Cover, back: Sequence[Line]) -> tuple[Line, ...]:
     """What an edit shows, less what it says in place of the messages that come back."""
-    cover = codec.head(record.entry(edit))
-    assert isinstance(cover, Cover)
+    span = cover.span
     ids = {id for line in back for id in (line.answers, *line.calls) if id is not None}
     known = {line.at for line in (*cover.lines, *back)}
     all_back = len(span) <= REACH and {line.at for line in record.lines(span)} <= known
 
     def stays(line: Line) -> bool:
-        said_here = line.at == edit
+        said_here = line.at == cover.at
         return not said_here or not (all_back or line.answers in ids or ids & {*line.calls})
 
     return tuple(filter(stays, cover.lines))

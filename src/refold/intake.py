@@ -2,55 +2,73 @@
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from refold.core.codec import dumps
-from refold.core.draft import Draft
+from refold.core.draft import Draft, split
 from refold.core.errors import MessageError
 from refold.core.event import Expiry
-from refold.core.message import Kind, Message
+from refold.core.message import Kind, Message, ToolResult
 from refold.formats import openai_chat
 from refold.tokens.count import count_message
 
+T = TypeVar("T")
 MAX_DEPTH = 200
 """How deep the JSON of a message may nest."""
 
 
-def draft(
-    value: object,
-    where: str = "message",
-    *,
-    id: str | None = None,
-    tags: tuple[str, ...] = (),
-    kind: Kind | None = None,
-    expiry: Expiry | None = None,
-    tools: tuple[str, ...] = (),
-    raw: bytes | None = None,
-) -> Draft:
-    """A message on its way in; `raw` is its JSON where that was read as text.
+class _Beside(msgspec.Struct, frozen=True):
+    """What comes with a message, as it must be to be stored."""
+
+    id: str | None = None
+    tags: tuple[str, ...] = ()
+    kind: Kind | None = None
+    expiry: Expiry | None = None
+    tools: tuple[str, ...] = ()
+
+
+def drafts(value: object, where: str = "message", *, raw: bytes | None = None, **beside: Any) -> list[Draft]:
+    """A message on its way in: one draft, or one for each tool result in it.
+
+    `beside` is id, tags, kind, expiry and tools; `raw` the message's JSON where that was read as text.
 
     Raises:
-        MessageError: it is none; nothing was stored.
+        MessageError: it cannot be stored; nothing was.
     """
-    rest: dict[str, Any] = {"tags": tags, "kind": kind, "expiry": expiry, "tools": tools}
+    extra = _checked(beside, _Beside, where) if beside else _Beside()
+    rest: dict[str, Any] = {name: getattr(extra, name) for name in ("tags", "kind", "expiry", "tools")}
     if isinstance(value, Message):
-        _encodable(value, where)
-        message = msgspec.structs.replace(value, id=id) if id else value
-        return Draft(message, count_message(message), **rest)
+        message = _checked(value, Message, where)
+        if message.role == "tool" and not all(isinstance(part, ToolResult) for part in message.parts or (0,)):
+            raise MessageError(f"{where}.parts", "a tool message has tool results and nothing else")
+        message = msgspec.structs.replace(message, id=extra.id) if extra.id is not None else message
+        return [Draft(part, count_message(part), **rest) for part in split(message)]
     if isinstance(value, Mapping):
         value = dict(value)
-        message = openai_chat.parse(value, where)
-        json = raw if raw is not None else _encodable(value, where)
-        message = msgspec.structs.replace(message, id=id)
-        return Draft(message, count_message(message), openai_chat.DIALECT, json, **rest)
+        message = msgspec.structs.replace(openai_chat.parse(value, where), id=extra.id)
+        json = raw if raw is not None else _encoded(value, where)
+        return [Draft(message, count_message(message), openai_chat.DIALECT, json, **rest)]
     raise MessageError(where, f"expected a dict or a refold.Message, got {type(value).__name__}")
 
 
-def _encodable(value: Any, where: str) -> bytes:
+def _checked(value: Any, type: type[T], where: str) -> T:
+    """The value as it will be read again, if it can be."""
     try:
-        _walk(msgspec.to_builtins(value) if isinstance(value, Message) else value, where, 0)
+        plain = msgspec.to_builtins(value)
+        _walk(plain, where, 0)
+        return msgspec.convert(plain, type)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at `$")
+        raise MessageError(where + path.rstrip("`"), problem) from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MessageError(where, f"is not JSON: {error}") from error
+
+
+def _encoded(value: Any, where: str) -> bytes:
+    try:
+        _walk(value, where, 0)
         return dumps(value)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise MessageError(where, f"is not JSON: {error}") from error

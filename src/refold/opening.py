@@ -31,6 +31,8 @@ def open(
     if not isinstance(conversation, str) or not conversation:
         raise SettingError("conversation", "an id is a text of at least one character")
     opened = store if store is not None else settings.store or DEFAULT_STORE
+    if not isinstance(opened, str) and not hasattr(opened, "append"):
+        raise SettingError("store", f"a URL such as {DEFAULT_STORE}, or a store; got {type(opened).__name__}")
     owns = isinstance(opened, str)
     backend = open_store(opened) if isinstance(opened, str) else opened
     key = Key(owner or "default", conversation)

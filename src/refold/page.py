@@ -1,7 +1,9 @@
 """The next request, rendered: what was rendered before is kept as long as nothing shown has changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
+
+import msgspec
 
 from refold.core import codec
 from refold.core.check import Check, Missing, Order, Orphan, Slot, repair
@@ -13,6 +15,19 @@ from refold.record import Record
 from refold.tokens.count import count_message
 
 Copy: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+Place: TypeAlias = tuple[int, int, int]
+"""Of a line: its event, which of its messages, and where the span begins that it stands for."""
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    messages: list[dict[str, Any]]
+    """The caller's own: it may do with them what it likes."""
+    mended: int = 0
+    """Tokens that mending added."""
+    notices: tuple[str, ...] = ()
+    """One for each thing mended."""
+    break_at: int | None = None
+    """The earliest place that looks different from the request before."""
 
 
 class Page:
@@ -20,6 +35,7 @@ class Page:
 
     def __init__(self, record: Record) -> None:
         self._record = record
+        self._places: list[Place] = []
         self._start(-1)
 
     def _start(self, edition: int) -> None:
@@ -27,30 +43,28 @@ class Page:
         self._check, self._order = Check(), Order()
         self._messages: list[tuple[Copy, dict[str, Any]]] = []
 
-    def render(self) -> tuple[list[dict[str, Any]], int, list[str]]:
-        """The messages, the tokens that mending added, and a notice for each thing mended.
-
-        The caller may do with the messages what it likes: they are copies.
-        """
-        live = self._record.live
-        if self._edition != live.edition or self._items > len(live.items):
+    def render(self) -> Rendered:
+        live, before = self._record.live, None
+        if self._edition != live.edition:
             self._start(live.edition)
-        new = [line for item in live.items[self._items :] for line in item.lines]
+            before, self._places = self._places, []
+        items = live.items[self._items :]
+        new = [line for item in items for line in item.lines]
         self._record.load(new)
-        self._messages += [(_copier(message), message) for line in new for message in self._line(line)]
-        self._check.feed(new)
-        self._order.feed(new)
+        rendered = [message for line in new for message in self._line(line)]
+        self._messages += [(_copier(message), message) for message in rendered]
+        self._places += [(line.at, line.n, item.span.start) for item in items for line in item.lines]
         self._items = len(live.items)
+        for judge in (self._check, self._order):
+            judge.feed(map(_seen, rendered))
+        broken = None if before is None else _first_change(before, self._places)
         if self._order.kept and not self._order.waiting:
             _demand(self._check)
-            return [copy(message) for copy, message in self._messages], 0, []
-        return self._mended([line for item in live.items for line in item.lines])
+            return Rendered([copy(message) for copy, message in self._messages], break_at=broken)
+        return self._mended([line for item in live.items for line in item.lines], broken)
 
-    def _mended(self, lines: list[Line]) -> tuple[list[dict[str, Any]], int, list[str]]:
+    def _mended(self, lines: list[Line], broken: int | None) -> Rendered:
         slots, notices = repair(lines)
-        judge = Check()
-        judge.feed(map(_as_line, slots))
-        _demand(judge)
         self._record.load(lines)
         messages, tokens = list[dict[str, Any]](), 0
         for slot in slots:
@@ -62,7 +76,10 @@ class Page:
                 tokens -= slot.line.tokens if isinstance(slot, Orphan) else 0
                 messages += openai_chat.render(message)
         tokens -= sum(line.tokens for line in {*lines} - {*_lines(slots)})
-        return messages, tokens, notices
+        judge = Check()
+        judge.feed(map(_seen, messages))
+        _demand(judge)
+        return Rendered(messages, tokens, tuple(notices), broken)
 
     def _line(self, line: Line) -> list[dict[str, Any]]:
         entry = self._record.entry(line.at)
@@ -92,14 +109,17 @@ def _lines(slots: list[Slot]) -> list[Line]:
     return [slot.line if isinstance(slot, Orphan) else slot for slot in there]
 
 
-def _as_line(slot: Slot) -> Line:
-    match slot:
-        case Missing(call=call):
-            return Line(-1, "tool", 0, 0, 0, answers=call)
-        case Orphan(line=line):
-            return Line(line.at, "user", line.tokens, line.turn, line.step)
-        case line:
-            return line
+def _seen(message: dict[str, Any]) -> Line:
+    """A rendered message as its reader sees it: what is judged is what leaves."""
+    calls = tuple(call["id"] for call in message.get("tool_calls") or ())
+    return Line(0, message["role"], 0, 0, 0, calls, message.get("tool_call_id"))
+
+
+def _first_change(before: Sequence[Place], after: Sequence[Place]) -> int | None:
+    for old, new in zip(before, after, strict=False):
+        if old != new:
+            return min(old[-1], new[-1])
+    return None if len(before) <= len(after) else before[len(after)][-1]
 
 
 def _copier(message: dict[str, Any]) -> Copy:

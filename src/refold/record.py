@@ -13,6 +13,7 @@ from refold.core.errors import ConflictError, CorruptError, NotFoundError, Store
 from refold.core.event import Event, Line, Replaced, Said, Span
 from refold.core.live import Head, Live, State
 from refold.core.message import Message
+from refold.core.view import View
 from refold.stores.store import Key, Snapshot, Snapshots, Store
 
 SNAPSHOT_EVERY = 64
@@ -20,7 +21,8 @@ SNAPSHOT_EVERY = 64
 TRIES = 1_000
 """How often an append is tried against others who write to the same conversation."""
 NEAR = 32
-"""Words so close to each other are read in one go."""
+"""What is so close to each other is read in one go."""
+HELP = "`refold doctor` says what is damaged"
 
 
 class Record:
@@ -79,6 +81,10 @@ class Record:
     def _apply(self, links: Iterable[Link]) -> None:
         try:
             for entry, digest in links:
+                if entry.at != self.live.state.next:
+                    raise CorruptError(
+                        f"{self.key.conversation!r} has no event {self.live.state.next}: {HELP}"
+                    )
                 self._entries[entry.at] = entry
                 self.live.apply(codec.head(entry), entry.at, self)
                 self._digest = digest
@@ -88,23 +94,20 @@ class Record:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Forgets the words of what is no longer shown, and keeps a snapshot now and then."""
+        """Forgets the words of what is no longer shown."""
         if self._edition != self.live.edition:
             self._edition = self.live.edition
             shown = {line.at for item in self.live.items for line in item.lines}
             self._entries = {at: entry for at, entry in self._entries.items() if at in shown}
-        if self.live.state.next - self._saved >= max(SNAPSHOT_EVERY, len(self.live.items) // 8):
-            self.save()
 
     def save(self) -> None:
         """Keeps a snapshot. It is only a cache: where the store cannot take it now, a later one will do."""
         if isinstance(self.store, Snapshots) and self.live.state.next > self._saved:
             body = codec.dumps(self.live.snapshot())
             with suppress(StoreError):
-                self.store.save(
-                    self.key, self.view, Snapshot(self.live.state.next, body, seal(self._digest, body))
-                )
-            self._saved = self.live.state.next
+                snapshot = Snapshot(self.live.state.next, body, seal(self._digest, body))
+                self.store.save(self.key, self.view, snapshot)
+                self._saved = self.live.state.next
 
     # Appending
 
@@ -122,6 +125,8 @@ class Record:
                 self.catch_up()
                 continue
             self._apply(Link(entry, digest) for entry in entries)  # only the last digest counts
+            if self.live.state.next - self._saved >= max(SNAPSHOT_EVERY, len(self.live.items) // 8):
+                self.save()
             return events
         raise ConflictError(f"{self.key.conversation!r}: others wrote first {TRIES} times in a row; retry")
 
@@ -145,28 +150,71 @@ class Record:
 
     def message(self, line: Line) -> Message:
         """The words behind a line."""
-        event = self.event(line.at)
-        if isinstance(event, Said):
-            return event.message
-        assert isinstance(event, Replaced)
-        message = event.shown[line.n]
-        assert isinstance(message, Message)
-        return message
+        return _message(self.event(line.at), line)
 
     def load(self, lines: Iterable[Line]) -> None:
-        """Brings the words of these lines into memory, in as few reads as their places allow."""
-        missing = sorted({line.at for line in lines} - self._entries.keys())
+        """Brings the words of lines that are shown into memory."""
+        self._entries |= self._fetch({line.at for line in lines} - self._entries.keys())
+
+    def with_words(self, view: View) -> View:
+        """The same view with all its words at hand: a value, whatever happens to the record."""
+        places = {line.at for line in view.lines}
+        found = {at: self._entries[at] for at in places & self._entries.keys()}
+        found |= self._fetch(places - found.keys())
+        events = {at: codec.decode(entry, self.parse) for at, entry in found.items()}
+        items = [
+            msgspec.structs.replace(item, words=lambda x: _message(events[x.at], x)) for item in view.items
+        ]
+        return View(tuple(items), view.kept, view.latest)
+
+    def _fetch(self, places: set[int]) -> dict[int, Entry]:
+        """Entries by place, in as few reads as their places allow."""
+        found: dict[int, Entry] = {}
+        missing = sorted(places)
         while missing:
             run = [missing[0]]
             for at in missing[1:]:
                 if at - run[-1] > NEAR:
                     break
                 run.append(at)
-            wanted = set(run)
-            for link in self.store.read(self.key, run[0], run[-1] + 1):
-                if link.entry.at in wanted:
-                    self._entries[link.entry.at] = link.entry
+            links = self.store.read(self.key, run[0], run[-1] + 1)
+            found |= {link.entry.at: link.entry for link in links if link.entry.at in places}
             missing = missing[len(run) :]
+        return found
+
+    def said_from(self, at: int) -> Said | None:
+        """The first message at or after a place."""
+        while at < self.live.state.next:
+            for link in self.store.read(self.key, at, at + NEAR):
+                if link.entry.kind == "said":
+                    event = codec.decode(link.entry, self.parse)
+                    return event if isinstance(event, Said) else None
+            at += NEAR
+        return None
+
+    def index_from(self, at: int) -> int:
+        """Index of the first message at or after a place."""
+        said = self.said_from(at)
+        return said.index if said else self.live.state.index
+
+    def place_of(self, index: int) -> int:
+        """Place of a message: at least its index, since places only ever run ahead."""
+        low, high = index, self.live.state.next
+        while low < high:
+            middle = (low + high) // 2
+            if self.index_from(middle) < index:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def backwards(self) -> Iterator[Said]:
+        """What was said, the newest first."""
+        stop = self.live.state.next
+        while stop > 0:
+            start = max(0, stop - NEAR)
+            yield from (e for e in reversed(list(self.events(start, stop))) if isinstance(e, Said))
+            stop = start
 
     def facts(self, before: int, /) -> Iterable[Head]:
         heads = (codec.head(link.entry) for link in self.store.read(self.key, 0, before, but="said"))
@@ -180,18 +228,30 @@ class Record:
 
     def as_of(self, at: int) -> Live:
         """The view as it stood right after the event at a place."""
+        self.entry(at)
         live = Live(self.view, self.message)
         for link in self.store.read(self.key, 0, at + 1):
             live.apply(codec.head(link.entry), link.entry.at, self)
-        self.load(line for item in live.items for line in item.lines)
         return live
 
 
 def _state(body: bytes) -> State:
     try:
-        return msgspec.json.decode(body, type=State)
+        state = msgspec.json.decode(body, type=State)
     except msgspec.DecodeError:  # the id of a call may have a lone surrogate
-        return msgspec.convert(codec.loads(body), State, str_keys=True)
+        state = msgspec.convert(codec.loads(body), State, str_keys=True)
+    if state.version != State().version:
+        raise ValueError("a snapshot of another version")
+    return state
+
+
+def _message(event: Event, line: Line) -> Message:
+    if isinstance(event, Said):
+        return event.message
+    message = event.shown[line.n] if isinstance(event, Replaced) and line.n < len(event.shown) else None
+    if not isinstance(message, Message):
+        raise CorruptError(f"Event {event.at} has no words for what it shows: {HELP}")
+    return message
 
 
 def _jitter(attempt: int) -> float:

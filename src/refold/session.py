@@ -1,8 +1,11 @@
 """A conversation that lasts: say things, ask for a view that fits, see what was done and take it back."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import accumulate
 from threading import RLock
 from types import TracebackType
 from typing import Any, Self, overload
@@ -21,16 +24,15 @@ from refold.answers import (
     stored,
 )
 from refold.config import AgentSettings, Config
-from refold.core import codec
 from refold.core.budget import Budget
-from refold.core.draft import Draft, number, split
-from refold.core.errors import OverBudgetError, SettingError, StoreError
+from refold.core.draft import Draft, number
+from refold.core.errors import ConflictError, OverBudgetError, SettingError, StoreError
 from refold.core.event import Event, Expiry, Replaced, Said
 from refold.core.message import Kind, Message
 from refold.core.plan import Policy, Stamp, settle
 from refold.core.view import View
 from refold.formats import openai_chat
-from refold.intake import draft
+from refold.intake import drafts
 from refold.page import Page
 from refold.policies.window import Window
 from refold.record import Record
@@ -38,8 +40,8 @@ from refold.stores.store import Forks, Ids, Key, Leases, Snapshots, Store
 from refold.tokens.count import count_json, count_message
 from refold.transfer import export_lines
 
-WALK = 32
-"""Places read at a time when walking."""
+LEASE_S = 60.0
+"""After so many seconds a compaction whose process died is nobody's."""
 
 
 class Session:
@@ -112,16 +114,20 @@ class Session:
         An id that was appended before is stored once: its place is returned again. When this
         returns, the message is safe on disk.
         """
-        rest: dict[str, Any] = {"tags": tuple(tags), "kind": kind, "expiry": expiry, "tools": tuple(tools)}
-        if isinstance(message, Mapping | Message) or not isinstance(message, list | tuple):
-            return self.say([draft(message, id=id, **rest)])[0]
-        return self.say([draft(one, f"messages[{n}]", **rest) for n, one in enumerate(message)])
+        beside: dict[str, Any] = {"id": id, "tags": tags, "kind": kind, "expiry": expiry, "tools": tools}
+        beside = {name: value for name, value in beside.items() if value is not None and value != ()}
+        if not isinstance(message, list | tuple):
+            return self.say(drafts(message, **beside))[0]
+        if id is not None:
+            raise SettingError("id", "names one message, not a list; give each a refold.Message with its id")
+        parts = [drafts(one, f"messages[{n}]", **beside) for n, one in enumerate(message)]
+        places = self.say([part for group in parts for part in group])
+        starts = accumulate(map(len, parts[:-1]), initial=0)
+        return [places[start] for start, _ in zip(starts, parts, strict=False)]
 
     def say(self, drafts: Sequence[Draft]) -> list[int]:
         """Stores messages that are parsed and counted already; returns their places."""
-        parts = [split(one) for one in drafts]
-        flat = [part for group in parts for part in group]
-        ids = [part.message.id for part in flat if part.message.id is not None]
+        ids = [draft.message.id for draft in drafts if draft.message.id is not None]
         places: dict[str, int] = {}
         with self._lock:
 
@@ -129,21 +135,17 @@ class Session:
                 nonlocal places
                 places = self.store.find(self.key, ids) if ids and isinstance(self.store, Ids) else {}
                 new, seen = list[Draft](), set[str | None](places)
-                for part in flat:
-                    if part.message.id is None or part.message.id not in seen:
-                        new.append(part)
-                        seen.add(part.message.id)
+                for draft in drafts:
+                    if draft.message.id is None or draft.message.id not in seen:
+                        new.append(draft)
+                        seen.add(draft.message.id)
                 record = self.record
                 return number(new, record.live.state, record.view, self._estimate, time.time())
 
             said = [event for event in self.record.append(build) if isinstance(event, Said)]
         places |= {event.message.id: event.at for event in said if event.message.id is not None}
         unnamed = iter([event.at for event in said if event.message.id is None])
-        result = []
-        for group in parts:
-            found = [next(unnamed) if (id := part.message.id) is None else places[id] for part in group]
-            result.append(found[0])
-        return result
+        return [next(unnamed) if (id := draft.message.id) is None else places[id] for draft in drafts]
 
     # What the model sees
 
@@ -164,19 +166,24 @@ class Session:
         off = self.settings.is_off or _override(override)
         with self._lock:
             self.record.catch_up()
-            budget = self._budget(count_json(tools) if tools else 0)
+            budget = self._budget(_count_tools(tools) if tools else 0)
             before = self.record.live.tokens + budget.overhead
-            fired = before > budget.threshold
+            fired = before >= budget.threshold
             edits = self._reduce(budget, Window()) if fired and not off else []
-            messages, mended, notices = self._page.render()
-            final = self.record.live.tokens + budget.overhead + mended
-            self._estimate = final
+            page = self._page.render()
+            if before + page.mended >= budget.threshold and not fired and not off:  # mending tips it over
+                more = msgspec.structs.replace(budget, overhead=budget.overhead + page.mended)
+                edits, fired = self._reduce(more, Window()), True
+                page = self._page.render()
+            final = self.record.live.tokens + budget.overhead + page.mended
+            self._estimate, notices = final, list(page.notices)
         if final > budget.room:
             if not off:
                 raise OverBudgetError(final, budget.room, budget.window)
             notices.append(f"The request has {final:,} tokens; there is room for {budget.room:,}")
         elif fired and not off and not edits:
             notices.append(f"Over {budget.threshold:,} tokens, but there is nothing left to hide")
+        changed = [page.break_at, *(edit.span.start for edit in edits)]
         done = tuple(EditReport(e.at, e.span, e.kind, e.why, e.tokens[0] - e.tokens[1]) for e in edits)
         report = Report(
             TokenCounts(before, {edit.kind: final for edit in edits}, final),
@@ -184,22 +191,19 @@ class Session:
             room=max(0, budget.room - final),
             edits=done,
             fired=("threshold",) if fired else (),
-            cache_break_at=min((edit.span.start for edit in edits), default=None),
+            cache_break_at=min((at for at in changed if at is not None), default=None),
             notices=tuple(notices),
         )
         request: dict[str, Any] = {"model": self.model} if self.model else {}
-        request |= {"messages": messages} | ({"tools": list(tools)} if tools else {})
-        return Fitted(messages, request, report)
+        request |= {"messages": page.messages} | ({"tools": list(tools)} if tools else {})
+        return Fitted(page.messages, request, report)
 
     def view(self, at: int | None = None) -> View:
         """What the model sees now, or saw right after the event at a place."""
         with self._lock:
             self.record.catch_up()
-            if at is None:
-                self.record.load(line for item in self.record.live.items for line in item.lines)
-                return self.record.live.freeze()
-            self.record.entry(at)
-            return self.record.as_of(at).freeze()
+            live = self.record.live if at is None else self.record.as_of(at)
+            return self.record.with_words(live.freeze())
 
     def compact(
         self,
@@ -212,15 +216,15 @@ class Session:
         if strategy != "sliding-window":
             raise SettingError("strategy", f"{strategy!r} is not known; known is sliding-window")
         keep = 10 if keep_recent is None and target_tokens is None else keep_recent
-        with self._lock:
+        with self._lock, self._lease():
             self.record.catch_up()
             budget = self._budget(0, target_tokens)
-            edits = self._reduce(budget, Window(keep))
+            edits = [] if self.settings.is_off else self._reduce(budget, Window(keep))
             if not edits:
                 return CompactionResult((), (0, 0), 0, self.record.live.state.round)
             edit = edits[0]
             new = tuple(one for one in edit.shown if isinstance(one, Message))
-            range = (self._index_from(edit.span.start), self._index_from(edit.span.end))
+            range = (self.record.index_from(edit.span.start), self.record.index_from(edit.span.end))
             return CompactionResult(new, range, edit.tokens[0] - edit.tokens[1], edit.round)
 
     def compactions(self) -> Compactions:
@@ -230,12 +234,33 @@ class Session:
             last = self.record.event(state.compacted) if state.compacted is not None else None
             when = datetime.fromtimestamp(last.time, UTC) if isinstance(last, Replaced) else None
             held = self.store.leases(self.key, time.time()) if isinstance(self.store, Leases) else ()
-            running = any(lease.name == f"compaction:{self.record.view}" for lease in held)
+            running = any(lease.name == self._compaction for lease in held)
             return Compactions(state.round, when, running)
+
+    @property
+    def _compaction(self) -> str:
+        """The lease that says somebody is at it."""
+        return f"compaction:{self.record.view}"
+
+    @contextmanager
+    def _lease(self) -> Iterator[None]:
+        """One compaction at a time per view."""
+        lease, now = None, time.time()
+        if isinstance(self.store, Leases) and self.record.live.state.next:
+            holder = f"{os.getpid()}-{id(self)}"
+            lease = self.store.acquire(self.key, self._compaction, holder, now, LEASE_S)
+            if lease is None:
+                raise ConflictError(f"{self.conversation!r} is being compacted by somebody else; try again")
+        try:
+            yield
+        finally:
+            if lease is not None and isinstance(self.store, Leases):
+                self.store.release(self.key, lease)
 
     def _budget(self, overhead: int, target: int | None = None) -> Budget:
         budget = self.config.budget(self.settings, self.model)
-        return msgspec.structs.replace(budget, overhead=overhead, max_tokens=target or budget.max_tokens)
+        wanted = budget.max_tokens if target is None else target
+        return msgspec.structs.replace(budget, overhead=overhead, max_tokens=wanted)
 
     def _reduce(self, budget: Budget, policy: Policy) -> list[Replaced]:
         """Plans on the view as it is, and again if somebody else edits it meanwhile."""
@@ -264,7 +289,7 @@ class Session:
         with self._lock:
             self.record.catch_up()
             found = []
-            for event in self.record.events(self._place_of(max(0, start))):
+            for event in self.record.events(self.record.place_of(max(0, start))):
                 if isinstance(event, Said):
                     if event.index >= end:
                         break
@@ -279,7 +304,7 @@ class Session:
         tokens = 0
         with self._lock:
             self.record.catch_up()
-            for event in self._backwards():
+            for event in self.record.backwards():
                 tokens += event.line.tokens if include_system or event.line.role != "system" else 0
                 if len(found) >= max_messages or (max_tokens is not None and tokens > max_tokens):
                     break
@@ -311,36 +336,6 @@ class Session:
         expired = isinstance(edit, Replaced) and edit.kind == "expire"
         tokens = item.tokens if len(item.span) == 1 else 0
         return stored(said, self.conversation, edit=item.edit, is_expired=expired, shown_tokens=tokens)
-
-    def _backwards(self) -> Iterator[Said]:
-        stop = self.record.live.state.next
-        while stop > 0:
-            start = max(0, stop - WALK)
-            for event in reversed(list(self.record.events(start, stop))):
-                if isinstance(event, Said):
-                    yield event
-            stop = start
-
-    def _index_from(self, at: int) -> int:
-        """Index of the first message at or after a place."""
-        state = self.record.live.state
-        while at < state.next:
-            for link in self.store.read(self.key, at, at + WALK):
-                if link.entry.kind == "said":
-                    return codec.message_index(link.entry)
-            at += WALK
-        return state.index
-
-    def _place_of(self, index: int) -> int:
-        """Place of a message: at least its index, since places only ever run ahead."""
-        low, high = index, self.record.live.state.next
-        while low < high:
-            middle = (low + high) // 2
-            if self._index_from(middle) < index:
-                low = middle + 1
-            else:
-                high = middle
-        return low
 
     # What people do
 
@@ -383,9 +378,10 @@ class Session:
             self.store.fork(self.key, new, stop)
             if isinstance(self.store, Snapshots):  # those of the shared past are the fork's as well
                 self.record.save()
-                for view, snapshot in self.store.saved(self.key).items():
-                    if snapshot.at <= stop:
-                        self.store.save(new, view, snapshot)
+                with suppress(StoreError):
+                    for view, snapshot in self.store.saved(self.key).items():
+                        if snapshot.at <= stop:
+                            self.store.save(new, view, snapshot)
             settings: dict[str, Any] = {"model": self.model, "agent": self._agent, "config": self.config}
             return Session(self.store, new, **settings, view=self.record.view)
 
@@ -420,6 +416,13 @@ def parse(dialect: str, value: Any) -> Message:
     if dialect != openai_chat.DIALECT:
         raise StoreError(f"A message in the dialect {dialect!r}, which only a newer refold can read")
     return openai_chat.parse(value)
+
+
+def _count_tools(tools: Sequence[Any]) -> int:
+    try:
+        return count_json(tools)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SettingError("tools", f"are not JSON: {error}") from error
 
 
 def _override(override: Mapping[str, Any] | None) -> bool:

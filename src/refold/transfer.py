@@ -14,9 +14,11 @@ from refold.stores.store import Key, Store
 
 
 def export_lines(store: Store, key: Key) -> Iterator[str]:
-    """A line for the conversation, then one for each event, in JSON."""
+    """A line for the conversation, one for each event, and one that says it is all, in JSON."""
     yield _dump({"refold": FORMAT, "owner": key.owner, "conversation": key.conversation})
+    count, digest = 0, GENESIS
     for entry, digest in store.read(key):
+        count += 1
         line: dict[str, Any] = {"at": entry.at, "kind": entry.kind}
         if entry.id is not None:
             line["id"] = entry.id
@@ -27,6 +29,7 @@ def export_lines(store: Store, key: Key) -> Iterator[str]:
             line["head_base64"] = base64.b64encode(entry.head).decode()
             line["body_base64"] = base64.b64encode(entry.body).decode()
         yield _dump({**line, "digest": digest.hex()})
+    yield _dump({"end": count, "digest": digest.hex()})
 
 
 def load_lines(lines: Iterable[str], store: Store, conversation: str | None, owner: str | None) -> Key:
@@ -44,7 +47,10 @@ def load_lines(lines: Iterable[str], store: Store, conversation: str | None, own
         raise CorruptError(f"Line {n}: this is no export of refold; its first line says which format it has")
     if version > FORMAT:
         raise NewerError(f"Line {n}: exported by a newer refold (format {version}; this one knows {FORMAT})")
-    key = Key(owner or str(header.get("owner", "default")), conversation or str(header.get("conversation")))
+    name = conversation or header.get("conversation")
+    if not isinstance(name, str):
+        raise CorruptError(f"Line {n}: it does not say which conversation this is; give it an id")
+    key = Key(owner or str(header.get("owner", "default")), name)
     entries = list(_entries(numbered))  # all verified before anything is stored
     if next(store.read(key, 0, 1), None) is not None:
         raise ConflictError(f"There is a conversation {key.conversation!r} already; load it under another id")
@@ -54,9 +60,10 @@ def load_lines(lines: Iterable[str], store: Store, conversation: str | None, own
 
 
 class _Line(msgspec.Struct):
-    at: int
-    kind: str
     digest: str
+    end: int | None = None
+    at: int = -1
+    kind: str = ""
     id: str | None = None
     head: msgspec.Raw = msgspec.Raw()
     body: msgspec.Raw = msgspec.Raw()
@@ -68,13 +75,21 @@ def _entries(numbered: Iterable[tuple[int, str]]) -> Iterator[Entry]:
     digest = GENESIS
     for at, (n, text) in enumerate(numbered):
         line = _parse(n, text, _Line)
-        head = bytes(line.head) or base64.b64decode(line.head_base64)
-        body = bytes(line.body) or base64.b64decode(line.body_base64)
-        entry = Entry(line.at, line.kind, line.id, head, body)
+        if line.end is not None and (line.end, line.digest) == (at, digest.hex()):
+            return
+        entry = Entry(line.at, line.kind, line.id, _bytes(n, line, "head"), _bytes(n, line, "body"))
         digest = chain(digest, entry)
         if line.at != at or digest.hex() != line.digest:
             raise CorruptError(f"Line {n}: event {line.at} is not what was exported; the file was altered")
         yield entry
+    raise CorruptError("The file ends too early: its last line should say that it is all; export it again")
+
+
+def _bytes(n: int, line: _Line, name: str) -> bytes:
+    try:
+        return bytes(getattr(line, name)) or base64.b64decode(getattr(line, f"{name}_base64"), validate=True)
+    except ValueError as error:
+        raise CorruptError(f"Line {n}: {name}_base64 is no base64: {error}") from error
 
 
 def _parse(n: int, line: str, type: type[Any]) -> Any:

@@ -13,7 +13,7 @@ import msgspec
 from refold.core import codec
 from refold.core.draft import Draft
 from refold.core.errors import MessageError, NotFoundError
-from refold.intake import draft
+from refold.intake import drafts
 
 BOM = b"\xef\xbb\xbf"
 ANTHROPIC = ("tool_use", "tool_result")
@@ -64,14 +64,14 @@ class Given:
             MessageError: says which message of which line.
         """
         if self.system:
-            yield draft({"role": "system", "content": self.system}, f"{self.where}: system")
+            yield from drafts({"role": "system", "content": self.system}, f"{self.where}: system")
         for n, message in enumerate(self.messages):
             where = f"{self.where}: messages[{n}]"
             if not isinstance(message, dict):
                 raise MessageError(where, f"a message is an object, not {type(message).__name__}")
             _refuse_anthropic(message, where)
             try:
-                yield draft(message, where, raw=self.raw[n] if self.raw else None)
+                yield from drafts(message, where, raw=self.raw[n] if self.raw else None)
             except RecursionError as error:
                 raise MessageError(where, "is nested too deeply") from error
             advance(1)

@@ -148,7 +148,7 @@ def export(
             for line in lines:
                 typer.echo(line, nl=False)
             return
-        count = -1
+        count = -2  # the first and the last line are no events
         with writing(out) as file:
             for line in lines:
                 file.write(line)

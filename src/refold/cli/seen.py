@@ -4,17 +4,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from refold.cli.words import iso, saved_percent
-from refold.core import codec
 from refold.core.check import repair
-from refold.core.event import Line, Replaced, Said, Span
+from refold.core.event import Line, Replaced, Span
 from refold.core.live import Live
 from refold.core.message import Message
 from refold.core.view import Item
 from refold.record import Record
 from refold.session import Session
-
-WALK = 32
-"""Places read at a time when the next message is sought."""
 
 
 class Tally(NamedTuple):
@@ -109,8 +105,7 @@ def see(session: Session, at: int | None = None) -> Sight:
     else:
         record.entry(at)
         live = record.as_of(at)
-    record.load(line for item in live.items for line in item.lines)
-    blocks = tuple(_block(record, live, item) for item in live.items)
+    blocks = tuple(_block(record, live, item) for item in record.with_words(live.freeze()).items)
     state = live.state
     said = Tally(state.index, state.total, state.turn, state.turn)
     notices = repair([line for item in live.items for line in item.lines])[1]
@@ -121,8 +116,8 @@ def _block(record: Record, live: Live, item: Item) -> Block:
     task = live.state.task
     pinned = {line.at for pin in live.state.pins.values() if pin.holds for line in pin.lines}
     shown = tuple(
-        Shown(line, record.message(line), bool(task and line.at == task.at), line.at in pinned)
-        for line in item.lines
+        Shown(line, message, bool(task and line.at == task.at), line.at in pinned)
+        for line, message in zip(item.lines, item.shown, strict=True)
     )
     if item.edit is None:
         line = item.lines[0]
@@ -136,17 +131,11 @@ def _block(record: Record, live: Live, item: Item) -> Block:
 
 def tally(record: Record, at: int) -> Tally:
     """Messages and tokens said before a place: the first message from there on knows."""
-    while at < record.live.state.next:
-        for link in record.store.read(record.key, at, at + WALK):
-            if link.entry.kind == "said":
-                said = codec.decode(link.entry, record.parse)
-                assert isinstance(said, Said)
-                line = said.line
-                turn = line.turn - (line.role == "user")
-                return Tally(said.index, said.total - line.tokens, turn, line.turn)
-        at += WALK
-    state = record.live.state
-    return Tally(state.index, state.total, state.turn, state.turn)
+    said, state = record.said_from(at), record.live.state
+    if said is None:
+        return Tally(state.index, state.total, state.turn, state.turn)
+    line = said.line
+    return Tally(said.index, said.total - line.tokens, line.turn - (line.role == "user"), line.turn)
 
 
 def sight_json(sight: Sight) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Budget(msgspec.Struct, frozen=True):
 
     @property
     def threshold(self) -> int:
-        """Above this something is done."""
+        """From here on something is done."""
         return floor((self.window - self.reserves) * self.threshold_percent)
 
     @property

@@ -10,8 +10,6 @@ import msgspec
 
 from refold.core.event import Line
 
-RULES_VERSION = 1
-
 
 class Violation(msgspec.Struct, frozen=True):
     rule: str

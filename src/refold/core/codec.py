@@ -91,14 +91,17 @@ class _SaidHead(msgspec.Struct, frozen=True, array_like=True):
     tools: tuple[str, ...] = ()
 
 
-class _SaidBody(msgspec.Struct, frozen=True, omit_defaults=True):
+class _SaidWords(msgspec.Struct, frozen=True, omit_defaults=True):
     time: float
     dialect: str | None = None
-    raw: msgspec.Raw = msgspec.Raw()
     message: Message | None = None
     tags: tuple[str, ...] = ()
     kind: Kind | None = None
     expiry: Expiry | None = None
+
+
+class _SaidBody(_SaidWords, frozen=True):
+    raw: msgspec.Raw = msgspec.Raw()
 
 
 class _ReplacedHead(msgspec.Struct, frozen=True, array_like=True):
@@ -148,11 +151,12 @@ def encode(event: Event) -> Entry:
         case Said(line=line, message=message):
             numbers = (line.role, line.tokens, event.index, line.turn, line.step, event.total)
             head = _SaidHead(*numbers, line.calls, line.answers, line.tools)
-            words: dict[str, Any] = {"message": message} if event.raw is None else {}
-            if event.raw is not None:
-                words = {"dialect": event.dialect, "raw": msgspec.Raw(event.raw)}
-            body = _SaidBody(event.time, **words, tags=event.tags, kind=event.kind, expiry=event.expiry)
-            return Entry(line.at, "said", message.id, dumps(head), dumps(body))
+            told = message if event.raw is None else None
+            beside = (event.tags, event.kind, event.expiry)
+            body = dumps(_SaidWords(event.time, event.dialect, told, *beside))
+            if event.raw is not None:  # spliced in, so that it stays as it was written
+                body = body[:-1] + b',"raw":' + event.raw + b"}"
+            return Entry(line.at, "said", message.id, dumps(head), body)
         case Replaced():
             head = _ReplacedHead(event.view, event.span, event.lines, event.kind, event.round, event.tokens)
             body = _ReplacedBody(event.shown, event.why, event.time)

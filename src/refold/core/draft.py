@@ -6,7 +6,7 @@ import msgspec
 
 from refold.core.event import Event, Expiry, Measured, Said
 from refold.core.live import State
-from refold.core.message import Kind, Message
+from refold.core.message import Kind, Message, ToolResult
 from refold.core.plan import line_of
 
 
@@ -24,29 +24,25 @@ class Draft(msgspec.Struct, frozen=True):
     """Names of the tools behind it, where the message itself does not say."""
 
 
-def split(draft: Draft) -> list[Draft]:
-    """One tool result per event; the parts derive their ids from the whole."""
-    message = draft.message
-    results = message.results
-    if len(results) < 2:
-        return [draft]
-    others = tuple(part for part in message.parts if part not in results)
-    shares = ([others] if others else []) + [(result,) for result in results]
-    return [
-        msgspec.structs.replace(draft, message=_part_of(message, n, parts), raw=None, dialect=None)
-        for n, parts in enumerate(shares)
-    ]
+def split(message: Message) -> list[Message]:
+    """One tool result per message, with the tool's role; the parts derive their ids from the whole.
 
-
-def _part_of(message: Message, n: int, parts: tuple[object, ...]) -> Message:
-    id = message.id if message.id is None or n == 0 else f"{message.id}/{n}"
-    return Message(message.role, parts, id, message.meta, message.name)  # type: ignore[arg-type]
+    What a user says beside results comes after them, what an assistant says comes before.
+    """
+    results = [Message("tool", (result,), meta=message.meta) for result in message.results]
+    others = tuple(part for part in message.parts if not isinstance(part, ToolResult))
+    if not results or (message.role == "tool" and len(results) == 1):
+        return [message]
+    rest = [msgspec.structs.replace(message, parts=others)] if others else []
+    parts = [*rest, *results] if message.role == "assistant" else [*results, *rest]
+    ids = [message.id and (f"{message.id}/{n}" if n else message.id) for n in range(len(parts))]
+    return [msgspec.structs.replace(part, id=id) for part, id in zip(parts, ids, strict=True)]
 
 
 def number(drafts: Iterable[Draft], state: State, view: str, estimate: int, time: float) -> list[Event]:
     """The events for messages that are said after `state`, with their places, turns and steps."""
     at, index, turn, step, total = state.next, state.index, state.turn, state.step, state.total
-    calls = {id: tool for id, (_, tool) in state.open.items()}
+    calls: dict[str, str] = {}
     events: list[Event] = []
     for draft in drafts:
         message = draft.message
@@ -54,7 +50,8 @@ def number(drafts: Iterable[Draft], state: State, view: str, estimate: int, time
         step += message.role == "assistant"
         total += draft.tokens
         line = line_of(message, at, draft.tokens, turn, step)
-        known = calls.pop(line.answers, "") if line.answers is not None else ""
+        answers = line.answers or ""
+        known = calls.pop(answers, "") or state.open.get(answers, (0, ""))[1]
         tools = draft.tools or line.tools or ((known,) if known else ())
         line = msgspec.structs.replace(line, tools=tools)
         calls.update(zip(line.calls, line.tools, strict=False))

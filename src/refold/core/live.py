@@ -42,6 +42,8 @@ class Pin(msgspec.Struct, array_like=True):
 class State(msgspec.Struct, array_like=True):
     """What a snapshot keeps: spans, counts and places, never what was said."""
 
+    version: int = 1
+    """Of this shape: a snapshot of another one is passed over."""
     next: int = 0
     """The first place not yet applied."""
     index: int = 0
@@ -202,9 +204,9 @@ class Standing:
         self.pins: set[int] = set()
         self.widest: list[Cover] = []
         """Those that decide what is shown, in order."""
-        self._facts: dict[int, Head] = {}
-        self._undone: set[int] = set()
-        """Undoings in force."""
+        self._facts: dict[int, Cover | Pinned] = {}
+        self._did: dict[int, tuple[int, bool]] = {}
+        """What each event put in force, or out of it."""
         for fact in facts:
             self.apply(fact)
 
@@ -214,35 +216,34 @@ class Standing:
                 first = bisect_left(self.widest, fact.span.start, key=lambda cover: cover.span.end - 1)
                 last = bisect_left(self.widest, fact.span.end, key=lambda cover: cover.span.start)
                 if all(fact.span.covers(cover.span) for cover in self.widest[first:last]):
-                    self.covers[fact.at] = fact
+                    self.covers[fact.at] = self._facts[fact.at] = fact
                     self.widest[first:last] = [fact]
-                    self._facts[fact.at] = fact
+                    self._did[fact.at] = (fact.at, True)
             case Pinned():
                 self._facts[fact.at] = fact
                 self.pins.add(fact.at)
-            case Undone() if self.holds(fact.of) and self._switch(fact.of, False):
-                self._facts[fact.at] = fact
-                self._undone.add(fact.at)
+                self._did[fact.at] = (fact.at, True)
+            case Undone() if self.holds(fact.of):
+                at, on = self._did[fact.of]
+                if self._switch(self._facts[at], not on):
+                    self._did[fact.at] = (at, not on)
 
     def holds(self, at: int) -> bool:
-        return at in self.covers or at in self.pins or at in self._undone
+        """What the event at a place did is still the case."""
+        fact, on = self._did.get(at, (None, False))
+        return fact is not None and (fact in self.covers or fact in self.pins) == on
 
-    def _switch(self, at: int, on: bool) -> bool:
-        match self._facts[at]:
-            case Cover() as cover:
-                if on and any(crosses(cover.span, other.span) for other in self.covers.values()):
-                    return False
-                if on:
-                    self.covers[at] = cover
-                else:
-                    del self.covers[at]
-                self.widest = _widest(self.covers.values())
-            case Pinned():
-                (self.pins.add if on else self.pins.discard)(at)
-            case Undone(of=of):
-                if not self._switch(of, not on):
-                    return False
-                (self._undone.add if on else self._undone.discard)(at)
+    def _switch(self, fact: Cover | Pinned, on: bool) -> bool:
+        if isinstance(fact, Pinned):
+            (self.pins.add if on else self.pins.discard)(fact.at)
+            return True
+        if on and any(crosses(fact.span, other.span) for other in self.covers.values()):
+            return False
+        if on:
+            self.covers[fact.at] = fact
+        else:
+            del self.covers[fact.at]
+        self.widest = _widest(self.covers.values())
         return True
 
 

@@ -1,6 +1,6 @@
 """What to do about a view: a policy proposes edits, `settle` turns them into events."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -9,7 +9,7 @@ from refold.core.budget import Budget
 from refold.core.errors import ConflictError
 from refold.core.event import Line, Replaced, Span
 from refold.core.message import Message
-from refold.core.view import Item, View
+from refold.core.view import Item, View, display
 
 Count: TypeAlias = Callable[[Message], int]
 
@@ -53,23 +53,30 @@ def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
     """The event for an edit; whatever it must not hide stays in sight.
 
     Raises:
-        ConflictError: the edit would cut what is shown in two.
+        ConflictError: the edit would cut what is shown in two, or names what is not shown.
     """
     covered = _covered(edit, view)
     lines = [line for item in covered for line in item.lines]
     by_place = {line.at: line for line in lines}
-    stay = (protected(view) - view.kept) & by_place.keys()  # the fold itself keeps the others in sight
+    stay_anyway = view.kept & by_place.keys()  # the fold itself keeps them in sight
+    stay = (protected(view) & by_place.keys()) - stay_anyway
     shown = [*edit.shown, *sorted(at for at in stay if at not in edit.shown)]
     after: list[Line] = []
     for n, one in enumerate(shown):
         if isinstance(one, int):
+            if one not in by_place:
+                raise ConflictError(f"An edit of {edit.span} names #{one}, which is not shown there")
             after.append(by_place[one])
         else:
             turn, step = (lines[-1].turn, lines[-1].step) if lines else (0, 0)
             after.append(line_of(one, stamp.at, count(one), turn, step, n))
-    tokens = (sum(line.tokens for line in lines), sum(line.tokens for line in after))
+    tokens = (cost(lines), cost(display(after, edit.span, {at: by_place[at] for at in stay_anyway})))
     what, why = (edit.span, tuple(shown), tuple(after), edit.kind), (edit.why, tokens)
     return Replaced(stamp.at, stamp.view, *what, *why, stamp.time, stamp.round)
+
+
+def cost(lines: Iterable[Line]) -> int:
+    return sum(line.tokens for line in lines)
 
 
 def line_of(message: Message, at: int, tokens: int, turn: int, step: int, n: int = 0) -> Line:

@@ -78,27 +78,26 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
     """The view after `events`.
 
     An edit stands unless it would cut what is shown in two; it is judged once, when it comes.
-    Undoing takes an edit (or a pin, or an undoing) out of force; undoing that puts it back, unless
-    it would now cross an edit made meanwhile. The widest edits that stand decide what is shown,
-    and in them the task and the pinned messages stay in sight.
+    Undoing takes an edit or a pin out of force; undoing that puts it back, unless it would now cross
+    an edit made meanwhile. The widest edits that stand decide what is shown, and in them the task
+    and the pinned messages stay in sight.
     """
     said: dict[int, Said] = {}
-    facts: dict[int, Replaced | Undone | Pinned] = {}
+    facts: dict[int, Replaced | Pinned] = {}
     holds: set[int] = set()
+    did: dict[int, tuple[int, bool]] = {}  # what each event put in force, or out of it
     open_calls: dict[str, int] = {}
     pins: dict[int, list[Line]] = {}
 
     def standing() -> list[Replaced]:
         return [fact for fact in facts.values() if isinstance(fact, Replaced) and fact.at in holds]
 
-    def switch(at: int, on: bool) -> bool:
-        fact = facts[at]
-        if isinstance(fact, Undone) and not switch(fact.of, not on):
-            return False
-        if isinstance(fact, Replaced) and on and any(crosses(fact.span, e.span) for e in standing()):
-            return False
-        (holds.add if on else holds.discard)(at)
-        return True
+    def may_stand(fact: Replaced | Pinned) -> bool:
+        return isinstance(fact, Pinned) or not any(crosses(fact.span, e.span) for e in standing())
+
+    def put_in_force(fact: Replaced | Pinned) -> None:
+        facts[fact.at], did[fact.at] = fact, (fact.at, True)
+        holds.add(fact.at)
 
     for event in events:
         match event:
@@ -109,15 +108,16 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
                     lines += [line] if call in {pinned.at for pinned in lines} else []
                 open_calls.update(dict.fromkeys(line.calls, line.at))
             case Replaced() if event.view == view and sound(event):
-                if all(event.span.covers(e.span) for e in widest(standing()) if e.span.meets(event.span)):
-                    facts[event.at] = event
-                    holds.add(event.at)
+                if not cuts(event.span, widest(standing())):
+                    put_in_force(event)
             case Pinned():
-                facts[event.at], pins[event.at] = event, list(event.lines)
-                holds.add(event.at)
-            case Undone() if event.of in holds and switch(event.of, False):
-                facts[event.at] = event
-                holds.add(event.at)
+                put_in_force(event)
+                pins[event.at] = list(event.lines)
+            case Undone() if event.of in did:
+                fact, on = did[event.of]
+                if (fact in holds) == on and (on or may_stand(facts[fact])):
+                    holds ^= {fact}
+                    did[event.at] = (fact, not on)
 
     users = [s.line for s in said.values() if s.line.role == "user"]
     kept = {line.at: line for line in [*users[:1], *(x for at in pins if at in holds for x in pins[at])]}
@@ -140,6 +140,11 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
 def sound(edit: "Spanned") -> bool:
     """It covers something, and nothing said after it."""
     return 0 <= edit.span.start < edit.span.end <= edit.at
+
+
+def cuts(span: Span, shown: Iterable[Replaced]) -> bool:
+    """It would leave a part of what one of them shows."""
+    return any(edit.span.meets(span) and not span.covers(edit.span) for edit in shown)
 
 
 def crosses(one: Span, other: Span) -> bool:

@@ -124,7 +124,11 @@ class SQLiteStore:
             first, last = max(start, low), high if stop is None else min(stop, high)
             if first < last and len(rows) < CHUNK:
                 where = {"low": (cid << PLACES) + first, "high": (cid << PLACES) + last}
-                rows += run("read", **where, but=but, limit=CHUNK - len(rows))
+                limit = CHUNK - len(rows)
+                if but == "said":  # there is an index for what is left
+                    rows += run("read_unsaid", **where, limit=limit)
+                else:
+                    rows += run("read", **where, but=but, limit=limit)
         return rows
 
     def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:

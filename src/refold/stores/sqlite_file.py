@@ -47,7 +47,7 @@ class SQLiteFile:
 
     @contextmanager
     def write(self, *, durable: bool = True) -> Iterator[Run]:
-        """One transaction: all that is done in it, or nothing."""
+        """One transaction: all that is done in it, or nothing. One that is not durable waits for nobody."""
         with self.writing, _told(self.path):
             self._after_fork()
             if self._writer is None:
@@ -56,7 +56,7 @@ class SQLiteFile:
             if level != self._level:
                 connection.execute(f"PRAGMA synchronous = {level}")
                 self._level = level
-            connection.execute("BEGIN IMMEDIATE")
+            self._begin(connection, wait=durable)
             try:
                 yield Run(connection)
                 connection.execute("COMMIT")
@@ -78,6 +78,20 @@ class SQLiteFile:
             finally:
                 _roll_back(connection)
 
+    def _begin(self, connection: apsw.Connection, *, wait: bool) -> None:
+        if wait:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        connection.setbusytimeout(0)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        finally:
+            connection.setbusytimeout(self._wait_ms)
+
+    @property
+    def _wait_ms(self) -> int:
+        return int(min(self.timeout_s, 1e6) * 1000)
+
     def _after_fork(self) -> None:
         """A connection must not cross a fork that nobody announced; the child opens its own."""
         if self._pid != os.getpid():
@@ -88,7 +102,7 @@ class SQLiteFile:
     def _connect(self) -> apsw.Connection:
         connection = self._open()
         try:
-            connection.setbusytimeout(int(min(self.timeout_s, 1e6) * 1000))
+            connection.setbusytimeout(self._wait_ms)
             known = len(migrations("sqlite")), FORMAT
             version = self._version(Run(connection))  # a newer file is left as it is
             self._use_wal(connection)

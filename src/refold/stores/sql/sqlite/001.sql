@@ -22,6 +22,7 @@ CREATE TABLE refold_entry (
     body BLOB NOT NULL,   -- JSON, or zlib where it begins with an x
     digest BLOB NOT NULL
 );
+CREATE INDEX refold_entry_fact ON refold_entry (place) WHERE kind <> 'said';
 CREATE INDEX refold_entry_id ON refold_entry (id, place) WHERE id IS NOT NULL;
 
 CREATE TABLE refold_snapshot (

@@ -53,6 +53,10 @@ VALUES (:place, :kind, :id, :head, :body, :digest)
 SELECT place, kind, id, head, body, digest FROM refold_entry
 WHERE place >= :low AND place < :high AND kind IS NOT :but ORDER BY place LIMIT :limit
 
+-- name: read_unsaid
+SELECT place, kind, id, head, body, digest FROM refold_entry
+WHERE place >= :low AND place < :high AND kind <> 'said' ORDER BY place LIMIT :limit
+
 -- name: find
 SELECT place FROM refold_entry WHERE id = :id AND place >= :low AND place < :high
 
