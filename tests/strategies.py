@@ -69,6 +69,13 @@ messages = st.one_of(
     st.builds(_results, ids, texts),
     st.builds(_results, ids, texts),
 )
+mixed = st.one_of(
+    messages,
+    st.builds(lambda id, text: Message("user", [ToolResult(id, text), Text(text)]), ids, texts),
+    st.builds(lambda a, b: Message("tool", [ToolResult(a, "1"), ToolResult(b, "2")]), ids, ids),
+    st.builds(lambda a, b: Message("assistant", [ToolCall(a, "f", "{}"), ToolResult(b, "x")]), ids, ids),
+)
+"""Messages as an application may hand them in: results beside other things, and in any role."""
 
 
 @st.composite
@@ -144,7 +151,7 @@ places = st.integers(0, 30)
 lengths = st.integers(0, 60)
 deeds = st.one_of(
     st.tuples(st.just("say"), messages),
-    st.tuples(st.just("say"), messages),
+    st.tuples(st.just("say"), mixed),
     st.tuples(st.just("say"), st.builds(lambda role, n: Message(role, "word " * n), roles, lengths)),
     st.tuples(st.just("fit")),
     st.tuples(st.just("compact"), st.integers(0, 4)),

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,27 @@ def test_the_yaml_in_the_readme_is_a_valid_configuration(tmp_path):
     (block,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "refold.yaml").write_text(block)
     assert load_config(tmp_path / "refold.yaml").models["my-model"].window == 8_000
+
+
+def test_the_readme_names_the_commands_there_are():
+    from refold.cli import COMMANDS
+
+    named = set(re.findall(r"`refold (\w+)", (ROOT / "README.md").read_text()))
+    assert named <= set(COMMANDS)
+    assert set(COMMANDS) - named <= {"list", "unpin", "delete", "fit"}
+
+
+def test_no_page_has_something_left_to_fill_in():
+    for page in PAGES:
+        assert not re.search(r"^[A-Z]{3,}$|\bTBD\b|\?\?\?", page.read_text(), re.MULTILINE), page.name
+
+
+@pytest.mark.parametrize("script", ["try", "test", "environment"])
+def test_the_scripts_are_plain_sh(script):
+    shell = shutil.which("dash") or shutil.which("sh")
+    assert shell
+    subprocess.run([shell, "-n", ROOT / "scripts" / script], check=True)
+    assert "[[" not in (ROOT / "scripts" / script).read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

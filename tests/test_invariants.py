@@ -15,7 +15,7 @@ import refold
 from refold.aio import AsyncSession
 from refold.core import view as view_module
 from refold.core.budget import Budget
-from refold.core.check import Missing, Orphan, Slot, check, repair
+from refold.core.check import Missing, Order, Orphan, Slot, check, repair
 from refold.core.event import Line, Pinned, Replaced, Said, Span, Undone
 from refold.core.message import Message
 from refold.core.plan import Stamp, settle
@@ -128,6 +128,10 @@ def test_no_request_has_a_tool_call_without_its_result(things):
         with suppress(refold.OverBudgetError):
             lines = [_line(message) for message in session.fit().messages]
             assert [v for v in check(lines) if v.rule != "G2"] == []
+            order = Order()
+            order.feed(lines)
+            assert order.kept
+            assert not order.waiting
 
 
 def _as_line(slot: Slot) -> Line:

@@ -7,7 +7,7 @@ import pytest
 
 import refold
 from refold import Message, Text, ToolCall, ToolResult
-from refold.core.event import Expiry, Measured, Replaced, Said
+from refold.core.event import Expiry, Measured, Replaced, Said, Span
 from refold.core.message import Usage
 from refold.stores.memory import MemoryStore
 
@@ -255,7 +255,9 @@ def test_undo_of_an_undoing_is_redo(worked):
 
 
 def test_undo_by_the_place_of_a_hidden_message(worked):
+    hidden = len(worked.view().messages)
     worked.undo(5)
+    assert len(worked.view().messages) > hidden
     with pytest.raises(refold.NotFoundError):
         worked.undo(0)
 
@@ -488,3 +490,239 @@ def test_restoring_leaves_in_sight_what_was_in_sight(chat):
     assert {"question 0", "question 1", "question 4"} <= {*shown}
     chat.compact(keep_recent=0)
     assert "question 4" in [m["content"] for m in chat.fit().messages]
+
+
+@pytest.mark.parametrize(
+    ("message", "beside"),
+    [
+        (Message("robot", "hi"), {}),  # type: ignore[arg-type]
+        (Message("user", ("hi",)), {}),  # type: ignore[arg-type]
+        (Message("user", (Text(5),)), {}),  # type: ignore[arg-type]
+        (Message("user", "hi", id=5), {}),  # type: ignore[arg-type]
+        (Message("user", "hi", name=5), {}),  # type: ignore[arg-type]
+        (Message("user", "hi", meta=object()), {}),
+        (Message("tool", (Text("hi"),)), {}),
+        (Message("tool"), {}),
+        (Message("assistant", (ToolCall("a", "f", {"x": 1}),)), {}),  # type: ignore[arg-type]
+        (Message("assistant", "hi", usage=Usage(1.5)), {}),  # type: ignore[arg-type]
+        (user("hi"), {"id": 5}),
+        (user("hi"), {"tags": [1]}),
+        (user("hi"), {"kind": "bogus"}),
+        (user("hi"), {"tools": [1]}),
+        ([user("hi")], {"id": "x"}),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_stored(chat, message, beside):
+    with pytest.raises(refold.RefoldError):
+        chat.append(message, **beside)
+    assert chat.get_count() == 0
+    chat.append(user("fine"), tags=["odd \ud800 tag"])
+    assert chat.fit().messages == [user("fine")]
+    assert next(chat.events()).tags == ("odd \ud800 tag",)
+
+
+def roles(chat) -> list[str]:
+    return [m["role"] for m in chat.fit().messages]
+
+
+def test_results_stand_in_messages_of_their_own_whoever_brings_them(chat):
+    calls = Message("assistant", (ToolCall("a", "f", "{}"), ToolCall("b", "f", "{}")))
+    chat.append([user("go"), calls])
+    chat.append(Message("user", (ToolResult("a", "1"), Text("thanks"), ToolResult("b", "2"))))
+    assert roles(chat) == ["user", "assistant", "tool", "tool", "user"]
+    chat.append(Message("assistant", (Text("on"), ToolCall("c", "f", "{}"), ToolResult("c", "3"))))
+    assert roles(chat)[5:] == ["assistant", "tool"]
+    assert chat.fit().report.notices == ()
+    tokens = [stored.tokens for stored in chat.get_all()]
+    assert sum(tokens) == chat.view().tokens
+    assert tokens[2] == tokens[3] < 10
+
+
+def test_something_is_done_from_the_threshold_on(chat):
+    chat.append([user("go"), {"role": "assistant", "content": "word " * 200}, user("on")])
+    tokens = chat.fit().report.tokens.final
+    exact = {"models": {"m": {"window": tokens * 5 // 2, "max_output": 0}}}
+    edge = refold.open("task", store=chat.store, model="m", config=exact)
+    assert edge._budget(0).threshold == tokens
+    assert edge.fit().report.fired == ("threshold",)
+
+
+def test_off_is_off_for_compact_too(chat):
+    off = {**SMALL, "agents": {"a": {"compact": False}}}
+    chat.append([user(f"question {n}") for n in range(30)])
+    still = refold.open("task", store=chat.store, model="m", agent="a", config=off)
+    assert still.compact(keep_recent=1).tokens_saved == 0
+    assert len(still.fit().messages) == 30
+
+
+def test_saved_tokens_are_what_the_view_lost(worked):
+    worked.pin(3)
+    work(worked, 3, start=20)
+    before = worked.view().tokens
+    done = worked.compact(keep_recent=0)
+    assert done.tokens_saved == before - worked.view().tokens > 0
+    before = worked.view().tokens
+    edit = worked.restore(6)
+    event = worked.record.event(edit)
+    assert event.tokens[1] - event.tokens[0] == worked.view().tokens - before
+
+
+def test_only_one_compacts_a_view_at_a_time(worked):
+    lease = worked.store.acquire(worked.key, "compaction:main", "another process", 0.0, 1e12)
+    assert worked.compactions().running
+    with pytest.raises(refold.ConflictError, match="somebody else"):
+        worked.compact()
+    worked.store.release(worked.key, lease)
+    worked.compact()
+    assert not worked.compactions().running
+
+
+def test_a_view_is_a_value(chat):
+    chat.append(user("old"))
+    view = chat.view()
+    chat.clear()
+    chat.append(user("new"))
+    assert [m.text for m in view.messages] == ["old"]
+
+
+def test_looking_at_the_past_leaves_nothing_behind(worked):
+    held = len(worked.record._entries)
+    for event in list(worked.events()):
+        worked.view(event.at)
+    assert len(worked.record._entries) == held
+
+
+def remove(chat, start: int, end: int) -> int:
+    """An edit that shows nothing, as a policy that removes would make it."""
+    state = chat.record.live.state
+    edit = Replaced(state.next, "main", Span(start, end), (), (), "remove", "test", (0, 0), 0.0)
+    chat.record.append(lambda: [edit])
+    return edit.at
+
+
+def test_undo_and_restore_find_the_edit_that_hides_a_message_among_neighbors(chat):
+    chat.append([user(f"m{n}") for n in range(6)])
+    first, second = remove(chat, 1, 3), remove(chat, 3, 5)
+    assert len([item for item in chat.view().items if item.edit is not None]) == 1
+    chat.undo(1)
+    assert [m["content"] for m in chat.fit().messages] == ["m0", "m1", "m2", "m5"]
+    chat.undo()
+    assert first < second
+    remove(chat, 1, 3)
+    remove(chat, 3, 5)
+    chat.restore(4)
+    assert [m["content"] for m in chat.fit().messages] == ["m0", "m4", "m5"]
+
+
+def test_a_message_in_sight_has_no_edit_to_undo(worked):
+    worked.pin(5)
+    with pytest.raises(refold.NotFoundError, match="Nothing hides #5"):
+        worked.undo(5)
+
+
+def test_a_file_that_was_cut_off_is_not_loaded(worked):
+    lines = list(worked.export())
+    for bad in (lines[:-1], lines[:1], lines[:-2] + lines[-1:], ['{"refold":1}', *lines[1:]]):
+        store = MemoryStore()
+        with pytest.raises(refold.RefoldError):
+            refold.load(bad, store=store)
+        assert list(store.conversations()) == []
+
+
+def test_what_breaks_the_providers_cache_is_told(worked):
+    assert worked.fit().report.cache_break_at is None
+    worked.pin(5)
+    assert worked.fit().report.cache_break_at == 2
+    worked.append(user("more"))
+    assert worked.fit().report.cache_break_at is None
+
+
+def test_tools_and_stores_that_are_none_are_refused(chat, tmp_path):
+    with pytest.raises(refold.RefoldError, match="tools"):
+        chat.fit(tools=[object()])
+    with pytest.raises(refold.RefoldError, match="store"):
+        refold.open("x", store=tmp_path / "a.db")
+
+
+def test_the_latest_user_message_stays_when_its_pin_is_taken_off(chat):
+    chat.append([user("task"), {"role": "assistant", "content": "w " * 60}, user("LATEST")])
+    chat.append([call("a"), result("a", "w " * 300)])
+    chat.pin(2)
+    chat.append([call("b"), result("b", "w " * 100)])
+    assert user("LATEST") in chat.fit().messages
+    chat.unpin(2)
+    assert user("LATEST") in chat.fit().messages
+
+
+def test_all_that_is_sent_is_counted(chat):
+    plain = chat.append({"role": "assistant", "content": "x"})
+    odd = {
+        "role": "assistant",
+        "content": "x",
+        "reasoning_content": "word " * 100,
+        "name": "n",
+        "refusal": None,
+    }
+    place = chat.append(odd)
+    assert chat.get_all()[place].tokens >= chat.get_all()[plain].tokens + 100
+    assert chat.fit().messages[1] == odd
+
+
+def test_a_hidden_group_of_many_results_can_be_pinned(chat):
+    ids = [f"k{n}" for n in range(400)]
+    calls = [call(id)["tool_calls"][0] for id in ids]
+    chat.append([user("go"), {"role": "assistant", "content": None, "tool_calls": calls}])
+    chat.append([result(id, "ok") for id in ids])
+    chat.append([user("next"), {"role": "assistant", "content": "done"}])
+    chat.compact(keep_recent=1)
+    chat.pin(1)
+    assert [line.at for line in chat.view().lines if line.answers] == list(range(2, 402))
+
+
+@pytest.mark.parametrize("at", ["1", 1.0, True, [1]])
+def test_a_place_that_is_no_number_is_refused(chat, at):
+    chat.append([user("a"), user("b"), user("c")])
+    for verb in (chat.pin, chat.unpin, chat.undo, chat.restore, chat.view, chat.events):
+        with pytest.raises(refold.RefoldError, match="whole number"):
+            verb(at)
+    with pytest.raises(refold.RefoldError, match="whole number"):
+        chat.fork("b", at=at)
+
+
+def test_a_fork_needs_a_name_and_a_place_that_is_there(chat):
+    chat.append([user("a"), user("b")])
+    for name in ("", None, 5):
+        with pytest.raises(refold.RefoldError, match="new_id"):
+            chat.fork(name)
+    for at in (-1, 2, 50):
+        with pytest.raises(refold.NotFoundError, match=f"no place {at}"):
+            chat.fork("b", at=at)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"config": 5},
+        {"view": []},
+        {"view": ""},
+        {"owner": 5},
+        {"model": 5},
+        {"agent": "nobody"},
+        {"store": 5},
+    ],
+)
+def test_what_open_cannot_use_is_refused(wrong):
+    with pytest.raises(refold.RefoldError):
+        refold.open("x", **{"store": "memory://", **wrong})
+
+
+def test_what_cannot_be_loaded_or_fitted_is_refused():
+    for lines in ([], "", ["{}"], ["nonsense"]):
+        with pytest.raises(refold.RefoldError):
+            refold.load(lines, store="memory://")
+    for history in (None, 5, "text", {"role": "user"}):
+        with pytest.raises(refold.RefoldError):
+            refold.fit(history, model="m")
+    chat = refold.open("x", store="memory://")
+    chat.append(user("a"))
+    assert refold.load("\n".join(chat.export()), store="memory://").get_count() == 1

@@ -507,7 +507,8 @@ def test_erased_words_are_gone_from_the_file_and_its_log(store, path):
     for n in range(200):
         session.append(said(f"swordfish {n} " * (n % 40)))
     session.compact(keep_recent=3)
-    fork = session.fork("a fork", at=-1)
+    session.store.fork(session.key, Key("secret owner", "a fork"), 0)
+    fork = refold.open("a fork", store=store, owner="secret owner")
     fork.append(said("innocent"))
     store.acquire(session.key, "secret view", "secret owner", 0.0, 1.0)
     session.close()
@@ -538,3 +539,25 @@ def test_words_that_linger_because_somebody_reads_are_told_and_go_with_the_next_
     other.execute("ROLLBACK")
     assert session.clear() == []
     assert not any(b"swordfish" in file.read_bytes() for file in path.parent.iterdir())
+
+
+def test_nothing_is_lost_when_pythons_own_sqlite_opens_the_same_file(path):
+    program = f"""
+import os, signal, sqlite3, refold
+chat = refold.open("task", store="sqlite:///{path}")
+other = refold.open("other", store="sqlite:///{path}")
+for n in range(4):
+    chat.append({{"role": "user", "content": f"task {{n}}"}})
+    other.append({{"role": "user", "content": f"other {{n}}"}})
+    mine = sqlite3.connect("{path}")
+    mine.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    mine.close()
+    assert len(chat.fit().messages) == n + 1
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    store = SQLiteStore(path)
+    for name in ("task", "other"):
+        texts = [one.message.text for one in refold.open(name, store=store).get_all()]
+        assert texts == [f"{name} {n}" for n in range(4)]

@@ -71,7 +71,7 @@ def undo(record: Record, at: int | None, stamp: Stamp, why: str) -> Undone:
     if at is None:
         at = max(standing.covers, default=None)
         if at is None:
-            raise NotFoundError("There is no edit to undo")
+            raise NotFoundError("There is no edit to undo; a pin is taken back by its place")
     elif isinstance(codec.head(record.entry(at)), Line):
         cover = _hiding(record, standing, at)
         if cover is None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_type_hints
 
 import msgspec
 
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
+
+T = TypeVar("T")
 
 
 class ModelLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +80,8 @@ def load_config(source: Source) -> Config:
         return source
     if isinstance(source, str | Path):
         return _checked(_read(Path(source)), str(source))
+    if not isinstance(source, Mapping):
+        raise SettingError("config", f"expected a file, a dict or a Config, got {type(source).__name__}")
     return _checked(dict(source), "config")
 
 
@@ -102,11 +106,19 @@ def _read(path: Path) -> Any:
 
 def _checked(value: Any, where: str) -> Config:
     _check(value, where)
+    return _typed(value, Config, where)
+
+
+def _typed(value: Any, type: type[T], where: str) -> T:
     try:
-        return msgspec.convert(value, Config)
+        return msgspec.convert(value, type)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$")
-        raise SettingError(where + path.rstrip("`"), problem) from error
+        path = path.rstrip("`")
+        allowed = get_args(get_type_hints(type).get(path.removeprefix("."), None))
+        if "enum" in problem and allowed:
+            problem += f"; allowed: {', '.join(map(repr, allowed))}"
+        raise SettingError(where + path, problem) from error
 
 
 def _check(value: Any, where: str) -> None:
@@ -118,12 +130,14 @@ def _check(value: Any, where: str) -> None:
         if isinstance(compact, Mapping):
             place = f"{where}.agents.{name}.compact"
             _known(compact, Compact, place)
+            _typed(compact, Compact, place)
             _positive(compact, place)
             percent = compact.get("threshold_percent", 0.8)
             if isinstance(percent, int | float) and not 0 < percent <= 1:
                 raise SettingError(f"{place}.threshold_percent", f"{percent} is not above 0 and at most 1")
     for name, limits in _mappings(value, "models"):
         _known(limits, ModelLimits, f"{where}.models.{name}")
+        _typed(limits, ModelLimits, f"{where}.models.{name}")
         _positive(limits, f"{where}.models.{name}")
 
 

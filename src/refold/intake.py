@@ -12,7 +12,7 @@ from refold.core.errors import MessageError
 from refold.core.event import Expiry
 from refold.core.message import Kind, Message, ToolResult
 from refold.formats import openai_chat
-from refold.tokens.count import count_message
+from refold.tokens.count import count_json, count_message
 
 T = TypeVar("T")
 MAX_DEPTH = 200
@@ -49,7 +49,9 @@ def drafts(value: object, where: str = "message", *, raw: bytes | None = None, *
         value = dict(value)
         message = msgspec.structs.replace(openai_chat.parse(value, where), id=extra.id)
         json = raw if raw is not None else _encoded(value, where)
-        return [Draft(message, count_message(message), openai_chat.DIALECT, json, **rest)]
+        beside_it = {key: inner for key, inner in value.items() if inner and key not in openai_chat.READ}
+        tokens = count_message(message) + (count_json(beside_it) if beside_it else 0)
+        return [Draft(message, tokens, openai_chat.DIALECT, json, **rest)]
     raise MessageError(where, f"expected a dict or a refold.Message, got {type(value).__name__}")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from refold.config import Source, load_config
 from refold.core.errors import SettingError
 from refold.core.message import Message
-from refold.session import Session
+from refold.session import Session, named
 from refold.stores.store import Key, Store, open_store
 from refold.transfer import load_lines
 
@@ -28,8 +28,8 @@ def open(
     `store` is a URL or a store; unless given, the configuration's, else `sqlite:///refold.db`.
     """
     settings = load_config(config)
-    if not isinstance(conversation, str) or not conversation:
-        raise SettingError("conversation", "an id is a text of at least one character")
+    for name, value in (("conversation", conversation), ("owner", owner), ("view", view), ("model", model)):
+        named(name, "unset" if value is None and name in ("owner", "model") else value)
     opened = store if store is not None else settings.store or DEFAULT_STORE
     if not isinstance(opened, str) and not hasattr(opened, "append"):
         raise SettingError("store", f"a URL such as {DEFAULT_STORE}, or a store; got {type(opened).__name__}")
@@ -50,6 +50,8 @@ def fit(
 ) -> list[dict[str, Any]]:
     """History in, history that fits out; the input is left as it is and nothing is stored."""
     with open("one-off", store="memory://", model=model, config=config, agent=agent) as session:
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+            raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
         session.append(list(messages))
         return session.fit(dialect=dialect, tools=tools).messages
 

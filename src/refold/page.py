@@ -124,7 +124,22 @@ def _first_change(before: Sequence[Place], after: Sequence[Place]) -> int | None
 
 def _copier(message: dict[str, Any]) -> Copy:
     """How to copy a message down to its leaves: every step does it for hundreds of them."""
-    return _copy if any(isinstance(value, dict | list) for value in message.values()) else dict.copy
+    nested = [key for key, value in message.items() if isinstance(value, dict | list)]
+    if not nested:
+        return dict.copy
+    if nested == ["tool_calls"] and all(map(_is_plain_call, message["tool_calls"])):
+        return _copy_calls
+    return _copy
+
+
+def _is_plain_call(call: Any) -> bool:
+    nested = [key for key, value in call.items() if isinstance(value, dict | list)]
+    return nested == ["function"] and all(isinstance(value, str) for value in call["function"].values())
+
+
+def _copy_calls(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [{**call, "function": {**call["function"]}} for call in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
 
 
 def _copy(message: dict[str, Any]) -> dict[str, Any]:

@@ -202,7 +202,7 @@ class Session:
         """What the model sees now, or saw right after the event at a place."""
         with self._lock:
             self.record.catch_up()
-            live = self.record.live if at is None else self.record.as_of(at)
+            live = self.record.live if at is None else self.record.as_of(whole("at", at))
             return self.record.with_words(live.freeze())
 
     def compact(
@@ -216,6 +216,8 @@ class Session:
         if strategy != "sliding-window":
             raise SettingError("strategy", f"{strategy!r} is not known; known is sliding-window")
         keep = 10 if keep_recent is None and target_tokens is None else keep_recent
+        for name, given in (("keep_recent", keep_recent), ("target_tokens", target_tokens)):
+            whole(name, 0 if given is None else given)
         with self._lock, self._lease():
             self.record.catch_up()
             budget = self._budget(0, target_tokens)
@@ -289,9 +291,9 @@ class Session:
         with self._lock:
             self.record.catch_up()
             found = []
-            for event in self.record.events(self.record.place_of(max(0, start))):
+            for event in self.record.events(self.record.place_of(max(0, whole("start", start)))):
                 if isinstance(event, Said):
-                    if event.index >= end:
+                    if event.index >= whole("end", end):
                         break
                     found.append(self._stored(event))
             return found
@@ -301,12 +303,12 @@ class Session:
     ) -> list[StoredMessage]:
         """The newest messages within both limits, in the order they were said."""
         found: list[StoredMessage] = []
-        tokens = 0
+        tokens, most = 0, whole("max_messages", max_messages)
         with self._lock:
             self.record.catch_up()
             for event in self.record.backwards():
                 tokens += event.line.tokens if include_system or event.line.role != "system" else 0
-                if len(found) >= max_messages or (max_tokens is not None and tokens > max_tokens):
+                if len(found) >= most or (max_tokens is not None and tokens > max_tokens):
                     break
                 if include_system or event.line.role != "system":
                     found.append(self._stored(event))
@@ -325,8 +327,8 @@ class Session:
             return [self._stored(event) for event in events if isinstance(event, Said)]
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """The stream itself, from a place on: what happened, in order."""
-        return self.record.events(max(0, after))
+        """What happened, in order; `after` is how many events to leave out, those seen already."""
+        return self.record.events(max(0, whole("after", after)))
 
     def _stored(self, said: Said) -> StoredMessage:
         item = self.record.live.item_at(said.at)
@@ -344,18 +346,19 @@ class Session:
 
         For the place of a message, the edit that hides it. Returns the place of the undoing.
         """
-        return self._amend(lambda stamp: [amend.undo(self.record, at, stamp, why)])
+        of = None if at is None else whole("at", at)
+        return self._amend(lambda stamp: [amend.undo(self.record, of, stamp, why)])
 
     def restore(self, at: int, *, why: str = "") -> int:
         """Shows the original in its old place again, with the calls and results it belongs to."""
-        return self._amend(lambda stamp: [amend.restore(self.record, at, stamp, why)])
+        return self._amend(lambda stamp: [amend.restore(self.record, whole("at", at), stamp, why)])
 
     def pin(self, at: int, *, why: str = "") -> int:
         """Keeps a message in every view, whatever is reduced around it."""
-        return self._amend(lambda stamp: [amend.pin(self.record, at, stamp, why)])
+        return self._amend(lambda stamp: [amend.pin(self.record, whole("at", at), stamp, why)])
 
     def unpin(self, at: int, *, why: str = "") -> int:
-        return self._amend(lambda stamp: amend.unpin(self.record, at, stamp, why))
+        return self._amend(lambda stamp: amend.unpin(self.record, whole("at", at), stamp, why))
 
     def _amend(self, make: Callable[[Stamp], Sequence[Event]]) -> int:
         with self._lock:
@@ -373,8 +376,8 @@ class Session:
             raise StoreError(f"{type(self.store).__name__} cannot fork; export and load under another id")
         with self._lock:
             self.record.catch_up()
-            stop = self.record.live.state.next if at is None else at + 1
-            new = Key(self.key.owner, new_id)
+            stop = self.record.live.state.next if at is None else self.record.entry(whole("at", at)).at + 1
+            new = Key(self.key.owner, named("new_id", new_id))
             self.store.fork(self.key, new, stop)
             if isinstance(self.store, Snapshots):  # those of the shared past are the fork's as well
                 self.record.save()
@@ -418,7 +421,29 @@ def parse(dialect: str, value: Any) -> Message:
     return openai_chat.parse(value)
 
 
+def whole(name: str, value: object) -> int:
+    """
+    Raises:
+        SettingError: it is no whole number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SettingError(name, f"expected a whole number such as 57, got {value!r}")
+    return value
+
+
+def named(name: str, value: object) -> str:
+    """
+    Raises:
+        SettingError: it is no name.
+    """
+    if not isinstance(value, str) or not value:
+        raise SettingError(name, f"expected a text of at least one character, got {value!r}")
+    return value
+
+
 def _count_tools(tools: Sequence[Any]) -> int:
+    if not isinstance(tools, list | tuple):
+        raise SettingError("tools", f"expected a list, got {type(tools).__name__}")
     try:
         return count_json(tools)
     except (TypeError, ValueError, RecursionError) as error:
@@ -426,6 +451,8 @@ def _count_tools(tools: Sequence[Any]) -> int:
 
 
 def _override(override: Mapping[str, Any] | None) -> bool:
+    if not isinstance(override, Mapping | None):
+        raise SettingError("override", f"expected a dict, got {type(override).__name__}")
     for key in override or ():
         if key != "off":
             raise SettingError(f"override.{key}", "is not known; known here: off")

@@ -39,8 +39,11 @@ def load_lines(lines: Iterable[str], store: Store, conversation: str | None, own
         CorruptError: a line is not what was exported; says which.
         ConflictError: there is a conversation of that name.
     """
+    lines = lines.splitlines() if isinstance(lines, str) else lines
     numbered = ((n, line) for n, line in enumerate(lines, 1) if line.strip())
     n, first = next(numbered, (1, ""))
+    if not first:
+        raise CorruptError("There is nothing to load: not one line")
     header = _parse(n, first, dict[str, Any])
     version = header.get("refold")
     if not isinstance(version, int):

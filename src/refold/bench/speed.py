@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import apsw
@@ -30,26 +30,36 @@ BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """Of many steps, in microseconds: the usual one, and the average with its snapshots and edits."""
+
+    median_us: float
+    mean_us: float
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> "Times":
+        return cls(round(median(seconds) * 1e6, 1), round(mean(seconds) * 1e6, 1))
+
+    def over(self, floor: "Times") -> str:
+        return f"{self.median_us / floor.median_us:.2f} / {self.mean_us / floor.mean_us:.2f}"
+
+    def __str__(self) -> str:
+        return f"{self.median_us:,.0f} / {self.mean_us:,.0f} µs"
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
-    """One size. Times are medians, in microseconds; opening in milliseconds."""
+    """One size."""
 
     messages: int
-    append_us: float
-    raw_append_us: float
-    fit_us: float
-    floor_us: float
+    append: Times
+    raw_append: Times
+    fit: Times
+    floor: Times
     shown: int
     open_ms: float
     file_mb: float
     raw_file_mb: float
-
-    @property
-    def append_ratio(self) -> float:
-        return self.append_us / self.raw_append_us
-
-    @property
-    def fit_ratio(self) -> float:
-        return self.fit_us / self.floor_us
 
     @property
     def file_ratio(self) -> float:
@@ -103,13 +113,9 @@ def measure(size: int, folder: Path, progress: Callable[[int], None] = lambda n:
             floors.append(_time(lambda s=shown, c=counts: _floor(s, c)))  # type: ignore[misc]
         gc.enable()
     opens = [_time(lambda: _open(url)) for _ in range(15)]
-    append, raw_append, fit, floor = (_micros(times) for times in (appends, raws, fits, floors))
-    open_ms = _micros(opens) / 1_000
+    append, raw_append, fit, floor = map(Times.of, (appends, raws, fits, floors))
+    open_ms = Times.of(opens).median_us / 1_000
     return Row(size, append, raw_append, fit, floor, len(shown), open_ms, file_mb, raw_mb)
-
-
-def _micros(seconds: list[float]) -> float:
-    return round(median(seconds) * 1e6, 1)
 
 
 def _floor(messages: list[dict[str, Any]], counts: list[int]) -> bytes:
@@ -188,11 +194,12 @@ def _print(rows: list[Row], imported: float) -> None:
     for column in table.columns:
         column.justify = "right"
     for row in rows:
-        append = (f"{row.append_us:,.0f} µs", f"{row.append_ratio:.2f}")
-        fit = (f"{row.fit_us:,.0f} µs", f"{row.fit_ratio:.2f}", f"{row.shown:,}", f"{row.open_ms:.1f} ms")
+        append = (f"{row.append}", row.append.over(row.raw_append))
+        fit = (f"{row.fit}", row.fit.over(row.floor), f"{row.shown:,}", f"{row.open_ms:.1f} ms")
         table.add_row(f"{row.messages:,}", *append, *fit, f"{row.file_mb:,.2f} MB", f"{row.file_ratio:.2f}")
     console = Console()
     console.print(table)
+    console.print("Times are median / mean; ratios are to the floor of the same run.")
     console.print(f"import refold: {imported:.0f} ms of CPU")
 
 

@@ -84,7 +84,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def quoted(id: str) -> str:
     """An id as a shell takes it."""
-    return quote(one_line(id))
+    return ("-- " if id.startswith("-") else "") + quote(one_line(id))
 
 
 def glance(message: Message, tools: Sequence[str] = ()) -> str:

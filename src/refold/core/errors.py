@@ -43,7 +43,7 @@ class OverBudgetError(RefoldError):
         super().__init__(
             f"What must be shown needs {tokens:,} tokens; there is room for {room:,} in a window of"
             f" {window:,}. Use a model with a larger window, lower compact.output_reserve,"
-            " unpin something, or shorten the newest message."
+            " or unpin something."
         )
         self.tokens, self.room, self.window = tokens, room, window
 

@@ -155,11 +155,10 @@ class Live:
         self.state.compacted = max((at for at, c in standing.covers.items() if c.round), default=None)
 
     def _show_again(self, lines: Iterable[Line], recall: Recall, standing: "Standing | None" = None) -> None:
-        for line in lines:
-            item = self.item_at(line.at)
-            if item and item.edit is not None:
-                standing = standing or Standing(self.view, recall.facts(self.state.next))
-                self._rebuild(item.span, standing, recall)
+        items = [self.item_at(line.at) for line in lines]
+        for span in dict.fromkeys(item.span for item in items if item and item.edit is not None):
+            standing = standing or Standing(self.view, recall.facts(self.state.next))
+            self._rebuild(span, standing, recall)
 
     def _rebuild(self, span: Span, standing: "Standing", recall: Recall) -> None:
         """What is shown in and around `span`, from the edits that stand there."""

@@ -59,8 +59,10 @@ def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
     lines = [line for item in covered for line in item.lines]
     by_place = {line.at: line for line in lines}
     stay_anyway = view.kept & by_place.keys()  # the fold itself keeps them in sight
-    stay = (protected(view) & by_place.keys()) - stay_anyway
-    shown = [*edit.shown, *sorted(at for at in stay if at not in edit.shown)]
+    latest = view.latest  # stays by itself, pinned or not: a pin may be taken off
+    shown = list(edit.shown)
+    if latest is not None and latest in by_place and latest not in edit.shown:
+        shown.append(latest)
     after: list[Line] = []
     for n, one in enumerate(shown):
         if isinstance(one, int):

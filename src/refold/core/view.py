@@ -4,6 +4,7 @@ This is the definition, short and slow. `core.live` keeps the same view up to da
 event that does not grow; the tests hold the two equal.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -160,12 +161,14 @@ def widest(edits: Sequence[Replaced]) -> list[Replaced]:
 
 def display(lines: Sequence[Line], span: Span, kept: dict[int, Line]) -> tuple[Line, ...]:
     """What an edit shows, and what must stay in sight of its span, each in its order."""
-    result = list(lines)
     shown = {line.at for line in lines}
-    for at in sorted(at for at in kept if at in span and at not in shown):
-        later = (i for i, line in enumerate(result) if line.at in span and line.at > at)
-        result.insert(next(later, len(result)), kept[at])
-    return tuple(result)
+    more = deque(sorted(at for at in kept if at in span and at not in shown))
+    result: list[Line] = []
+    for line in lines:
+        while more and line.at in span and more[0] < line.at:
+            result.append(kept[more.popleft()])
+        result.append(line)
+    return (*result, *(kept[at] for at in more))
 
 
 def merge(items: Iterable[Item]) -> list[Item]:

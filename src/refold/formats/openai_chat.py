@@ -12,6 +12,8 @@ from refold.core.errors import MessageError
 from refold.core.message import Media, Message, Opaque, Part, Role, Text, ToolCall, ToolResult
 
 DIALECT = "openai-chat"
+READ = frozenset(("role", "content", "tool_calls", "tool_call_id"))
+"""Fields that become parts; others are sent along as they came."""
 ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",

@@ -24,7 +24,8 @@ class Window(msgspec.Struct, frozen=True):
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         items = view.items
-        stay = _whole(view.lines, protected(view) | {x.at for x in view.lines if x.role == "system"})
+        own = {line.at for line in view.lines if line.role == "system" or line.at == view.latest}
+        stay = _whole(view.lines, protected(view) | own)
         fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
         room = 0 if self.keep_recent is not None else budget.target - fixed - count(NOTE)
         first = _first_kept(items, stay, room, self.keep_recent or 0)
@@ -32,7 +33,9 @@ class Window(msgspec.Struct, frozen=True):
         if not hidden or (len(hidden) == 1 and items[hidden[0]].edit is not None):
             return ()  # nothing to hide, or only what is hidden already
         covered = items[hidden[0] : hidden[-1] + 1]
-        kept = tuple(line.at for item in covered for line in item.lines if line.at in stay - view.kept)
+        kept = tuple(
+            line.at for item in covered for line in item.lines if line.at in stay - (view.kept - own)
+        )
         saved = sum(line.tokens for item in covered for line in item.lines if line.at not in stay)
         if saved <= count(NOTE):
             return ()

@@ -22,7 +22,7 @@ PLACES = 32
 """Bits of a row's key that are the place; the rest is the conversation."""
 CHUNK = 1_000
 """Rows read at a time."""
-SMALL_BYTES = 200
+SMALL_BYTES = 1_000
 """Bodies up to this size are not worth compressing."""
 
 
@@ -61,6 +61,7 @@ class SQLiteStore:
     def append(self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None) -> bytes:
         ticket = _Ticket(key, entries, after)
         self._queue.append(ticket)
+        self._file.renew()
         with self._file.writing:
             if not ticket.done:
                 self._commit()
@@ -73,7 +74,7 @@ class SQLiteStore:
         waiting = [self._queue.popleft() for _ in range(len(self._queue))]
         tickets = [ticket for ticket in waiting if ticket.pid == os.getpid()]  # others came with a fork
         try:
-            with self._file.write() as run:
+            with self._file.transaction() as run:
                 for ticket in tickets:
                     self._insert(run, ticket)
         except BaseException as error:

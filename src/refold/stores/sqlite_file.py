@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakSet
 
 import apsw
@@ -15,6 +15,9 @@ import apsw
 from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError, NewerError, RefoldError, StoreError
 from refold.stores.sql import migrations, queries
+
+Log: TypeAlias = tuple[int, int] | None
+"""Which file a write-ahead log is: device and inode."""
 
 
 class Run:
@@ -39,6 +42,9 @@ class SQLiteFile:
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
         self._pid = os.getpid()
+        self._log_path = f"{path}-wal"
+        self._log: Log = None
+        """The write-ahead log in use."""
         self._level = synchronous
         """How durable the writer's next commit is."""
         _watch_forks()
@@ -47,6 +53,12 @@ class SQLiteFile:
 
     @contextmanager
     def write(self, *, durable: bool = True) -> Iterator[Run]:
+        self.renew()
+        with self.transaction(durable=durable) as run:
+            yield run
+
+    @contextmanager
+    def transaction(self, *, durable: bool = True) -> Iterator[Run]:
         """One transaction: all that is done in it, or nothing. One that is not durable waits for nobody."""
         with self.writing, _told(self.path):
             self._after_fork()
@@ -57,9 +69,12 @@ class SQLiteFile:
                 connection.execute(f"PRAGMA synchronous = {level}")
                 self._level = level
             self._begin(connection, wait=durable)
+            self._log = log = self._log or self._identity()
             try:
                 yield Run(connection)
                 connection.execute("COMMIT")
+                if log != self._identity():
+                    raise StoreError(f"{self.path} was closed by another SQLite in this process; retry")
             except BaseException:
                 _roll_back(connection)
                 raise
@@ -67,16 +82,35 @@ class SQLiteFile:
     @contextmanager
     def read(self) -> Iterator[Run]:
         """One moment: whatever is read in it stands side by side in the file."""
+        self.renew()
         with self.reading, _told(self.path):
             self._after_fork()
             if self._reader is None:
                 self._reader = self._connect()
             connection = self._reader
             connection.execute("BEGIN")
+            self._log = self._log or self._identity()
             try:
                 yield Run(connection)
             finally:
                 _roll_back(connection)
+
+    def renew(self) -> None:
+        """Opens the file anew where the write-ahead log in use is no longer the file's. No lock may be held.
+
+        A second SQLite library in this process, such as Python's own, deletes the log when it closes
+        the file: the two do not see each other's locks. What is written to it then would be lost.
+        """
+        if self._log is not None and self._log != self._identity():
+            _hold(self.path)
+            _let_go()
+
+    def _identity(self) -> Log:
+        try:
+            found = os.stat(self._log_path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def _begin(self, connection: apsw.Connection, *, wait: bool) -> None:
         if wait:
@@ -182,7 +216,7 @@ class SQLiteFile:
             for connection in (self._writer, self._reader):
                 if connection is not None and self._pid == os.getpid():
                     connection.close()
-            self._writer = self._reader = None
+            self._writer = self._reader = self._log = None
 
 
 def _roll_back(connection: apsw.Connection) -> None:
@@ -204,12 +238,14 @@ def _watch_forks() -> None:
         os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_let_go)
 
 
-def _hold() -> None:
+def _hold(path: Path | None = None) -> None:
+    """Closes all that this process has open, or all of one file, and keeps others from opening it."""
     _forking.acquire()
-    for file in list(_files):
+    for file in [file for file in _files if path in (None, file.path)]:
         file.writing.acquire()
         file.reading.acquire()
         _held.append(file)
+    for file in _held:
         file.close()
 
 
