@@ -168,7 +168,8 @@ def _cpu(program: str, tries: int) -> float:
     return median(times)
 
 
-def run(sizes: tuple[int, ...] = SIZES, as_json: bool = False) -> None:
+def run(sizes: tuple[int, ...] = SIZES, shape: str = "table") -> None:
+    """Measures and prints: a table for people, Markdown for documents, or JSON."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -178,31 +179,38 @@ def run(sizes: tuple[int, ...] = SIZES, as_json: bool = False) -> None:
             task = bar.add_task(f"{size:,} messages", total=size)
             rows.append(measure(size, Path(folder), lambda n, task=task: bar.advance(task, n)))  # type: ignore[misc]
     imported = import_cpu_ms()
-    if as_json:
+    if shape == "json":
         print(
             msgspec.json.encode({"rows": [asdict(row) for row in rows], "import_cpu_ms": imported}).decode()
         )
         return
-    _print(rows, imported)
+    cells = [_cells(row) for row in rows]
+    if shape == "markdown":
+        lines = [TITLES, ("---:",) * len(TITLES), *cells]
+        print("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    else:
+        from rich.table import Table
+
+        table = Table(*TITLES)
+        for column in table.columns:
+            column.justify = "right"
+        for line in cells:
+            table.add_row(*line)
+        Console().print(table)
+    print("Times are median / mean; ratios are to the floor of the same run.")
+    print(f"import refold: {imported:.0f} ms of CPU")
 
 
-def _print(rows: list[Row], imported: float) -> None:
-    from rich.console import Console
-    from rich.table import Table
+TITLES = ("messages", "append", "× raw", "fit", "× floor", "shown", "open + fit", "file", "× raw")
 
-    table = Table("messages", "append", "× raw", "fit", "× floor", "shown", "open + fit", "file", "× raw")
-    for column in table.columns:
-        column.justify = "right"
-    for row in rows:
-        append = (f"{row.append}", row.append.over(row.raw_append))
-        fit = (f"{row.fit}", row.fit.over(row.floor), f"{row.shown:,}", f"{row.open_ms:.1f} ms")
-        table.add_row(f"{row.messages:,}", *append, *fit, f"{row.file_mb:,.2f} MB", f"{row.file_ratio:.2f}")
-    console = Console()
-    console.print(table)
-    console.print("Times are median / mean; ratios are to the floor of the same run.")
-    console.print(f"import refold: {imported:.0f} ms of CPU")
+
+def _cells(row: Row) -> tuple[str, ...]:
+    append = (f"{row.append}", row.append.over(row.raw_append))
+    fit = (f"{row.fit}", row.fit.over(row.floor), f"{row.shown:,}", f"{row.open_ms:.1f} ms")
+    return (f"{row.messages:,}", *append, *fit, f"{row.file_mb:,.2f} MB", f"{row.file_ratio:.2f}")
 
 
 if __name__ == "__main__":
     some = tuple(int(arg) for arg in sys.argv[1:] if arg.isdigit())
-    run(some or SIZES, "--json" in sys.argv)
+    shapes = [arg.removeprefix("--") for arg in sys.argv[1:] if arg in ("--json", "--markdown")]
+    run(some or SIZES, shapes[0] if shapes else "table")
