@@ -218,10 +218,12 @@ class Session:
         keep = 10 if keep_recent is None and target_tokens is None else keep_recent
         for name, given in (("keep_recent", keep_recent), ("target_tokens", target_tokens)):
             whole(name, 0 if given is None else given)
-        with self._lock, self._lease():
+        with self._lock:
             self.record.catch_up()
-            budget = self._budget(0, target_tokens)
-            edits = [] if self.settings.is_off else self._reduce(budget, Window(keep))
+            budget, edits = self._budget(0, target_tokens), list[Replaced]()
+            if not self.settings.is_off and self.record.live.state.next:
+                with self._lease():
+                    edits = self._reduce(budget, Window(keep))
             if not edits:
                 return CompactionResult((), (0, 0), 0, self.record.live.state.round)
             edit = edits[0]
@@ -247,17 +249,17 @@ class Session:
     @contextmanager
     def _lease(self) -> Iterator[None]:
         """One compaction at a time per view."""
-        lease, now = None, time.time()
-        if isinstance(self.store, Leases) and self.record.live.state.next:
-            holder = f"{os.getpid()}-{id(self)}"
-            lease = self.store.acquire(self.key, self._compaction, holder, now, LEASE_S)
-            if lease is None:
-                raise ConflictError(f"{self.conversation!r} is being compacted by somebody else; try again")
+        if not isinstance(self.store, Leases):
+            yield
+            return
+        holder = f"{os.getpid()}-{id(self)}"
+        lease = self.store.acquire(self.key, self._compaction, holder, time.time(), LEASE_S)
+        if lease is None:
+            raise ConflictError(f"{self.conversation!r} is being compacted by somebody else; try again")
         try:
             yield
         finally:
-            if lease is not None and isinstance(self.store, Leases):
-                self.store.release(self.key, lease)
+            self.store.release(self.key, lease)
 
     def _budget(self, overhead: int, target: int | None = None) -> Budget:
         budget = self.config.budget(self.settings, self.model)

@@ -39,7 +39,8 @@ class Budget(msgspec.Struct, frozen=True):
 
     @property
     def target(self) -> int:
-        return min(self.max_tokens or self.threshold * 3 // 4, self.threshold)
+        wanted = self.threshold * 3 // 4 if self.max_tokens is None else self.max_tokens
+        return min(wanted, self.threshold)
 
     @property
     def room(self) -> int:

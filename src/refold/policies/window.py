@@ -33,9 +33,8 @@ class Window(msgspec.Struct, frozen=True):
         if not hidden or (len(hidden) == 1 and items[hidden[0]].edit is not None):
             return ()  # nothing to hide, or only what is hidden already
         covered = items[hidden[0] : hidden[-1] + 1]
-        kept = tuple(
-            line.at for item in covered for line in item.lines if line.at in stay - (view.kept - own)
-        )
+        named = stay - (view.kept - own)  # the fold itself keeps the others in sight
+        kept = tuple(line.at for item in covered for line in item.lines if line.at in named)
         saved = sum(line.tokens for item in covered for line in item.lines if line.at not in stay)
         if saved <= count(NOTE):
             return ()
