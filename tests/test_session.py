@@ -8,7 +8,7 @@ import pytest
 import refold
 from refold import Message, Text, ToolCall, ToolResult
 from refold.core.event import Expiry, Measured, Replaced, Said, Span
-from refold.core.message import Usage
+from refold.core.message import Media, Usage
 from refold.stores.memory import MemoryStore
 
 SMALL = {"models": {"m": {"window": 1_000, "max_output": 200}}}
@@ -166,7 +166,7 @@ def test_of_two_results_the_last_wins(chat):
 def test_a_lone_surrogate_is_kept_in_the_record_and_replaced_in_the_request(chat):
     chat.append(user("broken \ud800 text"))
     assert chat.get_all()[0].message.text == "broken \ud800 text"
-    assert chat.fit().messages[0]["content"] == "broken ? text"
+    assert chat.fit().messages[0]["content"] == "broken \\ud800 text"
 
 
 def test_an_id_appended_twice_is_stored_once(chat):
@@ -182,7 +182,7 @@ def test_several_results_in_one_message_become_one_event_each(chat):
     answered = Message("tool", [ToolResult("a", "1"), ToolResult("b", "2")], id="both")
     chat.append(user("go"))
     assert chat.append([asked, answered]) == [1, 2]
-    assert [m.id for m in chat.get_all()] == ["m0", "m1", "both", "both/1"]
+    assert [m.id for m in chat.get_all()] == ["m0", "m1", "both", "both␟1"]
     assert chat.append(answered) == 2
     assert [m["content"] for m in chat.fit().messages[2:]] == ["1", "2"]
     assert [m.tools for m in chat.get_all()] == [(), ("ls", "cat"), ("ls",), ("cat",)]
@@ -726,3 +726,73 @@ def test_what_cannot_be_loaded_or_fitted_is_refused():
     chat = refold.open("x", store="memory://")
     chat.append(user("a"))
     assert refold.load("\n".join(chat.export()), store="memory://").get_count() == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": "x", "tool_call_id": "z"},
+        {"role": "user", "content": "x", "tool_call_id": ""},
+        {"role": "user", "content": "x", "tool_calls": [call("a")["tool_calls"][0]]},
+        {"role": "user", "content": "x", "tool_calls": 5},
+        {"role": "assistant", "content": "x", "odd": {1, 2}},
+        {"role": "assistant", "content": "x", "odd": {(1, 2): 3}},
+        {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": object()}}]},
+        Message("user", "x", meta={(1, 2): 3}),
+        Message("user", "x", id=""),
+        Message("user", (ToolCall("a", "f", "{}"),)),
+        Message("user", (Media("image"),)),
+    ],
+)
+def test_nothing_gets_in_that_would_spoil_every_later_request(chat, message):
+    chat.append(user("go"))
+    with pytest.raises(refold.RefoldError):
+        chat.append(message)
+    assert chat.fit().messages == [user("go")]
+
+
+def test_ids_with_lone_surrogates_stay_apart_in_the_request(chat):
+    chat.append([user("go"), call("a\ud800"), result("a\ud800", "1"), call("a\ud801"), user("stop")])
+    fitted = chat.fit().messages
+    json.dumps(fitted).encode()
+    assert [m.get("tool_call_id") for m in fitted] == [None, None, "a\\ud800", None, "a\\ud801", None]
+
+
+def test_a_reason_that_is_no_text_is_refused(chat):
+    chat.append(user("go"))
+    with pytest.raises(refold.RefoldError, match="why"):
+        chat.pin(0, why=None)
+    assert len(list(chat.events())) == 1
+
+
+def test_the_parts_of_a_message_never_take_the_ids_of_others(chat):
+    chat.append([user("go"), Message("assistant", (ToolCall("a", "f", "{}"), ToolCall("b", "f", "{}")))])
+    chat.append(Message("user", "mine", id="m/1"))
+    chat.append(Message("user", (ToolResult("a", "1"), ToolResult("b", "2")), id="m"))
+    assert [s.message.text for s in chat.get_all()][2:] == ["mine", "1", "2"]
+
+
+def test_what_mending_adds_is_made_room_for():
+    config = {"models": {"m": {"window": 400, "max_output": 40}}}
+    chat = refold.open("task", store="memory://", model="m", config=config)
+    chat.append(user("task"))
+    chat.append([{"role": "assistant", "content": "word " * 20} for _ in range(12)])
+    calls = [call(f"k{n}")["tool_calls"][0] for n in range(12)]
+    chat.append({"role": "assistant", "content": None, "tool_calls": calls})
+    assert chat.fit().report.tokens.final <= 360
+
+
+def test_what_was_restored_is_hidden_again_when_it_does_not_fit(worked):
+    edit = next(item.edit for item in worked.view().items if item.edit is not None)
+    worked.restore(edit)
+    assert worked.fit().report.tokens.final <= 800
+
+
+def test_fields_inside_parts_and_calls_are_counted(chat):
+    odd = call("x" * 400)
+    odd["tool_calls"][0]["function"]["extra"] = "word " * 100
+    chat.append(
+        [user("go"), {"role": "user", "content": [{"type": "text", "text": "x", "blob": "word " * 100}]}]
+    )
+    chat.append([odd, Message("user", "x", name="word " * 100)])
+    assert all(stored.tokens > 100 for stored in chat.get_all()[1:])

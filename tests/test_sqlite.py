@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -561,3 +562,25 @@ os.kill(os.getpid(), signal.SIGKILL)
     for name in ("task", "other"):
         texts = [one.message.text for one in refold.open(name, store=store).get_all()]
         assert texts == [f"{name} {n}" for n in range(4)]
+
+
+def test_a_deleted_log_is_never_written_over_what_others_stored(path, tmp_path):
+    """Python's own sqlite3 deletes the log in use; another process goes on; then this one does."""
+    link = tmp_path / "link.db"
+    link.symlink_to(path)
+    chat = refold.open("task", store=f"sqlite:///{link}")
+    chat.append(said("one"))
+    foreign = sqlite3.connect(path)
+    foreign.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    foreign.close()
+    program = f"""
+import refold
+with refold.open("task", store="sqlite:///{path}") as chat:
+    for text in ("two", "three"):
+        chat.append({{"role": "user", "content": text}})
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    chat.append(said("four"))
+    chat.store.close()
+    texts = [one.message.text for one in refold.open("task", store=f"sqlite:///{path}").get_all()]
+    assert texts == ["one", "two", "three", "four"]

@@ -28,8 +28,10 @@ def open(
     `store` is a URL or a store; unless given, the configuration's, else `sqlite:///refold.db`.
     """
     settings = load_config(config)
-    for name, value in (("conversation", conversation), ("owner", owner), ("view", view), ("model", model)):
-        named(name, "unset" if value is None and name in ("owner", "model") else value)
+    for name, value in (("conversation", conversation), ("view", view)):
+        named(name, value)
+    for name, given in (("owner", owner), ("model", model), ("agent", agent)):
+        named(name, "unset" if given is None else given)
     opened = store if store is not None else settings.store or DEFAULT_STORE
     if not isinstance(opened, str) and not hasattr(opened, "append"):
         raise SettingError("store", f"a URL such as {DEFAULT_STORE}, or a store; got {type(opened).__name__}")

@@ -74,7 +74,7 @@ class Page:
                 message = self._stand_in(slot)
                 tokens += count_message(message)
                 tokens -= slot.line.tokens if isinstance(slot, Orphan) else 0
-                messages += openai_chat.render(message)
+                messages += map(_clean, openai_chat.render(message))
         tokens -= sum(line.tokens for line in {*lines} - {*_lines(slots)})
         judge = Check()
         judge.feed(map(_seen, messages))
@@ -111,8 +111,9 @@ def _lines(slots: list[Slot]) -> list[Line]:
 
 def _seen(message: dict[str, Any]) -> Line:
     """A rendered message as its reader sees it: what is judged is what leaves."""
-    calls = tuple(call["id"] for call in message.get("tool_calls") or ())
-    return Line(0, message["role"], 0, 0, 0, calls, message.get("tool_call_id"))
+    role = message["role"]
+    calls = tuple(call["id"] for call in message.get("tool_calls") or ()) if role == "assistant" else ()
+    return Line(0, role, 0, 0, 0, calls, message.get("tool_call_id") if role == "tool" else None)
 
 
 def _first_change(before: Sequence[Place], after: Sequence[Place]) -> int | None:
@@ -157,13 +158,13 @@ def _copy_list(values: list[Any]) -> list[Any]:
 
 
 def _clean(value: Any) -> Any:
-    """The same with every lone surrogate replaced: it cannot be sent as UTF-8."""
+    """The same with every lone surrogate as its escape: it cannot be sent as UTF-8, and ids stay apart."""
     match value:
         case str():
             try:
                 value.encode()
             except UnicodeEncodeError:
-                return value.encode("utf-8", "replace").decode()
+                return value.encode("utf-8", "backslashreplace").decode()
             return value
         case dict():
             return {_clean(key): _clean(inner) for key, inner in value.items()}

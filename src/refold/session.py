@@ -171,9 +171,10 @@ class Session:
             fired = before >= budget.threshold
             edits = self._reduce(budget, Window()) if fired and not off else []
             page = self._page.render()
-            if before + page.mended >= budget.threshold and not fired and not off:  # mending tips it over
+            over = self.record.live.tokens + budget.overhead + page.mended
+            if page.mended and not off and over >= (budget.room if fired else budget.threshold):
                 more = msgspec.structs.replace(budget, overhead=budget.overhead + page.mended)
-                edits, fired = self._reduce(more, Window()), True
+                edits, fired = [*edits, *self._reduce(more, Window())], True  # mending tipped it over
                 page = self._page.render()
             final = self.record.live.tokens + budget.overhead + page.mended
             self._estimate, notices = final, list(page.notices)
@@ -306,11 +307,12 @@ class Session:
         """The newest messages within both limits, in the order they were said."""
         found: list[StoredMessage] = []
         tokens, most = 0, whole("max_messages", max_messages)
+        limit = None if max_tokens is None else whole("max_tokens", max_tokens)
         with self._lock:
             self.record.catch_up()
             for event in self.record.backwards():
                 tokens += event.line.tokens if include_system or event.line.role != "system" else 0
-                if len(found) >= most or (max_tokens is not None and tokens > max_tokens):
+                if len(found) >= most or (limit is not None and tokens > limit):
                     break
                 if include_system or event.line.role != "system":
                     found.append(self._stored(event))
@@ -349,20 +351,22 @@ class Session:
         For the place of a message, the edit that hides it. Returns the place of the undoing.
         """
         of = None if at is None else whole("at", at)
-        return self._amend(lambda stamp: [amend.undo(self.record, of, stamp, why)])
+        return self._amend(lambda stamp: [amend.undo(self.record, of, stamp, why)], why)
 
     def restore(self, at: int, *, why: str = "") -> int:
         """Shows the original in its old place again, with the calls and results it belongs to."""
-        return self._amend(lambda stamp: [amend.restore(self.record, whole("at", at), stamp, why)])
+        return self._amend(lambda stamp: [amend.restore(self.record, whole("at", at), stamp, why)], why)
 
     def pin(self, at: int, *, why: str = "") -> int:
         """Keeps a message in every view, whatever is reduced around it."""
-        return self._amend(lambda stamp: [amend.pin(self.record, whole("at", at), stamp, why)])
+        return self._amend(lambda stamp: [amend.pin(self.record, whole("at", at), stamp, why)], why)
 
     def unpin(self, at: int, *, why: str = "") -> int:
-        return self._amend(lambda stamp: amend.unpin(self.record, whole("at", at), stamp, why))
+        return self._amend(lambda stamp: amend.unpin(self.record, whole("at", at), stamp, why), why)
 
-    def _amend(self, make: Callable[[Stamp], Sequence[Event]]) -> int:
+    def _amend(self, make: Callable[[Stamp], Sequence[Event]], why: str) -> int:
+        if not isinstance(why, str):
+            raise SettingError("why", f"expected a text, got {why!r}")
         with self._lock:
             self.record.catch_up()
 

@@ -24,6 +24,10 @@ class Draft(msgspec.Struct, frozen=True):
     """Names of the tools behind it, where the message itself does not say."""
 
 
+PART = "\u241f"
+"""Between the id of a message and the number of its part: nobody has it in an id of their own."""
+
+
 def split(message: Message) -> list[Message]:
     """One tool result per message, with the tool's role; the parts derive their ids from the whole.
 
@@ -35,7 +39,7 @@ def split(message: Message) -> list[Message]:
         return [message]
     rest = [msgspec.structs.replace(message, parts=others)] if others else []
     parts = [*rest, *results] if message.role == "assistant" else [*results, *rest]
-    ids = [message.id and (f"{message.id}/{n}" if n else message.id) for n in range(len(parts))]
+    ids = [message.id and (f"{message.id}{PART}{n}" if n else message.id) for n in range(len(parts))]
     return [msgspec.structs.replace(part, id=id) for part, id in zip(parts, ids, strict=True)]
 
 

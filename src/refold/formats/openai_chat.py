@@ -12,8 +12,15 @@ from refold.core.errors import MessageError
 from refold.core.message import Media, Message, Opaque, Part, Role, Text, ToolCall, ToolResult
 
 DIALECT = "openai-chat"
-READ = frozenset(("role", "content", "tool_calls", "tool_call_id"))
+READ = {
+    "message": ("role", "content", "tool_calls", "tool_call_id", "name"),
+    "text": ("type", "text"),
+    "call": ("id", "type", "function", "custom"),
+    "function": ("name", "arguments"),
+}
 """Fields that become parts; others are sent along as they came."""
+LONG_ID = 64
+"""Characters of an id that cost next to nothing."""
 ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -36,6 +43,9 @@ def parse(value: Any, where: str = "message") -> Message:
         raise MessageError(f"{where}.role", f"{role!r} is not one of {', '.join(ROLES)}")
     name = value.get("name")
     _expect(name, str | None, f"{where}.name")
+    for field, only in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+        if role != only and value.get(field) is not None:
+            raise MessageError(f"{where}.{field}", f"only a message of the role {only} has it")
     parts = _content(value.get("content"), f"{where}.content")
     if role == "tool":
         id = value.get("tool_call_id")
@@ -66,6 +76,22 @@ def render(message: Message) -> list[dict[str, Any]]:
     if calls:
         said["tool_calls"] = calls
     return [said, *results]
+
+
+def unread(value: dict[str, Any]) -> list[Any]:
+    """What is sent with a message beside what `parse` reads of it; it takes tokens as well."""
+    content, calls = value.get("content"), value.get("tool_calls") or ()
+    parts = content if isinstance(content, list) else []
+    rest = [_but(value, "message")]
+    rest += [_but(part, "text") for part in parts if part.get("type") == "text"]
+    rest += [_but(call, "call") for call in calls]
+    rest += [_but(call["function"], "function") for call in calls if "function" in call]
+    ids = (value.get("tool_call_id") or "", *(call["id"] for call in calls))
+    return [one for one in rest if one] + [id for id in ids if len(id) > LONG_ID]
+
+
+def _but(value: dict[str, Any], read: str) -> dict[str, Any]:
+    return {key: inner for key, inner in value.items() if inner and key not in READ[read]}
 
 
 def _content(value: Any, where: str) -> list[Part]:

@@ -30,13 +30,13 @@ class Window(msgspec.Struct, frozen=True):
         room = 0 if self.keep_recent is not None else budget.target - fixed - count(NOTE)
         first = _first_kept(items, stay, room, self.keep_recent or 0)
         hidden = [i for i in range(first) if items[i].edit is not None or not _stays(items[i], stay)]
-        if not hidden or (len(hidden) == 1 and items[hidden[0]].edit is not None):
-            return ()  # nothing to hide, or only what is hidden already
+        if not hidden:
+            return ()
         covered = items[hidden[0] : hidden[-1] + 1]
         named = stay - (view.kept - own)  # the fold itself keeps the others in sight
         kept = tuple(line.at for item in covered for line in item.lines if line.at in named)
         saved = sum(line.tokens for item in covered for line in item.lines if line.at not in stay)
-        if saved <= count(NOTE):
+        if saved <= count(NOTE):  # nothing to hide, or only what is hidden already
             return ()
         what = f"that fit in {budget.target:,} tokens" if self.keep_recent is None else f"{self.keep_recent}"
         why = f"only the newest {what} stay"

@@ -50,7 +50,10 @@ class SQLiteStore:
     def __init__(
         self, path: str | os.PathLike[str], *, synchronous: str = "full", timeout_s: float = 10.0
     ) -> None:
-        self.path = Path(path).absolute()
+        try:
+            self.path = Path(os.path.realpath(path))  # as SQLite names the log beside it
+        except ValueError as error:
+            raise StoreError(f"{str(path)!r} cannot be a file: {error}; give it another name") from error
         self._file = SQLiteFile(self.path, synchronous, timeout_s)
         self._queue: deque[_Ticket] = deque()
         with self._file.read():
@@ -60,8 +63,8 @@ class SQLiteStore:
 
     def append(self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None) -> bytes:
         ticket = _Ticket(key, entries, after)
-        self._queue.append(ticket)
         self._file.renew()
+        self._queue.append(ticket)
         with self._file.writing:
             if not ticket.done:
                 self._commit()

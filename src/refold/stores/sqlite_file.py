@@ -16,8 +16,8 @@ from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError, NewerError, RefoldError, StoreError
 from refold.stores.sql import migrations, queries
 
-Log: TypeAlias = tuple[int, int] | None
-"""Which file a write-ahead log is: device and inode."""
+Log: TypeAlias = tuple[int, int, int] | None
+"""Which write-ahead log this is, and of which file: device and inodes."""
 
 
 class Run:
@@ -99,7 +99,8 @@ class SQLiteFile:
         """Opens the file anew where the write-ahead log in use is no longer the file's. No lock may be held.
 
         A second SQLite library in this process, such as Python's own, deletes the log when it closes
-        the file: the two do not see each other's locks. What is written to it then would be lost.
+        the file: the two do not see each other's locks. What is written to it then would be lost. This
+        mends what can be mended; to use two libraries on one file at the same moment is never safe.
         """
         if self._log is not None and self._log != self._identity():
             _hold(self.path)
@@ -107,10 +108,10 @@ class SQLiteFile:
 
     def _identity(self) -> Log:
         try:
-            found = os.stat(self._log_path)
+            log, file = os.stat(self._log_path), os.stat(self.path)
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return log.st_dev, log.st_ino, file.st_ino
 
     def _begin(self, connection: apsw.Connection, *, wait: bool) -> None:
         if wait:
@@ -213,8 +214,11 @@ class SQLiteFile:
 
     def close(self) -> None:
         with self.writing, self.reading:
+            stale = self._log is not None and self._log != self._identity()
             for connection in (self._writer, self._reader):
                 if connection is not None and self._pid == os.getpid():
+                    if stale:  # what is in a deleted log must not be written over what others stored since
+                        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                     connection.close()
             self._writer = self._reader = self._log = None
 
@@ -246,7 +250,8 @@ def _hold(path: Path | None = None) -> None:
         file.reading.acquire()
         _held.append(file)
     for file in _held:
-        file.close()
+        with suppress(apsw.Error):
+            file.close()
 
 
 def _let_go() -> None:

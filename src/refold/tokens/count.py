@@ -36,7 +36,7 @@ def count_text(text: str) -> int:
 
 
 def count_message(message: Message) -> int:
-    return FRAMING_TOKENS + sum(map(_count_part, message.parts))
+    return FRAMING_TOKENS + count_text(message.name or "") + sum(map(_count_part, message.parts))
 
 
 def count_json(value: Any) -> int:
