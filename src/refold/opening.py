@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from refold.asked import named
 from refold.config import Source, load_config
 from refold.core.errors import SettingError
 from refold.core.message import Message
-from refold.session import Session, named
+from refold.session import Session
 from refold.stores.store import Key, Store, open_store
 from refold.transfer import load_lines
 

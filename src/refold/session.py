@@ -23,6 +23,7 @@ from refold.answers import (
     TokenCounts,
     stored,
 )
+from refold.asked import is_off, named, tool_tokens, whole
 from refold.config import AgentSettings, Config
 from refold.core.budget import Budget
 from refold.core.draft import Draft, number
@@ -37,7 +38,7 @@ from refold.page import Page
 from refold.policies.window import Window
 from refold.record import Record
 from refold.stores.store import Forks, Ids, Key, Leases, Snapshots, Store
-from refold.tokens.count import count_json, count_message
+from refold.tokens.count import count_message
 from refold.transfer import export_lines
 
 LEASE_S = 60.0
@@ -163,10 +164,10 @@ class Session:
         """
         if dialect not in (None, openai_chat.DIALECT):
             raise SettingError("dialect", f"{dialect!r} is not known; known is {openai_chat.DIALECT}")
-        off = self.settings.is_off or _override(override)
+        off = self.settings.is_off or is_off(override)
         with self._lock:
             self.record.catch_up()
-            budget = self._budget(_count_tools(tools) if tools else 0)
+            budget = self._budget(tool_tokens(tools) if tools else 0)
             before = self.record.live.tokens + budget.overhead
             fired = before >= budget.threshold
             edits = self._reduce(budget, Window()) if fired and not off else []
@@ -425,41 +426,3 @@ def parse(dialect: str, value: Any) -> Message:
     if dialect != openai_chat.DIALECT:
         raise StoreError(f"A message in the dialect {dialect!r}, which only a newer refold can read")
     return openai_chat.parse(value)
-
-
-def whole(name: str, value: object) -> int:
-    """
-    Raises:
-        SettingError: it is no whole number.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise SettingError(name, f"expected a whole number such as 57, got {value!r}")
-    return value
-
-
-def named(name: str, value: object) -> str:
-    """
-    Raises:
-        SettingError: it is no name.
-    """
-    if not isinstance(value, str) or not value:
-        raise SettingError(name, f"expected a text of at least one character, got {value!r}")
-    return value
-
-
-def _count_tools(tools: Sequence[Any]) -> int:
-    if not isinstance(tools, list | tuple):
-        raise SettingError("tools", f"expected a list, got {type(tools).__name__}")
-    try:
-        return count_json(tools)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise SettingError("tools", f"are not JSON: {error}") from error
-
-
-def _override(override: Mapping[str, Any] | None) -> bool:
-    if not isinstance(override, Mapping | None):
-        raise SettingError("override", f"expected a dict, got {type(override).__name__}")
-    for key in override or ():
-        if key != "off":
-            raise SettingError(f"override.{key}", "is not known; known here: off")
-    return bool(override and override["off"])
