@@ -1,6 +1,6 @@
 """What people read: a message in one line or in full, with nothing in it that a terminal would obey."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from shlex import quote
 from typing import Any
@@ -89,46 +89,33 @@ def quoted(id: str) -> str:
 
 def glance(message: Message, tools: Sequence[str] = ()) -> str:
     """A message in one line; `tools` names the tool behind a result that does not say so itself."""
-    parts = [_glance(part, tools) for part in message.parts]
-    parts = [part for part in parts if part]
+    parts = [part for part in (_words(part, tools, one_line, " ") for part in message.parts) if part]
     if message.calls:
         parts = [part if part.startswith("→") else clip(part, LEAD_CELLS) for part in parts]
     return " ".join(parts) or "(empty)"
 
 
-def _glance(part: Part, tools: Sequence[str]) -> str:
-    match part:
-        case Text(text=text):
-            return one_line(text)
-        case Reasoning(text=text):
-            return f"(thinks) {one_line(text)}"
-        case ToolCall(tool=tool, input=input):
-            return f"→ {one_line(tool)}({one_line(input)})"
-        case ToolResult(output=output):
-            inner = [output] if isinstance(output, str) else [_glance(one, ()) for one in output]
-            return f"← {_tool(part, tools)}: {one_line(' '.join(inner)) or '(empty)'}"
-        case _:
-            return one_line(_other(part))
-
-
 def full(message: Message, tools: Sequence[str] = ()) -> str:
     """All of a message, safe to print."""
-    return "\n".join(filter(None, (_full(part, tools) for part in message.parts))) or "(empty)"
+    return "\n".join(filter(None, (_words(part, tools, safe, "\n") for part in message.parts))) or "(empty)"
 
 
-def _full(part: Part, tools: Sequence[str]) -> str:
+def _words(part: Part, tools: Sequence[str], shown: Callable[[str], str], between: str) -> str:
+    """A part for people, its texts as `shown` makes them."""
     match part:
         case Text(text=text):
-            return safe(text)
+            return shown(text)
         case Reasoning(text=text):
-            return f"(thinks) {safe(text)}"
+            return f"(thinks) {shown(text)}"
         case ToolCall(tool=tool, input=input):
-            return f"→ {one_line(tool)}({safe(input)})"
-        case ToolResult(output=output):
-            inner = [safe(output)] if isinstance(output, str) else [_full(one, ()) for one in output]
-            return f"← {_tool(part, tools)}: " + ("\n".join(inner) or "(empty)")
+            return f"→ {one_line(tool)}({shown(input)})"
+        case ToolResult(output=str(text)):
+            return f"← {_tool(part, tools)}: {shown(text) or '(empty)'}"
+        case ToolResult(output=tuple(inner)):
+            texts = between.join(_words(one, (), shown, between) for one in inner)
+            return f"← {_tool(part, tools)}: {texts or '(empty)'}"
         case _:
-            return safe(_other(part))
+            return shown(_other(part))
 
 
 def _tool(result: ToolResult, tools: Sequence[str]) -> str:
