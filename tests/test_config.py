@@ -5,6 +5,7 @@ import pytest
 import refold
 from refold.config import Compact, load_config
 from refold.core.errors import SettingError
+from refold.tokens.limits import ModelLimits, find
 
 
 def test_yaml_and_toml_say_the_same(tmp_path):
@@ -21,7 +22,7 @@ def test_yaml_and_toml_say_the_same(tmp_path):
     chat = refold.open("x", config=config)
     assert chat.model == "m"
     assert chat.fit().report.limit == 8_000
-    assert config.budget(config.agent(None), "m").target == 900
+    assert config.budget(config.agent(None), find("m", config.models).limits).target == 900
 
 
 @pytest.mark.parametrize("off", ["off", '"off"', "false"])
@@ -32,8 +33,8 @@ def test_off_is_off_however_yaml_reads_it(tmp_path, off):
 
 def test_the_answers_reserve_is_never_more_than_the_model_can_say():
     config = load_config({"models": {"m": {"window": 100_000, "max_output": 1_000}}})
-    assert config.budget(config.agent(None), "m").output_reserve == 1_000
-    assert config.budget(config.agent(None), "unknown").window == 128_000
+    assert config.budget(config.agent(None), find("m", config.models).limits).output_reserve == 1_000
+    assert config.budget(config.agent(None), ModelLimits()).window == 128_000
 
 
 @pytest.mark.parametrize(

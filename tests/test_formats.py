@@ -20,7 +20,7 @@ def test_every_kind_of_content_is_understood():
         Media("image", url="https://example.org/a.png"),
         Media("audio", data="AAAA", mime="wav"),
         Media("file", data="BBBB", name="a.pdf"),
-        Opaque({"type": "hologram", "size": 3}),
+        Opaque({"type": "hologram", "size": 3}, "openai-chat"),
     )
 
 
@@ -46,12 +46,11 @@ def test_results_may_have_parts():
 def test_a_message_of_our_own_becomes_valid_chat():
     message = Message("assistant", [Reasoning("hm"), Text("I look"), ToolCall("a", "f", "{}")], name="bot")
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    assert render(message) == [
-        {"role": "assistant", "content": "I look", "name": "bot", "tool_calls": [call]}
-    ]
+    said = {"role": "assistant", "content": "I look", "name": "bot", "tool_calls": [call]}
+    assert render(message) == ([said], ["reasoning"])
     pictured = Message("user", [Text("see"), Media("image", data="AA", mime="image/gif")])
     url = {"url": "data:image/gif;base64,AA"}
-    assert render(pictured)[0]["content"][1] == {"type": "image_url", "image_url": url}
+    assert render(pictured)[0][0]["content"][1] == {"type": "image_url", "image_url": url}
 
 
 @pytest.mark.parametrize(

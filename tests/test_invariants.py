@@ -20,7 +20,7 @@ from refold.core.event import Line, Pinned, Replaced, Said, Span, Undone
 from refold.core.message import Message
 from refold.core.plan import Stamp, settle
 from refold.core.view import fold
-from refold.formats import openai_chat
+from refold.formats.dialects import FORMATS, TARGETS
 from refold.policies.window import Window
 from refold.session import Session
 from refold.stores.memory import MemoryStore
@@ -171,9 +171,10 @@ def test_what_nobody_edited_renders_as_it_came(history):
 
 @given(messages)
 def test_rendering_what_was_parsed_gives_the_same_message(message):
-    for rendered in openai_chat.render(message):
-        parsed = openai_chat.parse(rendered)
-        assert openai_chat.render(parsed) == [rendered]
+    for dialect in TARGETS:
+        format = FORMATS[dialect]
+        for rendered in format.render(message)[0]:
+            assert format.render(format.parse(rendered)) == ([rendered], [])
 
 
 @given(streams(), st.integers(20, 400))

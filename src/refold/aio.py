@@ -36,7 +36,10 @@ class AsyncSession:
 
     append = _awaited(Session.append)
     say = _awaited(Session.say)
+    intake = _awaited(Session.intake)
     fit = _awaited(Session.fit)
+    check_overflow = _awaited(Session.check_overflow)
+    should_compact = _awaited(Session.should_compact)
     view = _awaited(Session.view)
     compact = _awaited(Session.compact)
     compactions = _awaited(Session.compactions)
@@ -55,6 +58,14 @@ class AsyncSession:
     @property
     def conversation(self) -> str:
         return self.sync.conversation
+
+    @property
+    def model(self) -> str | None:
+        return self.sync.model
+
+    @model.setter
+    def model(self, model: str | None) -> None:
+        self.sync.model = model
 
     async def fork(self, new_id: str, *, at: int | None = None) -> "AsyncSession":
         return AsyncSession(await to_thread(self.sync.fork, new_id, at=at))

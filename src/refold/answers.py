@@ -48,9 +48,46 @@ class Fitted(msgspec.Struct, frozen=True):
 
     messages: list[dict[str, Any]]
     request: dict[str, Any]
-    """To splat into the SDK's call: messages, and model and tools where they are known."""
+    """To splat into the SDK's call: messages and system text, model and tools where they are known."""
     report: Report
     system: Any = None
+    """System text, where the dialect has it apart from the messages."""
+
+    @property
+    def input(self) -> list[dict[str, Any]]:
+        """The messages, as OpenAI's Responses call them."""
+        return self.messages
+
+
+class Overflow(msgspec.Struct, frozen=True):
+    """How the next request stands to the model's window. All in tokens."""
+
+    is_overflow: bool
+    """It does not leave the answer its room."""
+    is_approaching: bool
+    """It takes nine tenths of what there is besides that room."""
+    current_tokens: int
+    available_tokens: int
+    limit: int
+    """The model's window."""
+    threshold: int
+    """From here on `fit` makes it smaller."""
+    output_reserve: int
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Whether the view should be made smaller: true if anything fired."""
+
+    fired: tuple[str, ...]
+    """Which triggers: threshold, token_threshold, turn_threshold, message_threshold."""
+    tokens: int
+    turns: int
+    """Since the last compaction."""
+    messages: int
+    """Since the last compaction; what stands for the compacted ones is one message."""
+
+    def __bool__(self) -> bool:
+        return bool(self.fired)
 
 
 class StoredMessage(msgspec.Struct, frozen=True):

@@ -1,10 +1,9 @@
 """What callers ask for, checked before anything is done."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from refold.core.errors import SettingError
-from refold.tokens.count import count_json
 
 
 def whole(name: str, value: object) -> int:
@@ -27,13 +26,18 @@ def named(name: str, value: object) -> str:
     return value
 
 
-def tool_tokens(tools: Sequence[Any]) -> int:
-    if not isinstance(tools, list | tuple):
-        raise SettingError("tools", f"expected a list, got {type(tools).__name__}")
-    try:
-        return count_json(tools)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise SettingError("tools", f"are not JSON: {error}") from error
+def output_of(request: Mapping[str, Any]) -> int | None:
+    """How long an answer a request asks for, where it says so.
+
+    Raises:
+        SettingError: it is no whole number above 0.
+    """
+    for name in ("max_output_tokens", "max_completion_tokens", "max_tokens"):
+        if request.get(name) is not None:
+            if whole(name, request[name]) < 1:
+                raise SettingError(name, f"expected at least 1, got {request[name]}")
+            return int(request[name])
+    return None
 
 
 def is_off(override: Mapping[str, Any] | None) -> bool:

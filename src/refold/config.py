@@ -8,15 +8,9 @@ import msgspec
 
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
+from refold.tokens.limits import ModelLimits, ModelSettings
 
 T = TypeVar("T")
-
-
-class ModelLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All in tokens."""
-
-    window: int = 128_000
-    max_output: int = 4_096
 
 
 class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,6 +21,9 @@ class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     safety_buffer: int = 5_000
     threshold_percent: float = 0.80
     max_tokens: int | None = None
+    token_threshold: int | None = None
+    turn_threshold: int | None = None
+    message_threshold: int | None = None
     strategy: Literal["sliding-window"] = "sliding-window"
 
 
@@ -34,15 +31,24 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str | None = None
     compact: Compact | Literal["on", "off"] | bool = True
     """`off` (which YAML reads as false) turns every reduction off."""
+    repair: Literal["on", "off"] | bool = True
+    """Whether requests that the provider would refuse are mended."""
+    counter: Literal["auto", "estimate"] = "auto"
+    """How tokens are counted: as the model does, or four characters a token."""
 
     @property
     def is_off(self) -> bool:
         return self.compact in ("off", False)
 
+    @property
+    def repairs(self) -> bool:
+        return self.repair not in ("off", False)
+
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: str | None = None
-    models: dict[str, ModelLimits] = {}
+    models: dict[str, ModelSettings] = {}
+    """What models take that the table does not know, or knows otherwise."""
     agents: dict[str, AgentSettings] = {}
 
     def agent(self, name: str | None) -> AgentSettings:
@@ -52,16 +58,20 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise SettingError(f"agent {name!r}", f"is not configured; configured are: {known}")
         return self.agents.get(name or "default") or AgentSettings()
 
-    def budget(self, agent: AgentSettings, model: str | None) -> Budget:
-        limits = self.models.get(model or "") or ModelLimits()
+    def budget(self, agent: AgentSettings, limits: ModelLimits, output: int | None = None) -> Budget:
+        """For a model of these limits; `output` is what a request asks for, where it does."""
         compact = agent.compact if isinstance(agent.compact, Compact) else Compact()
         return Budget(
             window=limits.window,
-            output_reserve=min(compact.output_reserve, limits.max_output),
+            max_input=limits.max_input,
+            output_reserve=min(compact.output_reserve if output is None else output, limits.max_output),
             system_reserve=compact.system_reserve,
             safety_buffer=compact.safety_buffer,
             threshold_percent=compact.threshold_percent,
             max_tokens=compact.max_tokens,
+            token_threshold=compact.token_threshold,
+            turn_threshold=compact.turn_threshold,
+            message_threshold=compact.message_threshold,
         )
 
 
@@ -136,8 +146,8 @@ def _check(value: Any, where: str) -> None:
             if isinstance(percent, int | float) and not 0 < percent <= 1:
                 raise SettingError(f"{place}.threshold_percent", f"{percent} is not above 0 and at most 1")
     for name, limits in _mappings(value, "models"):
-        _known(limits, ModelLimits, f"{where}.models.{name}")
-        _typed(limits, ModelLimits, f"{where}.models.{name}")
+        _known(limits, ModelSettings, f"{where}.models.{name}")
+        _typed(limits, ModelSettings, f"{where}.models.{name}")
         _positive(limits, f"{where}.models.{name}")
 
 
@@ -155,5 +165,7 @@ def _known(value: Any, type: type[msgspec.Struct], where: str) -> None:
 
 def _positive(value: Any, where: str) -> None:
     for key, number in value.items() if isinstance(value, Mapping) else ():
-        if isinstance(number, int | float) and number < (1 if key in ("window", "max_tokens") else 0):
+        if isinstance(number, int | float) and number < (
+            1 if key in ("window", "max_tokens", "max_input") else 0
+        ):
             raise SettingError(f"{where}.{key}", f"{number} is too small")

@@ -1,18 +1,20 @@
 """What users hand in becomes drafts: parsed, counted once, and kept as it came."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from refold.core.codec import dumps
-from refold.core.draft import Draft, split
+from refold.core.draft import Draft, part_id, split
 from refold.core.errors import MessageError
-from refold.core.event import Expiry
+from refold.core.event import Expiry, Piece
 from refold.core.message import Kind, Media, Message, ToolResult
-from refold.formats import openai_chat
-from refold.tokens.count import count_json, count_message
+from refold.formats import openai_responses, replies
+from refold.formats.dialects import FORMATS, recognize, spoken
+from refold.tokens.count import Counter
 
 T = TypeVar("T")
 MAX_DEPTH = 200
@@ -29,30 +31,171 @@ class _Beside(msgspec.Struct, frozen=True):
     tools: tuple[str, ...] = ()
 
 
-def drafts(value: object, where: str = "message", *, raw: bytes | None = None, **beside: Any) -> list[Draft]:
-    """A message on its way in: one draft, or one for each tool result in it.
+class _Unit(NamedTuple):
+    """What becomes one message: a refold message, or the JSON of one in some dialect."""
 
-    `beside` is id, tags, kind, expiry and tools; `raw` the message's JSON where that was read as text.
+    n: int
+    """Which of the things that were handed in."""
+    where: str
+    value: Any
+    raw: bytes | None = None
+    dialect: str | None = None
+    reply: replies.Reply | None = None
 
-    Raises:
-        MessageError: it cannot be stored; nothing was.
-    """
-    extra = _checked(beside, _Beside, where) if beside else _Beside()
-    if extra.id == "" or (isinstance(value, Message) and value.id == ""):
-        raise MessageError(f"{where}.id", "an id has at least one character; leave it out instead")
-    rest: dict[str, Any] = {name: getattr(extra, name) for name in ("tags", "kind", "expiry", "tools")}
-    if isinstance(value, Message):
-        message = _checked(value, Message, where)
-        _sendable(message, where)
-        message = msgspec.structs.replace(message, id=extra.id) if extra.id is not None else message
-        return [Draft(part, count_message(part), **rest) for part in split(message)]
-    if isinstance(value, Mapping):
-        value = dict(value)
-        json = raw if raw is not None else _encoded(value, where)
-        message = msgspec.structs.replace(openai_chat.parse(value, where), id=extra.id)
-        tokens = count_message(message) + sum(map(count_json, openai_chat.unread(value)))
-        return [Draft(message, tokens, openai_chat.DIALECT, json, **rest)]
-    raise MessageError(where, f"expected a dict or a refold.Message, got {type(value).__name__}")
+
+class Taken(NamedTuple):
+    drafts: list[Draft]
+    first: list[int]
+    """For each thing that was handed in, which draft its first word is in."""
+
+
+class Intake(NamedTuple):
+    """How messages are taken in."""
+
+    counter: Counter
+    default: str
+    """The dialect of a message that could be in several."""
+    dialect: str | None = None
+    """The dialect they are all in, where that is known."""
+
+    def take(
+        self,
+        values: Sequence[object],
+        where: Callable[[int], str] = "messages[{}]".format,
+        raws: Sequence[bytes] | None = None,
+        **beside: Any,
+    ) -> Taken:
+        """Messages, SDK objects, whole replies, or the chunks of a stream, on their way in.
+
+        `beside` is id, tags, kind, expiry and tools; `raws` the JSON of each where that was read as text.
+
+        Raises:
+            MessageError: one of them cannot be stored; nothing was.
+        """
+        extra = _checked(beside, _Beside, where(0)) if beside else _Beside()
+        if extra.id == "":
+            raise MessageError(f"{where(0)}.id", "an id has at least one character; leave it out instead")
+        plain = [_plain(value, where(n)) for n, value in enumerate(values)]
+        units = list(self._units(plain, where, raws))
+        drafts: list[Draft] = []
+        first = [0] * len(plain)
+        seen = set[int]()
+        for group in _groups(units):
+            for unit in group:
+                if unit.n not in seen:
+                    first[unit.n] = len(drafts)
+                    seen.add(unit.n)
+            drafts += self._drafts(group, extra)
+        return Taken(drafts, first)
+
+    def _units(
+        self, values: list[Any], where: Callable[[int], str], raws: Sequence[bytes] | None
+    ) -> Iterable[_Unit]:
+        stream = replies.collect(values) if len(values) > 1 else None
+        if stream is not None:
+            yield from _reply(stream, 0, where(0))
+            return
+        default = self.dialect or spoken(values) or self.default
+        for n, value in enumerate(values):
+            if isinstance(value, Message):
+                yield _Unit(n, where(n), value)
+                continue
+            reply = replies.take(value, where(n))
+            if reply is not None:
+                yield from _reply(reply, n, where(n))
+            else:
+                dialect = self.dialect or recognize(value) or default
+                yield _Unit(n, where(n), value, raws[n] if raws else None, dialect)
+
+    def _drafts(self, group: Sequence[_Unit], extra: _Beside) -> list[Draft]:
+        unit = group[0]
+        rest: dict[str, Any] = {name: getattr(extra, name) for name in ("tags", "kind", "expiry", "tools")}
+        if isinstance(unit.value, Message):
+            message = _checked(unit.value, Message, unit.where)
+            _sendable(message, unit.where)
+            if message.id == "":
+                raise MessageError(
+                    f"{unit.where}.id", "an id has at least one character; leave it out instead"
+                )
+            message = msgspec.structs.replace(message, id=extra.id) if extra.id is not None else message
+            return [Draft(part, self.counter.message(part), **rest) for part in split(message)]
+        assert unit.dialect is not None
+        format = FORMATS[unit.dialect]
+        drafts: list[Draft] = []
+        for value, raw, piece in _pieces(group, format.results):
+            message = format.parse(value, unit.where)
+            known = _known(unit.reply) if unit.reply and not drafts else {}
+            id = part_id(extra.id, len(drafts))
+            message = msgspec.structs.replace(message, id=id, **known)
+            tokens = self.counter.message(message) + sum(map(self.counter.json, format.unread(value)))
+            drafts.append(Draft(message, tokens, unit.dialect, raw, **rest, piece=piece))
+        return drafts
+
+
+def _reply(reply: replies.Reply, n: int, where: str) -> Iterable[_Unit]:
+    for message in reply.messages:
+        yield _Unit(n, where, message, None, reply.dialect, reply)
+    if not reply.messages:  # it failed, and what it took is worth knowing
+        yield _Unit(n, where, Message("assistant", **_known(reply)))
+
+
+def _known(reply: replies.Reply) -> dict[str, Any]:
+    return {"usage": reply.usage, "model": reply.model, "finish": reply.finish}
+
+
+def _groups(units: Sequence[_Unit]) -> Iterable[Sequence[_Unit]]:
+    """What the model said in one answer is one message, however many items it has."""
+    answers = [
+        unit.reply is not None or openai_responses.role_of(unit.value, unit.where) == "assistant"
+        if unit.dialect == openai_responses.DIALECT and isinstance(unit.value, dict)
+        else False
+        for unit in units
+    ]
+    goes_on = [
+        n > 0 and answers[n - 1] and answers[n] and units[n - 1].reply is units[n].reply
+        for n in range(len(units))
+    ]
+    starts = [*(n for n, on in enumerate(goes_on) if not on), len(units)]
+    return (units[start:end] for start, end in pairwise(starts))
+
+
+def _pieces(
+    group: Sequence[_Unit], results: Callable[[Any], list[int]]
+) -> Iterable[tuple[Any, bytes, Piece | None]]:
+    """A message, or each tool result in it and the rest: its JSON, decoded and as text."""
+    whole: Any = [unit.value for unit in group] if len(group) > 1 else group[0].value
+    texts = [unit.raw if unit.raw is not None else _encoded(unit.value, unit.where) for unit in group]
+    if len(group) > 1:
+        yield whole, b"[" + b",".join(texts) + b"]", None
+        return
+    found = results(whole)
+    count = len(whole["content"]) if found else 0
+    if not found or count == 1:
+        yield whole, texts[0], None
+        return
+    rest = tuple(n for n in range(count) if n not in found)
+    places = [*((n,) for n in found), *([rest] if rest else [])]
+    written = _written(texts[0])
+    for n, blocks in enumerate(places):
+        value = {**whole, "content": [whole["content"][block] for block in blocks]}
+        yield value, _part(written, blocks) if written else dumps(value), Piece(n, len(places), blocks)
+
+
+def _written(text: bytes) -> tuple[dict[str, bytes], list[bytes]] | None:
+    """A message's fields and blocks as they are written."""
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        blocks = msgspec.json.decode(fields["content"], type=list[msgspec.Raw])
+    except msgspec.DecodeError:  # a lone surrogate: it is written anew
+        return None
+    return {key: bytes(raw) for key, raw in fields.items()}, [bytes(block) for block in blocks]
+
+
+def _part(written: tuple[dict[str, bytes], list[bytes]], blocks: Sequence[int]) -> bytes:
+    fields, texts = written
+    content = b"[" + b",".join(texts[n] for n in blocks) + b"]"
+    inner = [dumps(key) + b":" + (content if key == "content" else text) for key, text in fields.items()]
+    return b"{" + b",".join(inner) + b"}"
 
 
 def _sendable(message: Message, where: str) -> None:
@@ -81,25 +224,73 @@ def _checked(value: Any, type: type[T], where: str) -> T:
 
 def _encoded(value: Any, where: str) -> bytes:
     try:
-        _walk(value, where, 0)
         return dumps(value)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise MessageError(where, f"is not JSON: {error}") from error
 
 
-def _walk(value: Any, where: str, depth: int) -> None:
-    """JSON has no NaN and no infinity, and an encoder that wrote null for them would lose data."""
+def _plain(value: Any, where: str) -> Any:
+    """A refold message as it is, anything else as the JSON it stands for.
+
+    Raises:
+        MessageError: it stands for none.
+    """
+    if isinstance(value, Message):
+        return value
+    if not isinstance(value, Mapping) and not hasattr(value, "model_dump"):
+        raise MessageError(
+            where, f"expected a dict, an SDK object or a refold.Message, got {type(value).__name__}"
+        )
+    value = value if type(value) is dict else _dumped(value, where)
+    return value if _walk(value, where, 0) else _converted(value, where)
+
+
+def _walk(value: Any, where: str, depth: int) -> bool:
+    """Whether it is JSON already, rather than something that stands for it.
+
+    JSON has no NaN and no infinity, and an encoder that wrote null for them would lose data.
+    """
     if depth > MAX_DEPTH:
         raise MessageError(where, f"is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, float) and not isfinite(value):
         raise MessageError(where, f"{value} is no number that JSON can hold; send it as text")
-    if not isinstance(value, str | int | float | Mapping | list | tuple | None):
-        raise MessageError(where, f"{type(value).__name__} is nothing that JSON has")
+    plain = True
     if isinstance(value, Mapping):
+        plain = type(value) is dict
         for key, inner in value.items():
             if not isinstance(inner, str):
-                _walk(inner, f"{where}.{key}", depth + 1)
+                plain &= _walk(inner, f"{where}.{key}", depth + 1)
     elif isinstance(value, list | tuple):
         for n, inner in enumerate(value):
             if not isinstance(inner, str):
-                _walk(inner, f"{where}[{n}]", depth + 1)
+                plain &= _walk(inner, f"{where}[{n}]", depth + 1)
+    elif hasattr(value, "model_dump"):
+        return False
+    elif not isinstance(value, str | int | float | None):
+        raise MessageError(where, f"{type(value).__name__} is nothing that JSON has")
+    return plain
+
+
+def _converted(value: Any, where: str) -> Any:
+    """The same with every SDK object in it as the JSON it stands for."""
+    if isinstance(value, Mapping):
+        return {key: _converted(inner, f"{where}.{key}") for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_converted(inner, f"{where}[{n}]") for n, inner in enumerate(value)]
+    if hasattr(value, "model_dump"):
+        dumped = _dumped(value, where)
+        _walk(dumped, where, 0)
+        return dumped
+    return value
+
+
+def _dumped(value: Any, where: str) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    try:
+        try:  # only what its maker set: what a provider never said must not be said back to it
+            return value.model_dump(mode="json", exclude_unset=True, by_alias=True)
+        except TypeError:
+            return value.model_dump()
+    except Exception as error:  # whatever an SDK may raise
+        raise MessageError(where, f"{type(value).__name__}.model_dump() failed: {error}") from error

@@ -6,7 +6,7 @@ from typing import Any
 from refold.asked import named
 from refold.config import Source, load_config
 from refold.core.errors import SettingError
-from refold.core.message import Message
+from refold.formats.dialects import spoken
 from refold.session import Session
 from refold.stores.store import Key, Store, open_store
 from refold.transfer import load_lines
@@ -43,20 +43,26 @@ def open(
 
 
 def fit(
-    messages: Sequence[Mapping[str, Any] | Message],
+    messages: Sequence[Any],
     *,
     model: str,
+    system: Any = None,
     tools: Sequence[Any] | None = None,
     config: Source = None,
     agent: str | None = None,
     dialect: str | None = None,
 ) -> list[dict[str, Any]]:
-    """History in, history that fits out; the input is left as it is and nothing is stored."""
+    """History in, history that fits out, in the same dialect; the input is left as it is, nothing is stored.
+
+    `system` is text that is sent apart from the messages: it is counted, and not given back.
+    """
     with open("one-off", store="memory://", model=model, config=config, agent=agent) as session:
         if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
             raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
-        session.append(list(messages))
-        return session.fit(dialect=dialect, tools=tools).messages
+        said = list(messages)
+        session.append(said, dialect=dialect)
+        beside = {"system": system} if system is not None else {}
+        return session.fit(dialect=dialect or spoken(said), tools=tools, request=beside).messages
 
 
 def load(lines: Iterable[str], *, store: str | Store, conversation: str | None = None) -> Session:

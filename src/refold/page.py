@@ -1,47 +1,75 @@
 """The next request, rendered: what was rendered before is kept as long as nothing shown has changed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
+from refold.copies import Copy, copier
 from refold.core import codec
-from refold.core.check import Check, Missing, Order, Orphan, Slot, repair
+from refold.core.check import Missing, Orphan, Slot, repair
 from refold.core.errors import RefoldError
 from refold.core.event import Line
 from refold.core.message import Message, Text, ToolResult
-from refold.formats import openai_chat
+from refold.formats import openai_responses
+from refold.formats.dialects import FORMATS
+from refold.formats.sheet import Sheet
 from refold.record import Record
-from refold.tokens.count import count_message
+from refold.repairs.anthropic import without_thinking
+from refold.repairs.targets import mend
+from refold.rules.judge import Facts, Judge
+from refold.rules.targets import JUDGES
+from refold.tokens.count import Counter
 
-Copy: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 Place: TypeAlias = tuple[int, int, int]
 """Of a line: its event, which of its messages, and where the span begins that it stands for."""
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What a page is made for."""
+
+    dialect: str
+    facts: Facts = Facts()
+    binds_thinking: bool = False
+    """The model refuses signed thinking that followed on something else than what stands before it now."""
+    all_stale: bool = False
+    """System text or tools changed, and with them what stands before all thinking."""
+    repair: bool = True
 
 
 class Rendered(msgspec.Struct, frozen=True):
     messages: list[dict[str, Any]]
     """The caller's own: it may do with them what it likes."""
+    system: Any = None
+    """What stands apart from the messages."""
     mended: int = 0
     """Tokens that mending added."""
     notices: tuple[str, ...] = ()
-    """One for each thing mended."""
+    """One for each thing mended, and one for each kind of thing that the dialect cannot say."""
     break_at: int | None = None
     """The earliest place that looks different from the request before."""
 
 
 class Page:
-    """One view of a record in one dialect."""
+    """One view of a record, as one kind of request."""
 
-    def __init__(self, record: Record) -> None:
-        self._record = record
+    def __init__(self, record: Record, ask: Ask, counter: Counter) -> None:
+        self._record, self._ask, self._counter = record, ask, counter
         self._places: list[Place] = []
         self._start(-1)
 
     def _start(self, edition: int) -> None:
         self._edition, self._items = edition, 0
-        self._check, self._order = Check(), Order()
-        self._messages: list[tuple[Copy, dict[str, Any]]] = []
+        self._sheet = self._new_sheet()
+        self._copies: list[tuple[Copy, dict[str, Any]]] = []
+        self._judge = self._new_judge()
+        self._lost: dict[str, list[int]] = {}
+
+    def _new_sheet(self) -> Sheet:
+        return Sheet(self._ask.dialect)
+
+    def _new_judge(self) -> Judge:
+        return JUDGES[self._ask.dialect](self._ask.facts)
 
     def render(self) -> Rendered:
         live, before = self._record.live, None
@@ -51,42 +79,119 @@ class Page:
         items = live.items[self._items :]
         new = [line for item in items for line in item.lines]
         self._record.load(new)
-        rendered = [message for line in new for message in self._line(line)]
-        self._messages += [(_copier(message), message) for message in rendered]
+        self._put(self._sheet, new)
         self._places += [(line.at, line.n, item.span.start) for item in items for line in item.lines]
         self._items = len(live.items)
-        for judge in (self._check, self._order):
-            judge.feed(map(_seen, rendered))
+        judge = self._judged(self._sheet)
         broken = None if before is None else _first_change(before, self._places)
-        if self._order.kept and not self._order.waiting:
-            _demand(self._check)
-            return Rendered([copy(message) for copy, message in self._messages], break_at=broken)
-        return self._mended([line for item in live.items for line in item.lines], broken)
+        faults = [fault for fault in judge.violations if fault.rule != "G2"]
+        if faults and self._ask.repair:
+            paired = not any(fault.rule in judge.PAIRING for fault in faults)
+            return self._mended([line for item in live.items for line in item.lines], paired, broken)
+        notices = [
+            *self._unsaid(),
+            *self._sheet.notices,
+            *(f"{fault.rule}: {fault.message}" for fault in faults),
+        ]
+        messages = [copy(message) for copy, message in self._copies]
+        return Rendered(messages, self._sheet.system, 0, tuple(notices), broken)
 
-    def _mended(self, lines: list[Line], broken: int | None) -> Rendered:
-        slots, notices = repair(lines)
+    def _judged(self, sheet: Sheet) -> Judge:
+        """What is judged is what leaves. The newest message may still grow, so it is judged every time."""
+        settled = max(0, len(sheet.messages) - 1)
+        known = len(self._copies) - 1 if self._copies else 0
+        self._judge.feed(sheet.messages[known:settled])
+        self._copies[known:] = [(copier(message), message) for message in sheet.messages[known:]]
+        judge = self._judge.copy()
+        judge.feed(sheet.messages[settled:])
+        return judge
+
+    def _mended(self, lines: list[Line], paired: bool, broken: int | None) -> Rendered:
+        slots, notices = (list[Slot](lines), list[str]()) if paired else repair(lines)
         self._record.load(lines)
-        messages, tokens = list[dict[str, Any]](), 0
+        self._lost = {}
+        sheet, tokens = self._new_sheet(), 0
         for slot in slots:
             if isinstance(slot, Line):
-                messages += self._line(slot)
-            else:
-                message = self._stand_in(slot)
-                tokens += count_message(message)
-                tokens -= slot.line.tokens if isinstance(slot, Orphan) else 0
-                messages += map(_clean, openai_chat.render(message))
+                self._put(sheet, [slot])
+                continue
+            message = self._stand_in(slot)
+            tokens += self._counter.message(message)
+            tokens -= slot.line.tokens if isinstance(slot, Orphan) else 0
+            for value in map(_clean, FORMATS[self._ask.dialect].render(message)[0]):
+                sheet.add(value, -1)
         tokens -= sum(line.tokens for line in {*lines} - {*_lines(slots)})
-        judge = Check()
-        judge.feed(map(_seen, messages))
+        facts = self._ask.facts
+        made = mend(
+            self._ask.dialect,
+            sheet.messages,
+            no_prefill=facts.no_prefill,
+            store=facts.store,
+            marks=facts.marks,
+        )
+        tokens += self._difference(sheet.messages, made.messages)
+        judge = self._new_judge()
+        judge.feed(made.messages)
+        if paired and any(fault.rule in judge.PAIRING for fault in judge.violations):
+            return self._mended(lines, False, broken)
         _demand(judge)
-        return Rendered(messages, tokens, tuple(notices), broken)
+        notices = [*self._unsaid(), *sheet.notices, *notices, *made.notices]
+        messages = [copier(message)(message) for message in made.messages]
+        return Rendered(messages, sheet.system, tokens, tuple(notices), broken)
 
-    def _line(self, line: Line) -> list[dict[str, Any]]:
-        entry = self._record.entry(line.at)
-        came = codec.raw_json(entry, openai_chat.DIALECT)
-        if came is None:
-            return [_clean(message) for message in openai_chat.render(self._record.message(line))]
-        return [_clean(came) if b"\\ud" in entry.body or b"\\uD" in entry.body else came]
+    def _difference(self, before: Iterable[Any], after: Iterable[Any]) -> int:
+        old, new = {id(message): message for message in before}, {id(message): message for message in after}
+        gone, come = old.keys() - new.keys(), new.keys() - old.keys()
+        return sum(self._counter.json(new[n]) for n in come) - sum(self._counter.json(old[n]) for n in gone)
+
+    def _put(self, sheet: Sheet, lines: Iterable[Line]) -> None:
+        for line in lines:
+            entry = self._record.entry(line.at)
+            came = codec.came(entry)
+            if came is None or came.dialect != self._ask.dialect:
+                rendered, lost = FORMATS[self._ask.dialect].render(self._record.message(line))
+                for what in lost:
+                    self._lost.setdefault(what, []).append(line.at)
+                for value in rendered:
+                    sheet.add(_clean(value), line.at)
+                continue
+            odd = b"\\ud" in entry.body or b"\\uD" in entry.body
+            value = self._as_sent(line, _clean(came.value) if odd else came.value)
+            if value is not None:
+                sheet.add(value, line.at, came.piece, came=True)
+
+    def _as_sent(self, line: Line, value: Any) -> Any:
+        """What came, less what an edit has made invalid."""
+        if self._ask.binds_thinking and line.role == "assistant" and self._is_stale(line.at):
+            new = without_thinking(value)
+            if new is not value:
+                self._lost.setdefault(STALE, []).append(line.at)
+            return new
+        if self._ask.dialect == openai_responses.DIALECT and isinstance(value, dict) and "id" in value:
+            return self._without_reasoning(line, value)
+        return value
+
+    def _is_stale(self, at: int) -> bool:
+        return self._ask.all_stale or any(at in span for span in self._record.live.state.stale)
+
+    def _without_reasoning(self, line: Line, value: dict[str, Any]) -> dict[str, Any]:
+        """An item loses its id with the reasoning that came right before it."""
+        before = self._record.live.item_at(line.at - 1) if line.at else None
+        hidden = before is not None and line.at - 1 not in {shown.at for shown in before.lines}
+        if not hidden or line.role != "assistant" or value.get("type") == "reasoning":
+            return value
+        came = codec.came(self._record.entry(line.at - 1))
+        if came is None or not isinstance(came.value, dict) or came.value.get("type") != "reasoning":
+            return value
+        return {key: inner for key, inner in value.items() if key != "id"}
+
+    def _unsaid(self) -> list[str]:
+        return [
+            what.format(_places(places))
+            if what is STALE
+            else f"{_places(places)}: {what} cannot be said in {self._ask.dialect}; the record keeps it"
+            for what, places in self._lost.items()
+        ]
 
     def _stand_in(self, slot: Missing | Orphan) -> Message:
         if isinstance(slot, Missing):
@@ -97,11 +202,22 @@ class Page:
         return Message("user", (Text(f"[refold: result{tool} without its call]\n{text}"),))
 
 
-def _demand(judge: Check) -> None:
+STALE = "{}: signed thinking is left out, since what stood before it was changed"
+
+
+def _places(places: Sequence[int]) -> str:
+    unique = list(dict.fromkeys(places))
+    shown = ", ".join(f"#{at}" for at in unique[:3])
+    return shown if len(unique) <= 3 else f"{shown} and {len(unique) - 3} more"
+
+
+def _demand(judge: Judge) -> None:
     """What is not valid must not leave. An empty conversation is no request yet, and no fault."""
-    broken = [violation for violation in judge.violations if violation.rule != "G2"]
-    if broken:
-        raise RefoldError(f"refold made an invalid view, which is a bug; please report it: {broken[0]}")
+    for fault in judge.violations:
+        if fault.rule == "S1":
+            raise RefoldError(f"The request cannot be sent and not be mended: {fault.message}")
+        if fault.rule != "G2":
+            raise RefoldError(f"refold made an invalid view, which is a bug; please report it: {fault}")
 
 
 def _lines(slots: list[Slot]) -> list[Line]:
@@ -109,52 +225,11 @@ def _lines(slots: list[Slot]) -> list[Line]:
     return [slot.line if isinstance(slot, Orphan) else slot for slot in there]
 
 
-def _seen(message: dict[str, Any]) -> Line:
-    """A rendered message as its reader sees it: what is judged is what leaves."""
-    role = message["role"]
-    calls = tuple(call["id"] for call in message.get("tool_calls") or ()) if role == "assistant" else ()
-    return Line(0, role, 0, 0, 0, calls, message.get("tool_call_id") if role == "tool" else None)
-
-
 def _first_change(before: Sequence[Place], after: Sequence[Place]) -> int | None:
     for old, new in zip(before, after, strict=False):
         if old != new:
             return min(old[-1], new[-1])
     return None if len(before) <= len(after) else before[len(after)][-1]
-
-
-def _copier(message: dict[str, Any]) -> Copy:
-    """How to copy a message down to its leaves: every step does it for hundreds of them."""
-    nested = [key for key, value in message.items() if isinstance(value, dict | list)]
-    if not nested:
-        return dict.copy
-    if nested == ["tool_calls"] and all(map(_is_plain_call, message["tool_calls"])):
-        return _copy_calls
-    return _copy
-
-
-def _is_plain_call(call: Any) -> bool:
-    nested = [key for key, value in call.items() if isinstance(value, dict | list)]
-    return nested == ["function"] and all(isinstance(value, str) for value in call["function"].values())
-
-
-def _copy_calls(message: dict[str, Any]) -> dict[str, Any]:
-    calls = [{**call, "function": {**call["function"]}} for call in message["tool_calls"]]
-    return {**message, "tool_calls": calls}
-
-
-def _copy(message: dict[str, Any]) -> dict[str, Any]:
-    new = message.copy()
-    for key, inner in message.items():
-        if type(inner) is dict:
-            new[key] = _copy(inner)
-        elif type(inner) is list:
-            new[key] = _copy_list(inner)
-    return new
-
-
-def _copy_list(values: list[Any]) -> list[Any]:
-    return [_copy(v) if type(v) is dict else _copy_list(v) if type(v) is list else v for v in values]
 
 
 def _clean(value: Any) -> Any:

@@ -5,40 +5,34 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from itertools import accumulate
 from threading import RLock
 from types import TracebackType
 from typing import Any, Self, overload
-
-import msgspec
 
 from refold import amend
 from refold.answers import (
     CompactionResult,
     Compactions,
-    EditReport,
+    Decision,
     Fitted,
-    Report,
+    Overflow,
     StoredMessage,
-    TokenCounts,
     stored,
 )
-from refold.asked import is_off, named, tool_tokens, whole
+from refold.asked import named, whole
 from refold.config import AgentSettings, Config
-from refold.core.budget import Budget
 from refold.core.draft import Draft, number
-from refold.core.errors import ConflictError, OverBudgetError, SettingError, StoreError
+from refold.core.errors import ConflictError, SettingError, StoreError
 from refold.core.event import Event, Expiry, Replaced, Said
 from refold.core.message import Kind, Message
-from refold.core.plan import Policy, Stamp, settle
+from refold.core.plan import Stamp
 from refold.core.view import View
-from refold.formats import openai_chat
-from refold.intake import drafts
-from refold.page import Page
+from refold.fitter import Fitter, Wish
+from refold.formats.dialects import FORMATS, format_of
+from refold.intake import Intake
 from refold.policies.window import Window
 from refold.record import Record
 from refold.stores.store import Forks, Ids, Key, Leases, Snapshots, Store
-from refold.tokens.count import count_message
 from refold.transfer import export_lines
 
 LEASE_S = 60.0
@@ -65,17 +59,24 @@ class Session:
         self.store, self.key = store, key
         self.config = config or Config()
         self.settings: AgentSettings = self.config.agent(agent)
-        self.model = model or self.settings.model
         self._agent, self._owns_store = agent, owns_store
         self._lock = RLock()
         self.record = Record(store, key, view, parse)
         """What is underneath, for faces and tools."""
-        self._page = Page(self.record)
-        self._estimate = 0
+        self.fitter = Fitter(self.record, self.config, self.settings, model or self.settings.model)
 
     @property
     def conversation(self) -> str:
         return self.key.conversation
+
+    @property
+    def model(self) -> str | None:
+        """Whose window must not be exceeded. May be changed at any time."""
+        return self.fitter.model
+
+    @model.setter
+    def model(self, model: str | None) -> None:
+        self.fitter.model = None if model is None else named("model", model)
 
     # Saying
 
@@ -89,42 +90,64 @@ class Session:
         kind: Kind | None = None,
         expiry: Expiry | None = None,
         tools: Sequence[str] = (),
+        dialect: str | None = None,
     ) -> int: ...
     @overload
     def append(
         self,
-        message: Sequence[Mapping[str, Any] | Message],
+        message: Sequence[Any],
         *,
         tags: Sequence[str] = (),
         kind: Kind | None = None,
         expiry: Expiry | None = None,
         tools: Sequence[str] = (),
+        dialect: str | None = None,
     ) -> list[int]: ...
+    @overload
     def append(
         self,
-        message: Mapping[str, Any] | Message | Sequence[Mapping[str, Any] | Message],
+        message: Any,
         *,
         id: str | None = None,
         tags: Sequence[str] = (),
         kind: Kind | None = None,
         expiry: Expiry | None = None,
         tools: Sequence[str] = (),
+        dialect: str | None = None,
+    ) -> int: ...
+    def append(
+        self,
+        message: Any,
+        *,
+        id: str | None = None,
+        tags: Sequence[str] = (),
+        kind: Kind | None = None,
+        expiry: Expiry | None = None,
+        tools: Sequence[str] = (),
+        dialect: str | None = None,
     ) -> int | list[int]:
         """Stores a message, or all of a list or none; returns its place, or their places.
 
-        An id that was appended before is stored once: its place is returned again. When this
-        returns, the message is safe on disk.
+        A message is a dict in any dialect, an SDK's message, a whole SDK reply, or a `refold.Message`; a
+        list may also be the chunks of a stream. An id that was appended before is stored once: its
+        place is returned again. When this returns, the message is safe on disk.
         """
         beside: dict[str, Any] = {"id": id, "tags": tags, "kind": kind, "expiry": expiry, "tools": tools}
         beside = {name: value for name, value in beside.items() if value is not None and value != ()}
+        intake = self.intake(dialect)
         if not isinstance(message, list | tuple):
-            return self.say(drafts(message, **beside))[0]
+            return self.say(intake.take([message], lambda n: "message", **beside).drafts)[0]
         if id is not None:
             raise SettingError("id", "names one message, not a list; give each a refold.Message with its id")
-        parts = [drafts(one, f"messages[{n}]", **beside) for n, one in enumerate(message)]
-        places = self.say([part for group in parts for part in group])
-        starts = accumulate(map(len, parts[:-1]), initial=0)
-        return [places[start] for start, _ in zip(starts, parts, strict=False)]
+        taken = intake.take(message, **beside)
+        places = self.say(taken.drafts)
+        return [places[n] for n in taken.first]
+
+    def intake(self, dialect: str | None = None) -> Intake:
+        """How messages are taken in: counted for the model, in a dialect or in the one each is in."""
+        if dialect is not None:
+            format_of(dialect)
+        return Intake(self.fitter.meter.counter, self.fitter.dialect, dialect)
 
     def say(self, drafts: Sequence[Draft]) -> list[int]:
         """Stores messages that are parsed and counted already; returns their places."""
@@ -140,10 +163,13 @@ class Session:
                     if draft.message.id is None or draft.message.id not in seen:
                         new.append(draft)
                         seen.add(draft.message.id)
-                record = self.record
-                return number(new, record.live.state, record.view, self._estimate, time.time())
+                return number(new, self.record.live.state, self.fitter.last, time.time())
 
+            gauge = self.record.live.state.gauge
             said = [event for event in self.record.append(build) if isinstance(event, Said)]
+            self.fitter.heard(drafts)
+            for usage in [event.message.usage for event in said if event.message.usage]:
+                self.fitter.learn(usage, gauge)
         places |= {event.message.id: event.at for event in said if event.message.id is not None}
         unnamed = iter([event.at for event in said if event.message.id is None])
         return [next(unnamed) if (id := draft.message.id) is None else places[id] for draft in drafts]
@@ -156,49 +182,35 @@ class Session:
         dialect: str | None = None,
         tools: Sequence[Any] | None = None,
         override: Mapping[str, Any] | None = None,
+        request: Mapping[str, Any] | None = None,
     ) -> Fitted:
         """The next request: everything if it fits, else what must be there and the newest that fits.
+
+        `request` is what else will be in it, such as `max_tokens` or `store`: it is heeded and handed on.
 
         Raises:
             OverBudgetError: what must be shown is larger than the window.
         """
-        if dialect not in (None, openai_chat.DIALECT):
-            raise SettingError("dialect", f"{dialect!r} is not known; known is {openai_chat.DIALECT}")
-        off = self.settings.is_off or is_off(override)
+        if not isinstance(request, Mapping | None):
+            raise SettingError("request", f"expected a dict, got {type(request).__name__}")
         with self._lock:
             self.record.catch_up()
-            budget = self._budget(tool_tokens(tools) if tools else 0)
-            before = self.record.live.tokens + budget.overhead
-            fired = before >= budget.threshold
-            edits = self._reduce(budget, Window()) if fired and not off else []
-            page = self._page.render()
-            over = self.record.live.tokens + budget.overhead + page.mended
-            if page.mended and not off and over >= (budget.room if fired else budget.threshold):
-                more = msgspec.structs.replace(budget, overhead=budget.overhead + page.mended)
-                edits, fired = [*edits, *self._reduce(more, Window())], True  # mending tipped it over
-                page = self._page.render()
-            final = self.record.live.tokens + budget.overhead + page.mended
-            self._estimate, notices = final, list(page.notices)
-        if final > budget.room:
-            if not off:
-                raise OverBudgetError(final, budget.room, budget.window)
-            notices.append(f"The request has {final:,} tokens; there is room for {budget.room:,}")
-        elif fired and not off and not edits:
-            notices.append(f"Over {budget.threshold:,} tokens, but there is nothing left to hide")
-        changed = [page.break_at, *(edit.span.start for edit in edits)]
-        done = tuple(EditReport(e.at, e.span, e.kind, e.why, e.tokens[0] - e.tokens[1]) for e in edits)
-        report = Report(
-            TokenCounts(before, {edit.kind: final for edit in edits}, final),
-            limit=budget.window,
-            room=max(0, budget.room - final),
-            edits=done,
-            fired=("threshold",) if fired else (),
-            cache_break_at=min((at for at in changed if at is not None), default=None),
-            notices=tuple(notices),
-        )
-        request: dict[str, Any] = {"model": self.model} if self.model else {}
-        request |= {"messages": page.messages} | ({"tools": list(tools)} if tools else {})
-        return Fitted(page.messages, request, report)
+            return self.fitter.fit(Wish(dialect, tools, override, request or {}))
+
+    def check_overflow(self, *, tools: Sequence[Any] | None = None) -> Overflow:
+        """How the next request stands to the model's window, tools and system text included.
+
+        Tools are those of the last `fit` unless they are given.
+        """
+        with self._lock:
+            self.record.catch_up()
+            return self.fitter.overflow(tools)
+
+    def should_compact(self, *, tools: Sequence[Any] | None = None) -> Decision:
+        """Whether the next `fit` would make the view smaller, and because of what."""
+        with self._lock:
+            self.record.catch_up()
+            return self.fitter.decide(tools)
 
     def view(self, at: int | None = None) -> View:
         """What the model sees now, or saw right after the event at a place."""
@@ -222,10 +234,10 @@ class Session:
             whole(name, 0 if given is None else given)
         with self._lock:
             self.record.catch_up()
-            budget, edits = self._budget(0, target_tokens), list[Replaced]()
+            edits = list[Replaced]()
             if not self.settings.is_off and self.record.live.state.next:
                 with self._lease():
-                    edits = self._reduce(budget, Window(keep))
+                    edits = self.fitter.compact(Window(keep), target_tokens)
             if not edits:
                 return CompactionResult((), (0, 0), 0, self.record.live.state.round)
             edit = edits[0]
@@ -262,26 +274,6 @@ class Session:
             yield
         finally:
             self.store.release(self.key, lease)
-
-    def _budget(self, overhead: int, target: int | None = None) -> Budget:
-        budget = self.config.budget(self.settings, self.model)
-        wanted = budget.max_tokens if target is None else target
-        return msgspec.structs.replace(budget, overhead=overhead, max_tokens=wanted)
-
-    def _reduce(self, budget: Budget, policy: Policy) -> list[Replaced]:
-        """Plans on the view as it is, and again if somebody else edits it meanwhile."""
-
-        def build() -> Sequence[Event]:
-            live = self.record.live
-            view, round = live.freeze(), live.state.round + 1
-            stamp = Stamp(live.state.next, time.time(), live.view, round)
-            plan = policy(view, budget, count_message)
-            return [
-                settle(edit, view, msgspec.structs.replace(stamp, at=stamp.at + n), count_message)
-                for n, edit in enumerate(plan)
-            ]
-
-        return [event for event in self.record.append(build) if isinstance(event, Replaced)]
 
     # What was said
 
@@ -410,6 +402,7 @@ class Session:
         """Keeps a snapshot, and closes the store where the session opened it."""
         with self._lock:
             self.record.save()
+            self.fitter.meter.save()
             if self._owns_store:
                 self.store.close()
 
@@ -423,6 +416,6 @@ class Session:
 
 
 def parse(dialect: str, value: Any) -> Message:
-    if dialect != openai_chat.DIALECT:
+    if dialect not in FORMATS:
         raise StoreError(f"A message in the dialect {dialect!r}, which only a newer refold can read")
-    return openai_chat.parse(value)
+    return FORMATS[dialect].parse(value)

@@ -1,7 +1,8 @@
 """Does a step cost more when the conversation is longer? Times as ratios to a floor in the same run.
 
 The floor of an append is a bare INSERT into SQLite with the same durability. The floor of a fit is a
-walk over the cached counts of what is shown, and the encoding of the request's body.
+walk over the cached counts of what is shown, and the encoding of the request's body. The floor of a first
+count is the tokenizer alone on the same texts.
 """
 
 import gc
@@ -22,11 +23,16 @@ import msgspec
 
 import refold
 from refold.bench.generate import conversation
+from refold.core.message import Message
+from refold.formats import openai_chat
+from refold.tokens.count import counter, encoder
 
 SIZES = (100, 1_000, 10_000, 100_000)
 STEPS = 200
 """Messages appended and fitted, one by one, at each size."""
 BATCH = 500
+COUNTED = 5_000
+"""Messages that are counted for the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +159,30 @@ def _megabytes(folder: Path, stem: str) -> float:
     return sum(file.stat().st_size for file in folder.glob(f"{stem}.db*")) / 1e6
 
 
+def count_ratio(tries: int = 5) -> float:
+    """How fast messages are counted that were never seen, as a share of the tokenizer's own speed."""
+    from splintr import Tokenizer
+
+    messages = [openai_chat.parse(message) for message in conversation(COUNTED, seed=1)]
+    texts = [text for message in messages for text in _texts(message)]
+    own, ours = list[float](), list[float]()
+    for _ in range(tries):
+        encode = Tokenizer.from_pretrained("o200k_base").encode_flat
+        encoder.cache_clear()  # a new one, for it remembers what it has seen
+        count = counter("gpt-5")
+        count.text("loads the vocabulary")
+        own.append(_time(lambda e=encode: [len(e(text)) for text in texts]))  # type: ignore[misc]
+        ours.append(_time(lambda c=count: [c.message(message) for message in messages]))  # type: ignore[misc]
+    return min(own) / min(ours)
+
+
+def _texts(message: Message) -> Iterator[str]:
+    for call in message.calls:
+        yield from (call.tool, call.input)
+    yield message.name or ""
+    yield message.text
+
+
 def import_cpu_ms(tries: int = 5) -> float:
     """CPU of `import refold` in a new interpreter, beyond that of an empty program."""
     return (_cpu("import refold", tries) - _cpu("pass", tries)) * 1e3
@@ -178,11 +208,10 @@ def run(sizes: tuple[int, ...] = SIZES, shape: str = "table") -> None:
         for size in sizes:
             task = bar.add_task(f"{size:,} messages", total=size)
             rows.append(measure(size, Path(folder), lambda n, task=task: bar.advance(task, n)))  # type: ignore[misc]
-    imported = import_cpu_ms()
+    counted, imported = count_ratio(), import_cpu_ms()
     if shape == "json":
-        print(
-            msgspec.json.encode({"rows": [asdict(row) for row in rows], "import_cpu_ms": imported}).decode()
-        )
+        beside = {"count_ratio": counted, "import_cpu_ms": imported}
+        print(msgspec.json.encode({"rows": [asdict(row) for row in rows], **beside}).decode())
         return
     cells = [_cells(row) for row in rows]
     if shape == "markdown":
@@ -198,6 +227,7 @@ def run(sizes: tuple[int, ...] = SIZES, shape: str = "table") -> None:
             table.add_row(*line)
         Console().print(table)
     print("Times are median / mean; ratios are to the floor of the same run.")
+    print(f"first count: {counted:.2f} of the tokenizer's own speed")
     print(f"import refold: {imported:.0f} ms of CPU")
 
 

@@ -8,18 +8,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from refold.cli import change, checkup, look, move
+from refold.cli import change, checkup, files, look, move
 from refold.cli.terminal import complain
 from refold.core.errors import RefoldError, SettingError
 
 EXAMPLES = """\b
 Examples:
-  refold import chat.json            store a list of OpenAI chat messages
+  refold import chat.json            store a list of messages, of OpenAI, Anthropic or the AI SDK
   refold list                        what there is
   refold show chat                   what the model sees, and what is hidden
   refold show chat --at 120          what it saw right after event 120
   refold undo chat                   take back the newest edit
   refold fit chat.json --model gpt-5 -o small.json
+  refold check request.json          would the provider take it?
+  refold count request.json --model gpt-5
   refold doctor                      is all as it was written?
 
 \b
@@ -84,7 +86,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "unpin": change.unpin,
     "fork": change.fork,
     "delete": change.delete,
-    "fit": move.fit,
+    "fit": files.fit,
+    "check": files.check,
+    "count": files.count,
     "doctor": checkup.doctor,
 }
 for _name, _command in COMMANDS.items():

@@ -2,9 +2,10 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,16 @@ import msgspec
 from refold.core import codec
 from refold.core.draft import Draft
 from refold.core.errors import MessageError, NotFoundError
-from refold.intake import drafts
+from refold.formats.dialects import spoken
+from refold.intake import Intake
 
 BOM = b"\xef\xbb\xbf"
-ANTHROPIC = ("tool_use", "tool_result")
-"""Blocks that OpenAI chat does not have. Taken for unknown parts, a call would lose its result."""
+LISTS = ("messages", "input")
+"""What the list of messages is called in a request."""
+APART = {"system": "anthropic", "instructions": "openai-responses"}
+"""What system text is called that stands beside them, and in which dialect."""
+BATCH = 500
+"""Messages that are read in one go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,8 @@ class Given:
     """The file, and the line where it has several."""
     value: Any
     """All of it, decoded: a list of messages or an object that has one."""
+    name: str
+    """What the list is called."""
     raw: list[bytes] | None
     """The messages as they are written; None where only json could read them."""
 
@@ -38,13 +46,14 @@ class Given:
 
     @property
     def messages(self) -> list[Any]:
-        messages: list[Any] = self.value["messages"] if isinstance(self.value, dict) else self.value
+        messages: list[Any] = self.value[self.name] if isinstance(self.value, dict) else self.value
         return messages
 
     @property
-    def system(self) -> Any:
-        """System text that stands beside the messages."""
-        return self.value.get("system") if isinstance(self.value, dict) else None
+    def system(self) -> dict[str, Any]:
+        """System text that stands beside the messages, by its name; nothing where there is none."""
+        beside = self.value if isinstance(self.value, dict) else {}
+        return next(({name: beside[name]} for name in APART if beside.get(name)), {})
 
     @property
     def tools(self) -> list[Any] | None:
@@ -54,27 +63,51 @@ class Given:
         return tools
 
     @property
+    def dialect(self) -> str | None:
+        """The one its messages are in, where that is clear."""
+        found = spoken(self.messages)
+        if (
+            found is None
+            and isinstance(self.value, dict)
+            and (self.name == "input" or "instructions" in self.value)
+        ):
+            return "openai-responses"
+        return found or ("anthropic" if isinstance(self.system.get("system"), list) else None)
+
+    @property
     def count(self) -> int:
         return len(self.messages) + bool(self.system)
 
-    def drafts(self, advance: Callable[[int], None] = lambda n: None) -> Iterator[Draft]:
+    def drafts(self, intake: Intake, advance: Callable[[int], None] = lambda n: None) -> list[Draft]:
         """The messages, parsed and counted; system text first.
 
         Raises:
             MessageError: says which message of which line.
         """
-        if self.system:
-            yield from drafts({"role": "system", "content": self.system}, f"{self.where}: system")
-        for n, message in enumerate(self.messages):
-            where = f"{self.where}: messages[{n}]"
-            if not isinstance(message, dict):
-                raise MessageError(where, f"a message is an object, not {type(message).__name__}")
-            _refuse_anthropic(message, where)
-            try:
-                yield from drafts(message, where, raw=self.raw[n] if self.raw else None)
-            except RecursionError as error:
-                raise MessageError(where, "is nested too deeply") from error
+        known = intake._replace(default=self.dialect or intake.default)
+        drafts: list[Draft] = []
+        for name, text in self.system.items():
+            own = APART[name] == (known.dialect or known.default)
+            apart = {name: text} if own else {"role": "system", "content": text}
+            drafts += known.take([apart], partial(_only, f"{self.where}: {name}")).drafts
             advance(1)
+        items = (known.dialect or known.default) == "openai-responses"  # one answer may have many of them
+        step = len(self.messages) if items else BATCH
+        for start in range(0, len(self.messages), step or 1):
+            stop = start + step
+            where = f"{self.where}: {self.name}[{{}}]".format
+            raw = self.raw[start:stop] if self.raw else None
+            drafts += known.take(self.messages[start:stop], partial(_shifted, where, start), raw).drafts
+            advance(len(self.messages[start:stop]))
+        return drafts
+
+
+def _only(where: str, n: int) -> str:
+    return where
+
+
+def _shifted(where: Callable[[int], str], start: int, n: int) -> str:
+    return where(start + n)
 
 
 def read_file(path: str) -> bytes:
@@ -114,21 +147,23 @@ def given(data: bytes, where: str) -> Given:
     if not data.strip():
         raise MessageError(where, "is empty; expected a JSON list of messages or an object with `messages`")
     value = _decode(data, where)
-    messages = value.get("messages") if isinstance(value, dict) else value
-    if not isinstance(messages, list):
-        what = "has no list `messages`" if isinstance(value, dict) else f"is a JSON {type(value).__name__}"
-        raise MessageError(where, f"{what}; expected a list of messages or an object with `messages`")
-    return Given(where, value, _as_written(data, isinstance(value, dict)))
+    if isinstance(value, list):
+        return Given(where, value, "messages", _as_written(data))
+    if not isinstance(value, dict):
+        expected = "expected a list of messages or an object with `messages`"
+        raise MessageError(where, f"is a JSON {type(value).__name__}; {expected}")
+    for name in LISTS:
+        if isinstance(value.get(name), list):
+            return Given(where, value, name, _as_written(data, name))
+    if isinstance(value.get("input"), str):  # what Responses take for one message of the user's
+        return Given(where, {**value, "input": [{"role": "user", "content": value["input"]}]}, "input", None)
+    raise MessageError(where, "has no list `messages` or `input`; expected one, or a list of messages")
 
 
-class _Object(msgspec.Struct):
-    messages: list[msgspec.Raw]
-
-
-def _as_written(data: bytes, is_object: bool) -> list[bytes] | None:
+def _as_written(data: bytes, name: str | None = None) -> list[bytes] | None:
     try:
-        if is_object:
-            return list(map(bytes, msgspec.json.decode(data, type=_Object).messages))
+        if name is not None:
+            data = bytes(msgspec.json.decode(data, type=dict[str, msgspec.Raw])[name])
         return list(map(bytes, msgspec.json.decode(data, type=list[msgspec.Raw])))
     except msgspec.DecodeError:  # lone surrogates: json reads them, and they are written anew
         return None
@@ -151,11 +186,3 @@ def _is_object(line: bytes) -> bool:
         return isinstance(codec.loads(line), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _refuse_anthropic(message: dict[str, Any], where: str) -> None:
-    content = message.get("content")
-    for n, part in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(part, dict) and part.get("type") in ANTHROPIC:
-            problem = f"{part['type']!r} is an Anthropic block; only OpenAI chat messages can be read yet"
-            raise MessageError(f"{where}.content[{n}]", problem)

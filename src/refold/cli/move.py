@@ -1,4 +1,4 @@
-"""Commands that bring conversations in and out: import, export, fit."""
+"""Commands that bring conversations in and out: import, export."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,33 +6,34 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from refold.cli.incoming import Given, conversations, export_in, given, read_file
+from refold.cli.incoming import Given, conversations, export_in, read_file
 from refold.cli.options import (
     Access,
     ConfigFile,
+    DialectOption,
     Id,
+    InFile,
     Json,
+    OutFile,
     Owner,
     StoreUrl,
     blaming_damage,
-    configured,
     existing,
+    intake_for,
 )
-from refold.cli.terminal import emit, pretty, progress, say, writing
+from refold.cli.terminal import emit, progress, say, writing
 from refold.cli.words import one_line, plural, quoted
 from refold.core.draft import Draft
 from refold.core.errors import ConflictError, MessageError, RefoldError, StoreError
+from refold.intake import Intake
 from refold.session import Session
-from refold.stores.store import Key, Store, open_store
+from refold.stores.store import Key, Store
 from refold.transfer import export_lines, load_lines
 
 BATCH = 5_000
 """Messages stored in one go."""
 MOST_NAMED = 10
 """Conversations that an import names one by one."""
-
-InFile = Annotated[str, typer.Argument(metavar="FILE", help="A file, or - for stdin.", show_default=False)]
-OutFile = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Where to; else stdout.")]
 
 
 class _Stored(NamedTuple):
@@ -47,6 +48,10 @@ def import_(
         str | None, typer.Option("--id", metavar="ID", help="Its id; else the one in the file, or its name.")
     ] = None,
     append: Annotated[bool, typer.Option("--append", help="Go on with a conversation there is.")] = False,
+    dialect: DialectOption = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="M", help="Whose tokens are counted.")
+    ] = None,
     store: StoreUrl = None,
     config: ConfigFile = None,
     owner: Owner = "default",
@@ -54,8 +59,8 @@ def import_(
 ) -> None:
     """Store conversations from a file.
 
-    The file has an export of refold, a JSON list of OpenAI chat messages, an object with such a list as
-    `messages`, or a line for each conversation. The JSON of a message is kept as it is written.
+    The file has an export of refold, a JSON list of messages in any dialect, a request with such a list
+    as `messages` or `input`, or a line for each conversation. The JSON of a message is kept as it is written.
     """
     access = Access.to(store, config)
     data = read_file(file)
@@ -67,7 +72,8 @@ def import_(
             done = [_Stored(key.conversation, state.index, state.total)]
     else:
         name = "stdin" if file == "-" else file
-        drafts = _drafts(conversations(data, name), id, file)
+        intake = intake_for(access.config, model, dialect)
+        drafts = _drafts(conversations(data, name), id, file, intake)
         with access.open(create=True) as backend:
             done = _store(backend, drafts, owner, append)
     if json:
@@ -80,7 +86,7 @@ def import_(
     say(f"See it: refold show {quoted(done[0].id)}" if len(done) == 1 else "See them: refold list")
 
 
-def _drafts(found: Sequence[Given], id: str | None, file: str) -> dict[str, list[Draft]]:
+def _drafts(found: Sequence[Given], id: str | None, file: str, intake: Intake) -> dict[str, list[Draft]]:
     """All messages by conversation, understood before anything is stored."""
     if id is not None and len(found) > 1:
         raise typer.BadParameter(
@@ -92,7 +98,7 @@ def _drafts(found: Sequence[Given], id: str | None, file: str) -> dict[str, list
             name = id or one.id or _named_after(file, n if len(found) > 1 else None)
             if name in drafts:
                 raise ConflictError(f"{one.where}: the id {name!r} stands in the file twice")
-            drafts[name] = list(one.drafts(advance))
+            drafts[name] = one.drafts(intake, advance)
             if not drafts[name]:
                 raise MessageError(one.where, "has no messages: there is nothing to store")
     return drafts
@@ -157,44 +163,3 @@ def export(
         emit({"did": "export", "conversation": id, "events": count, "file": str(out)})
     else:
         say(f"{one_line(id)}: {plural(count, 'event')} in {one_line(str(out))}")
-
-
-def fit(
-    file: InFile,
-    model: Annotated[str, typer.Option("--model", metavar="M", help="Whose window it must fit.")],
-    config: ConfigFile = None,
-    dialect: Annotated[str | None, typer.Option("--dialect", metavar="D", help="openai-chat.")] = None,
-    out: OutFile = None,
-    report: Annotated[
-        str | None, typer.Option("--report", metavar="FILE", help="What was done, as JSON; - for stderr.")
-    ] = None,
-) -> None:
-    """Messages in, messages that fit the model out.
-
-    The file has a JSON list of OpenAI chat messages, or an object with `messages` and perhaps `system` and
-    `tools`; what comes out has the same shape. Nothing is stored.
-    """
-    name = "stdin" if file == "-" else file
-    conversation = given(read_file(file), name)
-    tools = conversation.tools
-    settings = configured(config)
-    with progress("Reading", conversation.count) as advance:
-        drafts = list(conversation.drafts(advance))
-    session = Session(open_store("memory://"), Key("default", name), model=model, config=settings)
-    session.say(drafts)
-    fitted = session.fit(dialect=dialect, tools=tools)
-    messages = fitted.messages[1:] if conversation.system else fitted.messages
-    value = conversation.value
-    _write(out, pretty({**value, "messages": messages} if isinstance(value, dict) else messages))
-    if report == "-":
-        typer.echo(pretty(fitted.report), err=True)
-    elif report is not None:
-        _write(Path(report), pretty(fitted.report))
-
-
-def _write(out: Path | None, data: bytes) -> None:
-    if out is None:
-        typer.echo(data)
-        return
-    with writing(out) as file:
-        file.write(data + b"\n")

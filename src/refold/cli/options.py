@@ -11,6 +11,9 @@ import typer
 
 from refold.config import Config, load_config
 from refold.core.errors import CorruptError, NotFoundError
+from refold.formats.dialects import FORMATS, format_of
+from refold.intake import Intake
+from refold.meter import Meter
 from refold.opening import DEFAULT_STORE
 from refold.session import Session
 from refold.stores.store import Key, Store, open_store
@@ -61,6 +64,26 @@ At: TypeAlias = Annotated[
     int, typer.Argument(metavar="AT", parser=place, help="A place, such as 57.", show_default=False)
 ]
 Why: TypeAlias = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept in the record.")]
+
+
+InFile: TypeAlias = Annotated[
+    str, typer.Argument(metavar="FILE", help="A file, or - for stdin.", show_default=False)
+]
+OutFile: TypeAlias = Annotated[
+    Path | None, typer.Option("-o", "--out", metavar="FILE", help="Where to; else stdout.")
+]
+DialectOption: TypeAlias = Annotated[
+    str | None, typer.Option("--dialect", metavar="D", help=f"{', '.join(FORMATS)}; else as it looks.")
+]
+
+
+def intake_for(config: Config, model: str | None, dialect: str | None) -> Intake:
+    """How the messages of a file are taken in."""
+    if dialect is not None:
+        format_of(dialect)
+    settings = config.agent(None)
+    meter = Meter(None, config, model or settings.model, settings.counter)
+    return Intake(meter.counter, meter.dialect, dialect)
 
 
 @dataclass(frozen=True, slots=True)

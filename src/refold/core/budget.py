@@ -14,6 +14,8 @@ class Budget(msgspec.Struct, frozen=True):
 
     window: int = 128_000
     """What the model can take in all, answer included."""
+    max_input: int | None = None
+    """The longest request, where that is less than the window would allow."""
     output_reserve: int = 4_000
     """Room for the answer."""
     system_reserve: int = 2_000
@@ -24,8 +26,18 @@ class Budget(msgspec.Struct, frozen=True):
     """The share of the rest at which something is done."""
     max_tokens: int | None = None
     """What a compaction brings the view down to; unset, three quarters of the threshold."""
+    token_threshold: int | None = None
+    """Above so many tokens something is done as well."""
+    turn_threshold: int | None = None
+    """From so many turns since the last compaction on."""
+    message_threshold: int | None = None
+    """Above so many messages since the last compaction."""
     overhead: int = 0
-    """What the request takes besides its messages: tools, and system text given apart."""
+    """What is counted for the request besides its messages: tools, and system text given apart."""
+    ratio: float = 1.0
+    """How many tokens of the model's one counted token is."""
+    constant: int = 0
+    """What every request takes, whatever is in it."""
 
     @property
     def reserves(self) -> int:
@@ -35,14 +47,35 @@ class Budget(msgspec.Struct, frozen=True):
     @property
     def threshold(self) -> int:
         """From here on something is done."""
-        return floor((self.window - self.reserves) * self.threshold_percent)
+        most = min(self.window - self.reserves, self.max_input or self.window)
+        return floor(most * self.threshold_percent)
 
     @property
     def target(self) -> int:
-        wanted = self.threshold * 3 // 4 if self.max_tokens is None else self.max_tokens
+        threshold = min(self.threshold, self.token_threshold or self.threshold)
+        wanted = threshold * 3 // 4 if self.max_tokens is None else self.max_tokens
         return min(wanted, self.threshold)
+
+    @property
+    def output(self) -> int:
+        """What is really left for the answer."""
+        return min(self.output_reserve, self.window // 2)
 
     @property
     def room(self) -> int:
         """Above this the provider would refuse the request."""
-        return self.window - min(self.output_reserve, self.window // 2)
+        return min(self.window - self.output, self.max_input or self.window)
+
+    def counted(self, tokens: int) -> int:
+        """How much may be counted for so many tokens of the model's."""
+        return max(0, floor((tokens - self.constant) / self.ratio))
+
+    def fired(self, tokens: int, turns: int, messages: int) -> tuple[str, ...]:
+        """Which triggers a view of this size has set off, turns and messages since the last compaction."""
+        over = {
+            "threshold": tokens >= self.threshold,
+            "token_threshold": self.token_threshold is not None and tokens > self.token_threshold,
+            "turn_threshold": self.turn_threshold is not None and turns >= self.turn_threshold,
+            "message_threshold": self.message_threshold is not None and messages > self.message_threshold,
+        }
+        return tuple(name for name, is_over in over.items() if is_over)

@@ -12,8 +12,20 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import msgspec
 
 from refold.core.errors import CorruptError
-from refold.core.event import Event, Expiry, Line, Measured, Pinned, Replaced, Said, Span, Undone, Unknown
-from refold.core.live import Cover, Head
+from refold.core.event import (
+    Event,
+    Expiry,
+    Line,
+    Measured,
+    Piece,
+    Pinned,
+    Replaced,
+    Said,
+    Span,
+    Undone,
+    Unknown,
+)
+from refold.core.live import Cover, Gauge, Head
 from refold.core.message import Kind, Message, Role, Usage
 
 FORMAT = 1
@@ -98,6 +110,7 @@ class _SaidWords(msgspec.Struct, frozen=True, omit_defaults=True):
     tags: tuple[str, ...] = ()
     kind: Kind | None = None
     expiry: Expiry | None = None
+    piece: Piece | None = None
 
 
 class _SaidBody(_SaidWords, frozen=True):
@@ -131,6 +144,9 @@ class _MeasuredHead(msgspec.Struct, frozen=True, array_like=True):
     view: str
     of: int
     estimate: int
+    input: int = 0
+    model: str | None = None
+    prefix: str | None = None
 
 
 class _MeasuredBody(msgspec.Struct, frozen=True):
@@ -144,6 +160,15 @@ class _Note(msgspec.Struct, frozen=True):
     time: float
 
 
+BESIDE = ("meta", "model", "finish", "usage", "error", "summary")
+"""What a message has that its provider's JSON does not say."""
+
+
+def _beside(message: Message) -> Message | None:
+    known = {name: getattr(message, name) for name in BESIDE}
+    return Message(message.role, **known) if any(known.values()) else None
+
+
 def encode(event: Event) -> Entry:
     head: Any
     body: Any
@@ -151,8 +176,8 @@ def encode(event: Event) -> Entry:
         case Said(line=line, message=message):
             numbers = (line.role, line.tokens, event.index, line.turn, line.step, event.total)
             head = _SaidHead(*numbers, line.calls, line.answers, line.tools)
-            told = message if event.raw is None else None
-            beside = (event.tags, event.kind, event.expiry)
+            told = message if event.raw is None else _beside(message)
+            beside = (event.tags, event.kind, event.expiry, event.piece)
             body = dumps(_SaidWords(event.time, event.dialect, told, *beside))
             if event.raw is not None:  # spliced in, so that it stays as it was written
                 body = body[:-1] + b',"raw":' + event.raw + b"}"
@@ -165,7 +190,9 @@ def encode(event: Event) -> Entry:
         case Pinned(lines=lines):
             head, body = _PinnedHead(lines), _Note(event.why, event.time)
         case Measured():
-            head = _MeasuredHead(event.view, event.of, event.estimate)
+            head = _MeasuredHead(
+                event.view, event.of, event.estimate, event.usage.input, event.model, event.prefix
+            )
             body = _MeasuredBody(event.usage, event.model, event.time)
         case Unknown(kind=kind):
             return Entry(event.at, kind, None, dumps(event.head), dumps(event.body))
@@ -187,10 +214,11 @@ def decode(entry: Entry, parse: Parse) -> Event:
             message = body.message
             if raw is not None:
                 message = parse(body.dialect or "", loads(raw))
-                message = msgspec.structs.replace(message, id=entry.id)
+                known = {name: getattr(body.message, name) for name in BESIDE} if body.message else {}
+                message = msgspec.structs.replace(message, id=entry.id, **known)
             if message is None:
                 raise CorruptError(f"Event {at} has neither a message nor its JSON")
-            rest = (body.dialect, raw, body.tags, body.kind, body.expiry)
+            rest = (body.dialect, raw, body.tags, body.kind, body.expiry, body.piece)
             return Said(line, message, said.index, said.total, body.time, *rest)
         case "replaced":
             edit = _read(entry, entry.head, _ReplacedHead)
@@ -205,7 +233,8 @@ def decode(entry: Entry, parse: Parse) -> Event:
             return Pinned(at, _read(entry, entry.head, _PinnedHead).lines, note.why, note.time)
         case "measured":
             head, usage = _read(entry, entry.head, _MeasuredHead), _read(entry, entry.body, _MeasuredBody)
-            return Measured(at, head.view, head.of, usage.usage, head.estimate, usage.model, usage.time)
+            numbers = (usage.usage, head.estimate, usage.model, usage.time, head.prefix)
+            return Measured(at, head.view, head.of, *numbers)
         case kind:
             return Unknown(at, kind, _json(entry, entry.head), _json(entry, entry.body))
 
@@ -222,16 +251,34 @@ def head(entry: Entry) -> Head | None:
             return Undone(entry.at, _read(entry, entry.head, _UndoneHead).of)
         case "pinned":
             return Pinned(entry.at, _read(entry, entry.head, _PinnedHead).lines)
+        case "measured":
+            measured = _read(entry, entry.head, _MeasuredHead)
+            known = (measured.estimate, measured.input, measured.model, measured.prefix)
+            return Gauge(entry.at, measured.view, measured.of, *known)
         case _:
             return None
 
 
-def raw_json(entry: Entry, dialect: str) -> Any:
-    """The provider's JSON of a Said, decoded, where it came in this dialect; else None."""
+class Came(NamedTuple):
+    """A message as its sender wrote it."""
+
+    dialect: str
+    value: Any
+    """Its JSON, decoded."""
+    piece: Piece | None
+
+
+def came(entry: Entry) -> Came | None:
+    """How a Said came, where it came as a provider's JSON."""
     if entry.kind != "said":
         return None
     body = _said_body(entry)
-    return loads(bytes(body.raw)) if body.dialect == dialect else None
+    return Came(body.dialect, loads(bytes(body.raw)), body.piece) if body.dialect else None
+
+
+def dialect_of(entry: Entry) -> str | None:
+    """The dialect in which a Said came."""
+    return _said_body(entry).dialect if entry.kind == "said" else None
 
 
 def message_index(entry: Entry) -> int:

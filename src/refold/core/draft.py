@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from refold.core.event import Event, Expiry, Measured, Said
+from refold.core.event import Event, Expiry, Measured, Piece, Said
 from refold.core.live import State
 from refold.core.message import Kind, Message, ToolResult
 from refold.core.plan import line_of
@@ -22,6 +22,7 @@ class Draft(msgspec.Struct, frozen=True):
     expiry: Expiry | None = None
     tools: tuple[str, ...] = ()
     """Names of the tools behind it, where the message itself does not say."""
+    piece: Piece | None = None
 
 
 PART = "\u241f"
@@ -39,11 +40,25 @@ def split(message: Message) -> list[Message]:
         return [message]
     rest = [msgspec.structs.replace(message, parts=others)] if others else []
     parts = [*rest, *results] if message.role == "assistant" else [*results, *rest]
-    ids = [message.id and (f"{message.id}{PART}{n}" if n else message.id) for n in range(len(parts))]
-    return [msgspec.structs.replace(part, id=id) for part, id in zip(parts, ids, strict=True)]
+    return [msgspec.structs.replace(part, id=part_id(message.id, n)) for n, part in enumerate(parts)]
 
 
-def number(drafts: Iterable[Draft], state: State, view: str, estimate: int, time: float) -> list[Event]:
+def part_id(id: str | None, n: int) -> str | None:
+    return id and (f"{id}{PART}{n}" if n else id)
+
+
+class Request(msgspec.Struct, frozen=True):
+    """The last request that was made of a view, which a reply with its usage measures."""
+
+    view: str
+    counted: int = 0
+    """Its tokens, not corrected."""
+    model: str | None = None
+    prefix: str | None = None
+    """System text and tools, as a digest."""
+
+
+def number(drafts: Iterable[Draft], state: State, request: Request, time: float) -> list[Event]:
     """The events for messages that are said after `state`, with their places, turns and steps."""
     at, index, turn, step, total = state.next, state.index, state.turn, state.step, state.total
     calls: dict[str, str] = {}
@@ -59,10 +74,12 @@ def number(drafts: Iterable[Draft], state: State, view: str, estimate: int, time
         tools = draft.tools or line.tools or ((known,) if known else ())
         line = msgspec.structs.replace(line, tools=tools)
         calls.update(zip(line.calls, line.tools, strict=False))
-        rest = (draft.dialect, draft.raw, draft.tags, draft.kind, draft.expiry)
+        rest = (draft.dialect, draft.raw, draft.tags, draft.kind, draft.expiry, draft.piece)
         events.append(Said(line, message, index, total, time, *rest))
         at, index = at + 1, index + 1
         if message.usage is not None:
-            events.append(Measured(at, view, line.at, message.usage, estimate, message.model, time))
+            model = request.model or message.model
+            measured = (message.usage, request.counted, model, time, request.prefix)
+            events.append(Measured(at, request.view, line.at, *measured))
             at += 1
     return events

@@ -71,6 +71,17 @@ class Expiry(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: str | None = None
 
 
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a message that was taken apart, one tool result each: neighbors make up the whole again."""
+
+    n: int
+    """Which piece, from 0; the whole begins so many places before."""
+    of: int
+    """How many there are."""
+    blocks: tuple[int, ...]
+    """Where its blocks stood in the whole."""
+
+
 class Said(msgspec.Struct, frozen=True):
     line: Line
     message: Message
@@ -85,6 +96,7 @@ class Said(msgspec.Struct, frozen=True):
     tags: tuple[str, ...] = ()
     kind: Kind | None = None
     expiry: Expiry | None = None
+    piece: Piece | None = None
 
     @property
     def at(self) -> int:
@@ -129,9 +141,11 @@ class Measured(msgspec.Struct, frozen=True):
     """The answer whose request was measured."""
     usage: Usage
     estimate: int
-    """What refold had counted for the same request."""
+    """What refold had counted for the same request, not corrected."""
     model: str | None = None
     time: float = 0.0
+    prefix: str | None = None
+    """What stood before the messages, system text and tools, as a digest."""
 
 
 class Unknown(msgspec.Struct, frozen=True):

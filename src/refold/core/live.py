@@ -1,7 +1,8 @@
 """The view kept up to date: each event is applied once, and the past is read again only to undo."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -20,7 +21,19 @@ class Cover(msgspec.Struct, frozen=True):
     round: int = 0
 
 
-Head: TypeAlias = Line | Cover | Undone | Pinned
+class Gauge(msgspec.Struct, frozen=True, array_like=True):
+    """A Measured without its words: what was counted for a request, and what it took."""
+
+    at: int
+    view: str
+    of: int
+    estimate: int
+    input: int
+    model: str | None = None
+    prefix: str | None = None
+
+
+Head: TypeAlias = Line | Cover | Undone | Pinned | Gauge
 """An event without its words. A Said is its line."""
 
 
@@ -42,7 +55,7 @@ class Pin(msgspec.Struct, array_like=True):
 class State(msgspec.Struct, array_like=True):
     """What a snapshot keeps: spans, counts and places, never what was said."""
 
-    version: int = 1
+    version: int = 2
     """Of this shape: a snapshot of another one is passed over."""
     next: int = 0
     """The first place not yet applied."""
@@ -62,6 +75,12 @@ class State(msgspec.Struct, array_like=True):
     """Calls not answered yet: place and tool."""
     pins: dict[int, Pin] = {}
     items: list[tuple[Span, tuple[Line, ...], int | None, bool]] = []
+    stale: list[Span] = []
+    """Where what was said followed on something that was changed since: from the change to its event."""
+    gauge: Gauge | None = None
+    """The newest measurement, if nothing was changed since."""
+    prefix: str | None = None
+    """What stood before the messages when it was last measured, as a digest."""
 
 
 class Live:
@@ -109,6 +128,8 @@ class Live:
                 self._show_again(head.lines, recall)
             case Undone():
                 self._undo(head, recall)
+            case Gauge(view=self.view):
+                self._measure(head)
 
     def _say(self, line: Line) -> None:
         state = self.state
@@ -188,10 +209,24 @@ class Live:
     def _splice(self, first: int, last: int, items: list[Item]) -> None:
         low, high = max(0, first - 1), last + 1  # neighbors too: they may merge
         new = merge([*self.items[low:first], *items, *self.items[last:high]])
+        self._mark(_first_change(self.items[low:high], new))
         self.tokens += sum(item.tokens for item in new) - sum(item.tokens for item in self.items[low:high])
         self.items[low:high] = new
         self._starts[low:high] = [item.span.start for item in new]
         self.edition += 1
+
+    def _measure(self, gauge: Gauge) -> None:
+        if None not in (self.state.prefix, gauge.prefix) and gauge.prefix != self.state.prefix:
+            self.state.stale = [Span(0, gauge.of), *(s for s in self.state.stale if s.start >= gauge.of)]
+        self.state.gauge, self.state.prefix = gauge, gauge.prefix or self.state.prefix
+
+    def _mark(self, changed: int | None) -> None:
+        if changed is None:
+            return
+        self.state.gauge = None
+        apart = [span for span in self.state.stale if span.end <= changed]
+        start = min([changed, *(span.start for span in self.state.stale if span.end > changed)])
+        self.state.stale = [*apart, Span(start, self.state.next)]
 
 
 class Standing:
@@ -244,6 +279,16 @@ class Standing:
             del self.covers[fact.at]
         self.widest = _widest(self.covers.values())
         return True
+
+
+def _first_change(before: Sequence[Item], after: Sequence[Item]) -> int | None:
+    """The earliest place that is shown otherwise now."""
+    old = [(line.at, line.n, item.span.start) for item in before for line in item.lines]
+    new = [(line.at, line.n, item.span.start) for item in after for line in item.lines]
+    for one, other in zip_longest(old, new):
+        if one is None or other is None or one[:2] != other[:2]:
+            return min(there[2] for there in (one, other) if there is not None)
+    return None
 
 
 def _widest(covers: Iterable[Cover]) -> list[Cover]:

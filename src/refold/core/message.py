@@ -49,11 +49,22 @@ class Media(_Part, frozen=True, tag="media"):
     mime: str | None = None
     name: str | None = None
 
+    @property
+    def inline(self) -> tuple[str, str] | None:
+        """Type and base64 data, also where the data stands in a URL; None where it is elsewhere."""
+        for source in (self.data, self.url):
+            if source and source.startswith("data:"):
+                head, _, data = source[5:].partition(",")
+                return (head.partition(";")[0] or self.mime or "", data)
+        return (self.mime or "", self.data) if self.data else None
+
 
 class Opaque(_Part, frozen=True, tag="opaque"):
     """A part that refold does not know, kept verbatim."""
 
     value: Any
+    dialect: str | None = None
+    """Where it came from, and the only place where it means something; None is anywhere."""
 
 
 class ToolResult(_Part, frozen=True, tag="tool-result"):

@@ -9,7 +9,18 @@ from typing import Any
 
 from refold.core.codec import dumps
 from refold.core.errors import MessageError
-from refold.core.message import Media, Message, Opaque, Part, Role, Text, ToolCall, ToolResult
+from refold.core.message import (
+    Media,
+    Message,
+    Opaque,
+    Part,
+    Role,
+    StepStart,
+    Text,
+    ToolCall,
+    ToolResult,
+)
+from refold.formats.shape import expect, id_within, kind_of, name_of, named, rest_of, sayable
 
 DIALECT = "openai-chat"
 READ = {
@@ -37,19 +48,17 @@ def parse(value: Any, where: str = "message") -> Message:
         MessageError: it is no message; says which field of which message.
     """
     if not isinstance(value, dict):
-        raise MessageError(where, f"a message is an object, not {_name(value)}")
-    role = value.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise MessageError(f"{where}.role", f"{role!r} is not one of {', '.join(ROLES)}")
+        raise MessageError(where, f"a message is an object, not {name_of(value)}")
+    role = named(value.get("role"), ROLES, f"{where}.role")
     name = value.get("name")
-    _expect(name, str | None, f"{where}.name")
+    expect(name, str | None, f"{where}.name")
     for field, only in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
         if role != only and value.get(field) is not None:
             raise MessageError(f"{where}.{field}", f"only a message of the role {only} has it")
     parts = _content(value.get("content"), f"{where}.content")
     if role == "tool":
         id = value.get("tool_call_id")
-        _expect(id, str, f"{where}.tool_call_id")
+        expect(id, str, f"{where}.tool_call_id")
         plain = value.get("content")
         output = plain if isinstance(plain, str) else tuple(parts)
         parts = [ToolResult(str(id), output, name)]  # type: ignore[arg-type]
@@ -58,24 +67,32 @@ def parse(value: Any, where: str = "message") -> Message:
     return Message(ROLES[role], tuple(parts), name=name)
 
 
-def render(message: Message) -> list[dict[str, Any]]:
-    """What to send for a message that did not come in this dialect; a tool message for each result."""
-    results = [_render_result(part) for part in message.parts if isinstance(part, ToolResult)]
-    if message.role == "tool":
-        return results
-    said: dict[str, Any] = {"role": message.role}
-    parts = [part for part in message.parts if isinstance(part, Text | Media | Opaque)]
+def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
+    """What to send for a message that did not come in this dialect, and what could not be said in it.
+
+    A tool message for each result.
+    """
+    lost: list[str] = []
+    results = [_render_result(part, lost) for part in message.results]
+    said: dict[str, Any] = {"role": "user" if message.role == "tool" else message.role}
+    said_parts = sayable(message, lost)
+    parts = [part for part in said_parts if not isinstance(part, ToolCall | ToolResult | StepStart)]
     calls = [_render_call(call) for call in message.calls]
     if all(isinstance(part, Text) for part in parts):
         text = "".join(part.text for part in parts if isinstance(part, Text))
         said["content"] = text if text or not calls else None
     else:
-        said["content"] = list(map(_render_part, parts))
-    if message.name:
+        content = [inner for part in parts for inner in _render_part(part, lost)]
+        plain = all(kind_of(inner) == "text" for inner in content)
+        said["content"] = "".join(inner["text"] for inner in content) or None if plain else content
+    if message.name and message.role != "tool":
         said["name"] = message.name
     if calls:
         said["tool_calls"] = calls
-    return [said, *results]
+    is_there = bool(said.get("content") or calls or not (results or lost))
+    if not is_there:
+        return results, lost
+    return ([said, *results] if message.role == "assistant" else [*results, said]), lost
 
 
 def unread(value: dict[str, Any]) -> list[Any]:
@@ -90,6 +107,11 @@ def unread(value: dict[str, Any]) -> list[Any]:
     return [one for one in rest if one] + [id for id in ids if len(id) > LONG_ID]
 
 
+def results(value: dict[str, Any]) -> list[int]:
+    """None: a result is a message of its own here."""
+    return []
+
+
 def _but(value: dict[str, Any], read: str) -> dict[str, Any]:
     return {key: inner for key, inner in value.items() if inner and key not in READ[read]}
 
@@ -99,12 +121,12 @@ def _content(value: Any, where: str) -> list[Part]:
         return []
     if isinstance(value, str):
         return [Text(value)]
-    _expect(value, list, where)
+    expect(value, list, where)
     return [_part(part, f"{where}[{i}]") for i, part in enumerate(value)]
 
 
 def _part(value: Any, where: str) -> Part:
-    _expect(value, dict, where)
+    expect(value, dict, where)
     match value:
         case {"type": "text", "text": str(text)}:
             return Text(text)
@@ -115,11 +137,11 @@ def _part(value: Any, where: str) -> Part:
         case {"type": "file", "file": {"file_data": str(data), "filename": str(name)}}:
             return Media("file", data=data, name=name)
         case _:
-            return Opaque(value)
+            return Opaque(value, DIALECT)
 
 
 def _calls(value: Any, where: str) -> Iterable[Part]:
-    _expect(value, list | None, where)
+    expect(value, list | None, where)
     for i, call in enumerate(value or ()):
         match call:
             case {"id": str(id), "function": {"name": str(name), "arguments": arguments}}:
@@ -131,35 +153,46 @@ def _calls(value: Any, where: str) -> Iterable[Part]:
                 raise MessageError(f"{where}[{i}]", "a call has an id and a function with name and arguments")
 
 
-def _render_part(part: Text | Media | Opaque) -> Any:
+def _render_part(part: Part, lost: list[str]) -> list[Any]:
     match part:
         case Text(text=text):
-            return {"type": "text", "text": text}
-        case Media(kind="image", url=url, data=data, mime=mime):
-            source = url or f"data:{mime or 'image/png'};base64,{data}"
-            return {"type": "image_url", "image_url": {"url": source}}
-        case Media(kind="audio", data=data, mime=mime):
-            return {"type": "input_audio", "input_audio": {"data": data, "format": mime or "wav"}}
-        case Media(data=data, name=name):
-            return {"type": "file", "file": {"file_data": data, "filename": name}}
-        case Opaque(value=value):
-            return value
+            return [{"type": "text", "text": text}]
+        case Media(kind="image", url=url):
+            mime, data = part.inline or ("", "")
+            source = f"data:{mime or 'image/png'};base64,{data}" if data else url
+            return [{"type": "image_url", "image_url": {"url": source}}]
+        case Media(kind="audio", data=str(data), mime=mime):
+            return [{"type": "input_audio", "input_audio": {"data": data, "format": _sound(mime)}}]
+        case Media(kind="file", name=name) if part.inline:
+            mime, data = part.inline
+            source = f"data:{mime or 'application/pdf'};base64,{data}"
+            return [{"type": "file", "file": {"file_data": source, "filename": name or "file"}}]
+        case Media(kind=kind):
+            lost.append(f"a {kind} that is only a URL")
+            return []
+    return rest_of(part, DIALECT, lost)
+
+
+def _sound(mime: str | None) -> str:
+    return {"audio/mpeg": "mp3", "audio/mp3": "mp3", "mp3": "mp3"}.get(mime or "", "wav")
 
 
 def _render_call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.call_id, "type": "function", "function": {"name": call.tool, "arguments": call.input}}
+    function = {"name": call.tool, "arguments": call.input}
+    return {"id": tool_id(call.call_id), "type": "function", "function": function}
 
 
-def _render_result(result: ToolResult) -> dict[str, Any]:
+def _render_result(result: ToolResult, lost: list[str]) -> dict[str, Any]:
     output = result.output
-    content = output if isinstance(output, str) else list(map(_render_part, output))
-    return {"role": "tool", "tool_call_id": result.call_id, "content": content}
+    if not isinstance(output, str):
+        inner = [one for part in output for one in _render_part(part, lost)]
+        plain = all(kind_of(one) == "text" for one in inner)
+        content: Any = "".join(one["text"] for one in inner) if plain else inner
+    else:
+        content = output
+    return {"role": "tool", "tool_call_id": tool_id(result.call_id), "content": content}
 
 
-def _expect(value: Any, kind: Any, where: str) -> None:
-    if not isinstance(value, kind):
-        raise MessageError(where, f"expected {getattr(kind, '__name__', kind)}, got {_name(value)}")
-
-
-def _name(value: Any) -> str:
-    return "nothing" if value is None else type(value).__name__
+def tool_id(id: str) -> str:
+    """The same id, or a shorter one that stands for it."""
+    return id if 0 < len(id) <= 40 else id_within(id, 40, "")

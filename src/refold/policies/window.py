@@ -27,7 +27,7 @@ class Window(msgspec.Struct, frozen=True):
         own = {line.at for line in view.lines if line.role == "system" or line.at == view.latest}
         stay = _whole(view.lines, protected(view) | own)
         fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
-        room = 0 if self.keep_recent is not None else budget.target - fixed - count(NOTE)
+        room = 0 if self.keep_recent is not None else budget.counted(budget.target) - fixed - count(NOTE)
         first = _first_kept(items, stay, room, self.keep_recent or 0)
         hidden = [i for i in range(first) if items[i].edit is not None or not _stays(items[i], stay)]
         if not hidden:

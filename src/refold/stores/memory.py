@@ -31,6 +31,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._all: dict[Key, _Conversation] = {}
+        self._notes: dict[str, bytes] = {}
         self._lock = RLock()
 
     def append(self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None) -> bytes:
@@ -122,6 +123,12 @@ class MemoryStore:
         with self._lock:
             mine = self._all.get(key)
             return [lease for lease in mine.leases.values() if lease.until > now] if mine else []
+
+    def note(self, name: str, /) -> bytes | None:
+        return self._notes.get(name)
+
+    def keep_note(self, name: str, body: bytes, /) -> None:
+        self._notes[name] = body
 
     def close(self) -> None:
         pass

@@ -202,7 +202,7 @@ class SQLiteStore:
             run("erase_conversation", cid=cid)
             cid = parent
 
-    # Snapshots and leases
+    # Snapshots, leases, notes
 
     def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
         with self._file.write(durable=False) as run:
@@ -244,6 +244,15 @@ class SQLiteStore:
             row = self._row(run, key)
             rows = [] if row is None else run("leases", cid=row.cid, now=now)
         return [Lease(_text(name), _text(holder), fence, until) for name, holder, fence, until in rows]
+
+    def note(self, name: str, /) -> bytes | None:
+        with self._file.read() as run:
+            rows = run("note", name=to_bytes(name))
+        return rows[0][0] if rows else None
+
+    def keep_note(self, name: str, body: bytes, /) -> None:
+        with self._file.write(durable=False) as run:
+            run("keep_note", name=to_bytes(name), body=body)
 
     # Health
 

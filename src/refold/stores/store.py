@@ -111,6 +111,16 @@ class Leases(Protocol):
     def leases(self, key: Key, now: float, /) -> Sequence[Lease]: ...
 
 
+@runtime_checkable
+class Notes(Protocol):
+    """Small things that outlive conversations, such as how far a model's counts are off."""
+
+    def note(self, name: str, /) -> bytes | None: ...
+
+    def keep_note(self, name: str, body: bytes, /) -> None:
+        """Instead of what was kept under the name. Loses nothing if it fails."""
+
+
 class Flaw(NamedTuple):
     """Something that a store's own examination found."""
 

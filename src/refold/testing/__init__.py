@@ -9,10 +9,10 @@
         def reopen(self, tmp_path):  # only where what is stored outlives the process
             return partial(MyStore, tmp_path / "log")
 
-Streams, writers and sessions are demanded of every store; ids, forks, snapshots and leases of those that
-have them (`refold.stores.store` says what each is). For tests only: this needs pytest and hypothesis,
-which refold itself does not. `pytest.register_assert_rewrite("refold.testing")` in a conftest.py makes
-failures talk.
+Streams, writers and sessions are demanded of every store; ids, forks, snapshots, leases and notes
+of those that have them (`refold.stores.store` says what each is). For tests only: this needs pytest and
+hypothesis, which refold itself does not. `pytest.register_assert_rewrite("refold.testing")` in a
+conftest.py makes failures talk.
 """
 
 import pytest
@@ -20,6 +20,7 @@ import pytest
 from refold.testing.forks import ForksContract
 from refold.testing.ids import IdsContract
 from refold.testing.leases import LeasesContract
+from refold.testing.notes import NotesContract
 from refold.testing.sessions import SessionsContract
 from refold.testing.snapshots import SnapshotsContract
 from refold.testing.streams import StreamsContract
@@ -37,6 +38,7 @@ class StoreContract(
     ForksContract,
     SnapshotsContract,
     LeasesContract,
+    NotesContract,
 ):
     """All of it. The fixture `store` gives a new, empty store."""
 

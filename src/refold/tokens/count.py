@@ -1,9 +1,13 @@
-"""Tokens of a message, counted offline with the vocabulary of OpenAI's current models."""
+"""How many tokens a message takes: by the model's vocabulary and its provider's framing."""
 
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from math import ceil
+from typing import Any, Literal
 
-from refold.core.codec import dumps
+import msgspec
+
+from refold.core.codec import dumps, loads
 from refold.core.message import (
     CompactionMarker,
     Media,
@@ -16,55 +20,229 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
+from refold.tokens import framing
+from refold.tokens.framing import REFERENCE, SERVED, Framing
+from refold.tokens.images import words
+from refold.tokens.limits import provider_of
+from refold.tokens.schemas import Declared, typed
 
-FRAMING_TOKENS = 4
-"""What role and framing of a message take."""
-MEDIA_TOKENS = 1_000
-"""What an image, a file or a sound is taken for."""
+SEALED = 6
+"""Characters of a provider's sealed text that stand for one token of it."""
+FILE = 40
+"""What stands around a file of text."""
+FLAT = 4
+"""What stands around tools in OpenAI's Responses, where they are declared without `function`."""
+
+
+class Counter(msgspec.Struct, frozen=True):
+    """How the tokens of one model are counted; every count has the margin in it.
+
+    >>> counter("gpt-5").message(Message("user", "How late is it?"))
+    9
+    """
+
+    framing: Framing = framing.PLAIN
+
+    @property
+    def margin(self) -> float:
+        return self.framing.margin
+
+    @property
+    def request(self) -> int:
+        """What a request takes besides its parts."""
+        return self.framing.request
+
+    def text(self, text: str) -> int:
+        """What looks like a special token is text too."""
+        if not text:
+            return 0
+        if self.framing.vocabulary is None:
+            return (len(text) + 3) // 4
+        count = encoder(self.framing.vocabulary)(text)
+        return count if self.framing.margin == 1.0 else ceil(count * self.framing.margin)
+
+    def message(self, message: Message) -> int:
+        tokens = self.framing.message + (self.text(message.name) if message.name else 0)
+        for part in message.parts:
+            tokens += self.text(part.text) if type(part) is Text else self._part(part)
+        return tokens
+
+    def json(self, value: Any) -> int:
+        """Anything that is sent along, as compact JSON; what only its provider can read, by its length."""
+        sealed = list[str]()
+        plain = _unsealed(value, sealed) if isinstance(value, dict | list) else value
+        return self.text(dumps(plain).decode("utf-8", "surrogatepass")) + sum(map(len, sealed)) // SEALED
+
+    def tools(self, tools: Sequence[Any], choice: Any = None) -> int:
+        """What tools take, as far as the model is told of them; `choice` is the request's `tool_choice`."""
+        rules = self.framing
+        shown = [tool for tool in tools if not (isinstance(tool, Mapping) and tool.get("defer_loading"))]
+        declared = [Declared.of(tool) for tool in shown]
+        mine = [tool for tool in declared if tool is not None]
+        tokens = rules.deferred if len(shown) < len(tools) else 0
+        tokens += sum(self._served(tool) for tool, own in zip(shown, declared, strict=True) if own is None)
+        if rules.schemas == "types":
+            nested = any(isinstance(tool, Mapping) and "function" in tool for tool in shown)
+            return tokens + (self.text(typed(mine)) + (rules.prompt[0] if nested else FLAT) if mine else 0)
+        for tool in mine:
+            schema = {"name": tool.name, "description": tool.description, "parameters": tool.schema}
+            tokens += rules.tool + self.json(schema)
+        return tokens + (rules.prompt[_is_forced(choice)] if shown else 0)
+
+    def system(self, system: Any) -> int:
+        """System text that is given apart from the messages, a text or blocks of it."""
+        if not system:
+            return 0
+        blocks = [system] if isinstance(system, str | Mapping) else system
+        return self.framing.message + sum(map(self._block, blocks))
+
+    def shape(self, schema: Any) -> int:
+        """What the shape takes that an answer must have, where the request demands one: a JSON schema."""
+        return self.framing.shape + self.json(schema) if schema else 0
+
+    def estimate(self, counted: int) -> int:
+        """What a whole request takes: messages, system and tools as they were counted, and the rest."""
+        return counted + self.framing.request
+
+    def _block(self, block: Any) -> int:
+        if isinstance(block, str):
+            return self.text(block)
+        text = block.get("text") if isinstance(block, Mapping) else None
+        return self.text(text) if isinstance(text, str) else self.json(block)
+
+    def _part(self, part: Part) -> int:
+        match part:  # the usual ones first
+            case ToolResult(output=str(text)):
+                return self.framing.result + self.text(text)
+            case ToolCall(tool=tool, input=input):
+                return self.framing.call + self.text(tool) + self._input(input)
+            case Text(text=text) | Reasoning(text=text):
+                return self.text(text)
+            case ToolResult(output=tuple(parts)):
+                return self.framing.result + sum(map(self._part, parts))
+            case Media():
+                return self._media(part)
+            case Opaque(value=value):
+                return self._opaque(value)
+            case CompactionMarker(value=value):
+                return self.json(value)
+            case StepStart():
+                return 0
+        raise AssertionError(part)
+
+    def _input(self, input: str) -> int:
+        if self.framing.input == "json":
+            return self.text(input)
+        try:
+            value = loads(input.encode("utf-8", "surrogatepass"))
+        except (ValueError, RecursionError):
+            return self.text(input)
+        return self.text("\n".join(_values(value)))
+
+    def _media(self, media: Media) -> int:
+        text = words(media)
+        return self.framing.media.tokens(media) if text is None else self.text(text) + FILE
+
+    def _opaque(self, value: Any) -> int:
+        kind = value.get("type") if isinstance(value, Mapping) else None
+        match value:
+            case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+                return self.text(text) + FILE
+            case {"type": "tool_reference" | "tool_addition"}:
+                return REFERENCE
+        if kind in _MEDIA:
+            return self.framing.media.tokens(Media(_MEDIA[kind], url=""))
+        return self.json(value)
+
+    def _served(self, tool: Any) -> int:
+        """A tool that the provider has: what it tells the model of it is not in the request."""
+        kind = str(tool.get("type", "")) if isinstance(tool, Mapping) else ""
+        known = self.framing.served
+        return self.json(tool) + next((known[name] for name in known if kind.startswith(name)), SERVED)
+
+
+@lru_cache(256)
+def counter(
+    model: str | None, provider: str | None = None, kind: Literal["auto", "estimate"] = "auto"
+) -> Counter:
+    """How a model's tokens are counted: as its provider does, or four characters to a token."""
+    if kind == "estimate":
+        return Counter(framing.ESTIMATE)
+    return Counter(framing.framing(model, provider or provider_of(model)))
 
 
 def count_text(text: str) -> int:
-    """What the text takes; what looks like a special token in it is text too."""
-    if not text:
-        return 0
-    try:
-        if "<|" in text:
-            return len(_tokenizer().encode_ordinary(text))
-        return len(_tokenizer().encode_flat(text)) // 4  # four bytes an id
-    except UnicodeEncodeError:
-        return count_text(text.encode("utf-8", "replace").decode())
+    return _PLAIN.text(text)
 
 
 def count_message(message: Message) -> int:
-    return FRAMING_TOKENS + count_text(message.name or "") + sum(map(_count_part, message.parts))
+    return _PLAIN.message(message)
 
 
 def count_json(value: Any) -> int:
-    """What tool schemas and the like take, written as compact JSON."""
-    return count_text(dumps(value).decode())
+    return _PLAIN.json(value)
 
 
-def _count_part(part: Part) -> int:
-    match part:
-        case Text(text=text) | Reasoning(text=text):
-            return count_text(text)
-        case ToolCall(tool=tool, input=input):
-            return count_text(tool) + count_text(input)
-        case ToolResult(output=str(text)):
-            return count_text(text)
-        case ToolResult(output=tuple(parts)):
-            return sum(map(_count_part, parts))
-        case Media():
-            return MEDIA_TOKENS
-        case Opaque(value=value) | CompactionMarker(value=value):
-            return count_json(value)
-        case StepStart():
-            return 0
-    raise AssertionError(part)
+_PLAIN = Counter()
+_MEDIA: dict[str, Literal["image", "file", "audio"]] = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "image"),
+    **dict.fromkeys(("document", "file", "input_file"), "file"),
+    "input_audio": "audio",
+}
+_SEALED = ("encrypted_content", "signature", "thought_signature")
+
+
+def _is_forced(choice: Any) -> bool:
+    """Whether a request's `tool_choice` makes the model use a tool."""
+    kind = choice.get("type") if isinstance(choice, Mapping) else choice
+    return kind in ("any", "tool", "required", "function", "custom")
+
+
+def _unsealed(value: Any, sealed: list[str]) -> Any:
+    """The same without what is sealed, which is gathered."""
+    if isinstance(value, list):
+        return [_unsealed(inner, sealed) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    hidden = (*_SEALED, "data") if value.get("type") == "redacted_thinking" else _SEALED
+    sealed += [inner for key, inner in value.items() if key in hidden and isinstance(inner, str)]
+    return {
+        key: _unsealed(inner, sealed)
+        for key, inner in value.items()
+        if key not in hidden or not isinstance(inner, str)
+    }
+
+
+def _values(value: Any) -> Iterator[str]:
+    """Names and values, as they are read by a model that is not shown the JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _values(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _values(inner)
+    else:
+        yield dumps(value).decode()
 
 
 @cache
-def _tokenizer() -> Any:
+def encoder(vocabulary: str) -> Callable[[str], int]:
+    """What counts the tokens of a text in a vocabulary."""
     from splintr import Tokenizer  # 43 ms, paid only by those who count
 
-    return Tokenizer.from_pretrained("o200k_base")
+    tokenizer = Tokenizer.from_pretrained(vocabulary)
+    plain, flat = tokenizer.encode_ordinary, tokenizer.encode_flat
+    marked = vocabulary not in ("o200k_base", "cl100k_base", "llama3")
+
+    def count(text: str) -> int:
+        try:
+            if marked or "<|" in text:  # how special tokens begin
+                return len(plain(text))
+            return len(flat(text)) // 4  # four bytes an id
+        except UnicodeEncodeError:
+            return count(text.encode("utf-8", "replace").decode())
+
+    return count

@@ -114,3 +114,10 @@ UPDATE refold_lease SET until = 0 WHERE cid = :cid AND name = :name AND fence = 
 
 -- name: strays
 SELECT count(*) FROM refold_entry WHERE place >> 32 NOT IN (SELECT cid FROM refold_conversation)
+
+-- name: note
+SELECT body FROM refold_note WHERE name = :name
+
+-- name: keep_note
+INSERT INTO refold_note (name, body) VALUES (:name, :body)
+ON CONFLICT DO UPDATE SET body = excluded.body

@@ -1,0 +1,256 @@
+"""The next request: whether it is too large, what is done about it, and how it looks."""
+
+import time
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from refold.answers import Decision, EditReport, Fitted, Overflow, Report, TokenCounts
+from refold.asked import is_off, output_of
+from refold.config import AgentSettings, Config
+from refold.core import codec
+from refold.core.budget import Budget
+from refold.core.draft import Draft, Request
+from refold.core.errors import OverBudgetError, SettingError
+from refold.core.event import Event, Replaced
+from refold.core.live import Gauge
+from refold.core.message import Usage
+from refold.core.plan import Policy, Stamp, settle
+from refold.formats.dialects import TARGETS
+from refold.formats.sheet import APART, LIST
+from refold.meter import Meter
+from refold.page import Ask, Page, Rendered
+from refold.policies.window import Window
+from refold.record import Record
+from refold.rules.judge import Facts
+
+MOST_PAGES = 3
+"""Kinds of requests that are kept rendered."""
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What is asked of one request."""
+
+    dialect: str | None = None
+    tools: Sequence[Any] | None = None
+    override: Mapping[str, Any] | None = None
+    request: Mapping[str, Any] = {}
+    """Other fields that it will have, such as `max_tokens` or `store`."""
+
+
+class Fitter:
+    """Makes the requests of one view. Not for several threads at once."""
+
+    def __init__(self, record: Record, config: Config, settings: AgentSettings, model: str | None) -> None:
+        self.record, self.config, self.settings, self.model = record, config, settings, model
+        self.last = Request(record.view)
+        """The newest request."""
+        self._meter: Meter | None = None
+        self._pages: dict[Ask, Page] = {}
+        self._tools: tuple[bytes, int] = (b"null", 0)
+        self._spoken: str | None = None
+
+    @property
+    def meter(self) -> Meter:
+        """For the model as it is now: it may be changed at any time."""
+        if self._meter is None or self._meter.model != self.model:
+            self._meter = Meter(self.record.store, self.config, self.model, self.settings.counter)
+            self._pages.clear()
+        return self._meter
+
+    @property
+    def dialect(self) -> str:
+        """The model's own, unless what was said makes it clear that it is spoken to in another."""
+        spoken = self._heard()
+        if self.model is None or spoken == "ai-sdk":
+            return spoken if spoken in TARGETS else "openai-chat"
+        own = self.meter.dialect
+        return spoken if spoken == "openai-responses" and own == "openai-chat" else own
+
+    def heard(self, drafts: Sequence[Draft]) -> None:
+        """Remembers in which dialect the newest message came."""
+        self._spoken = next((d.dialect for d in reversed(drafts) if d.dialect), self._spoken)
+
+    def _heard(self) -> str | None:
+        if self._spoken is None:
+            lines = [line for item in self.record.live.items[-8:] for line in item.lines]
+            found = (codec.dialect_of(self.record.entry(line.at)) for line in reversed(lines))
+            self._spoken = next(filter(None, found), None)
+        return self._spoken
+
+    def learn(self, usage: Usage, gauge: Gauge | None) -> None:
+        """What the provider says that the newest request took; `gauge` measured the one before it."""
+        if self.last.counted and usage.input:
+            self.meter.learn(self.last.counted, usage.input, gauge)
+        self.last = Request(self.record.view, model=self.model)  # each is measured once
+
+    # How much it is
+
+    def overflow(self, tools: Sequence[Any] | None) -> Overflow:
+        budget, current = self._measured(Wish(tools=tools))
+        return Overflow(
+            is_overflow=current > budget.room,
+            is_approaching=current >= 0.9 * budget.room,
+            current_tokens=current,
+            available_tokens=max(0, budget.room - current),
+            limit=budget.window,
+            threshold=budget.threshold,
+            output_reserve=budget.output,
+        )
+
+    def decide(self, tools: Sequence[Any] | None) -> Decision:
+        budget, current = self._measured(Wish(tools=tools))
+        turns, messages = self._since_compaction()
+        return Decision(budget.fired(current, turns, messages), current, turns, messages)
+
+    def _measured(self, wish: Wish) -> tuple[Budget, int]:
+        """The budget, and what the next request takes as it stands: messages, system text and tools."""
+        budget = self._budget(wish)
+        counted = self.record.live.tokens + budget.overhead
+        return budget, self.meter.estimate(counted, self.record.live.state.gauge)
+
+    def _since_compaction(self) -> tuple[int, int]:
+        """Turns and messages in the view."""
+        since = self.record.live.state.compacted
+        lines = [line for item in self.record.live.items for line in item.lines]
+        if since is None:
+            return sum(line.role == "user" for line in lines), len(lines)
+        new = [line for line in lines if line.at > since]
+        return sum(line.role == "user" for line in new), len(new) + any(line.at == since for line in lines)
+
+    def _budget(self, wish: Wish, target: int | None = None) -> Budget:
+        budget = self.config.budget(self.settings, self.meter.limits, output_of(wish.request))
+        wanted = budget.max_tokens if target is None else target
+        ratio, constant = self.meter.scale(self.record.live.state.gauge)
+        overhead = self._tool_tokens(wish.tools) + self.meter.apart(wish.request)
+        return msgspec.structs.replace(
+            budget, overhead=overhead, max_tokens=wanted, ratio=ratio, constant=constant
+        )
+
+    def _tool_tokens(self, tools: Sequence[Any] | None) -> int:
+        """Those of the request before where none are given: a check between two requests knows no others."""
+        if tools is not None:
+            if not isinstance(tools, list | tuple):
+                raise SettingError("tools", f"expected a list, got {type(tools).__name__}")
+            try:
+                text = codec.dumps([_plain(tool) for tool in tools])
+            except (TypeError, ValueError, RecursionError) as error:
+                raise SettingError("tools", f"are not JSON: {error}") from error
+            if text != self._tools[0]:
+                self._tools = (text, self.meter.counter.tools(codec.loads(text)))
+        return self._tools[1]
+
+    # Making it
+
+    def fit(self, wish: Wish) -> Fitted:
+        off = self.settings.is_off or is_off(wish.override)
+        if wish.tools is None:
+            self._tools = (b"null", 0)
+        budget, before = self._measured(wish)
+        turns, messages = self._since_compaction()
+        fired = budget.fired(before, turns, messages)
+        wants = fired and not off and (before >= budget.threshold or before > budget.target)
+        edits = self.reduce(budget, Window()) if wants else []
+        ask = self._ask(wish)
+        page = self._render(ask)
+        final = self._total(budget, page)
+        if page.mended and not off and final >= (budget.room if fired else budget.threshold):
+            more = msgspec.structs.replace(budget, overhead=budget.overhead + page.mended)
+            edits, fired = [*edits, *self.reduce(more, Window())], fired or ("threshold",)
+            page = self._render(ask)
+            final = self._total(budget, page)
+        notices = list(page.notices)
+        if final > budget.room:
+            if not off:
+                raise OverBudgetError(final, budget.room, budget.window)
+            notices.append(f"The request has {final:,} tokens; there is room for {budget.room:,}")
+        elif fired and not off and not edits:
+            notices.append(_unchanged(fired, before, budget))
+        counted = self.record.live.tokens + budget.overhead + page.mended
+        self.last = Request(self.record.view, counted, self.model, self._prefix(page))
+        changed = [page.break_at, *(edit.span.start for edit in edits)]
+        done = tuple(EditReport(e.at, e.span, e.kind, e.why, e.tokens[0] - e.tokens[1]) for e in edits)
+        report = Report(
+            TokenCounts(before, {edit.kind: final for edit in edits}, final),
+            limit=budget.window,
+            room=max(0, budget.room - final),
+            edits=done,
+            fired=fired,
+            cache_break_at=min((at for at in changed if at is not None), default=None),
+            notices=tuple(notices),
+        )
+        return Fitted(page.messages, self._request(ask.dialect, page, wish), report, page.system)
+
+    def _total(self, budget: Budget, page: Rendered) -> int:
+        counted = self.record.live.tokens + budget.overhead + page.mended
+        return self.meter.estimate(counted, self.record.live.state.gauge)
+
+    def _request(self, dialect: str, page: Rendered, wish: Wish) -> dict[str, Any]:
+        request: dict[str, Any] = {"model": self.model} if self.model else {}
+        if page.system is not None:
+            request[APART.get(dialect, "system")] = page.system
+        request[LIST.get(dialect, "messages")] = page.messages
+        return request | ({"tools": list(wish.tools)} if wish.tools else {}) | dict(wish.request)
+
+    def _ask(self, wish: Wish) -> Ask:
+        dialect = wish.dialect or self.dialect
+        if dialect not in TARGETS:
+            raise SettingError("dialect", f"{dialect!r} is not known; known are {', '.join(TARGETS)}")
+        flags, request = self.meter.limits.flags, wish.request
+        facts = Facts(
+            no_prefill="no-prefill" in flags,
+            system_inside="system-inside" in flags,
+            store=request.get("store"),
+            stored_elsewhere=bool(request.get("previous_response_id") or request.get("conversation")),
+        )
+        return Ask(
+            dialect, facts, "binds-thinking" in flags and dialect == "anthropic", self.settings.repairs
+        )
+
+    def _render(self, ask: Ask) -> Rendered:
+        page = self._page(ask).render()
+        if ask.binds_thinking and self.record.live.state.prefix not in (None, self._prefix(page)):
+            return self._page(msgspec.structs.replace(ask, all_stale=True)).render()
+        return page
+
+    def _prefix(self, page: Rendered) -> str:
+        return blake2b(codec.dumps(page.system) + self._tools[0], digest_size=8).hexdigest()
+
+    def _page(self, ask: Ask) -> Page:
+        if ask not in self._pages:
+            while len(self._pages) > MOST_PAGES:
+                self._pages.pop(next(iter(self._pages)))
+            self._pages[ask] = Page(self.record, ask, self.meter.counter)
+        return self._pages[ask]
+
+    def compact(self, policy: Policy, target: int | None) -> list[Replaced]:
+        return self.reduce(self._budget(Wish(), target), policy)
+
+    def reduce(self, budget: Budget, policy: Policy) -> list[Replaced]:
+        """Plans on the view as it is, and again if somebody else edits it meanwhile."""
+        count = self.meter.counter.message
+
+        def build() -> Sequence[Event]:
+            live = self.record.live
+            view, round = live.freeze(), live.state.round + 1
+            stamp = Stamp(live.state.next, time.time(), live.view, round)
+            plan = policy(view, budget, count)
+            return [
+                settle(edit, view, msgspec.structs.replace(stamp, at=stamp.at + n), count)
+                for n, edit in enumerate(plan)
+            ]
+
+        return [event for event in self.record.append(build) if isinstance(event, Replaced)]
+
+
+def _unchanged(fired: Sequence[str], tokens: int, budget: Budget) -> str:
+    what = ", ".join(fired)
+    if tokens < budget.threshold and tokens <= budget.target:
+        return f"{what} fired, but {tokens:,} tokens are within {budget.target:,}: nothing is hidden"
+    return f"Over {budget.threshold:,} tokens, but there is nothing left to hide"
+
+
+def _plain(tool: Any) -> Any:
+    return tool.model_dump(mode="json", exclude_unset=True) if hasattr(tool, "model_dump") else tool

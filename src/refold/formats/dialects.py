@@ -1,0 +1,102 @@
+"""Which dialects there are, and which one a message is in.
+
+>>> recognize({"role": "user", "content": [{"type": "input_text", "text": "Hello"}]})
+'openai-responses'
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from refold.core.errors import SettingError
+from refold.core.message import Message
+from refold.formats import ai_sdk, anthropic, flat, openai_chat, openai_responses
+from refold.formats.shape import kind_of
+
+
+class Format(Protocol):
+    """A dialect: a module of this package."""
+
+    DIALECT: str
+
+    def parse(self, value: Any, where: str = "message") -> Message:
+        """The message in a value of this dialect."""
+
+    def render(self, message: Message) -> tuple[list[dict[str, Any]], list[str]]:
+        """What to send for a message that did not come in this dialect, and what could not be said in it."""
+
+    def unread(self, value: Any) -> list[Any]:
+        """What is sent with a value beside what `parse` reads of it; it takes tokens as well."""
+
+    def results(self, value: Any) -> list[int]:
+        """Which blocks of its content are tool results."""
+
+
+FORMATS: dict[str, Format] = {
+    format.DIALECT: format for format in (openai_chat, openai_responses, anthropic, ai_sdk, flat)
+}
+TARGETS = tuple(name for name in FORMATS if name != flat.DIALECT)
+"""Those that requests are made in."""
+
+_BLOCKS = {
+    openai_chat.DIALECT: ("image_url", "input_audio", "refusal"),
+    openai_responses.DIALECT: ("input_text", "input_image", "input_file", "output_text"),
+    ai_sdk.DIALECT: ("tool-call", "tool-result", "tool-approval-request", "tool-approval-response"),
+    anthropic.DIALECT: (
+        "tool_use",
+        "tool_result",
+        "thinking",
+        "redacted_thinking",
+        "document",
+        "search_result",
+        "compaction",
+        "container_upload",
+        "server_tool_use",
+        "mcp_tool_use",
+        "tool_addition",
+    ),
+}
+_BY_BLOCK = {block: dialect for dialect, blocks in _BLOCKS.items() for block in blocks}
+
+
+def format_of(dialect: str) -> Format:
+    """
+    Raises:
+        SettingError: there is no such dialect.
+    """
+    if dialect not in FORMATS:
+        raise SettingError("dialect", f"{dialect!r} is not known; known are {', '.join(FORMATS)}")
+    return FORMATS[dialect]
+
+
+def recognize(value: Any) -> str | None:
+    """The dialect of a message that could be in no other; None where several would do."""
+    if not isinstance(value, Mapping):
+        return None
+    if value.keys() == {"system"}:
+        return anthropic.DIALECT
+    if value.keys() == {"instructions"}:
+        return openai_responses.DIALECT
+    if kind_of(value) is not None or "phase" in value:
+        return openai_responses.DIALECT
+    if value.get("tool_calls") is not None or value.get("tool_call_id") is not None:
+        return openai_chat.DIALECT
+    content = value.get("content")
+    return _by_blocks(content) if isinstance(content, list) else None
+
+
+def spoken(values: Iterable[Any]) -> str | None:
+    """The first dialect that is recognized among messages."""
+    return next((found for value in values if (found := recognize(value))), None)
+
+
+def _by_blocks(content: list[Any]) -> str | None:
+    for block in content:
+        kind = kind_of(block)
+        if kind in _BY_BLOCK:
+            return _BY_BLOCK[kind]
+        if kind and kind.endswith("_tool_result"):
+            return anthropic.DIALECT
+        if kind in ("image", "file", "reasoning"):
+            is_chat, is_anthropic = "file" in block, "source" in block
+            return openai_chat.DIALECT if is_chat else anthropic.DIALECT if is_anthropic else ai_sdk.DIALECT
+    return None

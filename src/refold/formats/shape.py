@@ -1,0 +1,65 @@
+"""What the formats have in common: expecting a shape, and saying what another dialect cannot."""
+
+from collections.abc import Collection, Mapping
+from hashlib import blake2b
+from typing import Any
+
+from refold.core.errors import MessageError
+from refold.core.message import CompactionMarker, Media, Message, Opaque, Part, Reasoning
+
+
+def expect(value: Any, kind: Any, where: str) -> None:
+    """
+    Raises:
+        MessageError: it is something else.
+    """
+    if not isinstance(value, kind):
+        raise MessageError(where, f"expected {getattr(kind, '__name__', kind)}, got {name_of(value)}")
+
+
+def named(value: Any, known: Collection[str], where: str) -> str:
+    """
+    Raises:
+        MessageError: it is not one of the known ones.
+    """
+    if not isinstance(value, str) or value not in known:
+        raise MessageError(where, f"{value!r} is not one of {', '.join(known)}")
+    return value
+
+
+def name_of(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
+def kind_of(block: Any) -> str | None:
+    kind = block.get("type") if isinstance(block, Mapping) else None
+    return kind if isinstance(kind, str) else None
+
+
+def rest_of(part: Part, dialect: str, lost: list[str]) -> list[Any]:
+    """What can be sent of a part that has no form of its own in a dialect; what cannot is named in `lost`."""
+    match part:
+        case Opaque(value=value, dialect=origin) if origin in (None, dialect):
+            return [value]
+        case Opaque(value=value):
+            lost.append(f"a {kind_of(value) or 'part'} of {part.dialect}")
+        case Reasoning():
+            lost.append("reasoning")
+        case CompactionMarker():
+            lost.append("a compaction of the provider's own")
+    return []
+
+
+def sayable(message: Message, lost: list[str]) -> list[Part]:
+    """Its parts, less those that no provider takes from this role."""
+    if message.role in ("user", "tool"):
+        return list(message.parts)
+    lost += [f"{part.kind} data of the {message.role}" for part in message.parts if isinstance(part, Media)]
+    return [part for part in message.parts if not isinstance(part, Media)]
+
+
+def id_within(id: str, length: int, also: str) -> str:
+    """The same id if its letters and its length are allowed; else one made from it, always the same."""
+    if 0 < len(id) <= length and all((c.isascii() and c.isalnum()) or c in also for c in id):
+        return id
+    return "call_" + blake2b(id.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()

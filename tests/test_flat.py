@@ -1,0 +1,355 @@
+"""Older flat records: JSON in `content` is opened where it is parts, left alone where somebody said it."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refold.core.errors import MessageError
+from refold.core.message import (
+    CompactionMarker,
+    Media,
+    Message,
+    Opaque,
+    Reasoning,
+    StepStart,
+    Text,
+    ToolCall,
+    ToolResult,
+)
+from refold.formats.flat import DIALECT, is_flat, parse, render, results, unread
+
+
+def said(content, role="assistant", **fields):
+    return parse({"role": role, "content": content, **fields}).parts
+
+
+def test_a_text_is_a_text():
+    assert said("Hello", "user") == (Text("Hello"),)
+    assert said("", "user") == (Text(""),)
+    assert said(None) == ()
+
+
+def test_a_text_that_was_stored_as_json_is_the_text():
+    assert said(json.dumps('say "hi"\n'), "user") == (Text('say "hi"\n'),)
+    assert said('{"text": "Hello"}', "user") == (Text("Hello"),)
+    assert said({"text": "Hello"}, "user") == (Text("Hello"),)
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        '{"a": 1}',
+        '{"text": "x", "lang": "en"}',
+        '{"type": "text", "text": "x"}',
+        "[]",
+        "[1, 2, 3]",
+        '["a"]',
+        '[{"name": "x"}]',
+        '[{"type": "Point", "coordinates": [1, 2]}]',
+        '[{"type": "text", "value": 1}]',
+        '[{"type": "text", "text": "x"}, 5]',
+        '"not the whole" of it',
+        '[{"type": "text"',
+        "null",
+        "17",
+    ],
+)
+def test_json_that_somebody_said_stays_what_they_said(pasted):
+    assert said(pasted, "user") == (Text(pasted),)
+
+
+def test_parts_of_the_ai_sdk_are_opened():
+    parts = [
+        {"type": "reasoning", "text": "hm"},
+        {"type": "text", "text": "I look"},
+        {"type": "tool-call", "toolCallId": "a", "toolName": "look", "args": {"at": 1}},
+    ]
+    assert said(json.dumps(parts)) == (Reasoning("hm"), Text("I look"), ToolCall("a", "look", '{"at":1}'))
+    answer = [{"type": "tool-result", "toolCallId": "a", "toolName": "look", "result": {"n": 1}}]
+    assert said(json.dumps(answer), "tool") == (ToolResult("a", '{"n":1}', "look"),)
+
+
+def test_parts_of_anthropic_are_opened():
+    parts = [
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        {"type": "tool_use", "id": "a", "name": "look", "input": {"at": 1}},
+    ]
+    assert said(json.dumps(parts)) == (Reasoning("hm"), ToolCall("a", "look", '{"at":1}'))
+    answer = [{"type": "tool_result", "tool_use_id": "a", "content": "no", "is_error": True}]
+    answered = Message("tool", [ToolResult("a", "no", is_error=True)])
+    assert parse({"role": "user", "content": json.dumps(answer)}) == answered
+
+
+def test_parts_of_openai_are_opened():
+    parts = [
+        {"type": "text", "text": "see"},
+        {"type": "image_url", "image_url": {"url": "https://e.org/a"}},
+        {"type": "output_text", "text": "x", "annotations": []},
+    ]
+    assert said(json.dumps(parts)) == (Text("see"), Media("image", url="https://e.org/a"), Text("x"))
+
+
+def test_parts_of_our_founders_are_opened():
+    marker = {"type": "compaction-marker", "summary": "so far", "compactedAt": 5}
+    result = {"type": "tool-result", "toolCallId": "a", "toolName": "look", "output": {"n": 1}}
+    assert said(json.dumps([{"type": "step-start"}, marker])) == (StepStart(), CompactionMarker(marker))
+    assert said([result], "tool") == (ToolResult("a", '{"n":1}', "look"),)
+
+
+def test_a_ui_message_has_calls_with_their_results():
+    parts = [
+        {"type": "step-start"},
+        {"type": "text", "text": "I look", "state": "done"},
+        {"type": "tool-look", "toolCallId": "a", "state": "output-available", "input": {}, "output": [1]},
+        {"type": "tool-look", "toolCallId": "b", "state": "output-error", "input": {}, "errorText": "no"},
+        {
+            "type": "dynamic-tool",
+            "toolName": "see",
+            "toolCallId": "c",
+            "state": "input-available",
+            "input": {},
+        },
+        {"type": "file", "mediaType": "image/png", "url": "https://e.org/a"},
+    ]
+    record = {"id": "m1", "role": "assistant", "parts": parts}
+    assert is_flat(record)
+    assert parse(record) == Message(
+        "assistant",
+        [
+            StepStart(),
+            Text("I look"),
+            ToolCall("a", "look", "{}"),
+            ToolResult("a", "[1]", "look"),
+            ToolCall("b", "look", "{}"),
+            ToolResult("b", "no", "look", True),
+            ToolCall("c", "see", "{}"),
+            Media("image", url="https://e.org/a", mime="image/png"),
+        ],
+        id="m1",
+    )
+
+
+def test_a_ui_message_of_version_4_has_invocations():
+    done = {"state": "result", "toolCallId": "a", "toolName": "look", "args": {"at": 1}, "result": "x"}
+    both = (ToolCall("a", "look", '{"at":1}'), ToolResult("a", "x", "look"))
+    part = {"type": "tool-invocation", "toolInvocation": done}
+    assert parse({"role": "assistant", "content": "", "parts": [part]}).parts == both
+    assert said("I look", toolInvocations=[done]) == (Text("I look"), *both)
+    partial = {"type": "tool-invocation", "toolInvocation": {**done, "state": "partial-call"}}
+    assert said([partial]) == (Opaque(partial, DIALECT),)
+
+
+def test_a_tool_that_the_provider_ran_is_nobodys_call():
+    own = [
+        {"type": "tool-call", "toolCallId": "a", "toolName": "search", "input": {}, "providerExecuted": True},
+        {
+            "type": "tool-result",
+            "toolCallId": "a",
+            "toolName": "search",
+            "output": {"type": "text", "value": "x"},
+        },
+    ]
+    text = {"type": "text", "text": "found"}
+    assert said(json.dumps([*own, text])) == (*(Opaque(part, "ai-sdk") for part in own), Text("found"))
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [{"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}],
+        [{"toolCallId": "a", "toolName": "f", "args": {"x": 1}}],
+        [{"id": "a", "name": "f", "arguments": '{"x":1}'}],
+        [{"id": "a", "name": "f", "input": {"x": 1}}],
+    ],
+)
+def test_calls_may_stand_beside_the_content(calls):
+    call = ToolCall("a", "f", '{"x":1}')
+    assert said("I call", tool_calls=calls) == (Text("I call"), call)
+    assert said("I call", toolCalls=json.dumps(calls)) == (Text("I call"), call)
+
+
+def test_a_call_that_stands_twice_is_made_once():
+    part = {"type": "tool-call", "toolCallId": "a", "toolName": "f", "input": {}}
+    assert said(json.dumps([part]), toolCalls=[{"toolCallId": "a", "toolName": "f"}]) == (
+        ToolCall("a", "f", "{}"),
+    )
+
+
+def test_what_a_tool_said_stays_as_it_was_said():
+    for text in ("plain", '"quoted"', '{"text": "x"}', '[{"type": "text", "text": "x"}]'):
+        assert said(text, "tool", tool_call_id="a", tool_name="f") == (ToolResult("a", text, "f"),)
+    assert said("x", "tool", toolCallId="a", name="f") == (ToolResult("a", "x", "f"),)
+    assert said({"n": 1}, "tool", toolCallId="a") == (ToolResult("a", '{"n":1}'),)
+    assert said([{"type": "text", "text": "x"}], "tool", toolCallId="a") == (ToolResult("a", (Text("x"),)),)
+    assert said("x", "tool") == (Text("x"),)
+
+
+def test_what_is_known_of_a_record_is_kept():
+    record = {
+        "id": "m1",
+        "role": "ai",
+        "content": "x",
+        "created_at": "2024-01-01",
+        "modelId": "gpt-4",
+        "finishReason": "stop",
+        "isSummary": True,
+        "metadata": {"turn": 1},
+    }
+    assert parse(record) == Message(
+        "assistant", "x", id="m1", model="gpt-4", finish="stop", summary=True, meta={"turn": 1}
+    )
+
+
+def test_an_unknown_part_beside_known_ones_is_kept():
+    parts = [{"type": "source-url", "url": "https://e.org"}, {"type": "text", "text": "x"}]
+    assert said(json.dumps(parts)) == (Opaque(parts[0], DIALECT), Text("x"))
+    assert said(parts[:1]) == (Opaque(parts[0], DIALECT),)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"role": "user", "content": "x", "context_id": "c", "index": 0, "timestamp": "2024-01-01"},
+        {"role": "tool", "content": "x", "toolCallId": "a", "name": "f"},
+        {"role": "user", "content": {"text": "x"}, "created_at": 5},
+        {"role": "user", "parts": [{"type": "text", "text": "x"}]},
+    ],
+)
+def test_a_row_is_recognized(record):
+    assert is_flat(record)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"role": "user", "content": "x"},
+        {"role": "user", "content": '[{"type": "text", "text": "pasted"}]'},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "tool", "tool_call_id": "a", "content": "x"},
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "user", "parts": [{"text": "for Gemini"}]},
+        {"type": "message", "role": "user", "content": "x"},
+        {"content": "x", "timestamp": 5},
+        "x",
+        None,
+    ],
+)
+def test_a_providers_message_is_no_row(value):
+    assert not is_flat(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "where"), [("x", "m"), ({"content": "x"}, "m.role"), ({"role": "data"}, "m.role")]
+)
+def test_only_what_is_nobodys_is_refused(value, where):
+    with pytest.raises(MessageError) as caught:
+        parse(value, "m")
+    assert caught.value.where == where
+
+
+def test_a_record_of_a_text_is_that_text():
+    assert render(Message("user", "Hello")) == ([{"role": "user", "content": "Hello"}], [])
+    (record,), _ = render(Message("tool", [ToolResult("a", '{"n": 1}', "f")]))
+    assert record == {"role": "tool", "content": '{"n": 1}', "tool_call_id": "a", "tool_name": "f"}
+
+
+def test_results_in_a_list_are_found():
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "x"}
+    assert results({"role": "user", "content": [result, call, result]}) == [0, 2]
+    assert results({"role": "user", "content": json.dumps([result])}) == []
+
+
+texts = st.sampled_from(["x", '"x"', '{"text": "x"}', '[{"type":"text","text":"x"}]', "[]", ""]) | st.text()
+outputs = texts | st.lists(st.builds(Text, texts), min_size=1, max_size=2).map(tuple)
+ids = st.sampled_from(["a", "b"])
+calls = st.builds(ToolCall, st.sampled_from(["c", "d"]), texts, st.just('{"a":1.0}'))
+answers = st.builds(ToolResult, ids, outputs, st.none() | st.text(min_size=1), st.booleans())
+media = st.builds(Media, st.just("image"), st.none(), st.just("AA"), st.sampled_from([None, "image/png"]))
+parts = st.one_of(
+    st.builds(Text, texts),
+    st.builds(Reasoning, texts),
+    calls,
+    answers,
+    media,
+    st.just(StepStart()),
+    st.just(CompactionMarker({"type": "compaction-marker", "summary": "x"})),
+    st.just(Opaque({"type": "verse", "text": 5}, DIALECT)),
+)
+
+
+def _joined(message):
+    """Errors with several texts are written as one."""
+    return [
+        (part.call_id, part.tool, part.is_error, message.text) if isinstance(part, ToolResult) else part
+        for part in message.parts
+    ]
+
+
+@given(st.sampled_from(["user", "assistant", "system", "tool"]), st.lists(parts, max_size=4))
+def test_what_we_write_we_read_again(role, said):
+    role = "tool" if said and all(isinstance(part, ToolResult) for part in said) else role
+    message = Message(role, said, id="m")
+    (record,), lost = render(message)
+    assert json.loads(json.dumps(record)) == record
+    assert (parse(record).role, parse(record).id, lost) == (role, "m", [])
+    assert _joined(parse(record)) == _joined(message)
+
+
+fields = st.sampled_from(
+    [
+        "type",
+        "text",
+        "content",
+        "parts",
+        "toolCallId",
+        "tool_call_id",
+        "toolName",
+        "state",
+        "tool_calls",
+        "id",
+        "toolInvocations",
+        "toolInvocation",
+        "input",
+        "url",
+        "data",
+        "providerExecuted",
+        "name",
+        "metadata",
+    ]
+)
+kinds = st.sampled_from(
+    ["text", "tool-call", "tool-result", "tool-x", "dynamic-tool", "tool-invocation", "file"]
+)
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=4) | kinds,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(fields, inner, max_size=6),
+    max_leaves=24,
+)
+odd = st.builds(
+    lambda role, content, rest, as_text: {
+        **rest,
+        "role": role,
+        "content": json.dumps(content) if as_text else content,
+    },
+    st.sampled_from(["user", "assistant", "tool", "system"]),
+    junk,
+    st.dictionaries(fields, junk, max_size=5),
+    st.booleans(),
+)
+
+
+@given(junk | odd)
+def test_junk_is_understood_or_refused_and_nothing_else(value):
+    is_flat(value)
+    try:
+        message = parse(value)
+    except MessageError:
+        assert not isinstance(value, dict) or value.get("role") not in ("user", "assistant", "tool", "system")
+        return
+    (record,), _ = render(message)
+    assert parse(record).role == message.role
+    assert unread(value) == []
+    assert isinstance(results(value), list)
