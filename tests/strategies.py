@@ -2,6 +2,7 @@
 
 from hypothesis import strategies as st
 
+from histories import DIALECTS, Call, Step
 from refold.core.event import Event, Line, Measured, Pinned, Replaced, Said, Span, Undone, Unknown
 from refold.core.message import Message, Reasoning, Text, ToolCall, ToolResult, Usage
 
@@ -159,3 +160,24 @@ deeds = st.one_of(
     st.tuples(st.sampled_from(["pin", "unpin", "restore"]), places),
 )
 """What programs and people do to a session."""
+
+
+@st.composite
+def told(draw: st.DrawFn) -> tuple[list[Step], str, tuple[str, ...]]:
+    """Any steps in any order, a dialect to write them in, and what the model demands."""
+    ids = st.sampled_from(["a", "b", "c", "d" * 70, "e|1"])
+    texts = st.sampled_from(["", " ", "Look.", "word " * 30, "word " * 300])
+    calls = st.builds(Call, ids, st.just("read"), st.sampled_from(["{}", "", "[1]", '{"a":1}', "{"]))
+    unique = st.lists(calls, max_size=3, unique_by=lambda call: call.id).map(tuple)
+    some = st.lists(calls, max_size=3).map(tuple)
+    answers = st.lists(ids, min_size=1, max_size=3).map(tuple)
+    none, false, bools = st.just(()), st.just(False), st.booleans()
+    steps = st.one_of(
+        st.builds(Step, st.just("user"), texts, none, none, false, bools),
+        st.builds(Step, st.just("system"), texts, none, none, false, false),
+        st.builds(Step, st.just("assistant"), texts, unique, none, bools, false),
+        st.builds(Step, st.just("assistant"), texts, some, none, bools, false),
+        st.builds(Step, st.just("tool"), texts, none, answers, false, false),
+    )
+    flags = st.sampled_from([(), ("system-inside", "no-prefill", "binds-thinking")])
+    return draw(st.lists(steps, max_size=14)), draw(st.sampled_from([*DIALECTS])), draw(flags)

@@ -245,7 +245,12 @@ def test_whatever_the_bytes_are_nothing_is_raised(data):
     ):
         images.size(start + data)
         assert images.pages(start + data) >= 1
-        assert images.seconds(start + data) >= 0
+        assert images.seconds(start + data, 1_000) >= 0
+
+
+def test_a_size_that_no_image_has_is_not_believed():
+    assert images.size(png(2**31, 3)) is None
+    assert images.size(png(0, 3)) is None
 
 
 def test_images_take_what_their_providers_say():
@@ -265,6 +270,7 @@ def test_no_image_takes_nothing_or_more_than_its_budget(width, height):
     assert 1 <= Grid(28, 1_568, 1_568)(width, height) <= 1_568
     assert 1 <= Patches(1.0, 1_536, 2_048)(width, height) <= 1_536
     assert 85 + 170 <= Tiles(85, 170)(width, height) <= 85 + 8 * 170
+    assert 258 <= Crops()(width, height) <= 64 * 258
 
 
 def test_an_image_whose_size_cannot_be_seen_is_taken_for_a_screen():
@@ -289,7 +295,8 @@ def test_a_document_counts_by_its_pages_and_a_text_by_its_words():
     rates = counter("claude-sonnet-4-5").framing.media
     listed = b"%PDF-1.4 /Type /Pages /Type /Page /Type/Page /Type /Page>>"
     said = b"%PDF-1.7 <</Linearized 1 /L 9 /N 7>>"
-    for data, pages in ((listed, 3), (said, 7), (bytes(90_000), 3), (b"", 1)):
+    long = listed.ljust(images.SCANNED_BYTES * 2)
+    for data, pages in ((listed, 3), (said, 7), (bytes(90_000), 3), (b"", 1), (long, 6)):
         media = Media("file", data=base64.b64encode(data).decode(), mime="application/pdf")
         assert rates.tokens(media) == pages * rates.page, data[:20]
     words = base64.b64encode(b"late " * 500).decode()

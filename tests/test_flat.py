@@ -18,7 +18,7 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.formats.flat import DIALECT, is_flat, parse, render, results, unread
+from refold.formats.flat import DIALECT, is_flat, parse, render, results, steps, unread
 
 
 def said(content, role="assistant", **fields):
@@ -129,6 +129,19 @@ def test_a_ui_message_has_calls_with_their_results():
         ],
         id="m1",
     )
+
+
+def test_a_turn_in_one_record_is_cut_where_the_model_spoke_again():
+    a, b = (ToolCall("a", "f", "{}"), ToolResult("a", "1")), (ToolCall("b", "f", "{}"), ToolResult("b", "2"))
+    turn = [StepStart(), Text("I look"), *a, *b, StepStart(), *a, Text("done")]
+    assert [step.parts for step in steps(Message("assistant", turn, id="m"))] == [
+        (StepStart(), Text("I look"), *a, *b),
+        (StepStart(), *a),
+        (Text("done"),),
+    ]
+    assert [step.id for step in steps(Message("assistant", turn, id="m"))] == ["m", None, None]
+    assert steps(Message("user", "x")) == [Message("user", "x")]
+    assert steps(Message("user", ())) == [Message("user", ())]
 
 
 def test_a_ui_message_of_version_4_has_invocations():

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,11 @@ def recordings(name, kind):
     lines = (DATA / f"api_{name}.jsonl").read_text().splitlines()
     found = [one for one in map(json.loads, lines) if one["status"] == 200]
     return [one["response"] for one in found if isinstance(one["response"], kind)]
+
+
+def alone(usage):
+    """The same, however often the model was called for it."""
+    return usage and msgspec.structs.replace(usage, calls=1)
 
 
 def usage_of(usage):
@@ -51,7 +57,7 @@ def test_every_recorded_reply_is_taken_as_it_came(name):
             assert take(value) is None
             continue
         reply = take(value)
-        assert reply.usage == usage_of(value["usage"])
+        assert alone(reply.usage) == usage_of(value["usage"])
         assert reply.messages == messages_of(value)
         assert (reply.dialect, reply.model) == (FORMATS[name].DIALECT, value["model"])
         assert reply.finish
@@ -70,7 +76,7 @@ def test_every_recorded_stream_is_collected(name):
         reply = collect(chunks)
         assert json.dumps(chunks) == before
         assert reply.messages
-        assert reply.usage == usage_of(last_usage(chunks))
+        assert alone(reply.usage) == usage_of(last_usage(chunks))
         assert reply.finish not in (None, "interrupted")
         assert reply.model
         for message in reply.messages:
@@ -242,7 +248,7 @@ def test_content_that_began_as_parts_goes_on_as_text():
 
 def test_a_cut_chat_stream_keeps_what_came():
     call = [piece(0, id="a", type="function", function={"name": "f", "arguments": '{"x'})]
-    reply = collect([delta(content="I"), delta(tool_calls=call)])
+    reply = collect([delta(content="I"), delta(tool_calls=call), {"error": {"message": "overloaded"}}])
     assert reply.finish == "interrupted"
     assert reply.messages[0]["tool_calls"][0]["function"]["arguments"] == '{"x'
     assert collect([delta(role="assistant", content="")]).messages == []

@@ -69,7 +69,7 @@ def _fit(session: Session, target: str, window: int, flags: tuple[str, ...], see
     return f"seed {seed}: {target} {window} {broken[0]}" if broken else "valid"
 
 
-def _many(seeds: range) -> Counter[str]:
+def many(seeds: range) -> Counter[str]:
     seen = Counter[str]()
     for seed in seeds:
         try:
@@ -86,7 +86,7 @@ def run(views: int, jobs: int, state: Path | None, progress: bool = True) -> Cou
     with ProcessPoolExecutor(jobs) as pool:
         while sum(seen.values()) < views:
             batches = [range(seed + n * size, seed + (n + 1) * size) for n in range(jobs * 2)]
-            for found in pool.map(_many, batches):
+            for found in pool.map(many, batches):
                 seen += found
             seed = batches[-1].stop
             if state:

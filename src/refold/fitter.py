@@ -82,7 +82,7 @@ class Fitter:
 
     def learn(self, usage: Usage, gauge: Gauge | None) -> None:
         """What the provider says that the newest request took; `gauge` measured the one before it."""
-        if self.last.counted and usage.input:
+        if self.last.counted and usage.input and usage.calls == 1:
             self.meter.learn(self.last.counted, usage.input, gauge)
         self.last = Request(self.record.view, model=self.model)  # each is measured once
 

@@ -1,6 +1,7 @@
 """What users hand in becomes drafts: parsed, counted once, and kept as it came."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from math import isfinite
 from typing import Any, NamedTuple, TypeVar
@@ -12,13 +13,15 @@ from refold.core.draft import Draft, part_id, split
 from refold.core.errors import MessageError
 from refold.core.event import Expiry, Piece
 from refold.core.message import Kind, Media, Message, ToolResult
-from refold.formats import openai_responses, replies
+from refold.formats import flat, openai_responses, replies
 from refold.formats.dialects import FORMATS, recognize, spoken
 from refold.tokens.count import Counter
 
 T = TypeVar("T")
 MAX_DEPTH = 200
 """How deep the JSON of a message may nest."""
+PARSED = ("parsed", "parsed_arguments", "parsed_output")
+"""Fields that SDKs add to their objects for those who use them: no provider said them, nor takes them back."""
 
 
 class _Beside(msgspec.Struct, frozen=True):
@@ -124,12 +127,24 @@ class Intake(NamedTuple):
         drafts: list[Draft] = []
         for value, raw, piece in _pieces(group, format.results):
             message = format.parse(value, unit.where)
+            if unit.dialect == flat.DIALECT and message.results:
+                return self._steps(message, value, extra.id, rest)
             known = _known(unit.reply) if unit.reply and not drafts else {}
-            id = part_id(extra.id, len(drafts))
+            id = part_id(extra.id or message.id, len(drafts))
             message = msgspec.structs.replace(message, id=id, **known)
             tokens = self.counter.message(message) + sum(map(self.counter.json, format.unread(value)))
             drafts.append(Draft(message, tokens, unit.dialect, raw, **rest, piece=piece))
         return drafts
+
+    def _steps(self, message: Message, record: Any, id: str | None, rest: dict[str, Any]) -> list[Draft]:
+        """A record of several steps becomes a message for each; the first has the record as its `meta`."""
+        parts = [part for step in flat.steps(message) for part in split(step)]
+        first = msgspec.structs.replace(parts[0], meta=record)
+        named = [
+            msgspec.structs.replace(part, id=part_id(id or message.id, n))
+            for n, part in enumerate([first, *parts[1:]])
+        ]
+        return [Draft(part, self.counter.message(part), **rest) for part in named]
 
 
 def _reply(reply: replies.Reply, n: int, where: str) -> Iterable[_Unit]:
@@ -241,8 +256,9 @@ def _plain(value: Any, where: str) -> Any:
         raise MessageError(
             where, f"expected a dict, an SDK object or a refold.Message, got {type(value).__name__}"
         )
-    value = value if type(value) is dict else _dumped(value, where)
-    return value if _walk(value, where, 0) else _converted(value, where)
+    plain = value if type(value) is dict else _dumped(value, where)
+    plain = plain if _walk(plain, where, 0) else _converted(plain, where)
+    return plain if isinstance(value, Mapping) else replies.returnable(plain)
 
 
 def _walk(value: Any, where: str, depth: int) -> bool:
@@ -287,10 +303,19 @@ def _converted(value: Any, where: str) -> Any:
 def _dumped(value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
+    # only what its maker set: what a provider never said must not be said back to it
+    said = {"mode": "json", "exclude_unset": True, "by_alias": True, "exclude": _parsed(value)}
+    for options in ({**said, "warnings": False}, said):
+        with suppress(TypeError, ValueError):  # an older pydantic, or what only looks like one
+            return value.model_dump(**options)
     try:
-        try:  # only what its maker set: what a provider never said must not be said back to it
-            return value.model_dump(mode="json", exclude_unset=True, by_alias=True)
-        except TypeError:
-            return value.model_dump()
+        return value.model_dump()
     except Exception as error:  # whatever an SDK may raise
         raise MessageError(where, f"{type(value).__name__}.model_dump() failed: {error}") from error
+
+
+def _parsed(value: Any) -> dict[Any, Any] | None:
+    """Where in an SDK object those fields are."""
+    fields = enumerate(value) if isinstance(value, list) else getattr(value, "__dict__", {}).items()
+    found = {key: True if key in PARSED else _parsed(inner) for key, inner in fields}
+    return {key: inner for key, inner in found.items() if inner} or None

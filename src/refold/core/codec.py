@@ -190,9 +190,9 @@ def encode(event: Event) -> Entry:
         case Pinned(lines=lines):
             head, body = _PinnedHead(lines), _Note(event.why, event.time)
         case Measured():
-            head = _MeasuredHead(
-                event.view, event.of, event.estimate, event.usage.input, event.model, event.prefix
-            )
+            alone = event.usage.input if event.usage.calls == 1 else 0  # a sum says nothing of one request
+            known = (event.estimate, alone, event.model, event.prefix)
+            head = _MeasuredHead(event.view, event.of, *known)
             body = _MeasuredBody(event.usage, event.model, event.time)
         case Unknown(kind=kind):
             return Entry(event.at, kind, None, dumps(event.head), dumps(event.body))
@@ -253,8 +253,8 @@ def head(entry: Entry) -> Head | None:
             return Pinned(entry.at, _read(entry, entry.head, _PinnedHead).lines)
         case "measured":
             measured = _read(entry, entry.head, _MeasuredHead)
-            known = (measured.estimate, measured.input, measured.model, measured.prefix)
-            return Gauge(entry.at, measured.view, measured.of, *known)
+            rest = (measured.estimate, measured.input, measured.model, measured.prefix)
+            return Gauge(entry.at, measured.view, measured.of, *rest)
         case _:
             return None
 

@@ -94,6 +94,8 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     output: int = 0
     cache_read: int = 0
     cache_write: int = 0
+    calls: int = 1
+    """How often the provider called the model for it, with tools of its own between; all are in the sum."""
 
 
 class Message(msgspec.Struct, Generic[Meta], frozen=True, omit_defaults=True):

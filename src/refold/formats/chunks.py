@@ -63,7 +63,7 @@ def join(chunks: Sequence[Any], where: str = "chunks") -> dict[str, Any] | None:
     Raises:
         MessageError: one of them does not belong there; says which.
     """
-    first = next((chunk for chunk in chunks if kind_of(chunk) not in ("ping", "error")), None)
+    first = next((chunk for chunk in chunks if not _says_nothing(chunk)), None)
     if not isinstance(first, dict) or "role" in first:
         return None
     kind = kind_of(first) or ""
@@ -74,6 +74,12 @@ def join(chunks: Sequence[Any], where: str = "chunks") -> dict[str, Any] | None:
     if isinstance(first.get("choices"), list) and any(map(_is_delta, chunks)):
         return _completion(chunks, where)
     return None
+
+
+def _says_nothing(chunk: Any) -> bool:
+    """Signs of life, and errors: after one nothing more comes."""
+    is_error = isinstance(chunk, dict) and "error" in chunk and "choices" not in chunk
+    return is_error or kind_of(chunk) in ("ping", "error")
 
 
 def _is_delta(chunk: Any) -> bool:
@@ -87,7 +93,7 @@ def _completion(chunks: Sequence[Any], where: str) -> dict[str, Any]:
     calls: list[dict[str, Any]] = []
     finish, usage, model = None, None, None
     for n, chunk in enumerate(chunks):
-        if kind_of(chunk) in ("ping", "error"):
+        if _says_nothing(chunk):
             continue
         choices = _of(chunk, "choices", list, f"{where}[{n}]")
         usage, model = chunk.get("usage") or usage, chunk.get("model") or model
@@ -143,10 +149,9 @@ def _added(old: Any, new: Any, key: str) -> Any:
         case list(), list():
             return _listed(old, new)
         case list(), str():  # content that began as parts goes on as text
-            last = old[-1] if kind_of(old[-1]) == "text" else None
-            return (
-                [*old[:-1], _merged(last, {"text": new})] if last else [*old, {"type": "text", "text": new}]
-            )
+            if kind_of(old[-1]) == "text":
+                return [*old[:-1], _merged(old[-1], {"text": new})]
+            return [*old, {"type": "text", "text": new}]
         case str(), list():
             return [{"type": "text", "text": old}, *new]
     return new
@@ -186,7 +191,7 @@ def _message(chunks: Sequence[Any], where: str) -> dict[str, Any]:
                 if isinstance(text := delta.get("partial_json"), str):
                     inputs[index] = inputs.get(index, "") + text
                 else:
-                    blocks[index] = _with_delta(blocks[index], delta)
+                    blocks[index] = _with_delta(blocks[index], delta, place)
             case "content_block_stop":
                 index = _of(event, "index", int, place)
                 inputs[index] = inputs.get(index) or "{}"
@@ -201,9 +206,9 @@ def _message(chunks: Sequence[Any], where: str) -> dict[str, Any]:
     return message | {"content": content, "usage": usage}
 
 
-def _with_delta(block: dict[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
+def _with_delta(block: dict[str, Any], delta: dict[str, Any], where: str) -> dict[str, Any]:
     if "citation" in delta:
-        return _merged(block, {"citations": [delta["citation"]]})
+        return block | {"citations": [*_maybe(block, "citations", list, where), delta["citation"]]}
     return _merged(block, {key: value for key, value in delta.items() if key != "type"})
 
 

@@ -81,12 +81,14 @@ def recognize(value: Any) -> str | None:
     if value.get("tool_calls") is not None or value.get("tool_call_id") is not None:
         return openai_chat.DIALECT
     content = value.get("content")
-    return _by_blocks(content) if isinstance(content, list) else None
+    if isinstance(content, list):
+        return _by_blocks(content)
+    return flat.DIALECT if "parts" in value and flat.is_flat(value) else None
 
 
 def spoken(values: Iterable[Any]) -> str | None:
-    """The first dialect that is recognized among messages."""
-    return next((found for value in values if (found := recognize(value))), None)
+    """The first dialect that is recognized among messages, of those that requests are made in."""
+    return next((found for value in values if (found := recognize(value)) in TARGETS), None)
 
 
 def _by_blocks(content: list[Any]) -> str | None:

@@ -11,6 +11,8 @@ said is opened only where it is a list of results. Any other JSON is what somebo
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from refold.core.codec import dumps, loads
 from refold.core.errors import MessageError
 from refold.core.message import (
@@ -91,6 +93,23 @@ def parse(value: Any, where: str = "message") -> Message:
         finish=_text(value, "finish_reason", "finishReason"),
         summary=_first(value, "is_summary", "isSummary") is True,
     )
+
+
+def steps(message: Message) -> list[Message]:
+    """A turn that was stored in one record, cut where the model spoke again; only the first keeps the id."""
+    groups: list[list[Part]] = [[]]
+    for part in message.parts:
+        has_results = any(isinstance(before, ToolResult) for before in groups[-1])
+        if groups[-1] and (
+            isinstance(part, StepStart) or (has_results and isinstance(part, Text | Reasoning))
+        ):
+            groups.append([])
+        groups[-1].append(part)
+    ids = [message.id, *[None] * len(groups)]
+    return [
+        msgspec.structs.replace(message, parts=tuple(parts), id=id)
+        for parts, id in zip(groups, ids, strict=False)
+    ]
 
 
 def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:

@@ -14,9 +14,9 @@ from refold.core.errors import MessageError
 from refold.core.message import Usage
 from refold.formats import anthropic, openai_chat, openai_responses
 from refold.formats.chunks import INTERRUPTED, events, join
-from refold.formats.shape import expect, name_of
+from refold.formats.shape import expect, kind_of, name_of
 
-__all__ = ["INTERRUPTED", "Reply", "collect", "events", "take"]
+__all__ = ["INTERRUPTED", "Reply", "collect", "events", "returnable", "take"]
 
 CHAT = ("prompt_tokens", "completion_tokens", "prompt_tokens_details")
 RESPONSES = ("input_tokens", "output_tokens", "input_tokens_details")
@@ -72,11 +72,11 @@ def _completion(value: dict[str, Any], where: str) -> Reply:
         choice = _object(choices[0], f"{where}.choices[0]")
         message = _object(choice.get("message"), f"{where}.choices[0].message")
         message = message if "role" in message else {"role": "assistant"} | message
-        messages, finish = [_returnable(message)], _text(choice, "finish_reason")
+        messages, finish = [returnable(message)], _text(choice, "finish_reason")
     return Reply(openai_chat.DIALECT, messages, _usage(value, CHAT, where), _text(value, "model"), finish)
 
 
-def _returnable(message: dict[str, Any]) -> dict[str, Any]:
+def returnable(message: dict[str, Any]) -> dict[str, Any]:
     """The message without what is refused when it is sent back: calls that are none, and sound but its id."""
     empty = [key for key in ("tool_calls", "function_call") if not message.get(key)]
     kept = {key: inner for key, inner in message.items() if key not in empty}
@@ -109,11 +109,19 @@ def _usage(reply: dict[str, Any], names: tuple[str, ...], where: str) -> Usage |
     if names is ANTHROPIC:  # which counts apart what it had to do with the cache
         read = _tokens(usage, "cache_read_input_tokens", place)
         written = _tokens(usage, "cache_creation_input_tokens", place)
-        return Usage(input + read + written, output, read, written)
+        return Usage(input + read + written, output, read, written, _calls(reply, usage))
     details, place = usage.get(names[2]) or {}, f"{place}.{names[2]}"
     expect(details, dict, place)
     read, written = (_tokens(details, name, place) for name in ("cached_tokens", "cache_write_tokens"))
     return Usage(input, output, read, written)
+
+
+def _calls(reply: dict[str, Any], usage: dict[str, Any]) -> int:
+    """How often Anthropic called the model: for each tool of its own that it ran, once more."""
+    rounds = usage.get("iterations")
+    if isinstance(rounds, list) and rounds:
+        return len(rounds)
+    return 1 + sum(kind_of(block) in ("server_tool_use", "mcp_tool_use") for block in reply["content"])
 
 
 def _tokens(counts: dict[str, Any], name: str, where: str) -> int:

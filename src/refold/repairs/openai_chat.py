@@ -6,7 +6,7 @@ from typing import Any
 
 from refold.core.codec import dumps
 from refold.formats.openai_chat import tool_id
-from refold.repairs.marks import EMPTY, Mended, again, is_blank
+from refold.repairs.marks import EMPTY, Mended, again
 
 MAX_CALLS = 128
 MAX_CHARS = 10_485_760
@@ -29,9 +29,8 @@ def _message(message: dict[str, Any], where: str, notices: list[str]) -> dict[st
     if isinstance(message.get("tool_call_id"), str):
         new["tool_call_id"] = tool_id(message["tool_call_id"])
     content = message.get("content")
-    if not any(new.get(field) for field in ("tool_calls", "function_call", "audio", "refusal")) and is_blank(
-        content
-    ):
+    says = any(new.get(field) for field in ("tool_calls", "function_call", "audio", "refusal"))
+    if not says and content in (None, []):
         new["content"] = EMPTY
         notices.append(f"{where}: {EMPTY} stands where nothing was said")
     if isinstance(content, str) and len(content) > MAX_CHARS:

@@ -157,8 +157,8 @@ class Counter(msgspec.Struct, frozen=True):
     def _served(self, tool: Any) -> int:
         """A tool that the provider has: what it tells the model of it is not in the request."""
         kind = str(tool.get("type", "")) if isinstance(tool, Mapping) else ""
-        known = self.framing.served
-        return self.json(tool) + next((known[name] for name in known if kind.startswith(name)), SERVED)
+        known = (tokens for name, tokens in self.framing.served if kind.startswith(name))
+        return self.json(tool) + next(known, SERVED)
 
 
 @lru_cache(256)

@@ -4,7 +4,6 @@
 """
 
 import re
-from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -37,7 +36,7 @@ class Framing(msgspec.Struct, frozen=True):
     input: Literal["json", "values"] = "json"
     """How a call's input is shown to the model: as it was written, or value by value."""
     schemas: Literal["json", "types"] = "json"
-    served: Mapping[str, int] = {}
+    served: tuple[tuple[str, int], ...] = ()
     """What is said of a tool that the provider has, by the beginning of its type."""
     media: Rates = Rates(Patches(1.2, 2_500, 2_048), page=1_500, second=32)
 
@@ -72,7 +71,7 @@ def framing(model: str | None, provider: str | None) -> Framing:
         case "deepseek":
             return Framing("deepseek_v3", 1.05, call=12, tool=12, media=Rates(Flat(1_600)))
         case "qwen":
-            media = Rates(Grid(28, 1_000_000, 2_562))
+            media = Rates(Grid(28, 65_535, 16_386))
             return Framing("qwen3", 1.05, message=5, call=12, tool=12, media=media)
         case "xai":
             return Framing(margin=1.1, call=12, tool=12, media=Rates(Flat(1_792)))
@@ -135,16 +134,16 @@ _TOOL_PROMPTS: tuple[tuple[Version, tuple[int, int]], ...] = (
     ((4, 0), (313, 315)),
     ((0, 0), (346, 340)),
 )
-_SERVED = {
-    "bash": 245,
-    "text_editor": 700,
-    "computer": 735,
-    "web_search": 2_200,
-    "web_fetch": 600,
-    "code_execution": 1_800,
-    "memory": 1_100,
-    "tool_search": 200,
-}
+_SERVED = (
+    ("bash", 245),
+    ("text_editor", 700),
+    ("computer", 735),
+    ("web_search", 2_200),
+    ("web_fetch", 600),
+    ("code_execution", 1_800),
+    ("memory", 1_100),
+    ("tool_search", 200),
+)
 
 
 def _version(name: tuple[str, ...]) -> Version:

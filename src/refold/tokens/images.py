@@ -12,8 +12,12 @@ from refold.core.message import Media
 
 USUAL = (1920, 1080)
 """What an image is taken for whose size cannot be seen: pixels of a screen."""
+LARGEST = 65_535
+"""Pixels of a side; an image that says it has more is not believed."""
 HEADER_BYTES = 256 * 1024
 """An image says its size in the first of them, behind whatever the camera had to say."""
+SCANNED_BYTES = 8 * 1024 * 1024
+"""Of a document; if it is longer, the rest is taken to be like them."""
 PAGE_BYTES = 30_000
 """Of a document that does not say how many pages it has."""
 SOUND_BYTES_PER_SECOND = 4_000
@@ -21,6 +25,9 @@ SOUND_BYTES_PER_SECOND = 4_000
 
 Rule: TypeAlias = Callable[[int, int], int]
 """Tokens by width and height in pixels."""
+
+
+MOST_CROPS = 64
 
 
 class Tiles(msgspec.Struct, frozen=True):
@@ -92,7 +99,7 @@ class Crops(msgspec.Struct, frozen=True):
         if max(width, height) <= 384:
             return self.tile
         unit = max(1, floor(min(width, height) / 1.5))
-        return self.tile * ceil(width / unit) * ceil(height / unit)
+        return self.tile * min(MOST_CROPS, ceil(width / unit) * ceil(height / unit))
 
 
 class Flat(msgspec.Struct, frozen=True):
@@ -118,8 +125,8 @@ class Rates(msgspec.Struct, frozen=True):
         if media.kind == "image":
             return self.image(*(size(_head(found[1])) if found else None) or USUAL)
         if media.kind == "audio":
-            return ceil(self.second * (seconds(_bytes(found[1])) if found else 60))
-        return self.page * (pages(_bytes(found[1])) if found else 1)
+            return ceil(self.second * (seconds(_head(found[1]), len(found[1]) * 3 // 4) if found else 60))
+        return self.page * (_pages(found[1]) if found else 1)
 
 
 def words(media: Media) -> str | None:
@@ -141,7 +148,7 @@ def size(data: bytes) -> tuple[int, int] | None:
         found = _little(data[6:8]), _little(data[8:10])
     elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         found = _webp(data)
-    return found if found and min(found) > 0 else None
+    return found if found and 0 < min(found) <= max(found) <= LARGEST else None
 
 
 def pages(data: bytes) -> int:
@@ -151,11 +158,10 @@ def pages(data: bytes) -> int:
     return listed or (int(said[1]) if said else 0) or max(1, ceil(len(data) / PAGE_BYTES))
 
 
-def seconds(data: bytes) -> float:
-    """How long a sound is: a WAV says so, others by their length."""
-    if data[:4] == b"RIFF" and data[8:12] == b"WAVE" and (rate := _little(data[28:32])):
-        return len(data) / rate
-    return len(data) / SOUND_BYTES_PER_SECOND
+def seconds(head: bytes, length: int) -> float:
+    """How long a sound of so many bytes is: a WAV says how many make a second."""
+    said = _little(head[28:32]) if head[:4] == b"RIFF" and head[8:12] == b"WAVE" else 0
+    return length / max(said, SOUND_BYTES_PER_SECOND)
 
 
 _PAGE = re.compile(rb"/Type\s*/Page(?![a-zA-Z])")
@@ -195,6 +201,11 @@ def _int(data: bytes) -> int:
 
 def _little(data: bytes) -> int:
     return int.from_bytes(data, "little")
+
+
+def _pages(data: str) -> int:
+    scanned = data[: SCANNED_BYTES // 3 * 4]
+    return round(pages(_bytes(scanned)) * len(data) / max(1, len(scanned))) or 1
 
 
 def _head(data: str) -> bytes:
