@@ -124,12 +124,13 @@ class Fitter:
         budget = self.config.budget(self.settings, self.meter.limits, output_of(wish.request))
         wanted = budget.max_tokens if target is None else target
         ratio, constant = self.meter.scale(self.record.live.state.gauge)
-        overhead = self._tool_tokens(wish.tools) + self.meter.apart(wish.request)
+        overhead = self._tool_tokens(wish.tools, wish.request.get("tool_choice"))
+        overhead += self.meter.apart(wish.request)
         return msgspec.structs.replace(
             budget, overhead=overhead, max_tokens=wanted, ratio=ratio, constant=constant
         )
 
-    def _tool_tokens(self, tools: Sequence[Any] | None) -> int:
+    def _tool_tokens(self, tools: Sequence[Any] | None, choice: Any) -> int:
         """Those of the request before where none are given: a check between two requests knows no others."""
         if tools is not None:
             if not isinstance(tools, list | tuple):
@@ -139,7 +140,7 @@ class Fitter:
             except (TypeError, ValueError, RecursionError) as error:
                 raise SettingError("tools", f"are not JSON: {error}") from error
             if text != self._tools[0]:
-                self._tools = (text, self.meter.counter.tools(codec.loads(text)))
+                self._tools = (text, self.meter.counter.tools(codec.loads(text), choice))
         return self._tools[1]
 
     # Making it

@@ -15,13 +15,21 @@ from refold.core.event import Expiry, Piece
 from refold.core.message import Kind, Media, Message, ToolResult
 from refold.formats import flat, openai_responses, replies
 from refold.formats.dialects import FORMATS, recognize, spoken
+from refold.formats.sheet import APART
+from refold.repairs.targets import mend
+from refold.rules.targets import JUDGES
 from refold.tokens.count import Counter
 
 T = TypeVar("T")
 MAX_DEPTH = 200
 """How deep the JSON of a message may nest."""
+LONG_PLACE = 100
+"""Characters of a place that are told."""
+PLAIN = (str, int, float, bool, type(None))
+HOPELESS = ("S1", "A14", "A15", "R9")
+"""Rules that a message breaks by itself and that no mending keeps."""
 PARSED = ("parsed", "parsed_arguments", "parsed_output")
-"""Fields that SDKs add to their objects for those who use them: no provider said them, nor takes them back."""
+"""Fields that SDKs add to what a provider said: it takes none of them back."""
 
 
 class _Beside(msgspec.Struct, frozen=True):
@@ -94,8 +102,10 @@ class Intake(NamedTuple):
     def _units(
         self, values: list[Any], where: Callable[[int], str], raws: Sequence[bytes] | None
     ) -> Iterable[_Unit]:
-        stream = replies.collect(values) if len(values) > 1 else None
+        stream = replies.collect(values)
         if stream is not None:
+            if where(0) == where(1):  # not in a list
+                raise MessageError(where(0), "is a chunk of a stream; append the list of all that came")
             yield from _reply(stream, 0, where(0))
             return
         default = self.dialect or spoken(values) or self.default
@@ -127,6 +137,7 @@ class Intake(NamedTuple):
         drafts: list[Draft] = []
         for value, raw, piece in _pieces(group, format.results):
             message = format.parse(value, unit.where)
+            _shaped(value, unit.dialect, unit.where)
             if unit.dialect == flat.DIALECT and message.results:
                 return self._steps(message, value, extra.id, rest)
             known = _known(unit.reply) if unit.reply and not drafts else {}
@@ -223,6 +234,24 @@ def _sendable(message: Message, where: str) -> None:
         raise MessageError(f"{where}.parts", "an image, file or sound has a url or data")
 
 
+def _shaped(value: Any, dialect: str, where: str) -> None:
+    """The same for a provider's JSON: once stored, it would stand in the way of every request."""
+    items = value if isinstance(value, list) else [value]
+    is_apart = APART.get(dialect) in items[0] and not {"role", "type"} & items[0].keys()
+    if dialect not in JUDGES or is_apart:
+        return
+    odd = _odd(items, dialect)
+    if odd and (odd := _odd(mend(dialect, items).messages, dialect)):
+        raise MessageError(where, odd.partition(" has ")[1].lstrip() + odd.partition(" has ")[2])
+
+
+def _odd(items: Sequence[Any], dialect: str) -> str:
+    """What is wrong with them that nothing around them makes right, in a sentence."""
+    judge = JUDGES[dialect]()
+    judge.feed(items)
+    return next((fault.message for fault in judge.violations if fault.rule in HOPELESS), "")
+
+
 def _checked(value: Any, type: type[T], where: str) -> T:
     """The value as it will be read again, if it can be."""
     try:
@@ -257,8 +286,12 @@ def _plain(value: Any, where: str) -> Any:
             where, f"expected a dict, an SDK object or a refold.Message, got {type(value).__name__}"
         )
     plain = value if type(value) is dict else _dumped(value, where)
-    plain = plain if _walk(plain, where, 0) else _converted(plain, where)
-    return plain if isinstance(value, Mapping) else replies.returnable(plain)
+    if not _walk(plain, where, 0):
+        plain = _converted(plain, where)
+        if not _walk(plain, where, 0):
+            raise MessageError(where, f"{type(value).__name__}.model_dump() gives no JSON")
+    is_own = isinstance(value, Mapping) or not isinstance(plain, dict)
+    return plain if is_own else replies.returnable(plain)
 
 
 def _walk(value: Any, where: str, depth: int) -> bool:
@@ -267,48 +300,55 @@ def _walk(value: Any, where: str, depth: int) -> bool:
     JSON has no NaN and no infinity, and an encoder that wrote null for them would lose data.
     """
     if depth > MAX_DEPTH:
-        raise MessageError(where, f"is nested deeper than {MAX_DEPTH} levels")
+        raise MessageError(where[:LONG_PLACE] + "…", f"is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, float) and not isfinite(value):
         raise MessageError(where, f"{value} is no number that JSON can hold; send it as text")
     plain = True
     if isinstance(value, Mapping):
         plain = type(value) is dict
         for key, inner in value.items():
-            if not isinstance(inner, str):
+            if type(key) is not str:
+                plain = False
+                if not isinstance(key, str):
+                    raise MessageError(where, f"has the key {key!r}; keys of JSON are text")
+            if type(inner) is not str:
                 plain &= _walk(inner, f"{where}.{key}", depth + 1)
     elif isinstance(value, list | tuple):
+        plain = type(value) is list
         for n, inner in enumerate(value):
-            if not isinstance(inner, str):
+            if type(inner) is not str:
                 plain &= _walk(inner, f"{where}[{n}]", depth + 1)
     elif hasattr(value, "model_dump"):
         return False
     elif not isinstance(value, str | int | float | None):
         raise MessageError(where, f"{type(value).__name__} is nothing that JSON has")
+    else:
+        plain = type(value) in PLAIN
     return plain
 
 
 def _converted(value: Any, where: str) -> Any:
-    """The same with every SDK object in it as the JSON it stands for."""
+    """The same with every SDK object, and every kind of text or number, as the JSON it stands for."""
     if isinstance(value, Mapping):
-        return {key: _converted(inner, f"{where}.{key}") for key, inner in value.items()}
+        return {str.__str__(key): _converted(inner, f"{where}.{key}") for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_converted(inner, f"{where}[{n}]") for n, inner in enumerate(value)]
     if hasattr(value, "model_dump"):
-        dumped = _dumped(value, where)
-        _walk(dumped, where, 0)
-        return dumped
+        return _dumped(value, where)
+    for kind, exact in ((str, str.__str__), (float, float.__float__), (int, int.__int__)):
+        if isinstance(value, kind) and type(value) is not bool:
+            return exact(value)
     return value
 
 
 def _dumped(value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
-    # only what its maker set: what a provider never said must not be said back to it
-    said = {"mode": "json", "exclude_unset": True, "by_alias": True, "exclude": _parsed(value)}
-    for options in ({**said, "warnings": False}, said):
-        with suppress(TypeError, ValueError):  # an older pydantic, or what only looks like one
-            return value.model_dump(**options)
-    try:
+    try:  # only what its maker set: what a provider never said must not be said back to it
+        said = {"mode": "json", "exclude_unset": True, "by_alias": True, "exclude": _parsed(value)}
+        for options in ({**said, "warnings": False}, said):
+            with suppress(TypeError, ValueError):  # an older pydantic, or what only looks like one
+                return value.model_dump(**options)
         return value.model_dump()
     except Exception as error:  # whatever an SDK may raise
         raise MessageError(where, f"{type(value).__name__}.model_dump() failed: {error}") from error
@@ -316,6 +356,7 @@ def _dumped(value: Any, where: str) -> Any:
 
 def _parsed(value: Any) -> dict[Any, Any] | None:
     """Where in an SDK object those fields are."""
-    fields = enumerate(value) if isinstance(value, list) else getattr(value, "__dict__", {}).items()
+    named = getattr(value, "__dict__", {}) if hasattr(value, "model_dump") else {}
+    fields = enumerate(value) if isinstance(value, list) else named.items()
     found = {key: True if key in PARSED else _parsed(inner) for key, inner in fields}
     return {key: inner for key, inner in found.items() if inner} or None

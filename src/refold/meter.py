@@ -61,9 +61,11 @@ class Meter:
         return calibrate.estimate(counted, self.counter, self.calibration, self._anchor(gauge))
 
     def apart(self, request: Mapping[str, Any]) -> int:
-        """What is counted for system text that is given beside the messages."""
+        """What is counted for system text and for the shape of the answer, which stand beside the messages."""
         text = request.get("system") or request.get("instructions")
-        return self.counter.system(text) if text else 0
+        asked = request.get("response_format") or request.get("output_config")
+        shape = asked or (request.get("text") or {}).get("format")
+        return (self.counter.system(text) if text else 0) + self.counter.shape(shape)
 
     def learn(self, counted: int, reported: int, gauge: Gauge | None) -> None:
         """The provider's own count of a request; `gauge` measured the one before it."""

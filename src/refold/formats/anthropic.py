@@ -40,7 +40,9 @@ def parse(value: Any, where: str = "message") -> Message:
     role = named(value.get("role"), ROLES, f"{where}.role")
     if "content" not in value:
         raise MessageError(f"{where}.content", "a message has content: a text or a list of blocks")
-    return Message(ROLES[role], tuple(_content(value["content"], f"{where}.content", role)))
+    parts = _content(value["content"], f"{where}.content", role)
+    only_results = parts and all(isinstance(part, ToolResult) for part in parts)
+    return Message("tool" if only_results else ROLES[role], tuple(parts))
 
 
 def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:

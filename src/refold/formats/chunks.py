@@ -71,6 +71,8 @@ def join(chunks: Sequence[Any], where: str = "chunks") -> dict[str, Any] | None:
         return _response(chunks, where)
     if kind == "message_start" or kind.startswith("content_block_"):
         return _message(chunks, where)
+    if kind == "chunk":  # as the helper of OpenAI's SDK has them, among events of its own
+        return join([chunk["chunk"] for chunk in chunks if kind_of(chunk) == "chunk" and "chunk" in chunk])
     if isinstance(first.get("choices"), list) and any(map(_is_delta, chunks)):
         return _completion(chunks, where)
     return None

@@ -47,7 +47,7 @@ def parse(value: Any, where: str = "message") -> Message:
             raise MessageError(where, "only what the model said in one answer stands together")
         return Message("assistant", tuple(part for message in said for part in message.parts))
     expect(value, dict, where)
-    if "instructions" in value and "role" not in value and "type" not in value:
+    if _stands_apart(value):
         expect(value["instructions"], str, f"{where}.instructions")
         return Message("system", (Text(value["instructions"]),))
     return Message(role_of(value, where), tuple(_parts(value, where)))
@@ -55,6 +55,8 @@ def parse(value: Any, where: str = "message") -> Message:
 
 def role_of(item: dict[str, Any], where: str = "item") -> Role:
     """Who says an item."""
+    if _stands_apart(item):
+        return "system"
     kind = item.get("type", "message")
     expect(kind, str, f"{where}.type")
     if kind == "message" or "role" in item:
@@ -102,13 +104,22 @@ def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def unread(value: Any) -> list[Any]:
-    """Nothing: what parts do not hold (ids, states, annotations) takes no tokens."""
-    return []
+    """Reasoning that only its provider can read: other fields (ids, states, annotations) take no tokens."""
+    items = value if isinstance(value, list) else [value]
+    return [
+        {"encrypted_content": item["encrypted_content"]}
+        for item in items
+        if kind_of(item) == "reasoning" and isinstance(item.get("encrypted_content"), str)
+    ]
 
 
 def results(value: Any) -> list[int]:
     """None: a result is an item of its own here."""
     return []
+
+
+def _stands_apart(item: dict[str, Any]) -> bool:
+    return "instructions" in item and "role" not in item and "type" not in item
 
 
 def _answers(item: dict[str, Any]) -> bool:

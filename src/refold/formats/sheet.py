@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from refold.core.event import Piece
-from refold.formats import ai_sdk, anthropic, openai_chat, openai_responses
+from refold.formats import ai_sdk, anthropic, openai_responses
 from refold.formats.dialects import FORMATS
 
 APART = {anthropic.DIALECT: "system", openai_responses.DIALECT: "instructions"}
@@ -16,8 +16,8 @@ JOINS = {anthropic.DIALECT, ai_sdk.DIALECT}
 """Where the results of one step stand in one message."""
 LIST = {openai_responses.DIALECT: "input"}
 """What the list of messages is called, where it is not `messages`."""
-PLAIN = {openai_chat.DIALECT}
-"""Where messages stand just as they are given: nothing is joined, nothing apart."""
+BEGIN = "[refold: the conversation goes on here]"
+"""Stands first where a conversation must begin with the user and does not."""
 
 
 class Last(msgspec.Struct, frozen=True):
@@ -52,29 +52,29 @@ class Sheet(msgspec.Struct):
         apart = APART.get(self.dialect)
         if apart is not None and apart in value and "role" not in value and "type" not in value:
             self.apart = value[apart]  # the newest counts
-        elif value.get("role") == "system" and self.dialect in LEADING and not self._takes(value, at, came):
-            pass
-        elif (
-            self.dialect not in JOINS
-            or (came and piece is None)
-            or not isinstance(value.get("content"), list)
-        ):
-            self.messages.append(value)
-            self.last = None
+            return
+        placed = self._placed(value, at, came) if self.dialect in LEADING else value
+        if placed is None:
+            return
+        if self.dialect in JOINS and isinstance(placed.get("content"), list) and (piece or not came):
+            self._join(placed, Last(at - piece.n if piece else -1, piece.blocks if piece else ()))
         else:
-            self._join(value, Last(at - piece.n if piece else -1, piece.blocks if piece else ()))
+            self.messages.append(placed)
+            self.last = None
 
-    def _takes(self, value: dict[str, Any], at: int, came: bool) -> bool:
-        """System text at the beginning goes apart; later it stays only if it came so."""
-        if not self.messages:
-            self.leading.append(value["content"])
-            return False
-        if came:
-            return True
-        self.messages.append(anthropic.as_user(value))
-        self.notices.append(f"#{at}: system text between messages is shown as the user's")
-        self.last = None
-        return False
+    def _placed(self, value: dict[str, Any], at: int, came: bool) -> dict[str, Any] | None:
+        """System text at the beginning goes apart, and later it stays only if it came so; the user begins."""
+        if value.get("role") == "system":
+            if not self.messages:
+                self.leading.append(value["content"])
+                return None
+            if not came:
+                self.notices.append(f"#{at}: system text between messages is shown as the user's")
+            return value if came else anthropic.as_user(value)
+        if value.get("role") == "assistant" and not self.messages and not came:
+            self.messages.append({"role": "user", "content": BEGIN})
+            self.notices.append(f"#{at}: a note of the user's stands before it, as the API wants it")
+        return value
 
     def _join(self, value: dict[str, Any], new: Last) -> None:
         results = FORMATS[self.dialect].results

@@ -5,7 +5,8 @@ from typing import Any
 
 from refold.formats.anthropic import THINKING, as_blocks, as_user, tool_id
 from refold.formats.shape import kind_of
-from refold.repairs.marks import BEGIN, EMPTY, GO_ON, Mended, again, is_blank
+from refold.formats.sheet import BEGIN
+from refold.repairs.marks import EMPTY, GO_ON, Mended, again, is_blank
 
 MAX_MARKS = 4
 

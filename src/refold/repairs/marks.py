@@ -4,7 +4,6 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 EMPTY = "[empty]"
-BEGIN = "[refold: the conversation goes on here]"
 GO_ON = "[refold: go on]"
 
 
