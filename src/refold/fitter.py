@@ -206,9 +206,8 @@ class Fitter:
             store=request.get("store"),
             stored_elsewhere=bool(request.get("previous_response_id") or request.get("conversation")),
         )
-        return Ask(
-            dialect, facts, "binds-thinking" in flags and dialect == "anthropic", self.settings.repairs
-        )
+        binds = "binds-thinking" in flags and dialect == "anthropic"
+        return Ask(dialect, facts, binds_thinking=binds, repair=self.settings.repairs)
 
     def _render(self, ask: Ask) -> Rendered:
         page = self._page(ask).render()

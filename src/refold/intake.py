@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import isfinite
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,7 +12,7 @@ from refold.core.codec import dumps
 from refold.core.draft import Draft, part_id, split
 from refold.core.errors import MessageError
 from refold.core.event import Expiry, Piece
-from refold.core.message import Kind, Media, Message, ToolResult
+from refold.core.message import Kind, Media, Message, Opaque
 from refold.formats import flat, openai_responses, replies
 from refold.formats.dialects import FORMATS, recognize, spoken
 from refold.formats.sheet import APART
@@ -26,7 +26,7 @@ MAX_DEPTH = 200
 LONG_PLACE = 100
 """Characters of a place that are told."""
 PLAIN = (str, int, float, bool, type(None))
-HOPELESS = ("S1", "A14", "A15", "R9")
+HOPELESS = ("S1", "A11", "A14", "A15", "R9")
 """Rules that a message breaks by itself and that no mending keeps."""
 PARSED = ("parsed", "parsed_arguments", "parsed_output")
 """Fields that SDKs add to what a provider said: it takes none of them back."""
@@ -125,6 +125,8 @@ class Intake(NamedTuple):
         rest: dict[str, Any] = {name: getattr(extra, name) for name in ("tags", "kind", "expiry", "tools")}
         if isinstance(unit.value, Message):
             message = _checked(unit.value, Message, unit.where)
+            if message.role == "tool" and not (message.parts and len(message.results) == len(message.parts)):
+                raise MessageError(f"{unit.where}.parts", "a tool message has tool results and nothing else")
             _sendable(message, unit.where)
             if message.id == "":
                 raise MessageError(
@@ -137,7 +139,10 @@ class Intake(NamedTuple):
         drafts: list[Draft] = []
         for value, raw, piece in _pieces(group, format.results):
             message = format.parse(value, unit.where)
-            _shaped(value, unit.dialect, unit.where)
+            if unit.dialect == flat.DIALECT:
+                _sendable(message, unit.where)
+            else:
+                _shaped(value, unit.dialect, unit.where)
             if unit.dialect == flat.DIALECT and message.results:
                 return self._steps(message, value, extra.id, rest)
             known = _known(unit.reply) if unit.reply and not drafts else {}
@@ -226,23 +231,30 @@ def _part(written: tuple[dict[str, bytes], list[bytes]], blocks: Sequence[int]) 
 
 def _sendable(message: Message, where: str) -> None:
     """What no provider would take in any form is better refused here than found out there."""
-    if message.role == "tool" and not all(isinstance(part, ToolResult) for part in message.parts or (0,)):
-        raise MessageError(f"{where}.parts", "a tool message has tool results and nothing else")
     if message.role != "assistant" and message.calls:
         raise MessageError(f"{where}.parts", "only an assistant makes tool calls")
+    if not all(call.tool for call in message.calls):
+        raise MessageError(f"{where}.parts", "a call has the name of its tool")
     if any(isinstance(part, Media) and not (part.url or part.data) for part in message.parts):
         raise MessageError(f"{where}.parts", "an image, file or sound has a url or data")
+    inner = [part.output for part in message.results if not isinstance(part.output, str)]
+    opaque = [part for part in chain(message.parts, *inner) if isinstance(part, Opaque)]
+    for dialect in JUDGES if opaque else ():
+        if any(part.dialect in (None, dialect) for part in opaque):
+            for value in FORMATS[dialect].render(message)[0]:
+                _shaped(value, dialect, where)
 
 
 def _shaped(value: Any, dialect: str, where: str) -> None:
     """The same for a provider's JSON: once stored, it would stand in the way of every request."""
     items = value if isinstance(value, list) else [value]
-    is_apart = APART.get(dialect) in items[0] and not {"role", "type"} & items[0].keys()
-    if dialect not in JUDGES or is_apart:
+    if not all(isinstance(item, dict) for item in items):
+        raise MessageError(where, "a part that is kept as it came is an object with a type")
+    if APART.get(dialect) in items[0] and not {"role", "type"} & items[0].keys():
         return
     odd = _odd(items, dialect)
     if odd and (odd := _odd(mend(dialect, items).messages, dialect)):
-        raise MessageError(where, odd.partition(" has ")[1].lstrip() + odd.partition(" has ")[2])
+        raise MessageError(where, odd.split(" ", 2)[2].replace("this API", dialect))
 
 
 def _odd(items: Sequence[Any], dialect: str) -> str:
@@ -335,9 +347,15 @@ def _converted(value: Any, where: str) -> Any:
         return [_converted(inner, f"{where}[{n}]") for n, inner in enumerate(value)]
     if hasattr(value, "model_dump"):
         return _dumped(value, where)
-    for kind, exact in ((str, str.__str__), (float, float.__float__), (int, int.__int__)):
-        if isinstance(value, kind) and type(value) is not bool:
-            return exact(value)
+    match value:
+        case bool():
+            return value
+        case str():
+            return str.__str__(value)
+        case float():
+            return float.__float__(value)
+        case int():
+            return int.__int__(value)
     return value
 
 

@@ -218,6 +218,7 @@ class Live:
     def _measure(self, gauge: Gauge) -> None:
         if None not in (self.state.prefix, gauge.prefix) and gauge.prefix != self.state.prefix:
             self.state.stale = [Span(0, gauge.of), *(s for s in self.state.stale if s.start >= gauge.of)]
+            self.edition += 1
         self.state.gauge, self.state.prefix = gauge, gauge.prefix or self.state.prefix
 
     def _mark(self, changed: int | None) -> None:

@@ -1,0 +1,274 @@
+"""How large the next request is, when something is done about it, and what a model teaches."""
+
+import pytest
+
+import refold
+from refold.answers import Decision
+from refold.core.budget import Budget
+from refold.core.message import Usage
+from refold.rules.targets import check_request
+from refold.tokens import count
+from refold.tokens.count import Counter
+
+SMALL = {"models": {"m": {"window": 10_000, "max_output": 1_000, "provider": "openai"}}}
+TOOL = {"type": "function", "function": {"name": "search", "description": "Finds things. " * 200}}
+
+
+def user(text: str) -> dict:
+    return {"role": "user", "content": text}
+
+
+def agent(compact: dict, models: dict | None = None) -> dict:
+    return {"models": models or SMALL["models"], "agents": {"default": {"compact": compact}}}
+
+
+# Overflow
+
+
+def test_the_threshold_is_the_formula_with_the_documented_defaults():
+    chat = refold.open("c", store="memory://")
+    overflow = chat.check_overflow()
+    assert (overflow.threshold, overflow.limit, overflow.output_reserve) == (93_600, 128_000, 4_000)
+    assert overflow.available_tokens == 128_000 - 4_000 - overflow.current_tokens
+
+
+def test_reserves_of_a_small_window_take_at_most_half_of_it():
+    assert Budget(window=8_000, output_reserve=1_000).threshold == (8_000 - 4_000) * 8 // 10
+    assert Budget(window=8_000, output_reserve=6_000).room == 4_000
+
+
+@pytest.mark.parametrize("words", [10, 7_000, 8_200, 9_500])
+def test_overflow_says_how_much_there_is_and_how_much_is_left(words):
+    chat = refold.open("c", store="memory://", model="m", config=SMALL)
+    chat.append(user("word " * words))
+    overflow = chat.check_overflow()
+    room = 10_000 - 1_000
+    assert overflow.current_tokens >= words
+    assert overflow.available_tokens == max(0, room - overflow.current_tokens)
+    assert overflow.is_overflow == (overflow.current_tokens > room)
+    assert overflow.is_approaching == (overflow.current_tokens >= 0.9 * room)
+
+
+def test_tools_and_system_text_are_counted_and_the_last_tools_are_remembered():
+    chat = refold.open("c", store="memory://", model="m", config=SMALL)
+    chat.append(user("go"))
+    bare = chat.check_overflow().current_tokens
+    with_tools = chat.check_overflow(tools=[TOOL]).current_tokens
+    assert with_tools > bare + 500
+    fitted = chat.fit(tools=[TOOL])
+    assert fitted.report.tokens.final == with_tools == chat.check_overflow().current_tokens
+    chat.append({"role": "system", "content": "Rule. " * 100})
+    assert chat.check_overflow().current_tokens > with_tools + 150
+    assert chat.fit(request={"system": "x " * 500}).report.tokens.final > bare + 500
+
+
+def test_the_check_sees_what_a_tool_has_just_returned():
+    chat = refold.open("c", store="memory://", model="m", config=SMALL)
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    chat.append([user("go"), {"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert not chat.should_compact()
+    chat.append({"role": "tool", "tool_call_id": "a", "content": "word " * 9_500})
+    assert chat.check_overflow().is_overflow
+    assert chat.should_compact().fired == ("threshold",)
+
+
+def test_a_model_with_a_smaller_window_is_seen_at_once():
+    models = {**SMALL["models"], "tiny": {"window": 2_000, "max_output": 200, "provider": "openai"}}
+    chat = refold.open("c", store="memory://", model="m", config={"models": models})
+    chat.append([user("task"), *({"role": "assistant", "content": "word " * 200} for _ in range(9))])
+    assert not chat.should_compact()
+    chat.model = "tiny"
+    assert chat.check_overflow().is_overflow
+    assert chat.fit().report.tokens.final <= 1_800
+    assert chat.fit().request["model"] == "tiny"
+
+
+def test_room_is_left_for_the_answer_that_a_request_asks_for():
+    chat = refold.open("c", store="memory://", model="m", config=SMALL)
+    chat.append(user("word " * 5_000))
+    assert chat.fit(request={"max_tokens": 100}).report.room > chat.fit().report.room + 800
+    assert chat.fit(request={"max_tokens": 100}).request["max_tokens"] == 100
+    with pytest.raises(refold.RefoldError, match="max_tokens"):
+        chat.fit(request={"max_tokens": 0})
+
+
+def test_the_estimate_of_four_characters_a_token_can_be_chosen():
+    config = {"agents": {"default": {"counter": "estimate"}}}
+    chat = refold.open("c", store="memory://", config=config)
+    chat.append([user("12345"), user("")])
+    assert [stored.tokens for stored in chat.get_all()] == [2 + 4, 4]
+
+
+# Triggers
+
+
+def test_each_trigger_fires_by_its_own_rule():
+    budget = Budget(token_threshold=100, turn_threshold=3, message_threshold=5)
+    assert budget.fired(100, 2, 5) == ()
+    assert budget.fired(101, 0, 0) == ("token_threshold",)
+    assert budget.fired(0, 3, 0) == ("turn_threshold",)
+    assert budget.fired(0, 0, 6) == ("message_threshold",)
+    assert budget.fired(93_600, 0, 0) == ("threshold", "token_threshold")
+    assert Budget().fired(93_599, 99, 99) == ()
+
+
+def test_a_decision_is_true_when_anything_fired_and_counts_since_the_last_compaction():
+    chat = refold.open("c", store="memory://", model="m", config=agent({"message_threshold": 5}))
+    chat.append([user(f"question {n}") for n in range(6)])
+    decision = chat.should_compact()
+    assert decision
+    assert decision == Decision(("message_threshold",), decision.tokens, 6, 6)
+    chat.compact(keep_recent=1)
+    after = chat.should_compact()
+    assert not after
+    assert (after.turns, after.messages) == (0, 1)
+    chat.append(user("one more"))
+    assert (chat.should_compact().turns, chat.should_compact().messages) == (1, 2)
+
+
+def test_a_trigger_acts_only_where_the_view_is_larger_than_it_may_be():
+    within = refold.open(
+        "c", store="memory://", model="m", config=agent({"turn_threshold": 2, "max_tokens": 500})
+    )
+    within.append([user("a"), user("b"), user("c")])
+    report = within.fit().report
+    assert (report.fired, report.edits) == (("turn_threshold",), ())
+    assert "turn_threshold fired, but" in report.notices[0]
+    beyond = refold.open(
+        "c", store="memory://", model="m", config=agent({"token_threshold": 600, "max_tokens": 300})
+    )
+    beyond.append([user("task"), *({"role": "assistant", "content": "word " * 90} for _ in range(8))])
+    report = beyond.fit().report
+    assert report.fired == ("token_threshold",)
+    assert report.tokens.final <= 300
+
+
+# Calibration
+
+
+def answered(chat: refold.Session, text: str, factor: float, extra: int = 0) -> int:
+    """One step: a question, a request, an answer whose usage is `factor` times what was counted."""
+    chat.append(user(text))
+    estimate = chat.fit().report.tokens.final
+    taken = int(chat.view().tokens * factor) + extra
+    chat.append(refold.Message("assistant", "Fine.", usage=Usage(input=taken)))
+    return estimate
+
+
+def test_what_a_request_really_took_corrects_the_next_estimate():
+    chat = refold.open("c", store="memory://", model="m", config=SMALL)
+    for n in range(4):
+        answered(chat, f"question {n} " * 20, 1.4, extra=500)
+    chat.append(user("question again " * 20))
+    counted, estimate = chat.view().tokens, chat.fit().report.tokens.final
+    assert 0.98 <= estimate / (counted * 1.4 + 500) <= 1.05
+
+
+def test_a_second_conversation_starts_calibrated(tmp_path):
+    url = f"sqlite:///{tmp_path}/log.db"
+    with refold.open("first", store=url, model="m", config=SMALL) as chat:
+        for n in range(4):
+            answered(chat, f"question {n} " * 40, 1.5)
+    with refold.open("second", store=url, model="m", config=SMALL) as chat:
+        chat.append(user("word " * 400))
+        assert 1.4 <= chat.fit().report.tokens.final / chat.view().tokens <= 1.6
+    with refold.open("third", store=url, config=SMALL) as other:
+        other.append(user("word " * 400))
+        assert other.fit().report.tokens.final / other.view().tokens < 1.1
+
+
+def test_usage_from_before_an_edit_says_nothing_of_the_view_after_it():
+    chat = refold.open("c", store="memory://", model="m", config=SMALL)
+    for n in range(3):
+        answered(chat, f"question {n} " * 50, 1.0, extra=3_000)
+    assert chat.fit().report.tokens.final > 3_000
+    chat.compact(keep_recent=1)
+    assert chat.fit().report.tokens.final < 1_000
+
+
+def test_usage_that_cannot_be_true_changes_little():
+    chat = refold.open("c", store="memory://", model="m", config=SMALL)
+    for usage in (0, 1, 9_000_000):
+        chat.append(user("word " * 100))
+        chat.fit()
+        chat.append(refold.Message("assistant", "Fine.", usage=Usage(input=usage)))
+    assert 0.5 <= chat.fitter.meter.calibration.ratio <= 2.0
+
+
+def test_an_answer_that_took_several_calls_measures_no_request():
+    chat = refold.open("c", store="memory://", model="m", config=SMALL)
+    chat.append(user("word " * 100))
+    before = chat.fit().report.tokens.final
+    chat.append(refold.Message("assistant", "Fine.", usage=Usage(input=5_000, calls=3)))
+    assert chat.fit().report.tokens.final < before + 20
+
+
+def test_a_message_is_never_counted_twice(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/log.db"
+    seen: list[str] = []
+    real = Counter.text
+    monkeypatch.setattr(Counter, "text", lambda self, text: seen.append(text) or real(self, text))
+    with refold.open("c", store=url, model="m", config=SMALL) as chat:
+        for n in range(30):
+            chat.append(user(f"question {n} " + "word " * 300))
+            chat.fit()
+    with refold.open("c", store=url, model="m", config=SMALL) as chat:
+        chat.fit()
+        chat.check_overflow()
+        chat.view()
+    said = [text for text in seen if text.startswith("question")]
+    assert len(said) == len({*said}) == 30
+    assert count.count_text("x") == 1
+
+
+# Thinking
+
+CLAUDE = {"models": {"c": {"window": 6_000, "max_output": 500, "provider": "anthropic"}}}
+BOUND = {"models": {"c": {**CLAUDE["models"]["c"], "flags": ["binds-thinking"]}}}
+
+
+def think(chat: refold.Session, n: int) -> None:
+    thought = {"type": "thinking", "thinking": f"Hm {n}.", "signature": "sig"}
+    chat.append([user(f"question {n} " + "word " * 100)])
+    chat.append({"role": "assistant", "content": [thought, {"type": "text", "text": f"Answer {n}."}]})
+
+
+def thoughts(fitted: refold.Fitted) -> list[str]:
+    blocks = [block for m in fitted.messages if isinstance(m["content"], list) for block in m["content"]]
+    return [block["thinking"] for block in blocks if block["type"] == "thinking"]
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"), [(CLAUDE, [f"Hm {n}." for n in range(1, 5)]), (BOUND, ["Hm 4."])]
+)
+def test_thinking_between_an_edited_place_and_the_edit_is_dropped_for_good(config, kept):
+    chat = refold.open("c", store="memory://", model="c", config=config)
+    for n in range(4):
+        think(chat, n)
+    chat.compact(keep_recent=4)
+    think(chat, 4)
+    fitted = chat.fit()
+    assert thoughts(fitted) == kept
+    assert check_request("anthropic", fitted.request) == []
+    assert any("signed thinking is left out" in notice for notice in fitted.report.notices) == (
+        len(kept) == 1
+    )
+    again = refold.open("c", store=chat.store, model="c", config=config)
+    assert thoughts(again.fit()) == kept
+    chat.undo()
+    think(chat, 5)
+    assert thoughts(chat.fit()) == (["Hm 5."] if len(kept) == 1 else [f"Hm {n}." for n in range(6)])
+
+
+def test_a_change_of_tools_or_system_text_is_an_edit_at_the_start():
+    chat = refold.open("c", store="memory://", model="c", config=BOUND)
+    think(chat, 0)
+    chat.fit(tools=[TOOL])
+    chat.append(refold.Message("assistant", "Fine.", usage=Usage(input=700)))
+    assert thoughts(chat.fit(tools=[TOOL])) == ["Hm 0."]
+    assert thoughts(chat.fit(tools=[])) == []
+    chat.fit(tools=[])
+    chat.append(refold.Message("assistant", "Fine.", usage=Usage(input=700)))
+    assert thoughts(chat.fit(tools=[])) == []
+    think(chat, 1)
+    assert thoughts(chat.fit(tools=[])) == ["Hm 1."]
