@@ -1,7 +1,10 @@
 """Replies of the OpenAI and Anthropic SDKs: what a provider said goes back to it as it came."""
 
+import asyncio
 import json
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from operator import attrgetter
 from pathlib import Path
@@ -11,106 +14,63 @@ from typing import Any, NamedTuple
 import pytest
 
 import refold
-from refold.core.event import Measured
+from refold.core.errors import MessageError
+from refold.core.event import Measured, Said
 from refold.core.message import Usage
+from refold.formats.replies import collect, events
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "recordings"
+FILES = {
+    "openai-chat": "api_openai_chat.jsonl",
+    "openai-responses": "api_openai_responses.jsonl",
+    "anthropic": "api_anthropic_messages.jsonl",
+}
 recorded = pytest.mark.skipif(not DATA.exists(), reason="the recorded replies are not beside the project")
-
-
-class Cut(list):
-    """The events of a stream after which the line goes dead."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.asked.append(json.loads(body))
-        answer = self.server.answers.pop(0)
-        is_cut = self.close_connection = isinstance(answer, Cut)
-        kind = "application/json" if isinstance(answer, dict) else "text/event-stream"
-        data = (json.dumps(answer) if isinstance(answer, dict) else sse(answer)).encode()
-        self.send_response(200)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(data) + is_cut))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_):
-        pass
-
-
-class Provider(ThreadingHTTPServer):
-    """Says what it was told to, in turn, and remembers what it was asked."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answers, self.asked = [], []
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-
-def sse(stream):
-    if isinstance(stream, str):
-        return stream
-    named = [(f"event: {one['type']}\n" if "type" in one else "", json.dumps(one)) for one in stream]
-    return "".join(f"{name}data: {text}\n\n" for name, text in named)
-
-
-class Api(NamedTuple):
-    resource: str
-    field: str
-    """Where a request has its messages."""
-    model: str
-    said: list[Any]
-    """What the provider says, as it is sent back."""
-    reply: dict[str, Any]
-    chunks: list[dict[str, Any]]
-    """The same as a stream."""
-    results: list[dict[str, Any]]
-    """How its documentation answers the call."""
-    words: Callable[[Any], Any]
-    """What its documentation takes from a reply to send it back."""
-    usage: Usage
-    finish: str
-    more: dict[str, Any]
-
 
 USER = {"role": "user", "content": "How is the weather in Oslo?"}
 INPUT = {"city": "Oslo", "units": {"wind": "m/s", "heat": "C"}, "hours": 6.0}
 ARGUMENTS = json.dumps(INPUT)
+HALVES = (ARGUMENTS[:9], ARGUMENTS[9:])
 
 
-def chat_api() -> Api:
+class Api(NamedTuple):
+    resource: str
+    model: str
+    reply: dict[str, Any]
+    said: list[Any]
+    """What it says, as it is sent back."""
+    words: Callable[[Any], list[Any]]
+    """The same in an SDK's reply, as its documentation has it."""
+    chunks: list[dict[str, Any]]
+    """The same as a stream."""
+    results: list[dict[str, Any]]
+    usage: Usage
+    finish: str
+    field: str = "messages"
+    more: dict[str, Any] = {}  # noqa: RUF012
+
+
+def chat_api():
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
     message = {"role": "assistant", "content": "I look", "refusal": None, "tool_calls": [call]}
     counts = {"prompt_tokens": 40, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 30}}
     head = {"id": "chatcmpl-1", "created": 1, "model": "gpt-5-2025-08-07"}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "tool_calls"}
-
-    def chunk(finish=None, **delta):
-        choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]
-        return {**head, "object": "chat.completion.chunk", "choices": choices}
-
-    chunks = [
-        chunk(role="assistant", content="", refusal=None),
-        *(chunk(content=text) for text in ("I ", "look")),
-        chunk(tool_calls=[{"index": 0, **call, "function": {"name": "weather", "arguments": ""}}]),
-        *(chunk(tool_calls=[{"index": 0, "function": {"arguments": text}}]) for text in halves(ARGUMENTS)),
-        chunk("tool_calls"),
-        {**head, "object": "chat.completion.chunk", "choices": [], "usage": counts},
-    ]
     reply = {**head, "object": "chat.completion", "choices": [choice], "usage": counts}
-    results = [{"role": "tool", "tool_call_id": "call_1", "content": "rain"}]
-    words, usage = attrgetter("choices"), Usage(40, 9, 30)
-    return Api(
-        "chat.completions", "messages", "gpt-5", [message], reply, chunks, results,
-        lambda reply: words(reply)[0].message, usage, "tool_calls", {},
-    )  # fmt: skip
+    began = {"index": 0, **call, "function": {"name": "weather", "arguments": ""}}
+    deltas = [{"role": "assistant", "content": "", "refusal": None}, {"content": "I "}, {"content": "look"}]
+    deltas += [{"tool_calls": [began]}]
+    deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": text}}]} for text in HALVES]
+    choices = [[{"index": 0, "delta": delta, "finish_reason": None}] for delta in deltas]
+    choices += [[{"index": 0, "delta": {}, "finish_reason": "tool_calls"}], []]
+    chunks = [{**head, "object": "chat.completion.chunk", "choices": one} for one in choices]
+    chunks[-1]["usage"] = counts
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "rain"}
+    usage, words = Usage(40, 9, 30), lambda reply: [reply.choices[0].message]
+    return Api("chat.completions", "gpt-5", reply, [message], words, chunks, [result], usage, "tool_calls")
 
 
-def responses_api() -> Api:
+def responses_api():
     thought = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "c2VjcmV0"}
     text = {"type": "output_text", "annotations": [], "logprobs": [], "text": "I look"}
     message = {
@@ -125,87 +85,99 @@ def responses_api() -> Api:
     counts = {"input_tokens": 40, "output_tokens": 9, "input_tokens_details": {"cached_tokens": 30}}
     reply = {"id": "resp_1", "object": "response", "created_at": 1, "status": "completed", "error": None}
     reply |= {"model": "gpt-5-2025-08-07", "output": [thought, message, call], "tools": [], "usage": counts}
-    started = {**reply, "status": "in_progress", "output": [], "usage": None}
-
-    def event(kind, **fields):
-        return {"type": f"response.{kind}", "sequence_number": 1, **fields}
-
-    def item(n, began, *pieces):
-        begin = event("output_item.added", output_index=n, item=began)
-        return [begin, *pieces, event("output_item.done", output_index=n, item=reply["output"][n])]
-
+    began = [thought, {**message, "content": []}, {**call, "arguments": ""}]
     part = {"output_index": 1, "content_index": 0, "item_id": "msg_1"}
-    begun = event("content_part.added", **part, part={**text, "text": ""})
-    says = [event("output_text.delta", **part, delta=piece, logprobs=[]) for piece in ("I ", "look")]
-    asks = [
-        event("function_call_arguments.delta", output_index=2, item_id="fc_1", delta=piece)
-        for piece in halves(ARGUMENTS)
+    deltas = [
+        [],
+        [{"type": "content_part.added", **part, "part": {**text, "text": ""}}]
+        + [{"type": "output_text.delta", **part, "delta": text, "logprobs": []} for text in ("I ", "look")],
+        [{"type": "function_call_arguments.delta", "output_index": 2, "delta": text} for text in HALVES],
     ]
-    chunks = [event("created", response=started), *item(0, thought)]
-    chunks += item(1, {**message, "status": "in_progress", "content": []}, begun, *says)
-    chunks += item(2, {**call, "status": "in_progress", "arguments": ""}, *asks)
-    chunks.append(event("completed", response=reply))
-    results = [{"type": "function_call_output", "call_id": "call_1", "output": "rain"}]
-    return Api(
-        "responses", "input", "gpt-5", reply["output"], reply, chunks, results,
-        lambda reply: reply.output, Usage(40, 9, 30), "completed", {"store": False},
-    )  # fmt: skip
+    chunks = [
+        {"type": "created", "response": {**reply, "status": "in_progress", "output": [], "usage": None}}
+    ]
+    for n, item in enumerate(reply["output"]):
+        chunks += [{"type": "output_item.added", "output_index": n, "item": began[n]}, *deltas[n]]
+        chunks += [{"type": "output_item.done", "output_index": n, "item": item}]
+    chunks += [{"type": "completed", "response": reply}]
+    chunks = [chunk | {"type": f"response.{chunk['type']}", "sequence_number": 1} for chunk in chunks]
+    result = {"type": "function_call_output", "call_id": "call_1", "output": "rain"}
+    rest = (Usage(40, 9, 30), "completed", "input", {"store": False})
+    words = attrgetter("output")
+    return Api("responses", "gpt-5", reply, reply["output"], words, chunks, [result], *rest)
 
 
-def anthropic_api() -> Api:
+def anthropic_api():
     thought = {"type": "thinking", "thinking": "Rain?", "signature": "c2lnbmVk"}
     text = {"type": "text", "text": "I look"}
-    use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": INPUT}
+    use = {"type": "tool_use", "id": "call_1", "name": "weather", "input": INPUT}
     counts = {"input_tokens": 4, "cache_creation_input_tokens": 6, "cache_read_input_tokens": 30}
-    counts["output_tokens"] = 9
+    stop, counts = {"stop_reason": "tool_use", "stop_sequence": None}, counts | {"output_tokens": 9}
     reply = {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude-sonnet-5-20260217"}
-    reply |= {
-        "content": [thought, text, use],
-        "stop_reason": "tool_use",
-        "stop_sequence": None,
-        "usage": counts,
-    }
-    started = {**reply, "content": [], "stop_reason": None, "usage": {**counts, "output_tokens": 1}}
-
-    def block(n, began, *deltas):
-        begin = {"type": "content_block_start", "index": n, "content_block": began}
-        more = [{"type": "content_block_delta", "index": n, "delta": delta} for delta in deltas]
-        return [begin, *more, {"type": "content_block_stop", "index": n}]
-
-    signed = {"type": "signature_delta", "signature": "c2lnbmVk"}
-    thinks = {"type": "thinking_delta", "thinking": "Rain?"}
+    reply |= {"content": [thought, text, use], **stop, "usage": counts}
+    began = [{**thought, "thinking": "", "signature": ""}, {**text, "text": ""}, {**use, "input": {}}]
+    thinks = [{"type": "thinking_delta", "thinking": "Rain?"}]
+    thinks += [{"type": "signature_delta", "signature": thought["signature"]}]
     says = [{"type": "text_delta", "text": piece} for piece in ("I ", "look")]
-    asks = [{"type": "input_json_delta", "partial_json": piece} for piece in ("", *halves(ARGUMENTS))]
+    asks = [{"type": "input_json_delta", "partial_json": piece} for piece in ("", *HALVES)]
+    started = {**reply, "content": [], "stop_reason": None, "usage": {**counts, "output_tokens": 1}}
     chunks = [{"type": "message_start", "message": started}, {"type": "ping"}]
-    chunks += block(0, {**thought, "thinking": "", "signature": ""}, thinks, signed)
-    chunks += block(1, {**text, "text": ""}, *says) + block(2, {**use, "input": {}}, *asks)
-    stop = {"stop_reason": "tool_use", "stop_sequence": None}
-    chunks.append({"type": "message_delta", "delta": stop, "usage": {"output_tokens": 9}})
-    chunks.append({"type": "message_stop"})
-    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "rain"}
-    said = [{"role": "assistant", "content": reply["content"]}]
-    return Api(
-        "messages", "messages", "claude-sonnet-5", said, reply, chunks, [{"role": "user", "content": [result]}],
-        lambda reply: {"role": "assistant", "content": reply.content}, Usage(40, 9, 30, 6), "tool_use",
-        {"max_tokens": 1_024},
-    )  # fmt: skip
+    for n, deltas in enumerate((thinks, says, asks)):
+        chunks += [{"type": "content_block_start", "index": n, "content_block": began[n]}]
+        chunks += [{"type": "content_block_delta", "index": n, "delta": delta} for delta in deltas]
+        chunks += [{"type": "content_block_stop", "index": n}]
+    chunks += [{"type": "message_delta", "delta": stop, "usage": {"output_tokens": 9}}]
+    chunks += [{"type": "message_stop"}]
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": "rain"}
+    said, answer = {"role": "assistant", "content": reply["content"]}, {"role": "user", "content": [result]}
+    rest = (Usage(40, 9, 30, 6), "tool_use", "messages", {"max_tokens": 1_024})
 
+    def words(reply):
+        return [{"role": "assistant", "content": reply.content}]
 
-def halves(text):
-    return text[:9], text[9:]
+    return Api("messages", "claude-sonnet-5", reply, [said], words, chunks, [answer], *rest)
 
 
 APIS = {"openai-chat": chat_api(), "openai-responses": responses_api(), "anthropic": anthropic_api()}
-FILES = {
-    "openai-chat": "openai_chat",
-    "openai-responses": "openai_responses",
-    "anthropic": "anthropic_messages",
-}
+
+
+class Cut(list):
+    """The events of a stream after which the line goes dead."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.asked.append(json.loads(body))
+        answer = self.server.answers.pop(0)
+        kind, text = (
+            ("json", json.dumps(answer)) if isinstance(answer, dict) else ("event-stream", sse(answer))
+        )
+        is_cut = self.close_connection = isinstance(answer, Cut)
+        self.send_response(200)
+        self.send_header("content-type", "application/json" if kind == "json" else "text/event-stream")
+        self.send_header("content-length", str(len(text.encode()) + is_cut))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def sse(stream):
+    if isinstance(stream, str):
+        return stream
+    names = [f"event: {event['type']}\n" if "type" in event else "" for event in stream]
+    return "".join(f"{name}data: {json.dumps(event)}\n\n" for name, event in zip(names, stream, strict=True))
 
 
 @pytest.fixture
 def provider():
-    with Provider() as server:
+    """Says what is in its `answers`, in turn, and remembers what it was asked."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.answers, server.asked = [], []
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
@@ -223,35 +195,36 @@ def api(dialect):
     return APIS[dialect]
 
 
-def connected(dialect, provider, kind=""):
+def connect(dialect, provider, kind=""):
     name = "Anthropic" if dialect == "anthropic" else "OpenAI"
     sdk = pytest.importorskip(name.lower())
     http = getattr(sdk, f"Default{kind}HttpxClient")(trust_env=False)
-    client = getattr(sdk, kind + name)
-    return client(base_url=provider.url, api_key="none", max_retries=0, http_client=http)
+    url = f"http://127.0.0.1:{provider.server_port}"
+    return getattr(sdk, kind + name)(base_url=url, api_key="none", max_retries=0, http_client=http)
 
 
 @pytest.fixture
-def client(dialect, provider):
-    with connected(dialect, provider) as client:
-        yield client
+def hear(api, dialect, provider):
+    """What the SDK makes of an answer to a request."""
+    with connect(dialect, provider) as client:
+
+        def hear(answer, request, verb="create", **more):
+            provider.answers.append(answer)
+            return attrgetter(f"{api.resource}.{verb}")(client)(**request, **more)
+
+        yield hear
 
 
 @pytest.fixture
-def ask(client, api):
-    return attrgetter(f"{api.resource}.create")(client)
-
-
-@pytest.fixture
-def store(tmp_path):
-    return f"sqlite:///{tmp_path / 'trip.db'}"
-
-
-@pytest.fixture
-def chat(api, store):
-    with refold.open("trip", store=store, model=api.model) as chat:
+def chat(api, tmp_path):
+    with refold.open("trip", store=f"sqlite:///{tmp_path / 'trip.db'}", model=api.model) as chat:
         chat.append(USER)
         yield chat
+
+
+@pytest.fixture
+def first(api, dialect, chat):
+    return chat.fit(dialect=dialect, request=api.more).request
 
 
 def compact(value, sort=False):
@@ -259,106 +232,188 @@ def compact(value, sort=False):
 
 
 def same(one, other):
-    """The same JSON, whatever the order of its keys: SDK objects have one of their own."""
+    """The same JSON but for the order of keys: SDK objects have one of their own."""
     return compact(one, True) == compact(other, True)
 
 
-def as_said(api):
-    return [USER, *api.said, *api.results]
-
-
-@pytest.mark.parametrize("whole", [True, False], ids=["the whole reply", "its words alone"])
-def test_a_reply_goes_back_as_it_came_and_as_the_sdk_itself_would_send_it(api, provider, ask, chat, whole):
-    provider.answers += [api.reply] * 3
-    reply = ask(**chat.fit(request=api.more).request)
-    words = api.words(reply)
-    chat.append(reply if whole else words)
-    chat.append(api.results)
-    fitted = chat.fit(request=api.more)
-    assert same(fitted.messages, as_said(api))
-    assert fitted.report.notices == ()
-    ask(**fitted.request)
-    history = [USER, *(words if isinstance(words, list) else [words]), *api.results]
-    ask(model=api.model, **{api.field: history}, **api.more)
-    ours, theirs = provider.asked[1:]
-    assert ours == fitted.request
-    assert compact(ours[api.field]) == compact(theirs[api.field]) == compact(fitted.messages)
-
-
-def test_a_stream_goes_back_as_if_it_had_come_in_one_piece(api, provider, ask, chat):
-    provider.answers += [api.chunks, api.reply]
-    chat.append(list(ask(**chat.fit(request=api.more).request, stream=True)))
-    chat.append(api.results)
-    fitted = chat.fit(request=api.more)
-    assert same(fitted.messages, as_said(api))
-    ask(**fitted.request)
-    assert provider.asked[1] == fitted.request
-
-
-def test_the_events_of_a_helper_go_back_like_the_stream_they_are_made_of(api, provider, client, chat):
-    provider.answers.append(api.chunks)
-    with attrgetter(f"{api.resource}.stream")(client)(**chat.fit(request=api.more).request) as stream:
-        chat.append(list(stream))
-    chat.append(api.results)
-    assert same(chat.fit().messages, as_said(api))
-
-
-def test_the_raw_json_of_a_reply_keeps_the_order_of_its_keys(api, provider, client, chat):
-    provider.answers.append(api.reply)
-    raw = attrgetter(f"{api.resource}.with_raw_response.create")(client)
-    chat.append(raw(**chat.fit(request=api.more).request).http_response.json())
-    chat.append(api.results)
-    assert compact(chat.fit().messages) == compact(as_said(api))
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["in one piece", "as a stream"])
-def test_usage_model_and_finish_are_in_the_record_for_good(api, provider, ask, chat, store, stream):
-    provider.answers.append(api.chunks if stream else api.reply)
-    request = chat.fit(request=api.more).request
-    reply = list(ask(**request, stream=True)) if stream else ask(**request)
-    chat.append(reply)
-    shown = chat.fit().messages
-    for opened in (chat, refold.open("trip", store=store, model=api.model)):
-        (measured,) = [event for event in opened.events() if isinstance(event, Measured)]
-        assert (measured.of, measured.usage, measured.model) == (1, api.usage, api.model)
-        assert measured.usage.input == 40
-        message = opened.get_all()[-1].message
-        assert (message.model, message.finish) == (api.reply["model"], api.finish)
-        assert compact(opened.fit().messages) == compact(shown)
-
-
-def test_what_the_sdk_parsed_for_its_user_is_not_said_back(provider, tmp_path):
-    client = connected("openai-chat", provider)
-    from pydantic import BaseModel
-
-    class Weather(BaseModel):
-        city: str
-
-    tool = pytest.importorskip("openai").pydantic_function_tool(Weather, name="weather")
-    text, call = '{"city":"Oslo"}', {"id": "c", "type": "function"}
-    call["function"] = {"name": "weather", "arguments": text}
-    plain, asking = {"role": "assistant", "content": text, "refusal": None}, {"tool_calls": [call]}
-    with client:
-        for message in (plain, plain | asking):
-            reply = APIS["openai-chat"].reply | {"choices": [{"message": message, "finish_reason": "stop"}]}
-            provider.answers.append(reply)
-            ask = client.chat.completions.parse
-            reply = ask(model="gpt-5", messages=[USER], response_format=Weather, tools=[tool])
-            assert reply.choices[0].message.parsed == Weather(city="Oslo")
-            for value in (reply, reply.choices[0].message):
-                assert same(stored(value, "openai-chat"), message)
-        reply = json.loads(json.dumps(APIS["openai-responses"].reply))
-        reply["output"][1]["content"][0]["text"] = reply["output"][2]["arguments"] = text
-        provider.answers.append(reply)
-        parsed = client.responses.parse(model="gpt-5", input=[USER], text_format=Weather, tools=[tool])
-        assert parsed.output[2].parsed_arguments == parsed.output_parsed == Weather(city="Oslo")
-        for value in (parsed, parsed.output):
-            assert same(stored(value, "openai-responses"), reply["output"])
+def said_in(reply):
+    if "choices" in reply:
+        return [reply["choices"][0]["message"]]
+    return reply["output"] if "output" in reply else [{"role": "assistant", "content": reply["content"]}]
 
 
 def stored(value, dialect):
     """The JSON that is kept of something that is appended."""
     chat = refold.open("one", store="memory://")
-    chat.append(value, dialect=dialect)
-    (said,) = [event for event in chat.events() if not isinstance(event, Measured)]
-    return json.loads(said.raw)
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        chat.append(value, dialect=dialect)
+    (said,) = [event for event in chat.events() if isinstance(event, Said)]
+    kept = json.loads(said.raw)
+    return kept if isinstance(kept, list) else [kept]
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["the whole reply", "its words alone"])
+def test_a_reply_goes_back_as_it_came_and_as_the_sdk_would_send_it(
+    api, provider, hear, chat, first, is_whole
+):
+    reply = hear(api.reply, first)
+    words = api.words(reply)
+    chat.append(reply if is_whole else words)
+    chat.append(api.results)
+    fitted = chat.fit(request=api.more)
+    assert same(fitted.messages, [USER, *api.said, *api.results])
+    assert fitted.report.notices == ()
+    hear(api.reply, fitted.request)
+    hear(api.reply, first | {api.field: [USER, *words, *api.results]})
+    asked, ours, theirs = provider.asked
+    assert (asked, ours) == (first, fitted.request)
+    assert compact(ours[api.field]) == compact(theirs[api.field]) == compact(fitted.messages)
+
+
+def test_a_stream_goes_back_as_if_it_had_come_in_one_piece(api, provider, hear, chat, first):
+    with hear(api.chunks, first, "stream") as helper:
+        for chunks in (list(helper), list(hear(api.chunks, first, stream=True))):
+            chat.append(chunks)
+            chat.append(api.results)
+    fitted = chat.fit(request=api.more)
+    assert same(fitted.messages, [USER, *(2 * [*api.said, *api.results])])
+    hear(api.reply, fitted.request)
+    assert provider.asked[-1] == fitted.request
+
+
+def test_the_raw_json_of_a_reply_keeps_the_order_of_its_keys(api, hear, chat, first):
+    chat.append(hear(api.reply, first, "with_raw_response.create").http_response.json())
+    chat.append(api.results)
+    assert compact(chat.fit().messages) == compact([USER, *api.said, *api.results])
+
+
+@pytest.mark.parametrize("stream", [{}, {"stream": True}], ids=["in one piece", "as a stream"])
+def test_usage_model_and_finish_are_in_the_record_for_good(api, hear, chat, first, tmp_path, stream):
+    reply = hear(api.chunks if stream else api.reply, first, **stream)
+    chat.append(list(reply) if stream else reply)
+    with refold.open("trip", store=f"sqlite:///{tmp_path / 'trip.db'}", model=api.model) as again:
+        for opened in (chat, again):
+            (measured,) = [event for event in opened.events() if isinstance(event, Measured)]
+            assert (measured.of, measured.usage, measured.usage.input) == (1, api.usage, 40)
+            message = opened.get_all()[-1].message
+            assert (message.model, message.finish) == (api.reply["model"], api.finish)
+        assert compact(again.fit().messages) == compact(chat.fit().messages)
+
+
+@pytest.mark.parametrize("end", [1, 3, 5, -3])
+def test_what_came_before_the_line_went_dead_is_kept(api, dialect, provider, hear, chat, first, end):
+    got = []
+    with pytest.raises(Exception, match="onnection"):
+        got.extend(iter(hear(Cut(api.chunks[:end]), first, stream=True)))
+    chat.append(got)
+    message = chat.get_all()[-1].message
+    assert (message.model, message.finish) == (api.reply["model"], "interrupted")
+    assert "I look".startswith(message.text) or "Rain?" in message.text
+    fitted = chat.fit(dialect=dialect, request=api.more)
+    hear(api.reply, fitted.request)
+    assert provider.asked[-1] == fitted.request
+
+
+def test_a_chunk_by_itself_is_refused(api, hear, chat, first):
+    for chunk in hear(api.chunks, first, stream=True):
+        with pytest.raises(MessageError):
+            chat.append(chunk)
+    assert chat.get_count() == 1
+
+
+def test_what_the_sdk_parsed_for_its_user_is_not_said_back(api, dialect, hear, first):
+    class Weather(pytest.importorskip("pydantic").BaseModel):
+        city: str
+
+    answer = json.loads(json.dumps(api.reply).replace("I look", '{\\"city\\": \\"Oslo\\"}'))
+    quiet = json.loads(json.dumps(answer))
+    said_in(quiet)[-1].pop("tool_calls", None)
+    shape = {"openai-chat": "response_format", "openai-responses": "text_format"}.get(
+        dialect, "output_format"
+    )
+    for one in (answer, quiet):
+        reply = hear(one, first, "parse", **{shape: Weather})
+        assert "city='Oslo'" in repr(reply)
+        for value in (reply, api.words(reply)):
+            assert same(stored(value, dialect), said_in(one))
+
+
+def test_what_the_sdk_does_not_know_goes_back_and_nobody_is_warned(api, dialect, hear, first):
+    novel = {"type": "novel", "id": "n_1", "deep": {"b": None, "a": [1.0, "\ud83d"]}}
+    answer = json.loads(json.dumps(api.reply))
+    if dialect == "openai-chat":
+        said_in(answer)[0]["novel"] = novel
+    else:
+        answer["content" if dialect == "anthropic" else "output"].insert(1, novel)
+    reply = hear(answer, first)
+    for value in (reply, api.words(reply)):
+        assert same(stored(value, dialect), said_in(answer))
+
+
+def test_of_sound_only_its_id_is_said_back(provider):
+    sound = {"id": "audio_1", "data": "AAAA", "expires_at": 5, "transcript": "Hello"}
+    types = pytest.importorskip("openai.types.chat")
+    message = types.ChatCompletionMessage(role="assistant", content=None, audio=sound)
+    expected = {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
+    assert same(stored(message, "openai-chat"), [expected])
+
+
+def test_a_list_may_mix_replies_their_words_and_messages(api, hear, chat, first):
+    reply = hear(api.reply, first)
+    more = refold.Message("user", "And now?")
+    places = chat.append([reply, *api.results, more, *api.words(reply), *api.results])
+    assert places[:3] == [1, 3, 4]
+    said = [*api.said, *api.results]
+    assert same(chat.fit().messages, [USER, *said, {"role": "user", "content": "And now?"}, *said])
+
+
+def test_async_code_says_the_same(api, dialect, provider):
+    async def talk():
+        opened = await refold.aopen("trip", store="memory://", model=api.model)
+        async with connect(dialect, provider, "Async") as client, opened as chat:
+            ask = attrgetter(f"{api.resource}.create")(client)
+            await chat.append(USER)
+            fitted = await chat.fit(dialect=dialect, request=api.more)
+            await chat.append(await ask(**fitted.request))
+            await chat.append(api.results)
+            fitted = await chat.fit(request=api.more)
+            await chat.append([chunk async for chunk in await ask(**fitted.request, stream=True)])
+            await chat.append(api.results)
+            assert provider.asked[-1] == fitted.request | {"stream": True}
+            return (await chat.fit()).messages
+
+    provider.answers += [api.reply, api.chunks]
+    assert same(asyncio.run(talk()), [USER, *(2 * [*api.said, *api.results])])
+
+
+@recorded
+def test_every_recorded_answer_goes_back_as_it_came(api, dialect, hear):
+    blank = {"model": api.model, api.field: [], **api.more}
+    lines = (DATA / FILES[dialect]).read_text().splitlines()
+    for one in [one for one in map(json.loads, lines) if one["status"] == 200]:
+        answer = one["response"]
+        if isinstance(answer, str):
+            objects, said = [list(hear(answer, blank, stream=True))], collect(events(answer)).messages
+        elif str(answer.get("object")).startswith("response."):  # a compaction, a count of tokens
+            continue
+        else:
+            objects, said = [hear(answer, blank)], said_in(answer)
+            with suppress(ValueError):  # older than the SDK
+                objects.append(type(objects[0]).model_validate(answer))
+        for value in objects:
+            with warnings.catch_warnings(action="error", category=UserWarning):
+                assert compact(said, True)[1:-1] in compact(sent_back(value, one["request"], dialect), True)
+
+
+def sent_back(value, request, dialect):
+    """The messages after an answer to a recorded request, with a result for every call in it."""
+    chat = refold.open("run", store="memory://")
+    history = request.get("messages", request.get("input"))
+    chat.append(
+        [{"role": "user", "content": history}] if isinstance(history, str) else history, dialect=dialect
+    )
+    chat.append(value)
+    for call in chat.get_all()[-1].message.calls:
+        chat.append(json.loads(json.dumps(APIS[dialect].results).replace("call_1", call.call_id)))
+    elsewhere = {key: request[key] for key in ("previous_response_id", "conversation") if key in request}
+    return chat.fit(dialect=dialect, override={"off": True}, request=elsewhere).messages

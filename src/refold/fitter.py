@@ -150,8 +150,8 @@ class Fitter:
         if wish.tools is None:
             self._tools = (b"null", 0)
         budget, before = self._measured(wish)
-        turns, messages = self._since_compaction()
-        fired = budget.fired(before, turns, messages)
+        counts = budget.turn_threshold is not None or budget.message_threshold is not None
+        fired = budget.fired(before, *(self._since_compaction() if counts else (0, 0)))
         wants = fired and not off and (before >= budget.threshold or before > budget.target)
         edits = self.reduce(budget, Window()) if wants else []
         ask = self._ask(wish)
@@ -171,13 +171,13 @@ class Fitter:
             notices.append(_unchanged(fired, before, budget))
         counted = self.record.live.tokens + budget.overhead + page.mended
         self.last = Request(self.record.view, counted, self.model, self._prefix(page))
+        tokens = TokenCounts(before, {edit.kind: final for edit in edits}, final)
         changed = [page.break_at, *(edit.span.start for edit in edits)]
-        done = tuple(EditReport(e.at, e.span, e.kind, e.why, e.tokens[0] - e.tokens[1]) for e in edits)
         report = Report(
-            TokenCounts(before, {edit.kind: final for edit in edits}, final),
+            tokens,
             limit=budget.window,
             room=max(0, budget.room - final),
-            edits=done,
+            edits=tuple(map(_told, edits)),
             fired=fired,
             cache_break_at=min((at for at in changed if at is not None), default=None),
             notices=tuple(notices),
@@ -243,6 +243,10 @@ class Fitter:
             ]
 
         return [event for event in self.record.append(build) if isinstance(event, Replaced)]
+
+
+def _told(edit: Replaced) -> EditReport:
+    return EditReport(edit.at, edit.span, edit.kind, edit.why, edit.tokens[0] - edit.tokens[1])
 
 
 def _unchanged(fired: Sequence[str], tokens: int, budget: Budget) -> str:

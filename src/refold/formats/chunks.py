@@ -69,7 +69,7 @@ def join(chunks: Sequence[Any], where: str = "chunks") -> dict[str, Any] | None:
     kind = kind_of(first) or ""
     if kind.startswith("response."):
         return _response(chunks, where)
-    if kind == "message_start" or kind.startswith("content_block_"):
+    if kind.startswith(("message_", "content_block_")):
         return _message(chunks, where)
     if kind == "chunk":  # as the helper of OpenAI's SDK has them, among events of its own
         return join([chunk["chunk"] for chunk in chunks if kind_of(chunk) == "chunk" and "chunk" in chunk])

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from refold.core.errors import SettingError
+from refold.core.lazy import Lazy
 from refold.core.message import Message
-from refold.formats import ai_sdk, anthropic, flat, openai_chat, openai_responses
 from refold.formats.shape import kind_of
 
 
@@ -31,17 +31,23 @@ class Format(Protocol):
         """Which blocks of its content are tool results."""
 
 
-FORMATS: dict[str, Format] = {
-    format.DIALECT: format for format in (openai_chat, openai_responses, anthropic, ai_sdk, flat)
-}
-TARGETS = tuple(name for name in FORMATS if name != flat.DIALECT)
+FORMATS: Lazy[Format] = Lazy(
+    {
+        "openai-chat": "refold.formats.openai_chat",
+        "openai-responses": "refold.formats.openai_responses",
+        "anthropic": "refold.formats.anthropic",
+        "ai-sdk": "refold.formats.ai_sdk",
+        "flat": "refold.formats.flat",
+    }
+)
+TARGETS = tuple(name for name in FORMATS if name != "flat")
 """Those that requests are made in."""
 
 _BLOCKS = {
-    openai_chat.DIALECT: ("image_url", "input_audio", "refusal"),
-    openai_responses.DIALECT: ("input_text", "input_image", "input_file", "output_text"),
-    ai_sdk.DIALECT: ("tool-call", "tool-result", "tool-approval-request", "tool-approval-response"),
-    anthropic.DIALECT: (
+    "openai-chat": ("image_url", "input_audio", "refusal"),
+    "openai-responses": ("input_text", "input_image", "input_file", "output_text"),
+    "ai-sdk": ("tool-call", "tool-result", "tool-approval-request", "tool-approval-response"),
+    "anthropic": (
         "tool_use",
         "tool_result",
         "thinking",
@@ -73,17 +79,18 @@ def recognize(value: Any) -> str | None:
     if not isinstance(value, Mapping):
         return None
     if value.keys() == {"system"}:
-        return anthropic.DIALECT
+        return "anthropic"
     if value.keys() == {"instructions"}:
-        return openai_responses.DIALECT
+        return "openai-responses"
     if kind_of(value) is not None or "phase" in value:
-        return openai_responses.DIALECT
+        return "openai-responses"
     if value.get("tool_calls") is not None or value.get("tool_call_id") is not None:
-        return openai_chat.DIALECT
+        return "openai-chat"
     content = value.get("content")
     if isinstance(content, list):
         return _by_blocks(content)
-    return flat.DIALECT if "parts" in value and flat.is_flat(value) else None
+    parts = value.get("parts")  # of a UI message
+    return "flat" if isinstance(parts, list) and parts and all(map(kind_of, parts)) else None
 
 
 def spoken(values: Iterable[Any]) -> str | None:
@@ -97,8 +104,8 @@ def _by_blocks(content: list[Any]) -> str | None:
         if kind in _BY_BLOCK:
             return _BY_BLOCK[kind]
         if kind and kind.endswith("_tool_result"):
-            return anthropic.DIALECT
+            return "anthropic"
         if kind in ("image", "file", "reasoning"):
             is_chat, is_anthropic = "file" in block, "source" in block
-            return openai_chat.DIALECT if is_chat else anthropic.DIALECT if is_anthropic else ai_sdk.DIALECT
+            return "openai-chat" if is_chat else "anthropic" if is_anthropic else "ai-sdk"
     return None

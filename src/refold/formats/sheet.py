@@ -5,16 +5,16 @@ from typing import Any
 import msgspec
 
 from refold.core.event import Piece
-from refold.formats import ai_sdk, anthropic, openai_responses
+from refold.formats import anthropic
 from refold.formats.dialects import FORMATS
 
-APART = {anthropic.DIALECT: "system", openai_responses.DIALECT: "instructions"}
+APART = {"anthropic": "system", "openai-responses": "instructions"}
 """The field of the request that has the system text, where it stands apart from the messages."""
-LEADING = {anthropic.DIALECT}
+LEADING = {"anthropic"}
 """Where system messages at the beginning belong there too."""
-JOINS = {anthropic.DIALECT, ai_sdk.DIALECT}
+JOINS = {"anthropic", "ai-sdk"}
 """Where the results of one step stand in one message."""
-LIST = {openai_responses.DIALECT: "input"}
+LIST = {"openai-responses": "input"}
 """What the list of messages is called, where it is not `messages`."""
 BEGIN = "[refold: the conversation goes on here]"
 """Stands first where a conversation must begin with the user and does not."""

@@ -3,15 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from refold.repairs import ai_sdk, anthropic, openai_chat, openai_responses
+from refold.core.lazy import Lazy
 from refold.repairs.marks import Mended
 
-MENDS: dict[str, Callable[..., Mended]] = {
-    "openai-chat": openai_chat.mend,
-    "openai-responses": openai_responses.mend,
-    "anthropic": anthropic.mend,
-    "ai-sdk": ai_sdk.mend,
-}
+MENDS: Lazy[Callable[..., Mended]] = Lazy(
+    {
+        "openai-chat": "refold.repairs.openai_chat:mend",
+        "openai-responses": "refold.repairs.openai_responses:mend",
+        "anthropic": "refold.repairs.anthropic:mend",
+        "ai-sdk": "refold.repairs.ai_sdk:mend",
+    }
+)
 
 
 def mend(dialect: str, messages: list[dict[str, Any]], **facts: Any) -> Mended:

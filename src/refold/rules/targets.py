@@ -10,18 +10,17 @@ from typing import Any
 import msgspec
 
 from refold.core.check import Violation
-from refold.rules.ai_sdk import AiSdk
-from refold.rules.anthropic import Anthropic
+from refold.core.lazy import Lazy
 from refold.rules.judge import Facts, Judge, quote, unfit
-from refold.rules.openai_chat import Chat
-from refold.rules.openai_responses import Responses
 
-JUDGES: dict[str, type[Judge]] = {
-    "openai-chat": Chat,
-    "openai-responses": Responses,
-    "anthropic": Anthropic,
-    "ai-sdk": AiSdk,
-}
+JUDGES: Lazy[type[Judge]] = Lazy(
+    {
+        "openai-chat": "refold.rules.openai_chat:Chat",
+        "openai-responses": "refold.rules.openai_responses:Responses",
+        "anthropic": "refold.rules.anthropic:Anthropic",
+        "ai-sdk": "refold.rules.ai_sdk:AiSdk",
+    }
+)
 NOTHING_KNOWN = Facts()
 
 
