@@ -1,11 +1,12 @@
 """The fold, the live view, and the invariants that follow from them."""
 
 from collections.abc import Iterable
+from itertools import zip_longest
 
 from hypothesis import given, settings
 
 from refold.core import codec
-from refold.core.event import Event, Line, Said, Span
+from refold.core.event import Event, Line, Measured, Said, Span
 from refold.core.live import Head, Live
 from refold.core.view import fold
 from strategies import streams
@@ -53,3 +54,36 @@ def test_the_incremental_view_equals_the_fold(events):
             assert kept_up.freeze() == expected
             assert kept_up.tokens == expected.tokens
         assert kept_up.freeze().messages == fold(events, view).messages
+
+
+def _shown(events: list[Event]) -> list[tuple[int, int, int]]:
+    return [(line.at, line.n, item.span.start) for item in fold(events).items for line in item.lines]
+
+
+@given(streams() | streams(busy=True))
+def test_what_was_said_between_a_change_and_what_changed_it_is_stale(events):
+    expected: set[int] = set()
+    for n, event in enumerate(events):
+        before, after = _shown(events[:n]), _shown(events[: n + 1])
+        if isinstance(event, Said | Measured):
+            continue
+        for old, new in zip_longest(before, after):
+            if old is None or new is None or old[:2] != new[:2]:
+                start = min(place[2] for place in (old, new) if place is not None)
+                expected |= set(range(start, event.at))
+                break
+    said = {event.at for event in events if isinstance(event, Said)}
+    stale = {at for span in live(events).state.stale for at in span}
+    assert stale & said == expected & said
+
+
+@given(streams() | streams(busy=True))
+def test_a_measurement_holds_until_something_shown_changes(events):
+    newest: int | None = None
+    for n, event in enumerate(events):
+        if isinstance(event, Measured) and event.view == "main":
+            newest = event.at
+        elif not isinstance(event, Said) and _shown(events[:n]) != _shown(events[: n + 1]):
+            newest = None
+    gauge = live(events).state.gauge
+    assert (gauge and gauge.at) == newest

@@ -15,6 +15,7 @@ from refold.core.event import Expiry, Piece
 from refold.core.message import Kind, Media, Message, Opaque
 from refold.formats import flat, openai_responses, replies
 from refold.formats.dialects import FORMATS, recognize, spoken
+from refold.formats.shape import kind_of
 from refold.formats.sheet import APART
 from refold.repairs.targets import mend
 from refold.rules.targets import JUDGES
@@ -28,6 +29,8 @@ LONG_PLACE = 100
 PLAIN = (str, int, float, bool, type(None))
 HOPELESS = ("S1", "A11", "A14", "A15", "R9")
 """Rules that a message breaks by itself and that no mending keeps."""
+UNDERSTOOD = ("text", "tool_use", "tool_result", "function_call", "function_call_output")
+"""Types that have parts of their own: as opaque ones they would escape all rules."""
 PARSED = ("parsed", "parsed_arguments", "parsed_output")
 """Fields that SDKs add to what a provider said: it takes none of them back."""
 
@@ -165,6 +168,7 @@ class Intake(NamedTuple):
 
 def _reply(reply: replies.Reply, n: int, where: str) -> Iterable[_Unit]:
     for message in reply.messages:
+        _walk(message, where, 0)  # what came in pieces may be no JSON as a whole
         yield _Unit(n, where, message, None, reply.dialect, reply)
     if not reply.messages:  # it failed, and what it took is worth knowing
         yield _Unit(n, where, Message("assistant", **_known(reply)))
@@ -239,6 +243,9 @@ def _sendable(message: Message, where: str) -> None:
         raise MessageError(f"{where}.parts", "an image, file or sound has a url or data")
     inner = [part.output for part in message.results if not isinstance(part.output, str)]
     opaque = [part for part in chain(message.parts, *inner) if isinstance(part, Opaque)]
+    for part in opaque:
+        if (kind := kind_of(part.value)) is None or kind in UNDERSTOOD:
+            raise MessageError(f"{where}.parts", f"an opaque part is no {kind or 'object without a type'}")
     for dialect in JUDGES if opaque else ():
         if any(part.dialect in (None, dialect) for part in opaque):
             for value in FORMATS[dialect].render(message)[0]:
@@ -248,8 +255,6 @@ def _sendable(message: Message, where: str) -> None:
 def _shaped(value: Any, dialect: str, where: str) -> None:
     """The same for a provider's JSON: once stored, it would stand in the way of every request."""
     items = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, dict) for item in items):
-        raise MessageError(where, "a part that is kept as it came is an object with a type")
     if APART.get(dialect) in items[0] and not {"role", "type"} & items[0].keys():
         return
     odd = _odd(items, dialect)
