@@ -298,6 +298,15 @@ def _plain(value: Any, where: str) -> Any:
     """
     if isinstance(value, Message):
         return value
+    try:
+        return _json_of(value, where)
+    except MessageError:
+        raise
+    except Exception as error:  # whatever somebody else's object may raise
+        raise MessageError(where, f"{type(value).__name__} cannot be read: {error}") from error
+
+
+def _json_of(value: Any, where: str) -> Any:
     if not isinstance(value, Mapping) and not hasattr(value, "model_dump"):
         raise MessageError(
             where, f"expected a dict, an SDK object or a refold.Message, got {type(value).__name__}"

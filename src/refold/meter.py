@@ -61,7 +61,7 @@ class Meter:
         return calibrate.estimate(counted, self.counter, self.calibration, self._anchor(gauge))
 
     def apart(self, request: Mapping[str, Any]) -> int:
-        """What is counted for system text and for the shape of the answer, which stand beside the messages."""
+        """What is counted for system text and the shape of the answer, which stand beside the messages."""
         text = request.get("system") or request.get("instructions")
         asked = request.get("response_format") or request.get("output_config")
         shape = asked or (request.get("text") or {}).get("format")

@@ -149,7 +149,10 @@ class Page:
             entry = self._record.entry(line.at)
             came = codec.came(entry)
             if came is None or came.dialect != self._ask.dialect:
-                rendered, lost = FORMATS[self._ask.dialect].render(self._record.message(line))
+                message = self._record.message(line)
+                if came is None and not message.parts and message.role == "assistant":
+                    continue  # an answer that never came
+                rendered, lost = FORMATS[self._ask.dialect].render(message)
                 for what in lost:
                     self._lost.setdefault(what, []).append(line.at)
                 for value in rendered:

@@ -1,6 +1,7 @@
 """The command line: what `refold` and `python -m refold` do."""
 
 import sys
+import warnings
 from collections.abc import Callable
 from errno import EPIPE
 from typing import Annotated, Any
@@ -30,11 +31,13 @@ Exit codes: 0 done, 1 the answer is no (not found, invalid, damaged), 2 wrong us
 
 
 class _Group(TyperGroup):
-    """Tells our errors in one line, without a traceback."""
+    """Tells our errors and warnings in one line each, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = lambda message, *_, **__: complain(str(message))
+                return super().invoke(ctx)
         except RefoldError as error:
             complain(str(error))
             raise typer.Exit(2 if isinstance(error, SettingError) else 1) from error

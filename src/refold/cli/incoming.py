@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +17,11 @@ from refold.core.errors import MessageError, NotFoundError
 from refold.formats.dialects import spoken
 from refold.intake import Intake
 
+RESPONSES = "openai-responses"
 BOM = b"\xef\xbb\xbf"
 LISTS = ("messages", "input")
 """What the list of messages is called in a request."""
-APART = {"system": "anthropic", "instructions": "openai-responses"}
+APART = {"system": "anthropic", "instructions": RESPONSES}
 """What system text is called that stands beside them, and in which dialect."""
 BATCH = 500
 """Messages that are read in one go."""
@@ -41,23 +42,44 @@ class Given:
 
     @property
     def id(self) -> str | None:
-        id = self.value.get("id") if isinstance(self.value, dict) else None
+        id = self.beside.get("id")
         return id if isinstance(id, str) and id else None
 
     @property
+    def beside(self) -> dict[str, Any]:
+        """All that the request has but its messages."""
+        whole = self.value if isinstance(self.value, dict) else {}
+        return {name: value for name, value in whole.items() if name != self.name}
+
+    @property
     def messages(self) -> list[Any]:
-        messages: list[Any] = self.value[self.name] if isinstance(self.value, dict) else self.value
-        return messages
+        said = self.value[self.name] if isinstance(self.value, dict) else self.value
+        return [{"role": "user", "content": said}] if isinstance(said, str) else said
 
     @property
     def system(self) -> dict[str, Any]:
-        """System text that stands beside the messages, by its name; nothing where there is none."""
-        beside = self.value if isinstance(self.value, dict) else {}
-        return next(({name: beside[name]} for name in APART if beside.get(name)), {})
+        """System text that stands beside the messages, by its name; nothing where there is none.
+
+        Raises:
+            MessageError: it is something else than text.
+        """
+        beside = self.beside
+        name = next((name for name in APART if beside.get(name)), None)
+        if name is None:
+            return {}
+        if not isinstance(beside[name], str | list | dict):
+            kind = type(beside[name]).__name__
+            raise MessageError(f"{self.where}: {name}", f"expected a text or a list of blocks, got {kind}")
+        return {name: beside[name]}
 
     @property
     def tools(self) -> list[Any] | None:
-        tools = self.value.get("tools") if isinstance(self.value, dict) else None
+        """The tools that are declared; the AI SDK has them by name."""
+        tools = self.beside.get("tools")
+        if isinstance(tools, dict):
+            return [
+                {"name": name, **tool} if isinstance(tool, dict) else tool for name, tool in tools.items()
+            ]
         if tools is not None and not isinstance(tools, list):
             raise MessageError(f"{self.where}: tools", f"expected a list, got {type(tools).__name__}")
         return tools
@@ -66,53 +88,82 @@ class Given:
     def dialect(self) -> str | None:
         """The one its messages are in, where that is clear."""
         found = spoken(self.messages)
-        if (
-            found is None
-            and isinstance(self.value, dict)
-            and (self.name == "input" or "instructions" in self.value)
-        ):
-            return "openai-responses"
-        return found or ("anthropic" if isinstance(self.system.get("system"), list) else None)
+        if found is not None:
+            return found
+        if isinstance(self.value, dict) and (self.name == "input" or "instructions" in self.value):
+            return RESPONSES
+        if isinstance(self.beside.get("system"), list):
+            return "anthropic"
+        leading = self.messages[0] if self.messages else None
+        inside = isinstance(leading, dict) and leading.get("role") in ("system", "developer")
+        return "openai-chat" if inside else None
 
     @property
     def count(self) -> int:
         return len(self.messages) + bool(self.system)
 
     def drafts(self, intake: Intake, advance: Callable[[int], None] = lambda n: None) -> list[Draft]:
-        """The messages, parsed and counted; system text first.
+        """All that was said, parsed and counted; system text first.
 
         Raises:
             MessageError: says which message of which line.
         """
-        known = intake._replace(default=self.dialect or intake.default)
-        drafts: list[Draft] = []
-        for name, text in self.system.items():
-            own = APART[name] == (known.dialect or known.default)
-            apart = {name: text} if own else {"role": "system", "content": text}
-            drafts += known.take([apart], partial(_only, f"{self.where}: {name}")).drafts
-            advance(1)
-        items = (known.dialect or known.default) == "openai-responses"  # one answer may have many of them
-        step = len(self.messages) if items else BATCH
-        for start in range(0, len(self.messages), step or 1):
-            stop = start + step
-            where = f"{self.where}: {self.name}[{{}}]".format
+        return [*self._said_apart(intake, advance), *self.said(intake, advance)]
+
+    def said(self, intake: Intake, advance: Callable[[int], None] = lambda n: None) -> list[Draft]:
+        """The messages, parsed and counted, without system text that stands beside them.
+
+        Raises:
+            MessageError: says which message of which line.
+        """
+        known, drafts = self._known(intake), list[Draft]()
+        for start, stop in self._batches(known.dialect or known.default):
             raw = self.raw[start:stop] if self.raw else None
-            drafts += known.take(self.messages[start:stop], partial(_shifted, where, start), raw).drafts
-            advance(len(self.messages[start:stop]))
+            drafts += known.take(self.messages[start:stop], partial(self.place, start), raw).drafts
+            advance(stop - start)
         return drafts
 
+    def place(self, start: int, n: int = 0) -> str:
+        """Where a message stands, for people."""
+        return f"{self.where}: {self.name}[{start + n}]"
 
-def _only(where: str, n: int) -> str:
-    return where
+    def _known(self, intake: Intake) -> Intake:
+        return intake._replace(default=self.dialect or intake.default)
+
+    def _said_apart(self, intake: Intake, advance: Callable[[int], None]) -> list[Draft]:
+        known = self._known(intake)
+        for name, text in self.system.items():
+            own = APART[name] == (known.dialect or known.default)
+            blocks = text if isinstance(text, list) else [text]
+            if all(isinstance(block, dict) and "role" in block for block in blocks):  # so has the AI SDK
+                apart = blocks
+            else:
+                apart = [{name: text} if own else {"role": "system", "content": text}]
+            advance(1)
+            return known.take(apart, lambda n: f"{self.where}: {name}").drafts  # noqa: B023
+        return []
+
+    def _batches(self, dialect: str) -> Iterator[tuple[int, int]]:
+        """Where each begins and ends. Items that the model said in one answer stay together."""
+        start, count = 0, len(self.messages)
+        while start < count:
+            stop = min(start + BATCH, count)
+            while dialect == RESPONSES and stop < count and not _asks(self.messages[stop]):
+                stop += 1
+            yield start, stop
+            start = stop
 
 
-def _shifted(where: Callable[[int], str], start: int, n: int) -> str:
-    return where(start + n)
+def _asks(item: Any) -> bool:
+    """Whether it is clear that this is not what the model said."""
+    return isinstance(item, dict) and item.get("role") in ("user", "system", "developer")
 
 
 def read_file(path: str) -> bytes:
     """A file, or standard input for `-`."""
     try:
+        if path == "-" and sys.stdin is None:
+            raise NotFoundError("There is no standard input to read from")
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise NotFoundError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -138,6 +189,20 @@ def conversations(data: bytes, name: str) -> list[Given]:
     return [given(data, name)]
 
 
+def conversation(data: bytes, name: str) -> Given:
+    """The only one of a file.
+
+    Raises:
+        MessageError: it has several, or an export of refold.
+    """
+    if export_in(data) is not None:
+        raise MessageError(name, "is an export of refold; `refold import` stores it, `refold show` shows it")
+    found = conversations(data, name)
+    if len(found) > 1:
+        raise MessageError(name, f"has {len(found):,} conversations, one a line; give one of them")
+    return found[0]
+
+
 def given(data: bytes, where: str) -> Given:
     """One conversation: a list of messages, or an object with such a list.
 
@@ -156,7 +221,7 @@ def given(data: bytes, where: str) -> Given:
         if isinstance(value.get(name), list):
             return Given(where, value, name, _as_written(data, name))
     if isinstance(value.get("input"), str):  # what Responses take for one message of the user's
-        return Given(where, {**value, "input": [{"role": "user", "content": value["input"]}]}, "input", None)
+        return Given(where, value, "input", None)
     raise MessageError(where, "has no list `messages` or `input`; expected one, or a list of messages")
 
 
@@ -177,7 +242,9 @@ def _decode(data: bytes, where: str) -> Any:
         raise MessageError(f"{where}: {place}", f"is not JSON: {error.msg}") from error
     except UnicodeDecodeError as error:
         raise MessageError(f"{where}: byte {error.start}", "is not UTF-8") from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise MessageError(where, "is nested too deeply to be read") from error
+    except ValueError as error:
         raise MessageError(where, f"is not JSON that can be read: {error}") from error
 
 
