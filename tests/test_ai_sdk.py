@@ -333,7 +333,7 @@ outputs = st.one_of(st.text(), st.lists(st.text().map(Text), max_size=2).map(tup
 parts = st.one_of(
     st.builds(Text, st.text()),
     st.builds(Reasoning, st.text()),
-    st.builds(ToolCall, st.text(), st.text(), st.just('{"a":1.0}')),
+    st.builds(ToolCall, st.text(min_size=1), st.text(), st.just('{"a":1.0}')),
 )
 
 
@@ -343,7 +343,9 @@ def test_what_we_write_we_read_again(said):
     assert [parse(one) for one in render(message)[0]] == [message]
 
 
-@given(st.lists(st.builds(ToolResult, st.text(), outputs, st.text(min_size=1)), min_size=1, max_size=3))
+@given(
+    st.lists(st.builds(ToolResult, st.text(min_size=1), outputs, st.text(min_size=1)), min_size=1, max_size=3)
+)
 def test_the_results_that_we_write_we_read_again(said):
     message = Message("tool", said)
     assert [parse(one) for one in render(message)[0]] == [message]

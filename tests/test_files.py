@@ -26,7 +26,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REFOLD_STORE", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
-    small, large = "{window: 1000, max_output: 200}", "{window: 10000000, max_output: 1000}"
+    small, large = "{window: 1000, max_output: 200}", "{window: 10000000, flags: [system-inside]}"
     write("refold.yaml", f"models: {{small: {small}, large: {large}}}")
     return tmp_path
 
@@ -219,6 +219,12 @@ def test_system_text_inside_the_list_stays_there(role, model):
 def test_system_text_inside_the_list_stays_there_where_the_api_wants_it_apart():
     given = [{"role": "system", "content": "Be brief."}, *anthropic()]
     assert fit(given, model="claude-sonnet-5") == given
+
+
+@pytest.mark.parametrize("model", ["gpt-5", "claude-sonnet-5"])
+@pytest.mark.parametrize("messages", [*(LISTS[name]() for name in DIALECTS), chat()[:2], [ASK]])
+def test_the_function_and_the_command_give_the_same(messages, model):
+    assert refold.fit(messages, model=model) == fit(messages, model=model) == messages
 
 
 def test_the_answer_that_a_request_asks_for_has_its_room():
@@ -586,17 +592,19 @@ def test_a_bar_shows_on_a_terminal_and_only_there(what):
     args = [sys.executable, "-c", IMPATIENT, what, "task.json", "--model", "gpt-5", *rest]
     env = os.environ | {"TERM": "xterm"}
     screen, terminal = pty.openpty()
-    done = subprocess.run(args, stdout=subprocess.PIPE, stderr=terminal, env=env, check=True)
+    with Path("out.txt").open("wb") as out:
+        process = subprocess.Popen(args, stdout=out, stderr=terminal, env=env)
     os.close(terminal)
     shown = _all_of(screen)
+    assert process.wait() == 0
     assert {"fit": "Reading", "count": "Counting", "import": "Storing"}[what] in shown
-    assert b"\x1b" not in done.stdout
+    assert b"\x1b" not in Path("out.txt").read_bytes()
     quiet = subprocess.run([*args, "--append"] if rest else args, capture_output=True, check=True)
     assert quiet.stderr == b""
 
 
 def _all_of(screen):
-    """What was written to a terminal that nobody has open any more."""
+    """What is written to a terminal until nobody has it open any more."""
     shown = b""
     try:
         while piece := os.read(screen, 65_536):

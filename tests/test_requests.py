@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 import refold
 import views
@@ -51,6 +51,7 @@ def judged(history: list[Any], dialect: str, flags: tuple[str, ...]) -> list[Any
     return found
 
 
+@settings(max_examples=2 * settings().max_examples)
 @given(told())
 def test_every_history_is_a_valid_request_in_every_target(history):
     steps, dialect, flags = history

@@ -541,7 +541,7 @@ def test_results_stand_in_messages_of_their_own_whoever_brings_them(chat):
 def test_something_is_done_from_the_threshold_on(chat):
     chat.append([user("go"), {"role": "assistant", "content": "word " * 200}, user("on")])
     tokens = chat.fit().report.tokens.final
-    exact = {"models": {"m": {"window": tokens * 5 // 2, "max_output": 0}}}
+    exact = {"models": {"m": {"window": tokens * 5 // 2, "max_output": 0, "provider": "openai"}}}
     edge = refold.open("task", store=chat.store, model="m", config=exact)
     assert edge.check_overflow().threshold == tokens == edge.check_overflow().current_tokens
     assert edge.fit().report.fired == ("threshold",)

@@ -77,13 +77,18 @@ def test_what_was_said_between_a_change_and_what_changed_it_is_stale(events):
     assert stale & said == expected & said
 
 
+def _words(events: list[Event]) -> list[tuple[int, int]]:
+    return [(at, n) for at, n, _ in _shown(events)]
+
+
 @given(streams() | streams(busy=True))
 def test_a_measurement_holds_until_something_shown_changes(events):
     newest: int | None = None
+    changed = 0
     for n, event in enumerate(events):
         if isinstance(event, Measured) and event.view == "main":
-            newest = event.at
-        elif not isinstance(event, Said) and _shown(events[:n]) != _shown(events[: n + 1]):
-            newest = None
+            newest = event.at if changed <= event.made else newest
+        elif not isinstance(event, Said) and _words(events[:n]) != _words(events[: n + 1]):
+            newest, changed = None, event.at + 1
     gauge = live(events).state.gauge
     assert (gauge and gauge.at) == newest

@@ -69,7 +69,7 @@ class Overflow(msgspec.Struct, frozen=True):
     current_tokens: int
     available_tokens: int
     limit: int
-    """The model's window."""
+    """The model's window. A provider may refuse long requests before it is full: then less is available."""
     threshold: int
     """From here on `fit` makes it smaller."""
     output_reserve: int

@@ -12,7 +12,7 @@ def whole(name: str, value: object) -> int:
         SettingError: it is no whole number.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise SettingError(name, f"expected a whole number such as 57, got {value!r}")
+        raise SettingError(name, f"expected a whole number such as 57, got {shown(value)}")
     return value
 
 
@@ -22,8 +22,23 @@ def named(name: str, value: object) -> str:
         SettingError: it is no name.
     """
     if not isinstance(value, str) or not value:
-        raise SettingError(name, f"expected a text of at least one character, got {value!r}")
+        raise SettingError(name, f"expected a text of at least one character, got {shown(value)}")
     return value
+
+
+def shown(value: object) -> str:
+    """How a sentence mentions a value that may be anything."""
+    return repr(value)[:64] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+
+
+def fields(request: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """
+    Raises:
+        SettingError: it is no dict.
+    """
+    if not isinstance(request, Mapping | None):
+        raise SettingError("request", f"expected a dict, got {type(request).__name__}")
+    return request or {}
 
 
 def output_of(request: Mapping[str, Any]) -> int | None:

@@ -65,6 +65,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             window=limits.window,
             max_input=limits.max_input,
             output_reserve=min(compact.output_reserve if output is None else output, limits.max_output),
+            asked=output is not None,
             system_reserve=compact.system_reserve,
             safety_buffer=compact.safety_buffer,
             threshold_percent=compact.threshold_percent,

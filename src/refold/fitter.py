@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from refold.answers import Decision, EditReport, Fitted, Overflow, Report, TokenCounts
-from refold.asked import is_off, output_of
+from refold.asked import is_off
+from refold.beside import NOTHING, Beside, beside_text
 from refold.config import AgentSettings, Config
 from refold.core import codec
 from refold.core.budget import Budget
@@ -22,9 +23,9 @@ from refold.formats.dialects import TARGETS
 from refold.formats.sheet import APART, LIST
 from refold.meter import Meter
 from refold.page import Ask, Page, Rendered
+from refold.policies.supersede import Supersede
 from refold.policies.window import Window
 from refold.record import Record
-from refold.rules.judge import Facts
 
 MOST_PAGES = 3
 """Kinds of requests that are kept rendered."""
@@ -49,7 +50,7 @@ class Fitter:
         """The newest request."""
         self._meter: Meter | None = None
         self._pages: dict[Ask, Page] = {}
-        self._tools: tuple[bytes, int] = (b"null", 0)
+        self._known = NOTHING
         self._spoken: str | None = None
 
     @property
@@ -88,8 +89,8 @@ class Fitter:
 
     # How much it is
 
-    def overflow(self, tools: Sequence[Any] | None) -> Overflow:
-        budget, current = self._measured(Wish(tools=tools))
+    def overflow(self, wish: Wish) -> Overflow:
+        budget, current = self._measured(self._beside(wish, kept=True))
         return Overflow(
             is_overflow=current > budget.room,
             is_approaching=current >= 0.9 * budget.room,
@@ -100,14 +101,15 @@ class Fitter:
             output_reserve=budget.output,
         )
 
-    def decide(self, tools: Sequence[Any] | None) -> Decision:
-        budget, current = self._measured(Wish(tools=tools))
+    def decide(self, wish: Wish) -> Decision:
+        budget, current = self._measured(self._beside(wish, kept=True))
         turns, messages = self._since_compaction()
-        return Decision(budget.fired(current, turns, messages), current, turns, messages)
+        fired = () if self.settings.is_off else budget.fired(current, turns, messages)
+        return Decision(fired, current, turns, messages)
 
-    def _measured(self, wish: Wish) -> tuple[Budget, int]:
+    def _measured(self, beside: Beside) -> tuple[Budget, int]:
         """The budget, and what the next request takes as it stands: messages, system text and tools."""
-        budget = self._budget(wish)
+        budget = self._budget(beside)
         counted = self.record.live.tokens + budget.overhead
         return budget, self.meter.estimate(counted, self.record.live.state.gauge)
 
@@ -120,47 +122,43 @@ class Fitter:
         new = [line for line in lines if line.at > since]
         return sum(line.role == "user" for line in new), len(new) + any(line.at == since for line in lines)
 
-    def _budget(self, wish: Wish, target: int | None = None) -> Budget:
-        budget = self.config.budget(self.settings, self.meter.limits, output_of(wish.request))
-        wanted = budget.max_tokens if target is None else target
+    def _budget(self, beside: Beside, target: int | None = None) -> Budget:
+        budget = self.config.budget(self.settings, self.meter.limits, beside.output)
         ratio, constant = self.meter.scale(self.record.live.state.gauge)
-        overhead = self._tool_tokens(wish.tools, wish.request.get("tool_choice"))
-        overhead += self.meter.apart(wish.request)
         return msgspec.structs.replace(
-            budget, overhead=overhead, max_tokens=wanted, ratio=ratio, constant=constant
+            budget,
+            overhead=beside.counted,
+            max_tokens=budget.max_tokens if target is None else target,
+            ratio=ratio,
+            constant=constant,
         )
 
-    def _tool_tokens(self, tools: Sequence[Any] | None, choice: Any) -> int:
-        """Those of the request before where none are given: a check between two requests knows no others."""
-        if tools is not None:
-            if not isinstance(tools, list | tuple):
-                raise SettingError("tools", f"expected a list, got {type(tools).__name__}")
-            try:
-                text = codec.dumps([_plain(tool) for tool in tools])
-            except (TypeError, ValueError, RecursionError) as error:
-                raise SettingError("tools", f"are not JSON: {error}") from error
-            if text != self._tools[0]:
-                self._tools = (text, self.meter.counter.tools(codec.loads(text), choice))
-        return self._tools[1]
+    def _beside(self, wish: Wish, *, kept: bool = False) -> Beside:
+        """What stands beside the messages: as before, if it is `kept` and nothing is given."""
+        if kept and wish.tools is None and not wish.request:
+            return self._known
+        text = beside_text(wish.tools, wish.request)
+        if self._known.text != text or self._known.meter is not self.meter:
+            self._known = Beside.of(text, self.meter)
+        return self._known
 
     # Making it
 
     def fit(self, wish: Wish) -> Fitted:
         off = self.settings.is_off or is_off(wish.override)
-        if wish.tools is None:
-            self._tools = (b"null", 0)
-        budget, before = self._measured(wish)
+        beside = self._beside(wish)
+        budget, before = self._measured(beside)
         counts = budget.turn_threshold is not None or budget.message_threshold is not None
         fired = budget.fired(before, *(self._since_compaction() if counts else (0, 0)))
         wants = fired and not off and (before >= budget.threshold or before > budget.target)
         edits = self.reduce(budget, Window()) if wants else []
-        ask = self._ask(wish)
-        page = self._render(ask)
+        ask = self._ask(wish.dialect or self.dialect, beside)
+        page = self._render(ask, beside)
         final = self._total(budget, page)
         if page.mended and not off and final >= (budget.room if fired else budget.threshold):
             more = msgspec.structs.replace(budget, overhead=budget.overhead + page.mended)
             edits, fired = [*edits, *self.reduce(more, Window())], fired or ("threshold",)
-            page = self._render(ask)
+            page = self._render(ask, beside)
             final = self._total(budget, page)
         notices = list(page.notices)
         if final > budget.room:
@@ -170,7 +168,10 @@ class Fitter:
         elif fired and not off and not edits:
             notices.append(_unchanged(fired, before, budget))
         counted = self.record.live.tokens + budget.overhead + page.mended
-        self.last = Request(self.record.view, counted, self.model, self._prefix(page))
+        prefix = self._prefix(page, beside) if ask.binds_thinking else None
+        self.last = Request(self.record.view, counted, self.model, prefix, self.record.live.state.next)
+        if page.system is not None and beside.system is not None:
+            notices.append("System text is given beside the messages: the record's own is not sent")
         tokens = TokenCounts(before, {edit.kind: final for edit in edits}, final)
         changed = [page.break_at, *(edit.span.start for edit in edits)]
         report = Report(
@@ -195,28 +196,28 @@ class Fitter:
         request[LIST.get(dialect, "messages")] = page.messages
         return request | ({"tools": list(wish.tools)} if wish.tools else {}) | dict(wish.request)
 
-    def _ask(self, wish: Wish) -> Ask:
-        dialect = wish.dialect or self.dialect
+    def _ask(self, dialect: str, beside: Beside) -> Ask:
         if dialect not in TARGETS:
             raise SettingError("dialect", f"{dialect!r} is not known; known are {', '.join(TARGETS)}")
-        flags, request = self.meter.limits.flags, wish.request
-        facts = Facts(
-            no_prefill="no-prefill" in flags,
-            system_inside="system-inside" in flags,
-            store=request.get("store"),
-            stored_elsewhere=bool(request.get("previous_response_id") or request.get("conversation")),
-        )
+        flags = self.meter.limits.flags
+        inside = "system-inside" in flags or not self.meter.is_known
+        known = {"no_prefill": "no-prefill" in flags, "system_inside": inside}
         binds = "binds-thinking" in flags and dialect == "anthropic"
+        facts = msgspec.structs.replace(beside.facts, **known)
         return Ask(dialect, facts, binds_thinking=binds, repair=self.settings.repairs)
 
-    def _render(self, ask: Ask) -> Rendered:
+    def _render(self, ask: Ask, beside: Beside) -> Rendered:
         page = self._page(ask).render()
-        if ask.binds_thinking and self.record.live.state.prefix not in (None, self._prefix(page)):
+        if page.superseded and not self.settings.is_off:
+            self.reduce(self._budget(beside), Supersede(page.superseded))
+            page = self._page(ask).render()
+        if ask.binds_thinking and self.record.live.state.prefix not in (None, self._prefix(page, beside)):
             return self._page(msgspec.structs.replace(ask, all_stale=True)).render()
         return page
 
-    def _prefix(self, page: Rendered) -> str:
-        return blake2b(codec.dumps(page.system) + self._tools[0], digest_size=8).hexdigest()
+    def _prefix(self, page: Rendered, beside: Beside) -> str:
+        system = page.system if beside.system is None else beside.system
+        return blake2b(codec.dumps([system, beside.tools]), digest_size=8).hexdigest()
 
     def _page(self, ask: Ask) -> Page:
         if ask not in self._pages:
@@ -226,7 +227,7 @@ class Fitter:
         return self._pages[ask]
 
     def compact(self, policy: Policy, target: int | None) -> list[Replaced]:
-        return self.reduce(self._budget(Wish(), target), policy)
+        return self.reduce(self._budget(NOTHING._replace(meter=self.meter), target), policy)
 
     def reduce(self, budget: Budget, policy: Policy) -> list[Replaced]:
         """Plans on the view as it is, and again if somebody else edits it meanwhile."""
@@ -254,7 +255,3 @@ def _unchanged(fired: Sequence[str], tokens: int, budget: Budget) -> str:
     if tokens < budget.threshold and tokens <= budget.target:
         return f"{what} fired, but {tokens:,} tokens are within {budget.target:,}: nothing is hidden"
     return f"Over {budget.threshold:,} tokens, but there is nothing left to hide"
-
-
-def _plain(tool: Any) -> Any:
-    return tool.model_dump(mode="json", exclude_unset=True) if hasattr(tool, "model_dump") else tool

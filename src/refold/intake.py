@@ -13,17 +13,16 @@ from refold.core.draft import Draft, part_id, split
 from refold.core.errors import MessageError
 from refold.core.event import Expiry, Piece
 from refold.core.message import Kind, Media, Message, Opaque
+from refold.core.sound import MAX_DEPTH
 from refold.formats import flat, openai_responses, replies
 from refold.formats.dialects import FORMATS, recognize, spoken
 from refold.formats.shape import kind_of
 from refold.formats.sheet import APART
 from refold.repairs.targets import mend
 from refold.rules.targets import JUDGES
-from refold.tokens.count import Counter
+from refold.tokens.count import Units
 
 T = TypeVar("T")
-MAX_DEPTH = 200
-"""How deep the JSON of a message may nest."""
 LONG_PLACE = 100
 """Characters of a place that are told."""
 PLAIN = (str, int, float, bool, type(None))
@@ -66,7 +65,7 @@ class Taken(NamedTuple):
 class Intake(NamedTuple):
     """How messages are taken in."""
 
-    counter: Counter
+    counter: Units
     default: str
     """The dialect of a message that could be in several."""
     dialect: str | None = None
@@ -105,7 +104,7 @@ class Intake(NamedTuple):
     def _units(
         self, values: list[Any], where: Callable[[int], str], raws: Sequence[bytes] | None
     ) -> Iterable[_Unit]:
-        stream = replies.collect(values)
+        stream = replies.collect(values, where(0).removesuffix("[0]"))
         if stream is not None:
             if where(0) == where(1):  # not in a list
                 raise MessageError(where(0), "is a chunk of a stream; append the list of all that came")
@@ -272,7 +271,7 @@ def _odd(items: Sequence[Any], dialect: str) -> str:
 def _checked(value: Any, type: type[T], where: str) -> T:
     """The value as it will be read again, if it can be."""
     try:
-        plain = msgspec.to_builtins(value)
+        plain = msgspec.to_builtins(value, builtin_types=(bytes, bytearray))  # left for the next to refuse
         _walk(plain, where, 0)
         dumps(plain)
         return msgspec.convert(plain, type)
@@ -316,8 +315,9 @@ def _json_of(value: Any, where: str) -> Any:
         plain = _converted(plain, where)
         if not _walk(plain, where, 0):
             raise MessageError(where, f"{type(value).__name__}.model_dump() gives no JSON")
-    is_own = isinstance(value, Mapping) or not isinstance(plain, dict)
-    return plain if is_own else replies.returnable(plain)
+    if not isinstance(plain, dict):
+        raise MessageError(where, f"{type(value).__name__}.model_dump() gives a {type(plain).__name__}")
+    return plain if isinstance(value, Mapping) else replies.returnable(plain)
 
 
 def _walk(value: Any, where: str, depth: int) -> bool:

@@ -11,9 +11,9 @@ from refold.core.errors import StoreError
 from refold.core.live import Gauge
 from refold.stores.store import Notes, Store
 from refold.tokens import calibrate
-from refold.tokens.calibrate import Anchor, Calibration
-from refold.tokens.count import counter
-from refold.tokens.limits import find, provider_of
+from refold.tokens.calibrate import LOWEST, Anchor, Calibration
+from refold.tokens.count import Units, counter
+from refold.tokens.limits import find, provider_of, same_model
 
 OFTEN, SELDOM = 3, 20
 """So many measurements are kept at once, and then only one of so many: the rest when a session ends."""
@@ -29,9 +29,11 @@ class Meter:
         model: str | None,
         kind: Literal["auto", "estimate"] = "auto",
     ) -> None:
-        self.model, self.limits = model, find(model, config.models).limits
+        found = find(model, config.models)
+        self.model, self.limits, self.is_known = model, found.limits, found.id is not None
         self.provider = self.limits.provider or provider_of(model)
-        self.counter = counter(model, self.provider, kind)
+        self.counter = Units(counter(model, self.provider, kind))
+        """Counts as they are stored; `estimate` makes the model's tokens of them."""
         self._notes = store if isinstance(store, Notes) and model is not None else None
         self._name = f"calibration:{kind}:{model}"
         self._calibration: Calibration | None = None
@@ -54,11 +56,13 @@ class Meter:
 
     def scale(self, gauge: Gauge | None) -> tuple[float, int]:
         """How many of its tokens one counted token is, and what every request takes besides."""
-        return calibrate.scale(self.counter, self.calibration, self._anchor(gauge))
+        ratio, constant = calibrate.scale(self.counter.counter, self.calibration, self._anchor(gauge))
+        return ratio * self.counter.margin, constant
 
     def estimate(self, counted: int, gauge: Gauge | None) -> int:
         """What a request takes of which so much was counted; `gauge` measured the one before it."""
-        return calibrate.estimate(counted, self.counter, self.calibration, self._anchor(gauge))
+        tokens = self.counter.tokens(counted)
+        return calibrate.estimate(tokens, self.counter.counter, self.calibration, self._anchor(gauge))
 
     def apart(self, request: Mapping[str, Any]) -> int:
         """What is counted for system text and the shape of the answer, which stand beside the messages."""
@@ -69,7 +73,10 @@ class Meter:
 
     def learn(self, counted: int, reported: int, gauge: Gauge | None) -> None:
         """The provider's own count of a request; `gauge` measured the one before it."""
-        self._calibration = calibrate.update(self.calibration, counted, reported, self._anchor(gauge))
+        if reported > self.limits.window:
+            return
+        tokens = self.counter.tokens(counted)
+        self._calibration = calibrate.update(self.calibration, tokens, reported, self._anchor(gauge))
         self._learned += 1
         self._unsaved += 1
         if self._learned <= OFTEN or self._unsaved >= SELDOM:
@@ -83,6 +90,8 @@ class Meter:
                 self._unsaved = 0
 
     def _anchor(self, gauge: Gauge | None) -> Anchor | None:
-        if gauge is None or gauge.model not in (None, self.model) or not gauge.estimate or not gauge.input:
+        if gauge is None or not gauge.estimate or not same_model(gauge.model, self.model):
             return None
-        return Anchor(gauge.estimate, gauge.input)
+        counted = self.counter.tokens(gauge.estimate)
+        is_likely = LOWEST * counted <= gauge.input <= self.limits.window
+        return Anchor(counted, gauge.input) if is_likely else None

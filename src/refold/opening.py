@@ -6,7 +6,8 @@ from typing import Any
 from refold.asked import named
 from refold.config import Source, load_config
 from refold.core.errors import SettingError
-from refold.formats.dialects import spoken
+from refold.formats.dialects import TARGETS, spoken
+from refold.policies.window import NOTE
 from refold.session import Session
 from refold.stores.store import Key, Store, open_store
 from refold.transfer import load_lines
@@ -60,9 +61,24 @@ def fit(
         if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
             raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
         said = list(messages)
-        session.append(said, dialect=dialect)
+        notes = [n for n, message in enumerate(said) if message == NOTED]
+        session.append([message for message in said if message != NOTED], dialect=dialect)
         beside = {"system": system} if system is not None else {}
-        return session.fit(dialect=dialect or spoken(said), tools=tools, request=beside).messages
+        wanted = dialect if dialect in TARGETS else spoken(said) or _by_system(said)
+        fitted = session.fit(dialect=wanted, tools=tools, request=beside).messages
+        if notes and NOTED not in fitted:  # what was hidden before is hidden still
+            fitted.insert(min(notes[0], len(fitted)), dict(NOTED))
+        return fitted
+
+
+NOTED = {"role": "user", "content": NOTE.text}
+"""What an earlier fit left where it hid something: nobody's task, and not what the user said last."""
+
+
+def _by_system(messages: Sequence[Any]) -> str | None:
+    """Who puts system text first in the list does not speak Anthropic."""
+    first = messages[0] if messages else None
+    return "openai-chat" if isinstance(first, Mapping) and first.get("role") == "system" else None
 
 
 def load(lines: Iterable[str], *, store: str | Store, conversation: str | None = None) -> Session:

@@ -1,7 +1,8 @@
 """The next request, rendered: what was rendered before is kept as long as nothing shown has changed."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -9,20 +10,25 @@ from refold.copies import Copy, copier
 from refold.core import codec
 from refold.core.check import Missing, Orphan, Slot, repair
 from refold.core.errors import RefoldError
-from refold.core.event import Line
+from refold.core.event import Line, Piece
 from refold.core.message import Message, Text, ToolResult
-from refold.formats import openai_responses
-from refold.formats.dialects import FORMATS
+from refold.formats.dialects import FORMATS, is_plain
 from refold.formats.sheet import Sheet
 from refold.record import Record
-from refold.repairs.anthropic import without_thinking
 from refold.repairs.targets import mend
 from refold.rules.judge import Facts, Judge
-from refold.rules.targets import JUDGES
-from refold.tokens.count import Counter
+from refold.rules.targets import JUDGES, marked
+from refold.tokens.count import Units
 
 Place: TypeAlias = tuple[int, int, int]
 """Of a line: its event, which of its messages, and where the span begins that it stands for."""
+STAND_IN = "The call was interrupted: it never returned a result."
+REPAIR = 8
+"""Tokens that a repair may add: a mark where nothing stood, a label before a text."""
+UNSAID = "{}: {} cannot be said in {}; the record keeps it"
+STALE = "{}: signed thinking is left out, since what stood before it was changed"
+TORN = "{}: a lone surrogate is written as its escape"
+UNTIED = "{}: its id is left out with the reasoning that came before it"
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -48,12 +54,26 @@ class Rendered(msgspec.Struct, frozen=True):
     """One for each thing mended, and one for each kind of thing that the dialect cannot say."""
     break_at: int | None = None
     """The earliest place that looks different from the request before."""
+    superseded: tuple[int, ...] = ()
+    """System text that newer system text has taken the place of."""
+
+
+class Said(NamedTuple):
+    """A line in the words of the dialect."""
+
+    values: list[Any]
+    piece: Piece | None = None
+    came: bool = False
+    """It stands as its sender wrote it."""
+    notes: tuple[str, ...] = ()
+    apart: bool = False
+    """It is system text that was given apart from the messages."""
 
 
 class Page:
     """One view of a record, as one kind of request."""
 
-    def __init__(self, record: Record, ask: Ask, counter: Counter) -> None:
+    def __init__(self, record: Record, ask: Ask, counter: Units) -> None:
         self._record, self._ask, self._counter = record, ask, counter
         self._places: list[Place] = []
         self._start(-1)
@@ -62,14 +82,12 @@ class Page:
         self._edition, self._items = edition, 0
         self._sheet = self._new_sheet()
         self._copies: list[tuple[Copy, dict[str, Any]]] = []
-        self._judge = self._new_judge()
-        self._lost: dict[str, list[int]] = {}
+        self._judge = JUDGES[self._ask.dialect](self._ask.facts)
+        self._said: dict[tuple[int, int], Said] = {}
+        self._notes: dict[str, list[int]] = {}
 
     def _new_sheet(self) -> Sheet:
-        return Sheet(self._ask.dialect)
-
-    def _new_judge(self) -> Judge:
-        return JUDGES[self._ask.dialect](self._ask.facts)
+        return Sheet(self._ask.dialect, self._ask.facts.system_inside)
 
     def render(self) -> Rendered:
         live, before = self._record.live, None
@@ -79,133 +97,155 @@ class Page:
         items = live.items[self._items :]
         new = [line for item in items for line in item.lines]
         self._record.load(new)
-        self._put(self._sheet, new)
+        for line in new:
+            self._put(self._sheet, line, self._notes)
         self._places += [(line.at, line.n, item.span.start) for item in items for line in item.lines]
         self._items = len(live.items)
-        judge = self._judged(self._sheet)
+        judge = self._judged()
         broken = None if before is None else _first_change(before, self._places)
-        faults = [fault for fault in judge.violations if fault.rule != "G2"]
+        faults = _faults(judge)
         if faults and self._ask.repair:
             paired = not any(fault.rule in judge.PAIRING for fault in faults)
             return self._mended([line for item in live.items for line in item.lines], paired, broken)
-        notices = [
-            *self._unsaid(),
-            *self._sheet.notices,
-            *(f"{fault.rule}: {fault.message}" for fault in faults),
-        ]
+        told = [*self._told(self._notes), *self._sheet.notices, *(f"{f.rule}: {f.message}" for f in faults)]
         messages = [copy(message) for copy, message in self._copies]
-        return Rendered(messages, self._sheet.system, 0, tuple(notices), broken)
+        return Rendered(messages, self._system(self._sheet), 0, tuple(told), broken, self._superseded)
 
-    def _judged(self, sheet: Sheet) -> Judge:
+    def _judged(self) -> Judge:
         """What is judged is what leaves. The newest message may still grow, so it is judged every time."""
+        sheet, known = self._sheet, len(self._copies) - 1 if self._copies else 0
         settled = max(0, len(sheet.messages) - 1)
-        known = len(self._copies) - 1 if self._copies else 0
         self._judge.feed(sheet.messages[known:settled])
         self._copies[known:] = [(copier(message), message) for message in sheet.messages[known:]]
         judge = self._judge.copy()
+        judge.facts = self._facts(sheet)
         judge.feed(sheet.messages[settled:])
         return judge
+
+    def _facts(self, sheet: Sheet) -> Facts:
+        """With the cache marks of the system text, which count too."""
+        facts, system = self._ask.facts, sheet.system
+        marks = sum(map(marked, system)) if isinstance(system, list) else 0
+        return msgspec.structs.replace(facts, marks=facts.marks + marks) if marks else facts
 
     def _mended(self, lines: list[Line], paired: bool, broken: int | None) -> Rendered:
         slots, notices = (list[Slot](lines), list[str]()) if paired else repair(lines)
         self._record.load(lines)
-        self._lost = {}
-        sheet, tokens = self._new_sheet(), 0
+        sheet, notes, tokens = self._new_sheet(), dict[str, list[int]](), 0
         for slot in slots:
             if isinstance(slot, Line):
-                self._put(sheet, [slot])
+                self._put(sheet, slot, notes)
                 continue
-            message = self._stand_in(slot)
-            tokens += self._counter.message(message)
-            tokens -= slot.line.tokens if isinstance(slot, Orphan) else 0
-            for value in map(_clean, FORMATS[self._ask.dialect].render(message)[0]):
+            for value in map(_clean, FORMATS[self._ask.dialect].render(self._stand_in(slot))[0]):
                 sheet.add(value, -1)
+            tokens += REPAIR if isinstance(slot, Orphan) else self._missing_tokens
         tokens -= sum(line.tokens for line in {*lines} - {*_lines(slots)})
-        facts = self._ask.facts
-        made = mend(
-            self._ask.dialect,
-            sheet.messages,
-            no_prefill=facts.no_prefill,
-            store=facts.store,
-            marks=facts.marks,
-        )
-        tokens += self._difference(sheet.messages, made.messages)
-        judge = self._new_judge()
+        facts = self._facts(sheet)
+        known = {"no_prefill": facts.no_prefill, "store": facts.store, "marks": facts.marks}
+        made = mend(self._ask.dialect, sheet.messages, **known)
+        judge = JUDGES[self._ask.dialect](facts)
         judge.feed(made.messages)
         if paired and any(fault.rule in judge.PAIRING for fault in judge.violations):
             return self._mended(lines, False, broken)
         _demand(judge)
-        notices = [*self._unsaid(), *sheet.notices, *notices, *made.notices]
+        told = (*self._told(notes), *sheet.notices, *notices, *made.notices)
         messages = [copier(message)(message) for message in made.messages]
-        return Rendered(messages, sheet.system, tokens, tuple(notices), broken)
+        added = tokens + REPAIR * len(made.notices)
+        return Rendered(messages, self._system(sheet), added, told, broken, self._superseded)
 
-    def _difference(self, before: Iterable[Any], after: Iterable[Any]) -> int:
-        old, new = {id(message): message for message in before}, {id(message): message for message in after}
-        gone, come = old.keys() - new.keys(), new.keys() - old.keys()
-        return sum(self._counter.json(new[n]) for n in come) - sum(self._counter.json(old[n]) for n in gone)
+    @cached_property
+    def _missing_tokens(self) -> int:
+        return self._counter.message(self._stand_in(Missing("", "")))
 
-    def _put(self, sheet: Sheet, lines: Iterable[Line]) -> None:
-        for line in lines:
-            entry = self._record.entry(line.at)
-            came = codec.came(entry)
-            if came is None or came.dialect != self._ask.dialect:
-                message = self._record.message(line)
-                if came is None and not message.parts and message.role == "assistant":
-                    continue  # an answer that never came
-                rendered, lost = FORMATS[self._ask.dialect].render(message)
-                for what in lost:
-                    self._lost.setdefault(what, []).append(line.at)
-                for value in rendered:
-                    sheet.add(_clean(value), line.at)
-                continue
-            odd = b"\\ud" in entry.body or b"\\uD" in entry.body
-            value = self._as_sent(line, _clean(came.value) if odd else came.value)
-            if value is not None:
-                sheet.add(value, line.at, came.piece, came=True)
+    def _system(self, sheet: Sheet) -> Any:
+        whole = {"system": sheet.system}
+        return copier(whole)(whole)["system"]
 
-    def _as_sent(self, line: Line, value: Any) -> Any:
+    @property
+    def _superseded(self) -> tuple[int, ...]:
+        return tuple(sorted(at for (at, _), said in self._said.items() if said.apart))[:-1]
+
+    def _put(self, sheet: Sheet, line: Line, notes: dict[str, list[int]]) -> None:
+        said = self._said.get((line.at, line.n))
+        if said is None:
+            said = self._said[line.at, line.n] = self._in_words(line)
+        for value in said.values:
+            sheet.add(value, line.at, said.piece, said.came)
+        for note in said.notes:
+            notes.setdefault(note, []).append(line.at)
+
+    def _in_words(self, line: Line) -> Said:
+        entry, dialect = self._record.entry(line.at), self._ask.dialect
+        came = codec.came(entry)
+        apart = came is not None and isinstance(came.value, dict) and len(came.value) == 1
+        torn = b"\\ud" in entry.body or b"\\uD" in entry.body
+        notes = [TORN] if torn and _clean(text := self._record.message(line).text) != text else []
+        if came is not None and (came.dialect == dialect or is_plain(came.value, dialect)):
+            value = self._as_sent(line, _clean(came.value) if torn else came.value, notes)
+            whole = came.dialect == dialect
+            return Said([] if value is None else [value], came.piece, whole, tuple(notes), apart)
+        message = _with_tool(self._record.message(line), line)
+        if came is None and not message.parts and message.role == "assistant":
+            return Said([])  # an answer that never came
+        values, lost = FORMATS[dialect].render(message)
+        if not values and message.role == "user":  # never left out, whatever it was
+            mark = Message("user", (Text(f"[{', '.join(lost)}: cannot be shown here]"),))
+            values, _ = FORMATS[dialect].render(mark)
+        cleaned = [_clean(value) for value in values]
+        return Said(cleaned, notes=(*notes, *dict.fromkeys(lost)), apart=apart)
+
+    def _as_sent(self, line: Line, value: Any, notes: list[str]) -> Any:
         """What came, less what an edit has made invalid."""
         if self._ask.binds_thinking and line.role == "assistant" and self._is_stale(line.at):
+            from refold.repairs.anthropic import without_thinking
+
             new = without_thinking(value)
-            if new is not value:
-                self._lost.setdefault(STALE, []).append(line.at)
+            notes += [STALE] if new is not value else []
             return new
-        if self._ask.dialect == openai_responses.DIALECT and isinstance(value, dict) and "id" in value:
-            return self._without_reasoning(line, value)
+        if isinstance(value, dict) and "id" in value and self._lost_its_reasoning(line, value):
+            notes.append(UNTIED)
+            return {key: inner for key, inner in value.items() if key != "id"}
         return value
 
     def _is_stale(self, at: int) -> bool:
         return self._ask.all_stale or any(at in span for span in self._record.live.state.stale)
 
-    def _without_reasoning(self, line: Line, value: dict[str, Any]) -> dict[str, Any]:
-        """An item loses its id with the reasoning that came right before it."""
-        before = self._record.live.item_at(line.at - 1) if line.at else None
+    def _lost_its_reasoning(self, line: Line, value: dict[str, Any]) -> bool:
+        """It is an item of Responses that came right after reasoning, which is hidden now."""
+        if self._ask.dialect != "openai-responses" or line.role != "assistant" or not line.at:
+            return False
+        before = self._record.live.item_at(line.at - 1)
         hidden = before is not None and line.at - 1 not in {shown.at for shown in before.lines}
-        if not hidden or line.role != "assistant" or value.get("type") == "reasoning":
-            return value
+        if not hidden or value.get("type") in ("reasoning", "item_reference"):
+            return False
         came = codec.came(self._record.entry(line.at - 1))
-        if came is None or not isinstance(came.value, dict) or came.value.get("type") != "reasoning":
-            return value
-        return {key: inner for key, inner in value.items() if key != "id"}
+        return came is not None and isinstance(came.value, dict) and came.value.get("type") == "reasoning"
 
-    def _unsaid(self) -> list[str]:
+    def _told(self, notes: dict[str, list[int]]) -> list[str]:
         return [
-            what.format(_places(places))
-            if what is STALE
-            else f"{_places(places)}: {what} cannot be said in {self._ask.dialect}; the record keeps it"
-            for what, places in self._lost.items()
+            note.format(_places(places))
+            if note in (STALE, TORN, UNTIED)
+            else UNSAID.format(_places(places), note, self._ask.dialect)
+            for note, places in notes.items()
         ]
 
     def _stand_in(self, slot: Missing | Orphan) -> Message:
         if isinstance(slot, Missing):
-            text = "The call was interrupted: it never returned a result."
-            return Message("tool", (ToolResult(slot.call, text, slot.tool or None, is_error=True),))
+            return Message("tool", (ToolResult(slot.call, STAND_IN, slot.tool or None, is_error=True),))
         tool = f" of {slot.line.tools[0]}" if slot.line.tools else ""
         text = self._record.message(slot.line).text
         return Message("user", (Text(f"[refold: result{tool} without its call]\n{text}"),))
 
 
-STALE = "{}: signed thinking is left out, since what stood before it was changed"
+def _with_tool(message: Message, line: Line) -> Message:
+    """A result with the name of its tool, which its sender may not have said."""
+    if line.answers is None or not any(line.tools) or any(result.tool for result in message.results):
+        return message
+    parts = tuple(
+        msgspec.structs.replace(part, tool=line.tools[0]) if isinstance(part, ToolResult) else part
+        for part in message.parts
+    )
+    return msgspec.structs.replace(message, parts=parts)
 
 
 def _places(places: Sequence[int]) -> str:
@@ -214,16 +254,20 @@ def _places(places: Sequence[int]) -> str:
     return shown if len(unique) <= 3 else f"{shown} and {len(unique) - 3} more"
 
 
+def _faults(judge: Judge) -> list[Any]:
+    """An empty conversation is no request yet, and no fault."""
+    return [fault for fault in judge.violations if fault.rule != "G2"]
+
+
 def _demand(judge: Judge) -> None:
-    """What is not valid must not leave. An empty conversation is no request yet, and no fault."""
-    for fault in judge.violations:
+    """What is not valid must not leave."""
+    for fault in _faults(judge):
         if fault.rule == "S1":
             raise RefoldError(f"The request cannot be sent and not be mended: {fault.message}")
-        if fault.rule != "G2":
-            raise RefoldError(f"refold made an invalid view, which is a bug; please report it: {fault}")
+        raise RefoldError(f"refold made an invalid view, which is a bug; please report it: {fault}")
 
 
-def _lines(slots: list[Slot]) -> list[Line]:
+def _lines(slots: Iterable[Slot]) -> list[Line]:
     there = [slot for slot in slots if not isinstance(slot, Missing)]
     return [slot.line if isinstance(slot, Orphan) else slot for slot in there]
 

@@ -148,6 +148,12 @@ class Record:
             found = link.entry
         return found
 
+    def end_of(self, at: int) -> int:
+        """The place after a message, all its pieces included."""
+        came = codec.came(self.entry(at))
+        piece = came.piece if came else None
+        return at + 1 if piece is None else at - piece.n + piece.of
+
     def message(self, line: Line) -> Message:
         """The words behind a line."""
         return _message(self.event(line.at), line)
@@ -227,10 +233,9 @@ class Record:
                 yield head
 
     def as_of(self, at: int) -> Live:
-        """The view as it stood right after the event at a place."""
-        self.entry(at)
+        """The view as it stood right after the event at a place, all pieces of a message included."""
         live = Live(self.view, self.message)
-        for link in self.store.read(self.key, 0, at + 1):
+        for link in self.store.read(self.key, 0, self.end_of(at)):
             live.apply(codec.head(link.entry), link.entry.at, self)
         return live
 

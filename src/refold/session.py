@@ -19,9 +19,9 @@ from refold.answers import (
     StoredMessage,
     stored,
 )
-from refold.asked import named, whole
+from refold.asked import fields, named, whole
 from refold.config import AgentSettings, Config
-from refold.core.draft import Draft, number
+from refold.core.draft import PART, Draft, number
 from refold.core.errors import ConflictError, SettingError, StoreError
 from refold.core.event import Event, Expiry, Replaced, Said
 from refold.core.message import Kind, Message
@@ -146,7 +146,7 @@ class Session:
     def intake(self, dialect: str | None = None) -> Intake:
         """How messages are taken in: counted for the model, in a dialect or in the one each is in."""
         if dialect is not None:
-            format_of(dialect)
+            format_of(named("dialect", dialect))
         return Intake(self.fitter.meter.counter, self.fitter.dialect, dialect)
 
     def say(self, drafts: Sequence[Draft]) -> list[int]:
@@ -160,9 +160,10 @@ class Session:
                 places = self.store.find(self.key, ids) if ids and isinstance(self.store, Ids) else {}
                 new, seen = list[Draft](), set[str | None](places)
                 for draft in drafts:
-                    if draft.message.id is None or draft.message.id not in seen:
+                    id = draft.message.id
+                    if id is None or (id not in seen and id.partition(PART)[0] not in places):
                         new.append(draft)
-                        seen.add(draft.message.id)
+                        seen.add(id)
                 return number(new, self.record.live.state, self.fitter.last, time.time())
 
             gauge = self.record.live.state.gauge
@@ -172,7 +173,12 @@ class Session:
                 self.fitter.learn(usage, gauge)
         places |= {event.message.id: event.at for event in said if event.message.id is not None}
         unnamed = iter([event.at for event in said if event.message.id is None])
-        return [next(unnamed) if (id := draft.message.id) is None else places[id] for draft in drafts]
+        return [
+            next(unnamed)
+            if (id := draft.message.id) is None
+            else places.get(id, places.get(id.partition(PART)[0], 0))
+            for draft in drafts
+        ]
 
     # What the model sees
 
@@ -191,26 +197,29 @@ class Session:
         Raises:
             OverBudgetError: what must be shown is larger than the window.
         """
-        if not isinstance(request, Mapping | None):
-            raise SettingError("request", f"expected a dict, got {type(request).__name__}")
+        named("dialect", "unset" if dialect is None else dialect)
         with self._lock:
             self.record.catch_up()
-            return self.fitter.fit(Wish(dialect, tools, override, request or {}))
+            return self.fitter.fit(Wish(dialect, tools, override, fields(request)))
 
-    def check_overflow(self, *, tools: Sequence[Any] | None = None) -> Overflow:
+    def check_overflow(
+        self, *, tools: Sequence[Any] | None = None, request: Mapping[str, Any] | None = None
+    ) -> Overflow:
         """How the next request stands to the model's window, tools and system text included.
 
-        Tools are those of the last `fit` unless they are given.
+        What stands beside the messages is as in the last `fit` unless it is given.
         """
         with self._lock:
             self.record.catch_up()
-            return self.fitter.overflow(tools)
+            return self.fitter.overflow(Wish(tools=tools, request=fields(request)))
 
-    def should_compact(self, *, tools: Sequence[Any] | None = None) -> Decision:
+    def should_compact(
+        self, *, tools: Sequence[Any] | None = None, request: Mapping[str, Any] | None = None
+    ) -> Decision:
         """Whether the next `fit` would make the view smaller, and because of what."""
         with self._lock:
             self.record.catch_up()
-            return self.fitter.decide(tools)
+            return self.fitter.decide(Wish(tools=tools, request=fields(request)))
 
     def view(self, at: int | None = None) -> View:
         """What the model sees now, or saw right after the event at a place."""
@@ -231,7 +240,8 @@ class Session:
             raise SettingError("strategy", f"{strategy!r} is not known; known is sliding-window")
         keep = 10 if keep_recent is None and target_tokens is None else keep_recent
         for name, given in (("keep_recent", keep_recent), ("target_tokens", target_tokens)):
-            whole(name, 0 if given is None else given)
+            if given is not None and whole(name, given) < 0:
+                raise SettingError(name, f"expected 0 or more, got {given}")
         with self._lock:
             self.record.catch_up()
             edits = list[Replaced]()
@@ -375,7 +385,7 @@ class Session:
             raise StoreError(f"{type(self.store).__name__} cannot fork; export and load under another id")
         with self._lock:
             self.record.catch_up()
-            stop = self.record.live.state.next if at is None else self.record.entry(whole("at", at)).at + 1
+            stop = self.record.live.state.next if at is None else self.record.end_of(whole("at", at))
             new = Key(self.key.owner, named("new_id", new_id))
             self.store.fork(self.key, new, stop)
             if isinstance(self.store, Snapshots):  # those of the shared past are the fork's as well

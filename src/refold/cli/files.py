@@ -16,6 +16,7 @@ from refold.cli.words import glance, glance_json, one_line, plural, saved_percen
 from refold.config import Config
 from refold.core.errors import MessageError, SettingError
 from refold.formats.dialects import TARGETS
+from refold.intake import Intake
 from refold.meter import Meter
 from refold.rules.targets import JUDGES, check_request
 from refold.session import Session
@@ -174,11 +175,11 @@ def _weights(given: Given, settings: Config, model: str, dialect: str | None) ->
 
     What every request takes is in the first of them.
     """
+    meter, intake = _meter(settings, model), intake_for(settings, model, dialect)
     try:
-        counted = list(_counted(given, settings, model, dialect))
+        counted = list(_counted(given, meter, intake._replace(default=given.dialect or intake.default)))
     except SettingError as error:  # of the request in the file
         raise MessageError(f"{given.where}: {error.where}", error.problem) from error
-    meter = _meter(settings, model)
     sums = accumulate(weight.tokens for weight in counted)
     ends = [0, *(meter.estimate(so_far, None) if so_far else 0 for so_far in sums)]
     return [
@@ -187,24 +188,38 @@ def _weights(given: Given, settings: Config, model: str, dialect: str | None) ->
     ]
 
 
-def _counted(given: Given, settings: Config, model: str, dialect: str | None) -> Iterator[_Weight]:
-    meter, intake = _meter(settings, model), intake_for(settings, model, dialect)
-    intake = intake._replace(default=given.dialect or intake.default)
+def _counted(given: Given, meter: Meter, intake: Intake) -> Iterator[_Weight]:
     text, tools = next(iter(given.system.values()), ""), given.tools or []
     yield _Weight("system", meter.apart(given.beside | given.system), _glance(text))
     chosen = meter.counter.tools(tools, given.beside.get("tool_choice"))
     yield _Weight("tools", chosen, plural(len(tools), "declaration"))
-    before = ""
+    answer: list[tuple[Any, _Weight]] = []
     with progress("Counting", len(given.messages)) as advance:
         for n, message in enumerate(given.messages):
             drafts = intake.take([message], lambda _: given.place(n)).drafts  # noqa: B023
-            role, tokens = drafts[0].message.role, sum(draft.tokens for draft in drafts)
-            if before == role == "assistant" and drafts[0].dialect == RESPONSES:
-                tokens -= meter.counter.framing.message  # it goes on with the same answer
-            before = role
+            role, text = drafts[0].message.role, " ".join(glance(draft.message) for draft in drafts)
             written = message.get("role") if isinstance(message, Mapping) else None
-            yield _Weight(_text(written) or role, tokens, " ".join(glance(draft.message) for draft in drafts))
+            weight = _Weight(_text(written) or role, sum(draft.tokens for draft in drafts), text)
             advance(1)
+            if role == "assistant" and drafts[0].dialect == RESPONSES:
+                answer.append((message, weight))
+                continue
+            yield from _shared(answer, intake)
+            answer.clear()
+            yield weight
+    yield from _shared(answer, intake)
+
+
+def _shared(answer: Sequence[tuple[Any, _Weight]], intake: Intake) -> Iterator[_Weight]:
+    """The items of one answer, which is one message and counted as one."""
+    if len(answer) < 2:
+        yield from (weight for _, weight in answer)
+        return
+    whole = sum(draft.tokens for draft in intake.take([item for item, _ in answer]).drafts)
+    sums = list(accumulate(weight.tokens for _, weight in answer))
+    ends = [0, *(whole * so_far // sums[-1] for so_far in sums)]
+    for (_, weight), (begin, end) in zip(answer, pairwise(ends), strict=True):
+        yield weight._replace(tokens=end - begin)
 
 
 def _meter(settings: Config, model: str) -> Meter:

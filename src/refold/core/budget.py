@@ -18,6 +18,8 @@ class Budget(msgspec.Struct, frozen=True):
     """The longest request, where that is less than the window would allow."""
     output_reserve: int = 4_000
     """Room for the answer."""
+    asked: bool = False
+    """The request itself asks for an answer so long: then all of it is left free."""
     system_reserve: int = 2_000
     """Room for system text that the application adds by itself."""
     safety_buffer: int = 5_000
@@ -42,7 +44,8 @@ class Budget(msgspec.Struct, frozen=True):
     @property
     def reserves(self) -> int:
         """Never more than half the window, or a small model would have no room at all."""
-        return min(self.output_reserve + self.system_reserve + self.safety_buffer, self.window // 2)
+        wanted = self.output_reserve + self.system_reserve + self.safety_buffer
+        return max(min(wanted, self.window // 2), self.output)
 
     @property
     def threshold(self) -> int:
@@ -59,7 +62,7 @@ class Budget(msgspec.Struct, frozen=True):
     @property
     def output(self) -> int:
         """What is really left for the answer."""
-        return min(self.output_reserve, self.window // 2)
+        return min(self.output_reserve, self.window if self.asked else self.window // 2)
 
     @property
     def room(self) -> int:

@@ -147,6 +147,7 @@ class _MeasuredHead(msgspec.Struct, frozen=True, array_like=True):
     input: int = 0
     model: str | None = None
     prefix: str | None = None
+    made: int = 0
 
 
 class _MeasuredBody(msgspec.Struct, frozen=True):
@@ -191,7 +192,7 @@ def encode(event: Event) -> Entry:
             head, body = _PinnedHead(lines), _Note(event.why, event.time)
         case Measured():
             alone = event.usage.input if event.usage.calls == 1 else 0  # a sum says nothing of one request
-            known = (event.estimate, alone, event.model, event.prefix)
+            known = (event.estimate, alone, event.model, event.prefix, event.made)
             head = _MeasuredHead(event.view, event.of, *known)
             body = _MeasuredBody(event.usage, event.model, event.time)
         case Unknown(kind=kind):
@@ -233,7 +234,7 @@ def decode(entry: Entry, parse: Parse) -> Event:
             return Pinned(at, _read(entry, entry.head, _PinnedHead).lines, note.why, note.time)
         case "measured":
             head, usage = _read(entry, entry.head, _MeasuredHead), _read(entry, entry.body, _MeasuredBody)
-            numbers = (usage.usage, head.estimate, usage.model, usage.time, head.prefix)
+            numbers = (usage.usage, head.estimate, usage.model, usage.time, head.prefix, head.made)
             return Measured(at, head.view, head.of, *numbers)
         case kind:
             return Unknown(at, kind, _json(entry, entry.head), _json(entry, entry.body))
@@ -253,7 +254,7 @@ def head(entry: Entry) -> Head | None:
             return Pinned(entry.at, _read(entry, entry.head, _PinnedHead).lines)
         case "measured":
             measured = _read(entry, entry.head, _MeasuredHead)
-            rest = (measured.estimate, measured.input, measured.model, measured.prefix)
+            rest = (measured.estimate, measured.input, measured.model, measured.prefix, measured.made)
             return Gauge(entry.at, measured.view, measured.of, *rest)
         case _:
             return None

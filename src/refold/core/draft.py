@@ -6,7 +6,7 @@ import msgspec
 
 from refold.core.event import Event, Expiry, Measured, Piece, Said
 from refold.core.live import State
-from refold.core.message import Kind, Message, ToolResult
+from refold.core.message import Kind, Message, ToolResult, Usage
 from refold.core.plan import line_of
 
 
@@ -55,18 +55,23 @@ class Request(msgspec.Struct, frozen=True):
     """Its tokens, not corrected."""
     model: str | None = None
     prefix: str | None = None
-    """System text and tools, as a digest."""
+    """System text and tools, as a digest, where the model's thinking is bound to them."""
+    made: int = 0
+    """The first place that was free when it was made."""
 
 
 def number(drafts: Iterable[Draft], state: State, request: Request, time: float) -> list[Event]:
     """The events for messages that are said after `state`, with their places, turns and steps."""
     at, index, turn, step, total = state.next, state.index, state.turn, state.step, state.total
+    speaker = state.speaker
     calls: dict[str, str] = {}
     events: list[Event] = []
     for draft in drafts:
         message = draft.message
         turn += message.role == "user"
-        step += message.role == "assistant"
+        goes_on = draft.dialect == "openai-responses" and speaker == "assistant"  # item by item
+        step += message.role == "assistant" and not goes_on
+        speaker = message.role
         total += draft.tokens
         line = line_of(message, at, draft.tokens, turn, step)
         answers = line.answers or ""
@@ -77,9 +82,11 @@ def number(drafts: Iterable[Draft], state: State, request: Request, time: float)
         rest = (draft.dialect, draft.raw, draft.tags, draft.kind, draft.expiry, draft.piece)
         events.append(Said(line, message, index, total, time, *rest))
         at, index = at + 1, index + 1
-        if message.usage is not None:
-            model = request.model or message.model
-            measured = (message.usage, request.counted, model, time, request.prefix)
+        renewed = request.prefix not in (None, state.prefix) and message.role == "assistant"
+        if message.usage is not None or renewed:
+            usage, model = message.usage or Usage(0), message.model or request.model
+            measured = (usage, request.counted, model, time, request.prefix, request.made)
             events.append(Measured(at, request.view, line.at, *measured))
+            request = msgspec.structs.replace(request, prefix=None, counted=0)  # each is measured once
             at += 1
     return events

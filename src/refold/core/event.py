@@ -146,6 +146,8 @@ class Measured(msgspec.Struct, frozen=True):
     time: float = 0.0
     prefix: str | None = None
     """What stood before the messages, system text and tools, as a digest."""
+    made: int = 0
+    """The first place that came after the request was made."""
 
 
 class Unknown(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from refold.core.event import Line, Pinned, Span, Undone
+from refold.core.message import Role
 from refold.core.view import Item, View, Words, crosses, display, merge, sound
 
 
@@ -31,6 +32,7 @@ class Gauge(msgspec.Struct, frozen=True, array_like=True):
     input: int
     model: str | None = None
     prefix: str | None = None
+    made: int = 0
 
 
 Head: TypeAlias = Line | Cover | Undone | Pinned | Gauge
@@ -81,6 +83,8 @@ class State(msgspec.Struct, array_like=True):
     """The newest measurement, if nothing was changed since."""
     prefix: str | None = None
     """What stood before the messages when it was last measured, as a digest."""
+    speaker: Role | None = None
+    """Whose the newest message is."""
 
 
 class Live:
@@ -135,6 +139,7 @@ class Live:
         state = self.state
         state.index += 1
         state.turn, state.step, state.total = line.turn, line.step, state.total + line.tokens
+        state.speaker = line.role
         if line.role == "user":
             state.latest = line.at
             state.task = state.task or line
@@ -219,7 +224,10 @@ class Live:
         if None not in (self.state.prefix, gauge.prefix) and gauge.prefix != self.state.prefix:
             self.state.stale = [Span(0, gauge.of), *(s for s in self.state.stale if s.start >= gauge.of)]
             self.edition += 1
-        self.state.gauge, self.state.prefix = gauge, gauge.prefix or self.state.prefix
+        changed = self.state.stale[-1].end if self.state.stale else 0
+        if gauge.input and changed <= gauge.made:  # what was changed since was not measured
+            self.state.gauge = gauge
+        self.state.prefix = gauge.prefix or self.state.prefix
 
     def _mark(self, changed: int | None) -> None:
         if changed is None:

@@ -6,7 +6,7 @@
 
 from typing import Any, Literal
 
-from refold.core.codec import dumps, loads
+from refold.core.codec import dumps
 from refold.core.errors import MessageError
 from refold.core.message import (
     Media,
@@ -19,7 +19,8 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.formats.shape import expect, kind_of, named, rest_of, sayable
+from refold.core.sound import read
+from refold.formats.shape import expect, id_within, kind_of, named, rest_of, sayable
 
 DIALECT = "ai-sdk"
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -82,13 +83,18 @@ def render_part(part: Part, role: str, lost: list[str]) -> list[Any]:
         case Reasoning(text=text) if role == "assistant":
             return [{"type": "reasoning", "text": text}]
         case ToolCall(call_id=id, tool=tool, input=text):
-            return [{"type": "tool-call", "toolCallId": id, "toolName": tool, "input": _read(text)}]
+            return [{"type": "tool-call", "toolCallId": tool_id(id), "toolName": tool, "input": _read(text)}]
         case Media(kind="image", url=url, data=data, mime=mime) if role == "user":
             return [{"type": "image", "image": url or data} | ({"mediaType": mime} if mime else {})]
         case Media(url=url, data=data, name=name):
             named = {"filename": name} if name else {}
             return [{"type": "file", "data": url or data, "mediaType": _mime(part)} | named]
     return rest_of(part, DIALECT, lost)
+
+
+def tool_id(id: str) -> str:
+    """The same id; one that stands for it where it is empty."""
+    return id or id_within(id, 1, "")
 
 
 def unread(value: dict[str, Any]) -> list[Any]:
@@ -193,7 +199,7 @@ def _render_result(result: ToolResult, lost: list[str]) -> dict[str, Any]:
         lost += ["that a result is an error"] if error else []
         output = {"type": "content", "value": [one for part in said for one in _render_inner(part, lost)]}
     name = result.tool or "unknown"
-    return {"type": "tool-result", "toolCallId": result.call_id, "toolName": name, "output": output}
+    return {"type": "tool-result", "toolCallId": tool_id(result.call_id), "toolName": name, "output": output}
 
 
 def _render_inner(part: Text | Media | Opaque, lost: list[str]) -> list[Any]:
@@ -217,6 +223,6 @@ def _mime(media: Media) -> str:
 
 def _read(text: str) -> Any:
     try:
-        return loads(text.encode("utf-8", "surrogatepass"))
+        return read(text)
     except (ValueError, RecursionError):
         return text

@@ -7,7 +7,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from refold.core.codec import dumps, loads
+from refold.core.codec import dumps
 from refold.core.errors import MessageError
 from refold.core.message import (
     CompactionMarker,
@@ -21,6 +21,7 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
+from refold.core.sound import read
 from refold.formats.shape import expect, id_within, kind_of, named, rest_of, sayable
 
 DIALECT = "anthropic"
@@ -197,7 +198,7 @@ def _render_result(result: ToolResult, lost: list[str]) -> dict[str, Any]:
 def as_object(text: str) -> dict[str, Any]:
     """A call's input, which must be an object here whatever the model wrote."""
     try:
-        value = loads(text.encode("utf-8", "surrogatepass"))
+        value = read(text)
     except (ValueError, RecursionError):
         value = text
     return value if isinstance(value, dict) else {"input": value}

@@ -11,6 +11,7 @@ from typing import Any
 
 from refold.core.codec import dumps, loads
 from refold.core.errors import MessageError
+from refold.core.sound import read
 from refold.formats.shape import expect, kind_of
 
 INTERRUPTED = "interrupted"
@@ -219,7 +220,7 @@ def _with_input(block: dict[str, Any], text: str | None) -> dict[str, Any]:
     if "input" not in block or block["input"]:
         return block
     try:
-        value = loads((text or "").encode("utf-8", "surrogatepass"))
+        value = read(text or "")
     except (ValueError, RecursionError):
         value = None
     return block | {"input": value if isinstance(value, dict) else {"_partial": text or ""}}

@@ -61,6 +61,8 @@ _BLOCKS = {
         "tool_addition",
     ),
 }
+_ITEMS = ("message", "reasoning", "compaction", "compaction_summary")
+_ITEM_ENDS = ("_call", "_output", "_request", "_response", "_reference", "_tools")
 _BY_BLOCK = {block: dialect for dialect, blocks in _BLOCKS.items() for block in blocks}
 
 
@@ -82,7 +84,8 @@ def recognize(value: Any) -> str | None:
         return "anthropic"
     if value.keys() == {"instructions"}:
         return "openai-responses"
-    if kind_of(value) is not None or "phase" in value:
+    kind = kind_of(value)
+    if kind in _ITEMS or (kind and kind.endswith(_ITEM_ENDS)) or (kind is None and "phase" in value):
         return "openai-responses"
     if value.get("tool_calls") is not None or value.get("tool_call_id") is not None:
         return "openai-chat"
@@ -91,6 +94,17 @@ def recognize(value: Any) -> str | None:
         return _by_blocks(content)
     parts = value.get("parts")  # of a UI message
     return "flat" if isinstance(parts, list) and parts and all(map(kind_of, parts)) else None
+
+
+def is_plain(value: Any, dialect: str) -> bool:
+    """A message that is the same in every dialect, this one included: a role and a text."""
+    return (
+        isinstance(value, Mapping)
+        and value.keys() == {"role", "content"}
+        and isinstance(value["content"], str)
+        and value["role"]
+        in (("user", "assistant") if dialect == "anthropic" else ("user", "assistant", "system"))
+    )
 
 
 def spoken(values: Iterable[Any]) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from refold.core.codec import dumps, loads
+from refold.core.codec import dumps
 from refold.core.errors import MessageError
 from refold.core.message import (
     CompactionMarker,
@@ -28,6 +28,7 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
+from refold.core.sound import read
 from refold.formats import ai_sdk, anthropic, openai_chat, openai_responses
 from refold.formats.shape import expect, kind_of, named
 
@@ -259,7 +260,7 @@ def _read(text: str) -> Any:
     if not text.lstrip().startswith(("[", "{", '"')):
         return None
     try:
-        return loads(text.encode("utf-8", "surrogatepass"))
+        return read(text)
     except (ValueError, RecursionError):
         return None
 

@@ -24,7 +24,7 @@ from refold.formats.shape import expect, id_within, kind_of, name_of, named, res
 
 DIALECT = "openai-chat"
 READ = {
-    "message": ("role", "content", "tool_calls", "tool_call_id", "name"),
+    "message": ("role", "content", "tool_calls", "tool_call_id", "name", "refusal"),
     "text": ("type", "text"),
     "call": ("id", "type", "function", "custom"),
     "function": ("name", "arguments"),
@@ -56,6 +56,8 @@ def parse(value: Any, where: str = "message") -> Message:
         if role != only and value.get(field) is not None:
             raise MessageError(f"{where}.{field}", f"only a message of the role {only} has it")
     parts = _content(value.get("content"), f"{where}.content")
+    if isinstance(refusal := value.get("refusal"), str) and not parts:
+        parts = [Text(refusal)]
     if role == "tool":
         id = value.get("tool_call_id")
         expect(id, str, f"{where}.tool_call_id")
@@ -79,12 +81,12 @@ def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
     parts = [part for part in said_parts if not isinstance(part, ToolCall | ToolResult | StepStart)]
     calls = [_render_call(call) for call in message.calls]
     if all(isinstance(part, Text) for part in parts):
-        text = "".join(part.text for part in parts if isinstance(part, Text))
+        text = "\n\n".join(part.text for part in parts if isinstance(part, Text))
         said["content"] = text if text or not calls else None
     else:
         content = [inner for part in parts for inner in _render_part(part, lost)]
         plain = all(kind_of(inner) == "text" for inner in content)
-        said["content"] = "".join(inner["text"] for inner in content) or None if plain else content
+        said["content"] = "\n\n".join(inner["text"] for inner in content) or None if plain else content
     if message.name and message.role != "tool":
         said["name"] = message.name
     if calls:
@@ -183,14 +185,19 @@ def _render_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _render_result(result: ToolResult, lost: list[str]) -> dict[str, Any]:
-    output = result.output
-    if not isinstance(output, str):
-        inner = [one for part in output for one in _render_part(part, lost)]
-        plain = all(kind_of(one) == "text" for one in inner)
-        content: Any = "".join(one["text"] for one in inner) if plain else inner
-    else:
-        content = output
-    return {"role": "tool", "tool_call_id": tool_id(result.call_id), "content": content}
+    """The text of it: the API takes nothing else from a tool."""
+    lost += ["that a result is an error"] if result.is_error else []
+    texts: list[str] = []
+    for part in (Text(result.output),) if isinstance(result.output, str) else result.output:
+        match part:
+            case Text(text=text):
+                texts.append(text)
+            case Media(kind=kind):
+                lost.append(f"{kind} data in a result")
+                texts.append(f"[{kind}]")
+            case Opaque(value=value):
+                lost.append(f"a {kind_of(value) or 'part'} in a result")
+    return {"role": "tool", "tool_call_id": tool_id(result.call_id), "content": "\n".join(texts)}
 
 
 def tool_id(id: str) -> str:

@@ -61,9 +61,7 @@ def role_of(item: dict[str, Any], where: str = "item") -> Role:
     expect(kind, str, f"{where}.type")
     if kind == "message" or "role" in item:
         return ROLES[named(item.get("role"), ROLES, f"{where}.role")]
-    if _answers(item):
-        return "tool"
-    return "user" if kind.endswith("_response") else "assistant"
+    return "tool" if _answers(item) or kind.endswith("_response") else "assistant"
 
 
 def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
@@ -76,7 +74,7 @@ def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
     def close() -> None:
         if said:
             plain = all(kind_of(inner) in ("input_text", "output_text") for inner in said)
-            content = "".join(inner["text"] for inner in said) if plain else list(said)
+            content = "\n\n".join(inner["text"] for inner in said) if plain else list(said)
             items.append({"role": role, "content": content})
             said.clear()
 
@@ -88,6 +86,7 @@ def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
                 items.append(call)
             case ToolResult(call_id=id, output=output):
                 close()
+                lost += ["that a result is an error"] if part.is_error else []
                 content = output if isinstance(output, str) else _inner(output, lost)
                 items.append({"type": "function_call_output", "call_id": tool_id(id), "output": content})
             case Opaque(value=value, dialect=origin) if origin == DIALECT:
@@ -214,7 +213,7 @@ def _part(value: Any, where: str) -> Text | Media | Opaque:
 def _inner(parts: Sequence[Part], lost: list[str]) -> Any:
     content = [inner for part in parts for inner in _render_part(part, lost)]
     if all(kind_of(inner) == "input_text" for inner in content):
-        return "".join(inner["text"] for inner in content)
+        return "\n".join(inner["text"] for inner in content)
     return content
 
 

@@ -30,6 +30,8 @@ class Last(msgspec.Struct, frozen=True):
 
 class Sheet(msgspec.Struct):
     dialect: str
+    system_inside: bool = True
+    """The model takes system text between messages, where it came so."""
     messages: list[dict[str, Any]] = []
     notices: list[str] = []
     apart: Any = None
@@ -68,9 +70,10 @@ class Sheet(msgspec.Struct):
             if not self.messages:
                 self.leading.append(value["content"])
                 return None
-            if not came:
-                self.notices.append(f"#{at}: system text between messages is shown as the user's")
-            return value if came else anthropic.as_user(value)
+            if came and self.system_inside:
+                return value
+            self.notices.append(f"#{at}: system text between messages is shown as the user's")
+            return anthropic.as_user(value)
         if value.get("role") == "assistant" and not self.messages and not came:
             self.messages.append({"role": "user", "content": BEGIN})
             self.notices.append(f"#{at}: a note of the user's stands before it, as the API wants it")

@@ -15,8 +15,8 @@ from refold.core.view import Item, View
 class Window(msgspec.Struct, frozen=True):
     """Hides the oldest messages, with a note that they were there.
 
-    System text, the task, pinned messages, the latest user message and the newest step stay;
-    a tool result is never parted from its call.
+    System text, the task, pinned messages, the latest user message and the newest step stay; a tool
+    result is never parted from its call. System text in mid-conversation goes where there is no room for it.
     """
 
     keep_recent: int | None = None
@@ -24,10 +24,16 @@ class Window(msgspec.Struct, frozen=True):
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         items = view.items
+        target = budget.counted(budget.target)
         own = {line.at for line in view.lines if line.role == "system" or line.at == view.latest}
         stay = _whole(view.lines, protected(view) | own)
         fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
-        room = 0 if self.keep_recent is not None else budget.counted(budget.target) - fixed - count(NOTE)
+        if fixed > target:  # then only what stood before the conversation is spared
+            first = next((line.at for line in view.lines if line.role != "system"), 0)
+            own = {at for at in own if at < first or at == view.latest}
+            stay = _whole(view.lines, protected(view) | own)
+            fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
+        room = 0 if self.keep_recent is not None else target - fixed - count(NOTE)
         first = _first_kept(items, stay, room, self.keep_recent or 0)
         hidden = [i for i in range(first) if items[i].edit is not None or not _stays(items[i], stay)]
         if not hidden:

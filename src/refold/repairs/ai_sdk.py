@@ -3,25 +3,67 @@
 from collections.abc import Sequence
 from typing import Any
 
+from refold.formats.ai_sdk import tool_id
 from refold.formats.shape import kind_of
-from refold.repairs.marks import Mended
+from refold.repairs.marks import EMPTY, Mended
 
 
 def mend(messages: Sequence[dict[str, Any]], **_: Any) -> Mended:
-    """The same without a second call of the same id in a message, and a notice for each repair."""
+    """The same with calls and results that belong together, and a notice for each repair."""
     notices: list[str] = []
-    return Mended([_once(message, n, notices) for n, message in enumerate(messages)], notices)
+    return Mended(
+        [_message(message, f"messages[{n}]", notices) for n, message in enumerate(messages)], notices
+    )
 
 
-def _once(message: dict[str, Any], n: int, notices: list[str]) -> dict[str, Any]:
+def _message(message: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:
     content = message.get("content")
-    seen: set[Any] = set()
+    if not isinstance(content, list):
+        return message
+    parts = _once([_named(part, where, notices) for part in content], where, notices)
+    if message.get("role") == "assistant":
+        parts = _run_by_the_provider(parts, where, notices)
+    return message if parts == content else {**message, "content": parts or EMPTY}
+
+
+def _named(part: Any, where: str, notices: list[str]) -> Any:
+    if kind_of(part) not in ("tool-call", "tool-result") or part.get("toolCallId") != "":
+        return part
+    notices.append(f"{where}: {tool_id('')!r} stands for an empty call id")
+    return {**part, "toolCallId": tool_id("")}
+
+
+def _once(parts: list[Any], where: str, notices: list[str]) -> list[Any]:
+    """Without a second call of the same id."""
+    seen: set[str] = set()
     kept: list[Any] = []
-    for part in content if isinstance(content, list) else ():
-        id = part.get("toolCallId") if kind_of(part) == "tool-call" else None
+    for part in parts:
+        id = _id(part, "tool-call")
         if id is not None and id in seen:
-            notices.append(f"messages[{n}]: a second call with the id {id!r} is left out")
+            notices.append(f"{where}: a second call with the id {id!r} is left out")
             continue
-        seen.add(id)
+        seen |= {id} if id is not None else set()
         kept.append(part)
-    return {**message, "content": kept} if isinstance(content, list) and kept != content else message
+    return kept
+
+
+def _run_by_the_provider(parts: list[Any], where: str, notices: list[str]) -> list[Any]:
+    """A result in the assistant's own message answers a call in it, which says that the provider ran it."""
+    calls = {_id(part, "tool-call") for part in parts}
+    answered = {_id(part, "tool-result") for part in parts} - {None}
+    kept: list[Any] = []
+    for part in parts:
+        call, result = _id(part, "tool-call"), _id(part, "tool-result")
+        if result is not None and result not in calls:
+            notices.append(f"{where}: a result without its call {result!r} is left out")
+            continue
+        if call in answered and part.get("providerExecuted") is not True:
+            notices.append(f"{where}: the call {call!r} is marked as run by the provider")
+            part = {**part, "providerExecuted": True}
+        kept.append(part)
+    return kept
+
+
+def _id(part: Any, kind: str) -> str | None:
+    id = part.get("toolCallId") if kind_of(part) == kind else None
+    return id if isinstance(id, str) else None

@@ -73,11 +73,9 @@ def _server_ids(message: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def _server_id(block: Any) -> tuple[str, Any]:
     kind = kind_of(block) or ""
-    if kind in ("server_tool_use", "mcp_tool_use"):
-        return "use", block.get("id")
-    if kind.endswith("_tool_result"):
-        return "result", block.get("tool_use_id")
-    return "", None
+    uses, answers = kind in ("server_tool_use", "mcp_tool_use"), kind.endswith("_tool_result")
+    id = block.get("id" if uses else "tool_use_id") if uses or answers else None
+    return ("use" if uses else "result", id) if isinstance(id, str) else ("", None)
 
 
 def _thought(messages: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
@@ -141,6 +139,8 @@ def _block(block: Any, where: str, notices: list[str]) -> Any:
     match kind_of(block):
         case "tool_use":
             new = {**block, "id": tool_id(str(block.get("id", "")))}
+            if new != block:
+                notices.append(f"{where}: {new['id']!r} stands for a call id that the API does not take")
             if not isinstance(block.get("input"), dict):
                 new["input"] = {"input": block.get("input")}
                 notices.append(f"{where}: the input of {block.get('id')!r} is put into an object")
@@ -194,22 +194,37 @@ def _in_order(
 
 def _unmarked(messages: list[dict[str, Any]], most: int, notices: list[str]) -> list[dict[str, Any]]:
     """Without the oldest cache marks beyond the most that a request may have."""
-    places = [
-        (n, m)
-        for n, message in enumerate(messages)
-        if isinstance(message.get("content"), list)
-        for m, block in enumerate(message["content"])
-        if isinstance(block, dict) and block.get("cache_control") is not None
-    ]
-    extra = places[: max(0, len(places) - max(0, most))]
-    new = list(messages)
-    for n, m in extra:
-        blocks = list(new[n]["content"])
-        blocks[m] = {key: value for key, value in blocks[m].items() if key != "cache_control"}
-        new[n] = {**new[n], "content": blocks}
-    if extra:
-        notices.append(f"{len(extra)} cache marks are left out: a request may have {MAX_MARKS}")
+    extra = max(0, sum(_marks(message.get("content")) for message in messages) - max(0, most))
+    if not extra:
+        return messages
+    notices.append(f"{extra} cache marks are left out: a request may have {MAX_MARKS}")
+    new: list[dict[str, Any]] = []
+    for message in messages:
+        content, extra = _without_marks(message.get("content"), extra)
+        new.append({**message, "content": content} if content is not message.get("content") else message)
     return new
+
+
+def _marks(content: Any) -> int:
+    """Those on blocks, and on blocks inside them."""
+    blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+    return sum((block.get("cache_control") is not None) + _marks(block.get("content")) for block in blocks)
+
+
+def _without_marks(content: Any, extra: int) -> tuple[Any, int]:
+    """The same without the first ones, and how many are still to go."""
+    if not extra or not _marks(content):
+        return content, extra
+    new: list[Any] = []
+    for block in content:
+        if isinstance(block, dict) and extra:
+            inner, extra = _without_marks(block.get("content"), extra)
+            block = {**block, "content": inner} if "content" in block else block
+            if extra and block.get("cache_control") is not None:
+                block = {key: value for key, value in block.items() if key != "cache_control"}
+                extra -= 1
+        new.append(block)
+    return new, extra
 
 
 def without_thinking(message: dict[str, Any]) -> dict[str, Any] | None:

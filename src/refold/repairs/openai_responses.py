@@ -1,12 +1,26 @@
 """OpenAI Responses: items that its API would refuse, mended one by one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from refold.formats.openai_responses import role_of, tool_id
 from refold.formats.shape import kind_of
 from refold.repairs.marks import EMPTY, Mended, is_blank
 
+RESULTS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "custom_tool_call": lambda text: {"type": "custom_tool_call_output", "output": text},
+    "local_shell_call": lambda text: {"type": "local_shell_call_output", "output": text},
+    "apply_patch_call": lambda text: {
+        "type": "apply_patch_call_output",
+        "status": "failed",
+        "output": text,
+    },
+    "shell_call": lambda text: {
+        "type": "shell_call_output",
+        "output": [{"stdout": "", "stderr": text, "outcome": {"type": "exit", "exit_code": 1}}],
+    },
+}
+"""What a result says of a call that never returned one."""
 PREFIXES = {"function_call": "fc_", "message": "msg_", "reasoning": "rs_"}
 
 
@@ -14,7 +28,8 @@ def mend(messages: Sequence[dict[str, Any]], *, store: bool | None = None, **_: 
     """The same with every item as the API takes it, and a notice for each repair."""
     notices: list[str] = []
     items = [_item(item, f"input[{n}]", notices) for n, item in enumerate(messages)]
-    return Mended(_with_reasoning(_once(items, notices), store, notices), notices)
+    items = _answered_in_kind(_once(items, notices), notices)
+    return Mended(_with_reasoning(items, store, notices), notices)
 
 
 def _item(item: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:
@@ -38,13 +53,42 @@ def _once(items: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any
     open: set[Any] = set()
     kept: list[dict[str, Any]] = []
     for item in items:
-        kind, call = kind_of(item) or "", item.get("call_id")
+        kind, call = kind_of(item) or "", _call_id(item)
         if kind.endswith("_call") and call is not None and call in open:
             notices.append(f"a second call with the id {call!r} is left out")
             continue
         (open.add if kind.endswith("_call") else open.discard)(call)
         kept.append(item)
     return kept
+
+
+def _answered_in_kind(items: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
+    """Each kind of call has its own kind of result. A picture of a screen cannot be made up: both go."""
+    made: dict[Any, str] = {}
+    for item in items:
+        if (kind_of(item) or "").endswith("_call"):
+            made[_call_id(item)] = kind_of(item) or ""
+    kept: list[dict[str, Any]] = []
+    gone: set[Any] = set()
+    for item in items:
+        kind, id = kind_of(item) or "", _call_id(item)
+        asked = made.get(id, "")
+        fits = kind in (f"{asked}_output", "tool_search_output") or asked in ("", "function_call")
+        if kind.endswith("_output") and not fits and asked != "tool_search_call":
+            if asked not in RESULTS:
+                gone.add(id)
+                notices.append(f"the {asked} {id!r} is left out with its result, which is none of its kind")
+            else:
+                text = item.get("output")
+                kept.append({**RESULTS[asked](text if isinstance(text, str) else str(text)), "call_id": id})
+            continue
+        kept.append(item)
+    return [item for item in kept if _call_id(item) is None or _call_id(item) not in gone]
+
+
+def _call_id(item: dict[str, Any]) -> str | None:
+    id = item.get("call_id")
+    return id if isinstance(id, str) else None
 
 
 def _with_reasoning(

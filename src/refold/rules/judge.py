@@ -6,24 +6,19 @@ API documents, so that its other rules could not be asked.
 """
 
 from collections.abc import Iterable
-from math import isfinite
 from typing import Any, ClassVar, Protocol, Self, TypeGuard
 
 import msgspec
 
 from refold.core.check import Violation
+from refold.core.sound import flaw
 
-MAX_DEPTH = 200
-"""How deep the JSON of a message may nest."""
-_PLAIN = frozenset({bool, int, type(None)})
 _KINDS = {dict: "an object", list: "a list", bool: "a boolean", int: "a number", float: "a number"}
 
 
 class Facts(msgspec.Struct, frozen=True):
     """What is known of a request beside its messages."""
 
-    model: str | None = None
-    """Which model it is for. No rule reads it: what follows from it is said by the other facts."""
     strict: bool = False
     """Whether to report what is against the rules and was seen accepted nevertheless."""
     tokens: int | None = None
@@ -94,53 +89,14 @@ def verdict(facts: Facts, count: int, found: Iterable[Violation]) -> list[Violat
 def unfit(message: dict[Any, Any]) -> str | None:
     """Why the message cannot be sent as JSON in UTF-8: what is in which field."""
     try:
-        if _flaw(message, 0) is None:
+        if flaw(message) is None:
             return None
         for field in message:
-            if problem := _flaw({field: message[field]}, 0):
+            if problem := flaw({field: message[field]}):
                 return f"{problem} in {quote(field)}"
     except RecursionError:
         pass
     return "values nested too deeply"
-
-
-def _flaw(value: Any, depth: int) -> str | None:
-    if isinstance(value, dict):
-        if depth > MAX_DEPTH:
-            return f"values nested deeper than {MAX_DEPTH} levels"
-        for key, inner in value.items():
-            if type(key) is not str or not key.isascii():
-                if not isinstance(key, str):
-                    return "a key that is not a string"
-                if _torn(key):
-                    return "a key with a lone surrogate"
-            kind = type(inner)
-            if kind is str:
-                if not inner.isascii() and _torn(inner):
-                    return "a lone surrogate"
-            elif kind not in _PLAIN and (problem := _flaw(inner, depth + 1)):
-                return problem
-        return None
-    if isinstance(value, list):
-        if depth > MAX_DEPTH:
-            return f"values nested deeper than {MAX_DEPTH} levels"
-        for inner in value:
-            if type(inner) not in _PLAIN and (problem := _flaw(inner, depth + 1)):
-                return problem
-        return None
-    if isinstance(value, str):
-        return "a lone surrogate" if not value.isascii() and _torn(value) else None
-    if isinstance(value, float):
-        return None if isfinite(value) else "a number that is not finite"
-    return None if value is None or isinstance(value, int) else f"a {type(value).__name__}, no JSON value,"
-
-
-def _torn(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def named(value: Any) -> TypeGuard[str]:

@@ -37,7 +37,7 @@ def check_request(dialect: str, request: Mapping[str, Any], **known: Any) -> lis
     >>> check_request("openai-responses", {"model": "gpt-5", "input": "Hello"}, tokens=9, room=100)
     []
     """
-    facts = msgspec.structs.replace(_facts(request), **known)
+    facts = msgspec.structs.replace(facts_of(request), **known)
     field = "input" if dialect == "openai-responses" else "messages"
     messages = request.get(field)
     if field == "input" and isinstance(messages, str):
@@ -52,13 +52,13 @@ def check_request(dialect: str, request: Mapping[str, Any], **known: Any) -> lis
     return found
 
 
-def _facts(request: Mapping[str, Any]) -> Facts:
-    model, store, thinking = (request.get(name) for name in ("model", "store", "thinking"))
+def facts_of(request: Mapping[str, Any]) -> Facts:
+    """What the fields of a request tell besides its messages."""
+    store, thinking = request.get("store"), request.get("thinking")
     return Facts(
-        model=model if isinstance(model, str) else None,
         store=store if isinstance(store, bool) else None,
         stored_elsewhere=any(request.get(name) for name in ("previous_response_id", "conversation")),
-        marks=sum(map(_marked, [request, *_list(request.get("system")), *_list(request.get("tools"))])),
+        marks=sum(map(marked, [request, *_list(request.get("system")), *_list(request.get("tools"))])),
         thinking_anywhere=isinstance(thinking, Mapping) and thinking.get("type") == "adaptive",
     )
 
@@ -67,5 +67,6 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _marked(value: Any) -> bool:
+def marked(value: Any) -> bool:
+    """It has a cache mark of its own."""
     return isinstance(value, Mapping) and value.get("cache_control") is not None

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from refold.core.codec import dumps, loads
+from refold.core.codec import dumps
 from refold.core.message import (
     CompactionMarker,
     Media,
@@ -20,6 +20,7 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
+from refold.core.sound import read
 from refold.tokens import framing
 from refold.tokens.framing import REFERENCE, SERVED, Framing
 from refold.tokens.images import words
@@ -134,7 +135,7 @@ class Counter(msgspec.Struct, frozen=True):
         if self.framing.input == "json":
             return self.text(input)
         try:
-            value = loads(input.encode("utf-8", "surrogatepass"))
+            value = read(input)
         except (ValueError, RecursionError):
             return self.text(input)
         return self.text("\n".join(_values(value)))
@@ -144,7 +145,7 @@ class Counter(msgspec.Struct, frozen=True):
         return self.framing.media.tokens(media) if text is None else self.text(text) + FILE
 
     def _opaque(self, value: Any) -> int:
-        kind = value.get("type") if isinstance(value, Mapping) else None
+        kind = str(value.get("type", "")) if isinstance(value, Mapping) else ""
         match value:
             case {"type": "document", "source": {"type": "text", "data": str(text)}}:
                 return self.text(text) + FILE
@@ -159,6 +160,46 @@ class Counter(msgspec.Struct, frozen=True):
         kind = str(tool.get("type", "")) if isinstance(tool, Mapping) else ""
         known = (tokens for name, tokens in self.framing.served if kind.startswith(name))
         return self.json(tool) + next(known, SERVED)
+
+
+class Units(msgspec.Struct, frozen=True):
+    """Counts less their margin, as they are stored: they mean the same whatever model comes next.
+
+    >>> Units(counter("claude-sonnet-4-5")).message(Message("user", "word " * 100))
+    106
+    """
+
+    counter: Counter = Counter()
+
+    @property
+    def margin(self) -> float:
+        """How many of the model's tokens one of them is."""
+        return self.counter.margin
+
+    @property
+    def framing(self) -> Framing:
+        return self.counter.framing
+
+    def message(self, message: Message) -> int:
+        return self.of(self.counter.message(message))
+
+    def json(self, value: Any) -> int:
+        return self.of(self.counter.json(value))
+
+    def tools(self, tools: Sequence[Any], choice: Any = None) -> int:
+        return self.of(self.counter.tools(tools, choice))
+
+    def system(self, system: Any) -> int:
+        return self.of(self.counter.system(system))
+
+    def shape(self, schema: Any) -> int:
+        return self.of(self.counter.shape(schema))
+
+    def of(self, tokens: int) -> int:
+        return tokens if self.margin == 1.0 else ceil(tokens / self.margin)
+
+    def tokens(self, units: int) -> int:
+        return units if self.margin == 1.0 else ceil(units * self.margin)
 
 
 @lru_cache(256)

@@ -103,6 +103,14 @@ def provider_of(model: str | None) -> str | None:
     return next((_MAKERS[word] for word in words if word in _MAKERS), None)
 
 
+def same_model(one: str | None, other: str | None) -> bool:
+    """Whether two names may stand for one model: by their entries, or because one is not known."""
+    if one is None or other is None or one == other:
+        return True
+    first, second = (_known(name[:_LONGEST_NAME]) for name in (one, other))
+    return first is None or second is None or first.id == second.id
+
+
 @cache
 def table() -> Table:
     file = Path(__file__).with_name("models.json")

@@ -63,7 +63,8 @@ class _Types:
         return "\n".join(["{", *self._fields(schema, level), "}"])
 
     def _fields(self, schema: Mapping[str, Any], level: int) -> Iterator[str]:
-        properties, required = schema.get("properties"), schema.get("required") or ()
+        properties, required = schema.get("properties"), schema.get("required")
+        required = required if isinstance(required, list) else ()
         for name, field in properties.items() if isinstance(properties, Mapping) else ():
             known = field if isinstance(field, Mapping) else {}
             yield from _comment(known.get("description"))
@@ -77,7 +78,8 @@ class _Types:
         match schema:
             case {"$ref": str(reference)}:
                 known = self.root.get("$defs") or self.root.get("definitions") or {}
-                return self._type(known.get(reference.rpartition("/")[2]), level + 1)
+                found = known.get(reference.rpartition("/")[2]) if isinstance(known, Mapping) else None
+                return self._type(found, level + 1)
             case {"enum": list(values)}:
                 return " | ".join(map(_value, values))
             case {"const": value}:
