@@ -12,6 +12,11 @@ class Call(NamedTuple):
     tool: str
     input: str
 
+    @property
+    def kind(self) -> str:
+        """Which kind of call of the Responses it is, the same for the same tool."""
+        return {"bash": "shell_call", "patch": "custom_tool_call"}.get(self.tool, "function_call")
+
 
 class Step(NamedTuple):
     """One thing that happens: somebody says something, calls tools, or a tool answers."""
@@ -64,7 +69,7 @@ def _call(random: Random, id: str, known: list[str]) -> Call:
     elif random.random() < 0.03 and known:
         id = random.choice(known)
     input = random.choice(("{}", '{"path":"a.py","n":1.50}', "", "[1]", '{"broken', '"text"'))
-    return Call(id, random.choice(("read", "bash", "search")), input)
+    return Call(id, random.choice(("read", "bash", "search", "patch")), input)
 
 
 def _answers(random: Random, open_calls: list[str]) -> list[Step]:
@@ -137,10 +142,12 @@ def anthropic(told: list[Step]) -> list[dict[str, Any]]:
 
 def openai_responses(told: list[Step]) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
+    kinds = {call.id: call.kind for step in told for call in step.calls}
     for n, step in enumerate(told):
         if step.role == "tool":
             items += [
-                {"type": "function_call_output", "call_id": id, "output": step.text} for id in step.answers
+                {"type": f"{kinds.get(id, 'function_call')}_output", "call_id": id, "output": step.text}
+                for id in step.answers
             ]
             continue
         if step.thinking:
@@ -148,8 +155,9 @@ def openai_responses(told: list[Step]) -> list[dict[str, Any]]:
         if step.text or not step.calls:
             items.append({"role": step.role, "content": step.text})
         items += [
-            {"type": "function_call", "id": f"fc_{n}_{m}", "call_id": call.id, "name": call.tool}
-            | {"arguments": call.input}
+            {"type": call.kind, "call_id": call.id, "name": call.tool, "arguments": call.input}
+            | {"input": call.input, "action": {"commands": ["ls"]}}
+            | ({"id": f"fc_{n}_{m}"} if call.kind == "function_call" else {})
             for m, call in enumerate(step.calls)
         ]
     return items

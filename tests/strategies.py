@@ -167,7 +167,12 @@ def told(draw: st.DrawFn) -> tuple[list[Step], str, tuple[str, ...]]:
     """Any steps in any order, a dialect to write them in, and what the model demands."""
     ids = st.sampled_from(["a", "b", "c", "d" * 70, "e|1"])
     texts = st.sampled_from(["", " ", "Look.", "word " * 30, "word " * 300])
-    calls = st.builds(Call, ids, st.just("read"), st.sampled_from(["{}", "", "[1]", '{"a":1}', "{"]))
+    calls = st.builds(
+        Call,
+        ids,
+        st.sampled_from(["read", "bash", "patch"]),
+        st.sampled_from(["{}", "", "[1]", '{"a":1}', "{"]),
+    )
     unique = st.lists(calls, max_size=3, unique_by=lambda call: call.id).map(tuple)
     some = st.lists(calls, max_size=3).map(tuple)
     answers = st.lists(ids, min_size=1, max_size=3).map(tuple)

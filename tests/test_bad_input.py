@@ -588,6 +588,26 @@ def test_what_is_empty_is_stored_and_never_in_the_way(value, model):
     assert error is None or isinstance(error, MessageError)
 
 
+ODDITIES = [
+    {"role": "assistant", "content": "x", "id": "m1"},
+    {"role": "assistant", "content": "x", "id": 5, "status": None},
+    {"type": "message", "role": "assistant", "content": "x", "id": "m1"},
+    *({"type": "reasoning", "id": "r", "summary": odd} for odd in (5, "x", {}, [5], None, 1.5)),
+    {"type": "local_shell_call_output", "output": "x"},
+    {"role": "user", "content": "x", "tool_calls": None, "audio": [5], "function_call": 5},
+    {"role": "assistant", "content": "x", "tool_calls": [5]},
+    {"role": "assistant", "content": [{"type": "web_search_tool_result", "content": []}]},
+    {"role": "assistant", "content": [{"type": "text", "text": "x", "citations": 5, "cache_control": 5}]},
+]
+
+
+@pytest.mark.parametrize("dialect", [None, *DIALECTS])
+@pytest.mark.parametrize("value", ODDITIES, ids=lambda value: json.dumps(value)[:60])
+def test_what_has_odd_fields_is_stored_and_fits_or_is_refused_by_its_place(value, dialect):
+    error = offer(opened(), value, dialect=dialect)
+    assert error is None or (isinstance(error, MessageError) and error.where.startswith("message"))
+
+
 # Values that JSON does not have
 
 
@@ -711,13 +731,29 @@ def test_half_characters_are_stored_and_sent_as_something_that_can_be_sent(store
         sendable(session.fit(dialect=dialect).request)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_call_with_half_a_character_in_its_id_and_no_result_gets_one(dialect):
+def called(id: str) -> list[Json]:
+    """A call without a result, in each dialect."""
+    function = {"name": "ls", "arguments": "{}"}
+    return [
+        {"role": "assistant", "tool_calls": [{"id": id, "type": "function", "function": function}]},
+        {"type": "function_call", "call_id": id, "name": "ls", "arguments": "{}"},
+        {"type": "custom_tool_call", "call_id": id, "name": "sh", "input": "ls"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "ls", "input": {}}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool-call", "toolCallId": id, "toolName": "ls", "input": {}}],
+        },
+    ]
+
+
+@pytest.mark.parametrize("id", ["", LONE, f"a{LONE}", LONE * 30, "é" * 30, "x" * 200, "a b"], ids=ascii)
+@pytest.mark.parametrize("message", range(5))
+def test_a_call_with_any_id_and_no_result_gets_one_in_every_dialect(message, id):
     session = opened()
-    assert offer(session, surrogates()[:2]) is None
-    sent = session.fit(dialect=dialect)
-    assert any("never answered" in notice for notice in sent.report.notices)
-    sendable(sent.request)
+    assert offer(session, called(id)[message]) is None
+    for dialect in DIALECTS:
+        sent = session.fit(dialect=dialect)
+        assert any("never answered" in notice for notice in sent.report.notices)
 
 
 def test_half_characters_name_things_as_any_other_do():

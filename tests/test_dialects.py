@@ -251,3 +251,134 @@ def test_fit_takes_system_text_apart_and_answers_in_the_dialect_it_was_asked_in(
     items = [*history, {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}]
     items += [{"type": "function_call_output", "call_id": "a", "output": "1"}]
     assert refold.fit(items, model="gpt-5") == items
+
+
+def test_who_puts_system_text_first_gets_it_back_whatever_the_model():
+    history = [{"role": "system", "content": "Never reveal the key."}, {"role": "user", "content": "hi"}]
+    assert refold.fit(history, model="openrouter/anthropic/claude-sonnet-4.5") == history
+
+
+def test_a_note_of_an_earlier_fit_is_nobodys_task_and_not_what_the_user_said_last():
+    config = {"models": {"m": {"window": 4_000, "max_output": 400}}}
+    history: list[Any] = [
+        {"role": "user", "content": "The task"},
+        {"role": "user", "content": "IMPORTANT: at most 100 euros"},
+    ]
+    for n in range(30):
+        call = {"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        history += [{"role": "assistant", "content": None, "tool_calls": [call]}]
+        history += [{"role": "tool", "tool_call_id": f"c{n}", "content": "w " * 300}]
+        history = refold.fit(history, model="m", config=config)
+        assert history[0]["content"] == "The task"
+        assert sum("IMPORTANT" in str(m["content"]) for m in history) == 1
+        assert sum("[refold:" in str(m["content"]) for m in history) <= 1
+    assert any("[refold:" in str(m["content"]) for m in history)
+
+
+def test_system_text_in_a_request_is_the_callers_own():
+    chat = refold.open("c", store="memory://", model="claude-sonnet-4-5")
+    chat.append({"system": [{"type": "text", "text": "Be brief."}]})
+    chat.append({"role": "user", "content": "x"})
+    chat.fit().system[0]["text"] = "changed"
+    assert chat.fit().system == [{"type": "text", "text": "Be brief."}]
+
+
+def test_items_of_one_answer_are_one_step_however_they_arrive():
+    config = {"models": {"m": {"window": 4_000, "max_output": 400}}}
+    chat = refold.open("c", store="memory://", model="m", config=config)
+    chat.append({"role": "user", "content": "task"}, dialect="openai-responses")
+    for n, size in ((1, 500), (2, 1_000), (3, 700)):
+        chat.append({"type": "reasoning", "id": f"rs_{n}", "summary": [], "encrypted_content": "abc" * 50})
+        call = {"type": "function_call", "id": f"fc_{n}", "call_id": f"c{n}", "name": "f", "arguments": "{}"}
+        chat.append(call)
+        chat.append({"type": "function_call_output", "call_id": f"c{n}", "output": "7 " * size})
+        assert [item.get("id") for item in chat.fit().input][-3:] == [f"rs_{n}", f"fc_{n}", None]
+    assert [stored.step for stored in chat.get_all()] == [0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_a_fork_or_a_view_at_a_piece_of_a_message_has_all_of_it():
+    chat = refold.open("c", store="memory://", model="claude-sonnet-4-5")
+    use = [{"type": "tool_use", "id": id, "name": "f", "input": {}} for id in "ab"]
+    chat.append([{"role": "user", "content": "go"}, {"role": "assistant", "content": use}])
+    results = [{"type": "tool_result", "tool_use_id": id, "content": id} for id in "ab"]
+    place = chat.append({"role": "user", "content": results})
+    assert chat.fork("f", at=place).fit().messages[-1] == {"role": "user", "content": results}
+    assert len(chat.view(place).messages) == 4
+
+
+def test_a_message_in_pieces_that_comes_again_under_its_id_stores_nothing():
+    chat = refold.open("c", store="memory://", model="claude-sonnet-4-5")
+    results = [{"type": "tool_result", "tool_use_id": id, "content": id} for id in "abc"]
+    first = chat.append({"role": "user", "content": results[:2]}, id="r")
+    assert chat.append({"role": "user", "content": results}, id="r") == first
+    assert chat.get_count() == 2
+
+
+def test_a_users_message_is_never_left_out_whatever_cannot_be_said_of_it():
+    chat = refold.open("c", store="memory://", model="gpt-5")
+    sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    chat.append([{"role": "user", "content": [sound]}, {"role": "assistant", "content": "Loud."}])
+    for target in ("openai-responses", "anthropic"):
+        fitted = chat.fit(dialect=target)
+        assert fitted.messages[0]["role"] == "user"
+        assert "cannot be shown here" in str(fitted.messages[0]["content"])
+        assert "audio" in fitted.report.notices[0]
+
+
+def test_a_picture_in_a_result_is_named_where_tools_return_only_text():
+    chat = refold.open("c", store="memory://", model="claude-sonnet-4-5")
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    image = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
+    result = {"type": "tool_result", "tool_use_id": "a", "is_error": True, "content": [image]}
+    chat.append([{"role": "user", "content": "go"}, {"role": "assistant", "content": [use]}])
+    chat.append({"role": "user", "content": [result]})
+    fitted = chat.fit(dialect="openai-chat")
+    assert fitted.messages[-1] == {"role": "tool", "tool_call_id": "a", "content": "[image]"}
+    told = [notice.partition(" cannot")[0] for notice in fitted.report.notices]
+    assert told == ["#2: that a result is an error", "#2: image data in a result"]
+
+
+KINDS = ("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "computer_call", "tool_search_call"])
+def test_a_call_of_any_kind_that_was_aborted_is_mended(kind):
+    chat = refold.open("c", store="memory://", model="gpt-5")
+    call = {"type": kind, "call_id": "a", "name": "f", "arguments": "{}", "input": "x"}
+    call |= {"action": {"commands": ["ls"]}, "operation": {"type": "delete_file"}, "execution": "client"}
+    chat.append([{"role": "user", "content": "go"}, call, {"role": "user", "content": "stop"}])
+    fitted = chat.fit()
+    assert check_request("openai-responses", fitted.request) == []
+    assert fitted.report.notices
+    answer = f"{kind}_output".replace("tool_search_call", "function_call")
+    types = [item.get("type") for item in fitted.input]
+    assert types[-2:] == ([None, None] if kind == "computer_call" else [answer, None])
+
+
+def test_cache_marks_are_counted_wherever_they_stand():
+    mark = {"cache_control": {"type": "ephemeral"}}
+    chat = refold.open("c", store="memory://", model="claude-sonnet-4-5")
+    chat.append({"system": [{"type": "text", "text": "Be brief.", **mark}]})
+    uses = [{"type": "tool_use", "id": id, "name": "f", "input": {}} for id in "abc"]
+    inner = [{"type": "text", "text": "1", **mark}]
+    results = [{"type": "tool_result", "tool_use_id": id, "content": inner} for id in "abc"]
+    chat.append([{"role": "user", "content": "go"}, {"role": "assistant", "content": uses}])
+    chat.append({"role": "user", "content": results})
+    assert chat.fit().report.notices == ()
+    fitted = chat.fit(tools=[{"name": "f", "input_schema": {"type": "object"}, **mark}])
+    assert check_request("anthropic", fitted.request) == []
+    assert fitted.report.notices == ("1 cache marks are left out: a request may have 4",)
+
+
+@pytest.mark.parametrize("stray", [{"type": "tool_result", "tool_use_id": "x"}, {"type": "error"}])
+def test_a_block_without_its_message_is_refused(stray):
+    chat = refold.open("c", store="memory://", model="claude-sonnet-4-5")
+    with pytest.raises(refold.RefoldError, match="role"):
+        chat.append(stray)
+
+
+def test_a_message_that_is_the_same_everywhere_comes_back_with_its_keys_as_they_were():
+    chat = refold.open("c", store="memory://", model="gpt-5")
+    chat.append({"content": "go", "role": "user"})
+    for target in TARGETS:
+        assert compact(chat.fit(dialect=target).messages) == '[{"content":"go","role":"user"}]'

@@ -18,6 +18,10 @@ def user(text: str) -> dict:
     return {"role": "user", "content": text}
 
 
+def long_answers(count: int) -> list[dict]:
+    return [{"role": "assistant", "content": "word " * 300} for _ in range(count)]
+
+
 def agent(compact: dict, models: dict | None = None) -> dict:
     return {"models": models or SMALL["models"], "agents": {"default": {"compact": compact}}}
 
@@ -272,3 +276,112 @@ def test_a_change_of_tools_or_system_text_is_an_edit_at_the_start():
     assert thoughts(chat.fit(tools=[])) == []
     think(chat, 1)
     assert thoughts(chat.fit(tools=[])) == ["Hm 1."]
+
+
+def test_thinking_goes_when_system_text_changes_though_no_usage_was_reported():
+    chat = refold.open("c", store="memory://", model="c", config=BOUND)
+    chat.append({"system": "one"})
+    chat.append(user("task"))
+    chat.fit()
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "sig"}
+    chat.append({"role": "assistant", "content": [thought, {"type": "text", "text": "Yes."}]})
+    chat.append(user("and?"))
+    assert thoughts(chat.fit()) == ["Hm."]
+    chat.append({"system": "two"})
+    assert thoughts(chat.fit()) == []
+    again = refold.open("c", store=chat.store, model="c", config=BOUND)
+    assert thoughts(again.fit()) == []
+    chat.fit(request={"system": "three"})
+    chat.append({"role": "assistant", "content": [thought, {"type": "text", "text": "No."}]})
+    assert thoughts(chat.fit(request={"system": "three"})) == ["Hm."]
+    assert thoughts(chat.fit(request={"system": "four"})) == []
+
+
+# What was counted for one model, and asked of another
+
+
+@pytest.mark.parametrize("other", ["claude-opus-4-8", "claude-sonnet-4-5", "gemini-2.5-pro", "grok-4"])
+def test_a_change_of_model_changes_what_is_estimated(other):
+    history = [user("Where is gate B12? " * 40), {"role": "assistant", "content": "Über dort, 出口 " * 90}]
+    chat = refold.open("c", store="memory://", model="gpt-5")
+    chat.append(history)
+    chat.fit(tools=[TOOL])
+    chat.model = other
+    fresh = refold.open("d", store="memory://", model=other)
+    fresh.append(history)
+    ours, theirs = (one.fit(tools=[TOOL]).report.tokens.final for one in (chat, fresh))
+    assert 0.85 <= ours / theirs <= 1.15
+
+
+def test_a_reply_to_a_request_from_before_an_edit_measures_nothing_of_the_view_after_it():
+    chat = refold.open("c", store="memory://", model="m", config=SMALL)
+    chat.append([user("task"), *long_answers(9), user("on")])
+    chat.fit()
+    chat.compact(keep_recent=1)
+    chat.append(refold.Message("assistant", "Fine.", usage=Usage(input=6_000)))
+    assert chat.fit().report.tokens.final < 1_000
+
+
+@pytest.mark.parametrize(("usage", "model"), [(1, None), (500_000, None), (3_000, "gpt-4o")])
+def test_a_measurement_that_cannot_be_of_this_request_is_not_believed(usage, model):
+    chat = refold.open("c", store="memory://", model="gpt-5")
+    chat.append(user("word " * 500))
+    before = chat.fit().report.tokens.final
+    chat.append(refold.Message("assistant", "Fine.", model=model, usage=Usage(input=usage)))
+    assert chat.fit().report.tokens.final <= before + 20
+
+
+def test_a_check_between_two_requests_knows_what_stood_beside_the_messages():
+    chat = refold.open("c", store="memory://", model="m", config=SMALL)
+    chat.append(user("go"))
+    beside = {"instructions": "rule " * 3_000, "max_tokens": 900}
+    sent = chat.fit(request=beside).report.tokens.final
+    assert chat.check_overflow().current_tokens == sent > 3_000
+    assert chat.check_overflow(request={"max_tokens": 900}).current_tokens < 100
+
+
+def test_an_answer_as_long_as_a_request_asks_for_has_its_room():
+    config = {"models": {"m": {"window": 8_000, "max_output": 8_000, "provider": "openai"}}}
+    chat = refold.open("c", store="memory://", model="m", config=config)
+    chat.append([user("task"), *long_answers(12), user("on")])
+    fitted = chat.fit(request={"max_tokens": 6_000})
+    assert fitted.report.tokens.final <= 2_000
+
+
+def test_a_switch_turned_off_decides_nothing():
+    config = {**SMALL, "agents": {"default": {"compact": False}}}
+    chat = refold.open("c", store="memory://", model="m", config=config)
+    chat.append(user("word " * 9_900))
+    assert not chat.should_compact()
+    assert chat.check_overflow().is_overflow
+
+
+# System text that comes again
+
+
+@pytest.mark.parametrize("name", ["system", "instructions"])
+def test_system_text_that_was_replaced_is_neither_sent_nor_counted(name):
+    model = {"system": "claude-sonnet-4-5", "instructions": "gpt-5"}[name]
+    config = {"models": {model: {"window": 4_000, "max_output": 400}}}
+    chat = refold.open("c", store="memory://", model=model, config=config)
+    for n in range(40):
+        chat.append({name: f"Rules {n}. " + "rule " * 100})
+        chat.append(user(f"question {n}"))
+        fitted = chat.fit()
+        assert fitted.system.startswith(f"Rules {n}.")
+        assert fitted.report.tokens.final < 2_500
+        chat.append({"role": "assistant", "content": "Yes."})
+    said = chat.fit(dialect="openai-chat").messages
+    assert [m["content"][:9] for m in said if m["role"] == "system"] == ["Rules 39."]
+    assert sum(stored.message.role == "system" for stored in chat.get_all()) == 40
+
+
+def test_reminders_in_mid_conversation_go_where_there_is_no_room_for_them():
+    config = {"models": {"m": {"window": 4_000, "max_output": 400, "provider": "openai"}}}
+    chat = refold.open("c", store="memory://", model="m", config=config)
+    chat.append([{"role": "system", "content": "The rules."}, user("task")])
+    for _ in range(60):
+        chat.append([{"role": "assistant", "content": "Done."}, {"role": "system", "content": "rule " * 100}])
+        fitted = chat.fit()
+    assert fitted.messages[0] == {"role": "system", "content": "The rules."}
+    assert fitted.report.tokens.final < 3_600

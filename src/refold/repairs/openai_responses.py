@@ -8,6 +8,7 @@ from refold.formats.shape import kind_of
 from refold.repairs.marks import EMPTY, Mended, is_blank
 
 RESULTS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "function_call": lambda text: {"type": "function_call_output", "output": text},
     "custom_tool_call": lambda text: {"type": "custom_tool_call_output", "output": text},
     "local_shell_call": lambda text: {"type": "local_shell_call_output", "output": text},
     "apply_patch_call": lambda text: {
@@ -64,26 +65,25 @@ def _once(items: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any
 
 def _answered_in_kind(items: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
     """Each kind of call has its own kind of result. A picture of a screen cannot be made up: both go."""
-    made: dict[Any, str] = {}
-    for item in items:
-        if (kind_of(item) or "").endswith("_call"):
-            made[_call_id(item)] = kind_of(item) or ""
-    kept: list[dict[str, Any]] = []
-    gone: set[Any] = set()
-    for item in items:
+    made: dict[str | None, int] = {}
+    new: list[dict[str, Any] | None] = list(items)
+    for n, item in enumerate(items):
         kind, id = kind_of(item) or "", _call_id(item)
-        asked = made.get(id, "")
-        fits = kind in (f"{asked}_output", "tool_search_output") or asked in ("", "function_call")
-        if kind.endswith("_output") and not fits and asked != "tool_search_call":
-            if asked not in RESULTS:
-                gone.add(id)
-                notices.append(f"the {asked} {id!r} is left out with its result, which is none of its kind")
-            else:
-                text = item.get("output")
-                kept.append({**RESULTS[asked](text if isinstance(text, str) else str(text)), "call_id": id})
+        if kind.endswith("_call"):
+            made[id] = n
+        if not kind.endswith("_output") or id is None or id not in made:
             continue
-        kept.append(item)
-    return [item for item in kept if _call_id(item) is None or _call_id(item) not in gone]
+        asked = kind_of(items[made[id]]) or ""
+        if kind == f"{asked}_output" or asked == "tool_search_call":
+            continue
+        notices.append(f"input[{n}]: a {kind} is no result of a {asked}")
+        text = item.get("output")
+        new[n] = None
+        if asked in RESULTS:
+            new[n] = {**RESULTS[asked](text if isinstance(text, str) else str(text)), "call_id": id}
+        else:
+            new[made[id]] = None
+    return [item for item in new if item is not None]
 
 
 def _call_id(item: dict[str, Any]) -> str | None:
