@@ -12,16 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
 import refold
+from pairing import check, faults
 from refold.aio import AsyncSession
 from refold.core import view as view_module
 from refold.core.budget import Budget
-from refold.core.check import Missing, Order, Orphan, Slot, check, repair
+from refold.core.check import Missing, Orphan, Slot, repair
 from refold.core.event import Line, Pinned, Replaced, Said, Span, Undone
 from refold.core.message import Message
 from refold.core.plan import Stamp, settle
 from refold.core.view import fold
 from refold.formats.dialects import FORMATS, TARGETS
 from refold.policies.window import Window
+from refold.rules.targets import check_request
 from refold.session import Session
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
@@ -112,7 +114,7 @@ def test_no_view_has_a_tool_call_without_its_result_or_a_result_without_its_call
     lines = fold(events).lines
     slots, notices = repair(lines)
     mended = [_as_line(slot) for slot in slots]
-    assert [v for v in check(mended) if v.rule != "G2"] == []
+    assert check(mended) == []
     if not check(lines):
         assert sorted(mended, key=repr) == sorted(lines, key=repr)
         assert not notices
@@ -126,12 +128,9 @@ def test_no_request_has_a_tool_call_without_its_result(things):
     for thing in things:
         try_to(session, thing)
         with suppress(refold.OverBudgetError):
-            lines = [_line(message) for message in session.fit().messages]
-            assert [v for v in check(lines) if v.rule != "G2"] == []
-            order = Order()
-            order.feed(lines)
-            assert order.kept
-            assert not order.waiting
+            request = session.fit().request
+            assert check(map(_line, request["messages"])) == []
+            assert [v for v in check_request("openai-chat", request) if v.rule != "G2"] == []
 
 
 def _as_line(slot: Slot) -> Line:
@@ -195,7 +194,7 @@ def test_the_window_never_parts_a_result_from_its_call(events, window, keep):
         event = settle(edit, view, stamp, lambda message: 1)
         after = fold([*events, event])
         assert after != view
-        assert {v.message for v in check(after.lines)} <= {v.message for v in check(view.lines)}
+        assert {*faults(after.lines)} <= {*faults(view.lines)}
 
 
 @given(st.lists(deeds, max_size=30), st.integers(100, 1_000))

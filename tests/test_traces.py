@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import refold
-from refold.core.check import check
+from pairing import check
 from refold.core.errors import OverBudgetError
 from refold.core.event import Line
 from refold.core.view import fold

@@ -1,9 +1,9 @@
-"""Is a view a valid request? The rules that hold for any provider, and the mending of what breaks them.
+"""What is wrong with a request, and the mending of what every provider refuses: calls and results unpaired.
 
-`check` judges, `repair` mends; neither uses the other. Pairing is by id, never by adjacency.
+Pairing is by id, never by adjacency.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -16,43 +16,6 @@ class Violation(msgspec.Struct, frozen=True):
     index: int
     """Which message of the request."""
     message: str
-
-
-class Check(msgspec.Struct):
-    """Which general rules a request breaks, and where. Lines may come in several goes.
-
-    G2 there is a message; G5 a result has its call before it; G6 a call has its result after it.
-    An id may be used again once its call was answered.
-    """
-
-    count: int = 0
-    waiting: dict[str, int] = {}
-    broken: list[Violation] = []
-
-    def feed(self, lines: Iterable[Line]) -> None:
-        for index, line in enumerate(lines, self.count):
-            self.count = index + 1
-            if line.answers is not None and self.waiting.pop(line.answers, None) is None:
-                self._break("G5", index, f"Result for {line.answers!r} has no call before it")
-            for call in dict.fromkeys(line.calls):
-                if call in self.waiting:
-                    self._break("G6", self.waiting[call], f"Call {call!r} is made again unanswered")
-                self.waiting[call] = index
-
-    @property
-    def violations(self) -> list[Violation]:
-        empty = [] if self.count else [Violation("G2", 0, "A request needs at least one message")]
-        left = [Violation("G6", i, f"Call {call!r} has no result") for call, i in self.waiting.items()]
-        return [*empty, *self.broken, *left]
-
-    def _break(self, rule: str, index: int, message: str) -> None:
-        self.broken.append(Violation(rule, index, message))
-
-
-def check(lines: Iterable[Line]) -> list[Violation]:
-    judge = Check()
-    judge.feed(lines)
-    return judge.violations
 
 
 class Missing(msgspec.Struct, frozen=True):
@@ -69,23 +32,6 @@ class Orphan(msgspec.Struct, frozen=True):
 
 
 Slot: TypeAlias = Line | Missing | Orphan
-
-
-class Order(msgspec.Struct):
-    """Whether each group of calls is answered completely and right after it, as far as lines came."""
-
-    waiting: set[str] = set()
-    kept: bool = True
-
-    def feed(self, lines: Iterable[Line]) -> None:
-        for line in lines:
-            if line.answers is not None:
-                self.kept &= line.answers in self.waiting
-                self.waiting.discard(line.answers)
-            elif self.waiting:
-                self.kept = False
-            if line.calls:
-                self.waiting.update(line.calls)
 
 
 def repair(lines: Sequence[Line]) -> tuple[list[Slot], list[str]]:

@@ -282,11 +282,6 @@ def dialect_of(entry: Entry) -> str | None:
     return _said_body(entry).dialect if entry.kind == "said" else None
 
 
-def message_index(entry: Entry) -> int:
-    """Which message a Said is, counting messages only."""
-    return _read(entry, entry.head, _SaidHead).index
-
-
 def _line(entry: Entry, head: _SaidHead) -> Line:
     numbers = (head.role, head.tokens, head.turn, head.step)
     return Line(entry.at, *numbers, head.calls, head.answers, head.tools)
