@@ -1,5 +1,9 @@
 """How large the next request is, when something is done about it, and what a model teaches."""
 
+import json
+from pathlib import Path
+
+import msgspec
 import pytest
 
 import refold
@@ -10,6 +14,7 @@ from refold.rules.targets import check_request
 from refold.tokens import count
 from refold.tokens.count import Counter
 
+PI = Path(__file__).parents[2] / "shared" / "data" / "traces" / "pi_coding_agent.jsonl"
 SMALL = {"models": {"m": {"window": 10_000, "max_output": 1_000, "provider": "openai"}}}
 TOOL = {"type": "function", "function": {"name": "search", "description": "Finds things. " * 200}}
 
@@ -385,3 +390,26 @@ def test_reminders_in_mid_conversation_go_where_there_is_no_room_for_them():
         fitted = chat.fit()
     assert fitted.messages[0] == {"role": "system", "content": "The rules."}
     assert fitted.report.tokens.final < 3_600
+
+
+@pytest.mark.skipif(not PI.exists(), reason="the recorded conversations are not beside the project")
+def test_a_recorded_conversation_is_estimated_within_five_percent_after_three_calls():
+    config = {"agents": {"default": {"compact": False}}}
+    chat = refold.open("c", store="memory://", model="claude-sonnet-4-5", config=config)
+    errors: list[float] = []
+    for message in json.loads(PI.read_text().splitlines()[0])["messages"]:
+        usage = message.get("x_usage") or {}
+        said = {key: value for key, value in message.items() if not key.startswith("x_")}
+        taken = sum(usage.get(name) or 0 for name in ("input", "cacheRead", "cacheWrite"))
+        if message.get("x_stop_reason") in ("aborted", "error"):
+            continue  # it was not sent back
+        if taken:
+            errors.append(chat.fit(dialect="openai-chat").report.tokens.final / taken - 1)
+            [draft] = chat.intake("openai-chat").take([said]).drafts
+            counted = msgspec.structs.replace(draft.message, usage=Usage(input=taken))
+            chat.say([msgspec.structs.replace(draft, message=counted)])
+        else:
+            chat.append(said, dialect="openai-chat")
+    assert len(errors) > 400
+    assert min(errors[3:]) >= -0.02
+    assert max(errors[3:]) <= 0.05
