@@ -99,7 +99,7 @@ def load_config(source: Source) -> Config:
 def _read(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise SettingError(str(path), f"cannot be read: {error}") from error
     try:
         if path.suffix == ".toml":

@@ -17,6 +17,8 @@ def copier(message: dict[str, Any]) -> Copy:
 
 
 def _is_plain_call(call: Any) -> bool:
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return False
     nested = [key for key, value in call.items() if isinstance(value, dict | list)]
     return nested == ["function"] and all(isinstance(value, str) for value in call["function"].values())
 

@@ -61,8 +61,8 @@ def fit(
         if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
             raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
         said = list(messages)
-        notes = [n for n, message in enumerate(said) if message == NOTED]
-        session.append([message for message in said if message != NOTED], dialect=dialect)
+        notes = [n for n, message in enumerate(said) if type(message) is dict and message == NOTED]
+        session.append([message for n, message in enumerate(said) if n not in notes], dialect=dialect)
         beside = {"system": system} if system is not None else {}
         wanted = dialect if dialect in TARGETS else spoken(said) or _by_system(said)
         fitted = session.fit(dialect=wanted, tools=tools, request=beside).messages

@@ -7,6 +7,8 @@ from refold.core.codec import loads
 
 MAX_DEPTH = 200
 """How deep the JSON of a message may nest."""
+AROUND = 5
+"""Levels of a message around what a tool is given."""
 _PLAIN = frozenset({bool, int, type(None)})
 
 
@@ -18,7 +20,7 @@ def read(text: str) -> Any:
     """
     try:
         value = loads(text.encode("utf-8", "surrogatepass"))
-        problem = flaw(value)
+        problem = flaw(value, AROUND)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if problem and "surrogate" not in problem:

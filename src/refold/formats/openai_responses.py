@@ -181,10 +181,9 @@ def _result(item: dict[str, Any], where: str) -> ToolResult:
 
 
 def _reasoning(item: dict[str, Any]) -> str:
-    parts = [*(item.get("summary") or ()), *(item.get("content") or ())]
-    return "".join(
-        part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)
-    )
+    lists = [item[field] for field in ("summary", "content") if isinstance(item.get(field), list)]
+    parts = [part for parts in lists for part in parts if isinstance(part, dict)]
+    return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
 def _content(value: Any, where: str, role: str) -> list[Part]:

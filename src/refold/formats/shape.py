@@ -62,4 +62,4 @@ def id_within(id: str, length: int, also: str) -> str:
     """The same id if its letters and its length are allowed; else one made from it, always the same."""
     if 0 < len(id) <= length and all((c.isascii() and c.isalnum()) or c in also for c in id):
         return id
-    return "call_" + blake2b(id.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+    return "call_" + blake2b(id.encode("utf-8", "backslashreplace"), digest_size=12).hexdigest()

@@ -36,7 +36,7 @@ def mend(messages: Sequence[dict[str, Any]], *, store: bool | None = None, **_: 
 def _item(item: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:
     new = dict(item)
     id, call = item.get("id"), item.get("call_id")
-    prefix = PREFIXES.get(kind_of(item) or "")
+    prefix = PREFIXES.get(kind_of(item) or "message")
     if prefix and id is not None and not (isinstance(id, str) and id.startswith(prefix)):
         del new["id"]
         notices.append(f"{where}: the id {id!r} is left out, since it would begin with {prefix}")
