@@ -1,10 +1,8 @@
 """What users hand in becomes drafts: parsed, counted once, and kept as it came."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
-from math import isfinite
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,25 +11,19 @@ from refold.core.draft import Draft, part_id, split
 from refold.core.errors import MessageError
 from refold.core.event import Expiry, Piece
 from refold.core.message import Kind, Media, Message, Opaque
-from refold.core.sound import MAX_DEPTH
 from refold.formats import flat, openai_responses, replies
 from refold.formats.dialects import FORMATS, recognize, spoken
 from refold.formats.shape import kind_of
 from refold.formats.sheet import APART
+from refold.plain import checked, encoded, plain, walk
 from refold.repairs.targets import mend
 from refold.rules.targets import JUDGES
 from refold.tokens.count import Units
 
-T = TypeVar("T")
-LONG_PLACE = 100
-"""Characters of a place that are told."""
-PLAIN = (str, int, float, bool, type(None))
 HOPELESS = ("S1", "A11", "A14", "A15", "R9")
 """Rules that a message breaks by itself and that no mending keeps."""
 UNDERSTOOD = ("text", "tool_use", "tool_result", "function_call", "function_call_output")
 """Types that have parts of their own: as opaque ones they would escape all rules."""
-PARSED = ("parsed", "parsed_arguments", "parsed_output")
-"""Fields that SDKs add to what a provider said: it takes none of them back."""
 
 
 class _Beside(msgspec.Struct, frozen=True):
@@ -85,13 +77,13 @@ class Intake(NamedTuple):
         Raises:
             MessageError: one of them cannot be stored; nothing was.
         """
-        extra = _checked(beside, _Beside, where(0)) if beside else _Beside()
+        extra = checked(beside, _Beside, where(0)) if beside else _Beside()
         if extra.id == "":
             raise MessageError(f"{where(0)}.id", "an id has at least one character; leave it out instead")
-        plain = [_plain(value, where(n)) for n, value in enumerate(values)]
-        units = list(self._units(plain, where, raws))
+        json = [plain(value, where(n)) for n, value in enumerate(values)]
+        units = list(self._units(json, where, raws))
         drafts: list[Draft] = []
-        first = [0] * len(plain)
+        first = [0] * len(json)
         seen = set[int]()
         for group in _groups(units):
             for unit in group:
@@ -126,7 +118,7 @@ class Intake(NamedTuple):
         unit = group[0]
         rest: dict[str, Any] = {name: getattr(extra, name) for name in ("tags", "kind", "expiry", "tools")}
         if isinstance(unit.value, Message):
-            message = _checked(unit.value, Message, unit.where)
+            message = checked(unit.value, Message, unit.where)
             if message.role == "tool" and not (message.parts and len(message.results) == len(message.parts)):
                 raise MessageError(f"{unit.where}.parts", "a tool message has tool results and nothing else")
             _sendable(message, unit.where)
@@ -167,7 +159,7 @@ class Intake(NamedTuple):
 
 def _reply(reply: replies.Reply, n: int, where: str) -> Iterable[_Unit]:
     for message in reply.messages:
-        _walk(message, where, 0)  # what came in pieces may be no JSON as a whole
+        walk(message, where, 0)  # what came in pieces may be no JSON as a whole
         yield _Unit(n, where, message, None, reply.dialect, reply)
     if not reply.messages:  # it failed, and what it took is worth knowing
         yield _Unit(n, where, Message("assistant", **_known(reply)))
@@ -198,7 +190,7 @@ def _pieces(
 ) -> Iterable[tuple[Any, bytes, Piece | None]]:
     """A message, or each tool result in it and the rest: its JSON, decoded and as text."""
     whole: Any = [unit.value for unit in group] if len(group) > 1 else group[0].value
-    texts = [unit.raw if unit.raw is not None else _encoded(unit.value, unit.where) for unit in group]
+    texts = [unit.raw if unit.raw is not None else encoded(unit.value, unit.where) for unit in group]
     if len(group) > 1:
         yield whole, b"[" + b",".join(texts) + b"]", None
         return
@@ -266,129 +258,3 @@ def _odd(items: Sequence[Any], dialect: str) -> str:
     judge = JUDGES[dialect]()
     judge.feed(items)
     return next((fault.message for fault in judge.violations if fault.rule in HOPELESS), "")
-
-
-def _checked(value: Any, type: type[T], where: str) -> T:
-    """The value as it will be read again, if it can be."""
-    try:
-        plain = msgspec.to_builtins(value, builtin_types=(bytes, bytearray))  # left for the next to refuse
-        _walk(plain, where, 0)
-        dumps(plain)
-        return msgspec.convert(plain, type)
-    except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$")
-        raise MessageError(where + path.rstrip("`"), problem) from error
-    except (TypeError, ValueError, RecursionError) as error:
-        raise MessageError(where, f"is not JSON: {error}") from error
-
-
-def _encoded(value: Any, where: str) -> bytes:
-    try:
-        return dumps(value)
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise MessageError(where, f"is not JSON: {error}") from error
-
-
-def _plain(value: Any, where: str) -> Any:
-    """A refold message as it is, anything else as the JSON it stands for.
-
-    Raises:
-        MessageError: it stands for none.
-    """
-    if isinstance(value, Message):
-        return value
-    try:
-        return _json_of(value, where)
-    except MessageError:
-        raise
-    except Exception as error:  # whatever somebody else's object may raise
-        raise MessageError(where, f"{type(value).__name__} cannot be read: {error}") from error
-
-
-def _json_of(value: Any, where: str) -> Any:
-    if not isinstance(value, Mapping) and not hasattr(value, "model_dump"):
-        raise MessageError(
-            where, f"expected a dict, an SDK object or a refold.Message, got {type(value).__name__}"
-        )
-    plain = value if type(value) is dict else _dumped(value, where)
-    if not _walk(plain, where, 0):
-        plain = _converted(plain, where)
-        if not _walk(plain, where, 0):
-            raise MessageError(where, f"{type(value).__name__}.model_dump() gives no JSON")
-    if not isinstance(plain, dict):
-        raise MessageError(where, f"{type(value).__name__}.model_dump() gives a {type(plain).__name__}")
-    return plain if isinstance(value, Mapping) else replies.returnable(plain)
-
-
-def _walk(value: Any, where: str, depth: int) -> bool:
-    """Whether it is JSON already, rather than something that stands for it.
-
-    JSON has no NaN and no infinity, and an encoder that wrote null for them would lose data.
-    """
-    if depth > MAX_DEPTH:
-        raise MessageError(where[:LONG_PLACE] + "…", f"is nested deeper than {MAX_DEPTH} levels")
-    if isinstance(value, float) and not isfinite(value):
-        raise MessageError(where, f"{value} is no number that JSON can hold; send it as text")
-    plain = True
-    if isinstance(value, Mapping):
-        plain = type(value) is dict
-        for key, inner in value.items():
-            if type(key) is not str:
-                plain = False
-                if not isinstance(key, str):
-                    raise MessageError(where, f"has the key {key!r}; keys of JSON are text")
-            if type(inner) is not str:
-                plain &= _walk(inner, f"{where}.{key}", depth + 1)
-    elif isinstance(value, list | tuple):
-        plain = type(value) is list
-        for n, inner in enumerate(value):
-            if type(inner) is not str:
-                plain &= _walk(inner, f"{where}[{n}]", depth + 1)
-    elif hasattr(value, "model_dump"):
-        return False
-    elif not isinstance(value, str | int | float | None):
-        raise MessageError(where, f"{type(value).__name__} is nothing that JSON has")
-    else:
-        plain = type(value) in PLAIN
-    return plain
-
-
-def _converted(value: Any, where: str) -> Any:
-    """The same with every SDK object, and every kind of text or number, as the JSON it stands for."""
-    if isinstance(value, Mapping):
-        return {str.__str__(key): _converted(inner, f"{where}.{key}") for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_converted(inner, f"{where}[{n}]") for n, inner in enumerate(value)]
-    if hasattr(value, "model_dump"):
-        return _dumped(value, where)
-    match value:
-        case bool():
-            return value
-        case str():
-            return str.__str__(value)
-        case float():
-            return float.__float__(value)
-        case int():
-            return int.__int__(value)
-    return value
-
-
-def _dumped(value: Any, where: str) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    try:  # only what its maker set: what a provider never said must not be said back to it
-        said = {"mode": "json", "exclude_unset": True, "by_alias": True, "exclude": _parsed(value)}
-        for options in ({**said, "warnings": False}, said):
-            with suppress(TypeError, ValueError):  # an older pydantic, or what only looks like one
-                return value.model_dump(**options)
-        return value.model_dump()
-    except Exception as error:  # whatever an SDK may raise
-        raise MessageError(where, f"{type(value).__name__}.model_dump() failed: {error}") from error
-
-
-def _parsed(value: Any) -> dict[Any, Any] | None:
-    """Where in an SDK object those fields are."""
-    named = getattr(value, "__dict__", {}) if hasattr(value, "model_dump") else {}
-    fields = enumerate(value) if isinstance(value, list) else named.items()
-    found = {key: True if key in PARSED else _parsed(inner) for key, inner in fields}
-    return {key: inner for key, inner in found.items() if inner} or None

@@ -61,14 +61,19 @@ def fit(
         if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
             raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
         said = list(messages)
-        notes = [n for n, message in enumerate(said) if type(message) is dict and message == NOTED]
-        session.append([message for n, message in enumerate(said) if n not in notes], dialect=dialect)
-        beside = {"system": system} if system is not None else {}
         wanted = dialect if dialect in TARGETS else spoken(said) or _by_system(said)
-        fitted = session.fit(dialect=wanted, tools=tools, request=beside).messages
-        if notes and NOTED not in fitted:  # what was hidden before is hidden still
-            fitted.insert(min(notes[0], len(fitted)), dict(NOTED))
-        return fitted
+        notes = [n for n, message in enumerate(said) if type(message) is dict and message == NOTED]
+        session.append(
+            [message for n, message in enumerate(said) if n not in notes], dialect=dialect or wanted
+        )
+        beside = {"system": system} if system is not None else {}
+        fitted = session.fit(dialect=wanted, tools=tools, request=beside)
+        history = fitted.messages
+        if fitted.system is not None:  # it stood in the list, though the API wants it apart
+            history.insert(0, {"role": "system", "content": fitted.system})
+        if notes and NOTED not in history:  # what was hidden before is hidden still
+            history.insert(min(notes[0], len(history)), dict(NOTED))
+        return history
 
 
 NOTED = {"role": "user", "content": NOTE.text}
@@ -78,7 +83,8 @@ NOTED = {"role": "user", "content": NOTE.text}
 def _by_system(messages: Sequence[Any]) -> str | None:
     """Who puts system text first in the list does not speak Anthropic."""
     first = messages[0] if messages else None
-    return "openai-chat" if isinstance(first, Mapping) and first.get("role") == "system" else None
+    is_system = isinstance(first, Mapping) and first.get("role") in ("system", "developer")
+    return "openai-chat" if is_system else None
 
 
 def load(lines: Iterable[str], *, store: str | Store, conversation: str | None = None) -> Session:

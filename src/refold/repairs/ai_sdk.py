@@ -23,7 +23,8 @@ def _message(message: dict[str, Any], where: str, notices: list[str]) -> dict[st
     parts = _once([_named(part, where, notices) for part in content], where, notices)
     if message.get("role") == "assistant":
         parts = _run_by_the_provider(parts, where, notices)
-    return message if parts == content else {**message, "content": parts or EMPTY}
+    same = len(parts) == len(content) and all(new is old for new, old in zip(parts, content, strict=True))
+    return message if same else {**message, "content": parts or EMPTY}
 
 
 def _named(part: Any, where: str, notices: list[str]) -> Any:
