@@ -61,11 +61,12 @@ def fit(
         if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
             raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
         said = list(messages)
-        wanted = dialect if dialect in TARGETS else spoken(said) or _by_system(said)
+        plain = [message for message in said if type(message) is dict]
+        by_system = None if spoken(plain) else _by_system(plain)
+        wanted = dialect if dialect in TARGETS else spoken(plain) or by_system
         notes = [n for n, message in enumerate(said) if type(message) is dict and message == NOTED]
-        session.append(
-            [message for n, message in enumerate(said) if n not in notes], dialect=dialect or wanted
-        )
+        shown = [message for n, message in enumerate(said) if n not in notes]
+        session.append(shown, dialect=dialect or by_system)
         beside = {"system": system} if system is not None else {}
         fitted = session.fit(dialect=wanted, tools=tools, request=beside)
         history = fitted.messages
@@ -80,10 +81,9 @@ NOTED = {"role": "user", "content": NOTE.text}
 """What an earlier fit left where it hid something: nobody's task, and not what the user said last."""
 
 
-def _by_system(messages: Sequence[Any]) -> str | None:
+def _by_system(messages: Sequence[dict[str, Any]]) -> str | None:
     """Who puts system text first in the list does not speak Anthropic."""
-    first = messages[0] if messages else None
-    is_system = isinstance(first, Mapping) and first.get("role") in ("system", "developer")
+    is_system = bool(messages) and messages[0].get("role") in ("system", "developer")
     return "openai-chat" if is_system else None
 
 
