@@ -292,6 +292,15 @@ def test_a_request_too_large_for_its_model_leaves_with_one():
 # Check
 
 
+def test_a_request_that_does_not_fit_its_model_breaks_the_rule_of_the_window():
+    long = [{"role": "user", "content": "word " * 9_000}]
+    text = json.dumps({"model": "gpt-4", "messages": long}).encode()
+    done = CliRunner().invoke(app, ["check", "-", "--json"], input=text)
+    assert (done.exit_code, [fault["rule"] for fault in json.loads(done.stdout)["violations"]]) == (1, ["G3"])
+    fits = json.dumps({"model": "gpt-5", "messages": long}).encode()
+    assert CliRunner().invoke(app, ["check", "-"], input=fits).exit_code == 0
+
+
 @pytest.mark.parametrize(("dialect", "request_"), GIVEN)
 def test_a_valid_request_is_told_so(dialect, request_):
     answer = ask("check", "-", input=request_)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -9,12 +10,13 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from refold.answers import Fitted
+from refold.asked import output_of
 from refold.cli.incoming import RESPONSES, Given, conversation, read_file
 from refold.cli.options import ConfigFile, DialectOption, InFile, Json, OutFile, configured, intake_for
 from refold.cli.terminal import Cell, Columns, complain, emit, fitting, pretty, progress, say, writing
 from refold.cli.words import glance, glance_json, one_line, plural, saved_percent
 from refold.config import Config
-from refold.core.errors import MessageError, SettingError
+from refold.core.errors import MessageError, RefoldError, SettingError
 from refold.formats.dialects import TARGETS
 from refold.intake import Intake
 from refold.meter import Meter
@@ -114,7 +116,8 @@ def check(
     request = {**given.beside, "input" if spoken == RESPONSES else "messages": given.messages}
     flags = meter.limits.flags
     known = {"no_prefill": "no-prefill" in flags, "system_inside": "system-inside" in flags}
-    found = check_request(spoken, request, strict=strict, **known)
+    size = _size(given, configured(config), meter, dialect) if meter.is_known else {}
+    found = check_request(spoken, request, strict=strict, **known, **size)
     version = JUDGES[spoken].VERSION
     if json:
         emit({"valid": not found, "violations": found, "dialect": spoken, "rules": version})
@@ -126,6 +129,16 @@ def check(
         say(f"valid: {plural(len(given.messages), 'message')} by the rules for {spoken} ({version})")
     if found:
         raise typer.Exit(1)
+
+
+def _size(given: Given, settings: Config, meter: Meter, dialect: str | None) -> dict[str, int]:
+    """What the request takes and what there is room for, as far as it can be counted."""
+    assert meter.model is not None
+    with suppress(RefoldError):
+        tokens = sum(weight.tokens for weight in _weights(given, settings, meter.model, dialect))
+        budget = settings.budget(settings.agent(None), meter.limits, output_of(given.beside))
+        return {"tokens": tokens, "room": budget.room}
+    return {}
 
 
 def _place(given: Given, index: int) -> str:
