@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -11,7 +11,6 @@ from refold.core.draft import Draft, part_id, split
 from refold.core.errors import MessageError
 from refold.core.event import Expiry, Piece
 from refold.core.message import Kind, Media, Message, Opaque
-from refold.formats import flat, openai_responses, replies
 from refold.formats.dialects import FORMATS, recognize, spoken
 from refold.formats.shape import kind_of
 from refold.formats.sheet import APART
@@ -19,6 +18,9 @@ from refold.plain import checked, encoded, plain, walk
 from refold.repairs.targets import mend
 from refold.rules.targets import JUDGES
 from refold.tokens.count import Units
+
+if TYPE_CHECKING:
+    from refold.formats.replies import Reply
 
 HOPELESS = ("S1", "A11", "A14", "A15", "R9")
 """Rules that a message breaks by itself and that no mending keeps."""
@@ -45,7 +47,7 @@ class _Unit(NamedTuple):
     value: Any
     raw: bytes | None = None
     dialect: str | None = None
-    reply: replies.Reply | None = None
+    reply: "Reply | None" = None
 
 
 class Taken(NamedTuple):
@@ -96,6 +98,8 @@ class Intake(NamedTuple):
     def _units(
         self, values: list[Any], where: Callable[[int], str], raws: Sequence[bytes] | None
     ) -> Iterable[_Unit]:
+        from refold.formats import replies  # with the dialects they come in: paid by the first message
+
         stream = replies.collect(values, where(0).removesuffix("[0]"))
         if stream is not None:
             if where(0) == where(1):  # not in a list
@@ -133,11 +137,11 @@ class Intake(NamedTuple):
         drafts: list[Draft] = []
         for value, raw, piece in _pieces(group, format.results):
             message = format.parse(value, unit.where)
-            if unit.dialect == flat.DIALECT:
+            if unit.dialect == "flat":
                 _sendable(message, unit.where)
             else:
                 _shaped(value, unit.dialect, unit.where)
-            if unit.dialect == flat.DIALECT and message.results:
+            if unit.dialect == "flat" and message.results:
                 return self._steps(message, value, extra.id, rest)
             known = _known(unit.reply) if unit.reply and not drafts else {}
             id = part_id(extra.id or message.id, len(drafts))
@@ -148,6 +152,8 @@ class Intake(NamedTuple):
 
     def _steps(self, message: Message, record: Any, id: str | None, rest: dict[str, Any]) -> list[Draft]:
         """A record of several steps becomes a message for each; the first has the record as its `meta`."""
+        from refold.formats import flat
+
         parts = [part for step in flat.steps(message) for part in split(step)]
         first = msgspec.structs.replace(parts[0], meta=record)
         named = [
@@ -157,7 +163,7 @@ class Intake(NamedTuple):
         return [Draft(part, self.counter.message(part), **rest) for part in named]
 
 
-def _reply(reply: replies.Reply, n: int, where: str) -> Iterable[_Unit]:
+def _reply(reply: "Reply", n: int, where: str) -> Iterable[_Unit]:
     for message in reply.messages:
         walk(message, where, 0)  # what came in pieces may be no JSON as a whole
         yield _Unit(n, where, message, None, reply.dialect, reply)
@@ -165,12 +171,14 @@ def _reply(reply: replies.Reply, n: int, where: str) -> Iterable[_Unit]:
         yield _Unit(n, where, Message("assistant", **_known(reply)))
 
 
-def _known(reply: replies.Reply) -> dict[str, Any]:
+def _known(reply: "Reply") -> dict[str, Any]:
     return {"usage": reply.usage, "model": reply.model, "finish": reply.finish}
 
 
 def _groups(units: Sequence[_Unit]) -> Iterable[Sequence[_Unit]]:
     """What the model said in one answer is one message, however many items it has."""
+    from refold.formats import openai_responses
+
     answers = [
         unit.reply is not None or openai_responses.role_of(unit.value, unit.where) == "assistant"
         if unit.dialect == openai_responses.DIALECT and isinstance(unit.value, dict)

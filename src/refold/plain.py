@@ -11,7 +11,6 @@ from refold.core.codec import dumps
 from refold.core.errors import MessageError
 from refold.core.message import Message
 from refold.core.sound import MAX_DEPTH
-from refold.formats import replies
 
 T = TypeVar("T")
 LONG_PLACE = 100
@@ -70,7 +69,11 @@ def _json_of(value: Any, where: str) -> Any:
             raise MessageError(where, f"{type(value).__name__}.model_dump() gives no JSON")
     if not isinstance(plain, dict):
         raise MessageError(where, f"{type(value).__name__}.model_dump() gives a {type(plain).__name__}")
-    return plain if isinstance(value, Mapping) else replies.returnable(plain)
+    if isinstance(value, Mapping):
+        return plain
+    from refold.formats import replies  # only for those who hand in an SDK's objects
+
+    return replies.returnable(plain)
 
 
 def walk(value: Any, where: str, depth: int) -> bool:
