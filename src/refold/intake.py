@@ -11,7 +11,7 @@ from refold.core.draft import Draft, part_id, split
 from refold.core.errors import MessageError
 from refold.core.event import Expiry, Piece
 from refold.core.message import Kind, Media, Message, Opaque
-from refold.formats.dialects import FORMATS, recognize, spoken
+from refold.formats.dialects import FORMATS, is_plain, recognize, spoken
 from refold.formats.shape import kind_of
 from refold.formats.sheet import APART
 from refold.plain import checked, encoded, plain, walk
@@ -98,21 +98,25 @@ class Intake(NamedTuple):
     def _units(
         self, values: list[Any], where: Callable[[int], str], raws: Sequence[bytes] | None
     ) -> Iterable[_Unit]:
-        from refold.formats import replies  # with the dialects they come in: paid by the first message
+        if values and _is_odd(values[0]):
+            from refold.formats import replies  # with the dialects they come in
 
-        stream = replies.collect(values, where(0).removesuffix("[0]"))
-        if stream is not None:
-            if where(0) == where(1):  # not in a list
-                raise MessageError(where(0), "is a chunk of a stream; append the list of all that came")
-            yield from _reply(stream, 0, where(0))
-            return
+            stream = replies.collect(values, where(0).removesuffix("[0]"))
+            if stream is not None:
+                if where(0) == where(1):  # not in a list
+                    raise MessageError(where(0), "is a chunk of a stream; append the list of all that came")
+                yield from _reply(stream, 0, where(0))
+                return
         default = self.dialect or spoken(values) or self.default
         for n, value in enumerate(values):
+            reply = None
+            if _is_odd(value):
+                from refold.formats import replies
+
+                reply = replies.take(value, where(n))
             if isinstance(value, Message):
                 yield _Unit(n, where(n), value)
-                continue
-            reply = replies.take(value, where(n))
-            if reply is not None:
+            elif reply is not None:
                 yield from _reply(reply, n, where(n))
             else:
                 dialect = self.dialect or recognize(value) or default
@@ -139,7 +143,7 @@ class Intake(NamedTuple):
             message = format.parse(value, unit.where)
             if unit.dialect == "flat":
                 _sendable(message, unit.where)
-            else:
+            elif not is_plain(value, unit.dialect):
                 _shaped(value, unit.dialect, unit.where)
             if unit.dialect == "flat" and message.results:
                 return self._steps(message, value, extra.id, rest)
@@ -163,6 +167,11 @@ class Intake(NamedTuple):
         return [Draft(part, self.counter.message(part), **rest) for part in named]
 
 
+def _is_odd(value: Any) -> bool:
+    """It may be a reply or a chunk of one: no message looks like that, but for items of Responses."""
+    return isinstance(value, dict) and ("role" not in value or "type" in value)
+
+
 def _reply(reply: "Reply", n: int, where: str) -> Iterable[_Unit]:
     for message in reply.messages:
         walk(message, where, 0)  # what came in pieces may be no JSON as a whole
@@ -177,6 +186,8 @@ def _known(reply: "Reply") -> dict[str, Any]:
 
 def _groups(units: Sequence[_Unit]) -> Iterable[Sequence[_Unit]]:
     """What the model said in one answer is one message, however many items it has."""
+    if all(unit.dialect != "openai-responses" for unit in units):
+        return [[unit] for unit in units]
     from refold.formats import openai_responses
 
     answers = [

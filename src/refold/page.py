@@ -66,8 +66,6 @@ class Said(NamedTuple):
     came: bool = False
     """It stands as its sender wrote it."""
     notes: tuple[str, ...] = ()
-    apart: bool = False
-    """It is system text that was given apart from the messages."""
 
 
 class Page:
@@ -84,6 +82,7 @@ class Page:
         self._copies: list[tuple[Copy, dict[str, Any]]] = []
         self._judge = JUDGES[self._ask.dialect](self._ask.facts)
         self._said: dict[tuple[int, int], Said] = {}
+        self._apart: list[int] = []
         self._notes: dict[str, list[int]] = {}
 
     def _new_sheet(self) -> Sheet:
@@ -109,7 +108,7 @@ class Page:
             return self._mended([line for item in live.items for line in item.lines], paired, broken)
         told = [*self._told(self._notes), *self._sheet.notices, *(f"{f.rule}: {f.message}" for f in faults)]
         messages = [copy(message) for copy, message in self._copies]
-        return Rendered(messages, self._system(self._sheet), 0, tuple(told), broken, self._superseded)
+        return Rendered(messages, self._system(self._sheet), 0, tuple(told), broken, tuple(self._apart[:-1]))
 
     def _judged(self) -> Judge:
         """What is judged is what leaves. The newest message may still grow, so it is judged every time."""
@@ -151,7 +150,7 @@ class Page:
         told = (*self._told(notes), *sheet.notices, *notices, *made.notices)
         messages = [copier(message)(message) for message in made.messages]
         added = tokens + REPAIR * len(made.notices)
-        return Rendered(messages, self._system(sheet), added, told, broken, self._superseded)
+        return Rendered(messages, self._system(sheet), added, told, broken, tuple(self._apart[:-1]))
 
     @cached_property
     def _missing_tokens(self) -> int:
@@ -160,10 +159,6 @@ class Page:
     def _system(self, sheet: Sheet) -> Any:
         whole = {"system": sheet.system}
         return copier(whole)(whole)["system"]
-
-    @property
-    def _superseded(self) -> tuple[int, ...]:
-        return tuple(sorted(at for (at, _), said in self._said.items() if said.apart))[:-1]
 
     def _put(self, sheet: Sheet, line: Line, notes: dict[str, list[int]]) -> None:
         said = self._said.get((line.at, line.n))
@@ -177,13 +172,14 @@ class Page:
     def _in_words(self, line: Line) -> Said:
         entry, dialect = self._record.entry(line.at), self._ask.dialect
         came = codec.came(entry)
-        apart = came is not None and isinstance(came.value, dict) and len(came.value) == 1
+        if came is not None and isinstance(came.value, dict) and len(came.value) == 1:
+            self._apart.append(line.at)  # system text that was given apart from the messages
         torn = b"\\ud" in entry.body or b"\\uD" in entry.body
         notes = [TORN] if torn and _clean(text := self._record.message(line).text) != text else []
         if came is not None and (came.dialect == dialect or is_plain(came.value, dialect)):
             value = self._as_sent(line, _clean(came.value) if torn else came.value, notes)
             whole = came.dialect == dialect
-            return Said([] if value is None else [value], came.piece, whole, tuple(notes), apart)
+            return Said([] if value is None else [value], came.piece, whole, tuple(notes))
         message = _with_tool(self._record.message(line), line)
         if came is None and not message.parts and message.role == "assistant":
             return Said([])  # an answer that never came
@@ -192,7 +188,7 @@ class Page:
             mark = Message("user", (Text(f"[{', '.join(lost)}: cannot be shown here]"),))
             values, _ = FORMATS[dialect].render(mark)
         cleaned = [_clean(value) for value in values]
-        return Said(cleaned, notes=(*notes, *dict.fromkeys(lost)), apart=apart)
+        return Said(cleaned, notes=(*notes, *dict.fromkeys(lost)))
 
     def _as_sent(self, line: Line, value: Any, notes: list[str]) -> Any:
         """What came, less what an edit has made invalid."""
