@@ -381,6 +381,17 @@ def test_system_text_that_was_replaced_is_neither_sent_nor_counted(name):
     assert sum(stored.message.role == "system" for stored in chat.get_all()) == 40
 
 
+def test_hiding_system_text_is_no_compaction_and_can_be_undone():
+    chat = refold.open("c", store="memory://", model="claude-sonnet-4-5")
+    chat.append([{"system": "old " * 500}, {"system": "new"}, user("x")])
+    assert chat.fit().report.tokens.final < 50
+    assert chat.compactions().count == 0
+    assert chat.view().items[0].edit == 3
+    chat.undo()
+    assert chat.fit().report.tokens.final > 500
+    assert chat.fit().system == "new"
+
+
 def test_reminders_in_mid_conversation_go_where_there_is_no_room_for_them():
     config = {"models": {"m": {"window": 4_000, "max_output": 400, "provider": "openai"}}}
     chat = refold.open("c", store="memory://", model="m", config=config)

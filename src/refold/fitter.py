@@ -208,9 +208,6 @@ class Fitter:
 
     def _render(self, ask: Ask, beside: Beside) -> Rendered:
         page = self._page(ask).render()
-        if page.superseded and not self.settings.is_off:
-            self.reduce(self._budget(beside), Supersede(page.superseded))
-            page = self._page(ask).render()
         if ask.binds_thinking and self.record.live.state.prefix not in (None, self._prefix(page, beside)):
             return self._page(msgspec.structs.replace(ask, all_stale=True)).render()
         return page
@@ -227,15 +224,23 @@ class Fitter:
         return self._pages[ask]
 
     def compact(self, policy: Policy, target: int | None) -> list[Replaced]:
-        return self.reduce(self._budget(NOTHING._replace(meter=self.meter), target), policy)
+        return self.reduce(self._budget(NOTHING, target), policy)
 
-    def reduce(self, budget: Budget, policy: Policy) -> list[Replaced]:
+    def supersede(self) -> None:
+        """System text that was given apart hides what was given so before."""
+        items = [item for item in self.record.live.items if item.edit is None]
+        system = [line.at for item in items for line in item.lines if line.role == "system"]
+        apart = [at for at in system if codec.is_apart(self.record.entry(at))]
+        if len(apart) > 1 and not self.settings.is_off:
+            self.reduce(self._budget(NOTHING), Supersede(tuple(apart[:-1])), compacts=False)
+
+    def reduce(self, budget: Budget, policy: Policy, *, compacts: bool = True) -> list[Replaced]:
         """Plans on the view as it is, and again if somebody else edits it meanwhile."""
         count = self.meter.counter.message
 
         def build() -> Sequence[Event]:
             live = self.record.live
-            view, round = live.freeze(), live.state.round + 1
+            view, round = live.freeze(), live.state.round + 1 if compacts else 0
             stamp = Stamp(live.state.next, time.time(), live.view, round)
             plan = policy(view, budget, count)
             return [

@@ -54,8 +54,6 @@ class Rendered(msgspec.Struct, frozen=True):
     """One for each thing mended, and one for each kind of thing that the dialect cannot say."""
     break_at: int | None = None
     """The earliest place that looks different from the request before."""
-    superseded: tuple[int, ...] = ()
-    """System text that newer system text has taken the place of."""
 
 
 class Said(NamedTuple):
@@ -82,7 +80,6 @@ class Page:
         self._copies: list[tuple[Copy, dict[str, Any]]] = []
         self._judge = JUDGES[self._ask.dialect](self._ask.facts)
         self._said: dict[tuple[int, int], Said] = {}
-        self._apart: list[int] = []
         self._notes: dict[str, list[int]] = {}
 
     def _new_sheet(self) -> Sheet:
@@ -108,7 +105,7 @@ class Page:
             return self._mended([line for item in live.items for line in item.lines], paired, broken)
         told = [*self._told(self._notes), *self._sheet.notices, *(f"{f.rule}: {f.message}" for f in faults)]
         messages = [copy(message) for copy, message in self._copies]
-        return Rendered(messages, self._system(self._sheet), 0, tuple(told), broken, tuple(self._apart[:-1]))
+        return Rendered(messages, self._system(self._sheet), 0, tuple(told), broken)
 
     def _judged(self) -> Judge:
         """What is judged is what leaves. The newest message may still grow, so it is judged every time."""
@@ -150,7 +147,7 @@ class Page:
         told = (*self._told(notes), *sheet.notices, *notices, *made.notices)
         messages = [copier(message)(message) for message in made.messages]
         added = tokens + REPAIR * len(made.notices)
-        return Rendered(messages, self._system(sheet), added, told, broken, tuple(self._apart[:-1]))
+        return Rendered(messages, self._system(sheet), added, told, broken)
 
     @cached_property
     def _missing_tokens(self) -> int:
@@ -172,8 +169,6 @@ class Page:
     def _in_words(self, line: Line) -> Said:
         entry, dialect = self._record.entry(line.at), self._ask.dialect
         came = codec.came(entry)
-        if came is not None and isinstance(came.value, dict) and len(came.value) == 1:
-            self._apart.append(line.at)  # system text that was given apart from the messages
         torn = b"\\ud" in entry.body or b"\\uD" in entry.body
         notes = [TORN] if torn and _clean(text := self._record.message(line).text) != text else []
         if came is not None and (came.dialect == dialect or is_plain(came.value, dialect)):

@@ -171,6 +171,8 @@ class Session:
             self.fitter.heard(drafts)
             for usage in [event.message.usage for event in said if event.message.usage]:
                 self.fitter.learn(usage, gauge)
+            if any(event.line.role == "system" for event in said):
+                self.fitter.supersede()
         places |= {event.message.id: event.at for event in said if event.message.id is not None}
         unnamed = iter([event.at for event in said if event.message.id is None])
         return [

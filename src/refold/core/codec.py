@@ -277,6 +277,12 @@ def came(entry: Entry) -> Came | None:
     return Came(body.dialect, loads(bytes(body.raw)), body.piece) if body.dialect else None
 
 
+def is_apart(entry: Entry) -> bool:
+    """Whether a Said is system text that was given apart from the messages: `{"system": …}` and the like."""
+    known = came(entry)
+    return known is not None and isinstance(known.value, dict) and len(known.value) == 1
+
+
 def dialect_of(entry: Entry) -> str | None:
     """The dialect in which a Said came."""
     return _said_body(entry).dialect if entry.kind == "said" else None
