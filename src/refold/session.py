@@ -83,19 +83,7 @@ class Session:
     @overload
     def append(
         self,
-        message: Mapping[str, Any] | Message,
-        *,
-        id: str | None = None,
-        tags: Sequence[str] = (),
-        kind: Kind | None = None,
-        expiry: Expiry | None = None,
-        tools: Sequence[str] = (),
-        dialect: str | None = None,
-    ) -> int: ...
-    @overload
-    def append(
-        self,
-        message: Sequence[Any],
+        message: list[Any] | tuple[Any, ...],
         *,
         tags: Sequence[str] = (),
         kind: Kind | None = None,
