@@ -23,7 +23,8 @@ class Stream:
         tools = tuple(call.tool for call in message.calls)
         answers = message.results[0].call_id if message.results else None
         cost = len(message.text) + 4 if tokens is None else tokens
-        line = Line(len(self.events), message.role, cost, turn, step, calls, answers, tools)
+        apart = message.role == "system" and message.text.startswith("apart")
+        line = Line(len(self.events), message.role, cost, turn, step, calls, answers, tools, 0, apart)
         total = (before.total if before else 0) + cost
         self.add(Said(line, message, len(self.said), total, float(len(self.events))))
         self.said.append(self.events[-1])  # type: ignore[arg-type]
@@ -59,6 +60,7 @@ def _results(id: str, text: str) -> Message:
 messages = st.one_of(
     st.builds(lambda text: Message("user", [Text(text)]), texts),
     st.builds(lambda text: Message("system", [Text(text)]), texts),
+    st.builds(lambda text: Message("system", [Text(f"apart {text}")]), texts),
     st.builds(
         lambda text, ids: Message(
             "assistant",

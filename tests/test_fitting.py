@@ -10,6 +10,7 @@ import refold
 from refold.answers import Decision
 from refold.core.budget import Budget
 from refold.core.message import Usage
+from refold.core.view import fold
 from refold.rules.targets import check_request
 from refold.tokens import count
 from refold.tokens.count import Counter
@@ -381,15 +382,52 @@ def test_system_text_that_was_replaced_is_neither_sent_nor_counted(name):
     assert sum(stored.message.role == "system" for stored in chat.get_all()) == 40
 
 
-def test_hiding_system_text_is_no_compaction_and_can_be_undone():
+@pytest.mark.parametrize("words", [5, 300, 500, 1_100])
+def test_the_newest_system_text_is_sent_whatever_is_hidden_around_it(words):
+    config = {"models": {"my": {"window": 8_000, "max_output": 1_000, "provider": "anthropic"}}}
+    chat = refold.open("c", store="memory://", model="my", config=config)
+    chat.append({"system": "OLD " + "rule " * words})
+    chat.append(user("task"))
+    for n in range(30):
+        if n % 7 == 2:
+            chat.append({"system": f"NEW {n} " + "rule " * words})
+        chat.append([{"role": "assistant", "content": f"a{n} " + "word " * 150}, user(f"q{n}")])
+        fitted = chat.fit()
+        newest = max((m for m in range(n + 1) if m % 7 == 2), default=None)
+        assert fitted.system.startswith("OLD" if newest is None else f"NEW {newest} ")
+        assert sum(line.role == "system" for line in chat.view().lines) == 1
+    again = refold.open("c", store=chat.store, model="my", config=config)
+    assert again.fit().request == chat.fit().request
+    assert again.view() == fold(list(again.events()))
+
+
+def test_system_text_that_took_the_place_of_another_is_no_edit():
     chat = refold.open("c", store="memory://", model="claude-sonnet-4-5")
     chat.append([{"system": "old " * 500}, {"system": "new"}, user("x")])
     assert chat.fit().report.tokens.final < 50
-    assert chat.compactions().count == 0
-    assert chat.view().items[0].edit == 3
-    chat.undo()
-    assert chat.fit().report.tokens.final > 500
-    assert chat.fit().system == "new"
+    assert chat.check_overflow().current_tokens < 50
+    assert [type(event).__name__ for event in chat.events()] == ["Said"] * 3
+    chat.append({"instructions": "newest"}, dialect="openai-responses")
+    assert chat.fit().system == "newest"
+    assert chat.fit(dialect="openai-responses").request["instructions"] == "newest"
+
+
+def test_the_same_system_text_said_again_leaves_thinking_as_it_is():
+    chat = refold.open("c", store="memory://", model="c", config=BOUND)
+    for n in range(3):
+        chat.append({"system": "Be brief."})
+        chat.append(user(f"question {n}"))
+        assert chat.fit().report.cache_break_at is None
+        thought = {"type": "thinking", "thinking": f"Hm {n}.", "signature": "sig"}
+        chat.append({"role": "assistant", "content": [thought, {"type": "text", "text": "Yes."}]})
+    assert thoughts(chat.fit()) == ["Hm 0.", "Hm 1.", "Hm 2."]
+
+
+def test_an_item_with_one_field_is_no_system_text():
+    chat = refold.open("c", store="memory://", model="gpt-5")
+    chat.append({"instructions": "I"})
+    chat.append([user("x"), {"type": "foo_call"}], dialect="openai-responses")
+    assert chat.fit(dialect="openai-responses").request["instructions"] == "I"
 
 
 def test_reminders_in_mid_conversation_go_where_there_is_no_room_for_them():

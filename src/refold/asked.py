@@ -26,6 +26,16 @@ def named(name: str, value: object) -> str:
     return value
 
 
+def model_name(model: str | None) -> str | None:
+    """
+    Raises:
+        SettingError: no model can be called that.
+    """
+    if model is not None and not named("model", model).isprintable():
+        raise SettingError("model", f"is no name of a model: {shown(model)}")
+    return model
+
+
 def shown(value: object) -> str:
     """How a sentence mentions a value that may be anything."""
     return repr(value)[:64] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"

@@ -26,7 +26,7 @@ class Beside(NamedTuple):
     @classmethod
     def of(cls, text: bytes, meter: Meter) -> "Beside":
         request = loads(text)
-        tools, system = request.get("tools"), request.get("system") or request.get("instructions")
+        tools, system = request.get("tools"), request.get("system", request.get("instructions"))
         try:
             counted = meter.counter.tools(tools, request.get("tool_choice")) if tools else 0
             counted += meter.apart(request)

@@ -23,7 +23,6 @@ from refold.formats.dialects import TARGETS
 from refold.formats.sheet import APART, LIST
 from refold.meter import Meter
 from refold.page import Ask, Page, Rendered
-from refold.policies.supersede import Supersede
 from refold.policies.window import Window
 from refold.record import Record
 
@@ -52,6 +51,7 @@ class Fitter:
         self._pages: dict[Ask, Page] = {}
         self._known = NOTHING
         self._spoken: str | None = None
+        self._heard_at = 0
 
     @property
     def meter(self) -> Meter:
@@ -73,12 +73,14 @@ class Fitter:
     def heard(self, drafts: Sequence[Draft]) -> None:
         """Remembers in which dialect the newest message came."""
         self._spoken = next((d.dialect for d in reversed(drafts) if d.dialect), self._spoken)
+        self._heard_at = self.record.live.state.next
 
     def _heard(self) -> str | None:
-        if self._spoken is None:
+        if self._spoken is None or self._heard_at != self.record.live.state.next:
+            self._heard_at = self.record.live.state.next
             lines = [line for item in self.record.live.items[-8:] for line in item.lines]
             found = (codec.dialect_of(self.record.entry(line.at)) for line in reversed(lines))
-            self._spoken = next(filter(None, found), None)
+            self._spoken = next(filter(None, found), self._spoken)
         return self._spoken
 
     def learn(self, usage: Usage, gauge: Gauge | None) -> None:
@@ -204,7 +206,8 @@ class Fitter:
         known = {"no_prefill": "no-prefill" in flags, "system_inside": inside}
         binds = "binds-thinking" in flags and dialect == "anthropic"
         facts = msgspec.structs.replace(beside.facts, **known)
-        return Ask(dialect, facts, binds_thinking=binds, repair=self.settings.repairs)
+        given = beside.system is not None
+        return Ask(dialect, facts, binds, repair=self.settings.repairs, system_beside=given)
 
     def _render(self, ask: Ask, beside: Beside) -> Rendered:
         page = self._page(ask).render()
@@ -226,21 +229,13 @@ class Fitter:
     def compact(self, policy: Policy, target: int | None) -> list[Replaced]:
         return self.reduce(self._budget(NOTHING, target), policy)
 
-    def supersede(self) -> None:
-        """System text that was given apart hides what was given so before."""
-        items = [item for item in self.record.live.items if item.edit is None]
-        system = [line.at for item in items for line in item.lines if line.role == "system"]
-        apart = [at for at in system if codec.is_apart(self.record.entry(at))]
-        if len(apart) > 1 and not self.settings.is_off:
-            self.reduce(self._budget(NOTHING), Supersede(tuple(apart[:-1])), compacts=False)
-
-    def reduce(self, budget: Budget, policy: Policy, *, compacts: bool = True) -> list[Replaced]:
+    def reduce(self, budget: Budget, policy: Policy) -> list[Replaced]:
         """Plans on the view as it is, and again if somebody else edits it meanwhile."""
         count = self.meter.counter.message
 
         def build() -> Sequence[Event]:
             live = self.record.live
-            view, round = live.freeze(), live.state.round + 1 if compacts else 0
+            view, round = live.freeze(), live.state.round + 1
             stamp = Stamp(live.state.next, time.time(), live.view, round)
             plan = policy(view, budget, count)
             return [

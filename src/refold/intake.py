@@ -151,7 +151,8 @@ class Intake(NamedTuple):
             id = part_id(extra.id or message.id, len(drafts))
             message = msgspec.structs.replace(message, id=id, **known)
             tokens = self.counter.message(message) + sum(map(self.counter.json, format.unread(value)))
-            drafts.append(Draft(message, tokens, unit.dialect, raw, **rest, piece=piece))
+            apart = isinstance(value, dict) and value.keys() == {APART.get(unit.dialect)}
+            drafts.append(Draft(message, tokens, unit.dialect, raw, **rest, piece=piece, apart=apart))
         return drafts
 
     def _steps(self, message: Message, record: Any, id: str | None, rest: dict[str, Any]) -> list[Draft]:

@@ -13,7 +13,7 @@ from refold.core.errors import RefoldError
 from refold.core.event import Line, Piece
 from refold.core.message import Message, Text, ToolResult
 from refold.formats.dialects import FORMATS, is_plain
-from refold.formats.sheet import Sheet
+from refold.formats.sheet import APART, Sheet
 from refold.record import Record
 from refold.repairs.targets import mend
 from refold.rules.judge import Facts, Judge
@@ -41,6 +41,8 @@ class Ask(msgspec.Struct, frozen=True):
     all_stale: bool = False
     """System text or tools changed, and with them what stands before all thinking."""
     repair: bool = True
+    system_beside: bool = False
+    """The caller gives system text of its own: the record's is not sent."""
 
 
 class Rendered(msgspec.Struct, frozen=True):
@@ -72,6 +74,7 @@ class Page:
     def __init__(self, record: Record, ask: Ask, counter: Units) -> None:
         self._record, self._ask, self._counter = record, ask, counter
         self._places: list[Place] = []
+        self._sent: Any = None
         self._start(-1)
 
     def _start(self, edition: int) -> None:
@@ -95,10 +98,15 @@ class Page:
         self._record.load(new)
         for line in new:
             self._put(self._sheet, line, self._notes)
-        self._places += [(line.at, line.n, item.span.start) for item in items for line in item.lines]
+        self._places += [
+            (line.at, line.n, item.span.start) for item in items for line in item.lines if not line.apart
+        ]
         self._items = len(live.items)
         judge = self._judged()
         broken = None if before is None else _first_change(before, self._places)
+        if self._sheet.system != self._sent and self._sent is not None:
+            broken = 0
+        self._sent = self._sheet.system
         faults = _faults(judge)
         if faults and self._ask.repair:
             paired = not any(fault.rule in judge.PAIRING for fault in faults)
@@ -121,7 +129,8 @@ class Page:
     def _facts(self, sheet: Sheet) -> Facts:
         """With the cache marks of the system text, which count too."""
         facts, system = self._ask.facts, sheet.system
-        marks = sum(map(marked, system)) if isinstance(system, list) else 0
+        sent = isinstance(system, list) and not self._ask.system_beside
+        marks = sum(map(marked, system)) if sent else 0
         return msgspec.structs.replace(facts, marks=facts.marks + marks) if marks else facts
 
     def _mended(self, lines: list[Line], paired: bool, broken: int | None) -> Rendered:
@@ -178,6 +187,8 @@ class Page:
         message = _with_tool(self._record.message(line), line)
         if came is None and not message.parts and message.role == "assistant":
             return Said([])  # an answer that never came
+        if line.apart and dialect in APART:
+            return Said([{APART[dialect]: message.text}], notes=tuple(notes))
         values, lost = FORMATS[dialect].render(message)
         if not values and message.role == "user":  # never left out, whatever it was
             mark = Message("user", (Text(f"[{', '.join(lost)}: cannot be shown here]"),))

@@ -19,7 +19,7 @@ from refold.answers import (
     StoredMessage,
     stored,
 )
-from refold.asked import fields, named, whole
+from refold.asked import fields, model_name, named, whole
 from refold.config import AgentSettings, Config
 from refold.core.draft import PART, Draft, number
 from refold.core.errors import ConflictError, SettingError, StoreError
@@ -63,7 +63,8 @@ class Session:
         self._lock = RLock()
         self.record = Record(store, key, view, parse)
         """What is underneath, for faces and tools."""
-        self.fitter = Fitter(self.record, self.config, self.settings, model or self.settings.model)
+        known = model_name(model) or self.settings.model
+        self.fitter = Fitter(self.record, self.config, self.settings, known)
 
     @property
     def conversation(self) -> str:
@@ -76,7 +77,7 @@ class Session:
 
     @model.setter
     def model(self, model: str | None) -> None:
-        self.fitter.model = None if model is None else named("model", model)
+        self.fitter.model = model_name(model)
 
     # Saying
 
@@ -159,8 +160,6 @@ class Session:
             self.fitter.heard(drafts)
             for usage in [event.message.usage for event in said if event.message.usage]:
                 self.fitter.learn(usage, gauge)
-            if any(event.line.role == "system" for event in said):
-                self.fitter.supersede()
         places |= {event.message.id: event.at for event in said if event.message.id is not None}
         unnamed = iter([event.at for event in said if event.message.id is None])
         return [

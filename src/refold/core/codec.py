@@ -101,6 +101,7 @@ class _SaidHead(msgspec.Struct, frozen=True, array_like=True):
     calls: tuple[str, ...] = ()
     answers: str | None = None
     tools: tuple[str, ...] = ()
+    apart: bool = False
 
 
 class _SaidWords(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -176,7 +177,7 @@ def encode(event: Event) -> Entry:
     match event:
         case Said(line=line, message=message):
             numbers = (line.role, line.tokens, event.index, line.turn, line.step, event.total)
-            head = _SaidHead(*numbers, line.calls, line.answers, line.tools)
+            head = _SaidHead(*numbers, line.calls, line.answers, line.tools, line.apart)
             told = message if event.raw is None else _beside(message)
             beside = (event.tags, event.kind, event.expiry, event.piece)
             body = dumps(_SaidWords(event.time, event.dialect, told, *beside))
@@ -277,12 +278,6 @@ def came(entry: Entry) -> Came | None:
     return Came(body.dialect, loads(bytes(body.raw)), body.piece) if body.dialect else None
 
 
-def is_apart(entry: Entry) -> bool:
-    """Whether a Said is system text that was given apart from the messages: `{"system": …}` and the like."""
-    known = came(entry)
-    return known is not None and isinstance(known.value, dict) and len(known.value) == 1
-
-
 def dialect_of(entry: Entry) -> str | None:
     """The dialect in which a Said came."""
     return _said_body(entry).dialect if entry.kind == "said" else None
@@ -290,7 +285,7 @@ def dialect_of(entry: Entry) -> str | None:
 
 def _line(entry: Entry, head: _SaidHead) -> Line:
     numbers = (head.role, head.tokens, head.turn, head.step)
-    return Line(entry.at, *numbers, head.calls, head.answers, head.tools)
+    return Line(entry.at, *numbers, head.calls, head.answers, head.tools, 0, head.apart)
 
 
 def _said_body(entry: Entry) -> _SaidBody:

@@ -23,6 +23,8 @@ class Draft(msgspec.Struct, frozen=True):
     tools: tuple[str, ...] = ()
     """Names of the tools behind it, where the message itself does not say."""
     piece: Piece | None = None
+    apart: bool = False
+    """System text that stands apart from the messages."""
 
 
 PART = "\u241f"
@@ -77,7 +79,7 @@ def number(drafts: Iterable[Draft], state: State, request: Request, time: float)
         answers = line.answers or ""
         known = calls.pop(answers, "") or state.open.get(answers, (0, ""))[1]
         tools = draft.tools or line.tools or ((known,) if known else ())
-        line = msgspec.structs.replace(line, tools=tools)
+        line = msgspec.structs.replace(line, tools=tools, apart=draft.apart)
         calls.update(zip(line.calls, line.tools, strict=False))
         rest = (draft.dialect, draft.raw, draft.tags, draft.kind, draft.expiry, draft.piece)
         events.append(Said(line, message, index, total, time, *rest))

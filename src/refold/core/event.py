@@ -59,6 +59,8 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     """Names of the tools it calls or answers for, as far as they are known."""
     n: int = 0
     """Which of the event's messages."""
+    apart: bool = False
+    """It is system text that stands apart from the messages: only the newest is ever shown."""
 
 
 class Expiry(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -9,7 +9,7 @@ import msgspec
 
 from refold.core.event import Line, Pinned, Span, Undone
 from refold.core.message import Role
-from refold.core.view import Item, View, Words, crosses, display, merge, sound
+from refold.core.view import Item, View, Words, crosses, current, display, merge, sound
 
 
 class Cover(msgspec.Struct, frozen=True):
@@ -85,6 +85,8 @@ class State(msgspec.Struct, array_like=True):
     """What stood before the messages when it was last measured, as a digest."""
     speaker: Role | None = None
     """Whose the newest message is."""
+    apart: list[Line] = []
+    """The newest system text that stands apart, if there is any."""
 
 
 class Live:
@@ -110,9 +112,9 @@ class Live:
     @property
     def kept(self) -> dict[int, Line]:
         """What stays in sight whatever covers it: the task and what is pinned."""
-        task = [self.state.task] if self.state.task else []
+        task, apart = [self.state.task] if self.state.task else [], self.state.apart
         pinned = [line for pin in self.state.pins.values() if pin.holds for line in pin.lines]
-        return {line.at: line for line in [*task, *pinned]}
+        return {line.at: line for line in current([*task, *apart, *pinned], apart)}
 
     def item_at(self, at: int) -> Item | None:
         i = bisect_right(self._starts, at) - 1
@@ -152,13 +154,23 @@ class Live:
         self.items.append(Item(Span(line.at, line.at + 1), (line,), self.words))
         self._starts.append(line.at)
         self.tokens += line.tokens
+        if line.apart:
+            before, state.apart = state.apart, [line]
+            for old in before:
+                self._hide(old.at)
+
+    def _hide(self, at: int) -> None:
+        """Newer system text took its place. What was said after it is as it was: the text is not among it."""
+        i = bisect_right(self._starts, at) - 1
+        shown = current(self.items[i].lines, self.state.apart)
+        item = self.items[i]
+        self._splice(i, i + 1, [Item(item.span, shown, item.words, item.edit, item.merged)], mark=False)
 
     def _replace(self, cover: Cover, recall: Recall) -> None:
         first, last = self._meeting(cover.span)
         cut = [item for item in self.items[first:last] if not cover.span.covers(item.span)]
         if not cut:
-            shown = display(cover.lines, cover.span, self.kept)
-            self._splice(first, last, [Item(cover.span, shown, self.words, cover.at)])
+            self._splice(first, last, [Item(cover.span, self._display(cover), self.words, cover.at)])
         elif not any(item.merged for item in cut):
             return
         else:  # neighbors that show nothing were merged: only the past knows where they end
@@ -194,15 +206,19 @@ class Live:
         items, gap = list[Item](), span.start
         for cover in (cover for cover in standing.widest if cover.span.meets(span)):
             items += self._raw(Span(gap, cover.span.start), recall)
-            shown = display(cover.lines, cover.span, self.kept)
-            items.append(Item(cover.span, shown, self.words, cover.at))
+            items.append(Item(cover.span, self._display(cover), self.words, cover.at))
             gap = cover.span.end
         items += self._raw(Span(gap, span.end), recall)
         self._splice(*self._meeting(span), items)
 
     def _raw(self, span: Span, recall: Recall) -> list[Item]:
         lines = recall.lines(span) if span.start < span.end else ()
-        return [Item(Span(line.at, line.at + 1), (line,), self.words) for line in lines]
+        return [
+            Item(Span(line.at, line.at + 1), current((line,), self.state.apart), self.words) for line in lines
+        ]
+
+    def _display(self, cover: Cover) -> tuple[Line, ...]:
+        return current(display(cover.lines, cover.span, self.kept), self.state.apart)
 
     def _meeting(self, span: Span) -> tuple[int, int]:
         """Which items meet a span: from the first index up to the second."""
@@ -211,10 +227,10 @@ class Live:
             first -= 1
         return first, max(first, bisect_left(self._starts, span.end))
 
-    def _splice(self, first: int, last: int, items: list[Item]) -> None:
+    def _splice(self, first: int, last: int, items: list[Item], *, mark: bool = True) -> None:
         low, high = max(0, first - 1), last + 1  # neighbors too: they may merge
         new = merge([*self.items[low:first], *items, *self.items[last:high]])
-        self._mark(_first_change(self.items[low:high], new))
+        self._mark(_first_change(self.items[low:high], new) if mark else None)
         self.tokens += sum(item.tokens for item in new) - sum(item.tokens for item in self.items[low:high])
         self.items[low:high] = new
         self._starts[low:high] = [item.span.start for item in new]

@@ -80,8 +80,8 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
 
     An edit stands unless it would cut what is shown in two; it is judged once, when it comes.
     Undoing takes an edit or a pin out of force; undoing that puts it back, unless it would now cross
-    an edit made meanwhile. The widest edits that stand decide what is shown, and in them the task
-    and the pinned messages stay in sight.
+    an edit made meanwhile. The widest edits that stand decide what is shown, and in them the task,
+    the pinned messages and the newest system text that stands apart stay in sight.
     """
     said: dict[int, Said] = {}
     facts: dict[int, Replaced | Pinned] = {}
@@ -121,7 +121,9 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
                     did[event.at] = (fact, not on)
 
     users = [s.line for s in said.values() if s.line.role == "user"]
-    kept = {line.at: line for line in [*users[:1], *(x for at in pins if at in holds for x in pins[at])]}
+    apart = [s.line for s in said.values() if s.line.apart][-1:]
+    pinned = [line for at in pins if at in holds for line in pins[at]]
+    kept = {line.at: line for line in current([*users[:1], *apart, *pinned], apart)}
 
     def words(line: Line) -> Message:
         if line.at in said:
@@ -132,8 +134,9 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
 
     edits = widest(standing())
     covered = {at for edit in edits for at in edit.span}
-    items = [Item(Span(at, at + 1), (s.line,), words) for at, s in said.items() if at not in covered]
-    items += [Item(e.span, display(e.lines, e.span, kept), words, e.at) for e in edits]
+    bare = [s.line for at, s in said.items() if at not in covered]
+    items = [Item(Span(line.at, line.at + 1), current((line,), apart), words) for line in bare]
+    items += [Item(e.span, current(display(e.lines, e.span, kept), apart), words, e.at) for e in edits]
     latest = users[-1].at if users else None
     return View(tuple(merge(sorted(items, key=lambda item: item.span))), frozenset(kept), latest)
 
@@ -157,6 +160,11 @@ def widest(edits: Sequence[Replaced]) -> list[Replaced]:
     """Those that no other covers; of two with the same span the newer."""
     rank = {e.at: (len(e.span), e.at) for e in edits}
     return [e for e in edits if not any(o.span.covers(e.span) and rank[o.at] > rank[e.at] for o in edits)]
+
+
+def current(lines: Iterable[Line], apart: Sequence[Line]) -> tuple[Line, ...]:
+    """Without system text that newer one took the place of, where it stands apart from the messages."""
+    return tuple(line for line in lines if not line.apart or line.at in {newest.at for newest in apart})
 
 
 def display(lines: Sequence[Line], span: Span, kept: dict[int, Line]) -> tuple[Line, ...]:
