@@ -15,6 +15,7 @@ from refold.core.message import Message, Text, ToolResult
 from refold.formats.dialects import FORMATS, is_plain
 from refold.formats.sheet import APART, Sheet
 from refold.record import Record
+from refold.repairs.marks import Mended
 from refold.repairs.targets import mend
 from refold.rules.judge import Facts, Judge
 from refold.rules.targets import JUDGES, marked
@@ -146,10 +147,11 @@ class Page:
             tokens += REPAIR if isinstance(slot, Orphan) else self._missing_tokens
         tokens -= sum(line.tokens for line in {*lines} - {*_lines(slots)})
         facts = self._facts(sheet)
-        known = {"no_prefill": facts.no_prefill, "store": facts.store, "marks": facts.marks}
-        made = mend(self._ask.dialect, sheet.messages, **known)
-        judge = JUDGES[self._ask.dialect](facts)
-        judge.feed(made.messages)
+        made, judge = Mended(sheet.messages, []), self._verdict(sheet.messages, facts)
+        if _faults(judge):
+            known = {"no_prefill": facts.no_prefill, "store": facts.store, "marks": facts.marks}
+            made = mend(self._ask.dialect, sheet.messages, **known)
+            judge = self._verdict(made.messages, facts)
         if paired and any(fault.rule in judge.PAIRING for fault in judge.violations):
             return self._mended(lines, False, broken)
         _demand(judge)
@@ -157,6 +159,11 @@ class Page:
         messages = [copier(message)(message) for message in made.messages]
         added = tokens + REPAIR * len(made.notices)
         return Rendered(messages, self._system(sheet), added, told, broken)
+
+    def _verdict(self, messages: list[dict[str, Any]], facts: Facts) -> Judge:
+        judge = JUDGES[self._ask.dialect](facts)
+        judge.feed(messages)
+        return judge
 
     @cached_property
     def _missing_tokens(self) -> int:

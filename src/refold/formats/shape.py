@@ -1,6 +1,6 @@
 """What the formats have in common: expecting a shape, and saying what another dialect cannot."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from hashlib import blake2b
 from typing import Any
 
@@ -32,7 +32,7 @@ def name_of(value: Any) -> str:
 
 
 def kind_of(block: Any) -> str | None:
-    kind = block.get("type") if isinstance(block, Mapping) else None
+    kind = block.get("type") if isinstance(block, dict) else None
     return kind if isinstance(kind, str) else None
 
 
