@@ -59,7 +59,7 @@ class Rendered(msgspec.Struct, frozen=True):
     """The earliest place that looks different from the request before."""
 
 
-class Said(NamedTuple):
+class Spoken(NamedTuple):
     """A line in the words of the dialect."""
 
     values: list[Any]
@@ -83,7 +83,7 @@ class Page:
         self._sheet = self._new_sheet()
         self._copies: list[tuple[Copy, dict[str, Any]]] = []
         self._judge = JUDGES[self._ask.dialect](self._ask.facts)
-        self._said: dict[tuple[int, int], Said] = {}
+        self._spoken: dict[tuple[int, int], Spoken] = {}
         self._notes: dict[str, list[int]] = {}
 
     def _new_sheet(self) -> Sheet:
@@ -174,15 +174,15 @@ class Page:
         return copier(whole)(whole)["system"]
 
     def _put(self, sheet: Sheet, line: Line, notes: dict[str, list[int]]) -> None:
-        said = self._said.get((line.at, line.n))
+        said = self._spoken.get((line.at, line.n))
         if said is None:
-            said = self._said[line.at, line.n] = self._in_words(line)
+            said = self._spoken[line.at, line.n] = self._in_words(line)
         for value in said.values:
             sheet.add(value, line.at, said.piece, said.came)
         for note in said.notes:
             notes.setdefault(note, []).append(line.at)
 
-    def _in_words(self, line: Line) -> Said:
+    def _in_words(self, line: Line) -> Spoken:
         entry, dialect = self._record.entry(line.at), self._ask.dialect
         came = codec.came(entry)
         torn = b"\\ud" in entry.body or b"\\uD" in entry.body
@@ -190,18 +190,18 @@ class Page:
         if came is not None and (came.dialect == dialect or is_plain(came.value, dialect)):
             value = self._as_sent(line, _clean(came.value) if torn else came.value, notes)
             whole = came.dialect == dialect
-            return Said([] if value is None else [value], came.piece, whole, tuple(notes))
+            return Spoken([] if value is None else [value], came.piece, whole, tuple(notes))
         message = _with_tool(self._record.message(line), line)
         if came is None and not message.parts and message.role == "assistant":
-            return Said([])  # an answer that never came
+            return Spoken([])  # an answer that never came
         if line.apart and dialect in APART:
-            return Said([{APART[dialect]: message.text}], notes=tuple(notes))
+            return Spoken([{APART[dialect]: message.text}], notes=tuple(notes))
         values, lost = FORMATS[dialect].render(message)
         if not values and message.role == "user":  # never left out, whatever it was
             mark = Message("user", (Text(f"[{', '.join(lost)}: cannot be shown here]"),))
             values, _ = FORMATS[dialect].render(mark)
         cleaned = [_clean(value) for value in values]
-        return Said(cleaned, notes=(*notes, *dict.fromkeys(lost)))
+        return Spoken(cleaned, notes=(*notes, *dict.fromkeys(lost)))
 
     def _as_sent(self, line: Line, value: Any, notes: list[str]) -> Any:
         """What came, less what an edit has made invalid."""
