@@ -18,7 +18,8 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.formats.flat import DIALECT, is_flat, parse, render, results, steps, unread
+from refold.formats.dialects import recognize
+from refold.formats.flat import DIALECT, parse, render, results, steps, unread
 
 
 def said(content, role="assistant", **fields):
@@ -114,7 +115,7 @@ def test_a_ui_message_has_calls_with_their_results():
         {"type": "file", "mediaType": "image/png", "url": "https://e.org/a"},
     ]
     record = {"id": "m1", "role": "assistant", "parts": parts}
-    assert is_flat(record)
+    assert recognize(record) == DIALECT
     assert parse(record) == Message(
         "assistant",
         [
@@ -230,8 +231,10 @@ def test_an_unknown_part_beside_known_ones_is_kept():
         {"role": "user", "parts": [{"type": "text", "text": "x"}]},
     ],
 )
-def test_a_row_is_recognized(record):
-    assert is_flat(record)
+def test_a_row_is_read_and_only_taken_for_one_where_it_could_be_nothing_else(record):
+    chat = "openai-chat" if "tool_call_id" in record else None
+    assert recognize(record) == (DIALECT if "parts" in record else chat)
+    assert parse(record).role
 
 
 @pytest.mark.parametrize(
@@ -250,7 +253,7 @@ def test_a_row_is_recognized(record):
     ],
 )
 def test_a_providers_message_is_no_row(value):
-    assert not is_flat(value)
+    assert recognize(value) != DIALECT
 
 
 @pytest.mark.parametrize(
@@ -356,7 +359,7 @@ odd = st.builds(
 
 @given(junk | odd)
 def test_junk_is_understood_or_refused_and_nothing_else(value):
-    is_flat(value)
+    recognize(value)
     try:
         message = parse(value)
     except MessageError:

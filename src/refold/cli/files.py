@@ -94,7 +94,9 @@ def _tell(notices: Sequence[str]) -> None:
 
 def check(
     file: InFile,
-    dialect: DialectOption = None,
+    dialect: Annotated[
+        str | None, typer.Option("--dialect", metavar="D", help=f"{', '.join(TARGETS)}; else as it looks.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--model", metavar="M", help="For rules that only some models have.")
     ] = None,

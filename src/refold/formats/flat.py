@@ -43,25 +43,9 @@ ROLES: dict[str, Role] = {
     "tool": "tool",
     "function": "tool",
 }
-ROWS = (
-    *("context_id", "contextId", "conversation_id", "conversationId", "session_id", "sessionId"),
-    *("created_at", "createdAt", "timestamp", "compacted", "compacted_range", "compactedRange"),
-    *("tool_name", "toolName", "toolCallId", "toolCalls", "toolInvocations"),
-)
-"""Fields of a stored row that no provider's message has."""
 SAYS = {"tool-call": "assistant", "tool_use": "assistant", "reasoning": "assistant", "tool-result": "tool"}
 """Whose part it is, where its dialect takes it from nobody else."""
 ASKED = ("input", "args", "arguments", "rawInput")
-
-
-def is_flat(value: Any) -> bool:
-    """It is the row of a table, or a UI message with its parts: no provider's message looks like that."""
-    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
-        return False
-    content, parts = value.get("content"), value.get("parts")
-    if isinstance(parts, list) and parts:
-        return all(map(kind_of, parts))
-    return isinstance(content, str | dict) and any(field in value for field in ROWS)
 
 
 def parse(value: Any, where: str = "message") -> Message:
