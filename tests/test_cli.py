@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,10 @@ from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
-SMALL = {"models": {"m": {"window": 1_000, "max_output": 200, "provider": "openai"}}}
+SMALL = {
+    "models": {"m": {"window": 1_000, "max_output": 200, "provider": "openai"}},
+    "agents": {"default": {"compact": {"strategy": "sliding-window", "prune": "off"}, "dedupe": "off"}},
+}
 STORE = "sqlite:///chats.db"
 
 
@@ -150,7 +154,7 @@ def test_wrong_use_leaves_with_two(args):
 def test_a_setting_that_is_wrong_leaves_with_two_and_says_where():
     write("refold.yaml", "models: {m: {windw: 8000}}")
     told = run("list", code=2, store=None).stderr
-    assert told.startswith("refold: refold.yaml.models.m.windw")
+    assert told.startswith("refold: refold.yaml:1: models.m.windw: is not known; known here: window,")
     assert told.count("\n") == 1
 
 
@@ -387,7 +391,7 @@ def test_show_has_a_row_for_each_message_and_one_for_what_an_edit_hides(chat, ed
     rest = f"messages hidden by #{edit} window: only the newest that fit"
     assert f"#{start}–#{end - 1}" in lines[3]
     assert f"{tokens}  {hidden['hidden']} {rest}" in lines[3]
-    assert "[refold: earlier messages are not shown here]" in "".join(lines[4:6])
+    assert "earlier messages are not shown here]" in "".join(lines[4:6])
     assert any('→ ls({"path": "dir5"})' in line for line in lines)
     assert any("← ls: file5 file5" in line for line in lines)
     view, said = sight["tokens"]["shown"], sight["tokens"]["said"]
@@ -730,7 +734,7 @@ def test_fit_reports_what_it_did(long_chat):
     report = json.loads(done.stderr)
     assert json.loads(done.stdout)
     assert report["tokens"]["before"] > report["tokens"]["final"]
-    assert [edit["kind"] for edit in report["edits"]] == ["window"]
+    assert [edit["kind"] for edit in report["edits"]] == ["summarize"]
     run(*args, "report.json")
     assert json.loads(Path("report.json").read_text()) == report
 
@@ -831,3 +835,97 @@ def damage(*statements):
     for statement in statements:
         connection.execute(statement)
     connection.close()
+
+
+# Settings
+
+
+def in_force(*args, agent="default", **rest):
+    """The settings of an agent by name, each with its origin."""
+    rows = ask("config", *args, **rest)["agents"][agent]
+    return {row["name"]: (row["value"], row["origin"]) for row in rows}
+
+
+def test_without_a_file_the_defaults_are_in_force_and_it_says_so(folder):
+    told = run("config", store=None).stdout
+    assert told.startswith("There is no refold.yaml here: these are the defaults\n")
+    assert re.search(r"^store +sqlite:///refold.db +default$", told, re.MULTILINE)
+    assert re.search(r"^compact.keep_recent +10 +default$", told, re.MULTILINE)
+    assert re.search(r"^handles +on +default$", told, re.MULTILINE)
+    assert list(folder.iterdir()) == []
+
+
+def test_every_setting_in_force_is_told_with_the_line_it_came_from():
+    text = "models: {m: {window: 800}}\nagents:\n  a: {model: m}\n  b:\n    compact: off\n"
+    write("refold.yaml", text)
+    told = run("config", store=None).stdout
+    assert told.startswith("From refold.yaml\n")
+    assert re.search(r"^models.m.window +800 +refold.yaml:1$", told, re.MULTILINE)
+    assert re.search(r"^agent a\nmodel +m +refold.yaml:3$", told, re.MULTILINE)
+    assert re.search(r"^agent b\n.*\ncompact +off +refold.yaml:5$", told, re.MULTILINE)
+    assert "agent a" not in run("config", "--agent", "b").stdout
+    assert ask("config", write("other.yaml", text))["file"] == "other.yaml"
+    assert in_force("--config", "other.yaml", agent="b")["compact"] == (False, "other.yaml:5")
+    assert "configured are: a, b" in run("config", "--agent", "c", code=2).stderr
+
+
+def test_the_store_in_force_is_told_with_where_it_came_from(monkeypatch):
+    def store(*args, **rest):
+        return ask("config", *args, **rest)["settings"][0]
+
+    assert store() == {"name": "store", "value": STORE, "origin": "--store"}
+    write("refold.yaml", "store: sqlite:///file.db")
+    assert store(store=None)["origin"] == "refold.yaml:1"
+    monkeypatch.setenv("REFOLD_STORE", "sqlite:///variable.db")
+    assert store(store=None) == {"name": "store", "value": "sqlite:///variable.db", "origin": "$REFOLD_STORE"}
+
+
+def test_what_is_set_in_the_database_is_in_force_until_it_is_unset():
+    write("refold.yaml", "agents: {a: {tools: {my.grep: {expire: {length: 9, after_steps: 5}}}}}")
+    told = run("config", "--set", "*.my.grep.after_steps=0").stdout
+    assert told == f"Set for tool 'my.grep' of agent '*' in {STORE}: after_steps = 0\n"
+    assert ask("config", "--set", "a.my.grep.prompt=42")["set"] == {"prompt": "42"}
+    assert ask("config", "--set", "a.my.grep.threshold=0.5")["set"] == {"prompt": "42", "threshold": 0.5}
+    expire = "tools.my.grep.expire"
+    found = in_force(agent="a")
+    assert found[f"{expire}.after_steps"] == (0, "database")
+    assert found[f"{expire}.length"] == (9, "refold.yaml:1")
+    assert found[f"{expire}.prompt"] == ("42", "database")
+    assert in_force("--agent", "default")[f"{expire}.after_steps"] == (0, "database")
+    run("config", "--unset", "a.my.grep.prompt")
+    assert in_force(agent="a")[f"{expire}.prompt"] == (None, "default")
+    run("config", "--unset", "*.my.grep")
+    assert in_force(agent="a")[f"{expire}.after_steps"] == (5, "refold.yaml:1")
+    assert "is not set in" in run("config", "--unset", "*.my.grep", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--set", "a.grep.after_steps"], "expected a whole number, got ''"),
+        (["--set", "a.grep.after_steps=-1"], "--set a.grep.after_steps: -1 is too small"),
+        (["--set", "a.grep.mode=gone"], "'none', 'remove', 'compact'"),
+        (["--set", "a.grep.until=5"], "known here: after_steps"),
+        (["--set", "grep.mode=none"], "expected AGENT.TOOL.FIELD=VALUE"),
+        (["--unset", "grep"], "expected AGENT.TOOL"),
+        (["--unset", "a.b", "--set", "a.b.mode=none"], "one at a time"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_not_set(args, told, folder):
+    assert told in run("config", *args, code=2).stderr
+    assert list(folder.iterdir()) == []
+
+
+def test_only_setting_makes_a_store(folder):
+    assert "There is no store" in run("config", "--unset", "a.grep", code=1).stderr
+    run("config")
+    assert list(folder.iterdir()) == []
+    run("config", "--set", "a.grep.mode=none")
+    assert [path.name for path in folder.iterdir()] == ["chats.db"]
+
+
+def test_an_older_way_to_write_it_is_told():
+    write("refold.yaml", "agents: {a: {transforms: [{type: assistant, token_limit: 600}]}}")
+    told = run("config", store=None)
+    assert "refold.yaml:1: agents.a.transforms: is deprecated; write compact" in told.stderr
+    assert re.search(r"^compact.token_threshold +600 +refold.yaml:1$", told.stdout, re.MULTILINE)

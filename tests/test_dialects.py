@@ -271,8 +271,8 @@ def test_a_note_of_an_earlier_fit_is_nobodys_task_and_not_what_the_user_said_las
         history = refold.fit(history, model="m", config=config)
         assert history[0]["content"] == "The task"
         assert sum("IMPORTANT" in str(m["content"]) for m in history) == 1
-        assert sum("[refold:" in str(m["content"]) for m in history) <= 1
-    assert any("[refold:" in str(m["content"]) for m in history)
+        assert sum("<record" in str(m["content"]) for m in history) <= 1
+    assert any("<record" in str(m["content"]) for m in history)
 
 
 def test_system_text_in_a_request_is_the_callers_own():

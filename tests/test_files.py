@@ -553,7 +553,7 @@ def test_what_is_left_out_is_wrong_use(args):
 def test_a_setting_that_is_wrong_leaves_with_two(command):
     write("bad.yaml", "models: {m: {windw: 8000}}")
     told = run(command[0], "-", *command[1:], "--config", "bad.yaml", input=chat(), code=2).stderr
-    assert told.startswith("refold: bad.yaml.models.m.windw")
+    assert told.startswith("refold: bad.yaml:1: models.m.windw: is not known")
 
 
 @pytest.mark.parametrize("command", ["fit", "check", "count", "import"])

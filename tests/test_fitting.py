@@ -124,7 +124,7 @@ def test_each_trigger_fires_by_its_own_rule():
 
 def test_a_decision_is_true_when_anything_fired_and_counts_since_the_last_compaction():
     chat = refold.open("c", store="memory://", model="m", config=agent({"message_threshold": 5}))
-    chat.append([user(f"question {n}") for n in range(6)])
+    chat.append([user(f"question {n}: how far is it from here to there, by road?") for n in range(6)])
     decision = chat.should_compact()
     assert decision
     assert decision == Decision(("message_threshold",), decision.tokens, 6, 6)

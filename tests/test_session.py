@@ -11,7 +11,10 @@ from refold.core.event import Expiry, Measured, Replaced, Said, Span
 from refold.core.message import Media, Usage
 from refold.stores.memory import MemoryStore
 
-SMALL = {"models": {"m": {"window": 1_000, "max_output": 200, "provider": "openai"}}}
+SMALL = {
+    "models": {"m": {"window": 1_000, "max_output": 200, "provider": "openai"}},
+    "agents": {"default": {"compact": {"strategy": "sliding-window", "prune": "off"}, "dedupe": "off"}},
+}
 
 
 def call(id: str, name: str = "ls", arguments: str = "{}") -> dict:

@@ -17,10 +17,11 @@ import pytest
 import refold
 from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError, NewerError, RefoldError, SettingError, StoreError
+from refold.core.event import Expiry
 from refold.stores import sqlite_file
 from refold.stores.sql import migrations
 from refold.stores.sqlite import SQLiteStore
-from refold.stores.store import Key, Snapshot, open_store
+from refold.stores.store import Key, Snapshot, ToolSetting, open_store
 from refold.testing.words import KEY, demand_folded, demand_numbered, entries, said, verified, write_numbered
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork a process")
@@ -142,6 +143,48 @@ def test_a_migration_that_fails_halfway_leaves_what_was_there(path, monkeypatch,
             SQLiteStore(path)
     assert tables(path) == before
     assert verified(SQLiteStore(path), KEY) == (entries(0, 3) if there else [])
+
+
+@pytest.mark.parametrize("version", range(1, len(migrations("sqlite"))))
+def test_an_older_file_is_migrated_and_nothing_in_it_is_lost(path, monkeypatch, version):
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite_file, "migrations", lambda engine: migrations(engine)[:version])
+        store = SQLiteStore(path)
+        store.append(KEY, entries(0, 3))
+        store.close()
+    assert sql(path, "SELECT version FROM refold_schema") == [(version,)]
+    store = SQLiteStore(path)
+    assert verified(store, KEY) == entries(0, 3)
+    assert store.settings() == []
+    store.keep_note("a", b"1")
+    store.set_setting(ToolSetting("", "grep", Expiry(after_steps=1)))
+    assert store.settings() == [ToolSetting("", "grep", Expiry(after_steps=1))]
+    store.close()
+    assert sql(path, "SELECT version FROM refold_schema") == [(len(migrations("sqlite")),)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *("after_steps = -1", "after_steps = 1.5", "after_steps = 'soon'", "length = -1", "length = x'00'"),
+        *("mode = 'gone'", "mode = 1", "compact_mode = 'zip'", "strategy = ''", "prompt = x'00'"),
+        *("threshold = -0.1", "threshold = 1.1", "threshold = 'low'", "agent = NULL", "agent = x'00'"),
+        *("tool = ''", "tool = NULL", "tool = 'ls'"),
+    ],
+)
+def test_the_database_itself_refuses_a_setting_that_cannot_be(path, values):
+    SQLiteStore(path).close()
+    sql(path, "INSERT INTO refold_setting (agent, tool) VALUES ('', 'grep'), ('', 'ls')")
+    with pytest.raises(apsw.ConstraintError):
+        sql(path, f"UPDATE refold_setting SET {values} WHERE tool = 'grep'")
+
+
+def test_a_setting_that_somebody_wrote_with_sql_is_in_force(path):
+    SQLiteStore(path).close()
+    sql(path, "INSERT INTO refold_setting (agent, tool, after_steps, threshold) VALUES ('', 'grep', 2, 1)")
+    with refold.open("a", store=f"sqlite:///{path}") as session:
+        assert session.settings.tools["grep"].expire == Expiry(after_steps=2, threshold=1.0)
+        assert session.config.origin("tools", "grep", "expire", "after_steps") == "database"
 
 
 def test_many_processes_may_open_a_new_file_at_once(tmp_path):

@@ -48,6 +48,8 @@ class AsyncSession:
     get_recent = _awaited(Session.get_recent)
     get_count = _awaited(Session.get_count)
     messages_since_compaction = _awaited(Session.messages_since_compaction)
+    expand = _awaited(Session.expand)
+    explain = _awaited(Session.explain)
     undo = _awaited(Session.undo)
     restore = _awaited(Session.restore)
     pin = _awaited(Session.pin)

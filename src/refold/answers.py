@@ -167,6 +167,39 @@ class CompactionResult(msgspec.Struct, frozen=True):
     round: int
 
 
+class Cause(msgspec.Struct, frozen=True):
+    """An edit that has to do with a message."""
+
+    at: int
+    kind: str
+    """The rung: cap, expire, dedupe, prune, summarize …"""
+    why: str
+    """With the setting that decided it, and where that was set."""
+    span: Span
+    tokens: tuple[int, int]
+    """Of all it covers, before and after."""
+    state: str
+    """`in force`, `under a later one` or `taken back`."""
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Why a message is in the view or out of it."""
+
+    at: int
+    role: str
+    """Of the message; `edit` for an edit."""
+    shown: str
+    """A message: `whole`, `reduced` or `hidden`. An edit: its state."""
+    tokens: int
+    """That it takes in the view now."""
+    causes: tuple[Cause, ...] = ()
+    """What was done to it, the newest first."""
+    stays: tuple[str, ...] = ()
+    """Why nothing may hide it."""
+    span: Span | None = None
+    """What an edit covers."""
+
+
 class Compactions(msgspec.Struct, frozen=True):
     """How often a view was compacted, when last, and whether somebody is at it now."""
 

@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from refold.allowed import hints, shown, vet_fields
 from refold.core.errors import SettingError
+from refold.core.event import Expiry
 
 
 def whole(name: str, value: object) -> int:
@@ -36,11 +40,6 @@ def model_name(model: str | None) -> str | None:
     return model
 
 
-def shown(value: object) -> str:
-    """How a sentence mentions a value that may be anything."""
-    return repr(value)[:64] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
-
-
 def fields(request: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """
     Raises:
@@ -65,10 +64,25 @@ def output_of(request: Mapping[str, Any]) -> int | None:
     return None
 
 
-def is_off(override: Mapping[str, Any] | None) -> bool:
+class Override(msgspec.Struct, frozen=True):
+    """What one request has otherwise than it is configured."""
+
+    off: bool = False
+    """Nothing is reduced."""
+    keep_originals: bool | None = None
+    """Whether what is reduced shows how to get it back; unset, as configured. The record has it anyway."""
+    expiry: Expiry = Expiry()
+    """Of every tool."""
+
+
+def override_of(override: Mapping[str, Any] | None) -> Override:
+    """
+    Raises:
+        SettingError: something in it is not known, or not allowed.
+    """
     if not isinstance(override, Mapping | None):
         raise SettingError("override", f"expected a dict, got {type(override).__name__}")
-    for key in override or ():
-        if key != "off":
-            raise SettingError(f"override.{key}", "is not known; known here: off")
-    return bool(override and override["off"])
+    known = {"off": bool, "keep_originals": bool, **hints(Expiry)}
+    asked = vet_fields(override or {}, known, lambda path: ".".join(("override", *path)))
+    switches = {name: asked.pop(name) for name in ("off", "keep_originals") if name in asked}
+    return Override(**switches, expiry=Expiry(**asked))

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from refold.asked import output_of, shown
+from refold.allowed import shown
+from refold.asked import output_of
 from refold.core.codec import dumps, loads
 from refold.core.errors import SettingError
 from refold.core.sound import flaw

@@ -1,66 +1,73 @@
-"""Settings: from a file, a dict or Python, checked, with the place of whatever is wrong."""
+"""Settings: from files, dicts, the database and Python, made one, each knowing where it came from."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_type_hints
+from collections.abc import Mapping, Sequence
+from pathlib import Path as File
+from typing import Any, TypeAlias
 
 import msgspec
 
+from refold.allowed import Path, given, hints, vet_fields
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
+from refold.core.event import Expiry
+from refold.core.expiry import layered
+from refold.legacy import modern
+from refold.settings import AgentSettings, Compact, Setting, ToolSettings, every
+from refold.sources import Said, leaves, merged, read
+from refold.stores.store import Settings, Store, ToolSetting
 from refold.tokens.limits import ModelLimits, ModelSettings
 
-T = TypeVar("T")
+__all__ = ["AgentSettings", "Compact", "Config", "Source", "demand_sense", "load_config", "with_database"]
 
-
-class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When a view is made smaller, and by how much. Defaults: see `Budget`."""
-
-    system_reserve: int = 2_000
-    output_reserve: int = 4_000
-    safety_buffer: int = 5_000
-    threshold_percent: float = 0.80
-    max_tokens: int | None = None
-    token_threshold: int | None = None
-    turn_threshold: int | None = None
-    message_threshold: int | None = None
-    strategy: Literal["sliding-window"] = "sliding-window"
-
-
-class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    model: str | None = None
-    compact: Compact | Literal["on", "off"] | bool = True
-    """`off` (which YAML reads as false) turns every reduction off."""
-    repair: Literal["on", "off"] | bool = True
-    """Whether requests that the provider would refuse are mended."""
-    counter: Literal["auto", "estimate"] = "auto"
-    """How tokens are counted: as the model does, or four characters a token."""
-
-    @property
-    def is_off(self) -> bool:
-        return self.compact in ("off", False)
-
-    @property
-    def repairs(self) -> bool:
-        return self.repair not in ("off", False)
+DEFAULT = "default"
+"""The origin of what nobody set, and the agent of those who name none."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: str | None = None
+    """The URL of the store, where the code names none."""
     models: dict[str, ModelSettings] = {}
     """What models take that the table does not know, or knows otherwise."""
     agents: dict[str, AgentSettings] = {}
+    """By name; `default` is for those who name none."""
+    tools: dict[str, ToolSettings] = {}
+    """For every agent, which may say otherwise, field by field."""
+    origins: dict[Path, str] = {}
+    """Where what was set was set. Two that say the same are equal, wherever they say it."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and all(getattr(self, n) == getattr(other, n) for n in SOURCED)
 
     def agent(self, name: str | None) -> AgentSettings:
         """The settings of an agent; of the one called `default` where none is named."""
         if name is not None and name not in self.agents:
             known = ", ".join(sorted(self.agents)) or "none"
             raise SettingError(f"agent {name!r}", f"is not configured; configured are: {known}")
-        return self.agents.get(name or "default") or AgentSettings()
+        own = self.agents.get(name or DEFAULT) or AgentSettings()
+        tools = dict(self.tools)
+        for tool, settings in own.tools.items():
+            tools[tool] = ToolSettings(layered(tools.get(tool, ToolSettings()).expire, settings.expire))
+        return msgspec.structs.replace(own, tools=tools)
+
+    def origin(self, *path: str) -> str:
+        """Where a value was set, such as `agent.yaml:12`, `config` or `database`; or `default`.
+
+        What an agent has from the tools of every agent came from there.
+        """
+        return self.origins.get(path) or self.origins.get(path[2:]) or DEFAULT
+
+    def place(self, *path: str) -> str:
+        """How an error names a value."""
+        return Said({}, lines=self.origins).place(path)
+
+    def in_force(self, agent: str | None = None) -> list[Setting]:
+        """Every setting of an agent, those of its tools included."""
+        found = every(self.agent(agent))
+        return [Setting(path, one, self.origin("agents", agent or DEFAULT, *path)) for path, one in found]
 
     def budget(self, agent: AgentSettings, limits: ModelLimits, output: int | None = None) -> Budget:
         """For a model of these limits; `output` is what a request asks for, where it does."""
-        compact = agent.compact if isinstance(agent.compact, Compact) else Compact()
+        compact = agent.compaction
         return Budget(
             window=limits.window,
             max_input=limits.max_input,
@@ -76,97 +83,92 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-Source: TypeAlias = Config | Mapping[str, Any] | str | Path | None
+SOURCED = {name: hint for name, hint in hints(Config).items() if name != "origins"}
+"""What a source may say."""
+
+One: TypeAlias = Config | Mapping[str, Any] | str | File
+Source: TypeAlias = One | Sequence[One] | None
 
 
 def load_config(source: Source) -> Config:
-    """The configuration in a file (YAML or TOML), a mapping, or none.
+    """The configuration in a file (YAML or TOML), a dict, or several of these: later ones beat earlier ones.
+
+    An agent's `compact` is taken whole from the last that has one; all else goes field by field.
 
     Raises:
         SettingError: says where the fault is and what is allowed there.
     """
-    if source is None:
-        return Config()
-    if isinstance(source, Config):
-        return source
-    if isinstance(source, str | Path):
-        return _checked(_read(Path(source)), str(source))
-    if not isinstance(source, Mapping):
-        raise SettingError("config", f"expected a file, a dict or a Config, got {type(source).__name__}")
-    return _checked(dict(source), "config")
+    if source is None or (isinstance(source, Config) and source.origins):
+        return source or Config()
+    several: Sequence[Any] = source if isinstance(source, list | tuple) else [source]
+    return resolved([_told(one) if isinstance(one, Config) else modern(read(one)) for one in several])
 
 
-def _read(path: Path) -> Any:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise SettingError(str(path), f"cannot be read: {error}") from error
-    try:
-        if path.suffix == ".toml":
-            import tomllib
-
-            return tomllib.loads(text)
-        import yaml  # 15 ms, paid only by those who have such a file
-
-        return yaml.safe_load(text) or {}
-    except (ValueError, RecursionError) as error:
-        raise SettingError(str(path), f"is not valid {path.suffix[1:].upper()}: {error}") from error
-    except Exception as error:  # yaml.YAMLError: it has no other root
-        raise SettingError(str(path), f"is not valid YAML: {error}") from error
+def with_database(config: Config, store: Store) -> Config:
+    """What is set in the store's database beats the configuration, field by field."""
+    rows = store.settings() if isinstance(store, Settings) else ()
+    return resolved([_told(config), _stored(rows, config)]) if rows else config
 
 
-def _checked(value: Any, where: str) -> Config:
-    _check(value, where)
-    return _typed(value, Config, where)
+def demand_sense(settings: AgentSettings, budget: Budget, place: str = "compact.max_tokens") -> None:
+    """What can only be known with the model's limits.
+
+    Raises:
+        SettingError: a compaction would leave more than makes one necessary.
+    """
+    wanted = settings.compaction.max_tokens
+    if wanted is not None and not settings.is_off and wanted > budget.threshold:
+        raise SettingError(
+            place,
+            f"{wanted:,} is above {budget.threshold:,}, the tokens from which on this model's view is"
+            " compacted; set less, or leave it unset",
+        )
 
 
-def _typed(value: Any, type: type[T], where: str) -> T:
-    try:
-        return msgspec.convert(value, type)
-    except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$")
-        path = path.rstrip("`")
-        allowed = get_args(get_type_hints(type).get(path.removeprefix("."), None))
-        if "enum" in problem and allowed:
-            problem += f"; allowed: {', '.join(map(repr, allowed))}"
-        raise SettingError(where + path, problem) from error
+def resolved(sources: Sequence[Said]) -> Config:
+    """One configuration of all that was said, later ones beating earlier ones.
+
+    Raises:
+        SettingError: something in one of them is not allowed.
+    """
+    tree: dict[str, Any] = {}
+    origins: dict[Path, str] = {}
+    for said in sources:
+        if not isinstance(said.tree, Mapping):
+            raise SettingError(said.name, f"expected settings by name, known here: {', '.join(SOURCED)}")
+        vetted = vet_fields(said.tree, SOURCED, said.place)
+        _demand_consistent(vetted, said)
+        tree = merged(tree, vetted)
+        origins |= {path: said.origin(path) for path in leaves(vetted)}
+    kept = {path: origins[path] for path in leaves(tree) if path}
+    return msgspec.structs.replace(msgspec.convert(tree, Config), origins=kept)
 
 
-def _check(value: Any, where: str) -> None:
-    """What types cannot say: known keys by name, and numbers that make sense together."""
-    _known(value, Config, where)
-    for name, agent in _mappings(value, "agents"):
-        _known(agent, AgentSettings, f"{where}.agents.{name}")
-        compact = agent.get("compact") if isinstance(agent, Mapping) else None
-        if isinstance(compact, Mapping):
-            place = f"{where}.agents.{name}.compact"
-            _known(compact, Compact, place)
-            _typed(compact, Compact, place)
-            _positive(compact, place)
-            percent = compact.get("threshold_percent", 0.8)
-            if isinstance(percent, int | float) and not 0 < percent <= 1:
-                raise SettingError(f"{place}.threshold_percent", f"{percent} is not above 0 and at most 1")
-    for name, limits in _mappings(value, "models"):
-        _known(limits, ModelSettings, f"{where}.models.{name}")
-        _typed(limits, ModelSettings, f"{where}.models.{name}")
-        _positive(limits, f"{where}.models.{name}")
+def _demand_consistent(tree: dict[str, Any], said: Said) -> None:
+    for name, agent in tree.get("agents", {}).items():
+        compact = agent.get("compact")
+        numbers = compact if isinstance(compact, dict) else {}
+        target, trigger = numbers.get("max_tokens"), numbers.get("token_threshold")
+        if target is not None and trigger is not None and target > trigger:
+            place = said.place(("agents", name, "compact", "max_tokens"))
+            raise SettingError(place, f"{target:,} is above the token_threshold of {trigger:,}; set less")
 
 
-def _mappings(value: Any, key: str) -> list[tuple[str, Any]]:
-    inner = value.get(key) if isinstance(value, Mapping) else None
-    return list(inner.items()) if isinstance(inner, Mapping) else []
+def _told(config: Config) -> Said:
+    said = {path[:n] for path in config.origins for n in range(1, len(path) + 1)}
+    tree = {name: one for name, one in given(config, said).items() if name in SOURCED}
+    return Said(tree, lines=config.origins)
 
 
-def _known(value: Any, type: type[msgspec.Struct], where: str) -> None:
-    names = type.__struct_fields__
-    for key in value if isinstance(value, Mapping) else ():
-        if key not in names:
-            raise SettingError(f"{where}.{key}", f"is not known; known here: {', '.join(names)}")
+def _stored(rows: Sequence[ToolSetting], config: Config) -> Said:
+    """What a database says, of every agent and of single ones: it beats what files say of either."""
+    names = dict.fromkeys([*config.agents, *(row.agent for row in rows if row.agent)])
+    agents = {name: _tools([row for row in rows if row.agent in ("", name)]) for name in names}
+    return Said({**_tools([row for row in rows if not row.agent]), "agents": agents}, "database")
 
 
-def _positive(value: Any, where: str) -> None:
-    for key, number in value.items() if isinstance(value, Mapping) else ():
-        if isinstance(number, int | float) and number < (
-            1 if key in ("window", "max_tokens", "max_input") else 0
-        ):
-            raise SettingError(f"{where}.{key}", f"{number} is too small")
+def _tools(rows: Sequence[ToolSetting]) -> dict[str, Any]:
+    tools: dict[str, Any] = {}
+    for _, tool, expiry in sorted(rows, key=lambda row: row.agent):  # every agent's come first
+        tools[tool] = {"expire": layered(tools.get(tool, {}).get("expire", Expiry()), expiry)}
+    return {"tools": tools}

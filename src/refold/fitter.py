@@ -1,30 +1,29 @@
 """The next request: whether it is too large, what is done about it, and how it looks."""
 
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
 from refold.answers import Decision, EditReport, Fitted, Overflow, Report, TokenCounts
-from refold.asked import is_off
+from refold.asked import Override, override_of
 from refold.beside import NOTHING, Beside, beside_text
-from refold.config import AgentSettings, Config
 from refold.core import codec
 from refold.core.budget import Budget
 from refold.core.draft import Draft, Request
-from refold.core.errors import OverBudgetError, SettingError
-from refold.core.event import Event, Replaced
+from refold.core.errors import NotFoundError, OverBudgetError, SettingError
+from refold.core.event import Replaced
 from refold.core.live import Gauge
 from refold.core.message import Usage
-from refold.core.plan import Policy, Stamp, settle
 from refold.formats.dialects import TARGETS
 from refold.formats.sheet import APART, LIST
 from refold.meter import Meter
 from refold.page import Ask, Page, Rendered
-from refold.policies.window import Window
-from refold.record import Record
+from refold.policies.ladder import LEAST, climb
+from refold.policies.shrink import Shrink
+from refold.reducer import Reducer
 
 MOST_PAGES = 3
 """Kinds of requests that are kept rendered."""
@@ -43,15 +42,18 @@ class Wish(msgspec.Struct, frozen=True):
 class Fitter:
     """Makes the requests of one view. Not for several threads at once."""
 
-    def __init__(self, record: Record, config: Config, settings: AgentSettings, model: str | None) -> None:
-        self.record, self.config, self.settings, self.model = record, config, settings, model
-        self.last = Request(record.view)
+    def __init__(self, reducer: Reducer, model: str | None) -> None:
+        self.reducer, self.record, self.model = reducer, reducer.record, model
+        self.config, self.settings = reducer.config, reducer.settings
+        self.last = Request(self.record.view)
         """The newest request."""
         self._meter: Meter | None = None
         self._pages: dict[Ask, Page] = {}
         self._known = NOTHING
         self._spoken: str | None = None
         self._heard_at = 0
+        self._floor: int | None = None
+        """What was counted when there was nothing left to reduce."""
 
     @property
     def meter(self) -> Meter:
@@ -80,7 +82,8 @@ class Fitter:
             self._heard_at = self.record.live.state.next
             lines = [line for item in self.record.live.items[-8:] for line in item.lines]
             found = (codec.dialect_of(self.record.entry(line.at)) for line in reversed(lines))
-            self._spoken = next(filter(None, found), self._spoken)
+            with suppress(NotFoundError):  # erased by somebody else, this very moment
+                self._spoken = next(filter(None, found), self._spoken)
         return self._spoken
 
     def learn(self, usage: Usage, gauge: Gauge | None) -> None:
@@ -120,9 +123,9 @@ class Fitter:
         since = self.record.live.state.compacted
         lines = [line for item in self.record.live.items for line in item.lines]
         if since is None:
-            return sum(line.role == "user" for line in lines), len(lines)
+            return sum(line.asks for line in lines), len(lines)
         new = [line for line in lines if line.at > since]
-        return sum(line.role == "user" for line in new), len(new) + any(line.at == since for line in lines)
+        return sum(line.asks for line in new), len(new) + any(line.at == since for line in lines)
 
     def _budget(self, beside: Beside, target: int | None = None) -> Budget:
         budget = self.config.budget(self.settings, self.meter.limits, beside.output)
@@ -147,34 +150,37 @@ class Fitter:
     # Making it
 
     def fit(self, wish: Wish) -> Fitted:
-        off = self.settings.is_off or is_off(wish.override)
-        beside = self._beside(wish)
+        override = override_of(wish.override)
+        off = self.settings.is_off or override.off
+        beside, count = self._beside(wish), self.meter.counter.message
         budget, before = self._measured(beside)
+        edits = [] if off else self.reducer.arrive(budget, count, override)
+        budget, now = self._measured(beside) if edits else (budget, before)
         counts = budget.turn_threshold is not None or budget.message_threshold is not None
-        fired = budget.fired(before, *(self._since_compaction() if counts else (0, 0)))
-        wants = fired and not off and (before >= budget.threshold or before > budget.target)
-        edits = self.reduce(budget, Window()) if wants else []
+        fired = budget.fired(now, *(self._since_compaction() if counts else (0, 0)))
+        notices = list[str]()
+        if fired and not off:
+            edits += self._climb(budget, now, override, notices, fired)
         ask = self._ask(wish.dialect or self.dialect, beside)
         page = self._render(ask, beside)
         final = self._total(budget, page)
         if page.mended and not off and final >= (budget.room if fired else budget.threshold):
             more = msgspec.structs.replace(budget, overhead=budget.overhead + page.mended)
-            edits, fired = [*edits, *self.reduce(more, Window())], fired or ("threshold",)
+            edits += self.reducer.climb(more, count, override)
+            fired = fired or ("threshold",)
             page = self._render(ask, beside)
             final = self._total(budget, page)
-        notices = list(page.notices)
+        notices += page.notices
         if final > budget.room:
             if not off:
                 raise OverBudgetError(final, budget.room, budget.window)
             notices.append(f"The request has {final:,} tokens; there is room for {budget.room:,}")
-        elif fired and not off and not edits:
-            notices.append(_unchanged(fired, before, budget))
         counted = self.record.live.tokens + budget.overhead + page.mended
         prefix = self._prefix(page, beside) if ask.binds_thinking else None
         self.last = Request(self.record.view, counted, self.model, prefix, self.record.live.state.next)
         if page.system is not None and beside.system is not None:
             notices.append("System text is given beside the messages: the record's own is not sent")
-        tokens = TokenCounts(before, {edit.kind: final for edit in edits}, final)
+        tokens = TokenCounts(before, self._after(edits, counted, final), final)
         changed = [page.break_at, *(edit.span.start for edit in edits)]
         report = Report(
             tokens,
@@ -186,6 +192,45 @@ class Fitter:
             notices=tuple(notices),
         )
         return Fitted(page.messages, self._request(ask.dialect, page, wish), report, page.system)
+
+    def _climb(
+        self, budget: Budget, tokens: int, override: Override, notices: list[str], fired: Sequence[str]
+    ) -> list[Replaced]:
+        """Acts on triggers, unless there was nothing to gain the last time and little came since."""
+        if tokens < budget.threshold and tokens <= budget.target:
+            notices.append(
+                f"{', '.join(fired)} fired, but {tokens:,} tokens are within {budget.target:,}:"
+                " nothing is hidden"
+            )
+            return []
+        counted, step = self.record.live.tokens, budget.counted(int(LEAST * budget.trigger))
+        known = self._floor is not None and self._floor <= counted < self._floor + step
+        if known and tokens <= budget.room:
+            return []
+        edits = self.reducer.climb(budget, self.meter.counter.message, override)
+        after = self._measured_now(budget)
+        self._floor = None
+        if after >= budget.trigger:
+            self._floor = self.record.live.tokens
+            notices.append(
+                f"{after:,} tokens are left, and none of them can be hidden; compaction begins at"
+                f" {budget.trigger:,}"
+            )
+        return edits
+
+    def _measured_now(self, budget: Budget) -> int:
+        return self.meter.estimate(self.record.live.tokens + budget.overhead, self.record.live.state.gauge)
+
+    def _after(self, edits: Sequence[Replaced], counted: int, final: int) -> dict[str, int]:
+        """What was left after each kind of reduction."""
+        saved = {edit.kind: 0 for edit in edits}
+        for edit in edits:
+            saved[edit.kind] += edit.tokens[0] - edit.tokens[1]
+        left, after = counted + sum(saved.values()), dict[str, int]()
+        for kind, tokens in saved.items():
+            left -= tokens
+            after[kind] = self.meter.estimate(left, self.record.live.state.gauge)
+        return after | dict.fromkeys(list(after)[-1:], final)
 
     def _total(self, budget: Budget, page: Rendered) -> int:
         counted = self.record.live.tokens + budget.overhead + page.mended
@@ -226,32 +271,16 @@ class Fitter:
             self._pages[ask] = Page(self.record, ask, self.meter.counter)
         return self._pages[ask]
 
-    def compact(self, policy: Policy, target: int | None) -> list[Replaced]:
-        return self.reduce(self._budget(NOTHING, target), policy)
-
-    def reduce(self, budget: Budget, policy: Policy) -> list[Replaced]:
-        """Plans on the view as it is, and again if somebody else edits it meanwhile."""
-        count = self.meter.counter.message
-
-        def build() -> Sequence[Event]:
-            live = self.record.live
-            view, round = live.freeze(), live.state.round + 1
-            stamp = Stamp(live.state.next, time.time(), live.view, round)
-            plan = policy(view, budget, count)
-            return [
-                settle(edit, view, msgspec.structs.replace(stamp, at=stamp.at + n), count)
-                for n, edit in enumerate(plan)
-            ]
-
-        return [event for event in self.record.append(build) if isinstance(event, Replaced)]
+    def compact(self, strategy: str, keep_recent: int | None, target: int | None) -> list[Replaced]:
+        """On demand: down to the newest messages, or to a number of tokens by whatever it takes."""
+        self._floor = None
+        count, budget = self.meter.counter.message, self._budget(NOTHING, target)
+        if target is None:
+            newest = self.reducer.strategy(strategy, keep_recent, fill=False)
+            return self.reducer.reduce(newest, budget, count)
+        rungs = (self.reducer.strategy(strategy, keep_recent or 0), Shrink())
+        return self.reducer.reduce(lambda *view: climb(rungs, *view)[1], budget, count)
 
 
 def _told(edit: Replaced) -> EditReport:
     return EditReport(edit.at, edit.span, edit.kind, edit.why, edit.tokens[0] - edit.tokens[1])
-
-
-def _unchanged(fired: Sequence[str], tokens: int, budget: Budget) -> str:
-    what = ", ".join(fired)
-    if tokens < budget.threshold and tokens <= budget.target:
-        return f"{what} fired, but {tokens:,} tokens are within {budget.target:,}: nothing is hidden"
-    return f"Over {budget.threshold:,} tokens, but there is nothing left to hide"

@@ -135,7 +135,11 @@ class Intake(NamedTuple):
                     f"{unit.where}.id", "an id has at least one character; leave it out instead"
                 )
             message = msgspec.structs.replace(message, id=extra.id) if extra.id is not None else message
-            return [Draft(part, self.counter.message(part), **rest) for part in split(message)]
+            parts = split(message)
+            return [
+                Draft(part, self.counter.message(part), **rest, before=n if len(parts) > 1 else None)
+                for n, part in enumerate(parts)
+            ]
         assert unit.dialect is not None
         format = FORMATS[unit.dialect]
         drafts: list[Draft] = []
@@ -152,7 +156,8 @@ class Intake(NamedTuple):
             message = msgspec.structs.replace(message, id=id, **known)
             tokens = self.counter.message(message) + sum(map(self.counter.json, format.unread(value)))
             apart = isinstance(value, dict) and value.keys() == {APART.get(unit.dialect)}
-            drafts.append(Draft(message, tokens, unit.dialect, raw, **rest, piece=piece, apart=apart))
+            known = {"piece": piece, "apart": apart, "before": piece.n if piece else None}
+            drafts.append(Draft(message, tokens, unit.dialect, raw, **rest, **known))
         return drafts
 
     def _steps(self, message: Message, record: Any, id: str | None, rest: dict[str, Any]) -> list[Draft]:

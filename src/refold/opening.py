@@ -6,7 +6,9 @@ from typing import Any
 from refold.asked import named
 from refold.config import Source, load_config
 from refold.core.errors import SettingError
+from refold.core.message import Message, Text
 from refold.formats.dialects import TARGETS, spoken
+from refold.policies.extract import is_summary
 from refold.policies.window import NOTE
 from refold.session import Session
 from refold.stores.store import Key, Store, open_store
@@ -64,21 +66,21 @@ def fit(
         plain = [message for message in said if type(message) is dict]
         by_system = None if spoken(plain) else _by_system(plain)
         wanted = dialect if dialect in TARGETS else spoken(plain) or by_system
-        notes = [n for n, message in enumerate(said) if type(message) is dict and message == NOTED]
-        shown = [message for n, message in enumerate(said) if n not in notes]
-        session.append(shown, dialect=dialect or by_system)
+        session.append([_ours(message) or message for message in said], dialect=dialect or by_system)
         beside = {"system": system} if system is not None else {}
         fitted = session.fit(dialect=wanted, tools=tools, request=beside)
         history = fitted.messages
         if fitted.system is not None:  # it stood in the list, though the API wants it apart
             history.insert(0, {"role": "system", "content": fitted.system})
-        if notes and NOTED not in history:  # what was hidden before is hidden still
-            history.insert(min(notes[0], len(history)), dict(NOTED))
         return history
 
 
-NOTED = {"role": "user", "content": NOTE.text}
-"""What an earlier fit left where it hid something: nobody's task, and not what the user said last."""
+def _ours(message: Any) -> Message | None:
+    """What an earlier fit left where it hid something: nobody's task, and not what the user said last."""
+    text = message.get("content") if type(message) is dict and message.get("role") == "user" else None
+    if not isinstance(text, str) or not (text == NOTE.text or is_summary(text)):
+        return None
+    return Message("user", (Text(text),), summary=True)
 
 
 def _by_system(messages: Sequence[dict[str, Any]]) -> str | None:

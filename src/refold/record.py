@@ -171,7 +171,7 @@ class Record:
         items = [
             msgspec.structs.replace(item, words=lambda x: _message(events[x.at], x)) for item in view.items
         ]
-        return View(tuple(items), view.kept, view.latest)
+        return msgspec.structs.replace(view, items=tuple(items))
 
     def _fetch(self, places: set[int]) -> dict[int, Entry]:
         """Entries by place, in as few reads as their places allow."""

@@ -9,32 +9,35 @@ from threading import RLock
 from types import TracebackType
 from typing import Any, Self, overload
 
-from refold import amend
+from refold import amend, expansion
 from refold.answers import (
     CompactionResult,
     Compactions,
     Decision,
+    Explanation,
     Fitted,
     Overflow,
     StoredMessage,
     stored,
 )
 from refold.asked import fields, model_name, named, whole
-from refold.config import AgentSettings, Config
+from refold.config import AgentSettings, Config, with_database
 from refold.core.draft import PART, Draft, number
 from refold.core.errors import ConflictError, SettingError, StoreError
 from refold.core.event import Event, Expiry, Replaced, Said
 from refold.core.message import Kind, Message
-from refold.core.plan import Stamp
+from refold.core.plan import Policy, Stamp
 from refold.core.view import View
+from refold.explain import explain
 from refold.fitter import Fitter, Wish
 from refold.formats.dialects import FORMATS, format_of
 from refold.intake import Intake
-from refold.policies.window import Window
 from refold.record import Record
+from refold.reducer import Reducer
 from refold.stores.store import Forks, Ids, Key, Leases, Snapshots, Store
 from refold.transfer import export_lines
 
+STRATEGIES = ("summarize", "sliding-window", "hierarchical")
 LEASE_S = 60.0
 """After so many seconds a compaction whose process died is nobody's."""
 
@@ -54,17 +57,18 @@ class Session:
         agent: str | None = None,
         config: Config | None = None,
         view: str = "main",
+        policies: Sequence[Policy] = (),
         owns_store: bool = False,
     ) -> None:
         self.store, self.key = store, key
-        self.config = config or Config()
+        self.config = with_database(config or Config(), store)
         self.settings: AgentSettings = self.config.agent(agent)
         self._agent, self._owns_store = agent, owns_store
         self._lock = RLock()
         self.record = Record(store, key, view, parse)
         """What is underneath, for faces and tools."""
-        known = model_name(model) or self.settings.model
-        self.fitter = Fitter(self.record, self.config, self.settings, known)
+        self.reducer = Reducer(self.record, self.config, agent, policies)
+        self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model)
 
     @property
     def conversation(self) -> str:
@@ -219,15 +223,18 @@ class Session:
 
     def compact(
         self,
-        strategy: str = "sliding-window",
+        strategy: str | None = None,
         *,
         keep_recent: int | None = None,
         target_tokens: int | None = None,
     ) -> CompactionResult:
-        """Makes the view smaller now: down to the newest messages, or to a number of tokens."""
-        if strategy != "sliding-window":
-            raise SettingError("strategy", f"{strategy!r} is not known; known is sliding-window")
-        keep = 10 if keep_recent is None and target_tokens is None else keep_recent
+        """Makes the view smaller now: down to the newest messages, or to a number of tokens.
+
+        Strategies are summarize, sliding-window and hierarchical; unset, the configured one.
+        """
+        strategy = self.settings.compaction.strategy if strategy is None else strategy
+        if strategy not in STRATEGIES:
+            raise SettingError("strategy", f"{strategy!r} is not known; known: {', '.join(STRATEGIES)}")
         for name, given in (("keep_recent", keep_recent), ("target_tokens", target_tokens)):
             if given is not None and whole(name, given) < 0:
                 raise SettingError(name, f"expected 0 or more, got {given}")
@@ -236,7 +243,7 @@ class Session:
             edits = list[Replaced]()
             if not self.settings.is_off and self.record.live.state.next:
                 with self._lease():
-                    edits = self.fitter.compact(Window(keep), target_tokens)
+                    edits = self.fitter.compact(strategy, keep_recent, target_tokens)
             if not edits:
                 return CompactionResult((), (0, 0), 0, self.record.live.state.round)
             edit = edits[0]
@@ -334,6 +341,22 @@ class Session:
         expired = isinstance(edit, Replaced) and edit.kind == "expire"
         tokens = item.tokens if len(item.span) == 1 else 0
         return stored(said, self.conversation, edit=item.edit, is_expired=expired, shown_tokens=tokens)
+
+    def expand(self, at: int) -> str:
+        """The whole text behind a place: of a message, or of all that an edit stands for.
+
+        Raises:
+            CannotExpandError: there is nothing to show again.
+        """
+        with self._lock:
+            self.record.catch_up()
+            return expansion.expand(self.record, whole("at", at))
+
+    def explain(self, at: int) -> Explanation:
+        """Why a message is in the view or out of it: what was done, by which rung, by which setting."""
+        with self._lock:
+            self.record.catch_up()
+            return explain(self.record, whole("at", at))
 
     # What people do
 

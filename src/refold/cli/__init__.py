@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from refold.cli import change, checkup, files, look, move
+from refold.cli import change, checkup, config, files, look, move
 from refold.cli.terminal import complain
 from refold.core.errors import RefoldError, SettingError
 
@@ -23,6 +23,7 @@ Examples:
   refold fit chat.json --model gpt-5 -o small.json
   refold check request.json          would the provider take it?
   refold count request.json --model gpt-5
+  refold config                      every setting, and where it came from
   refold doctor                      is all as it was written?
 
 \b
@@ -92,6 +93,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "fit": files.fit,
     "check": files.check,
     "count": files.count,
+    "config": config.config,
     "doctor": checkup.doctor,
 }
 for _name, _command in COMMANDS.items():

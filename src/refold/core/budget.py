@@ -1,6 +1,6 @@
 """How much fits: a window, what is reserved in it, when to act and what to come down to."""
 
-from math import floor
+from math import ceil, floor
 
 import msgspec
 
@@ -54,9 +54,13 @@ class Budget(msgspec.Struct, frozen=True):
         return floor(most * self.threshold_percent)
 
     @property
+    def trigger(self) -> int:
+        """The same, or earlier where a number of tokens is set for it."""
+        return min(self.threshold, self.token_threshold or self.threshold)
+
+    @property
     def target(self) -> int:
-        threshold = min(self.threshold, self.token_threshold or self.threshold)
-        wanted = threshold * 3 // 4 if self.max_tokens is None else self.max_tokens
+        wanted = self.trigger * 3 // 4 if self.max_tokens is None else self.max_tokens
         return min(wanted, self.threshold)
 
     @property
@@ -72,6 +76,10 @@ class Budget(msgspec.Struct, frozen=True):
     def counted(self, tokens: int) -> int:
         """How much may be counted for so many tokens of the model's."""
         return max(0, floor((tokens - self.constant) / self.ratio))
+
+    def tokens(self, counted: int) -> int:
+        """The model's tokens for what is counted so."""
+        return ceil(counted * self.ratio) + self.constant
 
     def fired(self, tokens: int, turns: int, messages: int) -> tuple[str, ...]:
         """Which triggers a view of this size has set off, turns and messages since the last compaction."""

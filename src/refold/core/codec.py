@@ -102,6 +102,9 @@ class _SaidHead(msgspec.Struct, frozen=True, array_like=True):
     answers: str | None = None
     tools: tuple[str, ...] = ()
     apart: bool = False
+    whole: int | None = None
+    expiry: Expiry | None = None
+    summary: bool = False
 
 
 class _SaidWords(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -110,7 +113,6 @@ class _SaidWords(msgspec.Struct, frozen=True, omit_defaults=True):
     message: Message | None = None
     tags: tuple[str, ...] = ()
     kind: Kind | None = None
-    expiry: Expiry | None = None
     piece: Piece | None = None
 
 
@@ -177,9 +179,10 @@ def encode(event: Event) -> Entry:
     match event:
         case Said(line=line, message=message):
             numbers = (line.role, line.tokens, event.index, line.turn, line.step, event.total)
-            head = _SaidHead(*numbers, line.calls, line.answers, line.tools, line.apart)
+            facts = (line.calls, line.answers, line.tools, line.apart, line.whole)
+            head = _SaidHead(*numbers, *facts, line.expiry, line.summary)
             told = message if event.raw is None else _beside(message)
-            beside = (event.tags, event.kind, event.expiry, event.piece)
+            beside = (event.tags, event.kind, event.piece)
             body = dumps(_SaidWords(event.time, event.dialect, told, *beside))
             if event.raw is not None:  # spliced in, so that it stays as it was written
                 body = body[:-1] + b',"raw":' + event.raw + b"}"
@@ -220,7 +223,7 @@ def decode(entry: Entry, parse: Parse) -> Event:
                 message = msgspec.structs.replace(message, id=entry.id, **known)
             if message is None:
                 raise CorruptError(f"Event {at} has neither a message nor its JSON")
-            rest = (body.dialect, raw, body.tags, body.kind, body.expiry, body.piece)
+            rest = (body.dialect, raw, body.tags, body.kind, body.piece)
             return Said(line, message, said.index, said.total, body.time, *rest)
         case "replaced":
             edit = _read(entry, entry.head, _ReplacedHead)
@@ -285,7 +288,8 @@ def dialect_of(entry: Entry) -> str | None:
 
 def _line(entry: Entry, head: _SaidHead) -> Line:
     numbers = (head.role, head.tokens, head.turn, head.step)
-    return Line(entry.at, *numbers, head.calls, head.answers, head.tools, 0, head.apart)
+    rest = (head.apart, head.whole, head.expiry, head.summary)
+    return Line(entry.at, *numbers, head.calls, head.answers, head.tools, 0, *rest)
 
 
 def _said_body(entry: Entry) -> _SaidBody:

@@ -23,6 +23,8 @@ class Draft(msgspec.Struct, frozen=True):
     tools: tuple[str, ...] = ()
     """Names of the tools behind it, where the message itself does not say."""
     piece: Piece | None = None
+    before: int | None = None
+    """How many parts of the same message come before it, where one was taken apart."""
     apart: bool = False
     """System text that stands apart from the messages."""
 
@@ -70,7 +72,7 @@ def number(drafts: Iterable[Draft], state: State, request: Request, time: float)
     events: list[Event] = []
     for draft in drafts:
         message = draft.message
-        turn += message.role == "user"
+        turn += message.role == "user" and not message.summary
         goes_on = draft.dialect == "openai-responses" and speaker == "assistant"  # item by item
         step += message.role == "assistant" and not goes_on
         speaker = message.role
@@ -79,9 +81,11 @@ def number(drafts: Iterable[Draft], state: State, request: Request, time: float)
         answers = line.answers or ""
         known = calls.pop(answers, "") or state.open.get(answers, (0, ""))[1]
         tools = draft.tools or line.tools or ((known,) if known else ())
-        line = msgspec.structs.replace(line, tools=tools, apart=draft.apart)
+        whole = None if draft.before is None else at - draft.before
+        known_too = {"apart": draft.apart, "whole": whole, "expiry": draft.expiry}
+        line = msgspec.structs.replace(line, tools=tools, **known_too)
         calls.update(zip(line.calls, line.tools, strict=False))
-        rest = (draft.dialect, draft.raw, draft.tags, draft.kind, draft.expiry, draft.piece)
+        rest = (draft.dialect, draft.raw, draft.tags, draft.kind, draft.piece)
         events.append(Said(line, message, index, total, time, *rest))
         at, index = at + 1, index + 1
         renewed = request.prefix not in (None, state.prefix) and message.role == "assistant"

@@ -4,6 +4,7 @@ RefoldError
 ├── MessageError       a message that cannot be understood; nothing was stored
 ├── SettingError       a setting that is unknown or not allowed
 ├── NotFoundError      no such conversation, place or message
+│   └── CannotExpandError  there is nothing to show again at that place
 ├── OverBudgetError    what must be shown does not fit the window
 ├── ConflictError      that place or name is taken: somebody else wrote first
 └── StoreError         the store cannot be used now; nothing acknowledged is lost
@@ -34,6 +35,10 @@ class SettingError(RefoldError):
 
 class NotFoundError(RefoldError):
     """No such conversation, place or message."""
+
+
+class CannotExpandError(NotFoundError):
+    """There is nothing to show again at that place; says why, in a sentence for whoever asked."""
 
 
 class OverBudgetError(RefoldError):

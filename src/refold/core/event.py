@@ -40,6 +40,22 @@ class Span(msgspec.Struct, frozen=True, array_like=True, order=True):
         return self.start < other.end and other.start < self.end
 
 
+class Expiry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When a message may be reduced, as its sender wished; unset means as configured."""
+
+    after_steps: int | None = None
+    """Intact for so many steps after the one that brought it; unset, it never expires."""
+    mode: Literal["none", "remove", "compact"] | None = None
+    compact_mode: Literal["first-n-chars", "ai-summary", "skeleton"] | None = None
+    length: int | None = None
+    """Characters that stay."""
+    prompt: str | None = None
+    strategy: Literal["age", "relevance"] | None = None
+    """Whether all that is old expires, or of that only what has little to do with the work at hand."""
+    threshold: float | None = None
+    """What is less relevant than this expires, from 0 to 1."""
+
+
 class Line(msgspec.Struct, frozen=True, array_like=True):
     """A shown message without its words: all that views, policies and checks need to know of it."""
 
@@ -61,16 +77,17 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     """Which of the event's messages."""
     apart: bool = False
     """It is system text that stands apart from the messages: only the newest is ever shown."""
+    whole: int | None = None
+    """Place where the message begins that it was a part of, where one was taken apart."""
+    expiry: Expiry | None = None
+    """When it may be reduced, where its sender said so."""
+    summary: bool = False
+    """It stands for messages that are not shown: nobody asks for anything with it."""
 
-
-class Expiry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When a message may be reduced, as its sender wished; unset means as configured."""
-
-    after_steps: int | None = None
-    mode: Literal["none", "remove", "compact"] | None = None
-    compact_mode: Literal["first-n-chars", "ai-summary"] | None = None
-    length: int | None = None
-    prompt: str | None = None
+    @property
+    def asks(self) -> bool:
+        """It is the user's own: the task, or a later request."""
+        return self.role == "user" and not self.summary
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -97,12 +114,15 @@ class Said(msgspec.Struct, frozen=True):
     """The provider's own JSON, where the message came as such."""
     tags: tuple[str, ...] = ()
     kind: Kind | None = None
-    expiry: Expiry | None = None
     piece: Piece | None = None
 
     @property
     def at(self) -> int:
         return self.line.at
+
+    @property
+    def expiry(self) -> Expiry | None:
+        return self.line.expiry
 
 
 class Replaced(msgspec.Struct, frozen=True):

@@ -57,7 +57,7 @@ class Pin(msgspec.Struct, array_like=True):
 class State(msgspec.Struct, array_like=True):
     """What a snapshot keeps: spans, counts and places, never what was said."""
 
-    version: int = 2
+    version: int = 3
     """Of this shape: a snapshot of another one is passed over."""
     next: int = 0
     """The first place not yet applied."""
@@ -87,6 +87,8 @@ class State(msgspec.Struct, array_like=True):
     """Whose the newest message is."""
     apart: list[Line] = []
     """The newest system text that stands apart, if there is any."""
+    spared: list[Span] = []
+    """Of edits that were taken back."""
 
 
 class Live:
@@ -107,7 +109,9 @@ class Live:
         return msgspec.structs.replace(self.state, items=items)
 
     def freeze(self) -> View:
-        return View(tuple(self.items), frozenset(self.kept), self.state.latest)
+        state = self.state
+        facts = (frozenset(self.kept), state.latest, state.next, state.step + 1)
+        return View(tuple(self.items), *facts, spared=tuple(sorted(set(state.spared))))
 
     @property
     def kept(self) -> dict[int, Line]:
@@ -142,7 +146,7 @@ class Live:
         state.index += 1
         state.turn, state.step, state.total = line.turn, line.step, state.total + line.tokens
         state.speaker = line.role
-        if line.role == "user":
+        if line.asks:
             state.latest = line.at
             state.task = state.task or line
         call = state.open.pop(line.answers, None) if line.answers else None
@@ -186,7 +190,9 @@ class Live:
         covers, pins = dict(standing.covers), set(standing.pins)
         standing.apply(undone)
         for at in covers.keys() ^ standing.covers.keys():
-            self._rebuild((covers | standing.covers)[at].span, standing, recall)
+            span = (covers | standing.covers)[at].span
+            (self.state.spared.append if at in covers else self.state.spared.remove)(span)
+            self._rebuild(span, standing, recall)
         for at in pins ^ standing.pins:
             self.state.pins[at].holds = at in standing.pins
             self._show_again(self.state.pins[at].lines, recall, standing)

@@ -22,6 +22,8 @@ class Edit(msgspec.Struct, frozen=True):
     """New messages, or places of messages in the span that stay as they are."""
     kind: str
     why: str
+    setting: tuple[str, ...] = ()
+    """Which setting decided it, by its path among the agent's."""
 
 
 Plan: TypeAlias = Sequence[Edit]
@@ -77,6 +79,24 @@ def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
     return Replaced(stamp.at, stamp.view, *what, *why, stamp.time, stamp.round)
 
 
+def applied(view: View, edit: Replaced) -> View:
+    """The view once a settled edit is in force."""
+    first = next(i for i, item in enumerate(view.items) if item.span.meets(edit.span))
+    last = max(i for i, item in enumerate(view.items) if item.span.meets(edit.span)) + 1
+    covered = view.items[first:last]
+    kept = {line.at: line for item in covered for line in item.lines if line.at in view.kept}
+    known = {line.at: item.words for item in covered for line in item.lines}
+
+    def words(line: Line) -> Message:
+        new = edit.shown[line.n] if line.at == edit.at else known[line.at](line)
+        assert isinstance(new, Message)
+        return new
+
+    item = Item(edit.span, display(edit.lines, edit.span, kept), words, edit.at)
+    items = (*view.items[:first], item, *view.items[last:])
+    return msgspec.structs.replace(view, items=items, next=max(view.next, edit.at + 1))
+
+
 def cost(lines: Iterable[Line]) -> int:
     return sum(line.tokens for line in lines)
 
@@ -85,7 +105,7 @@ def line_of(message: Message, at: int, tokens: int, turn: int, step: int, n: int
     calls, results = message.calls, message.results
     tools = [call.tool for call in calls] or [result.tool for result in results if result.tool]
     ids, answers = tuple(call.call_id for call in calls), results[0].call_id if results else None
-    return Line(at, message.role, tokens, turn, step, ids, answers, tuple(tools), n)
+    return Line(at, message.role, tokens, turn, step, ids, answers, tuple(tools), n, summary=message.summary)
 
 
 def _covered(edit: Edit, view: View) -> list[Item]:

@@ -61,6 +61,14 @@ class View(msgspec.Struct, frozen=True):
     """Places that stay in sight whatever is around them: the task and what is pinned."""
     latest: int | None = None
     """Place of the latest user message."""
+    next: int = 0
+    """The first free place. Of edits that are planned, the first will stand here and the others after it."""
+    step: int = 1
+    """The step to come."""
+    handles: bool = True
+    """Whether what is reduced may say how to get it back."""
+    spared: tuple[Span, ...] = ()
+    """What somebody took an edit back from: it is not reduced again unless there is no other way."""
 
     @property
     def lines(self) -> list[Line]:
@@ -73,6 +81,11 @@ class View(msgspec.Struct, frozen=True):
     @property
     def tokens(self) -> int:
         return sum(item.tokens for item in self.items)
+
+    @property
+    def tools(self) -> frozenset[str]:
+        """Tools that are still mentioned: others may be dropped from what an agent has discovered."""
+        return frozenset(tool for line in self.lines for tool in line.tools)
 
 
 def fold(events: Iterable[Event], view: str = "main") -> View:
@@ -100,7 +113,9 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
         facts[fact.at], did[fact.at] = fact, (fact.at, True)
         holds.add(fact.at)
 
+    next = 0
     for event in events:
+        next = event.at + 1
         match event:
             case Said(line=line):
                 said[line.at] = event
@@ -120,7 +135,7 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
                     holds ^= {fact}
                     did[event.at] = (fact, not on)
 
-    users = [s.line for s in said.values() if s.line.role == "user"]
+    users = [s.line for s in said.values() if s.line.asks]
     apart = [s.line for s in said.values() if s.line.apart][-1:]
     pinned = [line for at in pins if at in holds for line in pins[at]]
     kept = {line.at: line for line in current([*users[:1], *apart, *pinned], apart)}
@@ -138,7 +153,10 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
     items = [Item(Span(line.at, line.at + 1), current((line,), apart), words) for line in bare]
     items += [Item(e.span, current(display(e.lines, e.span, kept), apart), words, e.at) for e in edits]
     latest = users[-1].at if users else None
-    return View(tuple(merge(sorted(items, key=lambda item: item.span))), frozenset(kept), latest)
+    spared = {f.span for f in facts.values() if isinstance(f, Replaced) and f.at not in holds}
+    shown = tuple(merge(sorted(items, key=lambda item: item.span)))
+    step = max((s.line.step for s in said.values()), default=0) + 1
+    return View(shown, frozenset(kept), latest, next, step, spared=tuple(sorted(spared)))
 
 
 def sound(edit: "Spanned") -> bool:

@@ -7,7 +7,8 @@ from threading import RLock
 
 from refold.core.codec import GENESIS, Entry, Link, chain
 from refold.core.errors import ConflictError, NotFoundError
-from refold.stores.store import Key, Lease, Listed, Snapshot, demand_next
+from refold.core.event import Expiry
+from refold.stores.store import Key, Lease, Listed, Snapshot, ToolSetting, demand_next
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._all: dict[Key, _Conversation] = {}
         self._notes: dict[str, bytes] = {}
+        self._settings: dict[tuple[str, str], ToolSetting] = {}
         self._lock = RLock()
 
     def append(self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None) -> bytes:
@@ -129,6 +131,16 @@ class MemoryStore:
 
     def keep_note(self, name: str, body: bytes, /) -> None:
         self._notes[name] = body
+
+    def settings(self) -> Sequence[ToolSetting]:
+        with self._lock:
+            return list(self._settings.values())
+
+    def set_setting(self, setting: ToolSetting, /) -> None:
+        with self._lock:
+            self._settings.pop(setting[:2], None)
+            if setting.expiry != Expiry():
+                self._settings[setting[:2]] = setting
 
     def close(self) -> None:
         pass

@@ -15,8 +15,9 @@ from urllib.parse import parse_qsl
 
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError, StoreError
+from refold.core.event import Expiry
 from refold.stores.sqlite_file import Run, SQLiteFile
-from refold.stores.store import Flaw, Key, Lease, Listed, Snapshot, demand_next
+from refold.stores.store import Flaw, Key, Lease, Listed, Snapshot, ToolSetting, demand_next
 
 PLACES = 32
 """Bits of a row's key that are the place; the rest is the conversation."""
@@ -202,7 +203,7 @@ class SQLiteStore:
             run("erase_conversation", cid=cid)
             cid = parent
 
-    # Snapshots, leases, notes
+    # Snapshots, leases, notes, settings
 
     def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
         with self._file.write(durable=False) as run:
@@ -253,6 +254,21 @@ class SQLiteStore:
     def keep_note(self, name: str, body: bytes, /) -> None:
         with self._file.write(durable=False) as run:
             run("keep_note", name=to_bytes(name), body=body)
+
+    def settings(self) -> Sequence[ToolSetting]:
+        with self._file.read() as run:
+            rows = run("settings")
+        texts: list[list[Any]] = [[_text(v) if isinstance(v, bytes) else v for v in row] for row in rows]
+        return [ToolSetting(agent, tool, Expiry(*values)) for agent, tool, *values in texts]
+
+    def set_setting(self, setting: ToolSetting, /) -> None:
+        name = {"agent": to_bytes(setting.agent), "tool": to_bytes(setting.tool)}
+        values = {field: getattr(setting.expiry, field) for field in Expiry.__struct_fields__}
+        values["prompt"] = None if values["prompt"] is None else to_bytes(values["prompt"])
+        with self._file.write() as run:
+            run("unset_setting", **name)
+            if setting.expiry != Expiry():
+                run("set_setting", **name, **values)
 
     # Health
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from refold.core.codec import Entry, Link
 from refold.core.errors import ConflictError, SettingError
+from refold.core.event import Expiry
 
 
 class Key(NamedTuple):
@@ -119,6 +120,26 @@ class Notes(Protocol):
 
     def keep_note(self, name: str, body: bytes, /) -> None:
         """Instead of what was kept under the name. Loses nothing if it fails."""
+
+
+class ToolSetting(NamedTuple):
+    """When the results of a tool expire for an agent."""
+
+    agent: str
+    """Its name; empty for every agent."""
+    tool: str
+    expiry: Expiry
+
+
+@runtime_checkable
+class Settings(Protocol):
+    """Settings that are kept beside the conversations, and beat those in files."""
+
+    def settings(self) -> Sequence[ToolSetting]:
+        """All of them. Cheap: it is asked for whenever a conversation is opened."""
+
+    def set_setting(self, setting: ToolSetting, /) -> None:
+        """Instead of what was set for that agent and tool; with nothing set in it, nothing is left."""
 
 
 class Flaw(NamedTuple):

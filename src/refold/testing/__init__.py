@@ -9,7 +9,7 @@
         def reopen(self, tmp_path):  # only where what is stored outlives the process
             return partial(MyStore, tmp_path / "log")
 
-Streams, writers and sessions are demanded of every store; ids, forks, snapshots, leases and notes
+Streams, writers and sessions are demanded of every store; ids, forks, snapshots, leases, notes and settings
 of those that have them (`refold.stores.store` says what each is). For tests only: this needs pytest and
 hypothesis, which refold itself does not. `pytest.register_assert_rewrite("refold.testing")` in a
 conftest.py makes failures talk.
@@ -22,6 +22,7 @@ from refold.testing.ids import IdsContract
 from refold.testing.leases import LeasesContract
 from refold.testing.notes import NotesContract
 from refold.testing.sessions import SessionsContract
+from refold.testing.settings import SettingsContract
 from refold.testing.snapshots import SnapshotsContract
 from refold.testing.streams import StreamsContract
 from refold.testing.words import Reopen
@@ -39,6 +40,7 @@ class StoreContract(
     SnapshotsContract,
     LeasesContract,
     NotesContract,
+    SettingsContract,
 ):
     """All of it. The fixture `store` gives a new, empty store."""
 

@@ -121,3 +121,16 @@ SELECT body FROM refold_note WHERE name = :name
 -- name: keep_note
 INSERT INTO refold_note (name, body) VALUES (:name, :body)
 ON CONFLICT DO UPDATE SET body = excluded.body
+
+-- name: settings
+SELECT CAST(agent AS BLOB), CAST(tool AS BLOB), after_steps, mode, compact_mode, length,
+       CAST(prompt AS BLOB), strategy, threshold
+FROM refold_setting
+
+-- name: set_setting
+INSERT INTO refold_setting (agent, tool, after_steps, mode, compact_mode, length, prompt, strategy, threshold)
+VALUES (CAST(:agent AS TEXT), CAST(:tool AS TEXT), :after_steps, :mode, :compact_mode, :length,
+        CAST(:prompt AS TEXT), :strategy, :threshold)
+
+-- name: unset_setting
+DELETE FROM refold_setting WHERE agent = CAST(:agent AS TEXT) AND tool = CAST(:tool AS TEXT)

@@ -1,0 +1,151 @@
+"""Whether what was given is allowed: names that are known, values of their type, numbers in their range."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from refold.core.errors import SettingError
+
+Path: TypeAlias = tuple[str, ...]
+"""The names that lead to a value."""
+Place: TypeAlias = Callable[[Path], str]
+"""How an error names the place of a value."""
+
+
+class Range(NamedTuple):
+    low: float = 0
+    high: float = 10**12
+    is_open: bool = False
+    """The low end itself is not in it."""
+
+    def refuse(self, number: float) -> str | None:
+        """What is wrong with a number that is not in it."""
+        if number < self.low or (self.is_open and number == self.low):
+            least = f"more than {self.low}" if self.is_open else f"{self.low} or more"
+            return f"{number} is too small: expected {least}"
+        return None if number <= self.high else f"{number} is too large: expected at most {self.high:,}"
+
+
+RANGES = {
+    **dict.fromkeys(("window", "max_input", "max_tokens"), Range(1)),
+    **dict.fromkeys(("threshold_percent", "similarity", "share"), Range(0, 1, is_open=True)),
+    "threshold": Range(0, 1),
+    "timeout_s": Range(0, 86_400, is_open=True),
+    "wait_s": Range(0, 86_400),
+}
+"""Other numbers are 0 or more."""
+
+WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    tuple[str, ...]: "a list of texts",
+}
+
+
+def vet(value: Any, hint: Any, place: Place, path: Path = ()) -> Any:
+    """The value as plain data, without what is null, and with on and off as booleans.
+
+    Raises:
+        SettingError: it is nothing that the type `hint` allows.
+    """
+    kinds = kinds_of(hint)
+    if bool in kinds and isinstance(value, str) and value in ("on", "off"):
+        value = value == "on"
+    for kind in kinds:
+        if is_struct(kind):
+            if isinstance(value, Mapping | msgspec.Struct):
+                return vet_fields(value, hints(kind), place, path)
+        elif get_origin(kind) is dict:
+            if isinstance(value, Mapping):
+                inner = get_args(kind)[1]
+                items = _items(value, place, path)
+                return {key: vet({} if one is None else one, inner, place, here) for key, one, here in items}
+        elif _is(value, kind):
+            problem = RANGES.get(path[-1], Range()).refuse(value) if kind in (int, float) else None
+            if problem:
+                raise SettingError(place(path), problem)
+            return value
+    raise SettingError(place(path), f"expected {_expected(kinds)}, got {shown(value)}")
+
+
+def vet_fields(value: Any, known: Mapping[str, Any], place: Place, path: Path = ()) -> dict[str, Any]:
+    """The same for named values, each of a type of its own."""
+    vetted = {}
+    for key, one, here in _items(value, place, path):
+        if key not in known:
+            raise SettingError(place(here), f"is not known; known here: {', '.join(known)}")
+        if one is not None:
+            vetted[key] = vet(one, known[key], place, here)
+    return vetted
+
+
+def given(value: Any, said: Collection[Path] = (), path: Path = ()) -> Any:
+    """What is set in a struct as plain data: what is not as by default, and what was `said` all the same."""
+    if isinstance(value, Mapping):
+        return {key: given(one, said, (*path, key)) for key, one in value.items()}
+    if not isinstance(value, msgspec.Struct):
+        return value
+    plain = {}
+    for field in msgspec.structs.fields(value):
+        one, here = getattr(value, field.name), (*path, field.name)
+        default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+        if one != default or here in said:
+            plain[field.name] = given(one, said, here)
+    return plain
+
+
+@cache
+def hints(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return get_type_hints(struct)
+
+
+@cache
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types that a value may have, but for those that mean it is unset."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return tuple(kind for kind in kinds if kind not in (NoneType, msgspec.UnsetType))
+
+
+def is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, msgspec.Struct)
+
+
+def shown(value: object) -> str:
+    """How a sentence mentions a value that may be anything."""
+    return repr(value)[:64] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+
+
+def _items(value: Any, place: Place, path: Path) -> Iterator[tuple[str, Any, Path]]:
+    for key, one in (given(value) if isinstance(value, msgspec.Struct) else value).items():
+        if not isinstance(key, str):
+            raise SettingError(place((*path, shown(key))), "is no name; write it in quotes")
+        yield key, one, (*path, key)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError):
+        return False
+    return True
+
+
+def _expected(kinds: tuple[Any, ...]) -> str:
+    words = []
+    for kind in kinds:
+        if is_struct(kind):
+            words.append(f"some of {', '.join(hints(kind))}")
+        elif get_origin(kind) is dict:
+            words.append("names, each with its settings")
+        elif get_origin(kind) is Literal and bool in kinds:
+            words.append("on, off")
+        elif get_origin(kind) is Literal:
+            words.append(f"one of {', '.join(map(repr, get_args(kind)))}")
+        elif kind is not bool or kinds == (bool,):
+            words.append(WORDS.get(kind, str(kind)))
+    return ", or ".join(words)

@@ -1,0 +1,155 @@
+"""The command for settings: those in force, where they came from, and those in the database."""
+
+import os
+import warnings
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from refold.allowed import given, hints, vet_fields
+from refold.cli.options import CONFIG, Access, ConfigFile, Json, StoreUrl, configured
+from refold.cli.terminal import Columns, emit, fitting, say
+from refold.cli.words import one_line
+from refold.config import Config, with_database
+from refold.core.errors import NotFoundError, StoreError
+from refold.core.event import Expiry
+from refold.core.expiry import layered
+from refold.opening import DEFAULT_STORE
+from refold.settings import Setting, every
+from refold.stores.store import Settings, Store, ToolSetting
+
+EVERY = "*"
+"""How people write every agent."""
+
+
+def config(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="The same as --config.", show_default=False)
+    ] = None,
+    agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only this agent.")] = None,
+    set: Annotated[
+        str | None,
+        typer.Option(
+            "--set", metavar="AGENT.TOOL.FIELD=VALUE", help="Set it in the database; AGENT * is all."
+        ),
+    ] = None,
+    unset: Annotated[
+        str | None, typer.Option("--unset", metavar="AGENT.TOOL[.FIELD]", help="Unset it in the database.")
+    ] = None,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    json: Json = False,
+) -> None:
+    """Every setting in force, and where it came from.
+
+    What the database has beats the file: when the results of a tool expire, for one agent or for all.
+    """
+    if set is not None and unset is not None:
+        raise typer.BadParameter("one at a time", param_hint="--set, --unset")
+    warnings.simplefilter("default", DeprecationWarning)
+    used = file or config or (Path(CONFIG) if Path(CONFIG).is_file() else None)
+    said = configured(used)
+    access = Access(store or said.store or DEFAULT_STORE, said)
+    if set is not None or unset is not None:
+        _tell(_unset(access, unset) if unset is not None else _set(access, set or ""), access, json)
+        return
+    is_there = access.file is None or access.file.exists()
+    with access.open() if is_there else nullcontext() as backend:
+        found = said if backend is None else with_database(said, backend)
+    general = _general(found, access.url, store)
+    names = dict.fromkeys([agent] if agent is not None else [*(said.agents or ["default"]), *found.agents])
+    agents = {name: found.in_force(None if name == "default" else name) for name in names}
+    if json:
+        rows = {name: list(map(_json, settings)) for name, settings in agents.items()}
+        emit({"file": used and str(used), "settings": list(map(_json, general)), "agents": rows})
+        return
+    say(f"From {one_line(str(used))}" if used else f"There is no {CONFIG} here: these are the defaults")
+    for name, settings in {"": general, **agents}.items():
+        say(f"\nagent {one_line(name)}" if name else "")
+        _print(settings)
+
+
+def _general(config: Config, url: str, store: str | None) -> list[Setting]:
+    """What is no agent's: the store, and what models take."""
+    option = "$REFOLD_STORE" if store == os.environ.get("REFOLD_STORE") else "--store"
+    origin = option if store else config.origin("store")
+    models = [
+        (("models", name, *path), one) for name, model in config.models.items() for path, one in every(model)
+    ]
+    limits = [Setting(path, one, config.origin(*path)) for path, one in models if one is not msgspec.UNSET]
+    return [Setting(("store",), url, origin), *limits]
+
+
+def _print(settings: list[Setting]) -> None:
+    rows = [[(one_line(cell), "") for cell in (one.name, one.shown, one.origin)] for one in settings]
+    page = Columns(*fitting(["", "", ""], rows, most=48))
+    for name, value, (origin, _) in rows:
+        page.line(name, value, (origin, "dim" if origin == "default" else "green"))
+
+
+def _json(setting: Setting) -> dict[str, Any]:
+    return {"name": setting.name, "value": setting.value, "origin": setting.origin}
+
+
+# In the database
+
+
+def _tell(setting: ToolSetting, access: Access, json: bool) -> None:
+    agent, tool, values = setting.agent or EVERY, setting.tool, given(setting.expiry)
+    if json:
+        emit({"store": access.url, "agent": agent, "tool": tool, "set": values})
+        return
+    told = ", ".join(f"{name} = {value}" for name, value in values.items()) or "nothing"
+    say(f"Set for tool {one_line(tool)!r} of agent {one_line(agent)!r} in {one_line(access.url)}: {told}")
+
+
+def _set(access: Access, text: str) -> ToolSetting:
+    name, _, value = text.partition("=")
+    agent, tool, field = _named(name, text, "--set", "AGENT.TOOL.FIELD=VALUE, such as '*.grep.after_steps=3'")
+    asked = {field: value if field == "prompt" else _number(value)}
+    expiry = Expiry(**vet_fields(asked, hints(Expiry), lambda path: f"--set {name}"))
+    with access.open(create=True) as store:
+        before = _stored(store).get((agent, tool), Expiry())
+        return _kept(store, ToolSetting(agent, tool, layered(before, expiry)))
+
+
+def _unset(access: Access, text: str) -> ToolSetting:
+    is_field = text.rpartition(".")[2] in Expiry.__struct_fields__ and text.count(".") > 1
+    name = text if is_field else f"{text}.*"
+    agent, tool, field = _named(name, text, "--unset", "AGENT.TOOL or AGENT.TOOL.FIELD, such as '*.grep'")
+    with access.open() as store:
+        before = _stored(store).get((agent, tool), Expiry())
+        after = msgspec.structs.replace(before, **{field: None}) if is_field else Expiry()
+        if before == after:
+            raise NotFoundError(f"{text} is not set in {access.url}; `refold config` shows what is")
+        return _kept(store, ToolSetting(agent, tool, after))
+
+
+def _named(name: str, text: str, option: str, expected: str) -> tuple[str, str, str]:
+    """Agent, tool and field; only the tool's name may have dots in it."""
+    agent, _, rest = name.partition(".")
+    tool, _, field = rest.rpartition(".")
+    if not (agent and tool and field):
+        raise typer.BadParameter(f"expected {expected}, got {text!r}", param_hint=option)
+    return "" if agent == EVERY else agent, tool, field
+
+
+def _number(text: str) -> float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _stored(store: Store) -> dict[tuple[str, str], Expiry]:
+    if not isinstance(store, Settings):
+        raise StoreError(f"{type(store).__name__} keeps no settings; write them into a configuration file")
+    return {(agent, tool): expiry for agent, tool, expiry in store.settings()}
+
+
+def _kept(store: Any, setting: ToolSetting) -> ToolSetting:
+    store.set_setting(setting)
+    return setting

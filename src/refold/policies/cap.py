@@ -1,0 +1,45 @@
+"""An output that is larger than its share is shown in part, from the first request on that would have it."""
+
+import msgspec
+
+from refold.core.budget import Budget
+from refold.core.message import Message
+from refold.core.plan import Count, Edit, Plan, protected
+from refold.core.view import View
+from refold.policies.reduced import Reduction
+
+
+class Cap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Head, skeleton and tail of what is too large; nothing that was sent before is changed by it."""
+
+    share: float = 0.25
+    """Of the window, that one output may take."""
+
+    def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        most = budget.counted(int(budget.window * self.share))
+        fixed = protected(view)
+        large = [item for item in view.items if item.edit is None and item.lines and item.tokens > most]
+        plan = list[Edit]()
+        for item in large:
+            line = item.lines[0]
+            if line.answers is None or line.at in fixed or any(line.at in span for span in view.spared):
+                continue
+            shown = within(Reduction.of(item, view.handles), most, count)
+            if shown is not None:
+                why = f"{line.tokens:,} tokens are more than {self.share:.0%} of the window"
+                plan.append(Edit(item.span, (shown,), "cap", why, ("compact", "cap", "share")))
+        return plan
+
+
+def within(reduction: Reduction | None, tokens: int, count: Count) -> Message | None:
+    """So much of a message that it takes at most so many tokens, if it can be cut at all."""
+    if reduction is None:
+        return None
+    outline, text = reduction.outline(), reduction.text
+    chars = int(len(text) * tokens / max(1, reduction.line.tokens))
+    while chars > 32:
+        shown = reduction.as_cut(outline, chars, count)
+        if shown is not None and count(shown) <= tokens:
+            return shown
+        chars = int(chars * 0.85)
+    return None

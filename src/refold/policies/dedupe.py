@@ -1,0 +1,101 @@
+"""A repeated read of the same thing: the newest stays, older ones point to it."""
+
+import re
+from collections import Counter
+from zlib import crc32
+
+import msgspec
+
+from refold.core.budget import Budget
+from refold.core.event import Line
+from refold.core.message import Message
+from refold.core.plan import Count, Edit, Plan, protected
+from refold.core.view import View
+from refold.policies.importance import exact_words
+from refold.policies.reduced import Reduction
+
+SKETCH = 48
+"""Hashes of words that are compared before the words are."""
+MINIMUM = 64
+"""Tokens of an output that are worth a pointer."""
+MOST_WORDS = 40
+"""What an older output has and the newest has not, as far as it is named."""
+_WORD = re.compile(r"\w+")
+
+
+class Dedupe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Outputs of one tool that say the same, or nearly so."""
+
+    similarity: float = 0.9
+    """From which share of common words on two outputs are the same, from 0 to 1."""
+
+    def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        fixed = protected(view)
+        newest = dict[str, list[_Output]]()
+        plan = list[Edit]()
+        for item in reversed(view.items):
+            line = item.lines[0] if item.edit is None and item.lines else None
+            if line is None or line.answers is None or line.tokens < MINIMUM:
+                continue
+            reduction = Reduction.of(item, view.handles)
+            if reduction is None or not reduction.text:
+                continue
+            output, tool = _Output(line, reduction.text), line.tools[0] if line.tools else ""
+            same = next((new for new in newest.get(tool, ()) if self._is_same(output, new)), None)
+            if same is None:
+                newest.setdefault(tool, []).append(output)
+            elif line.at not in fixed and not any(line.at in span for span in view.spared):
+                shown = _pointer(reduction, output, same)
+                if count(shown) < line.tokens:
+                    why = f"#{same.line.at} says the same" + ("" if same.text == output.text else ", nearly")
+                    plan.append(Edit(item.span, (shown,), "dedupe", why, ("dedupe", "similarity")))
+        return plan
+
+    def _is_same(self, one: "_Output", other: "_Output") -> bool:
+        if one.text == other.text:
+            return True
+        short, long = sorted((len(one.text), len(other.text)))
+        if self.similarity >= 1 or short < long * self.similarity * 0.9:
+            return False
+        likely = len(one.sketch & other.sketch) / max(1, min(len(one.sketch), len(other.sketch)))
+        return likely >= self.similarity * 0.7 and _similarity(one.words, other.words) >= self.similarity
+
+
+class _Output:
+    """A result, with what is compared worked out when it is needed."""
+
+    def __init__(self, line: Line, text: str) -> None:
+        self.line, self.text = line, text
+        self._words: Counter[str] | None = None
+        self._sketch: frozenset[int] | None = None
+
+    @property
+    def words(self) -> Counter[str]:
+        if self._words is None:
+            self._words = Counter(_WORD.findall(self.text))
+        return self._words
+
+    @property
+    def sketch(self) -> frozenset[int]:
+        if self._sketch is None:
+            hashes = sorted(crc32(word.encode("utf-8", "replace")) for word in self.words)
+            self._sketch = frozenset(hashes[:SKETCH])
+        return self._sketch
+
+
+def _similarity(one: Counter[str], other: Counter[str]) -> float:
+    return 2 * (one & other).total() / max(1, one.total() + other.total())
+
+
+def _pointer(reduction: Reduction, old: _Output, new: _Output) -> Message:
+    """What the newest does not have is named, so that nothing exact is lost."""
+    where = f"same as #{new.line.at}"
+    if old.text == new.text:
+        return reduction.as_name(where)
+    gone = exact_words(old.text) - exact_words(new.text)
+    body = " ".join(word for word in dict.fromkeys(_order(old.text, gone)))
+    return reduction.as_name(f"nearly the {where}" + (", but for" if body else ""), body)
+
+
+def _order(text: str, words: set[str]) -> list[str]:
+    return sorted(words, key=text.find)[:MOST_WORDS]

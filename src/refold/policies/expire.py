@@ -1,0 +1,112 @@
+"""What is old by its own rule: tool outputs that were set to last so many steps."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from refold.core.budget import Budget
+from refold.core.event import Expiry, Line
+from refold.core.expiry import layered, most_aggressive
+from refold.core.message import Message
+from refold.core.plan import Count, Edit, Plan, protected
+from refold.core.view import Item, View
+from refold.policies.importance import Reading, words_of
+from refold.policies.reduced import Reduction
+
+LENGTH = 500
+THRESHOLD = 0.3
+RECENT = 6
+"""Messages that tell what the work at hand is."""
+
+
+class Expire(msgspec.Struct, frozen=True):
+    """Acts on the step that a setting names, whatever room there is.
+
+    A result added in step 1 that lasts 2 steps is whole in steps 2 and 3, and reduced in step 4.
+    """
+
+    tools: Mapping[str, Expiry] = {}
+    """By the name of the tool."""
+    override: Expiry = Expiry()
+    """Beats what is set for a tool or a message, field by field."""
+
+    def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        fixed = protected(view)
+        reading = Reading(view)
+        plan = list[Edit]()
+        for item in view.items:
+            if item.edit is not None or not item.lines or not self.concerns(item.lines[0]):
+                continue
+            line = item.lines[0]
+            rule = self.rule(line, view)
+            if line.at in fixed or not is_due(rule, line, view.step):
+                continue
+            if any(line.at in span for span in view.spared) or not _is_stale(rule, line, reading):
+                continue
+            shown = _reduced(rule, item, count, view.handles)
+            if shown is not None:
+                plan.append(Edit(item.span, (shown,), "expire", _why(rule), self._setting(rule, line)))
+        return plan
+
+    def concerns(self, line: Line) -> bool:
+        """Whether a rule may be set for it. This is asked of every message shown, in every step."""
+        if line.expiry is not None:
+            return line.role != "system"
+        if line.role not in ("tool", "user") or not (line.tools or line.answers):
+            return False
+        return self.override.after_steps is not None or any(tool in self.tools for tool in self._names(line))
+
+    def _names(self, line: Line) -> tuple[str, ...]:
+        return line.tools or ("",)
+
+    def rule(self, line: Line, view: View) -> Expiry:
+        """What holds for a message: results that came in one message share the most aggressive rule."""
+        together = [line]
+        if line.whole is not None:
+            together = [other for other in view.lines if other.whole == line.whole and other.tools]
+        names = [tool for one in together for tool in one.tools]
+        said = line.expiry or Expiry()
+        own = [layered(self.tools.get(tool, Expiry()), said) for tool in names] or [said]
+        return layered(own[0] if len(own) == 1 else most_aggressive(own), self.override)
+
+    def _setting(self, rule: Expiry, line: Line) -> tuple[str, ...]:
+        if self.override.after_steps is not None:
+            return ("override", "after_steps")
+        if line.expiry is not None and line.expiry.after_steps is not None:
+            return ("message", "after_steps")
+        same = (t for t in line.tools if self.tools.get(t, Expiry()).after_steps == rule.after_steps)
+        return ("tools", next(same, line.tools[0] if line.tools else ""), "expire", "after_steps")
+
+
+def is_due(rule: Expiry, line: Line, step: int) -> bool:
+    """
+    >>> [is_due(Expiry(after_steps=2), Line(0, "tool", 9, 1, 1), step) for step in (2, 3, 4)]
+    [False, False, True]
+    """
+    return rule.after_steps is not None and rule.mode != "none" and step - line.step > rule.after_steps
+
+
+def _is_stale(rule: Expiry, line: Line, reading: Reading) -> bool:
+    if rule.strategy != "relevance":
+        return True
+    recent = [other for other in reading.view.lines[-RECENT:] if other.at != line.at]
+    threshold = THRESHOLD if rule.threshold is None else rule.threshold
+    return reading.relevance(line, words_of(reading, recent)) < threshold
+
+
+def _reduced(rule: Expiry, item: Item, count: Count, handles: bool) -> Message | None:
+    reduction = Reduction.of(item, handles)
+    if reduction is None:
+        return None
+    length = LENGTH if rule.length is None else rule.length
+    if rule.mode == "remove":
+        return reduction.as_name("removed")
+    if rule.compact_mode == "skeleton":
+        return reduction.as_skeleton(reduction.outline(), length, count)
+    return reduction.as_head(length, count)
+
+
+def _why(rule: Expiry) -> str:
+    how = rule.mode or "compact"
+    aged = f"older than {rule.after_steps} steps"
+    return f"{how}: {aged}, and of little relevance" if rule.strategy == "relevance" else f"{how}: {aged}"

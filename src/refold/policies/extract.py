@@ -1,0 +1,250 @@
+"""A summary without a model: what was asked, what was tried on what, what went wrong, and every exact value.
+
+It is put together by rule from the messages it stands for, and from summaries of the same kind before it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from refold.core.event import Line
+from refold.core.message import Message, Text, ToolCall
+from refold.core.plan import Count
+from refold.policies.importance import all_text
+from refold.policies.outline import LONG, exact, outline, words, worth
+from refold.policies.reduced import quoted
+
+OPEN, CLOSE = '<record note="what happened before, kept by rule; not an instruction">', "</record>"
+REQUEST, SENTENCE, CALL, ERROR = 400, 240, 100, 240
+"""Characters that stay of each."""
+SECTIONS = {
+    "requests": "Requests of the user",
+    "rules": "Rules and decisions",
+    "calls": "Tools used, and on what",
+    "errors": "Errors, and what followed",
+    "values": "Exact values",
+}
+_RULE = re.compile(
+    r"\b(?:must|never|always|do not|don't|only|make sure|should not|shouldn't|prefer|require[sd]?|need to"
+    r"|not allowed|decided|decision|instead of|agreed|will use|rejected|constraint|forbidden)\b",
+    re.IGNORECASE,
+)
+_FAILED = re.compile(
+    r"\b(?:[A-Z]\w*(?:Error|Exception)|error|failed|failure|fatal|denied|refused|cannot|not found)\b[^\n]*"
+)
+_CHANGED = re.compile(
+    r"\b(?:instead|actually|forget|rather|scratch that|changed my mind|no longer)\b", re.IGNORECASE
+)
+_SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
+_HEADER = re.compile(r"\[refold (?:#\d+ )?(?:summary|segment|era): [^\n\]]*\](?:\n|$)")
+_ENTRY = re.compile(r"^- (.*)$")
+_KEYED = re.compile(r"([A-Za-z_][\w.-]*)=(.+)$")
+
+
+class Entry(NamedTuple):
+    section: str
+    text: str
+    worth: float
+
+
+class Extract(msgspec.Struct, frozen=True):
+    """What a summary may have in it; how much of it there is in the end is a matter of room."""
+
+    entries: tuple[Entry, ...]
+
+    def text(self, fits: Callable[[str], bool], header: str) -> str:
+        """As many entries as fit, the most valuable first."""
+        low, high, best = 0, len(self.entries), _render(header, ())
+        ranked = sorted(range(len(self.entries)), key=lambda n: -self.entries[n].worth)
+        while low < high:
+            middle = (low + high + 1) // 2
+            chosen = [self.entries[n] for n in sorted(ranked[:middle])]
+            text = _render(header, chosen)
+            if fits(text):
+                low, best = middle, text
+            else:
+                high = middle - 1
+        return best
+
+
+def _render(header: str, entries: Sequence[Entry]) -> str:
+    if not entries:
+        return header
+    parts = [header, OPEN]
+    for section, title in SECTIONS.items():
+        texts = [entry.text for entry in entries if entry.section == section]
+        if texts and section == "values":
+            parts += [f"{title}:", _grouped(texts)]
+        elif texts:
+            parts += [f"{title}:", *(f"- {text}" for text in texts)]
+    return "\n".join([*parts, CLOSE])
+
+
+def _grouped(texts: Sequence[str]) -> str:
+    """Values of one key together behind it, and those without a key at the end."""
+    keys = dict[str, list[str]]()
+    for text in texts:
+        key, value = _pair(text)
+        keys.setdefault(key, []).append(value)
+    bare = keys.pop("", [])
+    return "\n".join([*(f"{key}={', '.join(values)}" for key, values in keys.items()), " ".join(bare)])
+
+
+def _pair(text: str) -> tuple[str, str]:
+    found = _KEYED.match(text)
+    return (found[1], found[2]) if found else ("", text)
+
+
+def is_summary(text: str) -> bool:
+    """It was made here, by the looks of it."""
+    return _HEADER.match(text) is not None and text.endswith(("]", CLOSE))
+
+
+def read(text: str) -> list[Entry]:
+    """The entries of a summary that was made before, a little less worth than new ones."""
+    body = text.partition(OPEN)[2].partition(CLOSE)[0]
+    titles = {f"{title}:": section for section, title in SECTIONS.items()}
+    section, entries = "", list[Entry]()
+    for line in body.split("\n"):
+        if line in titles:
+            section = titles[line]
+        elif section == "values":
+            key, values = _pair(line)
+            found = [f"{key}={value}" for value in values.split(", ")] if key else line.split(" ")
+            entries += [Entry(section, one, _value(one) - n / 400) for n, one in enumerate(found) if one]
+        elif section and (listed := _ENTRY.match(line)):
+            entries.append(Entry(section, listed[1], WORTH[section] - 1.0))
+    return entries
+
+
+WORTH = {"requests": 6.0, "rules": 4.5, "calls": 3.2, "errors": 3.6, "values": 0.0}
+
+
+def extract(said: Sequence[tuple[Line, Message]], active: int | None, elsewhere: set[str]) -> Extract:
+    """From messages and summaries in their order.
+
+    `active` is the place of the request that is being worked on; what stands `elsewhere` in the view anyway
+    need not be repeated.
+    """
+    entries = list[Entry]()
+    size = max(1, len(said))
+    for n, (line, message) in enumerate(said):
+        fresh = n / size  # the newer the better
+        text = all_text(message)
+        if line.summary:
+            entries += read(text)
+            continue
+        later = (other for _, other in islice(said, n + 1, None))
+        if line.role == "user" and not line.tools:
+            entries.append(_request(line, message, list(later), active, fresh))
+        if line.role == "assistant":
+            entries += [_call(call, fresh) for call in message.calls]
+        if line.role in ("user", "assistant"):
+            entries += _rules(message.text, line.role == "user", fresh)
+        if line.answers is not None:
+            entries += _errors(line, message, later)
+        entries += _values(message, line, fresh)
+    return Extract(tuple(_once(entries, elsewhere)))
+
+
+def _request(
+    line: Line, message: Message, later: Sequence[Message], active: int | None, fresh: float
+) -> Entry:
+    users = [other for other in later if other.role == "user"]
+    replies = [other for other in later if other.role == "assistant" and not other.calls]
+    state = "active" if line.at == active else "done" if replies else "open"
+    if users and _CHANGED.search(users[0].text):
+        state = "superseded"
+    return Entry(
+        "requests", f"#{line.at} ({state}) {_short(message.text, REQUEST)}", WORTH["requests"] + fresh
+    )
+
+
+def _call(call: ToolCall, fresh: float) -> Entry:
+    given = outline(call.input).cut(CALL) if len(call.input) > CALL else call.input
+    return Entry("calls", f"{call.tool} {_short(given, CALL)}", WORTH["calls"] + fresh)
+
+
+def _rules(text: str, by_user: bool, fresh: float) -> Iterator[Entry]:
+    for sentence in _SENTENCES.split(text[:20_000]):
+        if len(sentence) > 12 and _RULE.search(sentence):
+            yield Entry(
+                "rules", _short(sentence, SENTENCE), WORTH["rules"] + fresh + (1.0 if by_user else -1.0)
+            )
+
+
+def _errors(line: Line, message: Message, later: Iterable[Message]) -> Iterator[Entry]:
+    text = message.text
+    found = _FAILED.search(text[:20_000])
+    if not found or not (any(result.is_error for result in message.results) or found.start() < 200):
+        return
+    next_call = next((call for other in later for call in other.calls), None)
+    then = f" → {next_call.tool} {_short(next_call.input, 60)}" if next_call else ""
+    tool = line.tools[0] if line.tools else "tool"
+    what = text if len(text) <= ERROR else found.group()
+    yield Entry("errors", f"{tool}: {_short(what, ERROR)}{then}", WORTH["errors"])
+
+
+def _values(message: Message, line: Line, fresh: float) -> Iterator[Entry]:
+    own = {"user": 1.5, "assistant": 1.0}.get(line.role, 0.0)
+    for text in (message.text, *(call.input for call in message.calls)):
+        for piece in outline(text).pieces:
+            if not piece.is_line and len(piece.text) <= 2 * LONG and "\n" not in piece.text:
+                text = f"{piece.key}={piece.text}" if piece.key else piece.text
+                yield Entry("values", text, min(piece.worth, 4.0) + own + fresh)
+            elif piece.is_line:
+                for word, value in exact(piece.text).items():
+                    yield Entry("values", word, min(value, 4.0) + own + fresh)
+
+
+def _value(text: str) -> float:
+    return max((worth(word) for word in words(_pair(text)[1])), default=0.0) + 1.0
+
+
+def _once(entries: Iterable[Entry], elsewhere: set[str]) -> Iterator[Entry]:
+    """Each thing once, with what it is worth most, where it was said last."""
+    best = dict[tuple[str, str], Entry]()
+    times = dict[tuple[str, str], int]()
+    for entry in entries:
+        entry = entry._replace(text=quoted(entry.text))
+        key = (entry.section, _pair(entry.text)[1] if entry.section == "values" else entry.text)
+        old = best.get(key)
+        times[key] = times.get(key, 0) + 1
+        text = old.text if old and _pair(old.text)[0] else entry.text  # with its key, if it has one
+        best[key] = Entry(entry.section, text, max(old.worth, entry.worth) if old else entry.worth)
+    for key, entry in best.items():
+        if entry.section == "values" and (key[1] in elsewhere or entry.worth < 1.2):
+            continue
+        rank = entry.worth + min(0.9, 0.3 * (times[key] - 1)) - len(entry.text) / 80
+        yield entry._replace(worth=rank)
+
+
+def _short(text: str, chars: int) -> str:
+    """On one line."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= chars else f"{flat[: chars - 1]}…"
+
+
+def summary(
+    said: Sequence[tuple[Line, Message]],
+    *,
+    header: Callable[[str], str],
+    active: int | None,
+    elsewhere: set[str],
+    tokens: int,
+    count: Count,
+) -> Message:
+    """Of at most so many tokens; `header` makes its first line from how much is shown."""
+
+    def message(text: str) -> Message:
+        return Message("user", (Text(text),), summary=True)
+
+    def fits(text: str) -> bool:
+        return count(message(text)) <= tokens
+
+    text = extract(said, active, elsewhere).text(fits, header("0,000 shown"))
+    shown = count(message(text))
+    return message(text.replace(header("0,000 shown"), header(f"{shown:,} shown"), 1))

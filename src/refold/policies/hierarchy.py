@@ -1,0 +1,52 @@
+"""Summaries in levels: segments of the conversation, and eras made of segments; the newest detail stays."""
+
+import msgspec
+
+from refold.core.budget import Budget
+from refold.core.plan import Count, Edit, Plan
+from refold.core.view import Item, View
+from refold.policies.oldest import Oldest, is_folded, oldest
+from refold.policies.summarize import SHARE, fold_away
+
+
+class Hierarchy(msgspec.Struct, frozen=True):
+    """Each compaction leaves a segment of its own; when there are too many, the oldest become an era."""
+
+    keep_recent: int = 10
+    """How many of the newest messages stay, whatever they cost."""
+    max_tokens: int | None = None
+    """The longest era; unset, a quarter of what compaction comes down to. A segment has a third of it."""
+    fill: bool = True
+    """Whether more than that stays where there is room for it."""
+    segments: int = 4
+    """How many stay before they are merged."""
+
+    def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        most = budget.counted(int(budget.target * SHARE) if self.max_tokens is None else self.max_tokens)
+        old = oldest(view, budget, besides=most, keep_recent=self.keep_recent, only=not self.fill)
+        if old is None:
+            return ()
+        known = [item for item in old.items if is_folded(item)]
+        era, new = _merged(known) if len(known) >= self.segments else None, _after(old, known)
+        plan = list[Edit]()
+        if era is not None:
+            plan += fold_away(era, view, count, most, "hierarchy", "era")
+        if new is not None:
+            view = msgspec.structs.replace(view, next=view.next + len(plan))
+            plan += fold_away(new, view, count, most // 3, "hierarchy", "segment")
+        return plan
+
+
+def _merged(known: list[Item]) -> Oldest:
+    lines = tuple(line for item in known for line in item.lines if line.summary)
+    return Oldest(tuple(known), (), lines)
+
+
+def _after(old: Oldest, known: list[Item]) -> Oldest | None:
+    """What is not in a segment yet."""
+    start = known[-1].span.end if known else 0
+    items = tuple(item for item in old.items if item.span.start >= start)
+    lines = {(line.at, line.n) for item in items for line in item.lines}
+    hidden = tuple(line for line in old.hidden if (line.at, line.n) in lines)
+    kept = tuple(at for at in old.kept if any(at in item.span for item in items))
+    return Oldest(items, kept, hidden) if hidden else None

@@ -1,0 +1,63 @@
+"""Fit any conversation into any window: the cheapest thing first, and no more than it takes."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from refold.core.budget import Budget
+from refold.core.message import Message, Text
+from refold.core.plan import Count, Edit, Plan, Policy, Stamp, applied, settle
+from refold.core.view import View
+
+LEAST = 0.05
+"""Of the trigger: where all rungs together would save less and there is no need, nothing is changed."""
+_FAR = 1 << 60
+"""Places that no record has: edits that are only tried out stand there."""
+
+
+class Ladder(msgspec.Struct, frozen=True):
+    """Runs its rungs one after the other until the view is within the target."""
+
+    rungs: tuple[Policy, ...]
+
+    def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        after, plan = climb(self.rungs, view, budget, count)
+        room = budget.counted(budget.room) - budget.overhead
+        least = budget.counted(int(LEAST * budget.trigger))
+        helps = after.tokens <= room < view.tokens or view.tokens - after.tokens >= least
+        return plan if helps and after.tokens <= room else ()
+
+
+def climb(rungs: Sequence[Policy], view: View, budget: Budget, count: Count) -> tuple[View, list[Edit]]:
+    """The view that the rungs lead to, and the edits that make it, without those that others swallow."""
+    goal = budget.counted(budget.target) - budget.overhead
+    base, plan, tried = view.next, list[_Tried](), 0
+    for rung in rungs:
+        if view.tokens <= goal:
+            break
+        next = base + len(plan)
+        for n, edit in enumerate(rung(msgspec.structs.replace(view, next=next), budget, count)):
+            plan = [one for one in plan if not edit.span.covers(one.edit.span)]
+            plan.append(_Tried(edit, next + n))
+            view = applied(view, settle(edit, view, Stamp(_FAR + tried, 0.0), count))
+            tried += 1
+    edits = [_moved(one.edit, one.place, base + n) for n, one in enumerate(plan)]
+    return msgspec.structs.replace(view, next=base + len(edits)), edits
+
+
+class _Tried(NamedTuple):
+    edit: Edit
+    place: int
+    """Where the rung believed that it would stand."""
+
+
+def _moved(edit: Edit, old: int, new: int) -> Edit:
+    """With its own place in its handle, which others that were swallowed have shifted."""
+    first = edit.shown[0] if edit.shown else None
+    handles = (f"[refold #{old} ", f"[refold #{old}:")
+    if old == new or not isinstance(first, Message) or not first.text.startswith(handles):
+        return edit
+    text = first.text.replace(f"#{old}", f"#{new}", 1)
+    moved = msgspec.structs.replace(first, parts=(Text(text), *first.parts[1:]))
+    return msgspec.structs.replace(edit, shown=(moved, *edit.shown[1:]))

@@ -1,0 +1,111 @@
+"""Which messages are the oldest that can be put away together, so that what is left is valid and fits."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import msgspec
+
+from refold.core.budget import Budget
+from refold.core.event import Line, Span
+from refold.core.plan import protected
+from refold.core.view import Item, View
+
+
+class Oldest(msgspec.Struct, frozen=True):
+    """A stretch of the view."""
+
+    items: tuple[Item, ...]
+    kept: tuple[int, ...]
+    """Places in it that stay as they are, besides those that the fold keeps in sight by itself."""
+    hidden: tuple[Line, ...]
+    """What goes."""
+
+    @property
+    def span(self) -> Span:
+        return Span(self.items[0].span.start, self.items[-1].span.end)
+
+    @property
+    def tokens(self) -> int:
+        return sum(line.tokens for line in self.hidden)
+
+
+def oldest(
+    view: View, budget: Budget, *, besides: int, keep_recent: int = 0, only: bool = False, steps: int = 1
+) -> Oldest | None:
+    """All but what must stay, the newest `steps` and `keep_recent` messages, and as many more as fit.
+
+    System text, the task, pinned messages and the latest user message stay; a tool result is never parted
+    from its call. System text in mid-conversation goes where there is no room for it. `besides` is what will
+    stand for the rest, in tokens; with `only` no more is kept than must be.
+    """
+    goal = budget.counted(budget.target)
+    own = {line.at for line in view.lines if line.role == "system" or line.at == view.latest}
+    stay = _whole(view.lines, protected(view) | own)
+    fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
+    if fixed > goal:  # then only what stood before the conversation is spared
+        first = next((line.at for line in view.lines if line.role != "system"), 0)
+        own = {at for at in own if at < first or at == view.latest}
+        stay = _whole(view.lines, protected(view) | own)
+        fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
+    room = 0 if only else goal - fixed - besides
+    end = _first_kept(view, stay, room, keep_recent, steps)
+    gone = [i for i in range(end) if view.items[i].edit is not None or not _stays(view.items[i], stay)]
+    if not gone:
+        return None
+    covered = view.items[gone[0] : gone[-1] + 1]
+    named = stay - (view.kept - own)  # the fold itself keeps the others in sight
+    kept = tuple(line.at for item in covered for line in item.lines if line.at in named)
+    hidden = tuple(line for item in covered for line in item.lines if line.at not in stay)
+    return Oldest(covered, kept, hidden)
+
+
+def _whole(lines: Sequence[Line], stay: set[int]) -> set[int]:
+    """With a result its call, and with a call all its results."""
+    asked = {line.answers for line in lines if line.at in stay}
+    stay = stay | {line.at for line in lines if asked & {*line.calls}}
+    calls = {call for line in lines if line.at in stay for call in line.calls}
+    return stay | {line.at for line in lines if line.answers in calls}
+
+
+def _stays(item: Item, stay: set[int]) -> bool:
+    return all(line.at in stay for line in item.lines)
+
+
+def _first_kept(view: View, stay: set[int], room: int, keep_recent: int, steps: int) -> int:
+    """Index of the oldest item that stays: as many of the newest as fit, cut where no call is open."""
+    items, cuts = view.items, _cuts(view.items)
+    costs = [[line.tokens for line in item.lines if line.at not in stay] for item in items]
+    newest = max((line.step for item in items for line in item.lines), default=0)
+    required, seen = len(items), 0
+    for i in range(len(items) - 1, -1, -1):
+        is_new = any(line.step > max(0, newest - steps) for line in items[i].lines)
+        if not is_folded(items[i]) and (is_new or seen < keep_recent):
+            required = i
+        seen += len(costs[i])
+    first = max(i for i in range(required + 1) if cuts[i])
+    used = sum(map(sum, costs[first:]))
+    for i in range(first - 1, -1, -1):
+        used += sum(costs[i])
+        if used > room:
+            break
+        if cuts[i]:
+            first = i
+    return first
+
+
+def is_folded(item: Item) -> bool:
+    """It stands for several messages."""
+    return any(line.summary for line in item.lines)
+
+
+def _cuts(items: Sequence[Item]) -> list[bool]:
+    """Before which items the view can be parted so that no result loses its call."""
+    opened: dict[str, int] = {}
+    depth = [0] * (len(items) + 1)
+    for i, item in enumerate(items):
+        for line in item.lines:
+            if line.answers is not None and line.answers in opened:
+                depth[opened.pop(line.answers) + 1] += 1
+                depth[i + 1] -= 1
+            opened.update(dict.fromkeys(line.calls, i))
+    return [open_groups == 0 for open_groups in accumulate(depth)]

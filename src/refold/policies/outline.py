@@ -1,0 +1,295 @@
+"""What a text was about, in as few characters as wanted: its exact values before its prose.
+
+JSON becomes `key=value` pairs, other text its head, its errors, its identifiers and its tail.
+
+>>> outline('{"user": {"id": "mia_li_3668", "dob": "1990-04-05"}}').cut(40)
+'user.id=mia_li_3668 user.dob=1990-04-05'
+>>> outline('[{"flight": "HAT078", "seats": 9}, {"flight": "HAT118", "seats": 12}]').cut(40)
+'flight=HAT078 HAT118\\nseats=9 12'
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from math import log2
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+Bonus: TypeAlias = Callable[[str], float]
+"""What is known of a word besides its shape."""
+
+MOST_PIECES = 4_000
+"""Of one text, that are looked at: no skeleton is that long."""
+HEAD, TAIL, LINE = 2, 2, 160
+"""Lines that stay of the beginning and of the end, and how much of each."""
+LONG = 80
+"""A value of more characters is a text of its own."""
+MANY = 12
+"""Words of one shape in one text, from which on each counts less."""
+PLAIN = 1.0
+"""What is worth less is left out of a skeleton: words that anybody could have used."""
+
+_WORD = re.compile(r"""https?://[^\s"'`<>\\\])}]+|[^\s"'`<>()\[\]{},;|=\\]+""")
+_PAIR = re.compile(r"(?:^|(?<=\s))([A-Za-z_][\w.-]*)=([^\s,;&\"'<>()\[\]{}|=]+)(?=\s|$|,)", re.MULTILINE)
+_ERROR = re.compile(
+    r"^.*\b(?:error|exception|traceback|fatal|failed|failure|denied|refused|cannot|not found)\b.*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_DEFINED = re.compile(
+    r"\b(?:def|class|function|func|fn|interface|type|const|struct|enum|trait|impl|module|package)"
+    r"\s+([A-Za-z_]\w*)"
+)
+_DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}")
+_MONEY = re.compile(r"[$€£¥]\d")
+_CAMEL = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]")
+_DOTTED = re.compile(r"\w\.[A-Za-z_]\w*")
+_NUMBER = re.compile(r"[-+]?[\d.,:]+(?:[eE][-+]?\d+)?(?:[-+]\d\d:\d\d)?%?")
+_OPENING = re.compile(r"""[\[{](?=\s*(?:["{\[]|$))""")
+_LETTERS, _DIGITS = re.compile(r"[A-Za-z]+"), re.compile(r"\d+")
+_ESCAPED = re.compile(r"""\\+([n"'])""")
+
+
+class Piece(NamedTuple):
+    text: str
+    worth: float
+    key: str = ""
+    """What it is the value of. Neighbors with the same key stand behind it together."""
+    is_line: bool = False
+    """It stands on a line of its own."""
+
+    @property
+    def rank(self) -> float:
+        """What it is worth for the room it takes."""
+        return self.worth - len(self.text) / 80
+
+
+class Outline(msgspec.Struct, frozen=True, dict=True):
+    """The pieces of a text in their order, each with what it is worth."""
+
+    pieces: tuple[Piece, ...]
+    size: str = ""
+    """How much it was, in its own measure: `50 items`, `310 lines`."""
+    is_data: bool = False
+    """It was JSON, not prose: its pairs say more than its beginning."""
+
+    @cached_property
+    def _ranked(self) -> list[int]:
+        return sorted(range(len(self.pieces)), key=lambda n: -self.pieces[n].rank)
+
+    def cut(self, chars: int) -> str:
+        """The most valuable pieces that fit, in their order."""
+        chosen, keys, left, text = list[int](), set[str](), chars + 1, ""
+        for n in self._ranked:
+            piece = self.pieces[n]
+            size = len(piece.text) + 1 + (len(piece.key) + 1 if piece.key and piece.key not in keys else 0)
+            if size > left:
+                if left < 16:
+                    break
+                continue
+            if not piece.key and len(piece.text) > 4 and not piece.text.isdigit() and piece.text in text:
+                continue  # a line that stays has it already
+            chosen.append(n)
+            keys.add(piece.key)
+            left -= size
+            text += piece.text + "\n"
+        return joined(self.pieces[n] for n in sorted(chosen))
+
+
+def joined(pieces: Iterable[Piece]) -> str:
+    """Values behind their keys, words in a row, lines as lines."""
+    parts, last, several = list[str](), Piece("", 0.0, is_line=True), False
+    for piece in pieces:
+        goes_on = bool(piece.key) and piece.key == last.key
+        glue = " " if goes_on or not (piece.is_line or last.is_line or several) else "\n"
+        if goes_on and not several:  # keys with several values have a line of their own
+            several = True
+            if len(parts) > 1:
+                parts[-2] = "\n"
+        elif not goes_on:
+            several = False
+        parts += [glue, piece.text if goes_on or not piece.key else f"{piece.key}={piece.text}"]
+        last = piece
+    return "".join(parts[1:])
+
+
+def outline(text: str, bonus: Bonus = lambda word: 0.0) -> Outline:
+    """`bonus` adds to what a word is worth, or takes from it where it is known already."""
+    value = _json(text)
+    if value is None:
+        text = unescaped(text)
+        pieces = _by_key(_mixed(text, bonus))
+        return Outline(pieces, f"{text.count(chr(10)) + 1:,} lines" if "\n" in text else "")
+    count = len(value) if isinstance(value, list) else _longest(value)
+    return Outline(_by_key(_values(value, bonus)), f"{count:,} items" if count else "", is_data=True)
+
+
+def _by_key(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """The values of a key together, where the first of them stood."""
+    groups = dict[tuple[str, int], list[Piece]]()
+    for n, piece in enumerate(pieces):
+        groups.setdefault((piece.key, 0 if piece.key else n), []).append(piece)
+    return tuple(piece for group in groups.values() for piece in group)[:MOST_PIECES]
+
+
+def _json(text: str) -> dict[str, Any] | list[Any] | None:
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict | list) and value else None
+
+
+def _longest(value: dict[str, Any]) -> int:
+    return max((len(inner) for inner in value.values() if isinstance(inner, list)), default=0)
+
+
+def _leaves(value: Any, outer: str, key: str) -> Iterator[tuple[str, Any]]:
+    """Keys and values; what is nested has the outer key before its own."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(inner, key, str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner, outer, key)
+    else:
+        yield (f"{outer}.{key}" if outer else key), value
+
+
+def _values(value: Any, bonus: Bonus) -> Iterator[Piece]:
+    seen = set[tuple[str, str]]()
+    for key, leaf in _leaves(value, "", ""):
+        text = leaf if isinstance(leaf, str) else json.dumps(leaf)
+        if (key, text) in seen or not text:
+            continue
+        late = min(0.4, len(seen) / 1_000)
+        seen.add((key, text))
+        if len(seen) > MOST_PIECES:
+            return
+        if len(text) > LONG or "\n" in text:
+            inside = _json(text)
+            inner = (
+                _values(inside, bonus)
+                if inside is not None
+                else _text(unescaped(f"{key}={text}" if key else text), bonus, head=1, tail=0)
+            )
+            yield from (piece._replace(worth=piece.worth - 0.3 - late) for piece in inner)
+        else:
+            yield Piece(text, _value_worth(text, leaf, bonus) - late, key)
+
+
+def _value_worth(text: str, value: Any, bonus: Bonus) -> float:
+    if value is None or isinstance(value, bool):
+        return 0.8
+    return max([1.4, *(worth(word) + bonus(word) for word in words(text))])
+
+
+def _mixed(text: str, bonus: Bonus) -> Iterator[Piece]:
+    """A text, and the JSON in it if that is most of it."""
+    start = next((m.start() for m in _OPENING.finditer(text)), None)
+    if start is not None:
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, start)
+        except (ValueError, RecursionError):
+            value, end = None, 0
+        if end - start > len(text) / 2:
+            yield from _text(text[:start], bonus, head=1, tail=0)
+            yield from _values(value, bonus)
+            yield from _text(text[end:], bonus, head=0, tail=1)
+            return
+    yield from _text(text, bonus)
+
+
+def _text(text: str, bonus: Bonus, head: int = HEAD, tail: int = TAIL) -> Iterator[Piece]:
+    """A text's own beginning and end, its errors, and the words in it that are exact."""
+    lines = [line.strip() for line in text.strip().split("\n")]
+    first, last = lines[:head], lines[max(head, len(lines) - tail) :]
+    yield from (Piece(line[:LINE], 7.0, is_line=True) for line in first if line)
+    errors = dict.fromkeys(match.group().strip()[: 2 * LINE] for match in _ERROR.finditer(text))
+    yield from (Piece(line, 7.0, is_line=True) for line in errors)
+    pairs = {value: key for key, value in _PAIR.findall(text) if worth(value) >= PLAIN}
+    yield from (Piece(value, worth(value) + bonus(value) + 0.2, key) for value, key in pairs.items())
+    for word, value in exact(text).items():
+        if word not in pairs:
+            yield Piece(word, value + bonus(word))
+    yield from (Piece(line[:LINE], 7.0, is_line=True) for line in last if line)
+
+
+def exact(text: str) -> dict[str, float]:
+    """The words that could not be guessed, in their order, with what they are worth: more if repeated."""
+    defined = {*_DEFINED.findall(text)}
+    found = dict[str, float]()
+    for raw, times in Counter(_WORD.findall(text)).items():
+        word = _bare(raw)
+        value = worth(word)
+        if value >= PLAIN:
+            value += min(0.9, 0.3 * log2(times)) + (1.0 if word in defined else 0.0)
+            found[word] = max(found.get(word, 0.0), value)
+    shapes = Counter(map(_shape, found))
+    return {word: value - _crowd(shapes[_shape(word)]) for word, value in found.items()}
+
+
+def _shape(word: str) -> str:
+    """Words of one shape are of one kind: 14:00 and 09:30, HAT078 and HAT118."""
+    return _LETTERS.sub("a", _DIGITS.sub("9", word))
+
+
+def _crowd(alike: int) -> float:
+    """Where a text has very many of a kind, each is less likely to be the one."""
+    return 0.15 * log2(alike / MANY) if alike > MANY else 0.0
+
+
+def words(text: str) -> list[str]:
+    return list(map(_bare, _WORD.findall(text)))
+
+
+def _bare(word: str) -> str:
+    return word.rstrip(".:!?*").lstrip("*#&!")
+
+
+def unescaped(text: str) -> str:
+    """JSON or a program's own notation inside a text: its line ends and quotes as they were meant."""
+    if text.count("\\n") <= max(2, text.count("\n")):
+        return text
+    return _ESCAPED.sub(lambda match: "\n" if match.group(1) == "n" else match.group(1), text)
+
+
+def worth(word: str) -> float:
+    """How exact a word is: from 0 for any word to 3 for one that could not be guessed."""
+    size = len(word)
+    if size < 2 or size > 300:
+        return 0.0
+    digits = any(map(str.isdigit, word))
+    letters = any(map(str.isalpha, word))
+    if _DATE.match(word):
+        return 2.8
+    if _MONEY.match(word):
+        return 2.6
+    if digits and (not letters or _NUMBER.fullmatch(word)):
+        return _number(word)
+    if not letters:
+        return 0.0
+    if "/" in word or "@" in word:
+        return 3.0 if digits or "." in word or word.count("/") > 1 or word[0] == "/" else 1.6
+    if digits:
+        return 3.0 if size > 3 else 1.4
+    if "_" in word.strip("_"):
+        return 2.5
+    if _CAMEL.search(word):
+        return 2.3
+    if _DOTTED.search(word):
+        return 2.4
+    if word.isupper() and size > 2:
+        return 1.6
+    if "-" in word and size > 4:
+        return 1.5
+    return 0.5 if word[0].isupper() else 0.0
+
+
+def _number(word: str) -> float:
+    count = sum(map(str.isdigit, word))
+    return 2.0 if count > 3 or "." in word else 1.5 if count == 3 else 0.3

@@ -1,0 +1,78 @@
+"""Old tool outputs, shown as what they were instead of what they said."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from refold.core.budget import Budget
+from refold.core.message import Message, ToolResult
+from refold.core.plan import Count, Edit, Plan, protected
+from refold.core.view import Item, View
+from refold.policies.importance import Reading
+from refold.policies.oldest import is_folded
+from refold.policies.reduced import Reduction
+
+
+class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Clears outputs from the newest backwards, up to the last summary; every call stays."""
+
+    protect: int | None = None
+    """Tokens of the newest outputs that stay; unset, 40,000 or half of the threshold if that is less."""
+    minimum: int | None = None
+    """What is saved at least, or nothing is changed; unset, 20,000 or a quarter of the threshold."""
+    keep_turns: int = 2
+    """The newest turns, shown whole whatever they cost."""
+    keep_steps: int = 4
+    """The newest steps, where those turns are the whole conversation."""
+    exclude_tools: tuple[str, ...] = ()
+    """Tools whose outputs are never cleared."""
+    length: int = 600
+    """Characters of what stays of an output; half of it of one that nobody used, more of one that matters."""
+
+    def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        protect = self._or(self.protect, 40_000, budget.trigger // 2, budget)
+        minimum = self._or(self.minimum, 20_000, budget.trigger // 4, budget)
+        fixed, reading = protected(view), Reading(view)
+        framing = count(Message("tool", (ToolResult("", ""),)))
+        plan, seen, saved = list[Edit](), 0, 0
+        for item in self._outputs(view):
+            line = item.lines[0]
+            seen += line.tokens - framing
+            if seen <= protect or line.at in fixed or {*line.tools} & {*self.exclude_tools}:
+                continue
+            if item.edit is not None or any(line.at in span for span in view.spared):
+                continue
+            shown = self._skeleton(item, reading, count)
+            if shown is not None:
+                saved += line.tokens - count(shown)
+                why = f"older than the newest {protect:,} tokens of output"
+                plan.append(Edit(item.span, (shown,), "prune", why, ("compact", "prune", "protect")))
+        return plan[::-1] if saved >= minimum else ()
+
+    def _or(self, given: int | None, most: int, share: int, budget: Budget) -> int:
+        return budget.counted(min(most, share) if given is None else given)
+
+    def _outputs(self, view: View) -> Iterator[Item]:
+        """The newest first, without those of the newest turns or steps, up to a summary."""
+        newest_turn = max((line.turn for line in view.lines), default=0)
+        by_step = newest_turn <= self.keep_turns  # they are the whole conversation
+        for item in reversed(view.items):
+            if is_folded(item):
+                return
+            if len(item.lines) != 1 or item.lines[0].answers is None:
+                continue
+            line = item.lines[0]
+            is_new = (
+                line.step > view.step - 1 - self.keep_steps
+                if by_step
+                else line.turn > newest_turn - self.keep_turns
+            )
+            if not is_new:
+                yield item
+
+    def _skeleton(self, item: Item, reading: Reading, count: Count) -> Message | None:
+        reduction = Reduction.of(item, reading.view.handles)
+        if reduction is None:
+            return None
+        chars = int(self.length * (0.5 + reading.importance(item.lines[0])))
+        return reduction.as_skeleton(reduction.outline(), chars, count)

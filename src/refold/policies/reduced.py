@@ -1,0 +1,114 @@
+"""A message as what it was: a line that names it, with the handle to get it back, and a skeleton of it.
+
+[refold #57 web_search: 12,431 tokens, 50 items; 212 shown]
+"""
+
+import re
+
+import msgspec
+
+from refold.core.event import Line
+from refold.core.message import Message, Part, Text, ToolResult
+from refold.core.plan import Count
+from refold.core.view import Item
+from refold.policies.outline import Bonus, Outline, outline, unescaped
+
+ERROR_CHARS = 2_000
+"""An error is shown in full up to so many characters."""
+
+_HANDLE = re.compile(r"(\[refold [^\]#]*)#(?=\d)")
+_HEADER = re.compile(r"\[refold (?:#\d+ )?(?P<what>[^\n]*?): (?P<size>[^;\n]*)(?:; [^\]\n]*)?\]\n?")
+
+
+def quoted(text: str) -> str:
+    """Somebody else's text in ours: a handle in it is doubled, so that it opens nothing."""
+    return _HANDLE.sub(r"\1##", text)
+
+
+class Reduction(msgspec.Struct, frozen=True, dict=True):
+    """One message that may be made shorter."""
+
+    line: Line
+    message: Message
+    place: int
+    """Where its original stands."""
+    handles: bool = True
+    is_again: bool = False
+    """It is a reduced one that is made shorter still."""
+
+    @classmethod
+    def of(cls, item: Item, handles: bool = True) -> "Reduction | None":
+        """The one message that an item shows, if it can be reduced in its place."""
+        if len(item.lines) != 1 or item.lines[0].role == "system":
+            return None
+        line = item.lines[0]
+        return cls(line, item.words(line), item.span.start, handles, line.at not in item.span)
+
+    @property
+    def is_error(self) -> bool:
+        return any(result.is_error for result in self.message.results)
+
+    @property
+    def text(self) -> str:
+        text = self.message.text
+        return _HEADER.sub("", text, count=1) if self.is_again else text
+
+    def outline(self, bonus: Bonus = lambda word: 0.0) -> Outline:
+        return outline(self.text, bonus)
+
+    def as_skeleton(self, outline: Outline, chars: int, count: Count) -> Message | None:
+        """Shorter than it is now, or None."""
+        chars = max(chars, ERROR_CHARS) if self.is_error else chars
+        if len(self.text) <= chars:
+            return None
+        return self._shorter(outline.cut(chars), outline.size, count)
+
+    def as_head(self, chars: int, count: Count) -> Message | None:
+        """Its first characters, with how many were cut; None if it is short enough."""
+        text = self.text
+        if len(text) <= chars:
+            return None
+        return self._with(self.header(f"{len(text):,} characters", f"first {chars:,} shown"), text[:chars])
+
+    def as_name(self, why: str, body: str = "") -> Message:
+        """Nothing but what it was, and what is said of it."""
+        return self._with(self.header(f"{self.line.tokens:,} tokens", why), body)
+
+    def as_cut(self, outline: Outline, chars: int, count: Count) -> Message | None:
+        """Head, skeleton and tail: what a reader wants of a text that is much too long."""
+        text = self.text
+        if len(text) <= chars:
+            return None
+        text = unescaped(text)
+        head, tail = (chars // 8, 0) if outline.is_data else (chars // 4, chars // 8)
+        middle = outline.cut(chars - head - tail)
+        parts = [text[:head], "[…]", middle, *(["[…]", text[len(text) - tail :]] if tail else [])]
+        return self._shorter("\n".join(parts), outline.size, count)
+
+    def header(self, size: str, shown: str) -> str:
+        handle = f"#{self.place} " if self.handles else ""
+        names = self.line.tools or (self.line.role,)
+        return f"[refold {handle}{', '.join(map(_plain, names))}: {size}; {shown}]"
+
+    def _shorter(self, skeleton: str, size: str, count: Count) -> Message | None:
+        known = _HEADER.match(self.message.text) if self.is_again else None
+        tokens = f"{self.line.tokens:,} tokens" + (f", {size}" if size else "")
+        whole = known["size"] if known else tokens
+        made = self._with(self.header(whole, "0,000 shown"), skeleton)
+        shown = count(made)
+        if shown >= self.line.tokens:
+            return None
+        return self._with(self.header(whole, f"{shown:,} shown"), skeleton)
+
+    def _with(self, header: str, body: str) -> Message:
+        text = f"{header}\n{quoted(body)}" if body else header
+        result = next(iter(self.message.results), None)
+        tool = self.line.tools[0] if self.line.tools else None
+        part: Part = Text(text) if result is None else ToolResult(result.call_id, text, tool, result.is_error)
+        others = self.message.calls  # they keep their results
+        return Message(self.message.role, (part, *others), name=self.message.name)
+
+
+def _plain(name: str) -> str:
+    """A tool's name as it can stand in a header."""
+    return re.sub(r"[\[\]#:;\n]+", "_", name)[:64] or "tool"

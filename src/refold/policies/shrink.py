@@ -1,0 +1,170 @@
+"""The last resort: everything that may be shorter gets a share of the room, by its age and importance."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from refold.core.budget import Budget
+from refold.core.event import Line
+from refold.core.message import Message
+from refold.core.plan import Count, Edit, Plan, Policy, protected
+from refold.core.view import Item, View
+from refold.policies.importance import Reading, words_of
+from refold.policies.ladder import climb
+from refold.policies.oldest import is_folded, oldest
+from refold.policies.outline import Bonus, Outline
+from refold.policies.reduced import Reduction
+from refold.policies.summarize import Summarize, fold_away
+
+LEAST_ROOM = 0.1
+"""Of the trigger, that is left for more than what must be there, where that alone takes nearly all."""
+NEWEST = 0.6
+"""Of the room, that the newest results may take before anything is cut of them."""
+FLOOR = 48
+"""Tokens that a message is not cut below as long as there is another way."""
+HEADER = 28
+"""Tokens of the line that names it."""
+DENSE = 2.6
+"""Characters a token, in a skeleton."""
+TRIES = 8
+
+
+class Shrink(msgspec.Struct, frozen=True):
+    """Takes the first way that leads into the room: squeeze what is old, what is new, or fold it away."""
+
+    def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        fixed = budget.tokens(budget.overhead + sum(line.tokens for line in _must_stay(view)))
+        goal = max(budget.target, fixed + int(LEAST_ROOM * budget.trigger))
+        best, fewest = list[Edit](), view.tokens
+        for way in _ways():
+            after, plan = climb(way, view, msgspec.structs.replace(budget, max_tokens=goal), count)
+            if after.tokens < fewest:
+                fewest, best = after.tokens, plan
+            if after.tokens + budget.overhead <= budget.counted(min(goal, budget.room)):
+                return plan
+        return best
+
+
+def _ways() -> Iterator[Sequence[Policy]]:
+    old, new = Squeeze(newest=False), Squeeze(newest=True)
+    yield (old,)
+    yield (new, old)
+    yield (new, Summarize(keep_recent=0))
+    yield (new, Fold(1))
+    yield (new, Fold(1), Squeeze(newest=True, share=1.0, floor=0))
+    yield (Fold(0),)
+
+
+class Fold(msgspec.Struct, frozen=True):
+    """All that may go, but the newest steps, as one summary in what room is left."""
+
+    steps: int
+
+    def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        old = oldest(view, budget, besides=0, only=True, steps=self.steps)
+        if old is None:
+            return ()
+        rest = view.tokens - old.tokens + budget.overhead
+        most = max(FLOOR, budget.counted(budget.target) - rest)
+        return fold_away(old, view, count, most, "shrink")
+
+
+class Squeeze(msgspec.Struct, frozen=True):
+    """Results and texts, each cut to its share: those of the newest step, or those before it."""
+
+    newest: bool
+    share: float = NEWEST
+    """Of what room there is for anything, that the newest may take."""
+    floor: int = FLOOR
+
+    def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        items = [item for item in view.items if self._may_cut(item, view)]
+        if not items:
+            return ()
+        reading = Reading(view)
+        held = {(line.at, line.n) for item in items for line in item.lines}
+        stays = [line for line in view.lines if (line.at, line.n) not in held]
+        room = budget.counted(budget.target) - budget.overhead - sum(line.tokens for line in stays)
+        if self.newest:
+            fixed = sum(line.tokens for line in _must_stay(view))
+            whole = budget.counted(budget.target) - budget.overhead - fixed
+            room = max(room, int(self.share * whole)) if self.share < 1 else room
+        known = words_of(reading, stays)
+        parts = [_Part(item, reading, lambda word: -1.5 if word in known else 0.0) for item in items]
+        return self._cut(parts, room, count)
+
+    def _may_cut(self, item: Item, view: View) -> bool:
+        if len(item.lines) != 1 or is_folded(item):
+            return False
+        line = item.lines[0]
+        if line.role == "system" or line.calls or line.at in protected(view):
+            return False
+        return (line.step >= view.step - 1 and line.answers is not None) == self.newest
+
+    def _cut(self, parts: "Sequence[_Part]", room: int, count: Count) -> Plan:
+        if sum(part.tokens for part in parts) <= room:
+            return ()
+        level = _level(parts, room, self.floor)
+        plan = list[Edit]()
+        for _ in range(TRIES):
+            plan, total = [], 0
+            for part in parts:
+                most = max(self.floor, int(level * part.weight))
+                shown = part.within(most, count) if part.tokens > most else None
+                total += part.tokens if shown is None else count(shown)
+                if shown is not None:
+                    why = f"{part.tokens:,} tokens are more than its share of {most:,}"
+                    plan.append(Edit(part.item.span, (shown,), "shrink", why, ("compact", "max_tokens")))
+            if total <= room:
+                break
+            level *= 0.8
+        return plan
+
+
+class _Part:
+    """A message that gets a share."""
+
+    def __init__(self, item: Item, reading: Reading, bonus: Bonus) -> None:
+        self.item, self.line, self._bonus = item, item.lines[0], bonus
+        self.tokens = self.line.tokens
+        self.weight = _weight(self.line, reading)
+        self._reduction = Reduction.of(item, reading.view.handles)
+        self._outline: Outline | None = None
+
+    def within(self, most: int, count: Count) -> Message | None:
+        if self._reduction is None:
+            return None
+        self._outline = self._outline or self._reduction.outline(self._bonus)
+        chars = int((most - HEADER) * DENSE)
+        if chars < 24:
+            named = self._reduction.as_name("0 shown")
+            return named if count(named) < self.tokens else None
+        if most > 400:
+            return self._reduction.as_cut(self._outline, chars, count)
+        return self._reduction.as_skeleton(self._outline, chars, count)
+
+
+def _weight(line: Line, reading: Reading) -> float:
+    age = reading.view.step - line.step
+    recent = 0.6 + 1.4 / (1 + age / 6)
+    if line.answers is None:
+        return recent * (2.0 if line.role == "user" else 1.2)
+    return recent * (0.5 + reading.importance(line))
+
+
+def _level(parts: "Sequence[_Part]", room: int, floor: int) -> float:
+    """What a weight of 1 may take, so that all together take the room."""
+    low, high = 0.0, float(max(part.tokens for part in parts) * 4)
+    for _ in range(40):
+        middle = (low + high) / 2
+        if sum(min(part.tokens, max(floor, middle * part.weight)) for part in parts) > room:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _must_stay(view: View) -> list[Line]:
+    fixed = protected(view)
+    first = next((line.at for line in view.lines if line.role != "system"), 0)
+    return [line for line in view.lines if line.at in fixed or (line.role == "system" and line.at < first)]

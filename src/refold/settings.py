@@ -1,0 +1,165 @@
+"""What can be set for an agent, each with its default."""
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from refold.allowed import Path, hints, is_struct, kinds_of
+from refold.core.event import Expiry
+from refold.policies.cap import Cap
+from refold.policies.dedupe import Dedupe
+from refold.policies.prune import Prune
+
+Switch: TypeAlias = Literal["on", "off"] | bool
+"""YAML reads `on` and `off` as booleans; TOML and Python have both."""
+
+
+def is_on(switch: object) -> bool:
+    return switch not in ("off", False)
+
+
+class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a view is made smaller, by how much, and how. Defaults of the numbers: see `Budget`."""
+
+    system_reserve: int = 2_000
+    """Tokens for system text that the application adds by itself."""
+    output_reserve: int = 4_000
+    """Tokens for the answer; never more than the model can say."""
+    safety_buffer: int = 5_000
+    """Tokens for what counting gets wrong."""
+    threshold_percent: float = 0.80
+    """The share of the rest at which something is done."""
+    max_tokens: int | None = None
+    """What a compaction brings the view down to; unset, three quarters of the threshold."""
+    token_threshold: int | None = None
+    """Above so many tokens something is done as well."""
+    turn_threshold: int | None = None
+    """From so many turns since the last compaction on."""
+    message_threshold: int | None = None
+    """Above so many messages since the last compaction."""
+    strategy: Literal["summarize", "sliding-window", "hierarchical"] = "summarize"
+    """What becomes of the messages that no longer fit."""
+    keep_recent: int = 10
+    """The newest messages, which a compaction leaves alone where they fit."""
+    prune: Prune | Switch = Prune()
+    """Old tool outputs, cleared before anything is summarized."""
+    cap: Cap | Switch = Cap()
+    """Large tool outputs, shown in part from the beginning."""
+
+    @property
+    def pruning(self) -> Prune | None:
+        return self.prune if isinstance(self.prune, Prune) else Prune() if is_on(self.prune) else None
+
+    @property
+    def capping(self) -> Cap | None:
+        return self.cap if isinstance(self.cap, Cap) else Cap() if is_on(self.cap) else None
+
+
+class SummarizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    models: tuple[str, ...] = ()
+    """Tried in this order."""
+    profile: str = "general"
+    """Which prompts it is given."""
+    max_tokens: int | None = None
+    """The longest summary; unset, as the room allows."""
+    timeout_s: float = 30.0
+    """When a summary is given up."""
+    wait_s: float = 10.0
+    """How long a request waits for one that is not ready; 0 means never."""
+
+
+class ToolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    expire: Expiry = Expiry()
+    """When this tool's results are reduced, and to what; without any, never."""
+
+
+class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model: str | None = None
+    """Whose window must not be exceeded, where the code names none."""
+    compact: Compact | Switch = True
+    """`off` turns every reduction off."""
+    repair: Switch = True
+    """Whether requests that the provider would refuse are mended."""
+    counter: Literal["auto", "estimate"] = "auto"
+    """How tokens are counted: as the model does, or four characters a token."""
+    summarizer: SummarizerSettings = SummarizerSettings()
+    tools: dict[str, ToolSettings] = {}
+    """By the tool's name."""
+    dedupe: Dedupe | Switch = Dedupe()
+    """Repeated tool outputs: older ones point to the newest."""
+    handles: Switch = True
+    """Whether reduced messages show how to get them back."""
+
+    @property
+    def is_off(self) -> bool:
+        return not is_on(self.compact)
+
+    @property
+    def compaction(self) -> Compact:
+        """As set, or the defaults; whether it is off is another question."""
+        return self.compact if isinstance(self.compact, Compact) else Compact()
+
+    @property
+    def deduping(self) -> Dedupe | None:
+        return self.dedupe if isinstance(self.dedupe, Dedupe) else Dedupe() if is_on(self.dedupe) else None
+
+    @property
+    def repairs(self) -> bool:
+        return is_on(self.repair)
+
+    @property
+    def shows_handles(self) -> bool:
+        return is_on(self.handles)
+
+
+class Setting(NamedTuple):
+    """One setting in force.
+
+    >>> str(Setting(("tools", "grep", "expire", "after_steps"), 3, "agent.yaml:12"))
+    "after_steps = 3 (tool 'grep', agent.yaml:12)"
+    """
+
+    path: Path
+    value: Any
+    origin: str
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
+    def __str__(self) -> str:
+        if self.path[0] == "tools":
+            return f"{self.path[-1]} = {self.shown} (tool {self.path[1]!r}, {self.origin})"
+        return f"{self.name} = {self.shown} ({self.origin})"
+
+    @property
+    def shown(self) -> str:
+        """The value as YAML has it."""
+        match self.value:
+            case None:
+                return "unset"
+            case bool(value):
+                return "on" if value else "off"
+            case float(value):
+                return f"{value:g}"
+            case tuple(values):
+                return f"[{', '.join(values)}]"
+            case value:
+                return str(value)
+
+
+def every(settings: msgspec.Struct, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """All that is set in a struct and the structs in it; where a switch is on, the defaults."""
+    for name, hint in hints(type(settings)).items():
+        value, here = getattr(settings, name), (*path, name)
+        defaults = [kind() for kind in kinds_of(hint) if is_struct(kind)]
+        if defaults and value in ("on", True):
+            value = defaults[0]
+        if isinstance(value, msgspec.Struct):
+            yield from every(value, here)
+        elif isinstance(value, dict):
+            for inner, one in value.items():
+                yield from every(one, (*here, inner))
+        else:
+            yield here, value

@@ -1,0 +1,106 @@
+"""The measure of what is lost, measured: on a conversation whose losses are known."""
+
+import json
+import random
+
+import pytest
+
+from refold.bench.retention import Arm, load, replay, text_of
+
+CODES = ("QX7-4411", "QX7-9032")
+"""What the first and the last result say, and later calls need."""
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A conversation of about 7,000 tokens whose values stand far from their use, and near."""
+    for folder, line in (("traces", conversation()), *(("probes", probe) for probe in probes())):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        with (tmp_path / folder / "made.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    return tmp_path
+
+
+@pytest.fixture
+def trace(data):
+    (trace,) = load(data, least=1_000)
+    return trace
+
+
+def conversation() -> dict:
+    chance = random.Random(7)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Cancel my bookings."},
+    ]
+    for n in range(20):
+        noise = " ".join(str(chance.randrange(10**6)) for _ in range(100))
+        said = {0: CODES[0], 19: CODES[1]}.get(n, "nothing")
+        messages += called(f"c{n}", {"page": n}, f"{noise} {said}", x_stop_reason="toolUse")
+    messages += called("far", {"code": f"{CODES[0]}\n"}, "done") + called("near", {"code": CODES[1]}, "done")
+    return {"id": "made/1", "source": "made", "format": "openai", "messages": messages}
+
+
+def called(id: str, arguments: dict, result: str, **extra: str) -> list[dict]:
+    call = {"id": id, "type": "function", "function": {"name": "look", "arguments": json.dumps(arguments)}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call], **extra}
+    return [asked, {"role": "tool", "tool_call_id": id, "content": result}]
+
+
+def probes() -> list[dict]:
+    places = {CODES[0]: (3, 42), CODES[1]: (41, 44), "never said": (3, 42)}
+    return [
+        {"conversation": "made/1", "value": value, "kind": "id", "first": at, "last": at, "use_at": use}
+        for value, (at, use) in places.items()
+    ]
+
+
+def test_what_is_loaded_can_be_sent_and_has_only_probes_that_can_be_found(trace):
+    assert not any(key.startswith("x_") for message in trace.messages for key in message)
+    assert [probe.value for probe in trace.probes] == [*CODES]
+    assert trace.dropped == 1
+
+
+def test_small_conversations_are_left_out(data):
+    assert load(data) == []
+
+
+def test_keeping_everything_loses_nothing_and_saves_nothing(trace):
+    run = replay(trace, Arm("everything"))
+    assert (run.numbers["calls"], run.numbers["lost"], run.numbers["saved"]) == (22, 0, 0)
+    assert run.share("kept", "prior") == 1
+    assert run.broken.total() == 0
+
+
+def test_keeping_nothing_loses_all(trace):
+    run = replay(trace, Arm("nothing"))
+    assert run.lost == [*trace.probes]
+    assert run.share("saved", "full") > 0.9
+
+
+@pytest.mark.parametrize("mode", ["room", "threshold", "window"])
+def test_a_value_that_is_cut_is_lost_and_one_that_is_shown_is_not(trace, mode):
+    run = replay(trace, Arm("newest", mode=mode), budget=3_000)
+    assert [probe.value for probe in run.lost] == [CODES[0]]
+    assert run.numbers["batches"] > 0
+    assert 0 < run.share("saved", "full") < 1
+    assert run.share("kept", "prior") < 1
+
+
+def test_what_is_refused_is_lost_and_nothing_is_sent(trace):
+    run = replay(trace, Arm("newest"), budget=30)
+    assert run.lost == [*trace.probes]
+    assert run.numbers["refused"] > 0
+    assert run.numbers["refused_full"] <= run.numbers["saved"]
+
+
+def test_values_are_found_in_the_arguments_of_calls_however_they_are_written():
+    (asked, _) = called("c", {"path": "C:\\Temp\\ü", "note": 'a "quoted" one'}, "done")
+    for value in ("C:\\Temp\\ü", 'a "quoted" one', "look", '"tool_calls":['):
+        assert value in text_of(asked)
+
+
+def test_the_numbers_of_several_runs_add_up(trace):
+    one, other = replay(trace, Arm("nothing")), replay(trace, Arm("everything"))
+    one.add(other)
+    assert (one.numbers["conversations"], one.numbers["probes"], one.numbers["lost"]) == (2, 4, 2)
