@@ -56,6 +56,7 @@ def main() -> None:
         print(f"\n{step} steps, {total:,} tokens said, never more than {most:,} sent; nothing is lost.")
         print(f"Without refold, the window of {window:,} would have been full at step {over}.")
     print(f"Look at it:   .venv/bin/refold show long-run --store {STORE}")
+    print(f"Ask why:      .venv/bin/refold explain long-run 2 --store {STORE}")
     print(f"Take it back: .venv/bin/refold undo long-run --store {STORE}")
 
 

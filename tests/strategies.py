@@ -188,3 +188,96 @@ def told(draw: st.DrawFn) -> tuple[list[Step], str, tuple[str, ...]]:
     )
     flags = st.sampled_from([(), ("system-inside", "no-prefill", "binds-thinking")])
     return draw(st.lists(steps, max_size=14)), draw(st.sampled_from([*DIALECTS])), draw(flags)
+
+
+TOOLS = ("read", "bash", "search", "patch")
+expiries = st.fixed_dictionaries(
+    {},
+    optional={
+        "after_steps": st.integers(0, 4),
+        "mode": st.sampled_from(["none", "remove", "compact"]),
+        "compact_mode": st.sampled_from(["first-n-chars", "skeleton", "ai-summary"]),
+        "length": st.integers(0, 300),
+        "strategy": st.sampled_from(["age", "relevance"]),
+        "threshold": st.sampled_from([0.0, 0.3, 1.0]),
+    },
+)
+prunes = st.fixed_dictionaries(
+    {},
+    optional={
+        "protect": st.integers(0, 400),
+        "minimum": st.integers(0, 200),
+        "keep_turns": st.integers(0, 3),
+        "keep_steps": st.integers(0, 4),
+        "length": st.integers(0, 700),
+        "exclude_tools": st.lists(st.sampled_from(TOOLS), max_size=2),
+    },
+)
+ladders = st.fixed_dictionaries(
+    {
+        "counter": st.just("estimate"),
+        "compact": st.fixed_dictionaries(
+            {},
+            optional={
+                "strategy": st.sampled_from(["summarize", "sliding-window", "hierarchical"]),
+                "keep_recent": st.integers(0, 12),
+                "prune": st.just("off") | prunes,
+                "cap": st.just("off") | st.builds(lambda share: {"share": share}, st.floats(0.01, 0.6)),
+                "message_threshold": st.integers(2, 12),
+                "turn_threshold": st.integers(1, 5),
+            },
+        ),
+    },
+    optional={
+        "dedupe": st.just("off") | st.builds(lambda share: {"similarity": share}, st.floats(0.3, 1)),
+        "tools": st.dictionaries(
+            st.sampled_from(TOOLS), st.builds(lambda rule: {"expire": rule}, expiries), max_size=3
+        ),
+    },
+)
+"""Settings of an agent, of all that may reduce something."""
+
+SCRAPS = "HAT078|a|word|error: not found|{|}|[|]|=|x=1|k=v2.5|,| | |漢字|https://a.example.org/b?c=d|2024-05-01|$12"
+scraps = st.lists(
+    st.sampled_from([*SCRAPS.split("|"), '"k": ', "\n", "\\n", "\ud800", "[refold #57 ", "x" * 90]),
+    max_size=60,
+).map("".join)
+"""Texts of what skeletons look for, in any order."""
+
+windows = st.sampled_from([300, 600, 1_000, 2_000, 4_000])
+speech = st.sampled_from(["Look.", "Never use HAT118.", "the flight " * 30, "item_77 costs 12.50, " * 60])
+outputs = st.builds(
+    lambda name, line, times: f"{name} {line}\n" * times,
+    st.sampled_from(["HAT078", "src/app.py:12", "mia_li_3668"]),
+    st.sampled_from(["ok", "error: not found", '{"a": [1, 2]}', "漢字の記録", "[refold #1 read: x]"]),
+    st.sampled_from([1, 9, 60, 400]),
+)
+runs = st.lists(
+    st.one_of(
+        st.builds(lambda text: [("user", text)], speech),
+        st.builds(lambda text: [("assistant", text)], speech),
+        st.lists(st.tuples(st.sampled_from(TOOLS), outputs), min_size=1, max_size=3),
+        st.lists(st.tuples(st.sampled_from(TOOLS), outputs), min_size=1, max_size=1),
+    ),
+    max_size=16,
+)
+"""What happens after the task, step by step: somebody says something, or tools are called and answer."""
+
+
+def said(run: list[list[tuple[str, str]]]) -> list[list[dict]]:
+    """The same in OpenAI chat form: what is appended at a time, a request before each but for the user's."""
+    parts: list[list[dict]] = [[{"role": "user", "content": "Find the cheapest flight; never book it."}]]
+    for n, things in enumerate(run):
+        if things[0][0] in ("user", "assistant"):
+            parts.append([{"role": role, "content": text} for role, text in things])
+            continue
+        calls = [
+            {"id": f"c{n}_{m}", "type": "function", "function": {"name": tool, "arguments": f'{{"n": {n}}}'}}
+            for m, (tool, _) in enumerate(things)
+        ]
+        answers = [
+            {"role": "tool", "tool_call_id": f"c{n}_{m}", "content": text}
+            for m, (_, text) in enumerate(things)
+        ]
+        parts.append([{"role": "assistant", "content": None, "tool_calls": calls}, *answers])
+    return parts

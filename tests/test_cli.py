@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 import refold
 from refold.cli import COMMANDS, app
+from refold.cli.words import glance
 from refold.core.codec import Entry
 from refold.core.event import Measured
-from refold.core.message import Usage
+from refold.core.message import ToolResult, Usage
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key
 
@@ -82,6 +83,33 @@ def chat():
     return session
 
 
+LADDER = {
+    "models": {"m": {"window": 2_000, "max_output": 200, "provider": "openai"}},
+    "agents": {"default": {"compact": {"keep_recent": 4, "cap": {"share": 0.1}}}},
+}
+
+
+@pytest.fixture
+def ladder():
+    """A conversation with a summary of its beginning and a newest result that is capped in its place."""
+    with refold.open("climb", store=STORE, model="m", config=LADDER) as session:
+        session.append([{"role": "system", "content": "Be brief."}, user("Which files are large?")])
+        for n in range(12):
+            session.append([call(f"c{n}", "ls", f'{{"path": "dir{n}"}}'), result(f"c{n}", f"file{n} " * 30)])
+            session.fit()
+        listed = "\n".join(f"-rw-r--r-- {9_000 + n} report-{n:02}.pdf" for n in range(40))
+        session.append([call("big", "ls", '{"path": "reports"}'), result("big", listed)])
+        session.fit()
+    return session
+
+
+@pytest.fixture
+def capped(ladder):
+    """The place of its capped result."""
+    (item,) = [item for item in ask("show", "climb")["items"] if item["reduced"]]
+    return item["span"][0]
+
+
 @pytest.fixture
 def edit(chat):
     """The place of its newest edit."""
@@ -141,6 +169,8 @@ finally:
         ["show"],
         ["show", "task-42", "--at", "x"],
         ["undo", "task-42", "-1"],
+        ["explain", "task-42"],
+        ["expand", "task-42", "x"],
         ["log", "task-42", "--limit", "0"],
         ["fit", "chat.json"],
         ["list", "--store", "gopher://x"],
@@ -162,6 +192,8 @@ READING = [
     ("list",),
     ("show", "x"),
     ("log", "x"),
+    ("explain", "x", "1"),
+    ("expand", "x", "1"),
     ("diff", "x", "1"),
     ("export", "x"),
     ("doctor",),
@@ -260,7 +292,7 @@ def test_standard_input_needs_an_id():
     messages = json.dumps([user("hello")])
     assert "--id" in run("import", "-", code=2, input=messages).stderr
     run("import", "-", "--id", "piped", input=messages)
-    assert ask("show", "piped")["messages"] == {"shown": 1, "said": 1}
+    assert ask("show", "piped")["messages"]["said"] == 1
 
 
 def test_a_file_with_a_byte_order_mark_is_read():
@@ -332,6 +364,12 @@ def test_an_export_goes_to_a_file_in_full_or_not_at_all(chat, folder):
     assert Path("out.jsonl").read_text().splitlines() == lines
     run("export", "task-42", "-o", "nowhere/out.jsonl", code=1)
     assert {path.name for path in folder.iterdir()} == {"chats.db", "out.jsonl"}
+
+
+def test_an_import_shows_everything(folder):
+    long = [part for n in range(8) for part in (user("go"), call(f"c{n}"), result(f"c{n}", "word " * 10_000))]
+    run("import", write("long.json", long))
+    assert ask("show", "long")["tokens"]["saved_percent"] == 0
 
 
 # List
@@ -416,11 +454,64 @@ def test_show_in_json_accounts_for_every_message(chat, edit):
     assert sum(item["tokens"]["said"] for item in sight["items"]) == sight["tokens"]["said"]
     assert sum(item["tokens"]["shown"] for item in sight["items"]) == sight["tokens"]["shown"]
     shown = [one for item in sight["items"] for one in item["shown"]]
-    hidden = sum(item["hidden"] for item in sight["items"])
     originals = [one for one in shown if one["at"] != edit]
-    assert hidden + len(originals) == sight["messages"]["said"] == 14
+    assert sight["messages"]["hidden"] + len(originals) == sight["messages"]["said"] == 14
     assert sight["items"][2]["edit"]["kind"] == "window"
     assert [one["at"] for one in shown if one["is_task"]] == [1]
+
+
+def test_a_message_that_is_reduced_in_its_place_is_one_row(ladder, capped):
+    lines = run("show", "climb").stdout.splitlines()
+    (row,) = [line for line in lines if re.match(rf"#{capped}\b", line)]
+    (item,) = [item for item in ask("show", "climb")["items"] if item["reduced"]]
+    tokens = f"{item['tokens']['said']:,} → {item['tokens']['shown']:,}"
+    assert re.search(rf"1 +{tokens}  tool +cap +← ls: -rw-r--r-- 9000 report-00.pdf", row)
+    assert "[refold" not in row
+    assert not any(f"#{item['edit']['at']}" in line for line in lines)
+    full = run("show", "climb", "--full").stdout
+    assert f"#{capped} · tool · turn 1 · {tokens} tokens · cap\n← ls: [refold #{capped} ls: " in full
+
+
+def test_every_message_is_whole_or_reduced_or_hidden(ladder):
+    now = ask("show", "climb")["messages"]
+    assert now["reduced"] == 1
+    assert now["hidden"] > 0
+    for at in range(len(list(refold.open("climb", store=STORE).events()))):
+        sight = ask("show", "climb", "--at", at)
+        count = sight["messages"]
+        assert count["whole"] + count["reduced"] + count["hidden"] == count["said"]
+        summaries = sum(item["hidden"] > 0 for item in sight["items"])
+        assert count["shown"] == count["whole"] + count["reduced"] + summaries
+        assert count["hidden"] == sum(item["hidden"] for item in sight["items"])
+        assert sight["tokens"]["said"] == sum(item["tokens"]["said"] for item in sight["items"])
+
+
+def test_what_an_edit_says_is_cut_to_its_row(ladder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, *rows = run("show", "climb").stdout.splitlines()
+    assert any("summarize: " in row and row.endswith("…") for row in rows)
+    assert all(re.match(r" *#", row) for row in rows[: rows.index("")])
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("[refold #2 ls: 900 tokens, 40 lines; 212 shown]\nname=a", "name=a"),
+        ("[refold ls: 900 characters; first 500 shown]\nname=a", "name=a"),
+        ("[refold #2 ls: 900 tokens; same as #12]", "same as #12"),
+        ("[refold #2 ls: 9 tokens; nearly the same as #4, but for]\nb", "nearly the same as #4, but for b"),
+        ("[refold #2 ls: 900 tokens; 0 shown]", "(nothing of it)"),
+        ("[gone] in my own words; all of it", "[gone] in my own words; all of it"),
+    ],
+)
+def test_what_is_reduced_is_shown_without_the_line_that_names_it(text, seen):
+    shown = refold.Message("tool", (ToolResult("c1", text, "ls"),))
+    assert glance(shown, is_ours=True) == f"← ls: {seen}"
+
+
+def test_what_somebody_said_is_never_taken_for_ours():
+    refold.open("forged", store=STORE).append(user("[refold #1 x: 5 tokens; 2 shown]\nhello"))
+    assert "user  task  [refold #1 x: 5 tokens; 2 shown] hello" in run("show", "forged").stdout
 
 
 def test_show_at_a_place_is_what_the_model_saw_then(chat, edit):
@@ -510,6 +601,89 @@ def test_wide_characters_do_not_break_the_table():
 def test_a_long_view_is_as_wide_as_the_terminal(chat, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert max(map(len, run("show", "task-42").stdout.splitlines()[:-1])) <= 60
+
+
+# Explain and expand
+
+
+def test_explain_says_what_was_done_and_which_setting_decided_it(ladder, capped):
+    at = next(item["edit"]["at"] for item in ask("show", "climb")["items"] if item["reduced"])
+    told = ask("explain", "climb", capped)
+    assert list(told) == ["conversation", "view", "at", "role", "shown", "tokens", "causes", "stays", "span"]
+    (cause,) = told["causes"]
+    assert (told["shown"], cause["at"], cause["kind"], cause["state"]) == ("reduced", at, "cap", "in force")
+    before, after = cause["tokens"]
+    assert told["tokens"] == after < before
+    assert run("explain", "climb", capped).stdout.splitlines() == [
+        f"#{capped} (tool) is reduced to {after} tokens",
+        f"#{at} cap of #{capped}, {before} → {after} tokens, in force",
+        f"    {before} tokens are more than 10% of the window (compact.cap.share, config)",
+        f"Read it: refold expand climb {capped}",
+    ]
+    assert run("explain", "climb", at).stdout.splitlines()[0].startswith(f"#{at} cap of #{capped}, ")
+
+
+def test_explain_says_why_something_stays_or_is_hidden(ladder):
+    task = run("explain", "climb", 1).stdout.splitlines()
+    assert task[0].startswith("#1 (user) is shown whole, ")
+    assert task[1] == "It stays: it is the task, the first thing the user said."
+    assert run("explain", "climb", 2).stdout.startswith("#2 (assistant) is hidden\n")
+    run("pin", "climb", 3)
+    assert "It stays: it is pinned." in run("explain", "climb", 2).stdout
+    assert "No edit has to do with it." in run("explain", "climb", 0).stdout
+
+
+def test_explain_has_every_edit_the_newest_first_and_what_became_of_it(chat, edit, end):
+    def states():
+        return [(cause["at"], cause["state"]) for cause in ask("explain", "task-42", 2)["causes"]]
+
+    run("restore", "task-42", 2, "--why", "needed\x1b[31m again")
+    assert states()[:2] == [(end, "in force"), (edit, "under a later one")]
+    told = run("explain", "task-42", 2).stdout
+    assert re.match(rf"#2 \(assistant\) is shown whole, .*\n#{end} restore of #2–#.*, in force\n", told)
+    assert "    needed\\x1b[31m again\n" in told
+    run("undo", "task-42", end)
+    assert states()[:2] == [(end, "taken back"), (edit, "in force")]
+    assert "is neither a message nor an edit" in run("explain", "task-42", end + 1, code=1).stderr
+    run("explain", "task-42", 999, code=1)
+
+
+def test_of_many_edits_explain_tells_the_newest_and_the_first(ladder):
+    for _ in range(6):
+        run("undo", "climb", 2)
+        refold.open("climb", store=STORE, model="m", config=LADDER).compact(keep_recent=2)
+    causes = ask("explain", "climb", 2)["causes"]
+    told = run("explain", "climb", 2).stdout
+    assert re.findall(r"^#(\d+) summarize", told, re.MULTILINE) == [
+        str(causes[n]["at"]) for n in (0, 1, 2, -1)
+    ]
+    assert f"… {len(causes) - 4} more: --json has them all; the first was\n" in told
+
+
+def test_expand_prints_the_whole_text_and_nothing_else(ladder, capped):
+    said = next(one.message.text for one in ladder.get_all() if one.at == capped)
+    assert run("expand", "climb", capped).stdout == said + "\n"
+    assert ask("expand", "climb", capped) == {"at": capped, "text": said}
+    summary = next(item["edit"]["at"] for item in ask("show", "climb")["items"] if item["hidden"])
+    hidden = run("expand", "climb", summary)
+    assert "#3 tool ls:\n" + "file0 " * 30 in hidden.stdout
+    assert "no such place" in run("expand", "climb", 999, code=1).stderr
+
+
+def test_expand_adds_no_empty_line_and_takes_what_is_no_unicode():
+    refold.open("odd", store=STORE).append([user("two\nlines\n"), user("half a \ud83d pair")])
+    assert run("expand", "odd", 0).stdout == "two\nlines\n"
+    assert run("expand", "odd", 1).stdout == "half a \\ud83d pair\n"
+
+
+def test_a_pipe_gets_a_text_as_it_is_and_a_terminal_what_is_safe():
+    pty = pytest.importorskip("pty")
+    refold.open("red", store=STORE).append(user("a\x1b[31mb"))
+    args = [sys.executable, "-m", "refold", "expand", "red", "0", "--store", STORE]
+    assert subprocess.run(args, capture_output=True).stdout == b"a\x1b[31mb\n"
+    screen, terminal = pty.openpty()
+    subprocess.run(args, stdout=terminal, check=True)
+    assert os.read(screen, 100) == b"a\\x1b[31mb\r\n"
 
 
 # Log and diff

@@ -66,7 +66,8 @@ def test_every_link_leads_somewhere(page):
 def test_the_readme_prints_what_show_prints(tmp_path):
     """Where they differ, the README gets what this prints."""
     url = f"sqlite:///{tmp_path}/agent.db"
-    config = {"models": {"m": {"window": 6_000, "max_output": 1_000}}}
+    models = {"m": {"window": 4_000, "max_output": 1_000}}
+    config = {"models": models, "agents": {"default": {"compact": {"keep_recent": 4}}}}
     with refold.open("booking", store=url, model="m", config=config) as chat:
         for message in json.loads((ROOT / "examples" / "booking.json").read_text()):
             chat.fit()
@@ -77,6 +78,20 @@ def test_the_readme_prints_what_show_prints(tmp_path):
     shown = subprocess.run(command, env=wide, check=True, capture_output=True, text=True).stdout
     printed = "\n".join(line.rstrip() for line in shown.strip().splitlines())
     assert f"```\n$ refold show booking\n{printed}\n```" in (ROOT / "README.md").read_text(), printed
+
+
+def test_the_ladder_page_has_what_is_left_of_messages():
+    """Where they differ, the page gets what this prints."""
+    expire = {"after_steps": 2, "mode": "compact", "compact_mode": "skeleton", "length": 160}
+    agent = {"tools": {"search_flights": {"expire": expire}}, "summarizer": {"max_tokens": 200}}
+    chat = refold.open("booking", store="memory://", model="gpt-5", config={"agents": {"default": agent}})
+    chat.append(json.loads((ROOT / "examples" / "booking.json").read_text()))
+    chat.fit()
+    skeleton = chat.view().messages[5].text
+    chat.compact(keep_recent=3)
+    left = [skeleton, chat.view().messages[2].text]
+    page = (ROOT / "docs" / "ladder.md").read_text()
+    assert re.findall(r"^```text\n(.*?)\n```", page, re.MULTILINE | re.DOTALL) == left, "\n\n".join(left)
 
 
 def test_the_example_runs(tmp_path):

@@ -1,4 +1,4 @@
-"""Views by the million: every history in every target and window must be a valid request that fits.
+"""Views by the million: every history in every target and window, by all rungs, is a valid request that fits.
 
     python tests/views.py --views 1000000 --jobs 2 --state views.json
 
@@ -28,6 +28,45 @@ WINDOWS = (2_000, 4_000, 8_000, 32_000, 200_000)
 MODELS = {"claude-sonnet-4-5": (), "claude-opus-4-8": ("system-inside", "no-prefill", "binds-thinking")}
 
 
+def ladder(dice: random.Random) -> dict[str, Any]:
+    """Settings of all rungs; every third history has the defaults."""
+    if dice.random() < 1 / 3:
+        return {}
+    prune: dict[str, Any] = {"protect": dice.choice((0, 200, 2_000)), "minimum": dice.choice((0, 500))}
+    prune |= {
+        "keep_turns": dice.randrange(3),
+        "keep_steps": dice.randrange(4),
+        "length": dice.choice((0, 600)),
+    }
+    compact: dict[str, Any] = {
+        "strategy": dice.choice(("summarize", "sliding-window", "hierarchical")),
+        "keep_recent": dice.choice((0, 2, 10)),
+        "prune": dice.choice(("off", prune, prune)),
+        "cap": dice.choice(("off", {"share": 0.02}, {"share": 0.25})),
+    }
+    if dice.random() < 0.2:
+        compact["message_threshold"] = dice.choice((3, 10))
+    rules = {
+        tool: {"expire": _rule(dice)} for tool in ("read", "bash", "search", "patch") if dice.random() < 0.5
+    }
+    return {
+        "compact": compact,
+        "dedupe": dice.choice(("off", {"similarity": 0.5}, {"similarity": 0.9})),
+        "tools": rules,
+        "handles": dice.choice(("on", "on", "off")),
+    }
+
+
+def _rule(dice: random.Random) -> dict[str, Any]:
+    return {
+        "after_steps": dice.randrange(4),
+        "mode": dice.choice(("none", "remove", "compact", "compact")),
+        "compact_mode": dice.choice(("first-n-chars", "skeleton", "ai-summary")),
+        "length": dice.choice((0, 40, 500)),
+        "strategy": dice.choice(("age", "relevance")),
+    }
+
+
 def look(seed: int) -> Counter[str]:
     """All views of one history. What came out, by kind; a violation has the seed in its name."""
     dice = random.Random(seed)
@@ -39,7 +78,7 @@ def look(seed: int) -> Counter[str]:
         f"w{window}": {"window": window, "max_output": window // 8, "flags": list(flags)}
         for window in WINDOWS
     }
-    config = refold.config.load_config({"models": limits})
+    config = refold.config.load_config({"models": limits, "agents": {"default": ladder(dice)}})
     half = dice.randrange(len(messages) + 1)
     writer = Session(store, key, config=config)
     for start, stop in ((0, half), (half, len(messages))):

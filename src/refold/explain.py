@@ -15,7 +15,7 @@ def explain(record: Record, at: int) -> Explanation:
     event = record.event(at)
     standing = Standing(record.view, record.facts(record.live.state.next))
     if isinstance(event, Replaced):
-        state = _state(event.at, standing)
+        state = _state(event.at, standing) if event.view == record.view else f"of view {event.view!r}"
         only = _cause(record, event.at, state)
         return Explanation(at, "edit", state, event.tokens[1], (only,), span=event.span)
     if not isinstance(event, Said):

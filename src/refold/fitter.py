@@ -52,6 +52,9 @@ class Fitter:
         self._known = NOTHING
         self._spoken: str | None = None
         self._heard_at = 0
+        self._has_worked = False
+        self._sent = 0
+        """The first place that was not yet said when the newest request was made."""
         self._floor: int | None = None
         """What was counted when there was nothing left to reduce."""
 
@@ -75,7 +78,7 @@ class Fitter:
     def heard(self, drafts: Sequence[Draft]) -> None:
         """Remembers in which dialect the newest message came."""
         self._spoken = next((d.dialect for d in reversed(drafts) if d.dialect), self._spoken)
-        self._heard_at = self.record.live.state.next
+        self._heard_at, self._has_worked = self.record.live.state.next, True
 
     def _heard(self) -> str | None:
         if self._spoken is None or self._heard_at != self.record.live.state.next:
@@ -126,6 +129,11 @@ class Fitter:
             return sum(line.asks for line in lines), len(lines)
         new = [line for line in lines if line.at > since]
         return sum(line.asks for line in new), len(new) + any(line.at == since for line in lines)
+
+    @property
+    def budget(self) -> Budget:
+        """As it is set, for the model as it is now."""
+        return self.config.budget(self.settings, self.meter.limits)
 
     def _budget(self, beside: Beside, target: int | None = None) -> Budget:
         budget = self.config.budget(self.settings, self.meter.limits, beside.output)
@@ -181,7 +189,8 @@ class Fitter:
         if page.system is not None and beside.system is not None:
             notices.append("System text is given beside the messages: the record's own is not sent")
         tokens = TokenCounts(before, self._after(edits, counted, final), final)
-        changed = [page.break_at, *(edit.span.start for edit in edits)]
+        sent = [edit.span.start for edit in edits if not 0 < self._sent <= edit.span.start]
+        changed, self._sent = [page.break_at, *sent], self.record.live.state.next
         report = Report(
             tokens,
             limit=budget.window,
@@ -271,6 +280,11 @@ class Fitter:
             self._pages[ask] = Page(self.record, ask, self.meter.counter)
         return self._pages[ask]
 
+    def finish(self) -> None:
+        """Prunes, where that is worth it and the conversation has gone on here."""
+        if self._has_worked:
+            self.reducer.finish(self._budget(NOTHING), self.meter.counter.message)
+
     def compact(self, strategy: str, keep_recent: int | None, target: int | None) -> list[Replaced]:
         """On demand: down to the newest messages, or to a number of tokens by whatever it takes."""
         self._floor = None
@@ -278,7 +292,7 @@ class Fitter:
         if target is None:
             newest = self.reducer.strategy(strategy, keep_recent, fill=False)
             return self.reducer.reduce(newest, budget, count)
-        rungs = (self.reducer.strategy(strategy, keep_recent or 0), Shrink())
+        rungs = (*self.reducer.policies, self.reducer.strategy(strategy, keep_recent or 0), Shrink())
         return self.reducer.reduce(lambda *view: climb(rungs, *view)[1], budget, count)
 
 

@@ -7,6 +7,7 @@ from refold.asked import named
 from refold.config import Source, load_config
 from refold.core.errors import SettingError
 from refold.core.message import Message, Text
+from refold.core.plan import Policy
 from refold.formats.dialects import TARGETS, spoken
 from refold.policies.extract import is_summary
 from refold.policies.window import NOTE
@@ -26,10 +27,12 @@ def open(
     config: Source = None,
     owner: str | None = None,
     view: str = "main",
+    policies: Sequence[Policy] = (),
 ) -> Session:
     """Opens a conversation, there already or new.
 
-    `store` is a URL or a store; unless given, the configuration's, else `sqlite:///refold.db`.
+    `store` is a URL or a store; unless given, the configuration's, else `sqlite:///refold.db`. `policies`
+    are rungs of your own: when a view must become smaller, they are asked first.
     """
     settings = load_config(config)
     for name, value in (("conversation", conversation), ("view", view)):
@@ -42,7 +45,8 @@ def open(
     owns = isinstance(opened, str)
     backend = open_store(opened) if isinstance(opened, str) else opened
     key = Key(owner or "default", conversation)
-    return Session(backend, key, model=model, agent=agent, config=settings, view=view, owns_store=owns)
+    rest: dict[str, Any] = {"view": view, "policies": policies, "owns_store": owns}
+    return Session(backend, key, model=model, agent=agent, config=settings, **rest)
 
 
 def fit(
@@ -59,20 +63,21 @@ def fit(
 
     `system` is text that is sent apart from the messages: it is counted, and not given back.
     """
-    with open("one-off", store="memory://", model=model, config=config, agent=agent) as session:
-        if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
-            raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
-        said = list(messages)
-        plain = [message for message in said if type(message) is dict]
-        by_system = None if spoken(plain) else _by_system(plain)
-        wanted = dialect if dialect in TARGETS else spoken(plain) or by_system
-        session.append([_ours(message) or message for message in said], dialect=dialect or by_system)
-        beside = {"system": system} if system is not None else {}
-        fitted = session.fit(dialect=wanted, tools=tools, request=beside)
-        history = fitted.messages
-        if fitted.system is not None:  # it stood in the list, though the API wants it apart
-            history.insert(0, {"role": "system", "content": fitted.system})
-        return history
+    session = open("one-off", store="memory://", model=model, config=config, agent=agent)
+    session.reducer.handles = False  # nothing is stored: there would be nothing to expand
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+        raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
+    said = list(messages)
+    plain = [message for message in said if type(message) is dict]
+    by_system = None if spoken(plain) else _by_system(plain)
+    wanted = dialect if dialect in TARGETS else spoken(plain) or by_system
+    session.append([_ours(message) or message for message in said], dialect=dialect or by_system)
+    beside = {"system": system} if system is not None else {}
+    fitted = session.fit(dialect=wanted, tools=tools, request=beside)
+    history = fitted.messages
+    if fitted.system is not None:  # it stood in the list, though the API wants it apart
+        history.insert(0, {"role": "system", "content": fitted.system})
+    return history
 
 
 def _ours(message: Any) -> Message | None:

@@ -21,9 +21,9 @@ from refold.answers import (
     stored,
 )
 from refold.asked import fields, model_name, named, whole
-from refold.config import AgentSettings, Config, with_database
+from refold.config import AgentSettings, Config, demand_sense, with_database
 from refold.core.draft import PART, Draft, number
-from refold.core.errors import ConflictError, SettingError, StoreError
+from refold.core.errors import ConflictError, RefoldError, SettingError, StoreError
 from refold.core.event import Event, Expiry, Replaced, Said
 from refold.core.message import Kind, Message
 from refold.core.plan import Policy, Stamp
@@ -69,6 +69,9 @@ class Session:
         """What is underneath, for faces and tools."""
         self.reducer = Reducer(self.record, self.config, agent, policies)
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model)
+        if self.settings.compaction.max_tokens is not None:
+            place = self.config.place("agents", agent or "default", "compact", "max_tokens")
+            demand_sense(self.settings, self.fitter.budget, place)
 
     @property
     def conversation(self) -> str:
@@ -421,8 +424,10 @@ class Session:
             return heirs
 
     def close(self) -> None:
-        """Keeps a snapshot, and closes the store where the session opened it."""
+        """Prunes for the next run, keeps a snapshot, and closes the store where the session opened it."""
         with self._lock:
+            with suppress(RefoldError):  # the record is whole without it
+                self.fitter.finish()
             self.record.save()
             self.fitter.meter.save()
             if self._owns_store:

@@ -19,6 +19,8 @@ Examples:
   refold list                        what there is
   refold show chat                   what the model sees, and what is hidden
   refold show chat --at 120          what it saw right after event 120
+  refold explain chat 57             why #57 is shown, shorter or not at all
+  refold expand chat 57              all of it
   refold undo chat                   take back the newest edit
   refold fit chat.json --model gpt-5 -o small.json
   refold check request.json          would the provider take it?
@@ -82,6 +84,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": move.export,
     "list": look.list_,
     "show": look.show,
+    "explain": look.explain,
+    "expand": look.expand,
     "log": look.log,
     "diff": look.diff,
     "undo": change.undo,

@@ -12,8 +12,8 @@ from refold.cli.options import (
     Json,
     Owner,
     StoreUrl,
-    ViewName,
     Why,
+    conversing,
     existing,
     place,
 )
@@ -35,84 +35,48 @@ AnyAt = Annotated[
 ]
 
 
-def undo(
-    id: Id,
-    at: AnyAt = None,
-    why: Why = "",
-    store: StoreUrl = None,
-    config: ConfigFile = None,
-    owner: Owner = "default",
-    view: ViewName = "main",
-    json: Json = False,
-) -> None:
+@conversing
+def undo(session: Session, at: AnyAt = None, why: Why = "", json: Json = False) -> None:
     """Take back an edit, a pin or an undoing."""
-    with Access.to(store, config).session(id, owner, view) as session:
-        before = session.record.live.tokens
-        done = session.undo(at, why=why)
-        event = session.record.event(done)
-        assert isinstance(event, Undone)
-        _report(session, before, json, {"did": "undo", "of": event.of, "at": done}, f"#{event.of} is undone")
+    before = session.record.live.tokens
+    done = session.undo(at, why=why)
+    event = session.record.event(done)
+    assert isinstance(event, Undone)
+    _report(session, before, json, {"did": "undo", "of": event.of, "at": done}, f"#{event.of} is undone")
 
 
-def restore(
-    id: Id,
-    at: At,
-    why: Why = "",
-    store: StoreUrl = None,
-    config: ConfigFile = None,
-    owner: Owner = "default",
-    view: ViewName = "main",
-    json: Json = False,
-) -> None:
+@conversing
+def restore(session: Session, at: At, why: Why = "", json: Json = False) -> None:
     """Show what is hidden in its old place again.
 
     For the place of a message, that message and the calls and results it belongs to; for the place of an
     edit, all that it covers.
     """
-    with Access.to(store, config).session(id, owner, view) as session:
-        before = session.record.live.tokens
-        done = session.restore(at, why=why)
-        _report(session, before, json, {"did": "restore", "of": at, "at": done}, f"#{at} is shown again")
+    before = session.record.live.tokens
+    done = session.restore(at, why=why)
+    _report(session, before, json, {"did": "restore", "of": at, "at": done}, f"#{at} is shown again")
 
 
-def pin(
-    id: Id,
-    at: At,
-    why: Why = "",
-    store: StoreUrl = None,
-    config: ConfigFile = None,
-    owner: Owner = "default",
-    view: ViewName = "main",
-    json: Json = False,
-) -> None:
+@conversing
+def pin(session: Session, at: At, why: Why = "", json: Json = False) -> None:
     """Keep a message in every view, with its calls and results."""
-    with Access.to(store, config).session(id, owner, view) as session:
-        before = session.record.live.tokens
-        done = session.pin(at, why=why)
-        event = session.record.event(done)
-        assert isinstance(event, Pinned)
-        places = [line.at for line in event.lines]
-        others = [f"#{one}" for one in places if one != at]
-        group = f" with {', '.join(others)}, which it cannot be parted from" if others else ""
-        what = {"did": "pin", "of": at, "at": done, "places": places}
-        _report(session, before, json, what, f"#{at} is pinned{group}")
+    before = session.record.live.tokens
+    done = session.pin(at, why=why)
+    event = session.record.event(done)
+    assert isinstance(event, Pinned)
+    places = [line.at for line in event.lines]
+    others = [f"#{one}" for one in places if one != at]
+    group = f" with {', '.join(others)}, which it cannot be parted from" if others else ""
+    what = {"did": "pin", "of": at, "at": done, "places": places}
+    _report(session, before, json, what, f"#{at} is pinned{group}")
 
 
-def unpin(
-    id: Id,
-    at: At,
-    why: Why = "",
-    store: StoreUrl = None,
-    config: ConfigFile = None,
-    owner: Owner = "default",
-    view: ViewName = "main",
-    json: Json = False,
-) -> None:
+@conversing
+def unpin(session: Session, at: At, why: Why = "", json: Json = False) -> None:
     """Take the pin off a message again."""
-    with Access.to(store, config).session(id, owner, view) as session:
-        before = session.record.live.tokens
-        done = session.unpin(at, why=why)
-        _report(session, before, json, {"did": "unpin", "of": at, "at": done}, f"#{at} is no longer pinned")
+    before = session.record.live.tokens
+    done = session.unpin(at, why=why)
+    _report(session, before, json, {"did": "unpin", "of": at, "at": done}, f"#{at} is no longer pinned")
 
 
 def _report(session: Session, before: int, json: bool, what: dict[str, Any], sentence: str) -> None:

@@ -48,6 +48,7 @@ def fit(
     session = Session(
         open_store("memory://"), Key("default", given.where), model=model, config=configured(config)
     )
+    session.reducer.handles = False  # nothing is stored: there would be nothing to expand
     with progress("Reading", len(given.messages)) as advance:
         session.say(given.said(session.intake(dialect), advance))
     spoken = dialect if dialect in TARGETS else given.dialect

@@ -1,9 +1,10 @@
-"""Commands that read: list, show, log, diff."""
+"""Commands that read: list, show, explain, expand, log, diff."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from refold.cli import show as page
 from refold.cli.log import Names, emit_log, events, print_log
@@ -15,18 +16,18 @@ from refold.cli.options import (
     Json,
     Owner,
     StoreUrl,
-    ViewName,
     blaming_damage,
+    conversing,
     existing,
     place,
 )
 from refold.cli.seen import Sight, see, shown_json, sight_json
-from refold.cli.terminal import Cell, Columns, console, emit, fitting, progress, say
+from refold.cli.terminal import Cell, Columns, console, emit, fitting, progress, say, say_all
 from refold.cli.words import iso, local, one_line, saved_percent
 from refold.core.live import Live
 from refold.doctor import told
 from refold.record import Record
-from refold.session import parse
+from refold.session import Session, parse
 from refold.stores.store import Key, Listed, Store
 
 PastPlace = Annotated[
@@ -124,25 +125,45 @@ def _row(one: _Listed) -> list[Cell]:
     ]
 
 
+@conversing
 def show(
-    id: Id,
+    session: Session,
     at: PastPlace = None,
     full: Annotated[bool, typer.Option("--full", help="Whole texts.")] = False,
-    store: StoreUrl = None,
-    config: ConfigFile = None,
-    owner: Owner = "default",
-    view: ViewName = "main",
     json: Json = False,
 ) -> None:
     """What the model sees, and what is hidden from it by which edit."""
-    with Access.to(store, config).session(id, owner, view) as session:
-        sight = see(session, at)
-        if json:
-            emit(sight_json(sight))
-        elif full:
-            page.show_full(sight)
-        else:
-            page.show(sight)
+    sight = see(session, at)
+    if json:
+        emit(sight_json(sight))
+    elif full:
+        page.show_full(sight)
+    else:
+        page.show(sight)
+
+
+@conversing
+def explain(session: Session, at: At, json: Json = False) -> None:
+    """Why a message is in the view or out of it.
+
+    Says whether it is shown whole, shorter or not at all, what keeps it there, and every edit that has to
+    do with it, the newest first, with the setting that decided it and where that was set.
+    """
+    told = session.explain(at)
+    if json:
+        emit({"conversation": session.conversation, "view": session.record.view, **asdict(told)})
+    else:
+        page.explain(told, session.conversation)
+
+
+@conversing
+def expand(session: Session, at: At, json: Json = False) -> None:
+    """The whole text of a message, or of all that an edit stands for."""
+    text = session.expand(at)
+    if json:
+        emit({"at": at, "text": text})
+    else:
+        say_all(text)
 
 
 def log(
@@ -169,23 +190,14 @@ def log(
         raise typer.Exit(1)
 
 
-def diff(
-    id: Id,
-    at: At,
-    at2: Place2 = None,
-    store: StoreUrl = None,
-    config: ConfigFile = None,
-    owner: Owner = "default",
-    view: ViewName = "main",
-    json: Json = False,
-) -> None:
+@conversing
+def diff(session: Session, at: At, at2: Place2 = None, json: Json = False) -> None:
     """What the view showed then and not now, and the other way round."""
-    with Access.to(store, config).session(id, owner, view) as session:
-        old, new = see(session, at), see(session, at2)
-        if json:
-            emit(_diff_json(old, new))
-        else:
-            page.diff(old, new)
+    old, new = see(session, at), see(session, at2)
+    if json:
+        emit(_diff_json(old, new))
+    else:
+        page.diff(old, new)
 
 
 def _diff_json(old: Sight, new: Sight) -> dict[str, Any]:

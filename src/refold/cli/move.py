@@ -132,7 +132,7 @@ def _store(store: Store, drafts: dict[str, list[Draft]], owner: str, append: boo
                         f"{error} ({start:,} of {len(new):,} messages of {id!r} are stored)"
                     ) from error
                 advance(len(batch))
-            session.close()
+            session.record.save()  # no run has ended here: nothing is pruned
             done.append(_Stored(id, len(new), sum(one.tokens for one in new)))
     return done
 

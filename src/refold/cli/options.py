@@ -1,11 +1,12 @@
 """What commands have in common: their options, and the way to a store and a conversation in it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -133,6 +134,27 @@ class Access:
             key = existing(store, self.url, Key(owner, id))
             with blaming_damage(id):
                 yield Session(store, key, config=self.config, view=view)
+
+
+def conversing(command: Callable[..., None]) -> Callable[..., None]:
+    """Opens the conversation that a command is about: it gets the session, people the options for it."""
+
+    def run(
+        id: Id,
+        store: StoreUrl = None,
+        config: ConfigFile = None,
+        owner: Owner = "default",
+        view: ViewName = "main",
+        **own: Any,
+    ) -> None:
+        with Access.to(store, config).session(id, owner, view) as session:
+            command(session, **own)
+
+    first, *options, _ = signature(run).parameters.values()
+    _, *own, json = signature(command).parameters.values()
+    named = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (first, *own, *options, json)]
+    run.__signature__, run.__doc__ = Signature(named), command.__doc__  # type: ignore[attr-defined]
+    return run
 
 
 def configured(config: Path | None) -> Config:

@@ -1,6 +1,6 @@
 """What a view shows and what it hides, gathered once for people and for machines."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from refold.cli.words import iso, saved_percent
@@ -31,6 +31,11 @@ class Shown:
     message: Message
     is_task: bool
     is_pinned: bool
+    place: int
+    """Where it was said, also where something shorter is shown in its place; of a summary, the edit's."""
+    said_tokens: int
+    rung: str = ""
+    """What made it shorter in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +64,18 @@ class Block:
         return self.after.messages - self.before.messages
 
     @property
+    def reduced(self) -> int:
+        """Messages said here that are shown shorter, each in its place: the only one, or none."""
+        return sum(bool(one.rung) for one in self.shown)
+
+    @property
+    def whole(self) -> int:
+        """Messages said here that are shown as they were said."""
+        return sum(one.line.at in self.span for one in self.shown)
+
+    @property
     def hidden(self) -> int:
-        """Messages said here that are not shown."""
-        return self.said_messages - sum(one.line.at in self.span for one in self.shown)
+        return self.said_messages - self.whole - self.reduced
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +130,7 @@ def _block(record: Record, live: Live, item: Item) -> Block:
     task = live.state.task
     pinned = {line.at for pin in live.state.pins.values() if pin.holds for line in pin.lines}
     shown = tuple(
-        Shown(line, message, bool(task and line.at == task.at), line.at in pinned)
+        Shown(line, message, bool(task and line.at == task.at), line.at in pinned, line.at, line.tokens)
         for line, message in zip(item.lines, item.shown, strict=True)
     )
     if item.edit is None:
@@ -126,6 +140,9 @@ def _block(record: Record, live: Live, item: Item) -> Block:
     edit = record.event(item.edit)
     assert isinstance(edit, Replaced)
     before, after = tally(record, item.span.start), tally(record, item.span.end)
+    if len(item.span) == len(shown) == 1 and shown[0].place == edit.at:
+        said = after.tokens - before.tokens
+        shown = (replace(shown[0], place=item.span.start, said_tokens=said, rung=edit.kind),)
     return Block(item.span, edit, item.merged, shown, before, after)
 
 
@@ -145,7 +162,13 @@ def sight_json(sight: Sight) -> dict[str, Any]:
         "view": sight.view,
         "at": sight.at,
         "tokens": {"shown": sight.tokens, "said": sight.said.tokens, "saved_percent": sight.saved_percent},
-        "messages": {"shown": sight.messages, "said": sight.said.messages},
+        "messages": {
+            "shown": sight.messages,
+            "said": sight.said.messages,
+            "whole": sum(block.whole for block in sight.blocks),
+            "reduced": sum(block.reduced for block in sight.blocks),
+            "hidden": sum(block.hidden for block in sight.blocks),
+        },
         "items": list(map(_block_json, sight.blocks)),
         "notices": sight.notices,
     }
@@ -156,6 +179,7 @@ def _block_json(block: Block) -> dict[str, Any]:
     return {
         "span": block.span,
         "edit": edit and edit_json(edit),
+        "reduced": block.reduced,
         "hidden": block.hidden,
         "tokens": {"said": block.said_tokens, "shown": block.tokens},
         "shown": list(map(shown_json, block.shown)),

@@ -3,14 +3,17 @@
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
+from refold.answers import Cause, Explanation
 from refold.cli.seen import Block, Shown, Sight
 from refold.cli.terminal import Cell, Column, Columns, fitting
-from refold.cli.words import full, glance, one_line, places, plural
+from refold.cli.words import full, glance, one_line, places, plural, quoted
 
 ROLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow"}
 EDIT = "bold blue"
 MOST_NOTICES = 3
 """Things mended that are told one by one."""
+MOST_CAUSES = 4
+"""Edits of one message that are told, the first of all included."""
 CONTEXT = 1
 """Unchanged messages shown around a change."""
 
@@ -21,7 +24,7 @@ def show(sight: Sight) -> None:
     table = Columns(*fitting(("place", ">turn", ">tokens", "role", "", ""), rows))
     table.head()
     for row in rows:
-        table.line(*row, wrap=len(row) == 4)
+        table.line(*row)
     _foot(table, sight)
 
 
@@ -29,13 +32,14 @@ def show_full(sight: Sight) -> None:
     """The whole text of each message in the view, under a line that says which it is."""
     table = Columns(Column("", 0))
     for block in sight.blocks:
-        if block.edit is not None:
+        if block.edit is not None and not block.reduced:
             tokens = f"{block.said_tokens:,} → {block.tokens:,} tokens"
             table.line((f"{places(block.span)} · {tokens} · {_sentence(block)}", EDIT), wrap=True)
             table.line(("", ""))
         for one in block.shown:
             line = one.line
-            about = [f"#{line.at}", line.role, f"turn {line.turn}", plural(line.tokens, "token"), _mark(one)]
+            tokens = f"{_tokens(one)} token{'s'[: line.tokens != 1]}"
+            about = [f"#{one.place}", line.role, f"turn {line.turn}", tokens, _mark(one)]
             table.line((" · ".join(filter(None, about)), f"bold {ROLES[line.role]}"))
             table.console.print(full(one.message, line.tools), style="")
             table.line(("", ""))
@@ -60,8 +64,8 @@ def _foot(table: Columns, sight: Sight, *, gap: bool = True) -> None:
 
 
 def _rows(block: Block) -> Iterable[list[Cell]]:
-    if block.edit is None:
-        yield from (_row(one) for one in block.shown)
+    if block.edit is None or block.reduced:
+        yield from map(_row, block.shown)
         return
     first, last = block.before.next_turn, block.after.turn
     turns = f"{first}–{last}" if first < last else f"{last}"
@@ -74,17 +78,26 @@ def _rows(block: Block) -> Iterable[list[Cell]]:
 def _row(one: Shown, indent: str = "") -> list[Cell]:
     line = one.line
     return [
-        (f"{indent}#{line.at}", "dim"),
+        (f"{indent}#{one.place}", "dim"),
         (f"{line.turn}", "dim"),
-        (f"{line.tokens:,}", ""),
+        (_tokens(one), EDIT if one.rung else ""),
         (line.role, ROLES[line.role]),
-        (_mark(one), "bold red"),
-        (glance(one.message, line.tools), ""),
+        (_mark(one), EDIT if one.rung else "bold red"),
+        (_words(one), ""),
     ]
 
 
+def _tokens(one: Shown) -> str:
+    return f"{one.said_tokens:,} → {one.line.tokens:,}" if one.rung else f"{one.line.tokens:,}"
+
+
 def _mark(one: Shown) -> str:
-    return " ".join(name for name, holds in (("task", one.is_task), ("pinned", one.is_pinned)) if holds)
+    marks = (("task", one.is_task), ("pinned", one.is_pinned), (one_line(one.rung), one.rung))
+    return " ".join(mark for mark, holds in marks if holds)
+
+
+def _words(one: Shown) -> str:
+    return glance(one.message, one.line.tools, is_ours=bool(one.rung) or one.line.summary)
 
 
 def _sentence(block: Block) -> str:
@@ -102,10 +115,42 @@ def _sentence(block: Block) -> str:
     return f"{what} hidden by #{edit.at} {kind}{why}"
 
 
+def explain(told: Explanation, conversation: str) -> None:
+    """What became of it, why it stays, and the edits that have to do with it, the newest first."""
+    page = Columns(Column("", 2), Column("", 0))
+    if told.span is None:  # an edit says it all itself
+        page.line((f"#{told.at} ({told.role}) {_standing(told)}", "bold"))
+    for reason in told.stays:
+        page.line((f"It stays: {reason}.", "green"))
+    newest = told.causes if len(told.causes) <= MOST_CAUSES else told.causes[: MOST_CAUSES - 1]
+    for edit in newest:
+        _cause(page, edit)
+    if len(newest) < len(told.causes):
+        page.line((f"… {len(told.causes) - MOST_CAUSES:,} more: --json has them all; the first was", "dim"))
+        _cause(page, told.causes[-1])
+    if not told.causes:
+        page.line(("No edit has to do with it.", ""))
+    if told.shown != "whole":
+        page.line((f"Read it: refold expand {quoted(conversation)} {told.at}", "dim"))
+
+
+def _cause(page: Columns, edit: Cause) -> None:
+    tokens = f"{edit.tokens[0]:,} → {edit.tokens[1]:,} tokens"
+    about = f"#{edit.at} {one_line(edit.kind)} of {places(edit.span)}, {tokens}, {edit.state}"
+    page.line((about, EDIT))
+    page.line(("", ""), (one_line(edit.why) or "no reason was given", ""), wrap=True)
+
+
+def _standing(told: Explanation) -> str:
+    tokens = plural(told.tokens, "token")
+    known = {"whole": f"is shown whole, {tokens}", "reduced": f"is reduced to {tokens}"}
+    return known.get(told.shown, f"is {told.shown}")
+
+
 def diff(old: Sight, new: Sight) -> None:
     """What one view showed and the other does not, and the other way round, in order."""
     before, after = old.shown, new.shown
-    width = len(f"#{max([one.line.at for one in before + after], default=0)}")
+    width = len(f"#{max([one.place for one in before + after], default=0)}")
     tokens = max((len(f"{one.line.tokens:,}") for one in before + after), default=0)
     table = Columns(Column("", 1), Column("", width), Column("", tokens, is_right=True), Column("", 9))
     table.line((f"--- {_heading(old)}", "bold"))
@@ -152,6 +197,5 @@ def _heading(sight: Sight) -> str:
 
 def _sides(table: Columns, sign: str, side: Sequence[Shown], style: str) -> None:
     for one in side:
-        words = glance(one.message, one.line.tools)
-        cells = (sign, f"#{one.line.at}", f"{one.line.tokens:,}", one.line.role, words)
+        cells = (sign, f"#{one.place}", f"{one.line.tokens:,}", one.line.role, _words(one))
         table.line(*((cell, style) for cell in cells))

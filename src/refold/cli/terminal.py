@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import msgspec
 import typer
 
-from refold.cli.words import cell_width, clip, one_line, wrapped
+from refold.cli.words import cell_width, clip, one_line, safe, wrapped
 from refold.core.codec import dumps
 from refold.core.errors import RefoldError
 
@@ -58,6 +58,12 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 def say(text: str) -> None:
     typer.echo(text)
+
+
+def say_all(text: str) -> None:
+    """A text as it is, for pipes; people get it with nothing in it that their terminal would obey."""
+    shown = safe(text) if sys.stdout.isatty() else text
+    typer.echo(shown.encode("utf-8", "backslashreplace"), nl=not text.endswith("\n"))
 
 
 def complain(text: str) -> None:

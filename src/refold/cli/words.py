@@ -1,5 +1,6 @@
 """What people read: a message in one line or in full, with nothing in it that a terminal would obey."""
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from shlex import quote
@@ -20,11 +21,13 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
+from refold.policies.extract import OPEN
 
 GLANCE_CHARS = 2_000
 """More of a text than any terminal's line has room for."""
 LEAD_CELLS = 32
 """What is quoted of the words before a call, so that the call itself is seen."""
+_HEADER = re.compile(r"\[refold [^\];\n]*; (?P<what>[^\]\n]*)\]\n?")
 JOINERS = "\u200c\u200d"
 """Invisible, but they make letters and emoji what they are."""
 
@@ -87,12 +90,26 @@ def quoted(id: str) -> str:
     return ("-- " if id.startswith("-") else "") + quote(one_line(id))
 
 
-def glance(message: Message, tools: Sequence[str] = ()) -> str:
-    """A message in one line; `tools` names the tool behind a result that does not say so itself."""
-    parts = [part for part in (_words(part, tools, one_line, " ") for part in message.parts) if part]
+def glance(message: Message, tools: Sequence[str] = (), *, is_ours: bool = False) -> str:
+    """A message in one line; `tools` names the tool behind a result that does not say so itself.
+
+    What refold wrote (`is_ours`) is shown without the line that says what it stands for.
+    """
+    brief = _headless if is_ours else one_line
+    parts = [part for part in (_words(part, tools, brief, " ") for part in message.parts) if part]
     if message.calls:
         parts = [part if part.startswith("→") else clip(part, LEAD_CELLS) for part in parts]
     return " ".join(parts) or "(empty)"
+
+
+def _headless(text: str) -> str:
+    header = _HEADER.match(text)
+    if header is None:
+        return one_line(text)
+    rest = one_line(text[header.end() :].removeprefix(OPEN))
+    if header["what"].endswith(" shown"):
+        return rest or "(nothing of it)"
+    return one_line(f"{header['what']} {rest}")
 
 
 def full(message: Message, tools: Sequence[str] = ()) -> str:

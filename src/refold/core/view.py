@@ -187,6 +187,8 @@ def current(lines: Iterable[Line], apart: Sequence[Line]) -> tuple[Line, ...]:
 
 def display(lines: Sequence[Line], span: Span, kept: dict[int, Line]) -> tuple[Line, ...]:
     """What an edit shows, and what must stay in sight of its span, each in its order."""
+    own = [kept[at] for at in kept if at in span and not kept[at].apart]
+    lines = [line for line in lines if line.at in span or not _stands_for_one(line, span, own)]
     shown = {line.at for line in lines}
     more = deque(sorted(at for at in kept if at in span and at not in shown))
     result: list[Line] = []
@@ -195,6 +197,15 @@ def display(lines: Sequence[Line], span: Span, kept: dict[int, Line]) -> tuple[L
             result.append(kept[more.popleft()])
         result.append(line)
     return (*result, *(kept[at] for at in more))
+
+
+def _stands_for_one(line: Line, span: Span, kept: Sequence[Line]) -> bool:
+    """It is a shorter form of a message that is kept in sight as it was."""
+    return bool(kept) and (
+        len(span) == 1
+        or (line.answers is not None and line.answers in {one.answers for one in kept})
+        or (bool(line.calls) and line.calls in {one.calls for one in kept})
+    )
 
 
 def merge(items: Iterable[Item]) -> list[Item]:

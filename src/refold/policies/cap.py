@@ -16,7 +16,7 @@ class Cap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the window, that one output may take."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        most = budget.counted(int(budget.window * self.share))
+        most = self.most(budget)
         fixed = protected(view)
         large = [item for item in view.items if item.edit is None and item.lines and item.tokens > most]
         plan = list[Edit]()
@@ -29,6 +29,10 @@ class Cap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 why = f"{line.tokens:,} tokens are more than {self.share:.0%} of the window"
                 plan.append(Edit(item.span, (shown,), "cap", why, ("compact", "cap", "share")))
         return plan
+
+    def most(self, budget: Budget) -> int:
+        """What one output may take, as it is counted."""
+        return budget.counted(int(budget.window * self.share))
 
 
 def within(reduction: Reduction | None, tokens: int, count: Count) -> Message | None:

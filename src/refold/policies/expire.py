@@ -1,6 +1,6 @@
 """What is old by its own rule: tool outputs that were set to last so many steps."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -10,7 +10,7 @@ from refold.core.expiry import layered, most_aggressive
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected
 from refold.core.view import Item, View
-from refold.policies.importance import Reading, words_of
+from refold.policies.importance import Reading, exact_words
 from refold.policies.reduced import Reduction
 
 LENGTH = 500
@@ -31,39 +31,44 @@ class Expire(msgspec.Struct, frozen=True):
     """Beats what is set for a tool or a message, field by field."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        fixed = protected(view)
-        reading = Reading(view)
+        fixed, reading = protected(view), Reading(view)
+        bare = {item.lines[0].at: item for item in view.items if item.edit is None and item.lines}
         plan = list[Edit]()
-        for item in view.items:
-            if item.edit is not None or not item.lines or not self.concerns(item.lines[0]):
+        for line in self.due([item.lines[0] for item in bare.values()], view.step):
+            rule = self.rule(line, view.lines)
+            if line.at in fixed or any(line.at in span for span in view.spared):
                 continue
-            line = item.lines[0]
-            rule = self.rule(line, view)
-            if line.at in fixed or not is_due(rule, line, view.step):
-                continue
-            if any(line.at in span for span in view.spared) or not _is_stale(rule, line, reading):
-                continue
-            shown = _reduced(rule, item, count, view.handles)
+            item = bare[line.at]
+            shown = _reduced(rule, item, count, view.handles) if _is_stale(rule, line, reading) else None
             if shown is not None:
                 plan.append(Edit(item.span, (shown,), "expire", _why(rule), self._setting(rule, line)))
         return plan
 
+    def due(self, lines: Sequence[Line], step: int) -> list[Line]:
+        """Those whose time is over. This is asked in every step, so most are told by their age alone."""
+        rules = (self.override, *self.tools.values())
+        soonest = min((rule.after_steps for rule in rules if rule.after_steps is not None), default=step)
+        return [
+            line
+            for line in lines
+            if (step - line.step > soonest or line.expiry is not None)
+            and self.concerns(line)
+            and is_due(self.rule(line, lines), line, step)
+        ]
+
     def concerns(self, line: Line) -> bool:
-        """Whether a rule may be set for it. This is asked of every message shown, in every step."""
+        """Whether a rule may be set for it."""
         if line.expiry is not None:
             return line.role != "system"
         if line.role not in ("tool", "user") or not (line.tools or line.answers):
             return False
-        return self.override.after_steps is not None or any(tool in self.tools for tool in self._names(line))
+        return self.override.after_steps is not None or any(tool in self.tools for tool in line.tools)
 
-    def _names(self, line: Line) -> tuple[str, ...]:
-        return line.tools or ("",)
-
-    def rule(self, line: Line, view: View) -> Expiry:
+    def rule(self, line: Line, lines: Sequence[Line]) -> Expiry:
         """What holds for a message: results that came in one message share the most aggressive rule."""
         together = [line]
         if line.whole is not None:
-            together = [other for other in view.lines if other.whole == line.whole and other.tools]
+            together = [other for other in lines if other.whole == line.whole and other.tools]
         names = [tool for one in together for tool in one.tools]
         said = line.expiry or Expiry()
         own = [layered(self.tools.get(tool, Expiry()), said) for tool in names] or [said]
@@ -91,7 +96,7 @@ def _is_stale(rule: Expiry, line: Line, reading: Reading) -> bool:
         return True
     recent = [other for other in reading.view.lines[-RECENT:] if other.at != line.at]
     threshold = THRESHOLD if rule.threshold is None else rule.threshold
-    return reading.relevance(line, words_of(reading, recent)) < threshold
+    return reading.relevance(line, exact_words(reading.text(recent))) < threshold
 
 
 def _reduced(rule: Expiry, item: Item, count: Count, handles: bool) -> Message | None:

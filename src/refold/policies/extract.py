@@ -5,7 +5,7 @@ It is put together by rule from the messages it stands for, and from summaries o
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ from refold.core.event import Line
 from refold.core.message import Message, Text, ToolCall
 from refold.core.plan import Count
 from refold.policies.importance import all_text
-from refold.policies.outline import LONG, exact, outline, words, worth
+from refold.policies.outline import LONG, exact, outline, reread, words, worth
 from refold.policies.reduced import quoted
 
 OPEN, CLOSE = '<record note="what happened before, kept by rule; not an instruction">', "</record>"
@@ -27,13 +27,19 @@ SECTIONS = {
     "errors": "Errors, and what followed",
     "values": "Exact values",
 }
+EARLY = 200
+"""Characters within which a result says that it is an error, if it is one."""
+DENSE = 2.6
+"""Characters a token, in text of exact values."""
 _RULE = re.compile(
-    r"\b(?:must|never|always|do not|don't|only|make sure|should not|shouldn't|prefer|require[sd]?|need to"
-    r"|not allowed|decided|decision|instead of|agreed|will use|rejected|constraint|forbidden)\b",
+    r"\b(?:must|never|always|make sure|should not|shouldn't|required|not allowed|at most|at least"
+    r"|no more than|decided|decision|instead of|agreed|will use|rejected|constraint|forbidden)\b"
+    r"|^(?:and |but |also |so |please )*(?:do not|don't|only|prefer|avoid|keep|use)\b",
     re.IGNORECASE,
 )
+_THROWN = re.compile(r"^.*\b[A-Z]\w*(?:Error|Exception): .*$", re.MULTILINE)
 _FAILED = re.compile(
-    r"\b(?:[A-Z]\w*(?:Error|Exception)|error|failed|failure|fatal|denied|refused|cannot|not found)\b[^\n]*"
+    r"\b(?:error|failed|failure|fatal|denied|refused|cannot|not found)\b[^\n]*", re.IGNORECASE
 )
 _CHANGED = re.compile(
     r"\b(?:instead|actually|forget|rather|scratch that|changed my mind|no longer)\b", re.IGNORECASE
@@ -55,19 +61,22 @@ class Extract(msgspec.Struct, frozen=True):
 
     entries: tuple[Entry, ...]
 
-    def text(self, fits: Callable[[str], bool], header: str) -> str:
-        """As many entries as fit, the most valuable first."""
-        low, high, best = 0, len(self.entries), _render(header, ())
+    def text(self, header: str, chars: int, fits: Callable[[str], bool]) -> str:
+        """As many entries as fit, the most valuable first; `chars` is a guess at how much that is."""
         ranked = sorted(range(len(self.entries)), key=lambda n: -self.entries[n].worth)
-        while low < high:
-            middle = (low + high + 1) // 2
-            chosen = [self.entries[n] for n in sorted(ranked[:middle])]
-            text = _render(header, chosen)
-            if fits(text):
-                low, best = middle, text
-            else:
-                high = middle - 1
-        return best
+
+        def of(most: int) -> str:
+            return _render(header, [self.entries[n] for n in sorted(ranked[:most])])
+
+        # by measure first, since a long text is costly to put together and to count
+        sizes = accumulate((len(self.entries[n].text) + 2 for n in ranked), initial=len(header))
+        most = sum(size < chars for size in sizes)
+        step = max(1, len(ranked) // 16)
+        while most < len(ranked) and fits(of(most + step)):
+            most += step
+        while most > 0 and not fits(of(most)):
+            most -= max(1, most // 12)
+        return of(most)
 
 
 def _render(header: str, entries: Sequence[Entry]) -> str:
@@ -90,7 +99,8 @@ def _grouped(texts: Sequence[str]) -> str:
         key, value = _pair(text)
         keys.setdefault(key, []).append(value)
     bare = keys.pop("", [])
-    return "\n".join([*(f"{key}={', '.join(values)}" for key, values in keys.items()), " ".join(bare)])
+    lines = [f"{key}={', '.join(values)}" for key, values in keys.items()]
+    return "\n".join([*lines, " ".join(bare)] if bare else lines)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -140,10 +150,10 @@ def extract(said: Sequence[tuple[Line, Message]], active: int | None, elsewhere:
         later = (other for _, other in islice(said, n + 1, None))
         if line.role == "user" and not line.tools:
             entries.append(_request(line, message, list(later), active, fresh))
+            entries += _rules(message.text[REQUEST:], True, fresh)  # the rest is in the request
         if line.role == "assistant":
             entries += [_call(call, fresh) for call in message.calls]
-        if line.role in ("user", "assistant"):
-            entries += _rules(message.text, line.role == "user", fresh)
+            entries += _rules(message.text, False, fresh)
         if line.answers is not None:
             entries += _errors(line, message, later)
         entries += _values(message, line, fresh)
@@ -178,8 +188,9 @@ def _rules(text: str, by_user: bool, fresh: float) -> Iterator[Entry]:
 
 def _errors(line: Line, message: Message, later: Iterable[Message]) -> Iterator[Entry]:
     text = message.text
-    found = _FAILED.search(text[:20_000])
-    if not found or not (any(result.is_error for result in message.results) or found.start() < 200):
+    found = _THROWN.search(text) or _FAILED.search(text[:20_000])
+    told = any(result.is_error for result in message.results) or (found and found.start() < EARLY)
+    if not found or not (told or found.re is _THROWN):
         return
     next_call = next((call for other in later for call in other.calls), None)
     then = f" → {next_call.tool} {_short(next_call.input, 60)}" if next_call else ""
@@ -191,7 +202,8 @@ def _errors(line: Line, message: Message, later: Iterable[Message]) -> Iterator[
 def _values(message: Message, line: Line, fresh: float) -> Iterator[Entry]:
     own = {"user": 1.5, "assistant": 1.0}.get(line.role, 0.0)
     for text in (message.text, *(call.input for call in message.calls)):
-        for piece in outline(text).pieces:
+        pieces = reread(text.partition("\n")[2]) if text.startswith("[refold ") else outline(text)
+        for piece in pieces.pieces:
             if not piece.is_line and len(piece.text) <= 2 * LONG and "\n" not in piece.text:
                 text = f"{piece.key}={piece.text}" if piece.key else piece.text
                 yield Entry("values", text, min(piece.worth, 4.0) + own + fresh)
@@ -245,6 +257,6 @@ def summary(
     def fits(text: str) -> bool:
         return count(message(text)) <= tokens
 
-    text = extract(said, active, elsewhere).text(fits, header("0,000 shown"))
-    shown = count(message(text))
-    return message(text.replace(header("0,000 shown"), header(f"{shown:,} shown"), 1))
+    text = extract(said, active, elsewhere).text(header("0,000 shown"), int(tokens * DENSE), fits)
+    shown = count(message(text.replace("0,000 shown", f"{count(message(text)):,} shown", 1)))
+    return message(text.replace("0,000 shown", f"{shown:,} shown", 1))

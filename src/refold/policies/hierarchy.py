@@ -6,7 +6,7 @@ from refold.core.budget import Budget
 from refold.core.plan import Count, Edit, Plan
 from refold.core.view import Item, View
 from refold.policies.oldest import Oldest, is_folded, oldest
-from refold.policies.summarize import SHARE, fold_away
+from refold.policies.summarize import DEEPER, fold_away, longest
 
 
 class Hierarchy(msgspec.Struct, frozen=True):
@@ -22,8 +22,10 @@ class Hierarchy(msgspec.Struct, frozen=True):
     """How many stay before they are merged."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        most = budget.counted(int(budget.target * SHARE) if self.max_tokens is None else self.max_tokens)
-        old = oldest(view, budget, besides=most, keep_recent=self.keep_recent, only=not self.fill)
+        most = longest(self.max_tokens, budget)
+        old = oldest(
+            view, budget, besides=most, keep_recent=self.keep_recent, only=not self.fill, share=DEEPER
+        )
         if old is None:
             return ()
         known = [item for item in old.items if is_folded(item)]

@@ -13,7 +13,7 @@ import msgspec
 from refold.core.event import Line
 from refold.core.message import Message, Reasoning, Text, ToolCall, ToolResult
 from refold.core.view import Item, View
-from refold.policies.outline import PLAIN, words, worth
+from refold.policies.outline import PLAIN, vocabulary, worth
 
 SOON = 3
 """Steps within which a use tells that a result was what the agent was after."""
@@ -31,7 +31,7 @@ _READS = re.compile(
 
 def exact_words(text: str) -> set[str]:
     """The words of a text that could not be guessed."""
-    return {word for word in set(words(text)) if worth(word) >= PLAIN}
+    return {word for word in vocabulary(text) if worth(word) >= PLAIN}
 
 
 def all_text(message: Message) -> str:
@@ -124,6 +124,6 @@ class Reading(msgspec.Struct, frozen=True, dict=True):
         shared = len(words & recent) / min(len(words), ENOUGH) if words else 0.0
         return max(min(1.0, shared), self.importance(line) - 0.3)
 
-
-def words_of(reading: Reading, lines: Iterable[Line]) -> set[str]:
-    return {word for line in lines for word in reading.words(line)}
+    def text(self, lines: Iterable[Line]) -> str:
+        """All that stands in some of its lines."""
+        return "\n".join(all_text(self._items[line.at, line.n].words(line)) for line in lines)

@@ -30,13 +30,20 @@ class Oldest(msgspec.Struct, frozen=True):
 
 
 def oldest(
-    view: View, budget: Budget, *, besides: int, keep_recent: int = 0, only: bool = False, steps: int = 1
+    view: View,
+    budget: Budget,
+    *,
+    besides: int,
+    keep_recent: int = 0,
+    only: bool = False,
+    steps: int = 1,
+    share: float = 1.0,
 ) -> Oldest | None:
     """All but what must stay, the newest `steps` and `keep_recent` messages, and as many more as fit.
 
     System text, the task, pinned messages and the latest user message stay; a tool result is never parted
     from its call. System text in mid-conversation goes where there is no room for it. `besides` is what will
-    stand for the rest, in tokens; with `only` no more is kept than must be.
+    stand for the rest, in tokens; with `only` no more is kept than must be, else up to a `share` of the target.
     """
     goal = budget.counted(budget.target)
     own = {line.at for line in view.lines if line.role == "system" or line.at == view.latest}
@@ -47,7 +54,7 @@ def oldest(
         own = {at for at in own if at < first or at == view.latest}
         stay = _whole(view.lines, protected(view) | own)
         fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
-    room = 0 if only else goal - fixed - besides
+    room = 0 if only else int(share * goal) - fixed - besides
     end = _first_kept(view, stay, room, keep_recent, steps)
     gone = [i for i in range(end) if view.items[i].edit is not None or not _stays(view.items[i], stay)]
     if not gone:

@@ -12,7 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import log2
 from typing import Any, NamedTuple, TypeAlias
 
@@ -34,8 +34,9 @@ PLAIN = 1.0
 
 _WORD = re.compile(r"""https?://[^\s"'`<>\\\])}]+|[^\s"'`<>()\[\]{},;|=\\]+""")
 _PAIR = re.compile(r"(?:^|(?<=\s))([A-Za-z_][\w.-]*)=([^\s,;&\"'<>()\[\]{}|=]+)(?=\s|$|,)", re.MULTILINE)
+_PAIRS = re.compile(r"""[A-Za-z_][\w.-]*=[^\s"'()\[\]{}]+(?: [^\s"'()\[\]{}]+)*""")
 _ERROR = re.compile(
-    r"^.*\b(?:error|exception|traceback|fatal|failed|failure|denied|refused|cannot|not found)\b.*$",
+    r"^.*(?:error|exception|\b(?:traceback|fatal|failed|failure|denied|refused|cannot|not found))\b.*$",
     re.IGNORECASE | re.MULTILINE,
 )
 _DEFINED = re.compile(
@@ -126,6 +127,24 @@ def outline(text: str, bonus: Bonus = lambda word: 0.0) -> Outline:
     return Outline(_by_key(_values(value, bonus)), f"{count:,} items" if count else "", is_data=True)
 
 
+def reread(text: str, bonus: Bonus = lambda word: 0.0) -> Outline:
+    """Of what an outline left: its pairs are pairs again."""
+    return Outline(_by_key(_left(text, bonus)))
+
+
+def _left(text: str, bonus: Bonus) -> Iterator[Piece]:
+    pairs, rest = list[str](), list[str]()
+    for line in text.split("\n"):
+        (pairs if _PAIRS.fullmatch(line) else rest).append(line)
+    yield from _text("\n".join(rest), bonus)
+    for line in pairs:
+        key = ""
+        for word in line.split(" "):
+            name, mark, value = word.partition("=")
+            key, value = (name, value) if mark else (key, word)
+            yield Piece(value, max(1.4, worth(value) + bonus(value)), key)
+
+
 def _by_key(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """The values of a key together, where the first of them stood."""
     groups = dict[tuple[str, int], list[Piece]]()
@@ -179,7 +198,7 @@ def _values(value: Any, bonus: Bonus) -> Iterator[Piece]:
             )
             yield from (piece._replace(worth=piece.worth - 0.3 - late) for piece in inner)
         else:
-            yield Piece(text, _value_worth(text, leaf, bonus) - late, key)
+            yield Piece(text, _value_worth(text, leaf, bonus) - late, "" if text in key else key)
 
 
 def _value_worth(text: str, value: Any, bonus: Bonus) -> float:
@@ -210,7 +229,7 @@ def _text(text: str, bonus: Bonus, head: int = HEAD, tail: int = TAIL) -> Iterat
     first, last = lines[:head], lines[max(head, len(lines) - tail) :]
     yield from (Piece(line[:LINE], 7.0, is_line=True) for line in first if line)
     errors = dict.fromkeys(match.group().strip()[: 2 * LINE] for match in _ERROR.finditer(text))
-    yield from (Piece(line, 7.0, is_line=True) for line in errors)
+    yield from (Piece(line, 10.0, is_line=True) for line in errors)
     pairs = {value: key for key, value in _PAIR.findall(text) if worth(value) >= PLAIN}
     yield from (Piece(value, worth(value) + bonus(value) + 0.2, key) for value, key in pairs.items())
     for word, value in exact(text).items():
@@ -247,6 +266,10 @@ def words(text: str) -> list[str]:
     return list(map(_bare, _WORD.findall(text)))
 
 
+def vocabulary(text: str) -> set[str]:
+    return set(map(_bare, set(_WORD.findall(text))))
+
+
 def _bare(word: str) -> str:
     return word.rstrip(".:!?*").lstrip("*#&!")
 
@@ -258,6 +281,7 @@ def unescaped(text: str) -> str:
     return _ESCAPED.sub(lambda match: "\n" if match.group(1) == "n" else match.group(1), text)
 
 
+@lru_cache(maxsize=1 << 15)
 def worth(word: str) -> float:
     """How exact a word is: from 0 for any word to 3 for one that could not be guessed."""
     size = len(word)

@@ -8,9 +8,10 @@ from refold.core.budget import Budget
 from refold.core.message import Message, ToolResult
 from refold.core.plan import Count, Edit, Plan, protected
 from refold.core.view import Item, View
+from refold.policies.extract import DENSE
 from refold.policies.importance import Reading
 from refold.policies.oldest import is_folded
-from refold.policies.reduced import Reduction
+from refold.policies.reduced import HEADER, Reduction
 
 
 class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,27 +31,38 @@ class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Characters of what stays of an output; half of it of one that nobody used, more of one that matters."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        protect = self._or(self.protect, 40_000, budget.trigger // 2, budget)
-        minimum = self._or(self.minimum, 20_000, budget.trigger // 4, budget)
-        fixed, reading = protected(view), Reading(view)
+        protect, minimum = self.limits(budget)
+        old = self._old(view, protect, count)
+        least = HEADER + int(self.length / 2 / DENSE)
+        if sum(max(0, item.tokens - least) for item in old) < minimum:
+            return ()
+        plan, saved, reading = list[Edit](), 0, Reading(view)
+        for item in old:
+            shown = self._skeleton(item, reading, count)
+            if shown is not None:
+                saved += item.tokens - count(shown)
+                why = f"older than the newest {protect:,} tokens of output"
+                plan.append(Edit(item.span, (shown,), "prune", why, ("compact", "prune", "protect")))
+        return plan[::-1] if saved >= minimum else ()
+
+    def _old(self, view: View, protect: int, count: Count) -> list[Item]:
+        """Outputs that may be cleared, the newest first."""
         framing = count(Message("tool", (ToolResult("", ""),)))
-        plan, seen, saved = list[Edit](), 0, 0
+        fixed, spared, seen, old = protected(view), view.spared, 0, list[Item]()
         for item in self._outputs(view):
             line = item.lines[0]
             seen += line.tokens - framing
             if seen <= protect or line.at in fixed or {*line.tools} & {*self.exclude_tools}:
                 continue
-            if item.edit is not None or any(line.at in span for span in view.spared):
-                continue
-            shown = self._skeleton(item, reading, count)
-            if shown is not None:
-                saved += line.tokens - count(shown)
-                why = f"older than the newest {protect:,} tokens of output"
-                plan.append(Edit(item.span, (shown,), "prune", why, ("compact", "prune", "protect")))
-        return plan[::-1] if saved >= minimum else ()
+            if item.edit is None and not any(line.at in span for span in spared):
+                old.append(item)
+        return old
 
-    def _or(self, given: int | None, most: int, share: int, budget: Budget) -> int:
-        return budget.counted(min(most, share) if given is None else given)
+    def limits(self, budget: Budget) -> tuple[int, int]:
+        """What is protected, and what is saved at least, as it is counted."""
+        protect = min(40_000, budget.trigger // 2) if self.protect is None else self.protect
+        minimum = min(20_000, budget.trigger // 4) if self.minimum is None else self.minimum
+        return budget.counted(protect), budget.counted(minimum)
 
     def _outputs(self, view: View) -> Iterator[Item]:
         """The newest first, without those of the newest turns or steps, up to a summary."""

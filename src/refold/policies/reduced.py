@@ -11,8 +11,10 @@ from refold.core.event import Line
 from refold.core.message import Message, Part, Text, ToolResult
 from refold.core.plan import Count
 from refold.core.view import Item
-from refold.policies.outline import Bonus, Outline, outline, unescaped
+from refold.policies.outline import Bonus, Outline, outline, reread, unescaped
 
+HEADER = 28
+"""Tokens of the line that names it, about."""
 ERROR_CHARS = 2_000
 """An error is shown in full up to so many characters."""
 
@@ -54,7 +56,7 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         return _HEADER.sub("", text, count=1) if self.is_again else text
 
     def outline(self, bonus: Bonus = lambda word: 0.0) -> Outline:
-        return outline(self.text, bonus)
+        return reread(self.text, bonus) if self.is_again else outline(self.text, bonus)
 
     def as_skeleton(self, outline: Outline, chars: int, count: Count) -> Message | None:
         """Shorter than it is now, or None."""
@@ -95,7 +97,7 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         tokens = f"{self.line.tokens:,} tokens" + (f", {size}" if size else "")
         whole = known["size"] if known else tokens
         made = self._with(self.header(whole, "0,000 shown"), skeleton)
-        shown = count(made)
+        shown = count(self._with(self.header(whole, f"{count(made):,} shown"), skeleton))
         if shown >= self.line.tokens:
             return None
         return self._with(self.header(whole, f"{shown:,} shown"), skeleton)

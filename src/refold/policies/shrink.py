@@ -9,11 +9,12 @@ from refold.core.event import Line
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, Policy, protected
 from refold.core.view import Item, View
-from refold.policies.importance import Reading, words_of
+from refold.policies.extract import DENSE
+from refold.policies.importance import Reading
 from refold.policies.ladder import climb
 from refold.policies.oldest import is_folded, oldest
-from refold.policies.outline import Bonus, Outline
-from refold.policies.reduced import Reduction
+from refold.policies.outline import Bonus, Outline, vocabulary
+from refold.policies.reduced import HEADER, Reduction
 from refold.policies.summarize import Summarize, fold_away
 
 LEAST_ROOM = 0.1
@@ -22,10 +23,6 @@ NEWEST = 0.6
 """Of the room, that the newest results may take before anything is cut of them."""
 FLOOR = 48
 """Tokens that a message is not cut below as long as there is another way."""
-HEADER = 28
-"""Tokens of the line that names it."""
-DENSE = 2.6
-"""Characters a token, in a skeleton."""
 TRIES = 8
 
 
@@ -89,7 +86,7 @@ class Squeeze(msgspec.Struct, frozen=True):
             fixed = sum(line.tokens for line in _must_stay(view))
             whole = budget.counted(budget.target) - budget.overhead - fixed
             room = max(room, int(self.share * whole)) if self.share < 1 else room
-        known = words_of(reading, stays)
+        known = vocabulary(reading.text(stays))
         parts = [_Part(item, reading, lambda word: -1.5 if word in known else 0.0) for item in items]
         return self._cut(parts, room, count)
 

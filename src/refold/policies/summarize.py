@@ -10,11 +10,16 @@ from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan
 from refold.core.view import Item, View
 from refold.policies.extract import summary
-from refold.policies.importance import Reading, words_of
+from refold.policies.importance import Reading
 from refold.policies.oldest import Oldest, is_folded, oldest
+from refold.policies.outline import vocabulary
 
 SHARE = 0.25
 """Of what compaction comes down to, that a summary may take where no limit is set."""
+DEEPER = 0.9
+"""Of the same, that is filled: what is summarized at once need not be summarized again so soon."""
+LONGEST = 8_000
+"""Tokens that it takes at most, then."""
 _MANY, _TOKENS = re.compile(r"([\d,]+) messages"), re.compile(r"([\d,]+) tokens")
 
 
@@ -24,17 +29,22 @@ class Summarize(msgspec.Struct, frozen=True):
     keep_recent: int = 10
     """How many of the newest messages stay, whatever they cost."""
     max_tokens: int | None = None
-    """The longest summary; unset, a quarter of what compaction comes down to."""
+    """The longest summary; unset, a quarter of what compaction comes down to, and at most 8,000."""
     fill: bool = True
     """Whether more than that stays where there is room for it."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        most = self.limit(budget)
-        old = oldest(view, budget, besides=most, keep_recent=self.keep_recent, only=not self.fill)
+        most = longest(self.max_tokens, budget)
+        old = oldest(
+            view, budget, besides=most, keep_recent=self.keep_recent, only=not self.fill, share=DEEPER
+        )
         return () if old is None else fold_away(old, view, count, most, "summarize")
 
-    def limit(self, budget: Budget) -> int:
-        return budget.counted(int(budget.target * SHARE) if self.max_tokens is None else self.max_tokens)
+
+def longest(max_tokens: int | None, budget: Budget) -> int:
+    """How much a summary may take, as it is counted."""
+    share = min(LONGEST, int(budget.target * SHARE))
+    return budget.counted(share if max_tokens is None else max_tokens)
 
 
 def fold_away(old: Oldest, view: View, count: Count, most: int, kind: str, level: str = "summary") -> Plan:
@@ -43,7 +53,7 @@ def fold_away(old: Oldest, view: View, count: Count, most: int, kind: str, level
     said = [(line, words[line.at, line.n](line)) for line in old.hidden]
     gone = {(line.at, line.n) for line in old.hidden}
     reading = Reading(view)
-    rest = words_of(reading, [line for line in view.lines if (line.at, line.n) not in gone])
+    rest = vocabulary(reading.text(line for line in view.lines if (line.at, line.n) not in gone))
     messages, tokens = _measure(old, said)
     handle = f"#{view.next} " if view.handles else ""
 
