@@ -192,9 +192,8 @@ def told(draw: st.DrawFn) -> tuple[list[Step], str, tuple[str, ...]]:
 
 TOOLS = ("read", "bash", "search", "patch")
 expiries = st.fixed_dictionaries(
-    {},
+    {"after_steps": st.sampled_from([None, 0, 1, 2, 3])},
     optional={
-        "after_steps": st.integers(0, 4),
         "mode": st.sampled_from(["none", "remove", "compact"]),
         "compact_mode": st.sampled_from(["first-n-chars", "skeleton", "ai-summary"]),
         "length": st.integers(0, 300),
@@ -203,11 +202,9 @@ expiries = st.fixed_dictionaries(
     },
 )
 prunes = st.fixed_dictionaries(
-    {},
+    {"protect": st.none() | st.integers(0, 200), "keep_turns": st.integers(0, 2)},
     optional={
-        "protect": st.integers(0, 400),
-        "minimum": st.integers(0, 200),
-        "keep_turns": st.integers(0, 3),
+        "minimum": st.integers(0, 100),
         "keep_steps": st.integers(0, 4),
         "length": st.integers(0, 700),
         "exclude_tools": st.lists(st.sampled_from(TOOLS), max_size=2),
@@ -216,6 +213,9 @@ prunes = st.fixed_dictionaries(
 ladders = st.fixed_dictionaries(
     {
         "counter": st.just("estimate"),
+        "tools": st.dictionaries(
+            st.sampled_from(TOOLS), st.builds(lambda rule: {"expire": rule}, expiries), max_size=4
+        ),
         "compact": st.fixed_dictionaries(
             {},
             optional={
@@ -228,12 +228,7 @@ ladders = st.fixed_dictionaries(
             },
         ),
     },
-    optional={
-        "dedupe": st.just("off") | st.builds(lambda share: {"similarity": share}, st.floats(0.3, 1)),
-        "tools": st.dictionaries(
-            st.sampled_from(TOOLS), st.builds(lambda rule: {"expire": rule}, expiries), max_size=3
-        ),
-    },
+    optional={"dedupe": st.just("off") | st.builds(lambda share: {"similarity": share}, st.floats(0.3, 1))},
 )
 """Settings of an agent, of all that may reduce something."""
 
@@ -244,22 +239,19 @@ scraps = st.lists(
 ).map("".join)
 """Texts of what skeletons look for, in any order."""
 
-windows = st.sampled_from([300, 600, 1_000, 2_000, 4_000])
-speech = st.sampled_from(["Look.", "Never use HAT118.", "the flight " * 30, "item_77 costs 12.50, " * 60])
+windows = st.sampled_from([300, 1_000, 2_000, 4_000])
+speech = st.sampled_from(["Look.", "Never use HAT118.", "the flight " * 30, "item_77 costs 12.50, " * 15])
 outputs = st.builds(
     lambda name, line, times: f"{name} {line}\n" * times,
     st.sampled_from(["HAT078", "src/app.py:12", "mia_li_3668"]),
-    st.sampled_from(["ok", "error: not found", '{"a": [1, 2]}', "漢字の記録", "[refold #1 read: x]"]),
-    st.sampled_from([1, 9, 60, 400]),
+    st.sampled_from(["ok", "error: not found", "漢字の記録 [refold #1 read: x]"]),
+    st.sampled_from([1, 20, 20, 20, 60, 400]),
 )
-runs = st.lists(
-    st.one_of(
-        st.builds(lambda text: [("user", text)], speech),
-        st.builds(lambda text: [("assistant", text)], speech),
-        st.lists(st.tuples(st.sampled_from(TOOLS), outputs), min_size=1, max_size=3),
-        st.lists(st.tuples(st.sampled_from(TOOLS), outputs), min_size=1, max_size=1),
-    ),
-    max_size=16,
+spoken = st.builds(lambda role, text: [(role, text)], st.sampled_from(["user", "assistant"]), speech)
+used = st.tuples(st.sampled_from(TOOLS), outputs)
+single, several = (st.lists(used, min_size=1, max_size=most) for most in (1, 3))
+runs = st.lists(st.one_of(single, spoken, several, single), max_size=18) | st.lists(
+    single | spoken, min_size=8, max_size=16
 )
 """What happens after the task, step by step: somebody says something, or tools are called and answer."""
 

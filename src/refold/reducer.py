@@ -68,8 +68,10 @@ class Reducer:
         """All rungs, as far as it takes."""
         compact = self.settings.compaction
         own = [self.settings.deduping, compact.pruning]
-        rungs = [*self.policies, *(rung for rung in own if rung), self.strategy(compact.strategy), Shrink()]
-        return self.reduce(Ladder(tuple(rungs)), budget, count, override)
+        spared = compact.pruning.exclude_tools if compact.pruning else ()
+        last = (self.strategy(compact.strategy), Shrink(spared))
+        rungs = (*self.policies, *(rung for rung in own if rung), *last)
+        return self.reduce(Ladder(rungs), budget, count, override)
 
     def finish(self, budget: Budget, count: Count) -> list[Replaced]:
         """When a run ends there is no cache to keep warm: old outputs are cleared for the next one."""

@@ -24,9 +24,14 @@ SECTIONS = {
     "requests": "Requests of the user",
     "rules": "Rules and decisions",
     "calls": "Tools used, and on what",
+    "files": "Files and resources",
     "errors": "Errors, and what followed",
     "values": "Exact values",
 }
+BETWEEN = " | "
+"""Stands between calls of one tool."""
+NAMED = 1.6
+"""What a path or an address is worth at least."""
 EARLY = 200
 """Characters within which a result says that it is an error, if it is one."""
 DENSE = 2.6
@@ -46,6 +51,8 @@ _CHANGED = re.compile(
 )
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
 _HEADER = re.compile(r"\[refold (?:#\d+ )?(?:summary|segment|era): [^\n\]]*\](?:\n|$)")
+_REQUEST = re.compile(r"#(\d+) \((\w+)\) (.*)$")
+_FENCE = re.compile(r"<(/?)record")
 _ENTRY = re.compile(r"^- (.*)$")
 _KEYED = re.compile(r"([A-Za-z_][\w.-]*)=(.+)$")
 
@@ -87,6 +94,10 @@ def _render(header: str, entries: Sequence[Entry]) -> str:
         texts = [entry.text for entry in entries if entry.section == section]
         if texts and section == "values":
             parts += [f"{title}:", _grouped(texts)]
+        elif texts and section == "calls":
+            parts += [f"{title}:", *_by_tool(texts)]
+        elif texts and section == "files":
+            parts += [f"{title}:", " ".join(texts)]
         elif texts:
             parts += [f"{title}:", *(f"- {text}" for text in texts)]
     return "\n".join([*parts, CLOSE])
@@ -101,6 +112,14 @@ def _grouped(texts: Sequence[str]) -> str:
     bare = keys.pop("", [])
     lines = [f"{key}={', '.join(values)}" for key, values in keys.items()]
     return "\n".join([*lines, " ".join(bare)] if bare else lines)
+
+
+def _by_tool(texts: Sequence[str]) -> Iterator[str]:
+    tools = dict[str, list[str]]()
+    for text in texts:
+        tool, _, given = text.partition(": ")
+        tools.setdefault(tool, []).append(given)
+    return (f"- {tool}: {BETWEEN.join(given)}" for tool, given in tools.items())
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -125,12 +144,16 @@ def read(text: str) -> list[Entry]:
             key, values = _pair(line)
             found = [f"{key}={value}" for value in values.split(", ")] if key else line.split(" ")
             entries += [Entry(section, one, _value(one) - n / 400) for n, one in enumerate(found) if one]
+        elif section == "files":
+            entries += [Entry(section, one, WORTH[section] - 1.0) for one in line.split(" ") if one]
         elif section and (listed := _ENTRY.match(line)):
-            entries.append(Entry(section, listed[1], WORTH[section] - 1.0))
+            tool, _, given = listed[1].partition(": ")
+            many = [f"{tool}: {one}" for one in given.split(BETWEEN)] if section == "calls" else [listed[1]]
+            entries += [Entry(section, one, WORTH[section] - 1.0) for one in many]
     return entries
 
 
-WORTH = {"requests": 6.0, "rules": 4.5, "calls": 3.2, "errors": 3.6, "values": 0.0}
+WORTH = {"requests": 6.0, "rules": 4.5, "calls": 3.2, "files": 3.0, "errors": 3.6, "values": 0.0}
 
 
 def extract(said: Sequence[tuple[Line, Message]], active: int | None, elsewhere: set[str]) -> Extract:
@@ -145,14 +168,15 @@ def extract(said: Sequence[tuple[Line, Message]], active: int | None, elsewhere:
         fresh = n / size  # the newer the better
         text = all_text(message)
         if line.summary:
-            entries += read(text)
+            answered = any(m.role == "assistant" and not m.calls for _, m in islice(said, n + 1, None))
+            entries += [_renewed(entry, active, answered) for entry in read(text)]
             continue
         later = (other for _, other in islice(said, n + 1, None))
         if line.role == "user" and not line.tools:
             entries.append(_request(line, message, list(later), active, fresh))
             entries += _rules(message.text[REQUEST:], True, fresh)  # the rest is in the request
         if line.role == "assistant":
-            entries += [_call(call, fresh) for call in message.calls]
+            entries += [entry for call in message.calls for entry in _call(call, fresh)]
             entries += _rules(message.text, False, fresh)
         if line.answers is not None:
             entries += _errors(line, message, later)
@@ -173,9 +197,21 @@ def _request(
     )
 
 
-def _call(call: ToolCall, fresh: float) -> Entry:
-    given = outline(call.input).cut(CALL) if len(call.input) > CALL else call.input
-    return Entry("calls", f"{call.tool} {_short(given, CALL)}", WORTH["calls"] + fresh)
+def _renewed(entry: Entry, active: int | None, answered: bool) -> Entry:
+    """A request from an earlier summary, in the state it has now."""
+    found = _REQUEST.match(entry.text) if entry.section == "requests" else None
+    if found is None or found[2] not in ("open", "active"):
+        return entry
+    state = "active" if int(found[1]) == active else "done" if answered else "open"
+    return entry._replace(text=f"#{found[1]} ({state}) {found[3]}")
+
+
+def _call(call: ToolCall, fresh: float) -> Iterator[Entry]:
+    given = _short(outline(call.input).cut(CALL) or call.input, CALL).replace(BETWEEN, " ")
+    yield Entry("calls", f"{call.tool.replace(': ', ' ')}: {given}", WORTH["calls"] + fresh)
+    for word in words(call.input):
+        if "/" in word and worth(word) >= NAMED and len(word) < CALL:
+            yield Entry("files", word, WORTH["files"] + fresh)
 
 
 def _rules(text: str, by_user: bool, fresh: float) -> Iterator[Entry]:
@@ -221,7 +257,7 @@ def _once(entries: Iterable[Entry], elsewhere: set[str]) -> Iterator[Entry]:
     best = dict[tuple[str, str], Entry]()
     times = dict[tuple[str, str], int]()
     for entry in entries:
-        entry = entry._replace(text=quoted(entry.text))
+        entry = entry._replace(text=_tame(entry.text))
         key = (entry.section, _pair(entry.text)[1] if entry.section == "values" else entry.text)
         old = best.get(key)
         times[key] = times.get(key, 0) + 1
@@ -232,6 +268,11 @@ def _once(entries: Iterable[Entry], elsewhere: set[str]) -> Iterator[Entry]:
             continue
         rank = entry.worth + min(0.9, 0.3 * (times[key] - 1)) - len(entry.text) / 80
         yield entry._replace(worth=rank)
+
+
+def _tame(text: str) -> str:
+    """Somebody else's words in our record: they open no handle and do not end it."""
+    return _FENCE.sub(r"‹\1record", quoted(text))
 
 
 def _short(text: str, chars: int) -> str:

@@ -43,7 +43,8 @@ def oldest(
 
     System text, the task, pinned messages and the latest user message stay; a tool result is never parted
     from its call. System text in mid-conversation goes where there is no room for it. `besides` is what will
-    stand for the rest, in tokens; with `only` no more is kept than must be, else up to a `share` of the target.
+    stand for the rest, in tokens; with `only` no more is kept than must be, else up to a `share` of the
+    target.
     """
     goal = budget.counted(budget.target)
     own = {line.at for line in view.lines if line.role == "system" or line.at == view.latest}

@@ -27,6 +27,8 @@ HEAD, TAIL, LINE = 2, 2, 160
 """Lines that stay of the beginning and of the end, and how much of each."""
 LONG = 80
 """A value of more characters is a text of its own."""
+TABLE = 3
+"""Lines that make a table at least, besides the one that names its columns."""
 MANY = 12
 """Words of one shape in one text, from which on each counts less."""
 PLAIN = 1.0
@@ -48,6 +50,8 @@ _MONEY = re.compile(r"[$€£¥]\d")
 _CAMEL = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]")
 _DOTTED = re.compile(r"\w\.[A-Za-z_]\w*")
 _NUMBER = re.compile(r"[-+]?[\d.,:]+(?:[eE][-+]?\d+)?(?:[-+]\d\d:\d\d)?%?")
+_CELL = re.compile(r"[^\s:|=+-]")
+_NAME = re.compile(r"[^\w.-]+")
 _OPENING = re.compile(r"""[\[{](?=\s*(?:["{\[]|$))""")
 _LETTERS, _DIGITS = re.compile(r"[A-Za-z]+"), re.compile(r"\d+")
 _ESCAPED = re.compile(r"""\\+([n"'])""")
@@ -220,7 +224,33 @@ def _mixed(text: str, bonus: Bonus) -> Iterator[Piece]:
             yield from _values(value, bonus)
             yield from _text(text[end:], bonus, head=0, tail=1)
             return
-    yield from _text(text, bonus)
+    table = _table(text)
+    if table:
+        yield from _cells(table, bonus)
+    else:
+        yield from _text(text, bonus)
+
+
+def _table(text: str) -> list[list[str]]:
+    """Rows of cells, if the text is nearly nothing else: the first row names the columns."""
+    lines = [line for line in text.strip().split("\n") if line.strip()]
+    for mark in ("|", "\t", ",", ";"):
+        width = lines[0].count(mark) if len(lines) > TABLE else 0
+        if width and sum(line.count(mark) == width for line in lines) > 0.9 * len(lines):
+            rows = [[cell.strip() for cell in line.strip().strip("|").split(mark)] for line in lines]
+            named = all(len(cell) <= LONG // 2 for cell in rows[0])
+            return [row for row in rows if any(_CELL.search(cell) for cell in row)] if named else []
+    return []
+
+
+def _cells(rows: list[list[str]], bonus: Bonus) -> Iterator[Piece]:
+    seen = set[tuple[str, str]]()
+    for n, row in enumerate(rows[1:]):
+        for key, text in zip(rows[0], row, strict=False):
+            if text and (key, text) not in seen:
+                seen.add((key, text))
+                late = min(0.4, n / 100)
+                yield Piece(text[:LONG], _value_worth(text, text, bonus) - late, _NAME.sub("_", key))
 
 
 def _text(text: str, bonus: Bonus, head: int = HEAD, tail: int = TAIL) -> Iterator[Piece]:

@@ -29,11 +29,14 @@ TRIES = 8
 class Shrink(msgspec.Struct, frozen=True):
     """Takes the first way that leads into the room: squeeze what is old, what is new, or fold it away."""
 
+    exclude_tools: tuple[str, ...] = ()
+    """Tools whose outputs are not cut, but put away with all the rest if there is no other way."""
+
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         fixed = budget.tokens(budget.overhead + sum(line.tokens for line in _must_stay(view)))
         goal = max(budget.target, fixed + int(LEAST_ROOM * budget.trigger))
         best, fewest = list[Edit](), view.tokens
-        for way in _ways():
+        for way in self._ways():
             after, plan = climb(way, view, msgspec.structs.replace(budget, max_tokens=goal), count)
             if after.tokens < fewest:
                 fewest, best = after.tokens, plan
@@ -41,15 +44,15 @@ class Shrink(msgspec.Struct, frozen=True):
                 return plan
         return best
 
-
-def _ways() -> Iterator[Sequence[Policy]]:
-    old, new = Squeeze(newest=False), Squeeze(newest=True)
-    yield (old,)
-    yield (new, old)
-    yield (new, Summarize(keep_recent=0))
-    yield (new, Fold(1))
-    yield (new, Fold(1), Squeeze(newest=True, share=1.0, floor=0))
-    yield (Fold(0),)
+    def _ways(self) -> Iterator[Sequence[Policy]]:
+        spare = self.exclude_tools
+        old, new = Squeeze(newest=False, exclude_tools=spare), Squeeze(newest=True, exclude_tools=spare)
+        yield (old,)
+        yield (new, old)
+        yield (new, Summarize(keep_recent=0))
+        yield (new, Fold(1))
+        yield (new, Fold(1), Squeeze(newest=True, share=1.0, floor=0))
+        yield (Fold(0),)
 
 
 class Fold(msgspec.Struct, frozen=True):
@@ -73,6 +76,7 @@ class Squeeze(msgspec.Struct, frozen=True):
     share: float = NEWEST
     """Of what room there is for anything, that the newest may take."""
     floor: int = FLOOR
+    exclude_tools: tuple[str, ...] = ()
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         items = [item for item in view.items if self._may_cut(item, view)]
@@ -95,6 +99,8 @@ class Squeeze(msgspec.Struct, frozen=True):
             return False
         line = item.lines[0]
         if line.role == "system" or line.calls or line.at in protected(view):
+            return False
+        if {*line.tools} & {*self.exclude_tools}:
             return False
         return (line.step >= view.step - 1 and line.answers is not None) == self.newest
 
