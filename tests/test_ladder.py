@@ -709,12 +709,13 @@ def test_a_handle_that_a_tool_wrote_is_doubled_wherever_refold_repeats_it():
 
 
 def test_a_one_off_fit_shows_no_handles_and_goes_on_from_its_own_result():
-    config, said = agent(8_000), [user("task"), *(m for n in range(12) for m in step(f"a{n}", TEXT))]
+    config = agent(8_000)
+    said = [user("task"), *(m for n in range(12) for m in step(f"a{n}", output(800, f"w{n}")))]
     once = refold.fit(said, model="m", config=config)
     assert len(json.dumps(once)) < len(json.dumps(said))
     assert not HANDLE.search(json.dumps(once, ensure_ascii=False))
     assert once[0] == user("task")
-    more = [*once, *(m for n in range(20, 30) for m in step(f"a{n}", TEXT.upper()))]
+    more = [*once, *(m for n in range(20, 30) for m in step(f"a{n}", output(800, f"w{n}")))]
     twice = refold.fit(more, model="m", config=config)
     assert twice[0] == user("task")
     assert not HANDLE.search(json.dumps(twice, ensure_ascii=False))

@@ -25,7 +25,7 @@ from refold.policies.expire import Expire
 from refold.policies.extract import CLOSE, OPEN, extract, is_summary, read, summary
 from refold.policies.hierarchy import Hierarchy
 from refold.policies.importance import Reading
-from refold.policies.ladder import LEAST, Ladder, climb
+from refold.policies.ladder import Ladder, climb, worthwhile
 from refold.policies.outline import outline
 from refold.policies.prune import Prune
 from refold.policies.reduced import quoted
@@ -630,7 +630,7 @@ def test_where_all_rungs_save_less_than_the_least_nothing_is_changed():
     asked = list[str]()
     view = seen(user(output(700, "t")), says(output(30, "a")), says(output(30, "b")), user("on"))
     budget = Budget(window=4_000, output_reserve=500, max_tokens=600)
-    least = int(LEAST * budget.trigger)
+    least = worthwhile(budget)
     assert least == 80
     assert Ladder((Recorded("one", asked, 1),))(view, budget, COUNT) == ()
     assert asked == ["one"]
@@ -748,9 +748,9 @@ def test_a_table_keeps_its_head_and_its_values():
     rows = [f"| HAT{n:03} | ${n}20 | 2024-05-{n:02} |" for n in range(1, 29)]
     made = outline("\n".join(["| flight | price | day |", "|---|---|---|", *rows]))
     text = made.cut(500)
-    assert text.startswith("| flight | price | day |")
-    assert rows[-1] in text
+    assert all(name in text for name in ("flight", "price", "day"))
     assert sum(f"HAT{n:03}" in text for n in range(1, 29)) > 10
+    assert sum(f"2024-05-{n:02}" in text for n in range(1, 29)) > 10
     assert made.size == "30 lines"
 
 
@@ -977,7 +977,8 @@ def test_rules_calls_errors_and_exact_values_are_kept():
     assert "- Agreed: I will never use the gift card again." in rules
     assert "You must never use my gift card again." in text
     used = text.partition("Tools used, and on what:\n")[2].partition("\nErrors")[0]
-    assert 'search_flights {"origin": "JFK", "to": "SEA"}' in used
+    assert re.search(r"^- search_flights\b.*JFK.*SEA", used, re.MULTILINE)
+    assert re.search(r"^- book\b.*HAT118.*credit_card_4421", used, re.MULTILINE)
     errors = text.partition("Errors, and what followed:\n")[2].partition("\nExact")[0]
     assert errors.startswith("- book: payment failed: gift_card_7815 declined → book ")
     values = text.partition("Exact values:\n")[2]

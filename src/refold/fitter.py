@@ -21,7 +21,7 @@ from refold.formats.dialects import TARGETS
 from refold.formats.sheet import APART, LIST
 from refold.meter import Meter
 from refold.page import Ask, Page, Rendered
-from refold.policies.ladder import LEAST, climb
+from refold.policies.ladder import climb, worthwhile
 from refold.policies.shrink import Shrink
 from refold.reducer import Reducer
 
@@ -55,8 +55,8 @@ class Fitter:
         self._has_worked = False
         self._sent = 0
         """The first place that was not yet said when the newest request was made."""
-        self._floor: int | None = None
-        """What was counted when there was nothing left to reduce."""
+        self._told = False
+        """That the target cannot be reached."""
 
     @property
     def meter(self) -> Meter:
@@ -143,6 +143,7 @@ class Fitter:
             overhead=beside.counted,
             max_tokens=budget.max_tokens if target is None else target,
             ratio=ratio,
+            margin=self.meter.counter.margin,
             constant=constant,
         )
 
@@ -162,6 +163,8 @@ class Fitter:
         off = self.settings.is_off or override.off
         beside, count = self._beside(wish), self.meter.counter.message
         budget, before = self._measured(beside)
+        if before > budget.room and not off:
+            self._demand_room(budget)
         edits = [] if off else self.reducer.arrive(budget, count, override)
         budget, now = self._measured(beside) if edits else (budget, before)
         counts = budget.turn_threshold is not None or budget.message_threshold is not None
@@ -212,20 +215,37 @@ class Fitter:
                 " nothing is hidden"
             )
             return []
-        counted, step = self.record.live.tokens, budget.counted(int(LEAST * budget.trigger))
-        known = self._floor is not None and self._floor <= counted < self._floor + step
-        if known and tokens <= budget.room:
+        if tokens <= budget.room and self._is_at_its_floor(budget):
             return []
         edits = self.reducer.climb(budget, self.meter.counter.message, override)
         after = self._measured_now(budget)
-        self._floor = None
-        if after >= budget.trigger:
-            self._floor = self.record.live.tokens
+        if after > budget.target and (edits or not self._told):
+            least = self.meter.estimate(self.reducer.least() + budget.overhead, None)
             notices.append(
-                f"{after:,} tokens are left, and none of them can be hidden; compaction begins at"
-                f" {budget.trigger:,}"
+                f"{after:,} tokens are left, more than the {budget.target:,} that were wanted:"
+                f" {least:,} of them must be there, and the rest is as short as it can be"
             )
+        self._told = after > budget.target
         return edits
+
+    def _is_at_its_floor(self, budget: Budget) -> bool:
+        """The last compaction could not come below the trigger, and little came since."""
+        live = self.record.live
+        since = live.state.compacted
+        new = [line for item in live.items for line in item.lines if since is not None and line.at > since]
+        came = sum(line.tokens for line in new)
+        if since is None or came >= worthwhile(budget) or any(line.asks for line in new):
+            return False
+        return self.meter.estimate(live.tokens - came + budget.overhead, None) >= budget.trigger
+
+    def _demand_room(self, budget: Budget) -> None:
+        """
+        Raises:
+            OverBudgetError: what nothing may hide is too much by itself; then nothing is changed.
+        """
+        least = self.meter.estimate(self.reducer.least() + budget.overhead, None)
+        if least > budget.room:
+            raise OverBudgetError(least, budget.room, budget.window)
 
     def _measured_now(self, budget: Budget) -> int:
         return self.meter.estimate(self.record.live.tokens + budget.overhead, self.record.live.state.gauge)
@@ -287,7 +307,6 @@ class Fitter:
 
     def compact(self, strategy: str, keep_recent: int | None, target: int | None) -> list[Replaced]:
         """On demand: down to the newest messages, or to a number of tokens by whatever it takes."""
-        self._floor = None
         count, budget = self.meter.counter.message, self._budget(NOTHING, target)
         if target is None:
             newest = self.reducer.strategy(strategy, keep_recent, fill=False)

@@ -15,7 +15,8 @@ from refold.core.view import Item, View
 from refold.policies.expire import Expire
 from refold.policies.hierarchy import Hierarchy
 from refold.policies.ladder import Ladder
-from refold.policies.shrink import Shrink
+from refold.policies.reduced import is_reducible
+from refold.policies.shrink import Shrink, must_stay
 from refold.policies.summarize import Summarize
 from refold.policies.window import Window
 from refold.record import Record
@@ -38,13 +39,16 @@ class Reducer:
         self._expiries = {name: tool.expire for name, tool in self.settings.tools.items()}
         self._is_fickle = any(expiry.strategy == "relevance" for expiry in self._expiries.values())
         """What is not due now may be due at any later step, whatever its age."""
-        self._left = set[int]()
+        self._live, self._left = record.live, set[int]()
         """Places that were looked at and left as they are."""
 
     def arrive(self, budget: Budget, count: Count, override: Override) -> list[Replaced]:
         """What does not wait for a trigger: results that expire in this step, and those too large to show."""
         live, compact = self.record.live, self.settings.compaction
-        lines = [item.lines[0] for item in live.items if item.edit is None and item.lines]
+        if self._live is not live:  # read anew, or begun anew
+            self._live, self._left = live, set()
+        fixed = {*live.kept, live.state.latest}
+        lines = [item.lines[0] for item in live.items if is_reducible(item) and item.span.start not in fixed]
         expire = Expire(self._expiries, override.expiry)
         edits = self._ask(expire, expire.due(lines, live.state.step + 1), budget, count, override)
         if cap := compact.capping:
@@ -76,9 +80,13 @@ class Reducer:
     def finish(self, budget: Budget, count: Count) -> list[Replaced]:
         """When a run ends there is no cache to keep warm: old outputs are cleared for the next one."""
         prune = self.settings.compaction.pruning
-        if prune is None or self.settings.is_off or self.record.live.tokens < sum(prune.limits(budget)):
+        if prune is None or self.settings.is_off or self.record.live.tokens < max(prune.limits(budget)):
             return []
         return self.reduce(prune, budget, count)
+
+    def least(self) -> int:
+        """What is counted for all that no rung may hide."""
+        return sum(line.tokens for line in must_stay(self.record.live.freeze()))
 
     def strategy(self, name: str, keep_recent: int | None = None, fill: bool = True) -> Policy:
         """What becomes of messages that no longer fit; `fill` keeps more than the newest where they do."""

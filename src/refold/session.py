@@ -249,10 +249,11 @@ class Session:
                     edits = self.fitter.compact(strategy, keep_recent, target_tokens)
             if not edits:
                 return CompactionResult((), (0, 0), 0, self.record.live.state.round)
-            edit = edits[0]
-            new = tuple(one for one in edit.shown if isinstance(one, Message))
-            range = (self.record.index_from(edit.span.start), self.record.index_from(edit.span.end))
-            return CompactionResult(new, range, edit.tokens[0] - edit.tokens[1], edit.round)
+            new = tuple(one for edit in edits for one in edit.shown if isinstance(one, Message))
+            first, last = min(edit.span.start for edit in edits), max(edit.span.end for edit in edits)
+            range = (self.record.index_from(first), self.record.index_from(last))
+            saved = sum(edit.tokens[0] - edit.tokens[1] for edit in edits)
+            return CompactionResult(new, range, saved, edits[0].round)
 
     def compactions(self) -> Compactions:
         with self._lock:

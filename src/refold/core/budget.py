@@ -38,6 +38,8 @@ class Budget(msgspec.Struct, frozen=True):
     """What is counted for the request besides its messages: tools, and system text given apart."""
     ratio: float = 1.0
     """How many tokens of the model's one counted token is."""
+    margin: float = 1.0
+    """The same before anything was measured: what rests on it does not change with every answer."""
     constant: int = 0
     """What every request takes, whatever is in it."""
 

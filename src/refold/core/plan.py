@@ -73,7 +73,10 @@ def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
             after.append(by_place[one])
         else:
             turn, step = (lines[-1].turn, lines[-1].step) if lines else (0, 0)
-            after.append(line_of(one, stamp.at, count(one), turn, step, n))
+            line = line_of(one, stamp.at, count(one), turn, step, n)
+            if len(lines) == 1:  # it goes on in its place, with what was set for it
+                line = msgspec.structs.replace(line, whole=lines[0].whole, expiry=lines[0].expiry)
+            after.append(line)
     tokens = (cost(lines), cost(display(after, edit.span, {at: by_place[at] for at in stay_anyway})))
     what, why = (edit.span, tuple(shown), tuple(after), edit.kind), (edit.why, tokens)
     return Replaced(stamp.at, stamp.view, *what, *why, stamp.time, stamp.round)

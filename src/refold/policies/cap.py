@@ -6,7 +6,7 @@ from refold.core.budget import Budget
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected
 from refold.core.view import View
-from refold.policies.reduced import Reduction
+from refold.policies.reduced import Reduction, reducible
 
 
 class Cap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,11 +18,10 @@ class Cap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         most = self.most(budget)
         fixed = protected(view)
-        large = [item for item in view.items if item.edit is None and item.lines and item.tokens > most]
         plan = list[Edit]()
-        for item in large:
+        for item in reducible(view):
             line = item.lines[0]
-            if line.answers is None or line.at in fixed or any(line.at in span for span in view.spared):
+            if item.edit is not None or line.tokens <= most or line.answers is None or line.at in fixed:
                 continue
             shown = within(Reduction.of(item, view.handles), most, count)
             if shown is not None:
@@ -32,7 +31,7 @@ class Cap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def most(self, budget: Budget) -> int:
         """What one output may take, as it is counted."""
-        return budget.counted(int(budget.window * self.share))
+        return int(budget.window * self.share / budget.margin)
 
 
 def within(reduction: Reduction | None, tokens: int, count: Count) -> Message | None:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from itertools import islice
 from zlib import crc32
 
 import msgspec
@@ -11,8 +12,8 @@ from refold.core.event import Line
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected
 from refold.core.view import View
-from refold.policies.importance import exact_words
-from refold.policies.reduced import Reduction
+from refold.policies.outline import exact, vocabulary
+from refold.policies.reduced import Reduction, reducible
 
 SKETCH = 48
 """Hashes of words that are compared before the words are."""
@@ -33,9 +34,9 @@ class Dedupe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         fixed = protected(view)
         newest = dict[str, list[_Output]]()
         plan = list[Edit]()
-        for item in reversed(view.items):
-            line = item.lines[0] if item.edit is None and item.lines else None
-            if line is None or line.answers is None or line.tokens < MINIMUM:
+        for item in reversed(reducible(view)):
+            line = item.lines[0]
+            if item.edit is not None or line.answers is None or line.tokens < MINIMUM:
                 continue
             reduction = Reduction.of(item, view.handles)
             if reduction is None or not reduction.text:
@@ -44,7 +45,7 @@ class Dedupe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             same = next((new for new in newest.get(tool, ()) if self._is_same(output, new)), None)
             if same is None:
                 newest.setdefault(tool, []).append(output)
-            elif line.at not in fixed and not any(line.at in span for span in view.spared):
+            elif line.at not in fixed:
                 shown = _pointer(reduction, output, same)
                 if count(shown) < line.tokens:
                     why = f"#{same.line.at} says the same" + ("" if same.text == output.text else ", nearly")
@@ -89,13 +90,9 @@ def _similarity(one: Counter[str], other: Counter[str]) -> float:
 
 def _pointer(reduction: Reduction, old: _Output, new: _Output) -> Message:
     """What the newest does not have is named, so that nothing exact is lost."""
-    where = f"same as #{new.line.at}"
+    where = f"same as #{new.line.at}" if reduction.handles else "same as a later one"
     if old.text == new.text:
         return reduction.as_name(where)
-    gone = exact_words(old.text) - exact_words(new.text)
-    body = " ".join(word for word in dict.fromkeys(_order(old.text, gone)))
+    known = vocabulary(new.text)
+    body = " ".join(islice((word for word in exact(old.text) if word not in known), MOST_WORDS))
     return reduction.as_name(f"nearly the {where}" + (", but for" if body else ""), body)
-
-
-def _order(text: str, words: set[str]) -> list[str]:
-    return sorted(words, key=text.find)[:MOST_WORDS]

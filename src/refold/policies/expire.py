@@ -11,12 +11,12 @@ from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected
 from refold.core.view import Item, View
 from refold.policies.importance import Reading, exact_words
-from refold.policies.reduced import Reduction
+from refold.policies.reduced import Reduction, reducible
 
 LENGTH = 500
 THRESHOLD = 0.3
-RECENT = 6
-"""Messages that tell what the work at hand is."""
+RECENT = 4
+"""Messages of the user and the agent that tell what the work at hand is."""
 
 
 class Expire(msgspec.Struct, frozen=True):
@@ -32,11 +32,11 @@ class Expire(msgspec.Struct, frozen=True):
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         fixed, reading = protected(view), Reading(view)
-        bare = {item.lines[0].at: item for item in view.items if item.edit is None and item.lines}
+        bare = {item.lines[0].at: item for item in reducible(view)}
         plan = list[Edit]()
         for line in self.due([item.lines[0] for item in bare.values()], view.step):
             rule = self.rule(line, view.lines)
-            if line.at in fixed or any(line.at in span for span in view.spared):
+            if line.at in fixed:
                 continue
             item = bare[line.at]
             shown = _reduced(rule, item, count, view.handles) if _is_stale(rule, line, reading) else None
@@ -62,7 +62,8 @@ class Expire(msgspec.Struct, frozen=True):
             return line.role != "system"
         if line.role not in ("tool", "user") or not (line.tools or line.answers):
             return False
-        return self.override.after_steps is not None or any(tool in self.tools for tool in line.tools)
+        is_set = line.whole is not None or any(tool in self.tools for tool in line.tools)
+        return is_set or self.override.after_steps is not None
 
     def rule(self, line: Line, lines: Sequence[Line]) -> Expiry:
         """What holds for a message: results that came in one message share the most aggressive rule."""
@@ -94,7 +95,8 @@ def is_due(rule: Expiry, line: Line, step: int) -> bool:
 def _is_stale(rule: Expiry, line: Line, reading: Reading) -> bool:
     if rule.strategy != "relevance":
         return True
-    recent = [other for other in reading.view.lines[-RECENT:] if other.at != line.at]
+    own = [other for other in reading.view.lines if other.role == "assistant" or other.asks]
+    recent = [other for other in own if other.calls or not other.tools][-RECENT:]
     threshold = THRESHOLD if rule.threshold is None else rule.threshold
     return reading.relevance(line, exact_words(reading.text(recent))) < threshold
 
@@ -105,7 +107,8 @@ def _reduced(rule: Expiry, item: Item, count: Count, handles: bool) -> Message |
         return None
     length = LENGTH if rule.length is None else rule.length
     if rule.mode == "remove":
-        return reduction.as_name("removed")
+        name = reduction.as_name("removed")
+        return name if count(name) < reduction.line.tokens else None
     if rule.compact_mode == "skeleton":
         return reduction.as_skeleton(reduction.outline(), length, count)
     return reduction.as_head(length, count)

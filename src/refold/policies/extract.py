@@ -28,6 +28,8 @@ SECTIONS = {
     "errors": "Errors, and what followed",
     "values": "Exact values",
 }
+DOT = " · "
+"""Stands between values of one key."""
 BETWEEN = " | "
 """Stands between calls of one tool."""
 NAMED = 1.6
@@ -44,7 +46,7 @@ _RULE = re.compile(
 )
 _THROWN = re.compile(r"^.*\b[A-Z]\w*(?:Error|Exception): .*$", re.MULTILINE)
 _FAILED = re.compile(
-    r"\b(?:error|failed|failure|fatal|denied|refused|cannot|not found)\b[^\n]*", re.IGNORECASE
+    r"\b(?:error|failed|failure|fatal|denied|refused|cannot|not found|no such)\b[^\n]*", re.IGNORECASE
 )
 _CHANGED = re.compile(
     r"\b(?:instead|actually|forget|rather|scratch that|changed my mind|no longer)\b", re.IGNORECASE
@@ -110,8 +112,10 @@ def _grouped(texts: Sequence[str]) -> str:
         key, value = _pair(text)
         keys.setdefault(key, []).append(value)
     bare = keys.pop("", [])
-    lines = [f"{key}={', '.join(values)}" for key, values in keys.items()]
-    return "\n".join([*lines, " ".join(bare)] if bare else lines)
+    lines = [f"{key}={DOT.join(values)}" for key, values in keys.items()]
+    lines += [f"{DOT.lstrip()}{value}" for value in bare if " " in value]
+    plain = " ".join(value for value in bare if " " not in value)
+    return "\n".join([*lines, plain] if plain else lines)
 
 
 def _by_tool(texts: Sequence[str]) -> Iterator[str]:
@@ -142,7 +146,9 @@ def read(text: str) -> list[Entry]:
             section = titles[line]
         elif section == "values":
             key, values = _pair(line)
-            found = [f"{key}={value}" for value in values.split(", ")] if key else line.split(" ")
+            several = line.removeprefix(DOT.lstrip())
+            words_only = [several] if several != line else line.split(" ")
+            found = [f"{key}={value}" for value in values.split(DOT)] if key else words_only
             entries += [Entry(section, one, _value(one) - n / 400) for n, one in enumerate(found) if one]
         elif section == "files":
             entries += [Entry(section, one, WORTH[section] - 1.0) for one in line.split(" ") if one]
@@ -174,7 +180,7 @@ def extract(said: Sequence[tuple[Line, Message]], active: int | None, elsewhere:
         later = (other for _, other in islice(said, n + 1, None))
         if line.role == "user" and not line.tools:
             entries.append(_request(line, message, list(later), active, fresh))
-            entries += _rules(message.text[REQUEST:], True, fresh)  # the rest is in the request
+            entries += _rules(message.text, True, fresh, REQUEST)  # what is before that is in the request
         if line.role == "assistant":
             entries += [entry for call in message.calls for entry in _call(call, fresh)]
             entries += _rules(message.text, False, fresh)
@@ -214,9 +220,12 @@ def _call(call: ToolCall, fresh: float) -> Iterator[Entry]:
             yield Entry("files", word, WORTH["files"] + fresh)
 
 
-def _rules(text: str, by_user: bool, fresh: float) -> Iterator[Entry]:
+def _rules(text: str, by_user: bool, fresh: float, start: int = 0) -> Iterator[Entry]:
+    """Sentences that demand something or decide it; of those that end after a number of characters."""
+    read = 0
     for sentence in _SENTENCES.split(text[:20_000]):
-        if len(sentence) > 12 and _RULE.search(sentence):
+        read += len(sentence) + 1
+        if read > start and len(sentence) > 12 and _RULE.search(sentence):
             yield Entry(
                 "rules", _short(sentence, SENTENCE), WORTH["rules"] + fresh + (1.0 if by_user else -1.0)
             )
@@ -226,12 +235,12 @@ def _errors(line: Line, message: Message, later: Iterable[Message]) -> Iterator[
     text = message.text
     found = _THROWN.search(text) or _FAILED.search(text[:20_000])
     told = any(result.is_error for result in message.results) or (found and found.start() < EARLY)
-    if not found or not (told or found.re is _THROWN):
+    if not told and not (found and found.re is _THROWN):
         return
     next_call = next((call for other in later for call in other.calls), None)
     then = f" → {next_call.tool} {_short(next_call.input, 60)}" if next_call else ""
     tool = line.tools[0] if line.tools else "tool"
-    what = text if len(text) <= ERROR else found.group()
+    what = found.group() if found and len(text) > ERROR else text
     yield Entry("errors", f"{tool}: {_short(what, ERROR)}{then}", WORTH["errors"])
 
 

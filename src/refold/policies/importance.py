@@ -122,7 +122,7 @@ class Reading(msgspec.Struct, frozen=True, dict=True):
         """How much of it has to do with the work at hand, from 0 to 1."""
         words = self.words(line)
         shared = len(words & recent) / min(len(words), ENOUGH) if words else 0.0
-        return max(min(1.0, shared), self.importance(line) - 0.3)
+        return 0.7 * min(1.0, shared) + 0.3 * min(1.0, self.taken_up(line) / ENOUGH)
 
     def text(self, lines: Iterable[Line]) -> str:
         """All that stands in some of its lines."""

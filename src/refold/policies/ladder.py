@@ -10,8 +10,8 @@ from refold.core.message import Message, Text
 from refold.core.plan import Count, Edit, Plan, Policy, Stamp, applied, settle
 from refold.core.view import View
 
-LEAST = 0.05
-"""Of the trigger: where all rungs together would save less and there is no need, nothing is changed."""
+LEAST, LEAST_TOKENS = 0.05, 48
+"""Of the trigger, and in tokens: where all rungs would save less and there is no need, nothing is changed."""
 _FAR = 1 << 60
 """Places that no record has: edits that are only tried out stand there."""
 
@@ -22,11 +22,19 @@ class Ladder(msgspec.Struct, frozen=True):
     rungs: tuple[Policy, ...]
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        after, plan = climb(self.rungs, view, budget, count)
         room = budget.counted(budget.room) - budget.overhead
-        least = budget.counted(int(LEAST * budget.trigger))
+        least = worthwhile(budget)
+        after, plan = climb(self.rungs, view, budget, count)
+        goal = budget.counted(budget.target) - budget.overhead
+        if after.tokens > goal and view.tokens - after.tokens >= least:
+            after, plan = climb(self.rungs * 2, view, budget, count)  # what one leaves, another may take
         helps = after.tokens <= room < view.tokens or view.tokens - after.tokens >= least
         return plan if helps and after.tokens <= room else ()
+
+
+def worthwhile(budget: Budget) -> int:
+    """What a batch saves at least, as it is counted."""
+    return budget.counted(max(int(LEAST * budget.trigger), LEAST_TOKENS))
 
 
 def climb(rungs: Sequence[Policy], view: View, budget: Budget, count: Count) -> tuple[View, list[Edit]]:

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, lru_cache
+from itertools import islice
 from math import log2
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,8 +28,13 @@ HEAD, TAIL, LINE = 2, 2, 160
 """Lines that stay of the beginning and of the end, and how much of each."""
 LONG = 80
 """A value of more characters is a text of its own."""
+SHORTEST = 16
+"""Characters that are worth filling."""
 TABLE = 3
 """Lines that make a table at least, besides the one that names its columns."""
+ERROR, EDGE, PROSE = 10.0, 7.0, 1.3
+"""What a line is worth that tells of an error, that begins or ends a text, or that is prose among data."""
+MOST_ERRORS = 40
 MANY = 12
 """Words of one shape in one text, from which on each counts less."""
 PLAIN = 1.0
@@ -38,7 +44,8 @@ _WORD = re.compile(r"""https?://[^\s"'`<>\\\])}]+|[^\s"'`<>()\[\]{},;|=\\]+""")
 _PAIR = re.compile(r"(?:^|(?<=\s))([A-Za-z_][\w.-]*)=([^\s,;&\"'<>()\[\]{}|=]+)(?=\s|$|,)", re.MULTILINE)
 _PAIRS = re.compile(r"""[A-Za-z_][\w.-]*=[^\s"'()\[\]{}]+(?: [^\s"'()\[\]{}]+)*""")
 _ERROR = re.compile(
-    r"^.*(?:error|exception|\b(?:traceback|fatal|failed|failure|denied|refused|cannot|not found))\b.*$",
+    r"^.*(?:error|exception"
+    r"|\b(?:traceback|fatal|failed|failure|denied|refused|cannot|not found|no such))\b.*$",
     re.IGNORECASE | re.MULTILINE,
 )
 _DEFINED = re.compile(
@@ -86,21 +93,24 @@ class Outline(msgspec.Struct, frozen=True, dict=True):
 
     def cut(self, chars: int) -> str:
         """The most valuable pieces that fit, in their order."""
-        chosen, keys, left, text = list[int](), set[str](), chars + 1, ""
+        chosen, keys, left, text = dict[int, Piece](), set[str](), chars + 1, ""
         for n in self._ranked:
             piece = self.pieces[n]
             size = len(piece.text) + 1 + (len(piece.key) + 1 if piece.key and piece.key not in keys else 0)
-            if size > left:
-                if left < 16:
+            if size > left and piece.is_line and left > SHORTEST:
+                piece = piece._replace(text=piece.text[: left - 2] + "…")
+                size = left
+            elif size > left:
+                if left < SHORTEST:
                     break
                 continue
             if not piece.key and len(piece.text) > 4 and not piece.text.isdigit() and piece.text in text:
                 continue  # a line that stays has it already
-            chosen.append(n)
+            chosen[n] = piece
             keys.add(piece.key)
             left -= size
             text += piece.text + "\n"
-        return joined(self.pieces[n] for n in sorted(chosen))
+        return joined(chosen[n] for n in sorted(chosen))
 
 
 def joined(pieces: Iterable[Piece]) -> str:
@@ -126,7 +136,7 @@ def outline(text: str, bonus: Bonus = lambda word: 0.0) -> Outline:
     if value is None:
         text = unescaped(text)
         pieces = _by_key(_mixed(text, bonus))
-        return Outline(pieces, f"{text.count(chr(10)) + 1:,} lines" if "\n" in text else "")
+        return Outline(pieces, f"{len(text.splitlines()):,} lines" if "\n" in text else "")
     count = len(value) if isinstance(value, list) else _longest(value)
     return Outline(_by_key(_values(value, bonus)), f"{count:,} items" if count else "", is_data=True)
 
@@ -154,7 +164,7 @@ def _by_key(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     groups = dict[tuple[str, int], list[Piece]]()
     for n, piece in enumerate(pieces):
         groups.setdefault((piece.key, 0 if piece.key else n), []).append(piece)
-    return tuple(piece for group in groups.values() for piece in group)[:MOST_PIECES]
+    return tuple(piece for group in groups.values() for piece in group)
 
 
 def _json(text: str) -> dict[str, Any] | list[Any] | None:
@@ -200,7 +210,9 @@ def _values(value: Any, bonus: Bonus) -> Iterator[Piece]:
                 if inside is not None
                 else _text(unescaped(f"{key}={text}" if key else text), bonus, head=1, tail=0)
             )
-            yield from (piece._replace(worth=piece.worth - 0.3 - late) for piece in inner)
+            for piece in inner:
+                is_head = piece.is_line and piece.worth < ERROR
+                yield piece._replace(worth=(PROSE if is_head else piece.worth - 0.3) - late)
         else:
             yield Piece(text, _value_worth(text, leaf, bonus) - late, "" if text in key else key)
 
@@ -257,15 +269,16 @@ def _text(text: str, bonus: Bonus, head: int = HEAD, tail: int = TAIL) -> Iterat
     """A text's own beginning and end, its errors, and the words in it that are exact."""
     lines = [line.strip() for line in text.strip().split("\n")]
     first, last = lines[:head], lines[max(head, len(lines) - tail) :]
-    yield from (Piece(line[:LINE], 7.0, is_line=True) for line in first if line)
+    yield from (Piece(line[:LINE], EDGE, is_line=True) for line in first if line)
     errors = dict.fromkeys(match.group().strip()[: 2 * LINE] for match in _ERROR.finditer(text))
-    yield from (Piece(line, 10.0, is_line=True) for line in errors)
+    yield from (Piece(line, ERROR, is_line=True) for line in islice(errors, MOST_ERRORS))
     pairs = {value: key for key, value in _PAIR.findall(text) if worth(value) >= PLAIN}
-    yield from (Piece(value, worth(value) + bonus(value) + 0.2, key) for value, key in pairs.items())
-    for word, value in exact(text).items():
+    most = islice(pairs.items(), MOST_PIECES)
+    yield from (Piece(value, worth(value) + bonus(value) + 0.2, key) for value, key in most)
+    for word, value in islice(exact(text).items(), MOST_PIECES):
         if word not in pairs:
             yield Piece(word, value + bonus(word))
-    yield from (Piece(line[:LINE], 7.0, is_line=True) for line in last if line)
+    yield from (Piece(line[:LINE], EDGE, is_line=True) for line in last if line)
 
 
 def exact(text: str) -> dict[str, float]:

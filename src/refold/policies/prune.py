@@ -11,7 +11,7 @@ from refold.core.view import Item, View
 from refold.policies.extract import DENSE
 from refold.policies.importance import Reading
 from refold.policies.oldest import is_folded
-from refold.policies.reduced import HEADER, Reduction
+from refold.policies.reduced import HEADER, Reduction, reducible
 
 
 class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,13 +48,14 @@ class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _old(self, view: View, protect: int, count: Count) -> list[Item]:
         """Outputs that may be cleared, the newest first."""
         framing = count(Message("tool", (ToolResult("", ""),)))
-        fixed, spared, seen, old = protected(view), view.spared, 0, list[Item]()
+        fixed, free = protected(view), {item.span.start for item in reducible(view)}
+        seen, old = 0, list[Item]()
         for item in self._outputs(view):
             line = item.lines[0]
             seen += line.tokens - framing
             if seen <= protect or line.at in fixed or {*line.tools} & {*self.exclude_tools}:
                 continue
-            if item.edit is None and not any(line.at in span for span in spared):
+            if item.span.start in free:
                 old.append(item)
         return old
 

@@ -4,13 +4,14 @@
 """
 
 import re
+from itertools import chain
 
 import msgspec
 
 from refold.core.event import Line
-from refold.core.message import Message, Part, Text, ToolResult
+from refold.core.message import Media, Message, Part, Text, ToolResult
 from refold.core.plan import Count
-from refold.core.view import Item
+from refold.core.view import Item, View
 from refold.policies.outline import Bonus, Outline, outline, reread, unescaped
 
 HEADER = 28
@@ -18,13 +19,31 @@ HEADER = 28
 ERROR_CHARS = 2_000
 """An error is shown in full up to so many characters."""
 
-_HANDLE = re.compile(r"(\[refold [^\]#]*)#(?=\d)")
+_BRACKET, _HANDLE = re.compile(r"\[refold [^\]\n]*"), re.compile(r"(?<!#)#(?=\d)")
 _HEADER = re.compile(r"\[refold (?:#\d+ )?(?P<what>[^\n]*?): (?P<size>[^;\n]*)(?:; [^\]\n]*)?\]\n?")
 
 
 def quoted(text: str) -> str:
     """Somebody else's text in ours: a handle in it is doubled, so that it opens nothing."""
-    return _HANDLE.sub(r"\1##", text)
+    return _BRACKET.sub(lambda found: _HANDLE.sub("##", found.group()), text)
+
+
+def reducible(view: View) -> list[Item]:
+    """Items of one message that may be reduced in its place: as it was said, or shortened already.
+
+    What somebody restored, or took an edit back from, is left alone.
+    """
+    return [
+        item
+        for item in view.items
+        if is_reducible(item) and not any(item.span.start in span for span in view.spared)
+    ]
+
+
+def is_reducible(item: Item) -> bool:
+    if len(item.lines) != 1 or len(item.span) != 1 or item.lines[0].summary:
+        return False
+    return item.edit is None or item.lines[0].at == item.edit
 
 
 class Reduction(msgspec.Struct, frozen=True, dict=True):
@@ -41,7 +60,7 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
     @classmethod
     def of(cls, item: Item, handles: bool = True) -> "Reduction | None":
         """The one message that an item shows, if it can be reduced in its place."""
-        if len(item.lines) != 1 or item.lines[0].role == "system":
+        if not is_reducible(item) or item.lines[0].role == "system":
             return None
         line = item.lines[0]
         return cls(line, item.words(line), item.span.start, handles, line.at not in item.span)
@@ -61,26 +80,28 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
     def as_skeleton(self, outline: Outline, chars: int, count: Count) -> Message | None:
         """Shorter than it is now, or None."""
         chars = max(chars, ERROR_CHARS) if self.is_error else chars
-        if len(self.text) <= chars:
-            return None
-        return self._shorter(outline.cut(chars), outline.size, count)
+        if len(self.text) > chars:
+            return self._shorter(outline.cut(chars), outline.size, count)
+        return self._shorter(self.text, self._media, count) if self._media else None
 
     def as_head(self, chars: int, count: Count) -> Message | None:
         """Its first characters, with how many were cut; None if it is short enough."""
         text = self.text
         if len(text) <= chars:
-            return None
-        return self._with(self.header(f"{len(text):,} characters", f"first {chars:,} shown"), text[:chars])
+            return self._shorter(text, self._media, count) if self._media else None
+        head = f"first {chars:,} shown" if chars else "none shown"
+        made = self._with(self.header(f"{len(text):,} characters", head), quoted(text)[:chars])
+        return made if count(made) < self.line.tokens else None
 
     def as_name(self, why: str, body: str = "") -> Message:
         """Nothing but what it was, and what is said of it."""
-        return self._with(self.header(f"{self.line.tokens:,} tokens", why), body)
+        return self._with(self.header(self._size(self._media), why), body)
 
     def as_cut(self, outline: Outline, chars: int, count: Count) -> Message | None:
         """Head, skeleton and tail: what a reader wants of a text that is much too long."""
         text = self.text
         if len(text) <= chars:
-            return None
+            return self._shorter(text, self._media, count) if self._media else None
         text = unescaped(text)
         head, tail = (chars // 8, 0) if outline.is_data else (chars // 4, chars // 8)
         middle = outline.cut(chars - head - tail)
@@ -93,14 +114,24 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         return f"[refold {handle}{', '.join(map(_plain, names))}: {size}; {shown}]"
 
     def _shorter(self, skeleton: str, size: str, count: Count) -> Message | None:
-        known = _HEADER.match(self.message.text) if self.is_again else None
-        tokens = f"{self.line.tokens:,} tokens" + (f", {size}" if size else "")
-        whole = known["size"] if known else tokens
+        whole = self._size(size)
         made = self._with(self.header(whole, "0,000 shown"), skeleton)
         shown = count(self._with(self.header(whole, f"{count(made):,} shown"), skeleton))
         if shown >= self.line.tokens:
             return None
         return self._with(self.header(whole, f"{shown:,} shown"), skeleton)
+
+    @property
+    def _media(self) -> str:
+        """What it has besides text: it is named, not shown."""
+        outputs = [result.output for result in self.message.results if isinstance(result.output, tuple)]
+        kinds = [part.kind for part in chain(self.message.parts, *outputs) if isinstance(part, Media)]
+        return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+
+    def _size(self, items: str) -> str:
+        """Of the original, also where this is a short form of it already."""
+        known = _HEADER.match(self.message.text) if self.is_again else None
+        return known["size"] if known else f"{self.line.tokens:,} tokens" + (f", {items}" if items else "")
 
     def _with(self, header: str, body: str) -> Message:
         text = f"{header}\n{quoted(body)}" if body else header

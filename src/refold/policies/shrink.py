@@ -33,7 +33,7 @@ class Shrink(msgspec.Struct, frozen=True):
     """Tools whose outputs are not cut, but put away with all the rest if there is no other way."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        fixed = budget.tokens(budget.overhead + sum(line.tokens for line in _must_stay(view)))
+        fixed = budget.tokens(budget.overhead + sum(line.tokens for line in must_stay(view)))
         goal = max(budget.target, fixed + int(LEAST_ROOM * budget.trigger))
         best, fewest = list[Edit](), view.tokens
         for way in self._ways():
@@ -87,7 +87,7 @@ class Squeeze(msgspec.Struct, frozen=True):
         stays = [line for line in view.lines if (line.at, line.n) not in held]
         room = budget.counted(budget.target) - budget.overhead - sum(line.tokens for line in stays)
         if self.newest:
-            fixed = sum(line.tokens for line in _must_stay(view))
+            fixed = sum(line.tokens for line in must_stay(view))
             whole = budget.counted(budget.target) - budget.overhead - fixed
             room = max(room, int(self.share * whole)) if self.share < 1 else room
         known = vocabulary(reading.text(stays))
@@ -167,7 +167,7 @@ def _level(parts: "Sequence[_Part]", room: int, floor: int) -> float:
     return low
 
 
-def _must_stay(view: View) -> list[Line]:
+def must_stay(view: View) -> list[Line]:
     fixed = protected(view)
     first = next((line.at for line in view.lines if line.role != "system"), 0)
     return [line for line in view.lines if line.at in fixed or (line.role == "system" and line.at < first)]
