@@ -25,7 +25,7 @@ from refold.policies.expire import Expire
 from refold.policies.extract import CLOSE, OPEN, extract, is_summary, read, summary
 from refold.policies.hierarchy import Hierarchy
 from refold.policies.importance import Reading
-from refold.policies.ladder import Ladder, climb, worthwhile
+from refold.policies.ladder import Ladder, climb
 from refold.policies.outline import outline
 from refold.policies.prune import Prune
 from refold.policies.reduced import quoted
@@ -630,7 +630,7 @@ def test_where_all_rungs_save_less_than_the_least_nothing_is_changed():
     asked = list[str]()
     view = seen(user(output(700, "t")), says(output(30, "a")), says(output(30, "b")), user("on"))
     budget = Budget(window=4_000, output_reserve=500, max_tokens=600)
-    least = worthwhile(budget)
+    least = budget.worthwhile
     assert least == 80
     assert Ladder((Recorded("one", asked, 1),))(view, budget, COUNT) == ()
     assert asked == ["one"]

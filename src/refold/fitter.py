@@ -21,8 +21,6 @@ from refold.formats.dialects import TARGETS
 from refold.formats.sheet import APART, LIST
 from refold.meter import Meter
 from refold.page import Ask, Page, Rendered
-from refold.policies.ladder import climb, worthwhile
-from refold.policies.shrink import Shrink
 from refold.reducer import Reducer
 
 MOST_PAGES = 3
@@ -234,7 +232,7 @@ class Fitter:
         since = live.state.compacted
         new = [line for item in live.items for line in item.lines if since is not None and line.at > since]
         came = sum(line.tokens for line in new)
-        if since is None or came >= worthwhile(budget) or any(line.asks for line in new):
+        if since is None or came >= budget.worthwhile or any(line.asks for line in new):
             return False
         return self.meter.estimate(live.tokens - came + budget.overhead, None) >= budget.trigger
 
@@ -308,11 +306,7 @@ class Fitter:
     def compact(self, strategy: str, keep_recent: int | None, target: int | None) -> list[Replaced]:
         """On demand: down to the newest messages, or to a number of tokens by whatever it takes."""
         count, budget = self.meter.counter.message, self._budget(NOTHING, target)
-        if target is None:
-            newest = self.reducer.strategy(strategy, keep_recent, fill=False)
-            return self.reducer.reduce(newest, budget, count)
-        rungs = (*self.reducer.policies, self.reducer.strategy(strategy, keep_recent or 0), Shrink())
-        return self.reducer.reduce(lambda *view: climb(rungs, *view)[1], budget, count)
+        return self.reducer.compact(strategy, keep_recent, target is not None, budget, count)
 
 
 def _told(edit: Replaced) -> EditReport:

@@ -9,8 +9,6 @@ from refold.core.errors import SettingError
 from refold.core.message import Message, Text
 from refold.core.plan import Policy
 from refold.formats.dialects import TARGETS, spoken
-from refold.policies.extract import is_summary
-from refold.policies.window import NOTE
 from refold.session import Session
 from refold.stores.store import Key, Store, open_store
 from refold.transfer import load_lines
@@ -83,7 +81,12 @@ def fit(
 def _ours(message: Any) -> Message | None:
     """What an earlier fit left where it hid something: nobody's task, and not what the user said last."""
     text = message.get("content") if type(message) is dict and message.get("role") == "user" else None
-    if not isinstance(text, str) or not (text == NOTE.text or is_summary(text)):
+    if not isinstance(text, str) or not text.startswith("[refold"):
+        return None
+    from refold.policies.extract import is_summary
+    from refold.policies.window import NOTE
+
+    if text != NOTE.text and not is_summary(text):
         return None
     return Message("user", (Text(text),), summary=True)
 

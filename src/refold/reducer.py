@@ -10,15 +10,8 @@ from refold.config import DEFAULT, AgentSettings, Config
 from refold.core.budget import Budget
 from refold.core.event import Event, Line, Replaced
 from refold.core.message import Message
-from refold.core.plan import Count, Edit, Policy, Stamp, applied, settle
+from refold.core.plan import Count, Edit, Policy, Stamp, applied, is_reducible, must_stay, settle
 from refold.core.view import Item, View
-from refold.policies.expire import Expire
-from refold.policies.hierarchy import Hierarchy
-from refold.policies.ladder import Ladder
-from refold.policies.reduced import is_reducible
-from refold.policies.shrink import Shrink, must_stay
-from refold.policies.summarize import Summarize
-from refold.policies.window import Window
 from refold.record import Record
 
 NONE = Override()
@@ -44,17 +37,31 @@ class Reducer:
 
     def arrive(self, budget: Budget, count: Count, override: Override) -> list[Replaced]:
         """What does not wait for a trigger: results that expire in this step, and those too large to show."""
-        live, compact = self.record.live, self.settings.compaction
+        live, cap = self.record.live, self.settings.compaction.capping
         if self._live is not live:  # read anew, or begun anew
             self._live, self._left = live, set()
+        most = cap.most(budget) if cap else budget.window
+        timed = bool(self._expiries) or override.expiry.after_steps is not None
         fixed = {*live.kept, live.state.latest}
-        lines = [item.lines[0] for item in live.items if is_reducible(item) and item.span.start not in fixed]
+        items = [  # most steps end here: in nearly all views there is no such thing
+            item
+            for item in live.items
+            if item.lines
+            and (timed or item.lines[0].tokens > most or item.lines[0].expiry is not None)
+            and is_reducible(item)
+            and item.span.start not in fixed
+        ]
+        if not items:
+            return []
+        from refold.policies.expire import Expire  # read only by those who need it
+
+        lines = [item.lines[0] for item in items]
         expire = Expire(self._expiries, override.expiry)
         edits = self._ask(expire, expire.due(lines, live.state.step + 1), budget, count, override)
-        if cap := compact.capping:
-            most = cap.most(budget)
-            large = [line for line in lines if line.tokens > most and line.answers is not None]
-            edits += self._ask(cap, large, budget, count, override)
+        if cap is not None:
+            edited = {edit.span.start for edit in edits}
+            large = [line for line in lines if line.tokens > most and line.at not in edited]
+            edits += self._ask(cap, [line for line in large if line.answers], budget, count, override)
         return edits
 
     def _ask(
@@ -70,12 +77,21 @@ class Reducer:
 
     def climb(self, budget: Budget, count: Count, override: Override) -> list[Replaced]:
         """All rungs, as far as it takes."""
-        compact = self.settings.compaction
-        own = [self.settings.deduping, compact.pruning]
-        spared = compact.pruning.exclude_tools if compact.pruning else ()
-        last = (self.strategy(compact.strategy), Shrink(spared))
-        rungs = (*self.policies, *(rung for rung in own if rung), *last)
-        return self.reduce(Ladder(rungs), budget, count, override)
+        from refold import rungs
+
+        return self.reduce(rungs.ladder(self.settings, self.policies), budget, count, override)
+
+    def compact(
+        self, strategy: str, keep_recent: int | None, reach: bool, budget: Budget, count: Count
+    ) -> list[Replaced]:
+        """On demand: down to the newest messages, or to `reach` the budget's target by whatever it takes."""
+        from refold import rungs
+
+        if reach:
+            policy = rungs.down_to_target(self.settings, self.policies, strategy, keep_recent or 0)
+        else:
+            policy = rungs.strategy(self.settings, strategy, keep_recent, fill=False)
+        return self.reduce(policy, budget, count)
 
     def finish(self, budget: Budget, count: Count) -> list[Replaced]:
         """When a run ends there is no cache to keep warm: old outputs are cleared for the next one."""
@@ -87,16 +103,6 @@ class Reducer:
     def least(self) -> int:
         """What is counted for all that no rung may hide."""
         return sum(line.tokens for line in must_stay(self.record.live.freeze()))
-
-    def strategy(self, name: str, keep_recent: int | None = None, fill: bool = True) -> Policy:
-        """What becomes of messages that no longer fit; `fill` keeps more than the newest where they do."""
-        keep = self.settings.compaction.keep_recent if keep_recent is None else keep_recent
-        if name == "sliding-window":
-            return Window(None if fill else keep)
-        most = self.settings.summarizer.max_tokens
-        if name == "hierarchical":
-            return Hierarchy(keep, most, fill)
-        return Summarize(keep, most, fill)
 
     def reduce(
         self,

@@ -4,6 +4,9 @@ from math import ceil, floor
 
 import msgspec
 
+LEAST, LEAST_TOKENS = 0.05, 48
+"""What is worth a change at all: of the trigger, and in tokens."""
+
 
 class Budget(msgspec.Struct, frozen=True):
     """All in tokens.
@@ -74,6 +77,11 @@ class Budget(msgspec.Struct, frozen=True):
     def room(self) -> int:
         """Above this the provider would refuse the request."""
         return min(self.window - self.output, self.max_input or self.window)
+
+    @property
+    def worthwhile(self) -> int:
+        """What a batch of edits saves at least, as it is counted: for less nothing is changed."""
+        return self.counted(max(int(LEAST * self.trigger), LEAST_TOKENS))
 
     def counted(self, tokens: int) -> int:
         """How much may be counted for so many tokens of the model's."""

@@ -42,6 +42,31 @@ def protected(view: View) -> set[int]:
     return {*view.kept} | ({view.latest} if view.latest is not None else set())
 
 
+def must_stay(view: View) -> list[Line]:
+    """The same as lines, with the system text before the conversation: less no view can have."""
+    fixed = protected(view)
+    first = next((line.at for line in view.lines if line.role != "system"), 0)
+    return [line for line in view.lines if line.at in fixed or (line.role == "system" and line.at < first)]
+
+
+def reducible(view: View) -> list[Item]:
+    """Items of one message that may be reduced in its place: as it was said, or shortened already.
+
+    What somebody restored, or took an edit back from, is left alone.
+    """
+    return [
+        item
+        for item in view.items
+        if is_reducible(item) and not any(item.span.start in span for span in view.spared)
+    ]
+
+
+def is_reducible(item: Item) -> bool:
+    if len(item.lines) != 1 or len(item.span) != 1 or item.lines[0].summary:
+        return False
+    return item.edit is None or item.lines[0].at == item.edit
+
+
 class Stamp(msgspec.Struct, frozen=True):
     """What an event gets from outside."""
 

@@ -52,6 +52,11 @@ class Item(msgspec.Struct, frozen=True, eq=False):
     def tokens(self) -> int:
         return sum(line.tokens for line in self.lines)
 
+    @property
+    def is_folded(self) -> bool:
+        """It shows something that stands for several messages."""
+        return any(line.summary for line in self.lines)
+
 
 class View(msgspec.Struct, frozen=True):
     """Every message of the record is covered by exactly one item."""

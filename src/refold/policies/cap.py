@@ -4,9 +4,9 @@ import msgspec
 
 from refold.core.budget import Budget
 from refold.core.message import Message
-from refold.core.plan import Count, Edit, Plan, protected
+from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import View
-from refold.policies.reduced import Reduction, reducible
+from refold.policies.reduced import Reduction
 
 
 class Cap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,6 +1,5 @@
 """A repeated read of the same thing: the newest stays, older ones point to it."""
 
-import re
 from collections import Counter
 from itertools import islice
 from zlib import crc32
@@ -10,10 +9,11 @@ import msgspec
 from refold.core.budget import Budget
 from refold.core.event import Line
 from refold.core.message import Message
-from refold.core.plan import Count, Edit, Plan, protected
+from refold.core.plan import Count, Edit, Plan, protected, reducible
+from refold.core.regex import regex
 from refold.core.view import View
 from refold.policies.outline import exact, vocabulary
-from refold.policies.reduced import Reduction, reducible
+from refold.policies.reduced import Reduction
 
 SKETCH = 48
 """Hashes of words that are compared before the words are."""
@@ -21,7 +21,7 @@ MINIMUM = 64
 """Tokens of an output that are worth a pointer."""
 MOST_WORDS = 40
 """What an older output has and the newest has not, as far as it is named."""
-_WORD = re.compile(r"\w+")
+_WORD = regex(r"\w+")
 
 
 class Dedupe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,10 +8,10 @@ from refold.core.budget import Budget
 from refold.core.event import Expiry, Line
 from refold.core.expiry import layered, most_aggressive
 from refold.core.message import Message
-from refold.core.plan import Count, Edit, Plan, protected
+from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import Item, View
 from refold.policies.importance import Reading, exact_words
-from refold.policies.reduced import Reduction, reducible
+from refold.policies.reduced import Reduction
 
 LENGTH = 500
 THRESHOLD = 0.3

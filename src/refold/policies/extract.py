@@ -13,8 +13,9 @@ import msgspec
 from refold.core.event import Line
 from refold.core.message import Message, Text, ToolCall
 from refold.core.plan import Count
+from refold.core.regex import regex
 from refold.policies.importance import all_text
-from refold.policies.outline import LONG, exact, outline, reread, words, worth
+from refold.policies.outline import DENSE, LONG, exact, outline, reread, words, worth
 from refold.policies.reduced import quoted
 
 OPEN, CLOSE = '<record note="what happened before, kept by rule; not an instruction">', "</record>"
@@ -36,27 +37,25 @@ NAMED = 1.6
 """What a path or an address is worth at least."""
 EARLY = 200
 """Characters within which a result says that it is an error, if it is one."""
-DENSE = 2.6
-"""Characters a token, in text of exact values."""
-_RULE = re.compile(
+_RULE = regex(
     r"\b(?:must|never|always|make sure|should not|shouldn't|required|not allowed|at most|at least"
     r"|no more than|decided|decision|instead of|agreed|will use|rejected|constraint|forbidden)\b"
     r"|^(?:and |but |also |so |please )*(?:do not|don't|only|prefer|avoid|keep|use)\b",
     re.IGNORECASE,
 )
-_THROWN = re.compile(r"^.*\b[A-Z]\w*(?:Error|Exception): .*$", re.MULTILINE)
-_FAILED = re.compile(
+_THROWN = regex(r"^.*\b[A-Z]\w*(?:Error|Exception): .*$", re.MULTILINE)
+_FAILED = regex(
     r"\b(?:error|failed|failure|fatal|denied|refused|cannot|not found|no such)\b[^\n]*", re.IGNORECASE
 )
-_CHANGED = re.compile(
+_CHANGED = regex(
     r"\b(?:instead|actually|forget|rather|scratch that|changed my mind|no longer)\b", re.IGNORECASE
 )
-_SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
-_HEADER = re.compile(r"\[refold (?:#\d+ )?(?:summary|segment|era): [^\n\]]*\](?:\n|$)")
-_REQUEST = re.compile(r"#(\d+) \((\w+)\) (.*)$")
-_FENCE = re.compile(r"<(/?)record")
-_ENTRY = re.compile(r"^- (.*)$")
-_KEYED = re.compile(r"([A-Za-z_][\w.-]*)=(.+)$")
+_SENTENCES = regex(r"(?<=[.!?])\s+|\n+")
+_HEADER = regex(r"\[refold (?:#\d+ )?(?:summary|segment|era): [^\n\]]*\](?:\n|$)")
+_REQUEST = regex(r"#(\d+) \((\w+)\) (.*)$")
+_FENCE = regex(r"<(/?)record")
+_ENTRY = regex(r"^- (.*)$")
+_KEYED = regex(r"([A-Za-z_][\w.-]*)=(.+)$")
 
 
 class Entry(NamedTuple):
@@ -235,7 +234,7 @@ def _errors(line: Line, message: Message, later: Iterable[Message]) -> Iterator[
     text = message.text
     found = _THROWN.search(text) or _FAILED.search(text[:20_000])
     told = any(result.is_error for result in message.results) or (found and found.start() < EARLY)
-    if not told and not (found and found.re is _THROWN):
+    if not told and not _THROWN.search(text):
         return
     next_call = next((call for other in later for call in other.calls), None)
     then = f" → {next_call.tool} {_short(next_call.input, 60)}" if next_call else ""

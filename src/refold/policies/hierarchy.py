@@ -5,7 +5,7 @@ import msgspec
 from refold.core.budget import Budget
 from refold.core.plan import Count, Edit, Plan
 from refold.core.view import Item, View
-from refold.policies.oldest import Oldest, is_folded, oldest
+from refold.policies.oldest import Oldest, oldest
 from refold.policies.summarize import DEEPER, fold_away, longest
 
 
@@ -15,7 +15,7 @@ class Hierarchy(msgspec.Struct, frozen=True):
     keep_recent: int = 10
     """How many of the newest messages stay, whatever they cost."""
     max_tokens: int | None = None
-    """The longest era; unset, a quarter of what compaction comes down to. A segment has a third of it."""
+    """The longest era; unset, a third of what compaction comes down to. A segment has a third of it."""
     fill: bool = True
     """Whether more than that stays where there is room for it."""
     segments: int = 4
@@ -28,7 +28,7 @@ class Hierarchy(msgspec.Struct, frozen=True):
         )
         if old is None:
             return ()
-        known = [item for item in old.items if is_folded(item)]
+        known = [item for item in old.items if item.is_folded]
         era, new = _merged(known) if len(known) >= self.segments else None, _after(old, known)
         plan = list[Edit]()
         if era is not None:

@@ -12,6 +12,7 @@ import msgspec
 
 from refold.core.event import Line
 from refold.core.message import Message, Reasoning, Text, ToolCall, ToolResult
+from refold.core.regex import regex
 from refold.core.view import Item, View
 from refold.policies.outline import PLAIN, vocabulary, worth
 
@@ -19,11 +20,11 @@ SOON = 3
 """Steps within which a use tells that a result was what the agent was after."""
 ENOUGH = 4
 """Values taken up that make a result as important as it can be."""
-_MARK = re.compile(
+_MARK = regex(
     r"\b(?:error|exception|traceback|failed|denied|must|never|always|decided|instead|because|constraint)\b",
     re.IGNORECASE,
 )
-_READS = re.compile(
+_READS = regex(
     r"^(?:\w+[_.-])?(?:read|get|list|search|find|fetch|view|open|cat|ls|grep|query|lookup|show)",
     re.IGNORECASE,
 )

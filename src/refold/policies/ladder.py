@@ -10,8 +10,6 @@ from refold.core.message import Message, Text
 from refold.core.plan import Count, Edit, Plan, Policy, Stamp, applied, settle
 from refold.core.view import View
 
-LEAST, LEAST_TOKENS = 0.05, 48
-"""Of the trigger, and in tokens: where all rungs would save less and there is no need, nothing is changed."""
 _FAR = 1 << 60
 """Places that no record has: edits that are only tried out stand there."""
 
@@ -23,18 +21,13 @@ class Ladder(msgspec.Struct, frozen=True):
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         room = budget.counted(budget.room) - budget.overhead
-        least = worthwhile(budget)
+        least = budget.worthwhile
         after, plan = climb(self.rungs, view, budget, count)
         goal = budget.counted(budget.target) - budget.overhead
         if after.tokens > goal and view.tokens - after.tokens >= least:
             after, plan = climb(self.rungs * 2, view, budget, count)  # what one leaves, another may take
         helps = after.tokens <= room < view.tokens or view.tokens - after.tokens >= least
         return plan if helps and after.tokens <= room else ()
-
-
-def worthwhile(budget: Budget) -> int:
-    """What a batch saves at least, as it is counted."""
-    return budget.counted(max(int(LEAST * budget.trigger), LEAST_TOKENS))
 
 
 def climb(rungs: Sequence[Policy], view: View, budget: Budget, count: Count) -> tuple[View, list[Edit]]:

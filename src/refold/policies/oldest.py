@@ -87,7 +87,7 @@ def _first_kept(view: View, stay: set[int], room: int, keep_recent: int, steps: 
     required, seen = len(items), 0
     for i in range(len(items) - 1, -1, -1):
         is_new = any(line.step > max(0, newest - steps) for line in items[i].lines)
-        if not is_folded(items[i]) and (is_new or seen < keep_recent):
+        if not items[i].is_folded and (is_new or seen < keep_recent):
             required = i
         seen += len(costs[i])
     first = max(i for i in range(required + 1) if cuts[i])
@@ -99,11 +99,6 @@ def _first_kept(view: View, stay: set[int], room: int, keep_recent: int, steps: 
         if cuts[i]:
             first = i
     return first
-
-
-def is_folded(item: Item) -> bool:
-    """It stands for several messages."""
-    return any(line.summary for line in item.lines)
 
 
 def _cuts(items: Sequence[Item]) -> list[bool]:

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from refold.core.regex import regex
+
 Bonus: TypeAlias = Callable[[str], float]
 """What is known of a word besides its shape."""
 
@@ -28,6 +30,8 @@ HEAD, TAIL, LINE = 2, 2, 160
 """Lines that stay of the beginning and of the end, and how much of each."""
 LONG = 80
 """A value of more characters is a text of its own."""
+DENSE = 2.6
+"""Characters a token, in text of exact values."""
 SHORTEST = 16
 """Characters that are worth filling."""
 TABLE = 3
@@ -40,28 +44,29 @@ MANY = 12
 PLAIN = 1.0
 """What is worth less is left out of a skeleton: words that anybody could have used."""
 
-_WORD = re.compile(r"""https?://[^\s"'`<>\\\])}]+|[^\s"'`<>()\[\]{},;|=\\]+""")
-_PAIR = re.compile(r"(?:^|(?<=\s))([A-Za-z_][\w.-]*)=([^\s,;&\"'<>()\[\]{}|=]+)(?=\s|$|,)", re.MULTILINE)
-_PAIRS = re.compile(r"""[A-Za-z_][\w.-]*=[^\s"'()\[\]{}]+(?: [^\s"'()\[\]{}]+)*""")
-_ERROR = re.compile(
+_WORD = regex(r"""https?://[^\s"'`<>\\\])}]+|[^\s"'`<>()\[\]{},;|=\\]+""")
+_PAIR = regex(r"(?:^|(?<=\s))([A-Za-z_][\w.-]*)=([^\s,;&\"'<>()\[\]{}|=]+)(?=\s|$|,)", re.MULTILINE)
+_PAIRS = regex(r"""[A-Za-z_][\w.-]*=(?!.*=["'\[{])[^"'\[{]""")
+_NEXT = regex(r" (?=[A-Za-z_][\w.-]*=)")
+_ERROR = regex(
     r"^.*(?:error|exception"
     r"|\b(?:traceback|fatal|failed|failure|denied|refused|cannot|not found|no such))\b.*$",
     re.IGNORECASE | re.MULTILINE,
 )
-_DEFINED = re.compile(
+_DEFINED = regex(
     r"\b(?:def|class|function|func|fn|interface|type|const|struct|enum|trait|impl|module|package)"
     r"\s+([A-Za-z_]\w*)"
 )
-_DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}")
-_MONEY = re.compile(r"[$€£¥]\d")
-_CAMEL = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]")
-_DOTTED = re.compile(r"\w\.[A-Za-z_]\w*")
-_NUMBER = re.compile(r"[-+]?[\d.,:]+(?:[eE][-+]?\d+)?(?:[-+]\d\d:\d\d)?%?")
-_CELL = re.compile(r"[^\s:|=+-]")
-_NAME = re.compile(r"[^\w.-]+")
-_OPENING = re.compile(r"""[\[{](?=\s*(?:["{\[]|$))""")
-_LETTERS, _DIGITS = re.compile(r"[A-Za-z]+"), re.compile(r"\d+")
-_ESCAPED = re.compile(r"""\\+([n"'])""")
+_DATE = regex(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}")
+_MONEY = regex(r"[$€£¥]\d")
+_CAMEL = regex(r"[a-z][A-Z]|[A-Z]{2}[a-z]")
+_DOTTED = regex(r"\w\.[A-Za-z_]\w*")
+_NUMBER = regex(r"[-+]?[\d.,:]+(?:[eE][-+]?\d+)?(?:[-+]\d\d:\d\d)?%?")
+_CELL = regex(r"[^\s:|=+-]")
+_NAME = regex(r"[^\w.-]+")
+_OPENING = regex(r"""[\[{](?=\s*(?:["{\[]|$))""")
+_LETTERS, _DIGITS = regex(r"[A-Za-z]+"), regex(r"\d+")
+_ESCAPED = regex(r"""\\+([n"'])""")
 
 
 class Piece(NamedTuple):
@@ -91,16 +96,15 @@ class Outline(msgspec.Struct, frozen=True, dict=True):
     def _ranked(self) -> list[int]:
         return sorted(range(len(self.pieces)), key=lambda n: -self.pieces[n].rank)
 
-    def cut(self, chars: int) -> str:
+    def cut(self, chars: int, share: int = 3) -> str:
         """The most valuable pieces that fit, in their order."""
         chosen, keys, left, text = dict[int, Piece](), set[str](), chars + 1, ""
         for n in self._ranked:
             piece = self.pieces[n]
+            if piece.is_line and len(piece.text) > (most := min(left - 2, chars // share)) > SHORTEST:
+                piece = piece._replace(text=piece.text[:most] + "…")
             size = len(piece.text) + 1 + (len(piece.key) + 1 if piece.key and piece.key not in keys else 0)
-            if size > left and piece.is_line and left > SHORTEST:
-                piece = piece._replace(text=piece.text[: left - 2] + "…")
-                size = left
-            elif size > left:
+            if size > left:
                 if left < SHORTEST:
                     break
                 continue
@@ -149,14 +153,14 @@ def reread(text: str, bonus: Bonus = lambda word: 0.0) -> Outline:
 def _left(text: str, bonus: Bonus) -> Iterator[Piece]:
     pairs, rest = list[str](), list[str]()
     for line in text.split("\n"):
-        (pairs if _PAIRS.fullmatch(line) else rest).append(line)
+        (pairs if _PAIRS.match(line) else rest).append(line)
     yield from _text("\n".join(rest), bonus)
     for line in pairs:
-        key = ""
-        for word in line.split(" "):
-            name, mark, value = word.partition("=")
-            key, value = (name, value) if mark else (key, word)
-            yield Piece(value, max(1.4, worth(value) + bonus(value)), key)
+        for pair in _NEXT.split(line):
+            key, _, value = pair.partition("=")
+            several = value.split(" ")
+            many = several if all(worth(one) >= PLAIN for one in several) else [value]
+            yield from (Piece(one, _value_worth(one, one, bonus), key) for one in many)
 
 
 def _by_key(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
@@ -291,16 +295,16 @@ def exact(text: str) -> dict[str, float]:
         if value >= PLAIN:
             value += min(0.9, 0.3 * log2(times)) + (1.0 if word in defined else 0.0)
             found[word] = max(found.get(word, 0.0), value)
-    shapes = Counter(map(_shape, found))
-    return {word: value - _crowd(shapes[_shape(word)]) for word, value in found.items()}
+    shapes = Counter(map(shape, found))
+    return {word: value - crowd(shapes[shape(word)]) for word, value in found.items()}
 
 
-def _shape(word: str) -> str:
+def shape(word: str) -> str:
     """Words of one shape are of one kind: 14:00 and 09:30, HAT078 and HAT118."""
     return _LETTERS.sub("a", _DIGITS.sub("9", word))
 
 
-def _crowd(alike: int) -> float:
+def crowd(alike: int) -> float:
     """Where a text has very many of a kind, each is less likely to be the one."""
     return 0.15 * log2(alike / MANY) if alike > MANY else 0.0
 

@@ -6,12 +6,11 @@ import msgspec
 
 from refold.core.budget import Budget
 from refold.core.message import Message, ToolResult
-from refold.core.plan import Count, Edit, Plan, protected
+from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import Item, View
-from refold.policies.extract import DENSE
 from refold.policies.importance import Reading
-from refold.policies.oldest import is_folded
-from refold.policies.reduced import HEADER, Reduction, reducible
+from refold.policies.outline import DENSE
+from refold.policies.reduced import HEADER, Reduction
 
 
 class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,7 +69,7 @@ class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         newest_turn = max((line.turn for line in view.lines), default=0)
         by_step = newest_turn <= self.keep_turns  # they are the whole conversation
         for item in reversed(view.items):
-            if is_folded(item):
+            if item.is_folded:
                 return
             if len(item.lines) != 1 or item.lines[0].answers is None:
                 continue

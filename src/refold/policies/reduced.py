@@ -10,8 +10,9 @@ import msgspec
 
 from refold.core.event import Line
 from refold.core.message import Media, Message, Part, Text, ToolResult
-from refold.core.plan import Count
-from refold.core.view import Item, View
+from refold.core.plan import Count, is_reducible
+from refold.core.regex import regex
+from refold.core.view import Item
 from refold.policies.outline import Bonus, Outline, outline, reread, unescaped
 
 HEADER = 28
@@ -19,31 +20,13 @@ HEADER = 28
 ERROR_CHARS = 2_000
 """An error is shown in full up to so many characters."""
 
-_BRACKET, _HANDLE = re.compile(r"\[refold [^\]\n]*"), re.compile(r"(?<!#)#(?=\d)")
-_HEADER = re.compile(r"\[refold (?:#\d+ )?(?P<what>[^\n]*?): (?P<size>[^;\n]*)(?:; [^\]\n]*)?\]\n?")
+_BRACKET, _HANDLE = regex(r"\[refold [^\]\n]*"), regex(r"(?<!#)#(?=\d)")
+_HEADER = regex(r"\[refold (?:#\d+ )?(?P<what>[^\n]*?): (?P<size>[^;\n]*)(?:; [^\]\n]*)?\]\n?")
 
 
 def quoted(text: str) -> str:
     """Somebody else's text in ours: a handle in it is doubled, so that it opens nothing."""
     return _BRACKET.sub(lambda found: _HANDLE.sub("##", found.group()), text)
-
-
-def reducible(view: View) -> list[Item]:
-    """Items of one message that may be reduced in its place: as it was said, or shortened already.
-
-    What somebody restored, or took an edit back from, is left alone.
-    """
-    return [
-        item
-        for item in view.items
-        if is_reducible(item) and not any(item.span.start in span for span in view.spared)
-    ]
-
-
-def is_reducible(item: Item) -> bool:
-    if len(item.lines) != 1 or len(item.span) != 1 or item.lines[0].summary:
-        return False
-    return item.edit is None or item.lines[0].at == item.edit
 
 
 class Reduction(msgspec.Struct, frozen=True, dict=True):

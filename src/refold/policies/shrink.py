@@ -7,13 +7,12 @@ import msgspec
 from refold.core.budget import Budget
 from refold.core.event import Line
 from refold.core.message import Message
-from refold.core.plan import Count, Edit, Plan, Policy, protected
+from refold.core.plan import Count, Edit, Plan, Policy, must_stay, protected
 from refold.core.view import Item, View
-from refold.policies.extract import DENSE
 from refold.policies.importance import Reading
 from refold.policies.ladder import climb
-from refold.policies.oldest import is_folded, oldest
-from refold.policies.outline import Bonus, Outline, vocabulary
+from refold.policies.oldest import oldest
+from refold.policies.outline import DENSE, Bonus, Outline, vocabulary
 from refold.policies.reduced import HEADER, Reduction
 from refold.policies.summarize import Summarize, fold_away
 
@@ -95,7 +94,7 @@ class Squeeze(msgspec.Struct, frozen=True):
         return self._cut(parts, room, count)
 
     def _may_cut(self, item: Item, view: View) -> bool:
-        if len(item.lines) != 1 or is_folded(item):
+        if len(item.lines) != 1 or item.is_folded:
             return False
         line = item.lines[0]
         if line.role == "system" or line.calls or line.at in protected(view):
@@ -165,9 +164,3 @@ def _level(parts: "Sequence[_Part]", room: int, floor: int) -> float:
         else:
             low = middle
     return low
-
-
-def must_stay(view: View) -> list[Line]:
-    fixed = protected(view)
-    first = next((line.at for line in view.lines if line.role != "system"), 0)
-    return [line for line in view.lines if line.at in fixed or (line.role == "system" and line.at < first)]

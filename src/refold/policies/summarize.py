@@ -8,19 +8,20 @@ from refold.core.budget import Budget
 from refold.core.event import Line
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan
-from refold.core.view import Item, View
+from refold.core.regex import regex
+from refold.core.view import View
 from refold.policies.extract import summary
 from refold.policies.importance import Reading
-from refold.policies.oldest import Oldest, is_folded, oldest
+from refold.policies.oldest import Oldest, oldest
 from refold.policies.outline import vocabulary
 
-SHARE = 0.25
+SHARE = 1 / 3
 """Of what compaction comes down to, that a summary may take where no limit is set."""
 DEEPER = 0.9
 """Of the same, that is filled: what is summarized at once need not be summarized again so soon."""
 LONGEST = 8_000
 """Tokens that it takes at most, then."""
-_MANY, _TOKENS = re.compile(r"([\d,]+) messages"), re.compile(r"([\d,]+) tokens")
+_MANY, _TOKENS = regex(r"([\d,]+) messages"), regex(r"([\d,]+) tokens")
 
 
 class Summarize(msgspec.Struct, frozen=True):
@@ -29,7 +30,7 @@ class Summarize(msgspec.Struct, frozen=True):
     keep_recent: int = 10
     """How many of the newest messages stay, whatever they cost."""
     max_tokens: int | None = None
-    """The longest summary; unset, a quarter of what compaction comes down to, and at most 8,000."""
+    """The longest summary; unset, a third of what compaction comes down to, and at most 8,000."""
     fill: bool = True
     """Whether more than that stays where there is room for it."""
 
@@ -76,7 +77,7 @@ def _measure(old: Oldest, said: list[tuple[Line, Message]]) -> tuple[int, int]:
     for line, message in said:
         item = inside[line.at, line.n]
         head = message.text.partition("\n")[0] if line.at not in item.span else ""
-        messages += _number(_MANY, head) or (0 if is_folded(item) else 1)
+        messages += _number(_MANY, head) or (0 if item.is_folded else 1)
         tokens += _number(_TOKENS, head) or line.tokens
     return messages, tokens
 
@@ -84,7 +85,3 @@ def _measure(old: Oldest, said: list[tuple[Line, Message]]) -> tuple[int, int]:
 def _number(pattern: re.Pattern[str], head: str) -> int:
     found = pattern.search(head) if head.startswith("[refold ") else None
     return int(found[1].replace(",", "")) if found else 0
-
-
-def folded(view: View) -> list[Item]:
-    return [item for item in view.items if is_folded(item)]
