@@ -1,7 +1,9 @@
 """A repeated read of the same thing: the newest stays, older ones point to it."""
 
 from collections import Counter
+from functools import lru_cache
 from itertools import islice
+from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -12,6 +14,7 @@ from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.regex import regex
 from refold.core.view import View
+from refold.policies.importance import SHORT
 from refold.policies.outline import exact, vocabulary
 from refold.policies.reduced import Reduction
 
@@ -62,26 +65,26 @@ class Dedupe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return likely >= self.similarity * 0.7 and _similarity(one.words, other.words) >= self.similarity
 
 
-class _Output:
-    """A result, with what is compared worked out when it is needed."""
-
-    def __init__(self, line: Line, text: str) -> None:
-        self.line, self.text = line, text
-        self._words: Counter[str] | None = None
-        self._sketch: frozenset[int] | None = None
+class _Output(NamedTuple):
+    line: Line
+    text: str
 
     @property
     def words(self) -> Counter[str]:
-        if self._words is None:
-            self._words = Counter(_WORD.findall(self.text))
-        return self._words
+        return Counter(_WORD.findall(self.text))
 
     @property
     def sketch(self) -> frozenset[int]:
-        if self._sketch is None:
-            hashes = sorted(crc32(word.encode("utf-8", "replace")) for word in self.words)
-            self._sketch = frozenset(hashes[:SKETCH])
-        return self._sketch
+        return _sketch(self.text) if len(self.text) < SHORT else _hashed(self.text)
+
+
+def _hashed(text: str) -> frozenset[int]:
+    return frozenset(
+        sorted({crc32(word.encode("utf-8", "replace")) for word in _WORD.findall(text)})[:SKETCH]
+    )
+
+
+_sketch = lru_cache(maxsize=1_024)(_hashed)
 
 
 def _similarity(one: Counter[str], other: Counter[str]) -> float:

@@ -4,6 +4,7 @@ It is put together by rule from the messages it stands for, and from summaries o
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from typing import NamedTuple
@@ -35,6 +36,8 @@ BETWEEN = " | "
 """Stands between calls of one tool."""
 NAMED = 1.6
 """What a path or an address is worth at least."""
+LEAST = 1.2
+"""What a value is worth that is named at all."""
 EARLY = 200
 """Characters within which a result says that it is an error, if it is one."""
 _RULE = regex(
@@ -261,25 +264,27 @@ def _value(text: str) -> float:
 
 
 def _once(entries: Iterable[Entry], elsewhere: set[str]) -> Iterator[Entry]:
-    """Each thing once, with what it is worth most, where it was said last."""
-    best = dict[tuple[str, str], Entry]()
-    times = dict[tuple[str, str], int]()
+    """Each thing once, with what it is worth most, where it was said first."""
+    found = dict[tuple[str, str], Entry]()
+    times = Counter[tuple[str, str]]()
     for entry in entries:
-        entry = entry._replace(text=_tame(entry.text))
         key = (entry.section, _pair(entry.text)[1] if entry.section == "values" else entry.text)
-        old = best.get(key)
-        times[key] = times.get(key, 0) + 1
-        text = old.text if old and _pair(old.text)[0] else entry.text  # with its key, if it has one
-        best[key] = Entry(entry.section, text, max(old.worth, entry.worth) if old else entry.worth)
-    for key, entry in best.items():
-        if entry.section == "values" and (key[1] in elsewhere or entry.worth < 1.2):
+        times[key] += 1
+        old = found.get(key)
+        if old is None or entry.worth > old.worth:
+            has_key = old is not None and _pair(old.text)[0]  # a value keeps its key, if it had one
+            found[key] = entry._replace(text=old.text) if old is not None and has_key else entry
+    for key, (section, text, value) in found.items():
+        if section == "values" and (key[1] in elsewhere or value < LEAST):
             continue
-        rank = entry.worth + min(0.9, 0.3 * (times[key] - 1)) - len(entry.text) / 80
-        yield entry._replace(worth=rank)
+        rank = value + min(0.9, 0.3 * (times[key] - 1)) - len(text) / 80
+        yield Entry(section, _tame(text), rank)
 
 
 def _tame(text: str) -> str:
     """Somebody else's words in our record: they open no handle and do not end it."""
+    if "[refold " not in text and "record" not in text:
+        return text
     return _FENCE.sub(r"‹\1record", quoted(text))
 
 

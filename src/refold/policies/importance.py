@@ -6,7 +6,7 @@ so do the other results of the same tool.
 
 import re
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -18,6 +18,8 @@ from refold.policies.outline import PLAIN, vocabulary, worth
 
 SOON = 3
 """Steps within which a use tells that a result was what the agent was after."""
+SHORT = 8_000
+"""Characters of a text whose words are remembered."""
 ENOUGH = 4
 """Values taken up that make a result as important as it can be."""
 _MARK = regex(
@@ -30,9 +32,16 @@ _READS = regex(
 )
 
 
-def exact_words(text: str) -> set[str]:
-    """The words of a text that could not be guessed."""
-    return {word for word in vocabulary(text) if worth(word) >= PLAIN}
+def exact_words(text: str) -> frozenset[str]:
+    """The words of a text that could not be guessed. What stays in a view is looked at again and again."""
+    return _known(text) if len(text) < SHORT else _exact(text)
+
+
+def _exact(text: str) -> frozenset[str]:
+    return frozenset(word for word in vocabulary(text) if worth(word) >= PLAIN)
+
+
+_known = lru_cache(maxsize=1_024)(_exact)
 
 
 def all_text(message: Message) -> str:
@@ -61,10 +70,10 @@ class Reading(msgspec.Struct, frozen=True, dict=True):
         return {(line.at, line.n): item for item in self.view.items for line in item.lines}
 
     @cached_property
-    def _words(self) -> dict[tuple[int, int], set[str]]:
+    def _words(self) -> dict[tuple[int, int], frozenset[str]]:
         return {}
 
-    def words(self, line: Line) -> set[str]:
+    def words(self, line: Line) -> frozenset[str]:
         key = (line.at, line.n)
         if key not in self._words:
             self._words[key] = exact_words(all_text(self._items[key].words(line)))
@@ -119,7 +128,7 @@ class Reading(msgspec.Struct, frozen=True, dict=True):
             + 0.15 * (_READS.match(tool) is None)
         )
 
-    def relevance(self, line: Line, recent: set[str]) -> float:
+    def relevance(self, line: Line, recent: frozenset[str]) -> float:
         """How much of it has to do with the work at hand, from 0 to 1."""
         words = self.words(line)
         shared = len(words & recent) / min(len(words), ENOUGH) if words else 0.0

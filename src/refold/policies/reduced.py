@@ -55,7 +55,8 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
     @property
     def text(self) -> str:
         text = self.message.text
-        return _HEADER.sub("", text, count=1) if self.is_again else text
+        header = _HEADER.match(text) if self.is_again else None
+        return text[header.end() :] if header else text
 
     def outline(self, bonus: Bonus = lambda word: 0.0) -> Outline:
         return reread(self.text, bonus) if self.is_again else outline(self.text, bonus)
