@@ -114,11 +114,11 @@ def test_without_settings_nothing_expires():
 TEXT = "".join(f"Line {n} of the page says nothing new about flight HAT{n:03}.\n" for n in range(60)) + "!\n"
 HEAD = f"[refold #2 web_search: {len(TEXT):,} characters; first {{0}} shown]\n"
 EXPIRED = {
-    "compact": ({"mode": "compact"}, HEAD.format(500) + TEXT[:500]),
-    "unsaid": ({}, HEAD.format(500) + TEXT[:500]),
+    "compact": ({"mode": "compact"}, HEAD.format(500) + TEXT[:500] + "…"),
+    "unsaid": ({}, HEAD.format(500) + TEXT[:500] + "…"),
     "head": (
         {"mode": "compact", "compact_mode": "first-n-chars", "length": 120},
-        HEAD.format(120) + TEXT[:120],
+        HEAD.format(120) + TEXT[:120] + "…",
     ),
     "remove": ({"mode": "remove"}, f"[refold #2 web_search: {len(TEXT) // 4 + 4:,} tokens; removed]"),
 }
@@ -197,7 +197,7 @@ def test_the_report_and_the_explanation_say_which_setting_it_was():
     fitted = chat.fit()
     [edit] = fitted.report.edits
     assert (edit.kind, edit.span.start, edit.tokens_saved > 500) == ("expire", 2, True)
-    assert edit.why == "remove: older than 1 steps (tools.web_search.expire.after_steps, config)"
+    assert edit.why == "remove: older than 1 step (tools.web_search.expire.after_steps, config)"
     assert fitted.report.fired == ()
     assert fitted.report.cache_break_at == 2
     assert [*fitted.report.tokens.after] == ["expire"]
@@ -248,8 +248,8 @@ def test_an_override_beats_what_is_set_field_by_field_and_none_is_as_configured(
     assert shown(chat, override={"length": 100, "after_steps": None}) == {"a": TEXT}
     chat.append({"role": "assistant", "content": "Hm."})
     override = {"length": 100, "after_steps": None, "mode": None, "compact_mode": None}
-    assert shown(chat, override=override) == {"a": HEAD.format(100) + TEXT[:100]}
-    assert shown(chat) == {"a": HEAD.format(100) + TEXT[:100]}  # it stays, like any edit
+    assert shown(chat, override=override) == {"a": HEAD.format(100) + TEXT[:100] + "…"}
+    assert shown(chat) == {"a": HEAD.format(100) + TEXT[:100] + "…"}  # it stays, like any edit
 
 
 def test_an_override_acts_on_tools_that_are_not_configured():
@@ -257,8 +257,8 @@ def test_an_override_acts_on_tools_that_are_not_configured():
     chat.append([user("task"), *step("a", TEXT), {"role": "assistant", "content": "Hm."}])
     override = {"after_steps": 1, "mode": "compact", "compact_mode": "first-n-chars", "length": 200}
     fitted = chat.fit(override=override)
-    assert results(fitted.messages) == {"a": HEAD.format(200) + TEXT[:200]}
-    assert fitted.report.edits[0].why == "compact: older than 1 steps (after_steps of the override)"
+    assert results(fitted.messages) == {"a": HEAD.format(200) + TEXT[:200] + "…"}
+    assert fitted.report.edits[0].why == "compact: older than 1 step (after_steps of the override)"
 
 
 def test_an_override_that_is_off_reduces_nothing_and_is_not_remembered():
@@ -402,7 +402,7 @@ def test_a_plain_message_takes_the_most_aggressive_setting_of_the_tools_behind_i
     chat.append([user("and now?"), {"role": "assistant", "content": "Hm."}])
     messages = chat.fit().messages
     head = f"[refold #{place} a, b: {len(TEXT):,} characters; first 80 shown]\n"
-    assert messages[2] == user(head + TEXT[:80])
+    assert messages[2] == user(head + TEXT[:80] + "…")
     assert chat.get_all()[2].tools == ("a", "b")
 
 
@@ -436,11 +436,11 @@ def test_a_message_may_say_itself_when_it_expires():
     fitted = chat.fit()
     seen = results(fitted.messages)
     assert seen["1"].endswith("removed]")
-    assert seen["2"].endswith("first 70 shown]\n" + TEXT[:70])
+    assert seen["2"].endswith("first 70 shown]\n" + TEXT[:70] + "…")
     assert seen["3"] == TEXT
     assert {edit.why for edit in fitted.report.edits} == {
-        "remove: older than 1 steps (after_steps of the message)",
-        "compact: older than 1 steps (after_steps of the message)",
+        "remove: older than 1 step (after_steps of the message)",
+        "compact: older than 1 step (after_steps of the message)",
     }
 
 

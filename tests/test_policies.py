@@ -852,11 +852,21 @@ def test_five_megabytes_of_a_log_are_reduced():
 
 def test_two_megabytes_that_nearly_say_the_same_are_compared():
     one = [f"value_{n}" for n in range(60_000)]
-    other = [f"other_{n}" if n % 12 == 0 else word for n, word in enumerate(one)]
-    view = seen(user("task"), step("a", " ".join(other)), step("b", " ".join(one)))
+    few = [f"other_{n}" if n % 2_000 == 0 else word for n, word in enumerate(one)]
+    view = seen(user("task"), step("a", " ".join(few)), step("b", " ".join(one)))
     shown = text_of(only(Dedupe()(view, Budget(), COUNT)))
-    assert "other_0" in shown
+    assert all(f"other_{n}" in shown for n in range(0, 60_000, 2_000))
     assert len(shown) < 1_000
+    many = [f"other_{n}" if n % 60 == 0 else word for n, word in enumerate(one)]  # too much to name
+    view = seen(user("task"), step("a", " ".join(many)), step("b", " ".join(one)))
+    assert Dedupe()(view, Budget(), COUNT) == []
+
+
+def test_what_says_the_opposite_is_not_the_same():
+    up = "\n".join(f"host{n} is {'up' if n % 2 else 'down'}" for n in range(60))
+    down = "\n".join(f"host{n} is {'down' if n % 2 else 'up'}" for n in range(60))
+    view = seen(user("task"), step("a", up, "status"), step("b", down, "status"))
+    assert Dedupe()(view, Budget(), COUNT) == []
 
 
 # Handles that others wrote

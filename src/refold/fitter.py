@@ -196,7 +196,7 @@ class Fitter:
             tokens,
             limit=budget.window,
             room=max(0, budget.room - final),
-            edits=tuple(map(_told, edits)),
+            edits=tuple(_told(edit, budget.ratio) for edit in edits),
             fired=fired,
             cache_break_at=min((at for at in changed if at is not None), default=None),
             notices=tuple(notices),
@@ -213,28 +213,19 @@ class Fitter:
                 " nothing is hidden"
             )
             return []
-        if tokens <= budget.room and self._is_at_its_floor(budget):
-            return []
-        edits = self.reducer.climb(budget, self.meter.counter.message, override)
+        least = self.meter.estimate(self.reducer.least() + budget.overhead, None)
+        lifted = budget.above(least)
+        edits = list[Replaced]()
+        if tokens >= lifted.due:
+            edits = self.reducer.climb(lifted, self.meter.counter.message, override)
         after = self._measured_now(budget)
-        if after > budget.target and (edits or not self._told):
-            least = self.meter.estimate(self.reducer.least() + budget.overhead, None)
+        if after > budget.target and not self._told:
             notices.append(
                 f"{after:,} tokens are left, more than the {budget.target:,} that were wanted:"
-                f" {least:,} of them must be there, and the rest is as short as it can be"
+                f" {least:,} of them must be there; more is done from {lifted.due:,} on"
             )
         self._told = after > budget.target
         return edits
-
-    def _is_at_its_floor(self, budget: Budget) -> bool:
-        """The last compaction could not come below the trigger, and little came since."""
-        live = self.record.live
-        since = live.state.compacted
-        new = [line for item in live.items for line in item.lines if since is not None and line.at > since]
-        came = sum(line.tokens for line in new)
-        if since is None or came >= budget.worthwhile or any(line.asks for line in new):
-            return False
-        return self.meter.estimate(live.tokens - came + budget.overhead, None) >= budget.trigger
 
     def _demand_room(self, budget: Budget) -> None:
         """
@@ -309,5 +300,6 @@ class Fitter:
         return self.reducer.compact(strategy, keep_recent, target is not None, budget, count)
 
 
-def _told(edit: Replaced) -> EditReport:
-    return EditReport(edit.at, edit.span, edit.kind, edit.why, edit.tokens[0] - edit.tokens[1])
+def _told(edit: Replaced, ratio: float) -> EditReport:
+    saved = round((edit.tokens[0] - edit.tokens[1]) * ratio)
+    return EditReport(edit.at, edit.span, edit.kind, edit.why, saved)

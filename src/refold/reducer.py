@@ -32,46 +32,57 @@ class Reducer:
         self._expiries = {name: tool.expire for name, tool in self.settings.tools.items()}
         self._is_fickle = any(expiry.strategy == "relevance" for expiry in self._expiries.values())
         """What is not due now may be due at any later step, whatever its age."""
+        self._step = -1
         self._live, self._left = record.live, set[int]()
         """Places that were looked at and left as they are."""
 
     def arrive(self, budget: Budget, count: Count, override: Override) -> list[Replaced]:
         """What does not wait for a trigger: results that expire in this step, and those too large to show."""
-        live, cap = self.record.live, self.settings.compaction.capping
+        live, cap, step = self.record.live, self.settings.compaction.capping, self.record.live.state.step + 1
         if self._live is not live:  # read anew, or begun anew
             self._live, self._left = live, set()
         most = cap.most(budget) if cap else budget.window
         timed = bool(self._expiries) or override.expiry.after_steps is not None
-        fixed = {*live.kept, live.state.latest}
-        items = [  # most steps end here: in nearly all views there is no such thing
-            item
+        left = set[int]() if override != NONE or (self._is_fickle and self._step != step) else self._left
+        fixed, self._step = {*live.kept, live.state.latest}, step
+        lines = [  # most steps end here: in nearly all views there is no such thing
+            item.lines[0]
             for item in live.items
             if item.lines
             and (timed or item.lines[0].tokens > most or item.lines[0].expiry is not None)
-            and is_reducible(item)
+            and item.lines[0].at not in left
             and item.span.start not in fixed
+            and is_reducible(item)
         ]
-        if not items:
-            return []
-        from refold.policies.expire import Expire  # read only by those who need it
+        return self._on_arrival(lines, budget, count, override) if lines else []
 
-        lines = [item.lines[0] for item in items]
+    def _on_arrival(
+        self, lines: Sequence[Line], budget: Budget, count: Count, override: Override
+    ) -> list[Replaced]:
+        from refold.policies.expire import Expire, batches  # read only by those who need it
+
+        live, cap = self.record.live, self.settings.compaction.capping
         expire = Expire(self._expiries, override.expiry)
-        edits = self._ask(expire, expire.due(lines, live.state.step + 1), budget, count, override)
+        together = batches([line for item in live.items for line in item.lines])
+        due = expire.due(lines, live.state.step + 1, together)
+        only = frozenset(line.at for line in due)
+        edits = self._ask(msgspec.structs.replace(expire, only=only), due, budget, count, override)
         if cap is not None:
-            edited = {edit.span.start for edit in edits}
-            large = [line for line in lines if line.tokens > most and line.at not in edited]
-            edits += self._ask(cap, [line for line in large if line.answers], budget, count, override)
+            gone = {edit.span.start for edit in edits} | {line.at for line in lines if self._is_spared(line)}
+            most = cap.most(budget)
+            large = [line for line in lines if line.answers and line.tokens > most and line.at not in gone]
+            edits += self._ask(cap, large, budget, count, override)
         return edits
+
+    def _is_spared(self, line: Line) -> bool:
+        prune = self.settings.compaction.pruning
+        return prune is not None and bool({*line.tools} & {*prune.exclude_tools})
 
     def _ask(
         self, policy: Policy, lines: Sequence[Line], budget: Budget, count: Count, override: Override
     ) -> list[Replaced]:
         """What it does about some lines; those that it leaves alone are not asked about again."""
-        again = override != NONE or self._is_fickle
-        if not lines or (not again and all(line.at in self._left for line in lines)):
-            return []
-        edits = self.reduce(policy, budget, count, override, round=False)
+        edits = self.reduce(policy, budget, count, override, round=False) if lines else []
         self._left |= {line.at for line in lines} - {edit.span.start for edit in edits}
         return edits
 

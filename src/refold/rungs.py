@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from refold.core.budget import Budget
-from refold.core.plan import Count, Plan, Policy
+from refold.core.errors import SettingError
+from refold.core.plan import Count, Edit, Plan, Policy, line_of
 from refold.core.view import View
 from refold.policies.hierarchy import Hierarchy
 from refold.policies.ladder import Ladder, climb
@@ -16,9 +19,24 @@ from refold.settings import AgentSettings
 def ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> Ladder:
     """All of them, the user's own first."""
     compact = settings.compaction
-    cheap = [rung for rung in (settings.deduping, compact.pruning) if rung]
-    spared = compact.pruning.exclude_tools if compact.pruning else ()
-    return Ladder((*own, *cheap, strategy(settings, compact.strategy), Shrink(spared)))
+    spared = spared_tools(settings)
+    cheap = [sparing(rung, spared) for rung in (settings.deduping, compact.pruning) if rung]
+    return Ladder((*map(vetted, own), *cheap, strategy(settings, compact.strategy), Shrink(spared)))
+
+
+def spared_tools(settings: AgentSettings) -> tuple[str, ...]:
+    prune = settings.compaction.pruning
+    return prune.exclude_tools if prune else ()
+
+
+def sparing(rung: Policy, tools: Sequence[str]) -> Policy:
+    """The same, but what some tools said stays as it is."""
+
+    def policy(view: View, budget: Budget, count: Count, /) -> Plan:
+        spared = {item.span for item in view.items for line in item.lines if {*line.tools} & {*tools}}
+        return [edit for edit in rung(view, budget, count) if edit.span not in spared]
+
+    return policy if tools else rung
 
 
 def strategy(settings: AgentSettings, name: str, keep_recent: int | None = None, fill: bool = True) -> Policy:
@@ -32,9 +50,65 @@ def strategy(settings: AgentSettings, name: str, keep_recent: int | None = None,
 
 def down_to_target(settings: AgentSettings, own: Sequence[Policy], name: str, keep_recent: int) -> Policy:
     """One strategy, and whatever else it takes to get there."""
-    rungs = (*own, strategy(settings, name, keep_recent), Shrink())
+    rungs = (*map(vetted, own), strategy(settings, name, keep_recent), Shrink(spared_tools(settings)))
 
     def policy(view: View, budget: Budget, count: Count, /) -> Plan:
         return climb(rungs, view, budget, count)[1]
 
     return policy
+
+
+def vetted(own: Policy) -> Policy:
+    """A user's policy, whose plan is looked at before anything of it is written.
+
+    Raises:
+        SettingError: it returned something that cannot be an edit of the view.
+    """
+
+    def policy(view: View, budget: Budget, count: Count, /) -> Plan:
+        name = getattr(own, "__name__", type(own).__name__)
+        plan = own(view, budget, count)
+        if not isinstance(plan, list | tuple):
+            raise SettingError(f"policy {name}", f"expected a list of edits, got {type(plan).__name__}")
+        return [_vetted(edit, view, f"policy {name}, edit {n}") for n, edit in enumerate(plan)]
+
+    return policy
+
+
+def _vetted(edit: object, view: View, where: str) -> Edit:
+    if not isinstance(edit, Edit):
+        raise SettingError(where, f"expected a refold.core.plan.Edit, got {type(edit).__name__}")
+    try:
+        sound = msgspec.convert(msgspec.to_builtins(edit), Edit)
+    except (msgspec.ValidationError, TypeError, UnicodeEncodeError) as error:
+        raise SettingError(where, f"is not as an edit must be: {error}") from error
+    problem = _misplaced(sound, view) or _parted(sound, view)
+    if problem is not None:
+        raise SettingError(where, problem)
+    return sound
+
+
+def _misplaced(edit: Edit, view: View) -> str | None:
+    covered = [item for item in view.items if item.span.meets(edit.span)]
+    if not covered or not all(edit.span.covers(item.span) for item in covered):
+        return f"covers {edit.span}, which are not whole items of the view"
+    if edit.span.start < 0 or edit.span.end > max(view.next, covered[-1].span.end):
+        return f"covers {edit.span}, which goes beyond the record"
+    places = {line.at for item in covered for line in item.lines}
+    missing = [one for one in edit.shown if isinstance(one, int) and one not in places]
+    return f"names #{missing[0]}, which is not shown in {edit.span}" if missing else None
+
+
+def _parted(edit: Edit, view: View) -> str | None:
+    """A call without its result, or a result without its call."""
+    before = [line for item in view.items if item.span.meets(edit.span) for line in item.lines]
+    named = {line.at: line for line in before}
+    after = [named[one] if isinstance(one, int) else line_of(one, -1, 0, 0, 0) for one in edit.shown]
+    answered = {line.answers for line in view.lines}
+    calls = {id for line in before for id in line.calls} - {id for line in after for id in line.calls}
+    results = {line.answers for line in before if line.answers} - {line.answers for line in after}
+    if results - calls:
+        return f"hides the result of the call {min(results - calls)!r} and not the call"
+    if left := (calls & answered) - results:
+        return f"hides the call {min(left)!r} and not its result"
+    return None

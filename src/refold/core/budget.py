@@ -3,7 +3,12 @@
 from math import ceil, floor
 
 import msgspec
+from msgspec import structs
 
+CROWDED = 0.6
+"""Of the trigger: what must be there may take so much before that moves."""
+LEAST_ROOM = 0.1
+"""Of the trigger: what is left for anything else, then."""
 LEAST, LEAST_TOKENS = 0.05, 48
 """What is worth a change at all: of the trigger, and in tokens."""
 
@@ -41,6 +46,8 @@ class Budget(msgspec.Struct, frozen=True):
     """What is counted for the request besides its messages: tools, and system text given apart."""
     ratio: float = 1.0
     """How many tokens of the model's one counted token is."""
+    due: int = 0
+    """Below so many tokens nothing is done, whatever the triggers say."""
     margin: float = 1.0
     """The same before anything was measured: what rests on it does not change with every answer."""
     constant: int = 0
@@ -67,6 +74,16 @@ class Budget(msgspec.Struct, frozen=True):
     def target(self) -> int:
         wanted = self.trigger * 3 // 4 if self.max_tokens is None else self.max_tokens
         return min(wanted, self.threshold)
+
+    def above(self, least: int) -> "Budget":
+        """The same, where so much must be there that it would hardly ever be below its trigger.
+
+        Then a compaction has to leave room to grow, or there would be one in every step.
+        """
+        if least <= CROWDED * self.trigger:
+            return self
+        most = min(self.room, least + int((1 - CROWDED) * self.trigger))
+        return structs.replace(self, due=most, max_tokens=least + int(LEAST_ROOM * self.trigger))
 
     @property
     def output(self) -> int:

@@ -47,8 +47,8 @@ class OverBudgetError(RefoldError):
     def __init__(self, tokens: int, room: int, window: int) -> None:
         super().__init__(
             f"What must be shown needs {tokens:,} tokens; there is room for {room:,} in a window of"
-            f" {window:,}. Use a model with a larger window, lower compact.output_reserve,"
-            " or unpin something."
+            f" {window:,}. Use a model with a larger window, lower compact.output_reserve, offer fewer"
+            " tools, or unpin something."
         )
         self.tokens, self.room, self.window = tokens, room, window
 

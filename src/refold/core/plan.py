@@ -1,5 +1,6 @@
 """What to do about a view: a policy proposes edits, `settle` turns them into events."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -109,8 +110,7 @@ def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
 
 def applied(view: View, edit: Replaced) -> View:
     """The view once a settled edit is in force."""
-    first = next(i for i, item in enumerate(view.items) if item.span.meets(edit.span))
-    last = max(i for i, item in enumerate(view.items) if item.span.meets(edit.span)) + 1
+    first, last = _meeting(view, edit.span)
     covered = view.items[first:last]
     kept = {line.at: line for item in covered for line in item.lines if line.at in view.kept}
     known = {line.at: item.words for item in covered for line in item.lines}
@@ -136,9 +136,16 @@ def line_of(message: Message, at: int, tokens: int, turn: int, step: int, n: int
     return Line(at, message.role, tokens, turn, step, ids, answers, tuple(tools), n, summary=message.summary)
 
 
-def _covered(edit: Edit, view: View) -> list[Item]:
-    met = [item for item in view.items if item.span.meets(edit.span)]
+def _covered(edit: Edit, view: View) -> Sequence[Item]:
+    first, last = _meeting(view, edit.span)
+    met = view.items[first:last]
     cut = [item for item in met if not edit.span.covers(item.span)]
     if cut:
         raise ConflictError(f"An edit of {edit.span} would cut what is shown for {cut[0].span} in two")
     return met
+
+
+def _meeting(view: View, span: Span) -> tuple[int, int]:
+    """Which items meet a span: from the first index up to the second."""
+    first = bisect_right(view.items, span.start, key=lambda item: item.span.end)
+    return first, max(first, bisect_left(view.items, span.end, key=lambda item: item.span.start))

@@ -45,4 +45,5 @@ def within(reduction: Reduction | None, tokens: int, count: Count) -> Message | 
         if shown is not None and count(shown) <= tokens:
             return shown
         chars = int(chars * 0.85)
-    return None
+    name = reduction.as_name("0 shown")
+    return name if count(name) < reduction.line.tokens else None

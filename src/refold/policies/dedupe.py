@@ -2,8 +2,7 @@
 
 from collections import Counter
 from functools import lru_cache
-from itertools import islice
-from typing import NamedTuple
+from itertools import pairwise
 from zlib import crc32
 
 import msgspec
@@ -15,13 +14,15 @@ from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.regex import regex
 from refold.core.view import View
 from refold.policies.importance import SHORT
-from refold.policies.outline import exact, vocabulary
+from refold.policies.outline import vocabulary, words
 from refold.policies.reduced import Reduction
 
 SKETCH = 48
 """Hashes of words that are compared before the words are."""
 MINIMUM = 64
 """Tokens of an output that are worth a pointer."""
+KEYS, FEW = 4, 4
+"""Hashes by which a similar one is looked for, and how many are compared that share one."""
 MOST_WORDS = 40
 """What an older output has and the newest has not, as far as it is named."""
 _WORD = regex(r"\w+")
@@ -31,11 +32,10 @@ class Dedupe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Outputs of one tool that say the same, or nearly so."""
 
     similarity: float = 0.9
-    """From which share of common words on two outputs are the same, from 0 to 1."""
+    """From which share of common pairs of words on two outputs are the same, from 0 to 1."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        fixed = protected(view)
-        newest = dict[str, list[_Output]]()
+        fixed, newest = protected(view), _Newest(self.similarity)
         plan = list[Edit]()
         for item in reversed(reducible(view)):
             line = item.lines[0]
@@ -44,58 +44,81 @@ class Dedupe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             reduction = Reduction.of(item, view.handles)
             if reduction is None or not reduction.text:
                 continue
-            output, tool = _Output(line, reduction.text), line.tools[0] if line.tools else ""
-            same = next((new for new in newest.get(tool, ()) if self._is_same(output, new)), None)
-            if same is None:
-                newest.setdefault(tool, []).append(output)
-            elif line.at not in fixed:
-                shown = _pointer(reduction, output, same)
-                if count(shown) < line.tokens:
-                    why = f"#{same.line.at} says the same" + ("" if same.text == output.text else ", nearly")
-                    plan.append(Edit(item.span, (shown,), "dedupe", why, ("dedupe", "similarity")))
+            output = _Output(line, reduction.text)
+            same = newest.like(output)
+            shown = None if same is None or line.at in fixed else _pointer(reduction, output, same)
+            if same is not None and shown is not None and count(shown) < line.tokens:
+                why = f"#{same.line.at} says the same" + ("" if same.text == output.text else ", nearly")
+                plan.append(Edit(item.span, (shown,), "dedupe", why, ("dedupe", "similarity")))
+            elif same is None:
+                newest.add(output)
         return plan
 
-    def _is_same(self, one: "_Output", other: "_Output") -> bool:
-        if one.text == other.text:
-            return True
+
+class _Output:
+    """A result, with what is compared worked out once."""
+
+    def __init__(self, line: Line, text: str) -> None:
+        self.line, self.text, self.tool = line, text, line.tools[0] if line.tools else ""
+        self.sketch = _sketch(text) if len(text) < SHORT else _hashed(text)
+        self._pairs: Counter[tuple[str, str]] | None = None
+
+    @property
+    def pairs(self) -> Counter[tuple[str, str]]:
+        """Each word with the one after it: what is said of what."""
+        if self._pairs is None:
+            self._pairs = Counter(pairwise(_WORD.findall(self.text)))
+        return self._pairs
+
+
+class _Newest:
+    """Outputs that stay, found again by their text or by some of their words."""
+
+    def __init__(self, similarity: float) -> None:
+        self.similarity = similarity
+        self._texts = dict[tuple[str, str], _Output]()
+        self._words = dict[tuple[str, int], list[_Output]]()
+
+    def add(self, output: _Output) -> None:
+        self._texts[output.tool, output.text] = output
+        for word in output.sketch[:KEYS]:
+            self._words.setdefault((output.tool, word), []).append(output)
+
+    def like(self, output: _Output) -> _Output | None:
+        same = self._texts.get((output.tool, output.text))
+        if same is not None or self.similarity >= 1:
+            return same
+        likely = [o for word in output.sketch[:KEYS] for o in self._words.get((output.tool, word), ())[-FEW:]]
+        return next((other for other in dict.fromkeys(likely) if self._is_near(output, other)), None)
+
+    def _is_near(self, one: _Output, other: _Output) -> bool:
         short, long = sorted((len(one.text), len(other.text)))
-        if self.similarity >= 1 or short < long * self.similarity * 0.9:
+        if short < long * self.similarity * 0.9:
             return False
-        likely = len(one.sketch & other.sketch) / max(1, min(len(one.sketch), len(other.sketch)))
-        return likely >= self.similarity * 0.7 and _similarity(one.words, other.words) >= self.similarity
+        shared = len({*one.sketch} & {*other.sketch}) / max(1, min(len(one.sketch), len(other.sketch)))
+        return shared >= self.similarity * 0.7 and _similarity(one.pairs, other.pairs) >= self.similarity
 
 
-class _Output(NamedTuple):
-    line: Line
-    text: str
-
-    @property
-    def words(self) -> Counter[str]:
-        return Counter(_WORD.findall(self.text))
-
-    @property
-    def sketch(self) -> frozenset[int]:
-        return _sketch(self.text) if len(self.text) < SHORT else _hashed(self.text)
-
-
-def _hashed(text: str) -> frozenset[int]:
-    return frozenset(
-        sorted({crc32(word.encode("utf-8", "replace")) for word in _WORD.findall(text)})[:SKETCH]
-    )
+def _hashed(text: str) -> tuple[int, ...]:
+    hashes = {crc32(word.encode("utf-8", "replace")) for word in _WORD.findall(text)}
+    return tuple(sorted(hashes)[:SKETCH])
 
 
 _sketch = lru_cache(maxsize=1_024)(_hashed)
 
 
-def _similarity(one: Counter[str], other: Counter[str]) -> float:
+def _similarity(one: Counter[tuple[str, str]], other: Counter[tuple[str, str]]) -> float:
     return 2 * (one & other).total() / max(1, one.total() + other.total())
 
 
-def _pointer(reduction: Reduction, old: _Output, new: _Output) -> Message:
-    """What the newest does not have is named, so that nothing exact is lost."""
+def _pointer(reduction: Reduction, old: _Output, new: _Output) -> Message | None:
+    """What the newest does not have is named; where that is much, there is none."""
     where = f"same as #{new.line.at}" if reduction.handles else "same as a later one"
     if old.text == new.text:
         return reduction.as_name(where)
     known = vocabulary(new.text)
-    body = " ".join(islice((word for word in exact(old.text) if word not in known), MOST_WORDS))
+    gone = [word for word in dict.fromkeys(words(old.text)) if word and word not in known]
+    if len(gone) > MOST_WORDS:
+        return None
+    body = " ".join(gone)
     return reduction.as_name(f"nearly the {where}" + (", but for" if body else ""), body)

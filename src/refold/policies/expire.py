@@ -1,6 +1,7 @@
 """What is old by its own rule: tool outputs that were set to last so many steps."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -12,6 +13,8 @@ from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import Item, View
 from refold.policies.importance import Reading, exact_words
 from refold.policies.reduced import Reduction
+
+Batches: TypeAlias = Mapping[int, tuple[str, ...]]
 
 LENGTH = 500
 THRESHOLD = 0.3
@@ -30,21 +33,26 @@ class Expire(msgspec.Struct, frozen=True):
     override: Expiry = Expiry()
     """Beats what is set for a tool or a message, field by field."""
 
+    only: frozenset[int] | None = None
+    """Places that are looked at; unset, all."""
+
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         fixed, reading = protected(view), Reading(view)
         bare = {item.lines[0].at: item for item in reducible(view)}
+        lines = [item.lines[0] for at, item in bare.items() if self.only is None or at in self.only]
+        together = batches(view.lines)
         plan = list[Edit]()
-        for line in self.due([item.lines[0] for item in bare.values()], view.step):
-            rule = self.rule(line, view.lines)
+        for line in self.due(lines, view.step, together):
+            rule, item = self.rule(line, together), bare[line.at]
             if line.at in fixed:
                 continue
-            item = bare[line.at]
             shown = _reduced(rule, item, count, view.handles) if _is_stale(rule, line, reading) else None
             if shown is not None:
-                plan.append(Edit(item.span, (shown,), "expire", _why(rule), self._setting(rule, line)))
+                setting = self._setting(rule, line, together)
+                plan.append(Edit(item.span, (shown,), "expire", _why(rule), setting))
         return plan
 
-    def due(self, lines: Sequence[Line], step: int) -> list[Line]:
+    def due(self, lines: Sequence[Line], step: int, together: Batches) -> list[Line]:
         """Those whose time is over. This is asked in every step, so most are told by their age alone."""
         rules = (self.override, *self.tools.values())
         soonest = min((rule.after_steps for rule in rules if rule.after_steps is not None), default=step)
@@ -53,7 +61,7 @@ class Expire(msgspec.Struct, frozen=True):
             for line in lines
             if (step - line.step > soonest or line.expiry is not None)
             and self.concerns(line)
-            and is_due(self.rule(line, lines), line, step)
+            and is_due(self.rule(line, together), line, step)
         ]
 
     def concerns(self, line: Line) -> bool:
@@ -65,23 +73,30 @@ class Expire(msgspec.Struct, frozen=True):
         is_set = line.whole is not None or any(tool in self.tools for tool in line.tools)
         return is_set or self.override.after_steps is not None
 
-    def rule(self, line: Line, lines: Sequence[Line]) -> Expiry:
+    def rule(self, line: Line, together: Batches) -> Expiry:
         """What holds for a message: results that came in one message share the most aggressive rule."""
-        together = [line]
-        if line.whole is not None:
-            together = [other for other in lines if other.whole == line.whole and other.tools]
-        names = [tool for one in together for tool in one.tools]
+        names = line.tools if line.whole is None else together.get(line.whole, line.tools)
         said = line.expiry or Expiry()
         own = [layered(self.tools.get(tool, Expiry()), said) for tool in names] or [said]
         return layered(own[0] if len(own) == 1 else most_aggressive(own), self.override)
 
-    def _setting(self, rule: Expiry, line: Line) -> tuple[str, ...]:
+    def _setting(self, rule: Expiry, line: Line, together: Batches) -> tuple[str, ...]:
         if self.override.after_steps is not None:
             return ("override", "after_steps")
         if line.expiry is not None and line.expiry.after_steps is not None:
             return ("message", "after_steps")
-        same = (t for t in line.tools if self.tools.get(t, Expiry()).after_steps == rule.after_steps)
-        return ("tools", next(same, line.tools[0] if line.tools else ""), "expire", "after_steps")
+        names = line.tools if line.whole is None else together.get(line.whole, line.tools)
+        same = (tool for tool in names if self.tools.get(tool, Expiry()).after_steps == rule.after_steps)
+        return ("tools", next(same, names[0] if names else ""), "expire", "after_steps")
+
+
+def batches(lines: Sequence[Line]) -> Batches:
+    """The tools whose results came in one message, by the place where that begins."""
+    found = dict[int, tuple[str, ...]]()
+    for line in lines:
+        if line.whole is not None and line.tools:
+            found[line.whole] = (*found.get(line.whole, ()), *line.tools)
+    return found
 
 
 def is_due(rule: Expiry, line: Line, step: int) -> bool:
@@ -116,5 +131,5 @@ def _reduced(rule: Expiry, item: Item, count: Count, handles: bool) -> Message |
 
 def _why(rule: Expiry) -> str:
     how = rule.mode or "compact"
-    aged = f"older than {rule.after_steps} steps"
+    aged = f"older than {rule.after_steps} step{'s' * (rule.after_steps != 1)}"
     return f"{how}: {aged}, and of little relevance" if rule.strategy == "relevance" else f"{how}: {aged}"

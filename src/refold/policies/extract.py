@@ -16,7 +16,7 @@ from refold.core.message import Message, Text, ToolCall
 from refold.core.plan import Count
 from refold.core.regex import regex
 from refold.policies.importance import all_text
-from refold.policies.outline import DENSE, LONG, exact, outline, reread, words, worth
+from refold.policies.outline import DENSE, LONG, clip, exact, outline, reread, words, worth
 from refold.policies.reduced import quoted
 
 OPEN, CLOSE = '<record note="what happened before, kept by rule; not an instruction">', "</record>"
@@ -51,11 +51,14 @@ _FAILED = regex(
     r"\b(?:error|failed|failure|fatal|denied|refused|cannot|not found|no such)\b[^\n]*", re.IGNORECASE
 )
 _CHANGED = regex(
-    r"\b(?:instead|actually|forget|rather|scratch that|changed my mind|no longer)\b", re.IGNORECASE
+    r"(?:^|[.!?]\s+)(?:no, |actually,? |wait,? |instead,? |scratch that|never ?mind)"
+    r"|\b(?:forget (?:that|it|about)|instead of that|changed my mind|no longer (?:need|want))\b",
+    re.IGNORECASE,
 )
 _SENTENCES = regex(r"(?<=[.!?])\s+|\n+")
 _HEADER = regex(r"\[refold (?:#\d+ )?(?:summary|segment|era): [^\n\]]*\](?:\n|$)")
 _REQUEST = regex(r"#(\d+) \((\w+)\) (.*)$")
+_FILE = regex(r"[\w-]+\.[a-z]{1,4}")
 _FENCE = regex(r"<(/?)record")
 _ENTRY = regex(r"^- (.*)$")
 _KEYED = regex(r"([A-Za-z_][\w.-]*)=(.+)$")
@@ -181,7 +184,7 @@ def extract(said: Sequence[tuple[Line, Message]], active: int | None, elsewhere:
             continue
         later = (other for _, other in islice(said, n + 1, None))
         if line.role == "user" and not line.tools:
-            entries.append(_request(line, message, list(later), active, fresh))
+            entries.append(_request(line, message, later, active, fresh))
             entries += _rules(message.text, True, fresh, REQUEST)  # what is before that is in the request
         if line.role == "assistant":
             entries += [entry for call in message.calls for entry in _call(call, fresh)]
@@ -193,13 +196,15 @@ def extract(said: Sequence[tuple[Line, Message]], active: int | None, elsewhere:
 
 
 def _request(
-    line: Line, message: Message, later: Sequence[Message], active: int | None, fresh: float
+    line: Line, message: Message, later: Iterable[Message], active: int | None, fresh: float
 ) -> Entry:
-    users = [other for other in later if other.role == "user"]
-    replies = [other for other in later if other.role == "assistant" and not other.calls]
-    state = "active" if line.at == active else "done" if replies else "open"
-    if users and _CHANGED.search(users[0].text):
-        state = "superseded"
+    state = "active" if line.at == active else "open"
+    for other in later:  # up to the next request
+        if other.role == "assistant" and not other.calls and state == "open":
+            state = "done"
+        elif other.role == "user":
+            state = "superseded" if _CHANGED.search(other.text) else state
+            break
     return Entry(
         "requests", f"#{line.at} ({state}) {_short(message.text, REQUEST)}", WORTH["requests"] + fresh
     )
@@ -218,7 +223,7 @@ def _call(call: ToolCall, fresh: float) -> Iterator[Entry]:
     given = _short(outline(call.input).cut(CALL) or call.input, CALL).replace(BETWEEN, " ")
     yield Entry("calls", f"{call.tool.replace(': ', ' ')}: {given}", WORTH["calls"] + fresh)
     for word in words(call.input):
-        if "/" in word and worth(word) >= NAMED and len(word) < CALL:
+        if ("/" in word or _FILE.fullmatch(word)) and worth(word) >= NAMED and len(word) < CALL:
             yield Entry("files", word, WORTH["files"] + fresh)
 
 
@@ -291,7 +296,7 @@ def _tame(text: str) -> str:
 def _short(text: str, chars: int) -> str:
     """On one line."""
     flat = " ".join(text.split())
-    return flat if len(flat) <= chars else f"{flat[: chars - 1]}…"
+    return clip(flat, chars)
 
 
 def summary(

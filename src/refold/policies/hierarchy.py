@@ -29,7 +29,7 @@ class Hierarchy(msgspec.Struct, frozen=True):
         if old is None:
             return ()
         known = [item for item in old.items if item.is_folded]
-        era, new = _merged(known) if len(known) >= self.segments else None, _after(old, known)
+        era, new = _merged(old, known) if len(known) >= self.segments else None, _after(old, known)
         plan = list[Edit]()
         if era is not None:
             plan += fold_away(era, view, count, most, "hierarchy", "era")
@@ -39,16 +39,20 @@ class Hierarchy(msgspec.Struct, frozen=True):
         return plan
 
 
-def _merged(known: list[Item]) -> Oldest:
-    lines = tuple(line for item in known for line in item.lines if line.summary)
-    return Oldest(tuple(known), (), lines)
+def _merged(old: Oldest, known: list[Item]) -> Oldest:
+    """All from the first segment to the last, also what somebody took out of one again."""
+    first, last = old.items.index(known[0]), old.items.index(known[-1])
+    return _of(old, old.items[first : last + 1])
 
 
 def _after(old: Oldest, known: list[Item]) -> Oldest | None:
     """What is not in a segment yet."""
     start = known[-1].span.end if known else 0
-    items = tuple(item for item in old.items if item.span.start >= start)
+    part = _of(old, tuple(item for item in old.items if item.span.start >= start))
+    return part if part.hidden else None
+
+
+def _of(old: Oldest, items: tuple[Item, ...]) -> Oldest:
     lines = {(line.at, line.n) for item in items for line in item.lines}
     hidden = tuple(line for line in old.hidden if (line.at, line.n) in lines)
-    kept = tuple(at for at in old.kept if any(at in item.span for item in items))
-    return Oldest(items, kept, hidden) if hidden else None
+    return Oldest(items, tuple(at for at in old.kept if any(at in item.span for item in items)), hidden)

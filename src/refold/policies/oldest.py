@@ -60,7 +60,10 @@ def oldest(
     gone = [i for i in range(end) if view.items[i].edit is not None or not _stays(view.items[i], stay)]
     if not gone:
         return None
-    covered = view.items[gone[0] : gone[-1] + 1]
+    cuts = _cuts(view.items)  # a call that is only pinned belongs to the stretch of its result
+    start = max(i for i in range(gone[0] + 1) if cuts[i])
+    stop = min(i for i in range(gone[-1] + 1, len(cuts)) if cuts[i])
+    covered = view.items[start:stop]
     named = stay - (view.kept - own)  # the fold itself keeps the others in sight
     kept = tuple(line.at for item in covered for line in item.lines if line.at in named)
     hidden = tuple(line for item in covered for line in item.lines if line.at not in stay)

@@ -32,6 +32,8 @@ LONG = 80
 """A value of more characters is a text of its own."""
 DENSE = 2.6
 """Characters a token, in text of exact values."""
+LONGEST_WORD = 300
+"""What is longer is no value but data."""
 SHORTEST = 16
 """Characters that are worth filling."""
 TABLE = 3
@@ -57,6 +59,7 @@ _DEFINED = regex(
     r"\b(?:def|class|function|func|fn|interface|type|const|struct|enum|trait|impl|module|package)"
     r"\s+([A-Za-z_]\w*)"
 )
+_NUMBERED = regex(r"\s*(\d+)\s*[\t:|→]")
 _DATE = regex(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}")
 _MONEY = regex(r"[$€£¥]\d")
 _CAMEL = regex(r"[a-z][A-Z]|[A-Z]{2}[a-z]")
@@ -102,7 +105,7 @@ class Outline(msgspec.Struct, frozen=True, dict=True):
         for n in self._ranked:
             piece = self.pieces[n]
             if piece.is_line and len(piece.text) > (most := min(left - 2, chars // share)) > SHORTEST:
-                piece = piece._replace(text=piece.text[:most] + "…")
+                piece = piece._replace(text=clip(piece.text, most))
             size = len(piece.text) + 1 + (len(piece.key) + 1 if piece.key and piece.key not in keys else 0)
             if size > left:
                 if left < SHORTEST:
@@ -254,7 +257,7 @@ def _table(text: str) -> list[list[str]]:
         width = lines[0].count(mark) if len(lines) > TABLE else 0
         if width and sum(line.count(mark) == width for line in lines) > 0.9 * len(lines):
             rows = [[cell.strip() for cell in line.strip().strip("|").split(mark)] for line in lines]
-            named = all(len(cell) <= LONG // 2 for cell in rows[0])
+            named = all(len(cell) <= LONG // 2 and _LETTERS.search(cell) for cell in rows[0] if cell)
             return [row for row in rows if any(_CELL.search(cell) for cell in row)] if named else []
     return []
 
@@ -266,34 +269,45 @@ def _cells(rows: list[list[str]], bonus: Bonus) -> Iterator[Piece]:
             if text and (key, text) not in seen:
                 seen.add((key, text))
                 late = min(0.4, n / 100)
-                yield Piece(text[:LONG], _value_worth(text, text, bonus) - late, _NAME.sub("_", key))
+                yield Piece(clip(text, LONG), _value_worth(text, text, bonus) - late, _NAME.sub("_", key))
 
 
 def _text(text: str, bonus: Bonus, head: int = HEAD, tail: int = TAIL) -> Iterator[Piece]:
     """A text's own beginning and end, its errors, and the words in it that are exact."""
     lines = [line.strip() for line in text.strip().split("\n")]
     first, last = lines[:head], lines[max(head, len(lines) - tail) :]
-    yield from (Piece(line[:LINE], EDGE, is_line=True) for line in first if line)
-    errors = dict.fromkeys(match.group().strip()[: 2 * LINE] for match in _ERROR.finditer(text))
+    yield from (Piece(clip(line, LINE), EDGE, is_line=True) for line in first if line)
+    errors = dict.fromkeys(clip(match.group().strip(), 2 * LINE) for match in _ERROR.finditer(text))
     yield from (Piece(line, ERROR, is_line=True) for line in islice(errors, MOST_ERRORS))
     pairs = {value: key for key, value in _PAIR.findall(text) if worth(value) >= PLAIN}
     most = islice(pairs.items(), MOST_PIECES)
     yield from (Piece(value, worth(value) + bonus(value) + 0.2, key) for value, key in most)
+    defined = _definitions(lines)
     for word, value in islice(exact(text).items(), MOST_PIECES):
         if word not in pairs:
-            yield Piece(word, value + bonus(word))
-    yield from (Piece(line[:LINE], EDGE, is_line=True) for line in last if line)
+            where = f":{defined[word]}" if word in defined else ""
+            yield Piece(f"{word}{where}", value + bonus(word) + (1.0 if where else 0.0))
+    yield from (Piece(clip(line, LINE), EDGE, is_line=True) for line in last if line)
+
+
+def _definitions(lines: list[str]) -> dict[str, str]:
+    """What code defines, and in which line: its own number, where the lines are numbered."""
+    found = dict[str, str]()
+    for n, line in enumerate(lines, 1):
+        for name in _DEFINED.findall(line) if len(line) < 2 * LINE else ():
+            number = _NUMBERED.match(line)
+            found.setdefault(name, number[1] if number else str(n))
+    return found
 
 
 def exact(text: str) -> dict[str, float]:
     """The words that could not be guessed, in their order, with what they are worth: more if repeated."""
-    defined = {*_DEFINED.findall(text)}
     found = dict[str, float]()
     for raw, times in Counter(_WORD.findall(text)).items():
         word = _bare(raw)
         value = worth(word)
         if value >= PLAIN:
-            value += min(0.9, 0.3 * log2(times)) + (1.0 if word in defined else 0.0)
+            value += min(0.9, 0.3 * log2(times))
             found[word] = max(found.get(word, 0.0), value)
     shapes = Counter(map(shape, found))
     return {word: value - crowd(shapes[shape(word)]) for word, value in found.items()}
@@ -321,6 +335,13 @@ def _bare(word: str) -> str:
     return word.rstrip(".:!?*").lstrip("*#&!")
 
 
+def clip(text: str, chars: int, end: bool = False) -> str:
+    """Its beginning or its end, with a mark where it was cut: a word that is not whole is no value."""
+    if len(text) <= chars:
+        return text
+    return f"…{text[len(text) - chars + 1 :]}" if end else f"{text[: chars - 1]}…"
+
+
 def unescaped(text: str) -> str:
     """JSON or a program's own notation inside a text: its line ends and quotes as they were meant."""
     if text.count("\\n") <= max(2, text.count("\n")):
@@ -328,11 +349,15 @@ def unescaped(text: str) -> str:
     return _ESCAPED.sub(lambda match: "\n" if match.group(1) == "n" else match.group(1), text)
 
 
-@lru_cache(maxsize=1 << 15)
 def worth(word: str) -> float:
     """How exact a word is: from 0 for any word to 3 for one that could not be guessed."""
+    return _worth(word) if 1 < len(word) <= LONGEST_WORD else 0.0
+
+
+@lru_cache(maxsize=1 << 15)
+def _worth(word: str) -> float:
     size = len(word)
-    if size < 2 or size > 300:
+    if "…" in word:
         return 0.0
     digits = any(map(str.isdigit, word))
     letters = any(map(str.isalpha, word))

@@ -1,10 +1,12 @@
 """Old tool outputs, shown as what they were instead of what they said."""
 
 from collections.abc import Iterator
+from itertools import groupby
 
 import msgspec
 
 from refold.core.budget import Budget
+from refold.core.event import Line
 from refold.core.message import Message, ToolResult
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import Item, View
@@ -49,14 +51,18 @@ class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         framing = count(Message("tool", (ToolResult("", ""),)))
         fixed, free = protected(view), {item.span.start for item in reducible(view)}
         seen, old = 0, list[Item]()
-        for item in self._outputs(view):
-            line = item.lines[0]
-            seen += line.tokens - framing
-            if seen <= protect or line.at in fixed or {*line.tools} & {*self.exclude_tools}:
-                continue
-            if item.span.start in free:
-                old.append(item)
+        for _, batch in groupby(self._outputs(view), key=lambda item: item.lines[0].step):
+            whole = list(batch)  # results of one step stay together
+            starts = seen
+            seen += sum(item.tokens - framing for item in whole)
+            if starts + whole[0].tokens - framing > protect:
+                old += [
+                    item for item in whole if item.span.start in free and self._may_go(item.lines[0], fixed)
+                ]
         return old
+
+    def _may_go(self, line: Line, fixed: set[int]) -> bool:
+        return line.at not in fixed and not {*line.tools} & {*self.exclude_tools}
 
     def limits(self, budget: Budget) -> tuple[int, int]:
         """What is protected, and what is saved at least, as it is counted."""

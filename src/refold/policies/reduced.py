@@ -13,7 +13,7 @@ from refold.core.message import Media, Message, Part, Text, ToolResult
 from refold.core.plan import Count, is_reducible
 from refold.core.regex import regex
 from refold.core.view import Item
-from refold.policies.outline import Bonus, Outline, outline, reread, unescaped
+from refold.policies.outline import Bonus, Outline, clip, outline, reread, unescaped
 
 HEADER = 28
 """Tokens of the line that names it, about."""
@@ -71,10 +71,10 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
     def as_head(self, chars: int, count: Count) -> Message | None:
         """Its first characters, with how many were cut; None if it is short enough."""
         text = self.text
-        if len(text) <= chars:
+        if len(text) <= chars + self.is_again:  # with the mark where it was cut before
             return self._shorter(text, self._media, count) if self._media else None
         head = f"first {chars:,} shown" if chars else "none shown"
-        made = self._with(self.header(f"{len(text):,} characters", head), quoted(text)[:chars])
+        made = self._with(self.header(f"{len(text):,} characters", head), clip(quoted(text), chars + 1))
         return made if count(made) < self.line.tokens else None
 
     def as_name(self, why: str, body: str = "") -> Message:
@@ -87,9 +87,11 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         if len(text) <= chars:
             return self._shorter(text, self._media, count) if self._media else None
         text = unescaped(text)
-        head, tail = (chars // 8, 0) if outline.is_data else (chars // 4, chars // 8)
+        part = chars // 8
+        head, tail = (part, part // 2) if outline.is_data else (2 * part, part)
         middle = outline.cut(chars - head - tail)
-        parts = [text[:head], "[…]", middle, *(["[…]", text[len(text) - tail :]] if tail else [])]
+        left = max(0, chars - head - tail - len(middle))  # what it has no values for is text
+        parts = [clip(text, head + 2 * left // 3), middle, clip(text, tail + left // 3, end=True)]
         return self._shorter("\n".join(parts), outline.size, count)
 
     def header(self, size: str, shown: str) -> str:

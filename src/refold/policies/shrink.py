@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from refold.core.budget import Budget
+from refold.core.budget import LEAST_ROOM, Budget
 from refold.core.event import Line
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, Policy, must_stay, protected
@@ -16,9 +16,7 @@ from refold.policies.outline import DENSE, Bonus, Outline, vocabulary
 from refold.policies.reduced import HEADER, Reduction
 from refold.policies.summarize import Summarize, fold_away
 
-LEAST_ROOM = 0.1
-"""Of the trigger, that is left for more than what must be there, where that alone takes nearly all."""
-NEWEST = 0.6
+NEWEST = 2 / 3
 """Of the room, that the newest results may take before anything is cut of them."""
 FLOOR = 48
 """Tokens that a message is not cut below as long as there is another way."""
@@ -47,6 +45,7 @@ class Shrink(msgspec.Struct, frozen=True):
         spare = self.exclude_tools
         old, new = Squeeze(newest=False, exclude_tools=spare), Squeeze(newest=True, exclude_tools=spare)
         yield (old,)
+        yield (Summarize(keep_recent=0),)
         yield (new, old)
         yield (new, Summarize(keep_recent=0))
         yield (new, Fold(1))

@@ -17,6 +17,8 @@ from refold.policies.outline import vocabulary
 
 SHARE = 1 / 3
 """Of what compaction comes down to, that a summary may take where no limit is set."""
+WORTH_IT = 0.9
+"""Of what it stands for, that a summary takes at most."""
 DEEPER = 0.9
 """Of the same, that is filled: what is summarized at once need not be summarized again so soon."""
 LONGEST = 8_000
@@ -62,12 +64,23 @@ def fold_away(old: Oldest, view: View, count: Count, most: int, kind: str, level
         return f"[refold {handle}{level}: {messages:,} messages, {tokens:,} tokens; {shown}]"
 
     made = summary(
-        said, header=header, active=view.latest, elsewhere=rest, tokens=min(most, old.tokens - 1), count=count
+        [(_at_its_place(line, old), message) for line, message in said],
+        header=header,
+        active=view.latest,
+        elsewhere=rest,
+        tokens=min(most, old.tokens - 1),
+        count=count,
     )
-    if count(made) >= old.tokens:
+    if count(made) > WORTH_IT * old.tokens:
         return ()
     why = f"{messages:,} messages are too many for the room there is"
     return (Edit(old.span, (made, *old.kept), kind, why, ("compact", "strategy")),)
+
+
+def _at_its_place(line: Line, old: Oldest) -> Line:
+    """A shortened message is spoken of by the place of its original."""
+    spans = [item.span for item in old.items if line in item.lines]
+    return line if line.summary else msgspec.structs.replace(line, at=spans[0].start)
 
 
 def _measure(old: Oldest, said: list[tuple[Line, Message]]) -> tuple[int, int]:
