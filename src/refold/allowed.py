@@ -30,7 +30,7 @@ class Range(NamedTuple):
 
 
 RANGES = {
-    **dict.fromkeys(("window", "max_input", "max_tokens"), Range(1)),
+    **dict.fromkeys(("window", "max_input", "max_tokens", "token_threshold"), Range(1)),
     **dict.fromkeys(("threshold_percent", "similarity", "share"), Range(0, 1, is_open=True)),
     "threshold": Range(0, 1),
     "timeout_s": Range(0, 86_400, is_open=True),

@@ -76,6 +76,8 @@ class Page:
         self._record, self._ask, self._counter = record, ask, counter
         self._places: list[Place] = []
         self._sent: Any = None
+        self._spoken: dict[tuple[int, int], Spoken] = {}
+        self._live = record.live
         self._start(-1)
 
     def _start(self, edition: int) -> None:
@@ -83,8 +85,12 @@ class Page:
         self._sheet = self._new_sheet()
         self._copies: list[tuple[Copy, dict[str, Any]]] = []
         self._judge = JUDGES[self._ask.dialect](self._ask.facts)
-        self._spoken: dict[tuple[int, int], Spoken] = {}
         self._notes: dict[str, list[int]] = {}
+        begun_anew, self._live = self._live is not self._record.live, self._record.live
+        if begun_anew or self._ask.binds_thinking or self._ask.dialect == "openai-responses":
+            self._spoken = {}  # for those two, how a line is said depends on what stands before it
+        lines = {(line.at, line.n) for item in self._record.live.items for line in item.lines}
+        self._spoken = {key: said for key, said in self._spoken.items() if key in lines}
 
     def _new_sheet(self) -> Sheet:
         return Sheet(self._ask.dialect, self._ask.facts.system_inside)

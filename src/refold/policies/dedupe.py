@@ -13,8 +13,7 @@ from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.regex import regex
 from refold.core.view import View
-from refold.policies.importance import SHORT
-from refold.policies.outline import vocabulary, words
+from refold.policies.outline import SHORT, vocabulary, words
 from refold.policies.reduced import Reduction
 
 SKETCH = 48

@@ -14,12 +14,10 @@ from refold.core.event import Line
 from refold.core.message import Message, Reasoning, Text, ToolCall, ToolResult
 from refold.core.regex import regex
 from refold.core.view import Item, View
-from refold.policies.outline import PLAIN, vocabulary, worth
+from refold.policies.outline import PLAIN, SHORT, vocabulary, worth
 
 SOON = 3
 """Steps within which a use tells that a result was what the agent was after."""
-SHORT = 8_000
-"""Characters of a text whose words are remembered."""
 ENOUGH = 4
 """Values taken up that make a result as important as it can be."""
 _MARK = regex(

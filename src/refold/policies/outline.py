@@ -32,6 +32,8 @@ LONG = 80
 """A value of more characters is a text of its own."""
 DENSE = 2.6
 """Characters a token, in text of exact values."""
+SHORT = 8_000
+"""Characters of a text that is remembered with what was found in it."""
 LONGEST_WORD = 300
 """What is longer is no value but data."""
 SHORTEST = 16
@@ -137,8 +139,18 @@ def joined(pieces: Iterable[Piece]) -> str:
     return "".join(parts[1:])
 
 
-def outline(text: str, bonus: Bonus = lambda word: 0.0) -> Outline:
+def outline(text: str, bonus: Bonus | None = None) -> Outline:
     """`bonus` adds to what a word is worth, or takes from it where it is known already."""
+    if bonus is None:  # what stays in a view is looked at again and again
+        return _remembered(text) if len(text) < SHORT else _outline(text, _nothing)
+    return _outline(text, bonus)
+
+
+def _nothing(word: str) -> float:
+    return 0.0
+
+
+def _outline(text: str, bonus: Bonus) -> Outline:
     value = _json(text)
     if value is None:
         text = unescaped(text)
@@ -148,9 +160,14 @@ def outline(text: str, bonus: Bonus = lambda word: 0.0) -> Outline:
     return Outline(_by_key(_values(value, bonus)), f"{count:,} items" if count else "", is_data=True)
 
 
-def reread(text: str, bonus: Bonus = lambda word: 0.0) -> Outline:
+@lru_cache(maxsize=512)
+def _remembered(text: str) -> Outline:
+    return _outline(text, _nothing)
+
+
+def reread(text: str, bonus: Bonus | None = None) -> Outline:
     """Of what an outline left: its pairs are pairs again."""
-    return Outline(_by_key(_left(text, bonus)))
+    return Outline(_by_key(_left(text, bonus or _nothing)))
 
 
 def _left(text: str, bonus: Bonus) -> Iterator[Piece]:

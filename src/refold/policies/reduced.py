@@ -58,7 +58,7 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         header = _HEADER.match(text) if self.is_again else None
         return text[header.end() :] if header else text
 
-    def outline(self, bonus: Bonus = lambda word: 0.0) -> Outline:
+    def outline(self, bonus: Bonus | None = None) -> Outline:
         return reread(self.text, bonus) if self.is_again else outline(self.text, bonus)
 
     def as_skeleton(self, outline: Outline, chars: int, count: Count) -> Message | None:
