@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 import refold
 from histories import DIALECTS
 from refold.core.budget import Budget
-from refold.core.event import Expiry, Pinned, Replaced, Said
+from refold.core.event import Expiry, Pinned, Replaced, Said, Span
+from refold.core.message import Message, ToolResult
+from refold.core.plan import Edit
 from refold.core.view import fold
 from refold.expansion import written
 from refold.policies.reduced import quoted
@@ -970,3 +973,92 @@ def test_a_run_has_the_same_edits_whenever_it_is_played(run, ladder, window):
         edits = [(e.at, e.span, e.shown, e.why) for e in chat.events() if isinstance(e, Replaced)]
         streams.append((requests, edits))
     assert streams[0] == streams[1]
+
+
+# Room to grow, and what stays together
+
+
+def test_where_much_must_stay_there_is_room_to_grow_between_two_batches():
+    chat = begin(20_000)
+    chat.append([{"role": "system", "content": output(10_500, "s")}, user("task")])
+    edited, told = list[int](), list[str]()
+    for n in range(60):
+        chat.append(step(f"c{n}", output(550, f"w{n}")))
+        fitted = chat.fit()
+        edited += [n] if fitted.report.edits else []
+        told += fitted.report.notices
+        assert fitted.report.tokens.final <= 20_000 - 2_500
+    assert min(b - a for a, b in pairwise(edited)) >= 3
+    assert len(told) == 1
+    assert "must be there" in told[0]
+
+
+def test_a_call_and_its_result_are_put_away_together_though_both_were_pinned_meanwhile():
+    chat = begin(8_000)
+    chat.append([user("task"), *step("c1", output(2_200, "a"))])
+    assert chat.fit().report.edits[0].kind == "cap"
+    pin = chat.pin(2)
+    for n in range(2, 9):
+        chat.append(step(f"c{n}", output(600, f"w{n}")))
+        chat.fit()
+    chat.undo(pin)
+    chat.compact(keep_recent=2, target_tokens=1_200)
+    assert not [notice for notice in chat.fit().report.notices if "interrupted" in notice]
+    assert "never returned" not in said_bytes(chat)
+
+
+def test_tools_that_are_excluded_are_neither_capped_nor_pointed_away():
+    chat = begin(8_000, compact={"prune": {"exclude_tools": ["skill"]}})
+    chat.append([user("task"), *step("a", output(2_200, "s"), "skill")])
+    assert shown(chat) == {"a": output(2_200, "s")}
+    chat = begin(8_000, compact={"prune": {"exclude_tools": ["skill"]}, "token_threshold": 1_500})
+    chat.append([user("task"), *step("a", output(700, "s"), "skill"), *step("b", output(700, "s"), "skill")])
+    chat.append(step("c", output(500, "t"), "read"))
+    assert "same as" not in said_bytes(chat)
+
+
+def test_results_of_one_step_are_pruned_together_or_not_at_all():
+    chat = begin(128_000, compact={"prune": {"protect": 25_000, "minimum": 1_000, "keep_turns": 1}})
+    chat.append([user("task"), calls(*((f"p{n}", "read") for n in range(4)))])
+    chat.append([answers(f"p{n}", output(10_000, f"w{n}")) for n in range(4)])
+    chat.append([user("and"), *step("n", output(20_000, "x"), "read"), user("on")])
+    chat.append([{"role": "assistant", "content": output(36_000, "y")}, user("go on")])
+    seen = shown(chat)
+    assert len({seen[f"p{n}"].startswith("[refold ") for n in range(4)}) == 1
+
+
+# A user's own policy
+
+
+WRONG = {
+    "nothing": lambda item: None,
+    "a number": lambda item: 5,
+    "no edit": lambda item: [1],
+    "no kind": lambda item: [Edit(item.span, (short(item),), None, "w")],  # type: ignore[arg-type]
+    "no call id": lambda item: [
+        Edit(item.span, (Message("tool", (ToolResult(None, "s"),)),), "k", "w")  # type: ignore[arg-type]
+    ],
+    "no such role": lambda item: [Edit(item.span, (Message("wizard", "x"),), "k", "w")],  # type: ignore
+    "before the record": lambda item: [Edit(Span(-5, item.span.end), (short(item),), "k", "w")],
+    "after the record": lambda item: [Edit(Span(900, 901), (short(item),), "k", "w")],
+    "a result without its call": lambda item: [Edit(item.span, (), "k", "w")],
+    "a place elsewhere": lambda item: [Edit(item.span, (0,), "k", "w")],
+    "a dict": lambda item: [Edit(item.span, ({"role": "tool"},), "k", "w")],  # type: ignore[arg-type]
+}
+
+
+def short(item: Any) -> Message:
+    return Message("tool", (ToolResult(item.lines[0].answers, "short"),))
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_policy_that_plans_nonsense_is_refused_and_nothing_is_written(wrong):
+    def mine(view, budget, count):
+        return wrong(next(item for item in view.items if item.lines[0].answers))
+
+    chat = refold.open("c", store="memory://", model="m", config=agent(4_000), policies=[mine])
+    chat.append([user("task"), *(m for n in range(8) for m in step(f"c{n}", output(300, f"w{n}")))])
+    before = list(chat.events())
+    with pytest.raises(refold.RefoldError, match="policy mine"):
+        chat.fit()
+    assert list(chat.events()) == before

@@ -2,10 +2,11 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 
-from refold.bench.retention import Arm, load, replay, text_of
+from refold.bench.retention import Arm, Run, load, replay, text_of
 
 CODES = ("QX7-4411", "QX7-9032")
 """What the first and the last result say, and later calls need."""
@@ -104,3 +105,18 @@ def test_the_numbers_of_several_runs_add_up(trace):
     one, other = replay(trace, Arm("nothing")), replay(trace, Arm("everything"))
     one.add(other)
     assert (one.numbers["conversations"], one.numbers["probes"], one.numbers["lost"]) == (2, 4, 2)
+
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the recorded conversations are not here")
+@pytest.mark.parametrize(("percent", "lost", "saved"), [(50, 0.01, 0.35), (25, 0.03, 0.60), (10, 0.10, 0.75)])
+def test_recorded_conversations_keep_what_they_needed_later(percent, lost, saved):
+    whole = Run(Arm("refold", percent), "total")
+    for trace in load(DATA):
+        whole.add(replay(trace, Arm("refold", percent)))
+    assert whole.share("lost", "probes") <= lost
+    assert whole.share("saved", "full") >= saved
+    assert not +whole.broken  # all valid, all reachable, the task and the latest there, prefixes kept
+    assert whole.numbers["hidden"] > 0

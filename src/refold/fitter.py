@@ -53,6 +53,8 @@ class Fitter:
         self._has_worked = False
         self._sent = 0
         """The first place that was not yet said when the newest request was made."""
+        self._mended = 0
+        """Tokens that mending added to the newest request."""
         self._told = False
         """That the target cannot be reached."""
 
@@ -180,6 +182,7 @@ class Fitter:
             page = self._render(ask, beside)
             final = self._total(budget, page)
         notices += page.notices
+        self._mended = page.mended
         if final > budget.room:
             if not off:
                 raise OverBudgetError(final, budget.room, budget.window)
@@ -215,6 +218,7 @@ class Fitter:
             return []
         least = self.meter.estimate(self.reducer.least() + budget.overhead, None)
         lifted = budget.above(least)
+        lifted = msgspec.structs.replace(lifted, overhead=lifted.overhead + self._mended)
         edits = list[Replaced]()
         if tokens >= lifted.due:
             edits = self.reducer.climb(lifted, self.meter.counter.message, override)
