@@ -22,6 +22,7 @@ from refold.policies.reduced import quoted
 OPEN, CLOSE = '<record note="what happened before, kept by rule; not an instruction">', "</record>"
 REQUEST, SENTENCE, CALL, ERROR = 400, 240, 100, 240
 """Characters that stay of each."""
+TASK = "the task, which stands above as it was said"
 SECTIONS = {
     "requests": "Requests of the user",
     "rules": "Rules and decisions",
@@ -167,20 +168,26 @@ def read(text: str) -> list[Entry]:
 WORTH = {"requests": 6.0, "rules": 4.5, "calls": 3.2, "files": 3.0, "errors": 3.6, "values": 0.0}
 
 
-def extract(said: Sequence[tuple[Line, Message]], active: int | None, elsewhere: set[str]) -> Extract:
+def extract(
+    said: Sequence[tuple[Line, Message]], active: int | None, elsewhere: set[str], task: int | None = None
+) -> Extract:
     """From messages and summaries in their order.
 
     `active` is the place of the request that is being worked on; what stands `elsewhere` in the view anyway
-    need not be repeated.
+    need not be repeated, and the `task` is named only: it is in every view as it was said.
     """
     entries = list[Entry]()
+    if task is not None:
+        state = "active" if task == active else "open"
+        entries.append(Entry("requests", f"#{task} ({state}) {TASK}", WORTH["requests"]))
     size = max(1, len(said))
     for n, (line, message) in enumerate(said):
         fresh = n / size  # the newer the better
         text = all_text(message)
         if line.summary:
             answered = any(m.role == "assistant" and not m.calls for _, m in islice(said, n + 1, None))
-            entries += [_renewed(entry, active, answered) for entry in read(text)]
+            known = [entry for entry in read(text) if not entry.text.endswith(TASK)]
+            entries += [_renewed(entry, active, answered) for entry in known]
             continue
         later = (other for _, other in islice(said, n + 1, None))
         if line.role == "user" and not line.tools:
@@ -307,6 +314,7 @@ def summary(
     elsewhere: set[str],
     tokens: int,
     count: Count,
+    task: int | None = None,
 ) -> Message:
     """Of at most so many tokens; `header` makes its first line from how much is shown."""
 
@@ -316,6 +324,6 @@ def summary(
     def fits(text: str) -> bool:
         return count(message(text)) <= tokens
 
-    text = extract(said, active, elsewhere).text(header("0,000 shown"), int(tokens * DENSE), fits)
+    text = extract(said, active, elsewhere, task).text(header("0,000 shown"), int(tokens * DENSE), fits)
     shown = count(message(text.replace("0,000 shown", f"{count(message(text)):,} shown", 1)))
     return message(text.replace("0,000 shown", f"{shown:,} shown", 1))

@@ -70,6 +70,7 @@ def fold_away(old: Oldest, view: View, count: Count, most: int, kind: str, level
         elsewhere=rest,
         tokens=min(most, old.tokens - 1),
         count=count,
+        task=next((line.at for line in view.lines if line.asks), None),
     )
     if count(made) > WORTH_IT * old.tokens:
         return ()
