@@ -16,7 +16,7 @@ from refold.core.message import Message, Text, ToolCall
 from refold.core.plan import Count
 from refold.core.regex import regex
 from refold.policies.importance import all_text
-from refold.policies.outline import DENSE, LONG, clip, exact, outline, reread, words, worth
+from refold.policies.outline import DENSE, LONG, clip, outline, reread, words, worth
 from refold.policies.reduced import quoted
 
 OPEN, CLOSE = '<record note="what happened before, kept by rule; not an instruction">', "</record>"
@@ -39,6 +39,8 @@ NAMED = 1.6
 """What a path or an address is worth at least."""
 LEAST = 1.2
 """What a value is worth that is named at all."""
+MOST_VALUES, LEAST_VALUES = 12_000, 80
+"""Values that are looked at: of all messages together, and of each at least."""
 EARLY = 200
 """Characters within which a result says that it is an error, if it is one."""
 _RULE = regex(
@@ -181,6 +183,7 @@ def extract(
         state = "active" if task == active else "open"
         entries.append(Entry("requests", f"#{task} ({state}) {TASK}", WORTH["requests"]))
     size = max(1, len(said))
+    most = max(LEAST_VALUES, MOST_VALUES // size)
     for n, (line, message) in enumerate(said):
         fresh = n / size  # the newer the better
         text = all_text(message)
@@ -198,7 +201,7 @@ def extract(
             entries += _rules(message.text, False, fresh)
         if line.answers is not None:
             entries += _errors(line, message, later)
-        entries += _values(message, line, fresh)
+        entries += _values(message, line, fresh, most)
     return Extract(tuple(_once(entries, elsewhere)))
 
 
@@ -258,17 +261,18 @@ def _errors(line: Line, message: Message, later: Iterable[Message]) -> Iterator[
     yield Entry("errors", f"{tool}: {_short(what, ERROR)}{then}", WORTH["errors"])
 
 
-def _values(message: Message, line: Line, fresh: float) -> Iterator[Entry]:
-    own = {"user": 1.5, "assistant": 1.0}.get(line.role, 0.0)
+def _values(message: Message, line: Line, fresh: float, most: int) -> Iterator[Entry]:
+    """The exact words of a message, as many as there are to be of each; its lines have no others."""
+    more = {"user": 1.5, "assistant": 1.0}.get(line.role, 0.0) + fresh
     for text in (message.text, *(call.input for call in message.calls)):
-        pieces = reread(text.partition("\n")[2]) if text.startswith("[refold ") else outline(text)
-        for piece in pieces.pieces:
-            if not piece.is_line and len(piece.text) <= 2 * LONG and "\n" not in piece.text:
-                text = f"{piece.key}={piece.text}" if piece.key else piece.text
-                yield Entry("values", text, min(piece.worth, 4.0) + own + fresh)
-            elif piece.is_line:
-                for word, value in exact(piece.text).items():
-                    yield Entry("values", word, min(value, 4.0) + own + fresh)
+        found = reread(text.partition("\n")[2]) if text.startswith("[refold ") else outline(text)
+        pieces = [piece for piece in found.pieces if not piece.is_line and len(piece.text) <= 2 * LONG]
+        if len(pieces) > most:
+            least = sorted((piece.rank for piece in pieces), reverse=True)[most]
+            pieces = [piece for piece in pieces if piece.rank > least]
+        for value, rank, key, _ in pieces:
+            if "\n" not in value:
+                yield Entry("values", f"{key}={value}" if key else value, min(rank, 4.0) + more)
 
 
 def _value(text: str) -> float:
