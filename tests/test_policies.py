@@ -1065,3 +1065,10 @@ def test_summaries_of_summaries_keep_what_is_exact():
     assert "Never touch prod_db_7." in made
     assert all(f"RES{n}{k}7731" in made for n in range(7) for k in range(3))
     assert made.count(OPEN) == made.count(CLOSE) == 1
+
+
+def test_values_that_are_all_alike_are_not_all_left_out():
+    """More of them than are looked at, and none worth more than another."""
+    many = " ".join(f"ref_{n:05d}" for n in range(20_000, 40_000))
+    entries = extract(lines_of(*step("a", many)), None, set()).entries
+    assert sum(entry.text.startswith("ref_") for entry in entries) > 1_000

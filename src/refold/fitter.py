@@ -209,7 +209,7 @@ class Fitter:
     def _climb(
         self, budget: Budget, tokens: int, override: Override, notices: list[str], fired: Sequence[str]
     ) -> list[Replaced]:
-        """Acts on triggers, unless there was nothing to gain the last time and little came since."""
+        """Acts on triggers that fired, once there is enough to gain above what must be there."""
         if tokens < budget.threshold and tokens <= budget.target:
             notices.append(
                 f"{', '.join(fired)} fired, but {tokens:,} tokens are within {budget.target:,}:"

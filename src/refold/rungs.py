@@ -20,7 +20,8 @@ def ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> Ladder:
     """All of them, the user's own first."""
     compact = settings.compaction
     spared = spared_tools(settings)
-    cheap = [sparing(rung, spared) for rung in (settings.deduping, compact.pruning) if rung]
+    dedupe = settings.deduping
+    cheap = [rung for rung in (dedupe and sparing(dedupe, spared), compact.pruning) if rung]
     return Ladder((*map(vetted, own), *cheap, strategy(settings, compact.strategy), Shrink(spared)))
 
 

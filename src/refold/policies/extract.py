@@ -250,9 +250,10 @@ def _rules(text: str, by_user: bool, fresh: float, start: int = 0) -> Iterator[E
 
 def _errors(line: Line, message: Message, later: Iterable[Message]) -> Iterator[Entry]:
     text = message.text
-    found = _THROWN.search(text) or _FAILED.search(text[:20_000])
+    thrown = _THROWN.search(text)
+    found = thrown or _FAILED.search(text[:20_000])
     told = any(result.is_error for result in message.results) or (found and found.start() < EARLY)
-    if not told and not _THROWN.search(text):
+    if not told and not thrown:
         return
     next_call = next((call for other in later for call in other.calls), None)
     then = f" → {next_call.tool} {_short(next_call.input, 60)}" if next_call else ""
@@ -268,8 +269,8 @@ def _values(message: Message, line: Line, fresh: float, most: int) -> Iterator[E
         found = reread(text.partition("\n")[2]) if text.startswith("[refold ") else outline(text)
         pieces = [piece for piece in found.pieces if not piece.is_line and len(piece.text) <= 2 * LONG]
         if len(pieces) > most:
-            least = sorted((piece.rank for piece in pieces), reverse=True)[most]
-            pieces = [piece for piece in pieces if piece.rank > least]
+            best = sorted(range(len(pieces)), key=lambda n: -pieces[n].rank)[:most]
+            pieces = [pieces[n] for n in sorted(best)]
         for value, rank, key, _ in pieces:
             if "\n" not in value:
                 yield Entry("values", f"{key}={value}" if key else value, min(rank, 4.0) + more)

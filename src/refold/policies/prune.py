@@ -11,8 +11,7 @@ from refold.core.message import Message, ToolResult
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import Item, View
 from refold.policies.importance import Reading
-from refold.policies.outline import DENSE
-from refold.policies.reduced import HEADER, Reduction
+from refold.policies.reduced import Reduction
 
 
 class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,8 +33,7 @@ class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         protect, minimum = self.limits(budget)
         old = self._old(view, protect, count)
-        least = HEADER + int(self.length / 2 / DENSE)
-        if sum(max(0, item.tokens - least) for item in old) < minimum:
+        if sum(item.tokens for item in old) < minimum:
             return ()
         plan, saved, reading = list[Edit](), 0, Reading(view)
         for item in old:

@@ -77,7 +77,8 @@ class Squeeze(msgspec.Struct, frozen=True):
     exclude_tools: tuple[str, ...] = ()
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        items = [item for item in view.items if self._may_cut(item, view)]
+        fixed_places = protected(view)
+        items = [item for item in view.items if self._may_cut(item, view.step, fixed_places)]
         if not items:
             return ()
         reading = Reading(view)
@@ -92,15 +93,15 @@ class Squeeze(msgspec.Struct, frozen=True):
         parts = [_Part(item, reading, lambda word: -1.5 if word in known else 0.0) for item in items]
         return self._cut(parts, room, count)
 
-    def _may_cut(self, item: Item, view: View) -> bool:
+    def _may_cut(self, item: Item, step: int, fixed: set[int]) -> bool:
         if len(item.lines) != 1 or item.is_folded:
             return False
         line = item.lines[0]
-        if line.role == "system" or line.calls or line.at in protected(view):
+        if line.role == "system" or line.calls or line.at in fixed:
             return False
         if {*line.tools} & {*self.exclude_tools}:
             return False
-        return (line.step >= view.step - 1 and line.answers is not None) == self.newest
+        return (line.step >= step - 1 and line.answers is not None) == self.newest
 
     def _cut(self, parts: "Sequence[_Part]", room: int, count: Count) -> Plan:
         if sum(part.tokens for part in parts) <= room:

@@ -54,6 +54,7 @@ def fold_away(old: Oldest, view: View, count: Count, most: int, kind: str, level
     """The edit that shows a summary of at most so many tokens in their place, if that is shorter."""
     words = {(line.at, line.n): item.words for item in old.items for line in item.lines}
     said = [(line, words[line.at, line.n](line)) for line in old.hidden]
+    places = {(line.at, line.n): item.span.start for item in old.items for line in item.lines}
     gone = {(line.at, line.n) for line in old.hidden}
     reading = Reading(view)
     rest = vocabulary(reading.text(line for line in view.lines if (line.at, line.n) not in gone))
@@ -64,7 +65,7 @@ def fold_away(old: Oldest, view: View, count: Count, most: int, kind: str, level
         return f"[refold {handle}{level}: {messages:,} messages, {tokens:,} tokens; {shown}]"
 
     made = summary(
-        [(_at_its_place(line, old), message) for line, message in said],
+        [(_at_its_place(line, places), message) for line, message in said],
         header=header,
         active=view.latest,
         elsewhere=rest,
@@ -78,10 +79,9 @@ def fold_away(old: Oldest, view: View, count: Count, most: int, kind: str, level
     return (Edit(old.span, (made, *old.kept), kind, why, ("compact", "strategy")),)
 
 
-def _at_its_place(line: Line, old: Oldest) -> Line:
+def _at_its_place(line: Line, places: dict[tuple[int, int], int]) -> Line:
     """A shortened message is spoken of by the place of its original."""
-    spans = [item.span for item in old.items if line in item.lines]
-    return line if line.summary else msgspec.structs.replace(line, at=spans[0].start)
+    return line if line.summary else msgspec.structs.replace(line, at=places[line.at, line.n])
 
 
 def _measure(old: Oldest, said: list[tuple[Line, Message]]) -> tuple[int, int]:
