@@ -16,12 +16,12 @@ import pytest
 
 import refold
 from refold.core.codec import FORMAT
-from refold.core.errors import CorruptError, NewerError, RefoldError, SettingError, StoreError
+from refold.core.errors import ConflictError, CorruptError, NewerError, RefoldError, SettingError, StoreError
 from refold.core.event import Expiry
 from refold.stores import sqlite_file
 from refold.stores.sql import migrations
 from refold.stores.sqlite import SQLiteStore
-from refold.stores.store import Key, Snapshot, ToolSetting, open_store
+from refold.stores.store import Key, Lease, Snapshot, ToolSetting, open_store
 from refold.testing.words import KEY, demand_folded, demand_numbered, entries, said, verified, write_numbered
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork a process")
@@ -159,6 +159,8 @@ def test_an_older_file_is_migrated_and_nothing_in_it_is_lost(path, monkeypatch, 
     store.keep_note("a", b"1")
     store.set_setting(ToolSetting("", "grep", Expiry(after_steps=1)))
     assert store.settings() == [ToolSetting("", "grep", Expiry(after_steps=1))]
+    store.keep_summary(KEY, b"a", b"1")
+    assert store.summary(KEY, b"a") == b"1"
     store.close()
     assert sql(path, "SELECT version FROM refold_schema") == [(len(migrations("sqlite")),)]
 
@@ -261,13 +263,25 @@ def test_a_name_that_no_file_can_have_is_an_error_of_ours(tmp_path, name):
         "UPDATE refold_conversation SET name = x'62'",
         "UPDATE refold_conversation SET fork_at = 1",
         "UPDATE refold_entry SET place = place + (9 << 32) WHERE place % 2",
+        "UPDATE refold_summary SET cid = 9",
     ],
 )
 def test_rows_that_somebody_altered_are_found(store, path, change):
     store.append(KEY, entries(0, 4))
+    store.keep_summary(KEY, b"a", b"1")
     assert list(store.examine()) == []
     sql(path, change)
     assert len(list(store.examine())) == 1
+
+
+def test_a_summary_that_outlived_its_conversation_is_found(store, path):
+    """As where a refold that knew of no summaries erased a conversation that forks share."""
+    store.append(KEY, entries(0, 4))
+    store.fork(KEY, Key("a", "fork"), 3)
+    store.erase(KEY)
+    sql(path, "INSERT INTO refold_summary (cid, digest, body) VALUES (1, x'61', x'62')")
+    assert [flaw.problem for flaw in store.examine()] == ["1 summaries belong to no conversation"]
+    assert [store.summary(Key(owner, "any"), b"a") for owner in (KEY.owner, "")] == [None, None]
 
 
 # Disks and permissions
@@ -429,34 +443,42 @@ def test_a_locked_database_says_so_can_be_read_and_goes_on_when_released(path):
 # Threads and processes
 
 
-def test_threads_that_append_at_the_same_moment_share_one_commit(store):
+def test_threads_that_append_at_the_same_moment_share_one_commit(store, path):
     commits = []
 
     def committing() -> bool:
         commits.append(1)
         return False  # go on
 
-    store.append(Key("a", "first"), entries(0, 1))
+    wrong, first = Key("a", "wrong"), Key("a", "first")
+    store.append(first, entries(0, 1))
+    late, odd = (store.acquire(first, name, "late", 0.0, 1.0) for name in ("late", "odd"))
+    store.acquire(first, "late", "current", 1.0, 1.0)
+    sql(path, "UPDATE refold_lease SET holder = x'ff' WHERE name = CAST('odd' AS BLOB)")
     store._file._writer.set_commit_hook(committing)
     keys = [Key("a", str(n)) for n in range(50)]
-    wrong = Key("a", "wrong")
+    failed: list[type[RefoldError]] = []
 
-    def fail() -> None:
-        with pytest.raises(refold.ConflictError):
-            store.append(wrong, entries(5, 6))
+    def fail(key: Key, start: int, lease: Lease | None, error: type[RefoldError]) -> None:
+        with pytest.raises(error):
+            store.append(key, entries(start, start + 1), lease=lease)
+        failed.append(error)
 
     threads = [threading.Thread(target=store.append, args=[key, entries(0, 2)]) for key in keys]
-    threads.append(threading.Thread(target=fail))
+    bad = [(wrong, 5, None, ConflictError), (first, 1, late, ConflictError), (first, 1, odd, CorruptError)]
+    threads += [threading.Thread(target=fail, args=one) for one in bad]
     with store._file.writing:
         for thread in threads:
             thread.start()
-        while len(store._queue) < 51:
+        while len(store._queue) < 53:
             pass
     for thread in threads:
         thread.join()
     assert len(commits) == 1
+    assert len(failed) == 3
     assert [verified(store, key) for key in keys] == [entries(0, 2)] * 50
     assert verified(store, wrong) == []
+    assert verified(store, first) == entries(0, 1)
 
 
 def test_two_stores_on_one_file_see_each_other(path):
@@ -545,7 +567,7 @@ def test_what_no_fork_shares_any_more_is_deleted(store, path):
 
 
 def test_erased_words_are_gone_from_the_file_and_its_log(store, path):
-    secrets = [b"swordfish", b"secret owner", b"secret name", b"secret id", b"secret view"]
+    secrets = [b"swordfish", b"secret owner", b"secret name", b"secret id", b"secret view", b"secret summary"]
     session = refold.open("secret name", store=store, owner="secret owner", view="secret view")
     session.append(said("swordfish"), id="secret id")
     for n in range(200):
@@ -555,6 +577,8 @@ def test_erased_words_are_gone_from_the_file_and_its_log(store, path):
     fork = refold.open("a fork", store=store, owner="secret owner")
     fork.append(said("innocent"))
     store.acquire(session.key, "secret view", "secret owner", 0.0, 1.0)
+    for n in range(3):
+        store.keep_summary(session.key, b"secret summary of %d" % n, b"secret summary " * 9)
     session.close()
     reader = SQLiteStore(path)
     packed = [body for (body,) in sql(path, "SELECT body FROM refold_entry WHERE length(body) > 99")]

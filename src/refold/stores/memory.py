@@ -8,7 +8,16 @@ from threading import RLock
 from refold.core.codec import GENESIS, Entry, Link, chain
 from refold.core.errors import ConflictError, NotFoundError
 from refold.core.event import Expiry
-from refold.stores.store import Key, Lease, Listed, Snapshot, ToolSetting, demand_next
+from refold.stores.store import (
+    KEPT_SUMMARIES,
+    Key,
+    Lease,
+    Listed,
+    Snapshot,
+    ToolSetting,
+    demand_held,
+    demand_next,
+)
 
 
 @dataclass(slots=True)
@@ -21,6 +30,7 @@ class _Conversation:
     places: dict[str, int] = field(default_factory=dict)
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
+    summaries: dict[bytes, bytes] = field(default_factory=dict)
 
     def add(self, links: Sequence[Link]) -> None:
         self.links += links
@@ -36,9 +46,13 @@ class MemoryStore:
         self._settings: dict[tuple[str, str], ToolSetting] = {}
         self._lock = RLock()
 
-    def append(self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None) -> bytes:
+    def append(
+        self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None, lease: Lease | None = None
+    ) -> bytes:
         with self._lock:
             mine = self._all.get(key) or _Conversation(time.time())
+            if lease is not None:
+                demand_held(key, lease, mine.leases.get(lease.name))
             digest = mine.links[-1].digest if mine.links else GENESIS
             demand_next(key, entries, len(mine.links), digest, after)
             links = []
@@ -131,6 +145,20 @@ class MemoryStore:
 
     def keep_note(self, name: str, body: bytes, /) -> None:
         self._notes[name] = body
+
+    def summary(self, key: Key, digest: bytes, /) -> bytes | None:
+        with self._lock:
+            mine = [self._all[key]] if key in self._all else []
+            others = (one for other, one in self._all.items() if other.owner == key.owner)
+            return next((one.summaries[digest] for one in (*mine, *others) if digest in one.summaries), None)
+
+    def keep_summary(self, key: Key, digest: bytes, body: bytes, /) -> None:
+        with self._lock:
+            kept = self._all[key].summaries if key in self._all else {}
+            kept.pop(digest, None)
+            kept[digest] = body
+            if len(kept) > KEPT_SUMMARIES:
+                del kept[next(iter(kept))]
 
     def settings(self) -> Sequence[ToolSetting]:
         with self._lock:

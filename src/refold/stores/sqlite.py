@@ -17,7 +17,17 @@ from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError, StoreError
 from refold.core.event import Expiry
 from refold.stores.sqlite_file import Run, SQLiteFile
-from refold.stores.store import Flaw, Key, Lease, Listed, Snapshot, ToolSetting, demand_next
+from refold.stores.store import (
+    KEPT_SUMMARIES,
+    Flaw,
+    Key,
+    Lease,
+    Listed,
+    Snapshot,
+    ToolSetting,
+    demand_held,
+    demand_next,
+)
 
 PLACES = 32
 """Bits of a row's key that are the place; the rest is the conversation."""
@@ -37,8 +47,8 @@ class _Row(NamedTuple):
 class _Ticket:
     """One append that waits for the commit it shares with others."""
 
-    def __init__(self, key: Key, entries: Sequence[Entry], after: bytes | None) -> None:
-        self.key, self.entries, self.after = key, entries, after
+    def __init__(self, key: Key, entries: Sequence[Entry], after: bytes | None, lease: Lease | None) -> None:
+        self.key, self.entries, self.after, self.lease = key, entries, after, lease
         self.pid = os.getpid()
         self.digest = b""
         self.error: Exception | None = None
@@ -62,8 +72,10 @@ class SQLiteStore:
 
     # Appending and reading
 
-    def append(self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None) -> bytes:
-        ticket = _Ticket(key, entries, after)
+    def append(
+        self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None, lease: Lease | None = None
+    ) -> bytes:
+        ticket = _Ticket(key, entries, after, lease)
         self._file.renew()
         self._queue.append(ticket)
         with self._file.writing:
@@ -96,8 +108,11 @@ class SQLiteStore:
         row = self._row(run, ticket.key)
         next, digest = (0, GENESIS) if row is None else self._tip(run, row)
         try:
+            if ticket.lease is not None:
+                current = None if row is None else self._lease(run, row, ticket.lease.name)
+                demand_held(ticket.key, ticket.lease, current)
             demand_next(ticket.key, ticket.entries, next, digest, ticket.after)
-        except ConflictError as error:
+        except (ConflictError, CorruptError) as error:  # which are no business of the other tickets
             ticket.error = error
             return
         if row is None and ticket.entries:
@@ -181,7 +196,7 @@ class SQLiteStore:
             forks = run("forks", cid=row.cid, and_theirs=with_forks) if row else []
             erased = [row.cid, *(cid for cid, *_ in forks if with_forks)] if row else []
             for cid in erased:
-                for query in ("erase_snapshots", "erase_leases", "bury"):
+                for query in ("erase_snapshots", "erase_leases", "erase_summaries", "bury"):
                     run(query, cid=cid)
             for cid in reversed(erased):  # a fork is younger than its parent
                 self._prune(run, cid)
@@ -203,7 +218,7 @@ class SQLiteStore:
             run("erase_conversation", cid=cid)
             cid = parent
 
-    # Snapshots, leases, notes, settings
+    # Snapshots, leases, notes, summaries, settings
 
     def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
         with self._file.write(durable=False) as run:
@@ -224,8 +239,7 @@ class SQLiteStore:
             row = self._row(run, key)
             if row is None:
                 return None
-            held = run("lease", cid=row.cid, name=to_bytes(name))
-            last = Lease(name, _text(held[0][1]), *held[0][2:]) if held else Lease(name, "", 0, 0.0)
+            last = self._lease(run, row, name) or Lease(name, "", 0, 0.0)
             if last.until > now and last.holder != holder:
                 return None
             fence = last.fence if last.holder == holder else last.fence + 1
@@ -255,6 +269,19 @@ class SQLiteStore:
         with self._file.write(durable=False) as run:
             run("keep_note", name=to_bytes(name), body=body)
 
+    def summary(self, key: Key, digest: bytes, /) -> bytes | None:
+        with self._file.read() as run:
+            owner, name = map(to_bytes, key)
+            rows = run("summary", owner=owner, name=name, digest=digest)
+        return _unpack(rows[0][0]) if rows else None
+
+    def keep_summary(self, key: Key, digest: bytes, body: bytes, /) -> None:
+        with self._file.write() as run:  # durable: a disk is cheaper to wait for than a model
+            row = self._row(run, key)
+            if row is not None:
+                run("keep_summary", cid=row.cid, digest=digest, body=_pack(body))
+                run("drop_summaries", cid=row.cid, keep=KEPT_SUMMARIES)
+
     def settings(self) -> Sequence[ToolSetting]:
         with self._file.read() as run:
             rows = run("settings")
@@ -277,13 +304,13 @@ class SQLiteStore:
             lines = run.plain("PRAGMA integrity_check")
         yield from (Flaw(str(self.path), line) for (line,) in lines if line != "ok")
         with self._file.read() as run:
-            rows, strays = run("seals"), run("strays")[0][0]
+            rows, strays = run("seals"), run("strays")
         for *row, seal in rows:
             if _seal_of(row) != seal:
                 name = (row[2] or b"(erased)").decode("utf-8", "replace")
                 yield Flaw(f"conversation {name!r}", "its row was altered: name, owner or fork")
-        if strays:
-            yield Flaw(str(self.path), f"{strays} entries belong to no conversation")
+        for what, count in strays:
+            yield Flaw(str(self.path), f"{count} {what} belong to no conversation")
 
     def close(self) -> None:
         self._file.close()
@@ -304,6 +331,10 @@ class SQLiteStore:
 
     def _seal(self, run: Run, cid: int) -> None:
         run("set_seal", cid=cid, seal=_seal_of(run("row", cid=cid)[0]))
+
+    def _lease(self, run: Run, row: _Row, name: str) -> Lease | None:
+        rows = run("lease", cid=row.cid, name=to_bytes(name))
+        return Lease(name, _text(rows[0][0]), *rows[0][1:]) if rows else None
 
     def _tip(self, run: Run, row: _Row) -> tuple[int, bytes]:
         """The next free place and the digest of the entry before it."""

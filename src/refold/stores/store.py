@@ -32,13 +32,27 @@ class Listed(NamedTuple):
     """The events before this place are the parent's."""
 
 
+class Lease(NamedTuple):
+    name: str
+    holder: str
+    fence: int
+    """Grows with each new holder, so that a late one can be told from the current one."""
+    until: float
+
+
 class Store(Protocol):
-    def append(self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None) -> bytes:
+    def append(
+        self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None, lease: Lease | None = None
+    ) -> bytes:
         """Stores all of `entries` or none, durably, and returns the digest of the last.
+
+        A `lease` is given only to stores that have leases. One that ran out still counts until
+        somebody else takes it.
 
         Raises:
             ConflictError: their places are not the next free ones, or `after` is given and is not
-                the digest of the entry before them: another record has the same length.
+                the digest of the entry before them: another record has the same length. Or `lease`
+                is given and was released or taken by another holder.
             StoreError: the engine cannot take it now.
         """
 
@@ -48,7 +62,7 @@ class Store(Protocol):
         """The entries from `start` up to `stop`, in order, without those of the kind `but`."""
 
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
-        """Erases a conversation for good: entries, snapshots, leases.
+        """Erases a conversation for good: entries, snapshots, leases, summaries.
 
         What forks share passes to them, and these are returned; or they are erased too, and theirs.
         """
@@ -94,14 +108,6 @@ class Snapshots(Protocol):
     def saved(self, key: Key, /) -> dict[str, Snapshot]: ...
 
 
-class Lease(NamedTuple):
-    name: str
-    holder: str
-    fence: int
-    """Grows with each new holder, so that a late one can be told from the current one."""
-    until: float
-
-
 @runtime_checkable
 class Leases(Protocol):
     def acquire(self, key: Key, name: str, holder: str, now: float, seconds: float, /) -> Lease | None:
@@ -120,6 +126,25 @@ class Notes(Protocol):
 
     def keep_note(self, name: str, body: bytes, /) -> None:
         """Instead of what was kept under the name. Loses nothing if it fails."""
+
+
+KEPT_SUMMARIES = 200
+"""How many a conversation keeps."""
+
+
+@runtime_checkable
+class Summaries(Protocol):
+    """What models wrote and somebody paid for, by a digest of what they were asked; erased with the
+    conversation.
+    """
+
+    def summary(self, key: Key, digest: bytes, /) -> bytes | None:
+        """What this conversation, or else any other of the same owner, keeps under the digest."""
+
+    def keep_summary(self, key: Key, digest: bytes, body: bytes, /) -> None:
+        """Instead of what this conversation kept under it; of a conversation that is not there, nothing
+        is kept. Where there are more than `KEPT_SUMMARIES`, those that were kept first go.
+        """
 
 
 class ToolSetting(NamedTuple):
@@ -166,6 +191,19 @@ def demand_next(key: Key, entries: Sequence[Entry], next: int, last: bytes, afte
         raise ConflictError(f"{key.conversation!r} goes on at {next}, one by one, not with {places[:9]}")
     if after not in (None, last):
         raise ConflictError(f"{key.conversation!r} is another record than was read: erased and begun anew")
+
+
+def demand_held(key: Key, lease: Lease, current: Lease | None) -> None:
+    """The fence of an append, for a record whose lease of that name is `current`.
+
+    Raises:
+        ConflictError: it is no longer the one that was given out.
+    """
+    if current is None or current.until == 0 or current[:3] != lease[:3]:
+        raise ConflictError(
+            f"{lease.holder!r} no longer holds {lease.name!r} of {key.conversation!r}: it was released, or"
+            " somebody else took it; acquire it again"
+        )
 
 
 def open_store(url: str) -> Store:

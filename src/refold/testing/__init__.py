@@ -9,10 +9,10 @@
         def reopen(self, tmp_path):  # only where what is stored outlives the process
             return partial(MyStore, tmp_path / "log")
 
-Streams, writers and sessions are demanded of every store; ids, forks, snapshots, leases, notes and settings
-of those that have them (`refold.stores.store` says what each is). For tests only: this needs pytest and
-hypothesis, which refold itself does not. `pytest.register_assert_rewrite("refold.testing")` in a
-conftest.py makes failures talk.
+Streams, writers and sessions are demanded of every store; ids, forks, snapshots, leases, notes,
+summaries and settings of those that have them (`refold.stores.store` says what each is). For tests only: this
+needs pytest and hypothesis, which refold itself does not. `pytest.register_assert_rewrite("refold.testing")`
+in a conftest.py makes failures talk.
 """
 
 import pytest
@@ -25,6 +25,7 @@ from refold.testing.sessions import SessionsContract
 from refold.testing.settings import SettingsContract
 from refold.testing.snapshots import SnapshotsContract
 from refold.testing.streams import StreamsContract
+from refold.testing.summaries import SummariesContract
 from refold.testing.words import Reopen
 from refold.testing.writers import WritersContract
 
@@ -40,6 +41,7 @@ class StoreContract(
     SnapshotsContract,
     LeasesContract,
     NotesContract,
+    SummariesContract,
     SettingsContract,
 ):
     """All of it. The fixture `store` gives a new, empty store."""

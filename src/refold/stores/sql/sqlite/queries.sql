@@ -88,6 +88,9 @@ DELETE FROM refold_snapshot WHERE cid = :cid
 -- name: erase_leases
 DELETE FROM refold_lease WHERE cid = :cid
 
+-- name: erase_summaries
+DELETE FROM refold_summary WHERE cid = :cid
+
 -- name: erase_conversation
 DELETE FROM refold_conversation WHERE cid = :cid
 
@@ -100,7 +103,7 @@ WHERE excluded.at >= at
 SELECT view, at, body, digest FROM refold_snapshot WHERE cid = :cid
 
 -- name: lease
-SELECT name, holder, fence, until FROM refold_lease WHERE cid = :cid AND name = :name
+SELECT holder, fence, until FROM refold_lease WHERE cid = :cid AND name = :name
 
 -- name: leases
 SELECT name, holder, fence, until FROM refold_lease WHERE cid = :cid AND until > :now
@@ -113,7 +116,11 @@ ON CONFLICT DO UPDATE SET holder = excluded.holder, fence = excluded.fence, unti
 UPDATE refold_lease SET until = 0 WHERE cid = :cid AND name = :name AND fence = :fence
 
 -- name: strays
-SELECT count(*) FROM refold_entry WHERE place >> 32 NOT IN (SELECT cid FROM refold_conversation)
+SELECT 'entries', count(*) AS strays FROM refold_entry
+WHERE place >> 32 NOT IN (SELECT cid FROM refold_conversation) HAVING strays
+UNION ALL
+SELECT 'summaries', count(*) AS strays FROM refold_summary
+WHERE cid NOT IN (SELECT cid FROM refold_conversation WHERE name IS NOT NULL) HAVING strays
 
 -- name: note
 SELECT body FROM refold_note WHERE name = :name
@@ -121,6 +128,19 @@ SELECT body FROM refold_note WHERE name = :name
 -- name: keep_note
 INSERT INTO refold_note (name, body) VALUES (:name, :body)
 ON CONFLICT DO UPDATE SET body = excluded.body
+
+-- name: summary
+SELECT s.body FROM refold_summary s CROSS JOIN refold_conversation c ON c.cid = s.cid
+WHERE s.digest = :digest AND c.owner = :owner AND c.name IS NOT NULL
+ORDER BY c.name = :name DESC LIMIT 1
+
+-- name: keep_summary
+INSERT OR REPLACE INTO refold_summary (cid, digest, body) VALUES (:cid, :digest, :body)
+
+-- name: drop_summaries
+DELETE FROM refold_summary WHERE made IN (
+    SELECT made FROM refold_summary WHERE cid = :cid ORDER BY made DESC LIMIT -1 OFFSET :keep
+)
 
 -- name: settings
 SELECT CAST(agent AS BLOB), CAST(tool AS BLOB), after_steps, mode, compact_mode, length,
