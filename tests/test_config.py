@@ -209,6 +209,35 @@ def test_the_answers_reserve_is_never_more_than_the_model_can_say():
         ),
         (agent(summarizer={"timeout_s": 0}), "a.summarizer.timeout_s", "more than 0"),
         (agent(summarizer={"wait_s": math.nan}), "a.summarizer.wait_s", "nan"),
+        (agent(summarizer={"window": 0}), "a.summarizer.window", "0 is too small: expected 1"),
+        (agent(summarizer={"max_calls": 1.5}), "a.summarizer.max_calls", "expected a whole number"),
+        (agent(summarizer={"max_cost": math.inf}), "a.summarizer.max_cost", "too large"),
+        (agent(summarizer={"prompts": 5}), "a.summarizer.prompts", "expected a text, got 5"),
+        (
+            agent(summarizer={"profile": "cooking"}),
+            "a.summarizer.profile",
+            "coding, content, general, research, support",
+        ),
+        (
+            agent(summarizer={"base_urls": "https://host"}),
+            "a.summarizer.base_urls",
+            "expected names, each with a text, got 'https://host'",
+        ),
+        (
+            agent(summarizer={"base_urls": {"openai": 5}}),
+            "a.summarizer.base_urls.openai",
+            "expected a text, got 5",
+        ),
+        (
+            agent(summarizer={"base_urls": {"google": "https://host"}}),
+            "a.summarizer.base_urls.google",
+            "is not known; known here: openai, anthropic",
+        ),
+        (
+            agent(summarizer={"base_urls": {"openai": "host/v1"}}),
+            "a.summarizer.base_urls.openai",
+            "expected an address such as https://host/v1, got 'host/v1'",
+        ),
         (agent(dedupe={"similarity": 0}), "a.dedupe.similarity", "more than 0"),
         (agent(**expiring(mode="x")), "a.tools.grep.expire.mode", "'none', 'remove', 'compact'"),
         (agent(**expiring(after_steps=True)), "a.tools.grep.expire.after_steps", "expected a whole number"),
@@ -383,6 +412,18 @@ def test_all_settings_of_every_struct_are_in_force_somewhere():
     for struct in STRUCTS[1:]:
         assert set(hints(struct)) <= names
     assert Setting(("summarizer", "models"), ("a", "b"), "x").shown == "[a, b]"
+
+
+def test_addresses_are_by_provider_and_merged_one_by_one(written):
+    first = agent(summarizer={"base_urls": {"openai": "http://a", "anthropic": "http://b"}})
+    second = written("agents: {a: {summarizer: {base_urls: {openai: https://c/v1, anthropic: null}}}}")
+    config = load_config([first, second])
+    assert config.agent("a").summarizer.base_urls == {"openai": "https://c/v1", "anthropic": "http://b"}
+    assert [str(row) for row in config.in_force("a") if "base_urls" in row.name] == [
+        "summarizer.base_urls.openai = https://c/v1 (agent.yaml:1)",
+        "summarizer.base_urls.anthropic = http://b (config)",
+    ]
+    assert "summarizer.base_urls = unset (default)" in map(str, load_config(None).in_force())
 
 
 def test_of_several_sources_later_ones_beat_earlier_ones(written):

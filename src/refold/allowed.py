@@ -63,8 +63,11 @@ def vet(value: Any, hint: Any, place: Place, path: Path = ()) -> Any:
         elif get_origin(kind) is dict:
             if isinstance(value, Mapping):
                 inner = get_args(kind)[1]
-                items = _items(value, place, path)
-                return {key: vet({} if one is None else one, inner, place, here) for key, one, here in items}
+                null: Any = {} if is_struct(inner) else None  # an agent is there, be it without settings
+                items = (
+                    (key, null if one is None else one, at) for key, one, at in _items(value, place, path)
+                )
+                return {key: vet(one, inner, place, at) for key, one, at in items if one is not None}
         elif _is(value, kind):
             problem = RANGES.get(path[-1], Range()).refuse(value) if kind in (int, float) else None
             if problem:
@@ -115,6 +118,11 @@ def is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, msgspec.Struct)
 
 
+def holds_structs(hint: Any) -> bool:
+    """Whether it is for structs by name."""
+    return any(get_origin(kind) is dict and is_struct(get_args(kind)[1]) for kind in kinds_of(hint))
+
+
 def shown(value: object) -> str:
     """How a sentence mentions a value that may be anything."""
     return repr(value)[:64] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
@@ -141,7 +149,8 @@ def _expected(kinds: tuple[Any, ...]) -> str:
         if is_struct(kind):
             words.append(f"some of {', '.join(hints(kind))}")
         elif get_origin(kind) is dict:
-            words.append("names, each with its settings")
+            inner = get_args(kind)[1]
+            words.append(f"names, each with {'its settings' if is_struct(inner) else _expected((inner,))}")
         elif get_origin(kind) is Literal and bool in kinds:
             words.append("on, off")
         elif get_origin(kind) is Literal:

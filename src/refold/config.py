@@ -1,12 +1,13 @@
 """Settings: from files, dicts, the database and Python, made one, each knowing where it came from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path as File
 from typing import Any, TypeAlias
 
 import msgspec
 
-from refold.allowed import Path, given, hints, vet_fields
+from refold.allowed import Path, given, hints, shown, vet_fields
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
 from refold.core.event import Expiry
@@ -15,9 +16,20 @@ from refold.legacy import modern
 from refold.settings import AgentSettings, Compact, Setting, ToolSettings, every
 from refold.sources import Said, leaves, merged, read
 from refold.stores.store import Settings, Store, ToolSetting
+from refold.summarize.models import PROVIDERS
+from refold.summarize.prompts import Prompts, conversation_template, load, message_template
 from refold.tokens.limits import ModelLimits, ModelSettings
 
-__all__ = ["AgentSettings", "Compact", "Config", "Source", "demand_sense", "load_config", "with_database"]
+__all__ = [
+    "AgentSettings",
+    "Compact",
+    "Config",
+    "Source",
+    "demand_sense",
+    "load_config",
+    "with_database",
+    "with_stored",
+]
 
 DEFAULT = "default"
 """The origin of what nobody set, and the agent of those who name none."""
@@ -65,6 +77,38 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         found = every(self.agent(agent))
         return [Setting(path, one, self.origin("agents", agent or DEFAULT, *path)) for path, one in found]
 
+    def prompts(self, agent: str | None = None) -> Prompts:
+        """What summarizers are asked for an agent, read anew.
+
+        Raises:
+            SettingError: a template is not there, or not as it must be.
+        """
+        settings, path = self.agent(agent), ("agents", agent or DEFAULT)
+        summarizer = settings.summarizer
+        folder = None if summarizer.prompts is None else File(summarizer.prompts)
+        own, profile = (*path, "summarizer", "prompts"), (*path, "summarizer", "profile")
+        with self._blaming(own):
+            system, message = load("system", folder), message_template(None, folder)
+            load("conversation", folder)  # what is wrong with it is not the profile's fault
+        with self._blaming(profile, own):
+            conversation = conversation_template(summarizer.profile, folder)
+        tools = {}
+        for tool, expire in ((tool, one.expire) for tool, one in settings.tools.items()):
+            if expire.prompt is not None or expire.compact_mode == "ai-summary":
+                here = ("tools", tool, "expire", "prompt")
+                with self._blaming((*path, *here), here):
+                    tools[tool] = message_template(expire.prompt, folder)
+        return Prompts(system, conversation, message, tools)
+
+    @contextmanager
+    def _blaming(self, *paths: Path) -> Iterator[None]:
+        """What is wrong with a file is told with the setting that led to it: the first that is set."""
+        try:
+            yield
+        except SettingError as error:
+            path = next((path for path in paths if path in self.origins), paths[0])
+            raise SettingError(self.place(*path), str(error)) from error
+
     def budget(self, agent: AgentSettings, limits: ModelLimits, output: int | None = None) -> Budget:
         """For a model of these limits; `output` is what a request asks for, where it does."""
         compact = agent.compaction
@@ -106,7 +150,15 @@ def load_config(source: Source) -> Config:
 
 def with_database(config: Config, store: Store) -> Config:
     """What is set in the store's database beats the configuration, field by field."""
-    rows = store.settings() if isinstance(store, Settings) else ()
+    return with_stored(config, store.settings() if isinstance(store, Settings) else ())
+
+
+def with_stored(config: Config, rows: Sequence[ToolSetting]) -> Config:
+    """The same with rows that a database has, or might have.
+
+    Raises:
+        SettingError: something in them is not allowed.
+    """
     return resolved([_told(config), _stored(rows, config)]) if rows else config
 
 
@@ -141,7 +193,16 @@ def resolved(sources: Sequence[Said]) -> Config:
         tree = merged(tree, vetted)
         origins |= {path: said.origin(path) for path in leaves(vetted)}
     kept = {path: origins[path] for path in leaves(tree) if path}
-    return msgspec.structs.replace(msgspec.convert(tree, Config), origins=kept)
+    config = msgspec.structs.replace(msgspec.convert(tree, Config), origins=kept)
+    _demand_prompts(config)
+    return config
+
+
+def _demand_prompts(config: Config) -> None:
+    """Of those who set any, all are read, so that what is wrong with one is told before it is needed."""
+    if any(path[-1] in ("prompts", "profile", "prompt") for path in config.origins):
+        for name in config.agents or (None,):
+            config.prompts(name)
 
 
 def _demand_consistent(tree: dict[str, Any], said: Said) -> None:
@@ -152,6 +213,15 @@ def _demand_consistent(tree: dict[str, Any], said: Said) -> None:
         if target is not None and trigger is not None and target > trigger:
             place = said.place(("agents", name, "compact", "max_tokens"))
             raise SettingError(place, f"{target:,} is above the token_threshold of {trigger:,}; set less")
+        for provider, url in agent.get("summarizer", {}).get("base_urls", {}).items():
+            _demand_address(provider, url, said.place(("agents", name, "summarizer", "base_urls", provider)))
+
+
+def _demand_address(provider: str, url: str, place: str) -> None:
+    if provider not in PROVIDERS:
+        raise SettingError(place, f"is not known; known here: {', '.join(PROVIDERS)}")
+    if not url.startswith(("http://", "https://")):
+        raise SettingError(place, f"expected an address such as https://host/v1, got {shown(url)}")
 
 
 def _told(config: Config) -> Said:

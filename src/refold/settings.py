@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from refold.allowed import Path, hints, is_struct, kinds_of
+from refold.allowed import Path, hints, holds_structs, is_struct, kinds_of
 from refold.core.event import Expiry
 from refold.policies.cap import Cap
 from refold.policies.dedupe import Dedupe
@@ -60,13 +60,23 @@ class SummarizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     models: tuple[str, ...] = ()
     """Tried in this order."""
     profile: str = "general"
-    """Which prompts it is given."""
+    """Which prompt it is given: general, coding, content, research, support, or one of your own."""
     max_tokens: int | None = None
     """The longest summary; unset, as the room allows."""
     timeout_s: float = 30.0
     """When a summary is given up."""
     wait_s: float = 10.0
     """How long a request waits for one that is not ready; 0 means never."""
+    prompts: str | None = None
+    """The folder with templates of your own, which take the place of those of the same name."""
+    base_urls: dict[str, str] = {}
+    """Where the API of a provider is, `openai` or `anthropic`; unset, as its SDK has it."""
+    window: int | None = None
+    """Tokens that the model takes; unset, as is known of it."""
+    max_calls: int = 20
+    """Calls that a view may cause in ten minutes; 0 means none."""
+    max_cost: float | None = None
+    """USD that the summaries of one conversation may cost; unset, there is no limit."""
 
 
 class ToolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,8 +168,10 @@ def every(settings: msgspec.Struct, path: Path = ()) -> Iterator[tuple[Path, Any
             value = defaults[0]
         if isinstance(value, msgspec.Struct):
             yield from every(value, here)
-        elif isinstance(value, dict):
+        elif holds_structs(hint):
             for inner, one in value.items():
                 yield from every(one, (*here, inner))
+        elif isinstance(value, dict) and value:
+            yield from (((*here, inner), one) for inner, one in value.items())
         else:
-            yield here, value
+            yield here, None if value == {} else value

@@ -13,13 +13,14 @@ from refold.allowed import given, hints, vet_fields
 from refold.cli.options import CONFIG, Access, ConfigFile, Json, StoreUrl, configured
 from refold.cli.terminal import Columns, emit, fitting, say
 from refold.cli.words import one_line
-from refold.config import Config, with_database
+from refold.config import DEFAULT, Config, with_database, with_stored
 from refold.core.errors import NotFoundError, StoreError
 from refold.core.event import Expiry
 from refold.core.expiry import layered
 from refold.opening import DEFAULT_STORE
 from refold.settings import Setting, every
 from refold.stores.store import Settings, Store, ToolSetting
+from refold.summarize.prompts import BUILT_IN, Template
 
 EVERY = "*"
 """How people write every agent."""
@@ -45,7 +46,8 @@ def config(
 ) -> None:
     """Every setting in force, and where it came from.
 
-    What the database has beats the file: when the results of a tool expire, for one agent or for all.
+    The prompts that they lead to are shown too. What the database has beats the file: when the results of a
+    tool expire, for one agent or for all.
     """
     if set is not None and unset is not None:
         raise typer.BadParameter("one at a time", param_hint="--set, --unset")
@@ -60,8 +62,8 @@ def config(
     with access.open() if is_there else nullcontext() as backend:
         found = said if backend is None else with_database(said, backend)
     general = _general(found, access.url, store)
-    names = dict.fromkeys([agent] if agent is not None else [*(said.agents or ["default"]), *found.agents])
-    agents = {name: found.in_force(None if name == "default" else name) for name in names}
+    names = dict.fromkeys([agent] if agent is not None else [*(said.agents or [DEFAULT]), *found.agents])
+    agents = {name: _of_agent(found, None if name == DEFAULT else name) for name in names}
     if json:
         rows = {name: list(map(_json, settings)) for name, settings in agents.items()}
         emit({"file": used and str(used), "settings": list(map(_json, general)), "agents": rows})
@@ -70,6 +72,28 @@ def config(
     for name, settings in {"": general, **agents}.items():
         say(f"\nagent {one_line(name)}" if name else "")
         _print(settings)
+
+
+def _of_agent(config: Config, agent: str | None) -> list[Setting]:
+    """Its settings, and where the prompts are that they lead to."""
+    prompts, path = config.prompts(agent), ("agents", agent or DEFAULT)
+    profile = config.agent(agent).summarizer.profile
+
+    def row(*name: str, template: Template, chosen: str = DEFAULT) -> Setting:
+        is_own = chosen == DEFAULT and template.origin != BUILT_IN
+        origin = config.origin(*path, "summarizer", "prompts") if is_own else chosen
+        return Setting(("prompts", *name), template.origin, origin)
+
+    by_profile = config.origin(*path, "summarizer", "profile")
+    rows = [
+        row("system", template=prompts.system),
+        row("conversation", profile, template=prompts.conversation, chosen=by_profile),
+        row("message", template=prompts.message),
+    ]
+    for tool, template in prompts.tools.items():
+        chosen = config.origin(*path, "tools", tool, "expire", "prompt")
+        rows.append(row("message", tool, template=template, chosen=chosen))
+    return [*config.in_force(agent), *rows]
 
 
 def _general(config: Config, url: str, store: str | None) -> list[Setting]:
@@ -111,6 +135,7 @@ def _set(access: Access, text: str) -> ToolSetting:
     agent, tool, field = _named(name, text, "--set", "AGENT.TOOL.FIELD=VALUE, such as '*.grep.after_steps=3'")
     asked = {field: value if field == "prompt" else _number(value)}
     expiry = Expiry(**vet_fields(asked, hints(Expiry), lambda path: f"--set {name}"))
+    with_stored(access.config, [ToolSetting(agent, tool, expiry)])  # a prompt that is not there is not set
     with access.open(create=True) as store:
         before = _stored(store).get((agent, tool), Expiry())
         return _kept(store, ToolSetting(agent, tool, layered(before, expiry)))

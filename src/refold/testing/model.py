@@ -1,0 +1,156 @@
+"""A model whose answers are written beforehand, behind a real HTTP server on this machine."""
+
+import json
+import select
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Condition, Event, Thread
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from refold.core.errors import SettingError
+from refold.testing.reply import BODIES, Reply, Request, body
+
+__all__ = ["Reply", "Request", "ScriptedModel"]
+
+Script: TypeAlias = Callable[[Request], Reply | str] | Sequence[Reply | str] | Reply | str
+"""What to answer: by the request, or one after the other, of which the last is repeated."""
+GLANCE_S = 0.01
+"""How often a hanging reply looks whether it is still wanted."""
+
+
+class ScriptedModel:
+    """Listens while its `with` block runs.
+
+        with ScriptedModel(["first", Reply("slow down", 429), "all the others"]) as model:
+            client = openai.OpenAI(base_url=model.openai_url, api_key="any")
+
+    It imitates the replies and errors of OpenAI's chat completions (`/v1/chat/completions`) and Anthropic's
+    messages (`/v1/messages`) as far as clients read them. It does not stream, and it understands nothing: no
+    key is checked, no request is refused for what is in it, and no token is counted; the script says what
+    was used.
+    """
+
+    def __init__(self, script: Script) -> None:
+        if not script:
+            raise SettingError("script", "expected at least one reply")
+        self._script, self._changed, self._closed = script, Condition(), Event()
+        self.requests: list[Request] = []
+        """All that was asked, in order of arrival."""
+        self.in_flight, self.most_at_once = 0, 0
+        """Requests that are neither answered nor dropped: now, and at the worst of times."""
+
+    def __enter__(self) -> Self:
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._thread = Thread(target=self._server.serve_forever, args=(GLANCE_S,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    @property
+    def openai_url(self) -> str:
+        """The `base_url` for OpenAI's SDK."""
+        return f"{self.url}/v1"
+
+    @property
+    def anthropic_url(self) -> str:
+        """The `base_url` for Anthropic's SDK."""
+        return self.url
+
+    def until(self, so: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+        """Waits for something to become true of `requests` or `in_flight`; False if it does not in time."""
+        with self._changed:
+            return self._changed.wait_for(so, timeout_s)
+
+    @contextmanager
+    def _asked(self, request: Request) -> Iterator[Reply]:
+        with self._changed:
+            place = len(self.requests)
+            self.requests.append(request)
+            self.in_flight += 1
+            self.most_at_once = max(self.most_at_once, self.in_flight)
+            self._changed.notify_all()
+        try:
+            yield self._reply(request, place)
+        finally:
+            with self._changed:
+                self.in_flight -= 1
+                self._changed.notify_all()
+
+    def _reply(self, request: Request, place: int) -> Reply:
+        if request["path"] not in BODIES:
+            return Reply(f"only {' and '.join(BODIES)} are answered here", 404)
+        try:
+            match self._script:
+                case str() | Reply() as said:
+                    pass
+                case Sequence() as lines:
+                    said = lines[min(place, len(lines) - 1)]
+                case script:
+                    said = script(request)
+        except Exception as error:
+            return Reply(f"the script failed: {error!r}", 500)
+        return Reply(said) if isinstance(said, str) else said
+
+    def _is_wanted(self, reply: Reply, connection: socket.socket) -> bool:
+        """Waits as long as the reply hangs; False where nobody waits for it any more."""
+        while reply.hang is not None and not reply.hang.wait(GLANCE_S):
+            if self._closed.is_set() or _is_gone(connection):
+                return False
+        return True
+
+
+def _is_gone(connection: socket.socket) -> bool:
+    """Whether the other side has closed it: then there is something to read, and it is nothing."""
+    readable, _, _ = select.select([connection], [], [], 0)
+    return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # whoever hangs up has had enough
+            super().handle_error(request, client_address)
+
+
+def _handler(model: ScriptedModel) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            request = {**json.loads(data), "path": self.path}
+            with model._asked(request) as reply:
+                if model._is_wanted(reply, self.connection):
+                    self._send(reply, body(reply, request))
+                else:
+                    self.close_connection = True
+
+        def _send(self, reply: Reply, content: bytes) -> None:
+            self.send_response(reply.status)
+            head = {"Content-Type": "application/json", "Content-Length": str(len(content)), **reply.headers}
+            for name, value in head.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content[: len(content) // 2] if reply.cut else content)
+            self.close_connection = self.close_connection or reply.cut
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing on the terminal of whoever runs the tests."""
+
+    return Handler
