@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
@@ -257,7 +258,11 @@ async def _ado(session: AsyncSession, deed: tuple) -> None:
 
 
 def _timeless(event):
-    return {name: getattr(event, name) for name in event.__struct_fields__ if name != "time"}
+    """Without its time, and without the digests that times go into."""
+    known = {name: getattr(event, name) for name in event.__struct_fields__ if name != "time"}
+    if known.get("certificate"):
+        known["certificate"] = msgspec.structs.replace(known["certificate"], digest="")
+    return known
 
 
 def test_the_two_sessions_have_the_same_words():

@@ -22,13 +22,14 @@ from refold.core.view import View, fold
 from refold.policies.cap import Cap
 from refold.policies.dedupe import Dedupe
 from refold.policies.expire import Expire
-from refold.policies.extract import CLOSE, OPEN, extract, is_summary, read, summary
+from refold.policies.extract import extract, summary
 from refold.policies.hierarchy import Hierarchy
 from refold.policies.importance import Reading
 from refold.policies.ladder import Ladder, climb
 from refold.policies.outline import outline
 from refold.policies.prune import Prune
 from refold.policies.reduced import quoted
+from refold.policies.sections import CLOSE, OPEN, is_summary, read
 from refold.policies.shrink import Shrink
 from refold.policies.summarize import Summarize
 from refold.policies.window import Window
@@ -919,7 +920,7 @@ def summed(*messages: Message | list[Message], tokens: int = 2_000, active: int 
         elsewhere=set(),
         tokens=tokens,
         count=COUNT,
-    )
+    ).message
     assert COUNT(made) <= max(tokens, 40)
     return made.text
 
@@ -983,13 +984,13 @@ def test_what_a_tool_reports_as_its_failure_is_an_error_however_it_is_put(error)
 
 def test_rules_calls_errors_and_exact_values_are_kept():
     text = summed(*WORK)
-    rules = text.partition("Rules and decisions:\n")[2].partition("\nTools used")[0]
-    assert "- Agreed: I will never use the gift card again." in rules
+    decided = text.partition("Decisions:\n")[2].partition("\nErrors")[0]
+    assert "- Agreed: I will never use the gift card again." in decided
     assert "You must never use my gift card again." in text
-    used = text.partition("Tools used, and on what:\n")[2].partition("\nErrors")[0]
+    used = text.partition("Tools used, and on what:\n")[2].partition("\nExact")[0]
     assert re.search(r"^- search_flights\b.*JFK.*SEA", used, re.MULTILINE)
     assert re.search(r"^- book\b.*HAT118.*credit_card_4421", used, re.MULTILINE)
-    errors = text.partition("Errors, and what followed:\n")[2].partition("\nExact")[0]
+    errors = text.partition("Errors, and what followed:\n")[2].partition("\nTools used")[0]
     assert errors.startswith("- book: payment failed: gift_card_7815 declined → book ")
     values = text.partition("Exact values:\n")[2]
     for value in ("EHGLP3", "mia_li_3668", "HAT078", "HAT118", "K1NW8N", "gift_card_7815", "120.5"):

@@ -1,6 +1,6 @@
 """The same conversation for code that awaits: every verb of `Session`, run off the event loop."""
 
-from asyncio import to_thread
+from asyncio import AbstractEventLoop, get_running_loop, to_thread
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import wraps
 from itertools import islice
@@ -30,9 +30,11 @@ def _awaited(
 class AsyncSession:
     """A thin twin of `Session`: the same words, the same events for the same input."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, loop: AbstractEventLoop | None = None) -> None:
         self.sync = session
         """The session that does the work."""
+        if session.reducer.summaries is not None:
+            session.reducer.summaries.loop = loop
 
     append = _awaited(Session.append)
     say = _awaited(Session.say)
@@ -70,7 +72,7 @@ class AsyncSession:
         self.sync.model = model
 
     async def fork(self, new_id: str, *, at: int | None = None) -> "AsyncSession":
-        return AsyncSession(await to_thread(self.sync.fork, new_id, at=at))
+        return AsyncSession(await to_thread(self.sync.fork, new_id, at=at), get_running_loop())
 
     def events(self, after: int = 0) -> AsyncIterator[Event]:
         return _each(self.sync.events(after))
@@ -96,7 +98,7 @@ async def _each(source: Iterator[T]) -> AsyncIterator[T]:
 def _opening(make: Callable[P, Session]) -> Callable[P, Awaitable[AsyncSession]]:
     @wraps(make)
     async def twin(*args: P.args, **kwargs: P.kwargs) -> AsyncSession:
-        return AsyncSession(await to_thread(make, *args, **kwargs))
+        return AsyncSession(await to_thread(make, *args, **kwargs), get_running_loop())
 
     return twin
 

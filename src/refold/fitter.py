@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,17 +11,23 @@ from refold.answers import Decision, EditReport, Fitted, Overflow, Report, Token
 from refold.asked import Override, override_of
 from refold.beside import NOTHING, Beside, beside_text
 from refold.core import codec
-from refold.core.budget import Budget
+from refold.core.budget import SOON, Budget
 from refold.core.draft import Draft, Request
 from refold.core.errors import NotFoundError, OverBudgetError, SettingError
 from refold.core.event import Replaced
 from refold.core.live import Gauge
 from refold.core.message import Usage
+from refold.core.view import View
 from refold.formats.dialects import TARGETS
 from refold.formats.sheet import APART, LIST
 from refold.meter import Meter
 from refold.page import Ask, Page, Rendered
-from refold.reducer import Reducer
+from refold.reducer import Order, Reducer
+
+if TYPE_CHECKING:
+    from refold.job import Job
+    from refold.policies.summarize import Part
+    from refold.summaries import Told
 
 MOST_PAGES = 3
 """Kinds of requests that are kept rendered."""
@@ -156,6 +162,72 @@ class Fitter:
             self._known = Beside.of(text, self.meter)
         return self._known
 
+    # Summaries, ahead of their time
+
+    def awaited(self, wish: Wish) -> "Job | None":
+        """What the next request would be the better for, if somebody waits for it."""
+        summaries, override = self.reducer.summaries, override_of(wish.override)
+        if summaries is None or self.settings.is_off or override.off:
+            return None
+        messages = self.reducer.to_tell(self.record.live.state.step + 1, override)
+        budget, tokens = self._measured(self._beside(wish))
+        lifted = self._lifted(budget)
+        fired = budget.fired(tokens, *self._since_compaction())
+        due = bool(fired) and tokens >= max(lifted.due, min(budget.threshold, budget.target + 1))
+        if not due and not messages:
+            return None
+        if due and summaries.ready(self.record.live.freeze()) is not None and not messages:
+            return None
+        return self._prepare(lifted, messages, lifted if due else None) or summaries.job
+
+    def _prepare_soon(self, budget: Budget, tokens: int, override: Override) -> None:
+        """Begins what will be needed at the trigger, and what will expire in the step after this one."""
+        summaries = self.reducer.summaries
+        if summaries is None or summaries.job is not None:
+            return
+        messages = self.reducer.to_tell(self.record.live.state.step + 2, override)
+        turns, count = self._since_compaction()
+        lifted = self._lifted(budget)
+        near = (
+            tokens >= lifted.soon
+            or turns + 1 >= (budget.turn_threshold or turns + 2)
+            or count >= SOON * (budget.message_threshold or 2 * count + 2)
+        )
+        if not (near and summaries.ready(self.record.live.freeze()) is None) and not messages:
+            return
+        self._prepare(lifted, messages, lifted.ahead(tokens) if near else None)
+
+    def _prepare(self, budget: Budget, messages: "Sequence[Told]", ahead: Budget | None) -> "Job | None":
+        summaries = self.reducer.summaries
+        assert summaries is not None
+        view, count = self._at_hand(), self.meter.counter.message
+
+        def parts() -> "list[Part]":
+            wanted = ahead is not None and not summaries.was_tried
+            return self.reducer.foreseen(view, ahead, count) if wanted and ahead else []
+
+        return summaries.prepare(view, parts, messages)
+
+    def _at_hand(self) -> View:
+        """The view as a value, for another thread."""
+        view = self.record.live.freeze()
+        self.record.load(view.lines)
+        return msgspec.structs.replace(self.record.with_words(view), handles=self.reducer.handles)
+
+    def _lifted(self, budget: Budget) -> Budget:
+        return budget.above(self.meter.estimate(self.reducer.least() + budget.overhead, None))
+
+    def ordered(self, order: Order) -> "Job | None":
+        """What an order would be the better for, if somebody waits for it."""
+        summaries = self.reducer.summaries
+        if summaries is None or order.strategy == "sliding-window":
+            return None
+        view, count = self._at_hand(), self.meter.counter.message
+        budget = self._budget(NOTHING, order.target)
+        return summaries.prepare(
+            view, lambda: self.reducer.ordered(order, view, budget, count), focus=order.focus
+        )
+
     # Making it
 
     def fit(self, wish: Wish) -> Fitted:
@@ -169,7 +241,7 @@ class Fitter:
         budget, now = self._measured(beside) if edits else (budget, before)
         counts = budget.turn_threshold is not None or budget.message_threshold is not None
         fired = budget.fired(now, *(self._since_compaction() if counts else (0, 0)))
-        notices = list[str]()
+        notices = self._heard_of_summaries()
         if fired and not off:
             edits += self._climb(budget, now, override, notices, fired)
         ask = self._ask(wish.dialect or self.dialect, beside)
@@ -188,6 +260,8 @@ class Fitter:
                 raise OverBudgetError(final, budget.room, budget.window)
             notices.append(f"The request has {final:,} tokens; there is room for {budget.room:,}")
         counted = self.record.live.tokens + budget.overhead + page.mended
+        if not off:
+            self._prepare_soon(budget, final, override)
         prefix = self._prefix(page, beside) if ask.binds_thinking else None
         self.last = Request(self.record.view, counted, self.model, prefix, self.record.live.state.next)
         if page.system is not None and beside.system is not None:
@@ -230,6 +304,13 @@ class Fitter:
             )
         self._told = after > budget.target
         return edits
+
+    def _heard_of_summaries(self) -> list[str]:
+        summaries = self.reducer.summaries
+        if summaries is None:
+            return []
+        problems, summaries.problems = summaries.problems, []
+        return problems
 
     def _demand_room(self, budget: Budget) -> None:
         """
@@ -298,10 +379,9 @@ class Fitter:
         if self._has_worked:
             self.reducer.finish(self._budget(NOTHING), self.meter.counter.message)
 
-    def compact(self, strategy: str, keep_recent: int | None, target: int | None) -> list[Replaced]:
-        """On demand: down to the newest messages, or to a number of tokens by whatever it takes."""
-        count, budget = self.meter.counter.message, self._budget(NOTHING, target)
-        return self.reducer.compact(strategy, keep_recent, target is not None, budget, count)
+    def compact(self, order: Order, dry_run: bool) -> list[Replaced]:
+        count, budget = self.meter.counter.message, self._budget(NOTHING, order.target)
+        return (self.reducer.planned if dry_run else self.reducer.compact)(order, budget, count)
 
 
 def _told(edit: Replaced, ratio: float) -> EditReport:

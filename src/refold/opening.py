@@ -26,11 +26,14 @@ def open(
     owner: str | None = None,
     view: str = "main",
     policies: Sequence[Policy] = (),
+    summarizer: Any = None,
 ) -> Session:
     """Opens a conversation, there already or new.
 
     `store` is a URL or a store; unless given, the configuration's, else `sqlite:///refold.db`. `policies`
-    are rungs of your own: when a view must become smaller, they are asked first.
+    are rungs of your own: when a view must become smaller, they are asked first. `summarizer` is a callable
+    that takes a `refold.Ask` and gives a text, the name of a model such as `openai/gpt-4o-mini`, or several
+    of these to be tried in order; it comes before those of the configuration.
     """
     settings = load_config(config)
     for name, value in (("conversation", conversation), ("view", view)):
@@ -43,7 +46,7 @@ def open(
     owns = isinstance(opened, str)
     backend = open_store(opened) if isinstance(opened, str) else opened
     key = Key(owner or "default", conversation)
-    rest: dict[str, Any] = {"view": view, "policies": policies, "owns_store": owns}
+    rest: dict[str, Any] = {"view": view, "policies": policies, "summarizer": summarizer, "owns_store": owns}
     return Session(backend, key, model=model, agent=agent, config=settings, **rest)
 
 
@@ -56,12 +59,14 @@ def fit(
     config: Source = None,
     agent: str | None = None,
     dialect: str | None = None,
+    summarizer: Any = None,
 ) -> list[dict[str, Any]]:
     """History in, history that fits out, in the same dialect; the input is left as it is, nothing is stored.
 
     `system` is text that is sent apart from the messages: it is counted, and not given back.
     """
-    session = open("one-off", store="memory://", model=model, config=config, agent=agent)
+    rest: dict[str, Any] = {"model": model, "config": config, "agent": agent, "summarizer": summarizer}
+    session = open("one-off", store="memory://", **rest)
     session.reducer.handles = False  # nothing is stored: there would be nothing to expand
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
         raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
@@ -83,7 +88,7 @@ def _ours(message: Any) -> Message | None:
     text = message.get("content") if type(message) is dict and message.get("role") == "user" else None
     if not isinstance(text, str) or not text.startswith("[refold"):
         return None
-    from refold.policies.extract import is_summary
+    from refold.policies.sections import is_summary
     from refold.policies.window import NOTE
 
     if text != NOTE.text and not is_summary(text):

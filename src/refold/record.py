@@ -14,7 +14,7 @@ from refold.core.event import Event, Line, Replaced, Said, Span
 from refold.core.live import Head, Live, State
 from refold.core.message import Message
 from refold.core.view import View
-from refold.stores.store import Key, Snapshot, Snapshots, Store
+from refold.stores.store import Key, Lease, Snapshot, Snapshots, Store
 
 SNAPSHOT_EVERY = 64
 """Events between two snapshots; more for a view that is very long, so that its cost stays small."""
@@ -111,18 +111,26 @@ class Record:
 
     # Appending
 
-    def append(self, build: Callable[[], Sequence[Event]]) -> Sequence[Event]:
-        """Appends what `build` makes of the live view; made again whenever somebody else was faster."""
+    def append(self, build: Callable[[], Sequence[Event]], lease: Lease | None = None) -> Sequence[Event]:
+        """Appends what `build` makes of the live view; made again whenever somebody else was faster.
+
+        Raises:
+            ConflictError: the `lease` is somebody else's by now.
+        """
+        fence = {} if lease is None else {"lease": lease}
         for attempt in range(TRIES):
             events = build()
             if not events:
                 return events
             entries = [codec.encode(event) for event in events]
             try:
-                digest = self.store.append(self.key, entries, after=self._digest)
+                digest = self.store.append(self.key, entries, after=self._digest, **fence)
             except ConflictError:
+                known = self._digest
                 time.sleep(_jitter(attempt))
                 self.catch_up()
+                if lease is not None and self._digest == known:  # nobody was faster: it is the lease
+                    raise
                 continue
             self._apply(Link(entry, digest) for entry in entries)  # only the last digest counts
             if self.live.state.next - self._saved >= max(SNAPSHOT_EVERY, len(self.live.items) // 8):
@@ -148,6 +156,11 @@ class Record:
             found = link.entry
         return found
 
+    def stored(self, at: int) -> Event | None:
+        """The event at a place, read from the store: for other threads than the one that works here."""
+        link = next(self.store.read(self.key, at, at + 1), None)
+        return codec.decode(link.entry, self.parse) if link else None
+
     def end_of(self, at: int) -> int:
         """The place after a message, all its pieces included."""
         came = codec.came(self.entry(at))
@@ -167,11 +180,20 @@ class Record:
         places = {line.at for line in view.lines}
         found = {at: self._entries[at] for at in places & self._entries.keys()}
         found |= self._fetch(places - found.keys())
-        events = {at: codec.decode(entry, self.parse) for at, entry in found.items()}
-        items = [
-            msgspec.structs.replace(item, words=lambda x: _message(events[x.at], x)) for item in view.items
-        ]
+        known: dict[int, Event] = {}
+
+        def words(line: Line) -> Message:
+            if line.at not in known:
+                known[line.at] = codec.decode(found[line.at], self.parse)
+            return _message(known[line.at], line)
+
+        items = [msgspec.structs.replace(item, words=words) for item in view.items]
         return msgspec.structs.replace(view, items=tuple(items))
+
+    def digest_before(self, at: int) -> str:
+        """Of the record up to a place, as the hash chain has it."""
+        link = next(self.store.read(self.key, at - 1, at), None)
+        return link.digest.hex() if link else ""
 
     def _fetch(self, places: set[int]) -> dict[int, Entry]:
         """Entries by place, in as few reads as their places allow."""

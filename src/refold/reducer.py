@@ -2,19 +2,40 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from refold.asked import Override
 from refold.config import DEFAULT, AgentSettings, Config
 from refold.core.budget import Budget
-from refold.core.event import Event, Line, Replaced
+from refold.core.errors import ConflictError
+from refold.core.event import Certificate, Event, Line, Replaced
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Policy, Stamp, applied, is_reducible, must_stay, settle
 from refold.core.view import Item, View
 from refold.record import Record
+from refold.stores.store import Lease
+
+if TYPE_CHECKING:
+    from refold.policies.summarize import Part
+    from refold.summaries import Summaries, Told
 
 NONE = Override()
+
+
+class Order(msgspec.Struct, frozen=True):
+    """A compaction on demand: down to the newest messages, or to a number of tokens by whatever it takes."""
+
+    strategy: str
+    keep_recent: int | None = None
+    target: int | None = None
+    focus: str = ""
+
+    @property
+    def reach(self) -> bool:
+        return self.target is not None
 
 
 class Reducer:
@@ -27,6 +48,8 @@ class Reducer:
         self.settings: AgentSettings = config.agent(agent)
         self.policies = tuple(policies)
         """The user's own rungs: they come first."""
+        self.summaries: Summaries | None = None
+        """By models, where there are any."""
         self.handles = self.settings.shows_handles
         """Whether what is reduced says how to get it back."""
         self._expiries = {name: tool.expire for name, tool in self.settings.tools.items()}
@@ -62,7 +85,8 @@ class Reducer:
         from refold.policies.expire import Expire, batches  # read only by those who need it
 
         live, cap = self.record.live, self.settings.compaction.capping
-        expire = Expire(self._expiries, override.expiry)
+        told = self.summaries.told if self.summaries else {}
+        expire = Expire(self._expiries, override.expiry, told=told)
         together = batches([line for item in live.items for line in item.lines])
         due = expire.due(lines, live.state.step + 1, together)
         only = frozenset(line.at for line in due)
@@ -73,6 +97,31 @@ class Reducer:
             large = [line for line in lines if line.answers and line.tokens > most and line.at not in gone]
             edits += self._ask(cap, large, budget, count, override)
         return edits
+
+    def to_tell(self, step: int, override: Override) -> "list[Told]":
+        """Messages that models are to write about by the time that they expire in a step."""
+        from refold.policies.expire import LENGTH, Expire, batches
+        from refold.summaries import Told
+
+        summaries, live = self.summaries, self.record.live
+        rules = (override.expiry, *self._expiries.values())
+        if summaries is None or not any(rule.compact_mode == "ai-summary" for rule in rules):
+            return []
+        expire, fixed = Expire(self._expiries, override.expiry), {*live.kept, live.state.latest}
+        together = batches([line for item in live.items for line in item.lines])
+        bare = {item.lines[0].at: item for item in live.items if item.edit is None and item.lines}
+        found = list[Told]()
+        for line in expire.due([item.lines[0] for item in bare.values()], step, together):
+            rule = expire.rule(line, together)
+            wanted = rule.compact_mode == "ai-summary" and rule.mode in (None, "compact")
+            if not wanted or line.at in fixed or line.at in summaries.told:
+                continue
+            message, length = self.record.message(line), LENGTH if rule.length is None else rule.length
+            if len(message.text) > length:
+                tool, own = line.tools[0] if line.tools else line.role, line.expiry
+                is_own = own is not None and own.prompt is not None and own.prompt == rule.prompt
+                found.append(Told(line.at, message, tool, rule.prompt, length, is_own))
+        return found
 
     def _is_spared(self, line: Line) -> bool:
         prune = self.settings.compaction.pruning
@@ -90,19 +139,57 @@ class Reducer:
         """All rungs, as far as it takes."""
         from refold import rungs
 
-        return self.reduce(rungs.ladder(self.settings, self.policies), budget, count, override)
+        edits = self._swap(budget, count, override)
+        if edits and self.record.live.tokens + budget.overhead <= budget.counted(budget.enough):
+            return edits
+        return edits + self.reduce(rungs.ladder(self.settings, self.policies), budget, count, override)
 
-    def compact(
-        self, strategy: str, keep_recent: int | None, reach: bool, budget: Budget, count: Count
-    ) -> list[Replaced]:
-        """On demand: down to the newest messages, or to `reach` the budget's target by whatever it takes."""
+    def foreseen(self, view: View, budget: Budget, count: Count) -> "list[Part]":
+        """What the ladder will have summarized."""
         from refold import rungs
 
-        if reach:
-            policy = rungs.down_to_target(self.settings, self.policies, strategy, keep_recent or 0)
-        else:
-            policy = rungs.strategy(self.settings, strategy, keep_recent, fill=False)
-        return self.reduce(policy, budget, count)
+        found: list[Part] = []
+        return rungs.foreseen(rungs.ladder(self.settings, self.policies, found), found, view, budget, count)
+
+    def _swap(self, budget: Budget, count: Count, override: Override) -> list[Replaced]:
+        """What models have written stands for what they wrote about, if that is still as it was."""
+        summaries = self.summaries
+        ready = summaries.ready(self.record.live.freeze()) if summaries else None
+        if summaries is None or ready is None:
+            return []
+        from refold.policies.summarize import Swap
+
+        edits = list[Replaced]()
+        with suppress(ConflictError):  # somebody else has newer ones
+            edits = self.reduce(Swap(ready.prepared), budget, count, override, lease=ready.lease)
+        summaries.used(ready)
+        return edits
+
+    def compact(self, order: "Order", budget: Budget, count: Count) -> list[Replaced]:
+        """On demand, after what models wrote for it."""
+        edits = self._swap(budget, count, NONE)
+        if edits and not order.reach:
+            return edits
+        return edits + self.reduce(self._way(order), budget, count)
+
+    def ordered(self, order: "Order", view: View, budget: Budget, count: Count) -> "list[Part]":
+        """What an order will have summarized."""
+        from refold import rungs
+
+        found: list[Part] = []
+        return rungs.foreseen(self._way(order, found), found, view, budget, count)
+
+    def planned(self, order: "Order", budget: Budget, count: Count) -> list[Replaced]:
+        """What would be done, by rule: nothing is."""
+        return self._settled(self._way(order), budget, count, self.handles, round=True)
+
+    def _way(self, order: "Order", found: "list[Part] | None" = None) -> Policy:
+        from refold import rungs
+
+        keep = order.keep_recent or 0 if order.reach else order.keep_recent
+        way = rungs.strategy(self.settings, order.strategy, keep, order.reach, order.focus)
+        way = rungs.noted(way, found)
+        return rungs.down_to_target(self.settings, self.policies, way) if order.reach else way
 
     def finish(self, budget: Budget, count: Count) -> list[Replaced]:
         """When a run ends there is no cache to keep warm: old outputs are cleared for the next one."""
@@ -123,25 +210,39 @@ class Reducer:
         override: Override = NONE,
         *,
         round: bool = True,
+        lease: Lease | None = None,
     ) -> list[Replaced]:
-        """Plans on the view as it is, and again if somebody else edits it meanwhile."""
+        """Plans on the view as it is, and again if somebody else edits it meanwhile.
+
+        Raises:
+            ConflictError: the `lease` is somebody else's by now.
+        """
         handles = self.handles and override.keep_originals is not False
 
         def build() -> Sequence[Event]:
-            live = self.record.live
-            self.record.load([line for item in live.items for line in item.lines])
-            view = msgspec.structs.replace(_read_once(live.freeze()), handles=handles)
-            stamp = Stamp(live.state.next, time.time(), live.view, live.state.round + 1 if round else 0)
-            events = list[Replaced]()
-            for edit in policy(view, budget, count):
-                told = msgspec.structs.replace(edit, why=self._because(edit))
-                events.append(
-                    settle(told, view, msgspec.structs.replace(stamp, at=stamp.at + len(events)), count)
-                )
-                view = applied(view, events[-1])
-            return events
+            return self._settled(policy, budget, count, handles, round=round)
 
-        return [event for event in self.record.append(build) if isinstance(event, Replaced)]
+        return [event for event in self.record.append(build, lease) if isinstance(event, Replaced)]
+
+    def _settled(
+        self, policy: Policy, budget: Budget, count: Count, handles: bool, *, round: bool
+    ) -> list[Replaced]:
+        live = self.record.live
+        self.record.load([line for item in live.items for line in item.lines])
+        view = msgspec.structs.replace(_read_once(live.freeze()), handles=handles)
+        stamp = Stamp(live.state.next, time.time(), live.view, live.state.round + 1 if round else 0)
+        events = list[Replaced]()
+        for edit in policy(view, budget, count):
+            told = msgspec.structs.replace(edit, why=self._because(edit), certificate=self._certified(edit))
+            events.append(settle(told, view, stamp, count))
+            stamp = msgspec.structs.replace(stamp, at=stamp.at + 1)
+            view = applied(view, events[-1])
+        return events
+
+    def _certified(self, edit: Edit) -> Certificate | None:
+        if edit.certificate is None:
+            return None
+        return msgspec.structs.replace(edit.certificate, digest=self.record.digest_before(edit.span.end))
 
     def _because(self, edit: Edit) -> str:
         """Why, with the setting that decided it and where that was set."""

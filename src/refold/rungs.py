@@ -10,19 +10,39 @@ from refold.core.plan import Count, Edit, Plan, Policy, line_of
 from refold.core.view import View
 from refold.policies.hierarchy import Hierarchy
 from refold.policies.ladder import Ladder, climb
+from refold.policies.oldest import stretch
 from refold.policies.shrink import Shrink
-from refold.policies.summarize import Summarize
+from refold.policies.summarize import Part, Summarize
 from refold.policies.window import Window
 from refold.settings import AgentSettings
 
 
-def ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> Ladder:
-    """All of them, the user's own first."""
+def ladder(settings: AgentSettings, own: Sequence[Policy] = (), found: list[Part] | None = None) -> Ladder:
+    """All of them, the user's own first; what one of them would have summarized is put into `found`."""
     compact = settings.compaction
     spared = spared_tools(settings)
     dedupe = settings.deduping
     cheap = [rung for rung in (dedupe and sparing(dedupe, spared), compact.pruning) if rung]
-    return Ladder((*map(vetted, own), *cheap, strategy(settings, compact.strategy), Shrink(spared)))
+    last = (noted(strategy(settings, compact.strategy), found), Shrink(spared))
+    return Ladder((*map(vetted, own), *cheap, *last))
+
+
+def noted(rung: Policy, found: list[Part] | None) -> Policy:
+    """The same; which parts of the view it takes first is told."""
+
+    def policy(view: View, budget: Budget, count: Count, /) -> Plan:
+        if found is not None and not found and isinstance(rung, Summarize | Hierarchy):
+            found.extend(rung.parts(view, budget))
+        return rung(view, budget, count)
+
+    return rung if found is None else policy
+
+
+def foreseen(policy: Policy, found: list[Part], view: View, budget: Budget, count: Count) -> list[Part]:
+    """What a policy will have summarized, if it comes to that; `found` is where it tells."""
+    policy(view, budget, count)
+    there = [(one, stretch(view, one.old.span, one.old.kept)) for one in found]
+    return [msgspec.structs.replace(one, old=old) for one, old in there if old is not None]
 
 
 def spared_tools(settings: AgentSettings) -> tuple[str, ...]:
@@ -40,18 +60,22 @@ def sparing(rung: Policy, tools: Sequence[str]) -> Policy:
     return policy if tools else rung
 
 
-def strategy(settings: AgentSettings, name: str, keep_recent: int | None = None, fill: bool = True) -> Policy:
+def strategy(
+    settings: AgentSettings, name: str, keep_recent: int | None = None, fill: bool = True, focus: str = ""
+) -> Policy:
     """What becomes of messages that no longer fit; `fill` keeps more than the newest where they do."""
     keep = settings.compaction.keep_recent if keep_recent is None else keep_recent
     if name == "sliding-window":
         return Window(None if fill else keep)
     most = settings.summarizer.max_tokens
-    return Hierarchy(keep, most, fill) if name == "hierarchical" else Summarize(keep, most, fill)
+    if name == "hierarchical":
+        return Hierarchy(keep, most, fill, focus=focus)
+    return Summarize(keep, most, fill, focus)
 
 
-def down_to_target(settings: AgentSettings, own: Sequence[Policy], name: str, keep_recent: int) -> Policy:
+def down_to_target(settings: AgentSettings, own: Sequence[Policy], way: Policy) -> Policy:
     """One strategy, and whatever else it takes to get there."""
-    rungs = (*map(vetted, own), strategy(settings, name, keep_recent), Shrink(spared_tools(settings)))
+    rungs = (*map(vetted, own), way, Shrink(spared_tools(settings)))
 
     def policy(view: View, budget: Budget, count: Count, /) -> Plan:
         return climb(rungs, view, budget, count)[1]

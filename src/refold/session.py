@@ -1,13 +1,13 @@
 """A conversation that lasts: say things, ask for a view that fits, see what was done and take it back."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from threading import RLock
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
+from uuid import uuid4
 
 from refold import amend, expansion
 from refold.answers import (
@@ -33,9 +33,12 @@ from refold.fitter import Fitter, Wish
 from refold.formats.dialects import FORMATS, format_of
 from refold.intake import Intake
 from refold.record import Record
-from refold.reducer import Reducer
+from refold.reducer import Order, Reducer
 from refold.stores.store import Forks, Ids, Key, Leases, Snapshots, Store
 from refold.transfer import export_lines
+
+if TYPE_CHECKING:
+    from refold.summaries import Summaries
 
 STRATEGIES = ("summarize", "sliding-window", "hierarchical")
 LEASE_S = 60.0
@@ -58,20 +61,31 @@ class Session:
         config: Config | None = None,
         view: str = "main",
         policies: Sequence[Policy] = (),
+        summarizer: Any = None,
         owns_store: bool = False,
     ) -> None:
         self.store, self.key = store, key
         self.config = with_database(config or Config(), store)
         self.settings: AgentSettings = self.config.agent(agent)
-        self._agent, self._owns_store = agent, owns_store
-        self._lock = RLock()
+        self._agent, self._owns_store, self._summarizer = agent, owns_store, summarizer
+        self._lock, self._holder = RLock(), uuid4().hex
         self.record = Record(store, key, view, parse)
         """What is underneath, for faces and tools."""
         self.reducer = Reducer(self.record, self.config, agent, policies)
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model)
+        self.reducer.summaries = self._summaries()
         if self.settings.compaction.max_tokens is not None:
             place = self.config.place("agents", agent or "default", "compact", "max_tokens")
             demand_sense(self.settings, self.fitter.budget, place)
+
+    def _summaries(self) -> "Summaries | None":
+        if self._summarizer is None and not self.settings.summarizer.models:
+            return None
+        from refold.summaries import Summaries, summarizers_of
+
+        given = summarizers_of(self._summarizer)
+        facts = (self.record, self.config, self._agent, given, self._holder, self._lock)
+        return Summaries(*facts, lambda: self.fitter.meter.limits.window)
 
     @property
     def conversation(self) -> str:
@@ -194,9 +208,16 @@ class Session:
             OverBudgetError: what must be shown is larger than the window.
         """
         named("dialect", "unset" if dialect is None else dialect)
+        wish = Wish(dialect, tools, override, fields(request))
+        if self.reducer.summaries is not None:
+            with self._lock:
+                self.record.catch_up()
+                awaited = self.fitter.awaited(wish)
+            if awaited is not None:  # nobody else waits: the lock is free
+                awaited.wait(self.settings.summarizer.wait_s)
         with self._lock:
             self.record.catch_up()
-            return self.fitter.fit(Wish(dialect, tools, override, fields(request)))
+            return self.fitter.fit(wish)
 
     def check_overflow(
         self, *, tools: Sequence[Any] | None = None, request: Mapping[str, Any] | None = None
@@ -230,10 +251,14 @@ class Session:
         *,
         keep_recent: int | None = None,
         target_tokens: int | None = None,
+        focus: str = "",
+        dry_run: bool = False,
     ) -> CompactionResult:
         """Makes the view smaller now: down to the newest messages, or to a number of tokens.
 
-        Strategies are summarize, sliding-window and hierarchical; unset, the configured one.
+        Strategies are summarize, sliding-window and hierarchical; unset, the configured one. A summarizer is
+        waited for. `focus` is what a summary should tell most about. With `dry_run` nothing is changed and no
+        model is asked: the result is what would be done by rule.
         """
         strategy = self.settings.compaction.strategy if strategy is None else strategy
         if strategy not in STRATEGIES:
@@ -241,12 +266,15 @@ class Session:
         for name, given in (("keep_recent", keep_recent), ("target_tokens", target_tokens)):
             if given is not None and whole(name, given) < 0:
                 raise SettingError(name, f"expected 0 or more, got {given}")
+        order = Order(strategy, keep_recent, target_tokens, named("focus", focus) if focus else "")
+        if not dry_run:
+            self._wait_for_summaries(order)
         with self._lock:
             self.record.catch_up()
             edits = list[Replaced]()
             if not self.settings.is_off and self.record.live.state.next:
-                with self._lease():
-                    edits = self.fitter.compact(strategy, keep_recent, target_tokens)
+                with nullcontext() if dry_run else self._lease():
+                    edits = self.fitter.compact(order, dry_run)
             if not edits:
                 return CompactionResult((), (0, 0), 0, self.record.live.state.round)
             new = tuple(one for edit in edits for one in edit.shown if isinstance(one, Message))
@@ -254,6 +282,20 @@ class Session:
             range = (self.record.index_from(first), self.record.index_from(last))
             saved = sum(edit.tokens[0] - edit.tokens[1] for edit in edits)
             return CompactionResult(new, range, saved, edits[0].round)
+
+    def _wait_for_summaries(self, order: Order) -> None:
+        summaries = self.reducer.summaries
+        if summaries is None or self.settings.is_off:
+            return
+        if summaries.job is not None:
+            summaries.job.wait()
+        with self._lock:
+            self.record.catch_up()
+            with self._lease():  # or somebody else is at it
+                pass
+            job = self.fitter.ordered(order)
+        if job is not None:
+            job.wait()
 
     def compactions(self) -> Compactions:
         with self._lock:
@@ -276,14 +318,13 @@ class Session:
         if not isinstance(self.store, Leases):
             yield
             return
-        holder = f"{os.getpid()}-{id(self)}"
-        lease = self.store.acquire(self.key, self._compaction, holder, time.time(), LEASE_S)
+        lease = self.store.acquire(self.key, self._compaction, self._holder, time.time(), LEASE_S)
         if lease is None:
             raise ConflictError(f"{self.conversation!r} is being compacted by somebody else; try again")
         try:
             yield
-        finally:
-            self.store.release(self.key, lease)
+        finally:  # it runs out, but stays known: what was written under it may still be used
+            self.store.acquire(self.key, self._compaction, self._holder, time.time(), 0.0)
 
     # What was said
 
@@ -411,6 +452,7 @@ class Session:
                         if snapshot.at <= stop:
                             self.store.save(new, view, snapshot)
             settings: dict[str, Any] = {"model": self.model, "agent": self._agent, "config": self.config}
+            settings |= {"policies": self.reducer.policies, "summarizer": self._summarizer}
             return Session(self.store, new, **settings, view=self.record.view)
 
     def export(self) -> Iterator[str]:
@@ -426,6 +468,8 @@ class Session:
 
     def close(self) -> None:
         """Prunes for the next run, keeps a snapshot, and closes the store where the session opened it."""
+        if self.reducer.summaries is not None:
+            self.reducer.summaries.close()
         with self._lock:
             with suppress(RefoldError):  # the record is whole without it
                 self.fitter.finish()

@@ -9,7 +9,7 @@ import typer
 from refold.cli.terminal import Column, Columns
 from refold.cli.words import glance, glance_json, iso, local, one_line, places, plural
 from refold.core import codec
-from refold.core.event import Event, Measured, Pinned, Replaced, Said, Undone, Unknown
+from refold.core.event import Called, Event, Measured, Pinned, Replaced, Said, Undone, Unknown
 from refold.doctor import Unreadable, links, told
 from refold.session import parse
 from refold.stores.store import Key, Store
@@ -116,7 +116,9 @@ def event_line(event: Event, names: Callable[[int], str]) -> str:
         case Replaced(view=view, tokens=(before, after)):
             name = f" in view {one_line(view)!r}" if view != "main" else ""
             tokens = f"{before:,} → {after:,} tokens"
-            return f"{places(event.span)} {one_line(event.kind)}{name}, {tokens}{_why(event.why)}"
+            by = event.certificate.model if event.certificate else None
+            who = f" by {one_line(by)}" if by else ""
+            return f"{places(event.span)} {one_line(event.kind)}{name}{who}, {tokens}{_why(event.why)}"
         case Undone(of=of):
             return f"takes back {names(of)}{_why(event.why)}"
         case Pinned(lines=lines):
@@ -126,6 +128,11 @@ def event_line(event: Event, names: Callable[[int], str]) -> str:
             counted = f"; counted {event.estimate:,}" if event.estimate else ""
             model = f" by {one_line(event.model)}" if event.model else ""
             return f"#{event.of} took {usage.input:,} in{cache}, {usage.output:,} out{model}{counted}"
+        case Called(span=span, model=model, calls=calls):
+            took = f", {event.usage.input:,} in, {event.usage.output:,} out" if event.usage else ""
+            cost = f", ${event.cost:.4f}" if event.cost else ""
+            result = f"no summary{_why(event.problem)}" if event.problem else "a summary"
+            return f"{places(span)} asked of {one_line(model)}, {plural(calls, 'call')}{took}{cost}: {result}"
         case Unknown(body=body):
             return f"only a newer refold understands this: {glance_json(body)}"
 
@@ -141,12 +148,13 @@ def event_json(event: Event) -> dict[str, Any]:
     match event:
         case Said(line=line, message=message):
             numbers = {name: getattr(line, name) for name in ("role", "tokens", "turn", "step", "tools")}
-            rest = {"index": event.index, "total": event.total, "id": message.id, "tags": event.tags}
-            return about | numbers | rest | {"message": message}
+            more = {"index": event.index, "total": event.total, "id": message.id, "tags": event.tags}
+            return about | numbers | more | {"message": message}
         case Replaced(view=view, tokens=(before, after)):
             what = {"view": view, "span": event.span, "edit": event.kind, "why": event.why}
             tokens = {"before": before, "after": after}
-            return about | what | {"tokens": tokens, "round": event.round, "shown": event.shown}
+            rest: dict[str, Any] = {"round": event.round, "shown": event.shown, "certificate": event.certificate}
+            return about | what | {"tokens": tokens} | rest
         case Undone(of=of, why=why):
             return about | {"of": of, "why": why}
         case Pinned(lines=lines, why=why):
@@ -156,5 +164,8 @@ def event_json(event: Event) -> dict[str, Any]:
             cache = {"cache_read": usage.cache_read, "cache_write": usage.cache_write}
             what = {"view": event.view, "of": of, "model": model, "estimate": event.estimate}
             return about | what | {"usage": numbers | cache}
+        case Called():
+            names = ("view", "span", "model", "problem", "calls", "usage", "cost")
+            return about | {name: getattr(event, name) for name in names}
         case Unknown(head=head, body=body):
             return about | {"head": head, "body": body}

@@ -21,7 +21,7 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.policies.extract import OPEN
+from refold.policies.sections import OPEN
 
 GLANCE_CHARS = 2_000
 """More of a text than any terminal's line has room for."""

@@ -9,6 +9,8 @@ CROWDED = 0.6
 """Of the trigger: what must be there may take so much before that moves."""
 LEAST_ROOM = 0.1
 """Of the trigger: what is left for anything else, then."""
+SOON = 0.85
+"""Of the trigger: from here on summaries are prepared."""
 LEAST, LEAST_TOKENS = 0.05, 48
 """What is worth a change at all: of the trigger, and in tokens."""
 
@@ -74,6 +76,21 @@ class Budget(msgspec.Struct, frozen=True):
     def target(self) -> int:
         wanted = self.trigger * 3 // 4 if self.max_tokens is None else self.max_tokens
         return min(wanted, self.threshold)
+
+    @property
+    def soon(self) -> int:
+        """From here on it is worth to prepare for what will be done at the trigger."""
+        return int(SOON * max(self.trigger, self.due))
+
+    @property
+    def enough(self) -> int:
+        """Down to this a summary that was made ahead need not be followed by anything else."""
+        return min(self.room, (self.target + self.trigger) // 2)
+
+    def ahead(self, tokens: int) -> "Budget":
+        """The same for a view that will grow from so many tokens to its trigger before anything is done."""
+        growth = max(0, max(self.trigger, self.due) - tokens)
+        return structs.replace(self, max_tokens=max(self.target - growth, self.target // 2))
 
     def above(self, least: int) -> "Budget":
         """The same, where so much must be there that it would hardly ever be below its trigger.

@@ -13,6 +13,8 @@ import msgspec
 
 from refold.core.errors import CorruptError
 from refold.core.event import (
+    Called,
+    Certificate,
     Event,
     Expiry,
     Line,
@@ -25,7 +27,7 @@ from refold.core.event import (
     Undone,
     Unknown,
 )
-from refold.core.live import Cover, Gauge, Head
+from refold.core.live import Bill, Cover, Gauge, Head
 from refold.core.message import Kind, Message, Role, Usage
 
 FORMAT = 1
@@ -129,10 +131,25 @@ class _ReplacedHead(msgspec.Struct, frozen=True, array_like=True):
     tokens: tuple[int, int]
 
 
-class _ReplacedBody(msgspec.Struct, frozen=True):
+class _ReplacedBody(msgspec.Struct, frozen=True, omit_defaults=True):
     shown: tuple[Message | int, ...]
     why: str
     time: float
+    certificate: Certificate | None = None
+
+
+class _CalledHead(msgspec.Struct, frozen=True, array_like=True):
+    view: str
+    time: float
+    calls: int
+    cost: float
+
+
+class _CalledBody(msgspec.Struct, frozen=True):
+    span: Span
+    model: str
+    problem: str | None
+    usage: Usage | None
 
 
 class _PinnedHead(msgspec.Struct, frozen=True, array_like=True):
@@ -189,7 +206,7 @@ def encode(event: Event) -> Entry:
             return Entry(line.at, "said", message.id, dumps(head), body)
         case Replaced():
             head = _ReplacedHead(event.view, event.span, event.lines, event.kind, event.round, event.tokens)
-            body = _ReplacedBody(event.shown, event.why, event.time)
+            body = _ReplacedBody(event.shown, event.why, event.time, event.certificate)
         case Undone(of=of):
             head, body = _UndoneHead(of), _Note(event.why, event.time)
         case Pinned(lines=lines):
@@ -199,6 +216,9 @@ def encode(event: Event) -> Entry:
             known = (event.estimate, alone, event.model, event.prefix, event.made)
             head = _MeasuredHead(event.view, event.of, *known)
             body = _MeasuredBody(event.usage, event.model, event.time)
+        case Called():
+            head = _CalledHead(event.view, event.time, event.calls, event.cost)
+            body = _CalledBody(event.span, event.model, event.problem, event.usage)
         case Unknown(kind=kind):
             return Entry(event.at, kind, None, dumps(event.head), dumps(event.body))
     return Entry(event.at, type(event).__name__.lower(), None, dumps(head), dumps(body))
@@ -229,7 +249,7 @@ def decode(entry: Entry, parse: Parse) -> Event:
             edit = _read(entry, entry.head, _ReplacedHead)
             shown = _read(entry, entry.body, _ReplacedBody)
             new = (shown.shown, edit.lines, edit.kind, shown.why, edit.tokens, shown.time, edit.round)
-            return Replaced(at, edit.view, edit.span, *new)
+            return Replaced(at, edit.view, edit.span, *new, shown.certificate)
         case "undone":
             note = _read(entry, entry.body, _Note)
             return Undone(at, _read(entry, entry.head, _UndoneHead).of, note.why, note.time)
@@ -240,6 +260,10 @@ def decode(entry: Entry, parse: Parse) -> Event:
             head, usage = _read(entry, entry.head, _MeasuredHead), _read(entry, entry.body, _MeasuredBody)
             numbers = (usage.usage, head.estimate, usage.model, usage.time, head.prefix, head.made)
             return Measured(at, head.view, head.of, *numbers)
+        case "called":
+            bill, told = _read(entry, entry.head, _CalledHead), _read(entry, entry.body, _CalledBody)
+            facts = (told.span, told.model, told.problem, bill.calls, told.usage, bill.cost, bill.time)
+            return Called(at, bill.view, *facts)
         case kind:
             return Unknown(at, kind, _json(entry, entry.head), _json(entry, entry.body))
 
@@ -260,6 +284,9 @@ def head(entry: Entry) -> Head | None:
             measured = _read(entry, entry.head, _MeasuredHead)
             rest = (measured.estimate, measured.input, measured.model, measured.prefix, measured.made)
             return Gauge(entry.at, measured.view, measured.of, *rest)
+        case "called":
+            bill = _read(entry, entry.head, _CalledHead)
+            return Bill(entry.at, bill.view, bill.time, bill.calls, bill.cost)
         case _:
             return None
 

@@ -5,6 +5,7 @@ Replaced  a span of it is now shown as something shorter
 Undone    an earlier Replaced, Pinned or Undone no longer holds
 Pinned    messages that are shown whatever replaces what is around them
 Measured  what the provider says a request took
+Called    a model was asked for a summary, and what came of it
 Unknown   a fact of a kind that only a newer refold understands
 
 The place of an event in its stream, `at`, never moves: it is the handle that everybody uses.
@@ -125,6 +126,28 @@ class Said(msgspec.Struct, frozen=True):
         return self.line.expiry
 
 
+class Certificate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a summary rests on, and what was done to it before it counted."""
+
+    digest: str = ""
+    """Of the record up to the end of what it stands for: the hash chain's own."""
+    model: str | None = None
+    """Who wrote it; None where all of it was put together by rule."""
+    kept: int = 0
+    """Sentences of the model's that were found to be true."""
+    struck: tuple[str, ...] = ()
+    """Its sentences that were not, and are not in the summary."""
+    appended: tuple[str, ...] = ()
+    """What it had left out and was added by rule, word for word."""
+    score: float = 1.0
+    """The share of its sentences that is true."""
+    usage: Usage | None = None
+    cost: float | None = None
+    """USD, where the model's prices are known."""
+    was_cached: bool = False
+    """It had been written before, for the same content: then nothing was paid."""
+
+
 class Replaced(msgspec.Struct, frozen=True):
     at: int
     view: str
@@ -140,6 +163,8 @@ class Replaced(msgspec.Struct, frozen=True):
     time: float
     round: int = 0
     """Which compaction of this view, from 1; 0 for edits that are none."""
+    certificate: Certificate | None = None
+    """Of a summary."""
 
 
 class Undone(msgspec.Struct, frozen=True):
@@ -172,6 +197,22 @@ class Measured(msgspec.Struct, frozen=True):
     """The first place that came after the request was made."""
 
 
+class Called(msgspec.Struct, frozen=True):
+    at: int
+    view: str
+    span: Span
+    """What was to be summarized."""
+    model: str
+    problem: str | None
+    """Why there is no summary of it; None where there is."""
+    calls: int
+    """Requests that were made."""
+    usage: Usage | None = None
+    cost: float = 0.0
+    """USD, as far as prices are known."""
+    time: float = 0.0
+
+
 class Unknown(msgspec.Struct, frozen=True):
     at: int
     kind: str
@@ -179,4 +220,4 @@ class Unknown(msgspec.Struct, frozen=True):
     body: Any
 
 
-Event: TypeAlias = Said | Replaced | Undone | Pinned | Measured | Unknown
+Event: TypeAlias = Said | Replaced | Undone | Pinned | Measured | Called | Unknown

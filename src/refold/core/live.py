@@ -35,7 +35,17 @@ class Gauge(msgspec.Struct, frozen=True, array_like=True):
     made: int = 0
 
 
-Head: TypeAlias = Line | Cover | Undone | Pinned | Gauge
+class Bill(msgspec.Struct, frozen=True, array_like=True):
+    """A Called without its words."""
+
+    at: int
+    view: str
+    time: float
+    calls: int
+    cost: float
+
+
+Head: TypeAlias = Line | Cover | Undone | Pinned | Gauge | Bill
 """An event without its words. A Said is its line."""
 
 
@@ -49,6 +59,10 @@ class Recall(Protocol):
         """What was said in a span."""
 
 
+MOST_CALLS = 100
+"""That are remembered: what a limit on calls can count."""
+
+
 class Pin(msgspec.Struct, array_like=True):
     lines: list[Line]
     holds: bool = True
@@ -57,7 +71,7 @@ class Pin(msgspec.Struct, array_like=True):
 class State(msgspec.Struct, array_like=True):
     """What a snapshot keeps: spans, counts and places, never what was said."""
 
-    version: int = 3
+    version: int = 4
     """Of this shape: a snapshot of another one is passed over."""
     next: int = 0
     """The first place not yet applied."""
@@ -89,6 +103,10 @@ class State(msgspec.Struct, array_like=True):
     """The newest system text that stands apart, if there is any."""
     spared: list[Span] = []
     """Of edits that were taken back."""
+    called: list[tuple[float, int]] = []
+    """When models were asked for summaries of this view, and how often: the newest."""
+    spent: float = 0.0
+    """USD for the summaries of all views."""
 
 
 class Live:
@@ -140,6 +158,10 @@ class Live:
                 self._undo(head, recall)
             case Gauge(view=self.view):
                 self._measure(head)
+            case Bill():
+                self.state.spent += head.cost
+                if head.view == self.view:
+                    self.state.called = [*self.state.called, (head.time, head.calls)][-MOST_CALLS:]
 
     def _say(self, line: Line) -> None:
         state = self.state

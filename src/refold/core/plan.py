@@ -8,7 +8,7 @@ import msgspec
 
 from refold.core.budget import Budget
 from refold.core.errors import ConflictError
-from refold.core.event import Line, Replaced, Span
+from refold.core.event import Certificate, Line, Replaced, Span
 from refold.core.message import Message
 from refold.core.view import Item, View, display
 
@@ -25,6 +25,8 @@ class Edit(msgspec.Struct, frozen=True):
     why: str
     setting: tuple[str, ...] = ()
     """Which setting decided it, by its path among the agent's."""
+    certificate: Certificate | None = None
+    """Of a summary: what it rests on."""
 
 
 Plan: TypeAlias = Sequence[Edit]
@@ -105,7 +107,7 @@ def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
             after.append(line)
     tokens = (cost(lines), cost(display(after, edit.span, {at: by_place[at] for at in stay_anyway})))
     what, why = (edit.span, tuple(shown), tuple(after), edit.kind), (edit.why, tokens)
-    return Replaced(stamp.at, stamp.view, *what, *why, stamp.time, stamp.round)
+    return Replaced(stamp.at, stamp.view, *what, *why, stamp.time, stamp.round, edit.certificate)
 
 
 def applied(view: View, edit: Replaced) -> View:

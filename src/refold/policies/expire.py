@@ -35,6 +35,8 @@ class Expire(msgspec.Struct, frozen=True):
 
     only: frozenset[int] | None = None
     """Places that are looked at; unset, all."""
+    told: Mapping[int, str] = {}
+    """What a model wrote about messages, by their places: for those that are to be summarized."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         fixed, reading = protected(view), Reading(view)
@@ -46,7 +48,9 @@ class Expire(msgspec.Struct, frozen=True):
             rule, item = self.rule(line, together), bare[line.at]
             if line.at in fixed:
                 continue
-            shown = _reduced(rule, item, count, view.handles) if _is_stale(rule, line, reading) else None
+            told = self.told.get(item.span.start)
+            stale = _is_stale(rule, line, reading)
+            shown = _reduced(rule, item, count, view.handles, told) if stale else None
             if shown is not None:
                 setting = self._setting(rule, line, together)
                 plan.append(Edit(item.span, (shown,), "expire", _why(rule), setting))
@@ -116,7 +120,7 @@ def _is_stale(rule: Expiry, line: Line, reading: Reading) -> bool:
     return reading.relevance(line, exact_words(reading.text(recent))) < threshold
 
 
-def _reduced(rule: Expiry, item: Item, count: Count, handles: bool) -> Message | None:
+def _reduced(rule: Expiry, item: Item, count: Count, handles: bool, told: str | None) -> Message | None:
     reduction = Reduction.of(item, handles)
     if reduction is None:
         return None
@@ -126,6 +130,10 @@ def _reduced(rule: Expiry, item: Item, count: Count, handles: bool) -> Message |
         return name if count(name) < reduction.line.tokens else None
     if rule.compact_mode == "skeleton":
         return reduction.as_skeleton(reduction.outline(), length, count)
+    if rule.compact_mode == "ai-summary" and told:
+        made = reduction.as_told(told, length, count)
+        if made is not None:
+            return made
     return reduction.as_head(length, count)
 
 

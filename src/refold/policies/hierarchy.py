@@ -6,7 +6,7 @@ from refold.core.budget import Budget
 from refold.core.plan import Count, Edit, Plan
 from refold.core.view import Item, View
 from refold.policies.oldest import Oldest, oldest
-from refold.policies.summarize import DEEPER, fold_away, longest
+from refold.policies.summarize import DEEPER, Part, fold_away, longest
 
 
 class Hierarchy(msgspec.Struct, frozen=True):
@@ -20,23 +20,27 @@ class Hierarchy(msgspec.Struct, frozen=True):
     """Whether more than that stays where there is room for it."""
     segments: int = 4
     """How many stay before they are merged."""
+    focus: str = ""
+    """What they should tell most about."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        plan = list[Edit]()
+        for part in self.parts(view, budget):
+            plan += fold_away(part, msgspec.structs.replace(view, next=view.next + len(plan)), count)
+        return plan
+
+    def parts(self, view: View, budget: Budget) -> list[Part]:
+        """What is to be summarized: segments that become an era, and what becomes a segment."""
         most = longest(self.max_tokens, budget)
         old = oldest(
             view, budget, besides=most, keep_recent=self.keep_recent, only=not self.fill, share=DEEPER
         )
         if old is None:
-            return ()
+            return []
         known = [item for item in old.items if item.is_folded]
         era, new = _merged(old, known) if len(known) >= self.segments else None, _after(old, known)
-        plan = list[Edit]()
-        if era is not None:
-            plan += fold_away(era, view, count, most, "hierarchy", "era")
-        if new is not None:
-            view = msgspec.structs.replace(view, next=view.next + len(plan))
-            plan += fold_away(new, view, count, most // 3, "hierarchy", "segment")
-        return plan
+        eras = [Part(era, most, "hierarchy", "era", self.focus)] if era else []
+        return eras + ([Part(new, most // 3, "hierarchy", "segment", self.focus)] if new else [])
 
 
 def _merged(old: Oldest, known: list[Item]) -> Oldest:

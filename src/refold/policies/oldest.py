@@ -28,6 +28,14 @@ class Oldest(msgspec.Struct, frozen=True):
     def tokens(self) -> int:
         return sum(line.tokens for line in self.hidden)
 
+    @property
+    def shape(self) -> tuple[tuple[int, int, int], ...]:
+        """What it is made of: the places of its messages, whole or shortened, and of its summaries."""
+        hidden = {(line.at, line.n) for line in self.hidden}
+        gone = [item for item in self.items if any((line.at, line.n) in hidden for line in item.lines)]
+        places = [(item.span.start, item.span.end, item.edit if item.is_folded else None) for item in gone]
+        return tuple((start, end, -1 if edit is None else edit) for start, end, edit in places)
+
 
 def oldest(
     view: View,
@@ -68,6 +76,19 @@ def oldest(
     kept = tuple(line.at for item in covered for line in item.lines if line.at in named)
     hidden = tuple(line for item in covered for line in item.lines if line.at not in stay)
     return Oldest(covered, kept, hidden)
+
+
+def stretch(view: View, span: Span, kept: Sequence[int]) -> Oldest | None:
+    """The same stretch in a view that may have changed since: None where it cannot be put away any more."""
+    covered = tuple(item for item in view.items if item.span.meets(span))
+    if not covered or not all(span.covers(item.span) for item in covered):
+        return None
+    lines = [line for item in covered for line in item.lines]
+    stay = {line.at for line in lines} & (protected(view) | {*kept})
+    if _whole(view.lines, stay) != stay or not {*kept} <= stay:
+        return None
+    named = tuple(line.at for line in lines if line.at in kept or line.at in stay - view.kept)
+    return Oldest(covered, named, tuple(line for line in lines if line.at not in stay))
 
 
 def _whole(lines: Sequence[Line], stay: set[int]) -> set[int]:

@@ -139,6 +139,17 @@ def joined(pieces: Iterable[Piece]) -> str:
     return "".join(parts[1:])
 
 
+def excerpt(text: str, outline: Outline, chars: int) -> str:
+    """Head, skeleton and tail of a text: what a reader wants of one that is much too long."""
+    text = unescaped(text)
+    part = chars // 8
+    head, tail = (part, part // 2) if outline.is_data else (2 * part, part)
+    middle = outline.cut(chars - head - tail)
+    left = max(0, chars - head - tail - len(middle))  # what it has no values for is text
+    parts = [clip(text, head + 2 * left // 3), middle, clip(text, tail + left // 3, end=True)]
+    return "\n".join(parts)
+
+
 def outline(text: str, bonus: Bonus | None = None) -> Outline:
     """`bonus` adds to what a word is worth, or takes from it where it is known already."""
     if bonus is None:  # what stays in a view is looked at again and again

@@ -13,7 +13,17 @@ from refold.core.message import Media, Message, Part, Text, ToolResult
 from refold.core.plan import Count, is_reducible
 from refold.core.regex import regex
 from refold.core.view import Item
-from refold.policies.outline import Bonus, Outline, clip, outline, reread, unescaped
+from refold.policies.outline import (
+    PLAIN,
+    SHORTEST,
+    Bonus,
+    Outline,
+    clip,
+    excerpt,
+    outline,
+    reread,
+    vocabulary,
+)
 
 HEADER = 28
 """Tokens of the line that names it, about."""
@@ -86,13 +96,17 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         text = self.text
         if len(text) <= chars:
             return self._shorter(text, self._media, count) if self._media else None
-        text = unescaped(text)
-        part = chars // 8
-        head, tail = (part, part // 2) if outline.is_data else (2 * part, part)
-        middle = outline.cut(chars - head - tail)
-        left = max(0, chars - head - tail - len(middle))  # what it has no values for is text
-        parts = [clip(text, head + 2 * left // 3), middle, clip(text, tail + left // 3, end=True)]
-        return self._shorter("\n".join(parts), outline.size, count)
+        return self._shorter(excerpt(text, outline, chars), outline.size, count)
+
+    def as_told(self, told: str, chars: int, count: Count) -> Message | None:
+        """What somebody wrote about it, and of its exact values as many as there is room for besides."""
+        told = clip(told, chars)
+        known = vocabulary(told)
+        rest = self.outline(lambda word: -9.0 if word in known else 0.0)
+        values = [piece for piece in rest.pieces if not piece.is_line and piece.worth >= PLAIN]
+        left = chars - len(told) - 1
+        body = f"{told}\n{Outline(tuple(values)).cut(left)}".rstrip() if left > SHORTEST else told
+        return self._shorter(body, rest.size, count)
 
     def header(self, size: str, shown: str) -> str:
         handle = f"#{self.place} " if self.handles else ""

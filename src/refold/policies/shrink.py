@@ -14,7 +14,7 @@ from refold.policies.ladder import climb
 from refold.policies.oldest import oldest
 from refold.policies.outline import DENSE, Bonus, Outline, vocabulary
 from refold.policies.reduced import HEADER, Reduction
-from refold.policies.summarize import Summarize, fold_away
+from refold.policies.summarize import Part, Summarize, fold_away
 
 NEWEST = 2 / 3
 """Of the room, that the newest results may take before anything is cut of them."""
@@ -64,7 +64,7 @@ class Fold(msgspec.Struct, frozen=True):
             return ()
         rest = view.tokens - old.tokens + budget.overhead
         most = max(FLOOR, budget.counted(budget.target) - rest)
-        return fold_away(old, view, count, most, "shrink")
+        return fold_away(Part(old, most, "shrink"), view, count)
 
 
 class Squeeze(msgspec.Struct, frozen=True):

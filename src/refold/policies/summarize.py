@@ -5,15 +5,16 @@ import re
 import msgspec
 
 from refold.core.budget import Budget
-from refold.core.event import Line
+from refold.core.event import Certificate, Line, Span
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan
 from refold.core.regex import regex
 from refold.core.view import View
-from refold.policies.extract import summary
+from refold.policies.extract import NOTHING, Summary, Written, summary
 from refold.policies.importance import Reading
-from refold.policies.oldest import Oldest, oldest
+from refold.policies.oldest import Oldest, oldest, stretch
 from refold.policies.outline import vocabulary
+from refold.policies.sections import tame
 
 SHARE = 1 / 3
 """Of what compaction comes down to, that a summary may take where no limit is set."""
@@ -21,6 +22,8 @@ WORTH_IT = 0.9
 """Of what it stands for, that a summary takes at most."""
 DEEPER = 0.9
 """Of the same, that is filled: what is summarized at once need not be summarized again so soon."""
+STRETCH = 2
+"""How many times its limit a summary may take where the user's own rules need it."""
 LONGEST = 8_000
 """Tokens that it takes at most, then."""
 _MANY, _TOKENS = regex(r"([\d,]+) messages"), regex(r"([\d,]+) tokens")
@@ -35,13 +38,76 @@ class Summarize(msgspec.Struct, frozen=True):
     """The longest summary; unset, a third of what compaction comes down to, and at most 8,000."""
     fill: bool = True
     """Whether more than that stays where there is room for it."""
+    focus: str = ""
+    """What it should tell most about."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        return [edit for part in self.parts(view, budget) for edit in fold_away(part, view, count)]
+
+    def parts(self, view: View, budget: Budget) -> "list[Part]":
+        """What is to be summarized."""
         most = longest(self.max_tokens, budget)
         old = oldest(
             view, budget, besides=most, keep_recent=self.keep_recent, only=not self.fill, share=DEEPER
         )
-        return () if old is None else fold_away(old, view, count, most, "summarize")
+        return [] if old is None else [Part(old, most, "summarize", focus=self.focus)]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A stretch of the view that one summary will stand for."""
+
+    old: Oldest
+    most: int
+    """Tokens of the summary, as they are counted."""
+    kind: str
+    level: str = "summary"
+    focus: str = ""
+
+    @property
+    def brief(self) -> "Brief":
+        how = (self.most, self.kind, self.level, self.focus)
+        return Brief(self.old.span, self.old.kept, self.old.shape, *how)
+
+
+class Brief(msgspec.Struct, frozen=True):
+    """The same without its words: it can be found again in a later view, if it is still as it was."""
+
+    span: Span
+    kept: tuple[int, ...]
+    shape: tuple[tuple[int, int, int], ...]
+    most: int
+    kind: str
+    level: str
+    focus: str = ""
+
+    def part(self, view: View) -> Part | None:
+        old = stretch(view, self.span, self.kept)
+        if old is None or old.shape != self.shape:
+            return None
+        return Part(old, self.most, self.kind, self.level, self.focus)
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """What a model wrote for a part, checked."""
+
+    brief: Brief
+    written: Written
+    certificate: Certificate
+
+
+class Swap(msgspec.Struct, frozen=True):
+    """Summaries that were made ahead stand for what they were made of, as far as that is as it was."""
+
+    prepared: tuple[Prepared, ...]
+
+    def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        plan = list[Edit]()
+        for one in self.prepared:
+            part = one.brief.part(view)
+            if part is not None:
+                here = msgspec.structs.replace(view, next=view.next + len(plan))
+                plan += fold_away(part, here, count, one)
+        return plan
 
 
 def longest(max_tokens: int | None, budget: Budget) -> int:
@@ -50,8 +116,9 @@ def longest(max_tokens: int | None, budget: Budget) -> int:
     return budget.counted(share if max_tokens is None else max_tokens)
 
 
-def fold_away(old: Oldest, view: View, count: Count, most: int, kind: str, level: str = "summary") -> Plan:
-    """The edit that shows a summary of at most so many tokens in their place, if that is shorter."""
+def fold_away(part: Part, view: View, count: Count, by: Prepared | None = None) -> Plan:
+    """The edit that shows a summary in its place, a model's or one by rule, if that is shorter."""
+    old = part.old
     words = {(line.at, line.n): item.words for item in old.items for line in item.lines}
     said = [(line, words[line.at, line.n](line)) for line in old.hidden]
     places = {(line.at, line.n): item.span.start for item in old.items for line in item.lines}
@@ -62,21 +129,33 @@ def fold_away(old: Oldest, view: View, count: Count, most: int, kind: str, level
     handle = f"#{view.next} " if view.handles else ""
 
     def header(shown: str) -> str:
-        return f"[refold {handle}{level}: {messages:,} messages, {tokens:,} tokens; {shown}]"
+        return f"[refold {handle}{part.level}: {messages:,} messages, {tokens:,} tokens; {shown}]"
 
     made = summary(
         [(_at_its_place(line, places), message) for line, message in said],
         header=header,
         active=view.latest,
         elsewhere=rest,
-        tokens=min(most, old.tokens - 1),
+        tokens=min(part.most, old.tokens - 1),
+        stretch=1 if part.kind == "shrink" else STRETCH,
         count=count,
         task=next((line.at for line in view.lines if line.asks), None),
+        written=by.written if by else NOTHING,
+        focus=vocabulary(part.focus.casefold()),
     )
-    if count(made) > WORTH_IT * old.tokens:
+    if count(made.message) > WORTH_IT * old.tokens:
         return ()
     why = f"{messages:,} messages are too many for the room there is"
-    return (Edit(old.span, (made, *old.kept), kind, why, ("compact", "strategy")),)
+    setting, certificate = ("compact", "strategy"), _certificate(made, by)
+    return (Edit(old.span, (made.message, *old.kept), part.kind, why, setting, certificate),)
+
+
+def _certificate(made: Summary, by: Prepared | None) -> Certificate:
+    if by is None:
+        return Certificate(kept=len(made.entries))
+    own = {(entry.section, tame(entry.text)) for entry in by.written.entries}
+    appended = tuple(entry.text for entry in made.entries if (entry.section, entry.text) not in own)
+    return msgspec.structs.replace(by.certificate, appended=appended)
 
 
 def _at_its_place(line: Line, places: dict[tuple[int, int], int]) -> Line:

@@ -94,6 +94,15 @@ def find(model: str | None, extra: Mapping[str, ModelLimits | ModelSettings] = {
     return Found(base, known.id)
 
 
+def known_limits(
+    model: str, extra: Mapping[str, ModelLimits | ModelSettings] = {}
+) -> ModelLimits | None:
+    """The same for a model that may well be nobody's: None, and no warning, where nothing is known of it."""
+    model = model[:_LONGEST_NAME]
+    is_known = _known(model) or model in extra or _match(model, {parts(key): key for key in extra})
+    return find(model, extra).limits if is_known else None
+
+
 def provider_of(model: str | None) -> str | None:
     """Who made the model, by the family in its name: `claude` anywhere, or else the first that is known."""
     name = (model or "").lower()

@@ -1,0 +1,228 @@
+"""What a model is asked for: the originals in words, in pieces that its window has room for."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from refold.core.event import Said
+from refold.core.message import Message, ToolCall
+from refold.core.regex import regex
+from refold.core.view import Item, View
+from refold.policies.extract import demands
+from refold.policies.outline import clip, excerpt, outline
+from refold.policies.sections import body
+from refold.policies.summarize import Brief, Part
+from refold.record import Record
+from refold.summarize.prompts import Template
+from refold.summarize.summarizer import Ask
+
+SAFE = 0.92
+"""Of the window of a summarizer: what counting gets wrong must not make a request too long."""
+LEAST = 160
+"""Tokens of messages that a request must have room for."""
+FRAME = 40
+"""Tokens that a request takes besides its texts."""
+SIZES = (6_000, 3_000, 1_500, 800, 400)
+"""Characters that stay of a message, the most that lead to few requests."""
+FEW = 3
+"""Requests for one summary that are nothing special."""
+TASK, REQUEST = 2_000, 160
+"""Characters of the task and of each request, where they are named."""
+_FENCE = regex(r"<(\s*/?\s*(?:messages|previous|task|requests|rules|focus|content|record)\b)", re.IGNORECASE)
+
+
+class Original(NamedTuple):
+    """A message as it was said."""
+
+    at: int
+    message: Message
+    tools: tuple[str, ...] = ()
+
+
+class Worded(NamedTuple):
+    original: Original
+    text: str
+    """As the model reads it."""
+
+
+class Matter(msgspec.Struct, frozen=True):
+    """What one summary is made of."""
+
+    brief: Brief
+    originals: tuple[Original, ...]
+    previous: str | None
+    """The summary that it takes the place of; of several, one after the other."""
+    task: str = ""
+    round: int = 1
+    focus: str | None = None
+
+    @property
+    def messages(self) -> list[Message]:
+        return [one.message for one in self.originals]
+
+
+def matter_of(part: Part, view: View, record: Record, round: int, focus: str | None) -> Matter:
+    """What a part of the view was before anything was done to it; errors that say nothing are left out."""
+    hidden = {(line.at, line.n) for line in part.old.hidden}
+    originals, summaries = list[Original](), list[str]()
+    for item in part.old.items:
+        gone = [line for line in item.lines if (line.at, line.n) in hidden]
+        summaries += [body(item.words(line).text) for line in gone if line.summary]
+        if any(not line.summary for line in gone):
+            originals += (one for one in _said(item, record) if not _is_only_error(one.message))
+    task = next((item.words(line).text for item in view.items for line in item.lines if line.asks), "")
+    previous = "\n".join(filter(None, summaries)) or None
+    return Matter(part.brief, tuple(originals), previous, task, round, focus)
+
+
+def _said(item: Item, record: Record) -> Iterator[Original]:
+    if item.edit is not None and len(item.span) == 1:  # reduced where it stands
+        event = record.stored(item.span.start)
+        if isinstance(event, Said):
+            yield Original(event.at, event.message, event.line.tools)
+            return
+    for line in item.lines:
+        if not line.summary:
+            yield Original(line.at, item.words(line), line.tools)
+
+
+def _is_only_error(message: Message) -> bool:
+    return (
+        message.role == "assistant" and message.error is not None and not message.text and not message.calls
+    )
+
+
+class Briefing(msgspec.Struct, frozen=True):
+    """The requests for one summary: each fits, and each but the first goes on from the one before it."""
+
+    matter: Matter
+    system: str
+    template: Template
+    profile: str
+    max_tokens: int
+    pieces: tuple[tuple[Worded, ...], ...]
+    carried: int
+    """Tokens of the previous summary, at most."""
+    count: Callable[[str], int]
+
+    def ask(self, n: int, previous: str | None) -> Ask:
+        """The nth request, with what was written for those before it."""
+        piece = self.pieces[n]
+        before = trimmed(previous, self.carried, self.count)
+        values = _values(self.matter, [one.original for one in piece], before, self.max_tokens)
+        prompt = self.template.render(**values, messages="\n\n".join(one.text for one in piece))
+        messages = tuple(one.original.message for one in piece)
+        rest = (before, self.matter.round, self.max_tokens, self.profile)
+        return Ask("conversation", prompt, self.system, messages, *rest)
+
+
+def briefing(
+    matter: Matter,
+    system: str,
+    template: Template,
+    profile: str,
+    *,
+    window: int,
+    max_tokens: int,
+    count: Callable[[str], int],
+) -> Briefing | None:
+    """Requests that fit the summarizer's window, answers included; None where it has no room for any."""
+    answer = min(max_tokens, window // 4)
+    named = template.render(**_values(matter, matter.originals, None, answer), messages="")
+    room = int(window * SAFE) - answer - FRAME - count(system) - count(named)
+    carried = min(room // 2, max(answer, count(matter.previous or "")))
+    left = room - carried
+    if left < LEAST:
+        return None
+    pieces: tuple[tuple[Worded, ...], ...] = ((),)
+    for chars in SIZES if matter.originals else ():
+        pieces = tuple(_packed(matter.originals, left, chars, count))
+        if len(pieces) <= FEW:
+            break
+    return Briefing(matter, system, template, profile, answer, pieces, carried, count)
+
+
+def _packed(
+    originals: Iterable[Original], room: int, chars: int, count: Callable[[str], int]
+) -> Iterator[tuple[Worded, ...]]:
+    piece, used = list[Worded](), 0
+    for original in originals:
+        one = _fitting(original, chars, room, count)
+        tokens = count(one.text) + 2
+        if piece and used + tokens > room:
+            yield tuple(piece)
+            piece, used = [], 0
+        piece.append(one)
+        used += tokens
+    if piece:
+        yield tuple(piece)
+
+
+def _fitting(one: Original, chars: int, room: int, count: Callable[[str], int]) -> Worded:
+    text = _worded(one, chars)
+    while count(text) + 2 > room:
+        chars //= 2
+        text = clip(_worded(one, chars), 2 * chars + 1)
+    return Worded(one, text)
+
+
+def _values(
+    matter: Matter, piece: Sequence[Original], previous: str | None, max_tokens: int
+) -> dict[str, Any]:
+    asked = [one for one in piece if one.message.role == "user" and not one.tools]
+    rules = [rule for one in asked for rule in demands(one.message.text)]
+    return {
+        "task": fenced(clip(matter.task, TASK)),
+        "previous": fenced(previous or ""),
+        "round": str(matter.round),
+        "max_tokens": max_tokens,
+        "requests": fenced("\n".join(f"#{one.at} {_flat(one.message.text)}" for one in asked)),
+        "rules": fenced("\n".join(f"- {clip(rule, REQUEST)}" for rule in rules)),
+        "focus": fenced(matter.focus or ""),
+    }
+
+
+def _flat(text: str) -> str:
+    return clip(" ".join(text.split()), REQUEST)
+
+
+def _worded(one: Original, chars: int) -> str:
+    """A message with its place and who said it; a long text as its head, its skeleton and its tail."""
+    message = one.message
+    names = f" {', '.join(one.tools)}" if message.role == "tool" and one.tools else ""
+    failed = " failed" if any(result.is_error for result in message.results) else ""
+    parts = [f"#{one.at} {message.role}{names}{failed}:"]
+    if message.text:
+        parts.append(shortened(message.text, chars))
+    parts += [_called(call, chars // 2) for call in message.calls]
+    return fenced("\n".join(parts))
+
+
+def _called(call: ToolCall, chars: int) -> str:
+    return f"→ {call.tool} {shortened(call.input, chars)}"
+
+
+def shortened(text: str, chars: int) -> str:
+    return text if len(text) <= chars else clip(excerpt(text, outline(text), chars), 2 * chars)
+
+
+def fenced(text: str) -> str:
+    """Somebody else's words in a prompt: they do not end the part that they stand in."""
+    return _FENCE.sub(r"‹\1", text)
+
+
+def trimmed(text: str | None, tokens: int, count: Callable[[str], int]) -> str | None:
+    """As many of its first lines as fit: what matters most stands at the beginning of a summary."""
+    if not text or count(text) <= tokens:
+        return text or None
+    lines = text.split("\n")
+    low, high = 0, len(lines)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if count("\n".join(lines[:middle])) <= tokens:
+            low = middle
+        else:
+            high = middle - 1
+    return "\n".join(lines[:low]) or None

@@ -1,0 +1,43 @@
+"""Work that goes on in a thread of its own while its owner does something else."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from threading import Event, Thread
+
+
+class Job:
+    """Runs a coroutine to its end, or until it is canceled. Whatever it raises is its own business."""
+
+    def __init__(self, work: Callable[[], Awaitable[None]], name: str) -> None:
+        self._work = work
+        self._done, self._canceled = Event(), False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        return not self._done.is_set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether it has ended by then."""
+        return self._done.wait(seconds)
+
+    def cancel(self) -> None:
+        self._canceled = True
+        loop, task = self._loop, self._task
+        if loop is not None and task is not None:
+            with suppress(RuntimeError):  # it has just ended
+                loop.call_soon_threadsafe(task.cancel)
+
+    def _run(self) -> None:
+        with suppress(Exception, asyncio.CancelledError):
+            asyncio.run(self._main())
+        self._done.set()
+
+    async def _main(self) -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        if not self._canceled:
+            await self._work()
