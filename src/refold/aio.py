@@ -34,7 +34,7 @@ class AsyncSession:
         self.sync = session
         """The session that does the work."""
         if session.reducer.summaries is not None:
-            session.reducer.summaries.loop = loop
+            session.reducer.summaries.desk.loop = loop
 
     append = _awaited(Session.append)
     say = _awaited(Session.say)

@@ -81,11 +81,12 @@ class Session:
     def _summaries(self) -> "Summaries | None":
         if self._summarizer is None and not self.settings.summarizer.models:
             return None
+        from refold.desk import Desk
         from refold.summaries import Summaries, summarizers_of
 
-        given = summarizers_of(self._summarizer)
-        facts = (self.record, self.config, self._agent, given, self._holder, self._lock)
-        return Summaries(*facts, lambda: self.fitter.meter.limits.window)
+        given = summarizers_of(self._summarizer, self.settings.summarizer.base_urls)
+        facts = (self.record, self.config, self._agent, self._holder)
+        return Summaries(Desk(*facts, lambda: self.fitter.meter.limits.window), given, self._lock)
 
     @property
     def conversation(self) -> str:

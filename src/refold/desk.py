@@ -1,0 +1,170 @@
+"""What everybody who writes summaries of one view shares: the limits, the money, the cache and the lease."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from refold.config import Config
+from refold.core import codec
+from refold.core.errors import RefoldError
+from refold.core.message import Usage
+from refold.record import Record
+from refold.stores.store import Lease, Leases, Summaries
+from refold.summarize.summarizer import Answer, Summarizer
+from refold.tokens.limits import ModelLimits, known_limits
+
+T = TypeVar("T")
+PERIOD_S = 600.0
+"""In which so many calls may be made."""
+LEASE_S = 30.0
+"""What a lease lasts beyond the time that a call may take."""
+
+
+class Desk:
+    """Its store is used by several threads; the rest is read only by others."""
+
+    def __init__(
+        self, record: Record, config: Config, agent: str | None, holder: str, window: Callable[[], int]
+    ) -> None:
+        self.record, self.config = record, config
+        self.settings = config.agent(agent).summarizer
+        self.prompts = config.prompts(agent)
+        self.folder = None if self.settings.prompts is None else Path(self.settings.prompts)
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """Where coroutines of the user's are at home."""
+        self.progress: Callable[[int, int], None] | None = None
+        """Is told how many requests were answered, of how many."""
+        self._holder, self._window = holder, window
+        self._hung: Callable[[], bool] | None = None
+        self._made, self._owed = 0, 0.0
+        """Calls and USD that the record does not have yet."""
+
+    def answered(self, n: int, of: int) -> None:
+        if self.progress is not None:
+            self.progress(n, of)
+
+    # What it may cost
+
+    def spend(self, cost: float) -> bool:
+        """Whether one more call may be made, that may cost so many USD; if so, it is counted."""
+        if self._left() <= 0 or not self._can_pay(cost):
+            return False
+        self._made += 1
+        return True
+
+    def owe(self, cost: float) -> None:
+        self._owed += cost
+
+    def settled(self, calls: int, cost: float) -> None:
+        """The record has them now."""
+        self._made, self._owed = max(0, self._made - calls), max(0.0, self._owed - cost)
+
+    def refuse(self, calls: int, cost: float) -> str | None:
+        """Why so many calls may not be made now."""
+        left, most = self._left(), self.settings.max_calls
+        if calls > left:
+            return f"it would take {calls} calls; {max(0, left)} of {most} in ten minutes are left"
+        if not self._can_pay(cost):
+            return f"it may cost ${cost:.4f}; ${self._spent():.4f} of ${self.settings.max_cost} is spent"
+        return None
+
+    def price(self, usage: Usage, limits: ModelLimits | None) -> float:
+        """USD, as far as prices are known."""
+        if limits is None:
+            return 0.0
+        each, fresh = limits.input or 0.0, usage.input - usage.cache_read - usage.cache_write
+        read = each if limits.cache_read is None else limits.cache_read
+        write = each if limits.cache_write is None else limits.cache_write
+        sums = (fresh * each, usage.cache_read * read, usage.cache_write * write)
+        return (sum(sums) + usage.output * (limits.output or 0.0)) / 1_000_000
+
+    def _left(self) -> int:
+        since = time.time() - PERIOD_S
+        called = self.record.live.state.called
+        return self.settings.max_calls - self._made - sum(n for at, n in called if at > since)
+
+    def _spent(self) -> float:
+        return self.record.live.state.spent + self._owed
+
+    def _can_pay(self, cost: float) -> bool:
+        most = self.settings.max_cost
+        return most is None or self._spent() + cost <= most
+
+    # What models take
+
+    def window(self, summarizer: Summarizer) -> int:
+        """Of its own model, as far as it is known; else as that of the conversation's model."""
+        own = getattr(summarizer, "window", None) or self.settings.window
+        known = self.limits(getattr(summarizer, "name", None))
+        return int(own or (known.window if known else self._window()))
+
+    def limits(self, model: str | None) -> ModelLimits | None:
+        return known_limits(model, self.config.models) if isinstance(model, str) else None
+
+    def gave_up(self, still_running: Callable[[], bool] | None) -> None:
+        self._hung = still_running or self._hung
+
+    @property
+    def is_hung(self) -> bool:
+        """A call that nobody waits for any more is still under way."""
+        return self._hung is not None and self._hung()
+
+    # What was paid for
+
+    def cached(self, digest: bytes) -> Answer | None:
+        return self.kept(digest, Answer)
+
+    def kept(self, digest: bytes, kind: type[T]) -> T | None:
+        """What was kept under a digest. It is only money: whatever is wrong with it, it is not there."""
+        store = self.record.store
+        with suppress(RefoldError, msgspec.DecodeError):
+            found = store.summary(self.record.key, digest) if isinstance(store, Summaries) else None
+            return msgspec.json.decode(found, type=kind) if found else None
+        return None
+
+    def keep(self, digest: bytes, value: msgspec.Struct) -> None:
+        store = self.record.store
+        if isinstance(store, Summaries):
+            with suppress(RefoldError):
+                store.keep_summary(self.record.key, digest, codec.dumps(value))
+
+    # Who may write
+
+    @property
+    def lease(self) -> str:
+        return f"compaction:{self.record.view}"
+
+    @property
+    def has_leases(self) -> bool:
+        return isinstance(self.record.store, Leases)
+
+    def acquire(self) -> Lease | None:
+        """The right to write, for as long as the next call may take."""
+        return self._hold(self.settings.timeout_s + LEASE_S)
+
+    def end(self) -> None:
+        """Others may go on; until one does, what was written under the lease is the newest there is."""
+        self._hold(0.0)
+
+    def release(self, lease: Lease) -> None:
+        if isinstance(self.record.store, Leases):
+            with suppress(RefoldError):
+                self.record.store.release(self.record.key, lease)
+
+    def _hold(self, seconds: float) -> Lease | None:
+        store = self.record.store
+        if isinstance(store, Leases):
+            with suppress(RefoldError):
+                return store.acquire(self.record.key, self.lease, self._holder, time.time(), seconds)
+        return None
+
+
+def digest_of(*texts: str) -> bytes:
+    """Of what was asked, and of whom."""
+    return blake2b(codec.dumps(texts), digest_size=16).digest()

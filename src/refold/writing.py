@@ -1,0 +1,238 @@
+"""One summarizer at work on one summary: asked in pieces, judged, asked once more if it must be."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from refold.asking import Briefing, Matter, briefing, fenced, shortened
+from refold.core.event import Certificate, Span
+from refold.core.message import Message, Usage
+from refold.desk import Desk, digest_of
+from refold.policies.extract import Written
+from refold.policies.grounded import Source, Verdict, judged
+from refold.policies.sections import SECTIONS, body, render
+from refold.policies.summarize import Prepared
+from refold.summarize.call import call
+from refold.summarize.prompts import Template
+from refold.summarize.summarizer import Answer, Ask, Summarizer
+from refold.tokens.count import counter
+from refold.tokens.limits import ModelLimits
+
+SHARE = 0.5
+"""Of a summary, that the model is asked for where no limit is set: the rest is for what is added by rule."""
+MOST_WRITTEN = 0.75
+"""Of a summary, that a model's words may take at all."""
+LONGEST_ANSWER = 2_000
+"""Tokens that a model is asked for at most, where no limit is set."""
+TOO_LONG = 1.5
+"""How many times its limit an answer may take: models count badly."""
+ROUGH = 1.25
+"""What is added to counts for models whose vocabulary nobody here knows."""
+TRIES = 2
+"""How often one model may write the same summary, if the first is no good."""
+_UNFIT = {"length": "it was cut off", "refusal": "it was refused", "tool-calls": "it calls a tool"}
+
+
+class NoSummaryError(Exception):
+    """There is none, and why. `is_final`: another model need not be asked."""
+
+    def __init__(self, problem: str, *, is_final: bool = False) -> None:
+        super().__init__(problem)
+        self.is_final = is_final
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A message that is to be summarized by itself."""
+
+    at: int
+    message: Message
+    tool: str
+    prompt: str | None
+    length: int
+    """Characters of the summary."""
+    is_own: bool = False
+    """The prompt came with the message: then it is a text, and never the name of a file here."""
+
+
+class Writer:
+    def __init__(self, desk: Desk, summarizer: Summarizer, span: Span) -> None:
+        self.desk, self.summarizer, self.span = desk, summarizer, span
+        self.name = name_of(summarizer)
+        self.calls, self.cost = 0, 0.0
+        self.usage: Usage | None = None
+        self._model: str | None = None
+        self._was_cached = False
+        self._limits = desk.limits(getattr(summarizer, "name", None))
+        self._count = _counting(self.name, self._limits)
+
+    async def summary(self, matter: Matter) -> Prepared:
+        """
+        Raises:
+            NoSummaryError: it cannot be had, or is no good.
+        """
+        settings, template = self.desk.settings, self.desk.prompts.conversation
+        most = settings.max_tokens or min(LONGEST_ANSWER, int(matter.brief.most * SHARE))
+        window, system = self.desk.window(self.summarizer), self.desk.prompts.system.render()
+        sizes: dict[str, Any] = {"window": window, "max_tokens": most, "count": self._count}
+        asks = briefing(matter, system, template, settings.profile, **sizes)
+        if asks is None:
+            raise NoSummaryError(f"its window of {window:,} tokens has no room for the request")
+        self._demand_budget(asks)
+        wanted = [name for name, title in SECTIONS.items() if title in template.sections]
+        kept, struck, states = 0, list[str](), dict[int, str]()
+        written, previous, said = Written(), matter.previous, 0
+        for n, piece in enumerate(asks.pieces):
+            said += len(piece)
+            told = (matter.previous or "", matter.task, matter.focus or "")
+            source = Source.of(matter.messages[:said], previous, *told)
+            verdict = await self._judged(asks.ask(n, previous), source, wanted)
+            kept, struck = kept + verdict.kept, [*struck, *verdict.struck]
+            states |= verdict.written.states
+            written = Written(verdict.written.entries, dict(states))
+            previous = _text(written)
+            self.desk.answered(n + 1, len(asks.pieces))
+        short = _within(written, int(matter.brief.most * MOST_WRITTEN), self._count)
+        return Prepared(matter.brief, short, self._certificate(kept, struck))
+
+    def _certificate(self, kept: int, struck: Sequence[str]) -> Certificate:
+        digest = self.desk.record.digest_before(self.span.end)
+        score = round(kept / max(1, kept + len(struck)), 3)
+        cost = round(self.cost, 6) if self.usage and self._limits else None
+        paid = (self.usage, cost, self._was_cached and not self.calls)
+        return Certificate(digest, self._model or self.name, kept, tuple(struck), (), score, *paid)
+
+    async def about(self, one: Told, template: Template, task: str) -> str:
+        """What a message says, in few words.
+
+        Raises:
+            NoSummaryError: it cannot be had, or is no good.
+        """
+        window, system = self.desk.window(self.summarizer), self.desk.prompts.system.render()
+        answer = min(window // 4, max(200, one.length))
+        facts: dict[str, Any] = {"tool": one.tool, "length": one.length, "max_tokens": answer}
+        facts |= {"task": fenced(shortened(task, 1_000)), "original_length": len(one.message.text)}
+        facts |= {"prompt": None}
+        room = (
+            int(window * 0.9)
+            - answer
+            - self._count(system)
+            - self._count(template.render(**facts, content=""))
+        )
+        if room < 100:
+            raise NoSummaryError(f"its window of {window:,} tokens has no room for the request")
+        chars = 4 * room
+        while self._count(content := fenced(shortened(one.message.text, chars))) > room:
+            chars //= 2
+        prompt = template.render(**facts, content=content)
+        ask = Ask("message", prompt, system, (one.message,), None, 1, answer, "message")
+        verdict = await self._judged(ask, Source.of([one.message], None, task), ())
+        text = " ".join(entry.text for entry in verdict.written.entries)
+        if len(text) >= len(one.message.text):
+            raise NoSummaryError("it is not shorter than the message", is_final=True)
+        return text
+
+    def _demand_budget(self, asks: Briefing) -> None:
+        texts = sum(self._count(one.text) for piece in asks.pieces for one in piece)
+        cost = self.desk.price(Usage(texts, asks.max_tokens * len(asks.pieces)), self._limits)
+        refused = self.desk.refuse(len(asks.pieces), cost)
+        if refused:
+            raise NoSummaryError(refused, is_final=True)
+
+    async def _judged(self, ask: Ask, source: Source, wanted: Sequence[str]) -> Verdict:
+        problem, first = "", ask.prompt
+        for _ in range(TRIES):
+            digest = digest_of(self.name, ask.system, ask.prompt, str(ask.max_tokens))
+            known = self.desk.cached(digest)
+            self._was_cached = self._was_cached or known is not None
+            answer = known or await self._answer(ask)
+            self._model = answer.model or self._model
+            problem = self._flaw(answer, ask, source) or ""
+            if not problem:
+                verdict = judged(_unwrapped(answer.text, ask.kind), source, wanted)
+                problem = verdict.problem or ""
+                if not problem:
+                    self.desk.keep(digest, answer)
+                    return verdict
+            ask = msgspec.structs.replace(ask, prompt=f"{first}\n\nYour last answer was refused: {problem}.")
+        raise NoSummaryError(problem, is_final=True)
+
+    def _flaw(self, answer: Answer, ask: Ask, source: Source) -> str | None:
+        """What is wrong with an answer before anybody reads it."""
+        text, most = answer.text, int(TOO_LONG * ask.max_tokens)
+        if answer.finish in _UNFIT:
+            return _UNFIT[answer.finish]
+        if not text.strip():
+            return "it is empty"
+        if len(text) > 20 * most or self._count(text) > most:
+            return f"it has more than {most:,} tokens, {ask.max_tokens:,} were wanted"
+        if len(text) >= len(source.text):
+            return "it is longer than what it stands for"
+        return None
+
+    async def _answer(self, ask: Ask) -> Answer:
+        desk, tokens = self.desk, self._count(ask.system) + self._count(ask.prompt)
+        expected = desk.price(Usage(tokens, ask.max_tokens), self._limits)
+        desk.acquire()
+        time = {"timeout_s": desk.settings.timeout_s, "loop": desk.loop}
+        outcome = await call(self.summarizer, ask, spend=lambda: desk.spend(expected), **time)
+        self.calls += outcome.calls
+        desk.gave_up(outcome.still_running)
+        if outcome.answer is None:
+            raise NoSummaryError(outcome.problem or "it said nothing")
+        usage = outcome.answer.usage
+        if usage is not None:
+            cost = desk.price(usage, self._limits or desk.limits(outcome.answer.model))
+            self.usage, self.cost = _sum(self.usage, usage), self.cost + cost
+            desk.owe(cost)
+        return outcome.answer
+
+
+def name_of(summarizer: Summarizer) -> str:
+    name = getattr(summarizer, "name", None) or getattr(summarizer, "__name__", None)
+    return name if isinstance(name, str) else type(summarizer).__name__
+
+
+def _counting(name: str, limits: ModelLimits | None) -> Callable[[str], int]:
+    count = counter(name).text
+    return count if limits is not None else lambda text: int(ROUGH * count(text)) + 1
+
+
+def _unwrapped(text: str, kind: str) -> str:
+    """The summary in an answer; of one message it is JSON, if the model did as it was told."""
+    if kind == "conversation":
+        return text
+    start, end = text.find("{"), text.rfind("}")
+    with suppress(msgspec.DecodeError):
+        value = msgspec.json.decode(text[start : end + 1])
+        if isinstance(value, Mapping) and isinstance(value.get("summary"), str):
+            return " ".join(value["summary"].split())
+        return ""
+    return " ".join(text.split())  # it is a summary all the same
+
+
+def _text(written: Written) -> str | None:
+    """What was written, as the next request has it."""
+    requests = [f"- #{at} ({state})" for at, state in written.states.items()]
+    states = "\n".join([f"{SECTIONS['requests']}:", *requests]) if requests else ""
+    return "\n".join(filter(None, (states, body(render("", written.entries))))) or None
+
+
+def _within(written: Written, tokens: int, count: Callable[[str], int]) -> Written:
+    """The most valuable of it that fits."""
+    ranked = sorted(range(len(written.entries)), key=lambda n: -written.entries[n].worth)
+    left, chosen = tokens, list[int]()
+    for n in ranked:
+        left -= count(written.entries[n].text) + 2
+        if left < 0:
+            break
+        chosen.append(n)
+    return Written(tuple(written.entries[n] for n in sorted(chosen)), written.states)
+
+
+def _sum(one: Usage | None, other: Usage) -> Usage:
+    if one is None:
+        return other
+    names = Usage.__struct_fields__
+    return Usage(**{name: getattr(one, name) + getattr(other, name) for name in names})
