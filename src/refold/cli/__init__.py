@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from refold.cli import change, checkup, config, files, look, move
+from refold.cli import change, checkup, compact, config, files, look, move
 from refold.cli.terminal import complain
 from refold.core.errors import RefoldError, SettingError
 
@@ -21,6 +21,7 @@ Examples:
   refold show chat --at 120          what it saw right after event 120
   refold explain chat 57             why #57 is shown, shorter or not at all
   refold expand chat 57              all of it
+  refold compact chat --keep 10      summarize all but the newest ten messages
   refold undo chat                   take back the newest edit
   refold fit chat.json --model gpt-5 -o small.json
   refold check request.json          would the provider take it?
@@ -88,6 +89,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "expand": look.expand,
     "log": look.log,
     "diff": look.diff,
+    "compact": compact.compact,
     "undo": change.undo,
     "restore": change.restore,
     "pin": change.pin,

@@ -5,6 +5,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import typer
+from msgspec.structs import asdict
 
 from refold.cli.terminal import Column, Columns
 from refold.cli.words import glance, glance_json, iso, local, one_line, places, plural
@@ -153,7 +154,8 @@ def event_json(event: Event) -> dict[str, Any]:
         case Replaced(view=view, tokens=(before, after)):
             what = {"view": view, "span": event.span, "edit": event.kind, "why": event.why}
             tokens = {"before": before, "after": after}
-            rest: dict[str, Any] = {"round": event.round, "shown": event.shown, "certificate": event.certificate}
+            certificate = asdict(event.certificate) if event.certificate else None
+            rest = {"round": event.round, "shown": event.shown, "certificate": certificate}
             return about | what | {"tokens": tokens} | rest
         case Undone(of=of, why=why):
             return about | {"of": of, "why": why}

@@ -95,8 +95,10 @@ class Access:
     config: Config
 
     @classmethod
-    def to(cls, store: str | None, config: Path | None) -> "Access":
-        settings = configured(config) if config is not None or not store else Config()
+    def to(cls, store: str | None, config: Path | None, *, for_settings: bool = False) -> "Access":
+        """Where a store is named, the configuration is read only by those who act by its settings."""
+        is_read = for_settings or config is not None or not store
+        settings = configured(config) if is_read else Config()
         return cls(store or settings.store or DEFAULT_STORE, settings)
 
     @contextmanager
@@ -124,8 +126,8 @@ class Access:
         return Path(path) if self.url.startswith("sqlite:///") and path not in ("", ":memory:") else None
 
     @contextmanager
-    def session(self, id: str, owner: str, view: str = "main") -> Iterator[Session]:
-        """A conversation that is there already.
+    def session(self, id: str, owner: str, view: str = "main", **rest: Any) -> Iterator[Session]:
+        """A conversation that is there already; `rest` is what else a session takes, such as its model.
 
         Raises:
             NotFoundError: it is not, with the way to see what is.
@@ -133,7 +135,7 @@ class Access:
         with self.open() as store:
             key = existing(store, self.url, Key(owner, id))
             with blaming_damage(id):
-                yield Session(store, key, config=self.config, view=view)
+                yield Session(store, key, config=self.config, view=view, **rest)
 
 
 def conversing(command: Callable[..., None]) -> Callable[..., None]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock, Timer
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgspec
@@ -161,3 +162,58 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], No
     finally:
         if bar is not None:
             bar.stop()
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Gives a function to call with how much is done, of how much; it may be called by any thread.
+
+    A bar appears for people who wait longer, also if nothing is ever done, or at once if there are several
+    steps.
+    """
+    if not sys.stderr.isatty():
+        yield lambda done, of: None
+        return
+    bar = _Bar(what)
+    timer = Timer(PATIENCE_S, bar.show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield bar.tell
+    finally:
+        timer.cancel()
+        bar.close()
+
+
+class _Bar:
+    def __init__(self, what: str) -> None:
+        self._what, self._lock, self._is_closed = what, Lock(), False
+        self._bar: Any = None
+        self._task: Any = None
+
+    def show(self) -> None:
+        with self._lock:
+            if self._bar is not None or self._is_closed:
+                return
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(self._what, total=None)
+            self._bar.start()
+
+    def tell(self, done: int, of: int) -> None:
+        if of == 1:
+            return
+        self.show()
+        with self._lock:
+            if not self._is_closed:
+                steps = f"{self._what}, {done:,} of {of:,}"
+                self._bar.update(self._task, description=steps, completed=done, total=of)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            if self._bar is not None:
+                self._bar.stop()
