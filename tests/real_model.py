@@ -115,8 +115,9 @@ def serve(window: int) -> None:
     params.n_ctx = window
     params.cache_prompt = False  # or an answer depends on what was asked before
     params.cache_ram_mib = 0
-    params.cpuparams.n_threads = 1  # more would wait for each other, word by word, while tests take all cores
-    params.cpuparams_batch.n_threads = 2
+    params.cpuparams.n_threads = 1  # two wait for each other at every word: slow where tests take all cores
+    params.cpuparams_batch.n_threads = 1
+    params.warmup = False
     params.sampling.temp = 0
     params.sampling.seed = 1
     params.sampling.penalty_repeat = 1.1  # or it says the same until `max_tokens`

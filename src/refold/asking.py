@@ -54,9 +54,16 @@ class Matter(msgspec.Struct, frozen=True):
     originals: tuple[Original, ...]
     previous: str | None
     """The summary that it takes the place of; of several, one after the other."""
+    summaries: int = 0
+    """How many that are."""
     task: str = ""
     round: int = 1
     focus: str | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """There is something to write that is not written yet."""
+        return bool(self.originals) or self.summaries > 1
 
     @property
     def messages(self) -> list[Message]:
@@ -74,7 +81,7 @@ def matter_of(part: Part, view: View, record: Record, round: int, focus: str | N
             originals += (one for one in _said(item, record) if not _is_only_error(one.message))
     task = next((item.words(line).text for item in view.items for line in item.lines if line.asks), "")
     previous = "\n".join(filter(None, summaries)) or None
-    return Matter(part.brief, tuple(originals), previous, task, round, focus)
+    return Matter(part.brief, tuple(originals), previous, len(summaries), task, round, focus)
 
 
 def _said(item: Item, record: Record) -> Iterator[Original]:

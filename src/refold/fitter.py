@@ -220,7 +220,10 @@ class Fitter:
     def ordered(self, order: Order) -> "Job | None":
         """What an order would be the better for, if somebody waits for it."""
         summaries = self.reducer.summaries
-        if summaries is None or order.strategy == "sliding-window":
+        if summaries is None:
+            return None
+        summaries.forget()
+        if order.strategy == "sliding-window":
             return None
         view, count = self._at_hand(), self.meter.counter.message
         budget = self._budget(NOTHING, order.target)

@@ -1,7 +1,7 @@
 """Makes a view smaller: what is set to expire, what is too large, and the rungs of the ladder."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from refold.record import Record
 from refold.stores.store import Lease
 
 if TYPE_CHECKING:
-    from refold.policies.summarize import Part
+    from refold.policies.summarize import Part, Swap
     from refold.summaries import Summaries, Told
 
 NONE = Override()
@@ -136,13 +136,15 @@ class Reducer:
         return edits
 
     def climb(self, budget: Budget, count: Count, override: Override) -> list[Replaced]:
-        """All rungs, as far as it takes."""
+        """All rungs, as far as it takes, after what models have written for it."""
         from refold import rungs
 
-        edits = self._swap(budget, count, override)
-        if edits and self.record.live.tokens + budget.overhead <= budget.counted(budget.enough):
-            return edits
-        return edits + self.reduce(rungs.ladder(self.settings, self.policies), budget, count, override)
+        whole = rungs.ladder(self.settings, self.policies)
+
+        def after(swap: "Swap") -> Policy:
+            return rungs.swapped(swap, rungs.cheap(self.settings, self.policies), whole)
+
+        return self._swap(after, budget, count, override) or self.reduce(whole, budget, count, override)
 
     def foreseen(self, view: View, budget: Budget, count: Count) -> "list[Part]":
         """What the ladder will have summarized."""
@@ -151,7 +153,9 @@ class Reducer:
         found: list[Part] = []
         return rungs.foreseen(rungs.ladder(self.settings, self.policies, found), found, view, budget, count)
 
-    def _swap(self, budget: Budget, count: Count, override: Override) -> list[Replaced]:
+    def _swap(
+        self, after: "Callable[[Swap], Policy]", budget: Budget, count: Count, override: Override = NONE
+    ) -> list[Replaced]:
         """What models have written stands for what they wrote about, if that is still as it was."""
         summaries = self.summaries
         ready = summaries.ready(self.record.live.freeze()) if summaries else None
@@ -161,16 +165,21 @@ class Reducer:
 
         edits = list[Replaced]()
         with suppress(ConflictError):  # somebody else has newer ones
-            edits = self.reduce(Swap(ready.prepared), budget, count, override, lease=ready.lease)
+            policy = after(Swap(ready.prepared))
+            edits = self.reduce(policy, budget, count, override, lease=ready.lease)
         summaries.used(ready)
         return edits
 
     def compact(self, order: "Order", budget: Budget, count: Count) -> list[Replaced]:
         """On demand, after what models wrote for it."""
-        edits = self._swap(budget, count, NONE)
-        if edits and not order.reach:
-            return edits
-        return edits + self.reduce(self._way(order), budget, count)
+        from refold import rungs
+
+        way = self._way(order)
+
+        def after(swap: "Swap") -> Policy:
+            return rungs.down_to_target(self.settings, (swap,), way) if order.reach else swap
+
+        return self._swap(after, budget, count) or self.reduce(way, budget, count)
 
     def ordered(self, order: "Order", view: View, budget: Budget, count: Count) -> "list[Part]":
         """What an order will have summarized."""

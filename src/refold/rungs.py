@@ -12,19 +12,35 @@ from refold.policies.hierarchy import Hierarchy
 from refold.policies.ladder import Ladder, climb
 from refold.policies.oldest import stretch
 from refold.policies.shrink import Shrink
-from refold.policies.summarize import Part, Summarize
+from refold.policies.summarize import Part, Summarize, Swap
 from refold.policies.window import Window
 from refold.settings import AgentSettings
 
 
 def ladder(settings: AgentSettings, own: Sequence[Policy] = (), found: list[Part] | None = None) -> Ladder:
     """All of them, the user's own first; what one of them would have summarized is put into `found`."""
-    compact = settings.compaction
-    spared = spared_tools(settings)
+    last = noted(strategy(settings, settings.compaction.strategy), found)
+    return Ladder((*cheap(settings, own), last, Shrink(spared_tools(settings))))
+
+
+def cheap(settings: AgentSettings, own: Sequence[Policy]) -> list[Policy]:
+    """Those that leave every message in its place; the user's own first."""
     dedupe = settings.deduping
-    cheap = [rung for rung in (dedupe and sparing(dedupe, spared), compact.pruning) if rung]
-    last = (noted(strategy(settings, compact.strategy), found), Shrink(spared))
-    return Ladder((*map(vetted, own), *cheap, *last))
+    rungs = (dedupe and sparing(dedupe, spared_tools(settings)), settings.compaction.pruning)
+    return [*map(vetted, own), *filter(None, rungs)]
+
+
+def swapped(swap: Swap, cheap: Sequence[Policy], whole: Ladder) -> Policy:
+    """What was written ahead, and no more than the cheap rungs if that is enough; else all of them."""
+
+    def policy(view: View, budget: Budget, count: Count, /) -> Plan:
+        after, plan = climb((swap, *cheap), view, budget, count)
+        enough = budget.counted(budget.enough) - budget.overhead
+        if after.tokens <= enough and any(edit.certificate is not None for edit in plan):
+            return plan
+        return Ladder((swap, *whole.rungs))(view, budget, count)
+
+    return policy
 
 
 def noted(rung: Policy, found: list[Part] | None) -> Policy:

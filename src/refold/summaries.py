@@ -88,7 +88,7 @@ class Summaries:
                 for one in messages:
                     await self._tell(one, view)
                 matters = [matter_of(part, view, self.record, round, focus) for part in found]
-                done = [await self._write(matter) for matter in matters]
+                done = [await self._write(matter) for matter in matters if matter.is_new]
                 self._keep(Ready(tuple(one for one in done if one), lease))
             finally:
                 self.desk.end()
@@ -105,6 +105,10 @@ class Summaries:
         fresh = tuple(one for one in found.prepared if self._is_as_it_was(one, view))
         self._ready = Ready(fresh, found.lease) if fresh else None
         return self._ready
+
+    def forget(self) -> None:
+        """What was written for another occasion is not for this one."""
+        self._ready, self._looked = None, True
 
     def used(self, ready: Ready) -> None:
         """They stand in the view, or never will."""

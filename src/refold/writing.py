@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from refold.asking import Briefing, Matter, briefing, fenced, shortened
+from refold.asking import FRAME, LEAST, SAFE, Briefing, Matter, briefing, fenced, shortened
 from refold.core.event import Certificate, Span
 from refold.core.message import Message, Usage
 from refold.desk import Desk, digest_of
@@ -20,12 +20,16 @@ from refold.summarize.summarizer import Answer, Ask, Summarizer
 from refold.tokens.count import counter
 from refold.tokens.limits import ModelLimits
 
-SHARE = 0.5
+SHARE = 0.35
 """Of a summary, that the model is asked for where no limit is set: the rest is for what is added by rule."""
-MOST_WRITTEN = 0.75
+MOST_WRITTEN = 0.4
 """Of a summary, that a model's words may take at all."""
+BESIDE = 1.5
+"""How long a summary may be with a model's words in it, for one by rule alone, where no limit is set."""
 LONGEST_ANSWER = 2_000
 """Tokens that a model is asked for at most, where no limit is set."""
+SHORTEST_ANSWER = 80
+"""What is less than that says nothing under seven headings."""
 TOO_LONG = 1.5
 """How many times its limit an answer may take: models count badly."""
 ROUGH = 1.25
@@ -74,6 +78,8 @@ class Writer:
         """
         settings, template = self.desk.settings, self.desk.prompts.conversation
         most = settings.max_tokens or min(LONGEST_ANSWER, int(matter.brief.most * SHARE))
+        if most < SHORTEST_ANSWER and not settings.max_tokens:
+            raise NoSummaryError(f"there is room for {most} tokens only", is_final=True)
         window, system = self.desk.window(self.summarizer), self.desk.prompts.system.render()
         sizes: dict[str, Any] = {"window": window, "max_tokens": most, "count": self._count}
         asks = briefing(matter, system, template, settings.profile, **sizes)
@@ -94,7 +100,9 @@ class Writer:
             previous = _text(written)
             self.desk.answered(n + 1, len(asks.pieces))
         short = _within(written, int(matter.brief.most * MOST_WRITTEN), self._count)
-        return Prepared(matter.brief, short, self._certificate(kept, struck))
+        room = matter.brief.most if settings.max_tokens else int(matter.brief.most * BESIDE)
+        brief = msgspec.structs.replace(matter.brief, most=room)
+        return Prepared(brief, short, self._certificate(kept, struck))
 
     def _certificate(self, kept: int, struck: Sequence[str]) -> Certificate:
         digest = self.desk.record.digest_before(self.span.end)
@@ -111,16 +119,11 @@ class Writer:
         """
         window, system = self.desk.window(self.summarizer), self.desk.prompts.system.render()
         answer = min(window // 4, max(200, one.length))
-        facts: dict[str, Any] = {"tool": one.tool, "length": one.length, "max_tokens": answer}
+        facts: dict[str, Any] = {"tool": one.tool, "length": one.length, "max_tokens": answer, "prompt": None}
         facts |= {"task": fenced(shortened(task, 1_000)), "original_length": len(one.message.text)}
-        facts |= {"prompt": None}
-        room = (
-            int(window * 0.9)
-            - answer
-            - self._count(system)
-            - self._count(template.render(**facts, content=""))
-        )
-        if room < 100:
+        frame = self._count(system) + self._count(template.render(**facts, content=""))
+        room = int(window * SAFE) - answer - frame - FRAME
+        if room < LEAST:
             raise NoSummaryError(f"its window of {window:,} tokens has no room for the request")
         chars = 4 * room
         while self._count(content := fenced(shortened(one.message.text, chars))) > room:
@@ -175,8 +178,13 @@ class Writer:
         desk, tokens = self.desk, self._count(ask.system) + self._count(ask.prompt)
         expected = desk.price(Usage(tokens, ask.max_tokens), self._limits)
         desk.acquire()
-        time = {"timeout_s": desk.settings.timeout_s, "loop": desk.loop}
-        outcome = await call(self.summarizer, ask, spend=lambda: desk.spend(expected), **time)
+        outcome = await call(
+            self.summarizer,
+            ask,
+            timeout_s=desk.settings.timeout_s,
+            spend=lambda: desk.spend(expected),
+            loop=desk.loop,
+        )
         self.calls += outcome.calls
         desk.gave_up(outcome.still_running)
         if outcome.answer is None:

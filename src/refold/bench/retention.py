@@ -31,6 +31,7 @@ from refold.core.errors import OverBudgetError, RefoldError
 from refold.formats.dialects import FORMATS
 from refold.rules.targets import check_request
 from refold.session import Session
+from refold.testing.scribe import Scribe
 from refold.tokens.count import counter
 
 Json: TypeAlias = dict[str, Any]
@@ -76,7 +77,9 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is tried: `refold`, or a control: `everything`, `nothing`, or the `newest` that fits."""
+    """What is tried: `refold`, the same with a model that writes badly (`written`), or a control:
+    `everything`, `nothing`, or the `newest` that fits.
+    """
 
     name: str
     percent: int | None = None
@@ -90,13 +93,16 @@ class Arm:
         """The settings that give it so many tokens."""
         if self.name in ("everything", "nothing"):
             return {"agents": {"default": {"compact": "off"}}}
-        compact, agent = (WINDOW_ONLY, {"dedupe": "off"}) if self.name == "newest" else ({}, {})
+        compact: Json = WINDOW_ONLY if self.name == "newest" else {}
+        agent: Json = {"dedupe": "off"} if self.name == "newest" else {}
         limits: Json = {"window": budget, "max_output": 1_000}
         if self.mode == "threshold":
             limits, compact = {}, compact | {"token_threshold": budget}
         elif self.mode == "room":
             none = dict.fromkeys(("system_reserve", "output_reserve", "safety_buffer"), 0)
             limits["max_output"], compact = 1, compact | none | {"threshold_percent": 1.0}
+        if self.name == "written":
+            agent = {"summarizer": {"max_calls": 100_000}}
         return {"models": {MODEL: limits}, "agents": {"default": {**agent, "compact": compact}}}
 
 
@@ -184,7 +190,8 @@ class Replay:
 
     def __init__(self, trace: Trace, arm: Arm, budget: int) -> None:
         self.trace, self.arm, self.budget = trace, arm, budget
-        self.session = refold.open("replay", store="memory://", model=MODEL, config=arm.config(budget))
+        rest: Json = {"config": arm.config(budget), "summarizer": Scribe() if arm.name == "written" else None}
+        self.session = refold.open("replay", store="memory://", model=MODEL, **rest)
         counts = Counter(conversations=1, probes=len(trace.probes), dropped=trace.dropped)
         self.run = Run(arm, trace.source, counts)
         self.reach, self._sent = Reach(self.session), list[bytes]()
@@ -323,6 +330,7 @@ def main(
     mode: Annotated[Mode, typer.Option(help="What the budget is given as.")] = "room",
     source: Annotated[str | None, typer.Option(help="Only the conversations of this one.")] = None,
     dialects: Annotated[bool, typer.Option(help="Also the copies in other dialects.")] = False,
+    written: Annotated[bool, typer.Option(help="Also with a model that writes badly.")] = False,
     controls: Annotated[bool, typer.Option(help="Also keep everything, nothing, the newest.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1, max=2)] = 2,
     numbers: Annotated[Path | None, typer.Option("--json", help="A file for all numbers.")] = None,
@@ -332,6 +340,8 @@ def main(
     """What refold saves and loses on recorded conversations."""
     percents = [int(percent) for percent in budget.split(",")]
     arms = [Arm("refold", percent, mode) for percent in percents]
+    if written:
+        arms += [Arm("written", percent, mode) for percent in percents]
     if controls:
         arms += [Arm("everything"), Arm("nothing"), *(Arm("newest", p, mode) for p in percents)]
     rows = measure(load(data, source, copies=dialects), arms, jobs)

@@ -11,6 +11,8 @@ LEAST_ROOM = 0.1
 """Of the trigger: what is left for anything else, then."""
 SOON = 0.85
 """Of the trigger: from here on summaries are prepared."""
+STEP = 0.05
+"""Of the trigger: by how much a view goes beyond it, in the step that does."""
 LEAST, LEAST_TOKENS = 0.05, 48
 """What is worth a change at all: of the trigger, and in tokens."""
 
@@ -50,6 +52,8 @@ class Budget(msgspec.Struct, frozen=True):
     """How many tokens of the model's one counted token is."""
     due: int = 0
     """Below so many tokens nothing is done, whatever the triggers say."""
+    growth: int = 0
+    """By how many tokens the view will grow before what is planned now is done."""
     margin: float = 1.0
     """The same before anything was measured: what rests on it does not change with every answer."""
     constant: int = 0
@@ -89,8 +93,13 @@ class Budget(msgspec.Struct, frozen=True):
 
     def ahead(self, tokens: int) -> "Budget":
         """The same for a view that will grow from so many tokens to its trigger before anything is done."""
-        growth = max(0, max(self.trigger, self.due) - tokens)
-        return structs.replace(self, max_tokens=max(self.target - growth, self.target // 2))
+        left = max(0, max(self.trigger, self.due) - tokens)
+        return structs.replace(self, growth=min(left + int(STEP * self.trigger), self.target // 2))
+
+    @property
+    def goal(self) -> int:
+        """What the view is brought down to now, so that it is at its target when that counts."""
+        return self.target - self.growth
 
     def above(self, least: int) -> "Budget":
         """The same, where so much must be there that it would hardly ever be below its trigger.

@@ -15,7 +15,7 @@ from refold.core.message import Message, Text, ToolCall
 from refold.core.plan import Count
 from refold.core.regex import regex
 from refold.policies.outline import DENSE, LONG, clip, outline, reread, vocabulary, words, worth
-from refold.policies.sections import BETWEEN, WORTH, Entry, pair, read, render, tame
+from refold.policies.sections import BETWEEN, PROSE, WORTH, Entry, pair, read, render, tame
 
 REQUEST, SENTENCE, CALL, ERROR = 400, 240, 100, 240
 """Characters that stay of each."""
@@ -119,7 +119,7 @@ def extract(
     entries = list(written.entries)
     told = vocabulary("\n".join(entry.text for entry in entries))
     if task is not None:
-        state = "active" if task == active else written.states.get(task, "open")
+        state = "active" if task == active else written.states.get(task) or _known_state(task, said)
         entries.append(Entry("requests", f"#{task} ({state}) {TASK}", WORTH["requests"]))
     size = max(1, len(said))
     most = max(LEAST_VALUES, MOST_VALUES // size)
@@ -141,6 +141,13 @@ def extract(
     if told:
         entries = [entry for entry in entries if entry in written.entries or not _is_told(entry, told)]
     return Extract(tuple(_once(entries, elsewhere | told, focus)))
+
+
+def _known_state(task: int, said: Sequence[tuple[Line, Message]]) -> str:
+    """What the newest summary says of the task."""
+    known = "".join(message.text for line, message in reversed(said) if line.summary)
+    found = re.search(rf"^- #{task} \((\w+)\) {re.escape(TASK)}", known, re.MULTILINE)
+    return found[1] if found and found[1] != "active" else "open"
 
 
 def _is_told(entry: Entry, told: set[str]) -> bool:
@@ -267,7 +274,7 @@ def _once(entries: Iterable[Entry], elsewhere: set[str], focus: Set[str]) -> Ite
     for key, (section, text, value, must) in found.items():
         if section == "values" and (key[1] in elsewhere or value < LEAST):
             continue
-        rank = value + min(0.9, 0.3 * (times[key] - 1)) - len(text) / 80
+        rank = value + min(0.9, 0.3 * (times[key] - 1)) - len(text) / (400 if section in PROSE else 80)
         if focus and not vocabulary(text.casefold()).isdisjoint(focus):
             rank += FOCUS
         yield Entry(section, tame(text), rank, must)

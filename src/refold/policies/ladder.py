@@ -23,7 +23,7 @@ class Ladder(msgspec.Struct, frozen=True):
         room = budget.counted(budget.room) - budget.overhead
         least = budget.worthwhile
         after, plan = climb(self.rungs, view, budget, count)
-        goal = budget.counted(budget.target) - budget.overhead
+        goal = budget.counted(budget.goal) - budget.overhead
         if after.tokens > goal and view.tokens - after.tokens >= least:
             after, plan = climb(self.rungs * 2, view, budget, count)  # what one leaves, another may take
         helps = after.tokens <= room < view.tokens or view.tokens - after.tokens >= least
@@ -32,7 +32,7 @@ class Ladder(msgspec.Struct, frozen=True):
 
 def climb(rungs: Sequence[Policy], view: View, budget: Budget, count: Count) -> tuple[View, list[Edit]]:
     """The view that the rungs lead to, and the edits that make it, without those that others swallow."""
-    goal = budget.counted(budget.target) - budget.overhead
+    goal = budget.counted(budget.goal) - budget.overhead
     base, plan, tried = view.next, list[_Tried](), 0
     for rung in rungs:
         if view.tokens <= goal:

@@ -54,7 +54,7 @@ def oldest(
     stand for the rest, in tokens; with `only` no more is kept than must be, else up to a `share` of the
     target.
     """
-    goal = budget.counted(budget.target)
+    goal = budget.counted(budget.goal)
     own = {line.at for line in view.lines if line.role == "system" or line.at == view.latest}
     stay = _whole(view.lines, protected(view) | own)
     fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)

@@ -40,6 +40,8 @@ WORTH = {
     "values": 0.0,
 }
 """What an entry is worth, where more is not known of it."""
+PROSE = ("done", "state", "pending", "next", "notes")
+"""Sections that only models write: statements, longer than values and no less worth for that."""
 DOT = " · "
 """Stands between values of one key."""
 BETWEEN = " | "
@@ -108,7 +110,8 @@ def read(text: str) -> Iterator[Entry]:
         elif section and (listed := _ENTRY.match(line)):
             tool, _, given = listed[1].partition(": ")
             many = [f"{tool}: {one}" for one in given.split(BETWEEN)] if section == "calls" else [listed[1]]
-            yield from (Entry(section, one, WORTH[section] - OLDER) for one in many)
+            less = 0.0 if section in PROSE else OLDER
+            yield from (Entry(section, one, WORTH[section] - less) for one in many)
 
 
 def _inside(text: str) -> str:
