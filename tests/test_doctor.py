@@ -319,3 +319,22 @@ def test_the_chain_is_what_the_format_says(file):
         digest = chain(digest, entry)
         assert digest == stored
     store.close()
+
+
+def test_a_summary_that_was_written_about_another_record_is_named():
+    store = MemoryStore()
+    chat = refold.open(KEY.conversation, store=store, owner=KEY.owner)
+    chat.append([{"role": "user", "content": f"message {n} of many, and it goes on"} for n in range(20)])
+    chat.compact(keep_recent=2)
+    assert examine(store) == []
+    edit = chat.record.event(20)
+    assert edit.certificate.digest == chat.record.digest_before(edit.span.end)
+    lines = list(chat.export())
+    copy = MemoryStore()
+    refold.load(lines, store=copy, conversation="copy")
+    assert examine(copy) == []
+    wrong = msgspec.structs.replace(edit.certificate, digest="00" * 16)
+    store.append(KEY, [codec.encode(msgspec.structs.replace(edit, at=21, certificate=wrong))])
+    (finding,) = examine(store)
+    assert finding.place == 21
+    assert "written about another record" in finding.problem

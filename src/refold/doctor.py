@@ -135,6 +135,8 @@ class _Audit:
         self._computed: bytes | None = GENESIS
         self._counts: tuple[int, int, int, int] | None = (0, 0, 0, 0)
         """Index, turn, step and total before the next message; None after a gap."""
+        self._digests: dict[int, bytes] = {}
+        """Of the record up to and including each place, as computed."""
         self._past = _Past()
         self._whole = True
         """Nothing was wrong with any event so far, so that views can be built from them."""
@@ -215,6 +217,7 @@ class _Audit:
         prior = self._computed if self._computed in follows else self._recorded
         self._computed = codec.chain(prior, entry) if prior is not None else digest
         self._recorded = digest if isinstance(digest, bytes) else self._computed
+        self._digests[at] = self._computed
 
     def _read(self, entry: Entry) -> None:
         """The words and the numbers beside them, each judged by the other."""
@@ -241,6 +244,10 @@ class _Audit:
             case Said():
                 yield from self._judge_said(event, entry)
             case Replaced(at=at, shown=shown, lines=lines):
+                rests = event.certificate.digest if event.certificate else ""
+                known = self._digests.get(event.span.end - 1)
+                if rests and known is not None and self._whole and known.hex() != rests:
+                    yield "it was written about another record: its certificate does not match"
                 new = {n: one for n, one in enumerate(shown) if isinstance(one, Message)}
                 told = [line for line in lines if line.at == at]
                 if len(lines) != len(shown) or [line.n for line in told] != list(new):

@@ -32,8 +32,8 @@ def open(
 
     `store` is a URL or a store; unless given, the configuration's, else `sqlite:///refold.db`. `policies`
     are rungs of your own: when a view must become smaller, they are asked first. `summarizer` is a callable
-    that takes a `refold.Ask` and gives a text, the name of a model such as `openai/gpt-4o-mini`, or several
-    of these to be tried in order; it comes before those of the configuration.
+    from an `Ask` to a text (see `refold.summarize.summarizer`), the name of a model such as
+    `openai/gpt-4o-mini`, or several of these to be tried in order; the configuration's come after it.
     """
     settings = load_config(config)
     for name, value in (("conversation", conversation), ("view", view)):

@@ -10,6 +10,8 @@ import re
 from refold.summarize.prompts import SECTIONS
 from refold.summarize.summarizer import Ask
 
+EACH = 80
+"""Tokens that it thinks a call takes, told twice."""
 CALLS = 8
 """The newest calls that it tells of, and as many of the lines that it finds in the summary before."""
 _REQUESTS = re.compile(r"^#(\d+) (.*)$", re.MULTILINE)
@@ -28,13 +30,14 @@ class Scribe:
         if ask.kind == "message":
             return json.dumps({"summary": " ".join(ask.messages[0].text.split()[:20])})
         requests = _REQUESTS.findall(ask.prompt.partition("<requests>")[2].partition("</requests>")[0])
-        calls = [call for message in ask.messages for call in message.calls][-CALLS:]
+        most = max(1, min(CALLS, ask.max_tokens // EACH))
+        calls = [call for message in ask.messages for call in message.calls][-most:]
         before = [line for line in (ask.previous or "").split("\n") if line.startswith("- Called ")]
         done = [f"Called {call.tool} with {' '.join(call.input.split())[:60]}" for call in calls]
         lies = [f"Moved {n} files to /srv/made_up_{ask.round}_{n}" for n in range(self.lies)]
         told = {
             "Requests of the user": [f"#{at} (open) {text[:40]}" for at, text in requests],
-            "Work done": [line[2:] for line in before[-CALLS:]] + done + lies,
+            "Work done": [line[2:] for line in before[-most:]] + done + lies,
             "Current state": done[-1:],
             "Next action": done[-1:],
         }

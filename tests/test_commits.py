@@ -1,0 +1,189 @@
+"""From the model's answer to the view: whatever dies, hurries or changes in between, one view is valid."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import refold
+from refold.core.event import Called, Replaced
+from refold.core.view import fold
+from refold.rules.targets import check_request
+from refold.testing.scribe import Scribe
+
+TINY = {"models": {"m": {"window": 6_000, "max_output": 500}}}
+HERE = Path(__file__).parent
+
+
+def opened(path, summarizer=None, **settings):
+    config = TINY | {"agents": {"default": {"summarizer": settings}}}
+    return refold.open("c", store=f"sqlite:///{path}", model="m", config=config, summarizer=summarizer)
+
+
+def step(chat, n):
+    call = {"name": "read", "arguments": json.dumps({"path": f"src/file_{n}.py"})}
+    asked = [{"id": f"c{n}", "type": "function", "function": call}]
+    said = {"role": "tool", "tool_call_id": f"c{n}", "content": f"value_{n} = {n * 7919}\n" * 12}
+    chat.append([{"role": "assistant", "content": None, "tool_calls": asked}, said])
+
+
+def near(chat, n=0):
+    """Up to the soft threshold: a summary is being written, and the view is still whole."""
+    if not n:
+        chat.append({"role": "user", "content": "Read all files."})
+    while chat.reducer.summaries._job is None:
+        step(chat, n)
+        assert not chat.fit().report.edits
+        n += 1
+    assert chat.reducer.summaries._job.wait(20)
+    return n
+
+
+def beyond(chat, n):
+    """On, until the view is made smaller."""
+    while not (fitted := chat.fit()).report.edits:
+        step(chat, n)
+        n += 1
+    assert not check_request("openai-chat", fitted.request)
+    assert fold(chat.events()) == chat.view()
+    return n
+
+
+def edits(chat):
+    return [event for event in chat.events() if isinstance(event, Replaced) and event.certificate]
+
+
+DIES = """
+import os, sys
+sys.path.insert(0, {here!r})
+from test_commits import Scribe, near, opened
+chat = opened({path!r}, Scribe())
+print(near(chat), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_process_that_dies_between_the_answer_and_the_commit_loses_nothing_and_nobody_pays_again(tmp_path):
+    path = str(tmp_path / "c.db")
+    script = DIES.format(here=str(HERE), path=path)
+    died = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    scribe = Scribe()
+    with opened(path, scribe) as chat:
+        assert not edits(chat)
+        before = len(list(chat.events()))
+        beyond(chat, int(died.stdout))
+        (edit,) = edits(chat)
+        assert edit.certificate.model == "Scribe"
+        assert edit.at >= before
+        assert not scribe.asked
+
+
+def test_two_processes_that_commit_at_once_leave_one_summary(tmp_path):
+    path = tmp_path / "c.db"
+    with opened(path, Scribe()) as chat:
+        n = near(chat)
+        for k in range(n, n + 3):
+            step(chat, k)
+    script = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+from test_commits import Scribe, opened
+chat = opened({str(path)!r}, Scribe(), max_calls=0)
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(3):
+    chat.fit()
+"""
+    command = [sys.executable, "-c", script]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    assert [one.stdout.readline() for one in both] == ["ready\n"] * 2
+    for one in both:
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    assert [one.wait(60) for one in both] == [0, 0]
+    for one in both:
+        one.stdin.close()
+        one.stdout.close()
+    with opened(path) as chat:
+        (edit,) = edits(chat)
+        assert edit.certificate.model == "Scribe"
+        assert fold(chat.events()) == chat.view()
+        assert not check_request("openai-chat", chat.fit().request)
+
+
+def pinned(chat):
+    chat.pin(3)
+
+
+def compacted(chat):
+    with opened(chat.store.path) as other:
+        other.compact(keep_recent=8)
+
+
+def begun_anew(chat):
+    chat.clear()
+    chat.append({"role": "user", "content": "Read other files."})
+    for n in range(100, 116):
+        step(chat, n)
+
+
+@pytest.mark.parametrize("change", [pinned, compacted, begun_anew])
+def test_no_summary_stands_for_what_has_changed(tmp_path, change):
+    with opened(tmp_path / "c.db", Scribe(), max_calls=1) as chat:
+        n = near(chat)
+        change(chat)
+        known = len(list(chat.events()))
+        beyond(chat, n)
+        assert {edit.certificate.model for edit in edits(chat) if edit.at >= known} == {None}
+
+
+def test_a_late_summary_is_not_committed_once_somebody_else_holds_the_lease(tmp_path):
+    path = tmp_path / "c.db"
+    with opened(path, Scribe(), max_calls=1) as chat:
+        n = near(chat)
+        ready = chat.reducer.summaries._ready
+        taken = chat.store.acquire(chat.key, "compaction:main", "another", time.time() + 3600, 60.0)
+        assert taken.fence > ready.lease.fence
+        beyond(chat, n)
+        assert [edit.certificate.model for edit in edits(chat)] == [None]
+
+
+def test_two_sessions_do_not_pay_for_the_same_summary(tmp_path):
+    path = tmp_path / "c.db"
+    one, other = Scribe(), Scribe()
+    with opened(path, one) as first, opened(path, other) as second:
+        n = near(first)
+        second.fit()
+        if second.reducer.summaries._job:
+            second.reducer.summaries._job.wait(20)
+        beyond(second, n)
+        assert len(one.asked) == 1
+        assert not other.asked
+        assert [edit.certificate.model for edit in edits(first)] == ["Scribe"]
+
+
+def test_a_dead_holders_lease_runs_out(tmp_path):
+    path, scribe = tmp_path / "c.db", Scribe()
+    with opened(path, scribe) as chat:
+        chat.append({"role": "user", "content": "Read all files."})
+        chat.store.acquire(chat.key, "compaction:main", "dead", time.time() - 100, 60.0)
+        near(chat, 1)
+        assert len(scribe.asked) == 1
+
+
+def test_while_somebody_else_writes_nobody_else_does_and_the_work_goes_on(tmp_path):
+    path, scribe = tmp_path / "c.db", Scribe()
+    with opened(path, scribe) as chat:
+        chat.append({"role": "user", "content": "Read all files."})
+        chat.store.acquire(chat.key, "compaction:main", "alive", time.time(), 600.0)
+        beyond(chat, 1)
+        assert not scribe.asked
+        assert not [event for event in chat.events() if isinstance(event, Called)]
+        with pytest.raises(refold.ConflictError, match="somebody else"):
+            chat.compact()
