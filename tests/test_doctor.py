@@ -324,7 +324,7 @@ def test_the_chain_is_what_the_format_says(file):
 def test_a_summary_that_was_written_about_another_record_is_named():
     store = MemoryStore()
     chat = refold.open(KEY.conversation, store=store, owner=KEY.owner)
-    chat.append([{"role": "user", "content": f"message {n} of many, and it goes on"} for n in range(20)])
+    chat.append([{"role": "user", "content": f"message {n} of many " * 30} for n in range(20)])
     chat.compact(keep_recent=2)
     assert examine(store) == []
     edit = chat.record.event(20)
