@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from histories import DIALECTS, Call, Step
-from refold.core.event import Event, Line, Measured, Pinned, Replaced, Said, Span, Undone, Unknown
+from refold.core.event import Called, Event, Line, Measured, Pinned, Replaced, Said, Span, Undone, Unknown
 from refold.core.message import Message, Reasoning, Text, ToolCall, ToolResult, Usage
 
 
@@ -90,7 +90,9 @@ def streams(
     A busy one has edits and undoings of the same few messages, and of each other.
     """
     stream = Stream()
-    kinds = ["say"] * 5 + (["replace"] * 3 + ["undo"] * 2 + ["pin", "measure", "unknown"] if edits else [])
+    kinds = ["say"] * 5 + (
+        ["replace"] * 3 + ["undo"] * 2 + ["pin", "measure", "call", "unknown"] if edits else []
+    )
     if busy:
         kinds = ["replace", "undo"]
         for role in ("user", "assistant", "user", "assistant", "user"):
@@ -114,6 +116,10 @@ def streams(
             stream.add(Pinned(at, tuple(s.line for s in draw(some))))
         elif kind == "measure":
             stream.add(Measured(at, "main", max(0, at - 1), Usage(10), 9))
+        elif kind == "call":
+            stream.add(
+                Called(at, draw(views), Span(0, at), "a model", draw(texts) or None, 2, Usage(9), 0.25, 7.0)
+            )
         elif kind == "unknown":
             stream.add(Unknown(at, "dreamt", [1], {"of": "sheep"}))
     return stream.events

@@ -59,6 +59,8 @@ class Matter(msgspec.Struct, frozen=True):
     task: str = ""
     round: int = 1
     focus: str | None = None
+    made: int = 0
+    """The first place that was free then."""
 
     @property
     def is_new(self) -> bool:
@@ -81,7 +83,7 @@ def matter_of(part: Part, view: View, record: Record, round: int, focus: str | N
             originals += (one for one in _said(item, record) if not _is_only_error(one.message))
     task = next((item.words(line).text for item in view.items for line in item.lines if line.asks), "")
     previous = "\n".join(filter(None, summaries)) or None
-    return Matter(part.brief, tuple(originals), previous, len(summaries), task, round, focus)
+    return Matter(part.brief, tuple(originals), previous, len(summaries), task, round, focus, view.next)
 
 
 def _said(item: Item, record: Record) -> Iterator[Original]:

@@ -174,11 +174,11 @@ class Fitter:
         lifted = self._lifted(budget)
         fired = budget.fired(tokens, *self._since_compaction())
         due = bool(fired) and tokens >= max(lifted.due, min(budget.threshold, budget.target + 1))
-        if not due and not messages:
-            return None
-        if due and summaries.ready(self.record.live.freeze()) is not None and not messages:
-            return None
-        return self._prepare(lifted, messages, lifted if due else None) or summaries.job
+        due = due and summaries.ready(self.record.live.freeze()) is None
+        if summaries.job is not None:
+            return summaries.job if due or messages else None
+        due = due and not summaries.was_tried
+        return self._prepare(messages, lifted if due else None) if due or messages else None
 
     def _prepare_soon(self, budget: Budget, tokens: int, override: Override) -> None:
         """Begins what will be needed at the trigger, and what will expire in the step after this one."""
@@ -193,18 +193,18 @@ class Fitter:
             or turns + 1 >= (budget.turn_threshold or turns + 2)
             or count >= SOON * (budget.message_threshold or 2 * count + 2)
         )
-        if not (near and summaries.ready(self.record.live.freeze()) is None) and not messages:
-            return
-        self._prepare(lifted, messages, lifted.ahead(tokens) if near else None)
+        near = near and not summaries.was_tried
+        near = near and summaries.ready(self.record.live.freeze()) is None
+        if near or messages:
+            self._prepare(messages, lifted.ahead(tokens) if near else None)
 
-    def _prepare(self, budget: Budget, messages: "Sequence[Told]", ahead: Budget | None) -> "Job | None":
+    def _prepare(self, messages: "Sequence[Told]", ahead: Budget | None) -> "Job | None":
         summaries = self.reducer.summaries
         assert summaries is not None
         view, count = self._at_hand(), self.meter.counter.message
 
         def parts() -> "list[Part]":
-            wanted = ahead is not None and not summaries.was_tried
-            return self.reducer.foreseen(view, ahead, count) if wanted and ahead else []
+            return self.reducer.foreseen(view, ahead, count) if ahead is not None else []
 
         return summaries.prepare(view, parts, messages)
 

@@ -47,8 +47,8 @@ class Summaries:
         self._models = _models((*desk.prompts.conversation.models, *desk.settings.models), desk)
         self._job: Job | None = None
         self._ready: Ready | None = None
-        self._tried, self._looked = 0, False
-        """The round that was written for already, and whether others may have written for it."""
+        self._tried = self._forgotten = 0
+        """The round that was written for already, and up to which place nothing counts that was."""
 
     @property
     def job(self) -> Job | None:
@@ -98,8 +98,7 @@ class Summaries:
 
     def ready(self, view: View) -> Ready | None:
         """What can stand in the view now, written by this process or another."""
-        found = self._ready or (None if self._looked else self.desk.kept(self._place, Ready))
-        self._looked = True
+        found = self._ready or self.desk.kept(self._place, Ready)
         if found is None:
             return None
         fresh = tuple(one for one in found.prepared if self._is_as_it_was(one, view))
@@ -108,11 +107,11 @@ class Summaries:
 
     def forget(self) -> None:
         """What was written for another occasion is not for this one."""
-        self._ready, self._looked = None, True
+        self._ready, self._forgotten = None, self.record.live.state.next
 
     def used(self, ready: Ready) -> None:
         """They stand in the view, or never will."""
-        self._ready, self._looked = None, False
+        self._ready = None
         if ready.lease is not None:
             self.desk.release(ready.lease)
 
@@ -123,7 +122,7 @@ class Summaries:
 
     def _is_as_it_was(self, one: Prepared, view: View) -> bool:
         known = one.certificate.digest == self.record.digest_before(one.brief.span.end)
-        return known and one.brief.part(view) is not None
+        return known and one.made >= self._forgotten and one.brief.part(view) is not None
 
     @property
     def _place(self) -> bytes:

@@ -102,7 +102,7 @@ class Writer:
         short = _within(written, int(matter.brief.most * MOST_WRITTEN), self._count)
         room = matter.brief.most if settings.max_tokens else int(matter.brief.most * BESIDE)
         brief = msgspec.structs.replace(matter.brief, most=room)
-        return Prepared(brief, short, self._certificate(kept, struck))
+        return Prepared(brief, short, self._certificate(kept, struck), matter.made)
 
     def _certificate(self, kept: int, struck: Sequence[str]) -> Certificate:
         digest = self.desk.record.digest_before(self.span.end)

@@ -93,6 +93,8 @@ class Prepared(msgspec.Struct, frozen=True):
     brief: Brief
     written: Written
     certificate: Certificate
+    made: int = 0
+    """The first place that was free when it was planned."""
 
 
 class Swap(msgspec.Struct, frozen=True):
