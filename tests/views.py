@@ -22,6 +22,7 @@ from refold.rules.targets import check_request
 from refold.session import Session
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
+from refold.testing.scribe import Scribe
 
 TARGETS = ("openai-chat", "openai-responses", "anthropic")
 WINDOWS = (2_000, 4_000, 8_000, 32_000, 200_000)
@@ -80,6 +81,7 @@ def look(seed: int) -> Counter[str]:
     }
     config = refold.config.load_config({"models": limits, "agents": {"default": ladder(dice)}})
     half = dice.randrange(len(messages) + 1)
+    scribe = Scribe() if dice.random() < 1 / 3 else None
     writer = Session(store, key, config=config)
     for start, stop in ((0, half), (half, len(messages))):
         if dice.random() < 0.3:
@@ -89,7 +91,8 @@ def look(seed: int) -> Counter[str]:
             writer.append(messages[start:stop], dialect=dialect)
         for window in WINDOWS if stop == len(messages) else WINDOWS[:2]:
             for target in TARGETS:
-                view = Session(store, key, model=f"w{window}", config=config, view=f"{target}-{window}")
+                rest = {"config": config, "view": f"{target}-{window}", "summarizer": scribe}
+                view = Session(store, key, model=f"w{window}", **rest)
                 seen[_fit(view, target, window, flags, seed)] += 1
     return seen
 
