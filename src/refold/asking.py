@@ -61,6 +61,8 @@ class Matter(msgspec.Struct, frozen=True):
     focus: str | None = None
     made: int = 0
     """The first place that was free then."""
+    tip: str = ""
+    """The digest of the record up to there."""
 
     @property
     def is_new(self) -> bool:
@@ -72,7 +74,7 @@ class Matter(msgspec.Struct, frozen=True):
         return [one.message for one in self.originals]
 
 
-def matter_of(part: Part, view: View, record: Record, round: int, focus: str | None) -> Matter:
+def matter_of(part: Part, view: View, record: Record, **about: Any) -> Matter:
     """What a part of the view was before anything was done to it; errors that say nothing are left out."""
     hidden = {(line.at, line.n) for line in part.old.hidden}
     originals, summaries = list[Original](), list[str]()
@@ -83,7 +85,7 @@ def matter_of(part: Part, view: View, record: Record, round: int, focus: str | N
             originals += (one for one in _said(item, record) if not _is_only_error(one.message))
     task = next((item.words(line).text for item in view.items for line in item.lines if line.asks), "")
     previous = "\n".join(filter(None, summaries)) or None
-    return Matter(part.brief, tuple(originals), previous, len(summaries), task, round, focus, view.next)
+    return Matter(part.brief, tuple(originals), previous, len(summaries), task, **about)
 
 
 def _said(item: Item, record: Record) -> Iterator[Original]:

@@ -1,6 +1,7 @@
 """Work that goes on in a thread of its own while its owner does something else."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from threading import Event, Thread
@@ -11,7 +12,7 @@ class Job:
 
     def __init__(self, work: Callable[[], Awaitable[None]], name: str) -> None:
         self._work = work
-        self._done, self._canceled = Event(), False
+        self._done, self._canceled, self._pid = Event(), False, os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -19,11 +20,11 @@ class Job:
 
     @property
     def is_running(self) -> bool:
-        return not self._done.is_set()
+        return not self._done.is_set() and self._pid == os.getpid()  # threads do not come with a fork
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether it has ended by then."""
-        return self._done.wait(seconds)
+        return not self.is_running or self._done.wait(seconds)
 
     def cancel(self) -> None:
         self._canceled = True

@@ -190,6 +190,11 @@ class Record:
         items = [msgspec.structs.replace(item, words=words) for item in view.items]
         return msgspec.structs.replace(view, items=tuple(items))
 
+    @property
+    def tip(self) -> str:
+        """The digest of all that is known here."""
+        return self._digest.hex()
+
     def digest_before(self, at: int) -> str:
         """Of the record up to a place, as the hash chain has it."""
         link = next(self.store.read(self.key, at - 1, at), None)

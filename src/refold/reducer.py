@@ -64,6 +64,8 @@ class Reducer:
         live, cap, step = self.record.live, self.settings.compaction.capping, self.record.live.state.step + 1
         if self._live is not live:  # read anew, or begun anew
             self._live, self._left = live, set()
+            if self.summaries is not None:
+                self.summaries.told.clear()
         most = cap.most(budget) if cap else budget.window
         timed = bool(self._expiries) or override.expiry.after_steps is not None
         left = set[int]() if override != NONE or (self._is_fickle and self._step != step) else self._left

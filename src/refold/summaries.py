@@ -73,7 +73,8 @@ class Summaries:
         """
         if self.job is not None or self.desk.is_hung:
             return self.job
-        round = self.record.live.state.round + 1
+        state, tip = self.record.live.state, self.record.tip
+        round, made = state.round + 1, state.next
 
         async def work() -> None:
             found = parts()
@@ -86,8 +87,11 @@ class Summaries:
                 return  # somebody else is at it
             try:
                 for one in messages:
-                    await self._tell(one, view)
-                matters = [matter_of(part, view, self.record, round, focus) for part in found]
+                    text = await self._tell(one, view)
+                    if text and self.record.digest_before(made) == tip:
+                        self.told[one.at] = text
+                about = {"round": round, "focus": focus, "made": made, "tip": tip}
+                matters = [matter_of(part, view, self.record, **about) for part in found]
                 done = [await self._write(matter) for matter in matters if matter.is_new]
                 self._keep(Ready(tuple(one for one in done if one), lease))
             finally:
@@ -121,8 +125,8 @@ class Summaries:
             self._job.wait(1.0)
 
     def _is_as_it_was(self, one: Prepared, view: View) -> bool:
-        known = one.certificate.digest == self.record.digest_before(one.brief.span.end)
-        return known and one.made >= self._forgotten and one.brief.part(view) is not None
+        is_known = one.made >= self._forgotten and one.tip == self.record.digest_before(one.made)
+        return is_known and one.brief.part(view) is not None
 
     @property
     def _place(self) -> bytes:
@@ -140,19 +144,17 @@ class Summaries:
         candidates = self._own or self._models
         return await self._first(candidates, matter.brief.span, lambda writer: writer.summary(matter))
 
-    async def _tell(self, one: Told, view: View) -> None:
+    async def _tell(self, one: Told, view: View) -> str | None:
         try:
             prompt = f"{one.prompt}\n" if one.is_own and one.prompt else one.prompt
             template = message_template(prompt, self.desk.folder)
         except SettingError as error:
             self.problems.append(str(error))
-            return
+            return None
         candidates = self._own or _models(template.models, self.desk) or self._models
         task = next((item.words(line).text for item in view.items for line in item.lines if line.asks), "")
         span = Span(one.at, one.at + 1)
-        text = await self._first(candidates, span, lambda writer: writer.about(one, template, task))
-        if text is not None:
-            self.told[one.at] = text
+        return await self._first(candidates, span, lambda writer: writer.about(one, template, task))
 
     async def _first(
         self, candidates: Sequence[Summarizer], span: Span, work: Callable[[Writer], Awaitable[T]]

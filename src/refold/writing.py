@@ -102,14 +102,13 @@ class Writer:
         short = _within(written, int(matter.brief.most * MOST_WRITTEN), self._count)
         room = matter.brief.most if settings.max_tokens else int(matter.brief.most * BESIDE)
         brief = msgspec.structs.replace(matter.brief, most=room)
-        return Prepared(brief, short, self._certificate(kept, struck), matter.made)
+        return Prepared(brief, short, self._certificate(kept, struck), matter.made, matter.tip)
 
     def _certificate(self, kept: int, struck: Sequence[str]) -> Certificate:
-        digest = self.desk.record.digest_before(self.span.end)
         score = round(kept / max(1, kept + len(struck)), 3)
         cost = round(self.cost, 6) if self.usage and self._limits else None
         paid = (self.usage, cost, self._was_cached and not self.calls)
-        return Certificate(digest, self._model or self.name, kept, tuple(struck), (), score, *paid)
+        return Certificate("", self._model or self.name, kept, tuple(struck), (), score, *paid)
 
     async def about(self, one: Told, template: Template, task: str) -> str:
         """What a message says, in few words.

@@ -95,6 +95,8 @@ class Prepared(msgspec.Struct, frozen=True):
     certificate: Certificate
     made: int = 0
     """The first place that was free when it was planned."""
+    tip: str = ""
+    """The digest of the record up to there."""
 
 
 class Swap(msgspec.Struct, frozen=True):
