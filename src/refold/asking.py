@@ -32,6 +32,8 @@ TASK, REQUEST = 2_000, 160
 """Characters of the task and of each request, where they are named."""
 _FENCE = regex(r"<(\s*/?\s*(?:messages|previous|task|requests|rules|focus|content|record)\b)", re.IGNORECASE)
 
+_LISTED = regex(r"^- #(\d+) \(", re.MULTILINE)
+
 
 class Original(NamedTuple):
     """A message as it was said."""
@@ -45,6 +47,13 @@ class Worded(NamedTuple):
     original: Original
     text: str
     """As the model reads it."""
+
+
+class Content(NamedTuple):
+    """A request without the places in it, and which those are, in their order."""
+
+    prompt: str
+    places: tuple[int, ...]
 
 
 class Matter(msgspec.Struct, frozen=True):
@@ -122,11 +131,22 @@ class Briefing(msgspec.Struct, frozen=True):
         """The nth request, with what was written for those before it."""
         piece = self.pieces[n]
         before = trimmed(previous, self.carried, self.count)
-        values = _values(self.matter, [one.original for one in piece], before, self.max_tokens)
-        prompt = self.template.render(**values, messages="\n\n".join(one.text for one in piece))
         messages = tuple(one.original.message for one in piece)
         rest = (before, self.matter.round, self.max_tokens, self.profile)
-        return Ask("conversation", prompt, self.system, messages, *rest)
+        return Ask("conversation", self._prompt(piece, before), self.system, messages, *rest)
+
+    def content(self, n: int, previous: str | None) -> Content:
+        """The same wherever it stands: what is asked, with other numbers for the places in it."""
+        piece, before = self.pieces[n], trimmed(previous, self.carried, self.count)
+        places = {one.original.at for one in piece} | {int(at) for at in _LISTED.findall(before or "")}
+        ranks = {at: rank for rank, at in enumerate(sorted(places))}
+        moved = [_moved(one, ranks[one.original.at]) for one in piece]
+        listed = before and _LISTED.sub(lambda found: f"- #{ranks[int(found[1])]} (", before)
+        return Content(self._prompt(moved, listed), tuple(ranks))
+
+    def _prompt(self, piece: Sequence[Worded], previous: str | None) -> str:
+        values = _values(self.matter, [one.original for one in piece], previous, self.max_tokens)
+        return self.template.render(**values, messages="\n\n".join(one.text for one in piece))
 
 
 def briefing(
@@ -177,6 +197,11 @@ def _fitting(one: Original, chars: int, room: int, count: Callable[[str], int]) 
         chars //= 2
         text = clip(_worded(one, chars), 2 * chars + 1)
     return Worded(one, text)
+
+
+def _moved(one: Worded, at: int) -> Worded:
+    text = f"#{at}{one.text.removeprefix(f'#{one.original.at}')}"
+    return Worded(one.original._replace(at=at), text)
 
 
 def _values(

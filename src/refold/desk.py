@@ -13,15 +13,14 @@ import msgspec
 from refold.config import Config
 from refold.core import codec
 from refold.core.errors import RefoldError
+from refold.core.live import PERIOD_S
 from refold.core.message import Usage
 from refold.record import Record
 from refold.stores.store import Lease, Leases, Summaries
-from refold.summarize.summarizer import Answer, Summarizer
+from refold.summarize.summarizer import Summarizer
 from refold.tokens.limits import ModelLimits, known_limits
 
 T = TypeVar("T")
-PERIOD_S = 600.0
-"""In which so many calls may be made."""
 LEASE_S = 30.0
 """What a lease lasts beyond the time that a call may take."""
 
@@ -41,9 +40,19 @@ class Desk:
         self.progress: Callable[[int, int], None] | None = None
         """Is told how many requests were answered, of how many."""
         self._holder, self._window = holder, window
+        self._made_at, self._tip = 0, ""
         self._hung: Callable[[], bool] | None = None
         self._made, self._owed = 0, 0.0
         """Calls and USD that the record does not have yet."""
+
+    def begin(self, made: int, tip: str) -> None:
+        """What is written from now on is about the record as it is at a place."""
+        self._made_at, self._tip = made, tip
+
+    @property
+    def is_gone(self) -> bool:
+        """What is being written about was erased."""
+        return self.record.digest_before(self._made_at) != self._tip
 
     def answered(self, n: int, of: int) -> None:
         if self.progress is not None:
@@ -117,9 +126,6 @@ class Desk:
 
     # What was paid for
 
-    def cached(self, digest: bytes) -> Answer | None:
-        return self.kept(digest, Answer)
-
     def kept(self, digest: bytes, kind: type[T]) -> T | None:
         """What was kept under a digest. It is only money: whatever is wrong with it, it is not there."""
         store = self.record.store
@@ -132,6 +138,8 @@ class Desk:
         store = self.record.store
         if isinstance(store, Summaries):
             with suppress(RefoldError):
+                if self.is_gone:
+                    return
                 store.keep_summary(self.record.key, digest, codec.dumps(value))
 
     # Who may write

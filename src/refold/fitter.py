@@ -183,7 +183,7 @@ class Fitter:
     def _prepare_soon(self, budget: Budget, tokens: int, override: Override) -> None:
         """Begins what will be needed at the trigger, and what will expire in the step after this one."""
         summaries = self.reducer.summaries
-        if summaries is None or summaries.job is not None:
+        if summaries is None or not summaries.ahead or summaries.job is not None:
             return
         messages = self.reducer.to_tell(self.record.live.state.step + 2, override)
         turns, count = self._since_compaction()

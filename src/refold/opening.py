@@ -68,6 +68,8 @@ def fit(
     rest: dict[str, Any] = {"model": model, "config": config, "agent": agent, "summarizer": summarizer}
     session = open("one-off", store="memory://", **rest)
     session.reducer.handles = False  # nothing is stored: there would be nothing to expand
+    if session.reducer.summaries is not None:
+        session.reducer.summaries.ahead = False
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
         raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
     said = list(messages)

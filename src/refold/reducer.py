@@ -65,7 +65,7 @@ class Reducer:
         if self._live is not live:  # read anew, or begun anew
             self._live, self._left = live, set()
             if self.summaries is not None:
-                self.summaries.told.clear()
+                self.summaries.begin_anew()
         most = cap.most(budget) if cap else budget.window
         timed = bool(self._expiries) or override.expiry.after_steps is not None
         left = set[int]() if override != NONE or (self._is_fickle and self._step != step) else self._left
@@ -102,7 +102,7 @@ class Reducer:
 
     def to_tell(self, step: int, override: Override) -> "list[Told]":
         """Messages that models are to write about by the time that they expire in a step."""
-        from refold.policies.expire import LENGTH, Expire, batches
+        from refold.policies.expire import Expire, batches, length_of
         from refold.summaries import Told
 
         summaries, live = self.summaries, self.record.live
@@ -116,9 +116,10 @@ class Reducer:
         for line in expire.due([item.lines[0] for item in bare.values()], step, together):
             rule = expire.rule(line, together)
             wanted = rule.compact_mode == "ai-summary" and rule.mode in (None, "compact")
-            if not wanted or line.at in fixed or line.at in summaries.told:
+            length = length_of(rule)
+            if not wanted or line.at in fixed or (line.at, rule.prompt, length) in summaries.tried:
                 continue
-            message, length = self.record.message(line), LENGTH if rule.length is None else rule.length
+            message = self.record.message(line)
             if len(message.text) > length:
                 tool, own = line.tools[0] if line.tools else line.role, line.expiry
                 is_own = own is not None and own.prompt is not None and own.prompt == rule.prompt

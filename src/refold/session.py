@@ -286,7 +286,7 @@ class Session:
 
     def _wait_for_summaries(self, order: Order) -> None:
         summaries = self.reducer.summaries
-        if summaries is None or self.settings.is_off:
+        if summaries is None or self.settings.is_off or not self.get_count():
             return
         if summaries.job is not None:
             summaries.job.wait()

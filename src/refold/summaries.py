@@ -14,6 +14,7 @@ from refold.core.event import Called, Span
 from refold.core.view import View
 from refold.desk import Desk, digest_of
 from refold.job import Job
+from refold.policies.expire import Wanted
 from refold.policies.summarize import Part, Prepared
 from refold.stores.store import Lease
 from refold.summarize.models import named
@@ -39,8 +40,12 @@ class Summaries:
 
     def __init__(self, desk: Desk, summarizers: Sequence[Summarizer], lock: RLock) -> None:
         self.desk, self.record, self._lock = desk, desk.record, lock
-        self.told: dict[int, str] = {}
-        """What was written about single messages, by their places."""
+        self.ahead = True
+        """Whether anything is written before it is needed."""
+        self.told: dict[Wanted, str] = {}
+        """What was written about single messages."""
+        self.tried: set[Wanted] = set()
+        """Of which messages that was wanted, whatever came of it."""
         self.problems: list[str] = []
         """Why models were done without, since somebody last looked."""
         self._own = tuple(summarizers)
@@ -75,6 +80,8 @@ class Summaries:
             return self.job
         state, tip = self.record.live.state, self.record.tip
         round, made = state.round + 1, state.next
+        self.desk.begin(made, tip)
+        self.tried |= {one.key for one in messages}
 
         async def work() -> None:
             found = parts()
@@ -88,8 +95,8 @@ class Summaries:
             try:
                 for one in messages:
                     text = await self._tell(one, view)
-                    if text and self.record.digest_before(made) == tip:
-                        self.told[one.at] = text
+                    if text and not self.desk.is_gone:
+                        self.told[one.key] = text
                 about = {"round": round, "focus": focus, "made": made, "tip": tip}
                 matters = [matter_of(part, view, self.record, **about) for part in found]
                 done = [await self._write(matter) for matter in matters if matter.is_new]
@@ -168,6 +175,9 @@ class Summaries:
                 self._tell_called(writer, str(error))
                 if error.is_final:
                     return None
+            except BaseException:  # it was ended in the middle, and may be paid for all the same
+                self._tell_called(writer, "it was ended")
+                raise
             else:
                 self._tell_called(writer, None)
                 return done
@@ -182,9 +192,16 @@ class Summaries:
         facts = (writer.name, problem, writer.calls, writer.usage, writer.cost, time.time())
         with suppress(RefoldError), self._lock:
             self.record.catch_up()
-            view = self.record.view
-            self.record.append(lambda: [Called(self.record.live.state.next, view, writer.span, *facts)])
+            self.record.append(lambda: [] if self.desk.is_gone else [self._called(writer.span, *facts)])
             self.desk.settled(writer.calls, writer.cost)
+
+    def _called(self, span: Span, *facts: Any) -> Called:
+        return Called(self.record.live.state.next, self.record.view, span, *facts)
+
+    def begin_anew(self) -> None:
+        """The record is another one."""
+        self.told.clear()
+        self.tried.clear()
 
 
 def summarizers_of(given: Any, base_urls: Mapping[str, str]) -> tuple[Summarizer, ...]:

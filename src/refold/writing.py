@@ -1,15 +1,18 @@
 """One summarizer at work on one summary: asked in pieces, judged, asked once more if it must be."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from refold.asking import FRAME, LEAST, SAFE, Briefing, Matter, briefing, fenced, shortened
+from refold.asking import FRAME, LEAST, SAFE, Briefing, Content, Matter, briefing, fenced, shortened
 from refold.core.event import Certificate, Span
 from refold.core.message import Message, Usage
+from refold.core.regex import regex
 from refold.desk import Desk, digest_of
+from refold.policies.expire import Wanted
 from refold.policies.extract import Written
 from refold.policies.grounded import Source, Verdict, judged
 from refold.policies.sections import SECTIONS, body, render
@@ -36,6 +39,8 @@ ROUGH = 1.25
 """What is added to counts for models whose vocabulary nobody here knows."""
 TRIES = 2
 """How often one model may write the same summary, if the first is no good."""
+STATED = regex(r"#(\d+)(?=\W{1,3}(?:done|active|superseded|open)\b)", re.IGNORECASE)
+"""The place of a request, before its state."""
 _UNFIT = {"length": "it was cut off", "refusal": "it was refused", "tool-calls": "it calls a tool"}
 
 
@@ -59,6 +64,23 @@ class Told(msgspec.Struct, frozen=True):
     is_own: bool = False
     """The prompt came with the message: then it is a text, and never the name of a file here."""
 
+    @property
+    def key(self) -> Wanted:
+        return self.at, self.prompt, self.length
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """An answer that was paid for, and the places that were in what was asked."""
+
+    answer: Answer
+    places: tuple[int, ...]
+
+    def moved(self, places: Sequence[int]) -> Answer:
+        """The same for a conversation that has the same content in other places."""
+        new = dict(zip(self.places, places, strict=False))
+        text = STATED.sub(lambda found: f"#{new.get(int(found[1]), found[1])}", self.answer.text)
+        return msgspec.structs.replace(self.answer, text=text)
+
 
 class Writer:
     def __init__(self, desk: Desk, summarizer: Summarizer, span: Span) -> None:
@@ -67,7 +89,7 @@ class Writer:
         self.calls, self.cost = 0, 0.0
         self.usage: Usage | None = None
         self._model: str | None = None
-        self._was_cached = False
+        self._was_cached = self._has_price = False
         self._limits = desk.limits(getattr(summarizer, "name", None))
         self._count = _counting(self.name, self._limits)
 
@@ -93,7 +115,7 @@ class Writer:
             said += len(piece)
             told = (matter.previous or "", matter.task, matter.focus or "")
             source = Source.of(matter.messages[:said], previous, *told)
-            verdict = await self._judged(asks.ask(n, previous), source, wanted)
+            verdict = await self._judged(asks.ask(n, previous), asks.content(n, previous), source, wanted)
             kept, struck = kept + verdict.kept, [*struck, *verdict.struck]
             states |= verdict.written.states
             written = Written(verdict.written.entries, dict(states))
@@ -106,7 +128,7 @@ class Writer:
 
     def _certificate(self, kept: int, struck: Sequence[str]) -> Certificate:
         score = round(kept / max(1, kept + len(struck)), 3)
-        cost = round(self.cost, 6) if self.usage and self._limits else None
+        cost = round(self.cost, 6) if self._has_price else None
         paid = (self.usage, cost, self._was_cached and not self.calls)
         return Certificate("", self._model or self.name, kept, tuple(struck), (), score, *paid)
 
@@ -129,7 +151,7 @@ class Writer:
             chars //= 2
         prompt = template.render(**facts, content=content)
         ask = Ask("message", prompt, system, (one.message,), None, 1, answer, "message")
-        verdict = await self._judged(ask, Source.of([one.message], None, task), ())
+        verdict = await self._judged(ask, Content(prompt, ()), Source.of([one.message], None, task), ())
         text = " ".join(entry.text for entry in verdict.written.entries)
         if len(text) >= len(one.message.text):
             raise NoSummaryError("it is not shorter than the message", is_final=True)
@@ -142,22 +164,23 @@ class Writer:
         if refused:
             raise NoSummaryError(refused, is_final=True)
 
-    async def _judged(self, ask: Ask, source: Source, wanted: Sequence[str]) -> Verdict:
-        problem, first = "", ask.prompt
+    async def _judged(self, ask: Ask, content: Content, source: Source, wanted: Sequence[str]) -> Verdict:
+        problem, again = "", ""
         for _ in range(TRIES):
-            digest = digest_of(self.name, ask.system, ask.prompt, str(ask.max_tokens))
-            known = self.desk.cached(digest)
+            digest = digest_of(self.name, ask.system, content.prompt, str(ask.max_tokens), again)
+            known = self.desk.kept(digest, Kept)
             self._was_cached = self._was_cached or known is not None
-            answer = known or await self._answer(ask)
+            asked = msgspec.structs.replace(ask, prompt=ask.prompt + again)
+            answer = known.moved(content.places) if known else await self._answer(asked)
             self._model = answer.model or self._model
             problem = self._flaw(answer, ask, source) or ""
             if not problem:
                 verdict = judged(_unwrapped(answer.text, ask.kind), source, wanted)
                 problem = verdict.problem or ""
                 if not problem:
-                    self.desk.keep(digest, answer)
+                    self.desk.keep(digest, Kept(answer, content.places))
                     return verdict
-            ask = msgspec.structs.replace(ask, prompt=f"{first}\n\nYour last answer was refused: {problem}.")
+            again = f"\n\nYour last answer was refused: {problem}."
         raise NoSummaryError(problem, is_final=True)
 
     def _flaw(self, answer: Answer, ask: Ask, source: Source) -> str | None:
@@ -181,19 +204,24 @@ class Writer:
             self.summarizer,
             ask,
             timeout_s=desk.settings.timeout_s,
-            spend=lambda: desk.spend(expected),
+            spend=lambda: self._spend(expected),
             loop=desk.loop,
         )
-        self.calls += outcome.calls
         desk.gave_up(outcome.still_running)
         if outcome.answer is None:
             raise NoSummaryError(outcome.problem or "it said nothing")
         usage = outcome.answer.usage
         if usage is not None:
-            cost = desk.price(usage, self._limits or desk.limits(outcome.answer.model))
+            limits = self._limits or desk.limits(outcome.answer.model)
+            cost, self._has_price = desk.price(usage, limits), limits is not None
             self.usage, self.cost = _sum(self.usage, usage), self.cost + cost
             desk.owe(cost)
         return outcome.answer
+
+    def _spend(self, cost: float) -> bool:
+        may = self.desk.spend(cost)
+        self.calls += may
+        return may
 
 
 def name_of(summarizer: Summarizer) -> str:

@@ -103,7 +103,7 @@ FOLDERS = ("legacy", "sandbox", "vendored", "staging2")
 
 _ISO = re.compile(r"\d{4}-\d\d-\d\d")
 _DAY = re.compile(
-    r"(?:January|February|March|April|May|June|July|August|September|October|November|December) \d{1,2}"
+    r"(?:January|February|March|April|May|June|July|August|September|October|November|December) \d{1,2}(?!\d)"
 )
 _ID = re.compile(r"(?=\w*\d)(?=\w*[A-Za-z])[\w-]{4,40}")
 _NUMBER = re.compile(r"\$?\d[\d,]*\.?\d+")
@@ -305,7 +305,7 @@ def measure(traces: Sequence[Trace], seed: int = 1) -> dict[str, Score]:
     for n, (trace, lines) in enumerate(drawn):
         source = Source.of(trace.messages, None)
         for line in lines:
-            scores[TRUE].add(_is_kept(line, source), line[1])
+            scores[TRUE].add(_is_kept(line, source, "quotes"), line[1])
         others = (line for other, told in drawn if other.source != trace.source for _, line in told)
         ids = [found for line in others for found in _ID.findall(line)] or [*NAMES]
         for kind, line in inventions(lines, trace, ids, rng):
@@ -313,7 +313,7 @@ def measure(traces: Sequence[Trace], seed: int = 1) -> dict[str, Score]:
         fooled = Source.of([*trace.messages, _result(ORDERS[n % len(ORDERS)][0])], None)
         for order in ORDERS[n % len(ORDERS)]:
             for section in COMMANDING:
-                scores["an order of a tool"].add(not _is_kept((section, order), fooled), order)
+                scores["an order of a tool"].add(not _is_kept((section, order), fooled, "quotes"), order)
         for value, is_there in _omissions(trace, lines, source, rng):
             scores[LEFT_OUT].add(is_there, value)
     return scores
@@ -328,9 +328,10 @@ def written(lines: Sequence[Said]) -> str:
     return "\n".join("\n".join(part) for part in parts if len(part) > 1)
 
 
-def _is_kept(line: Said, source: Source) -> bool:
+def _is_kept(line: Said, source: Source, *but: str) -> bool:
+    """All of it, in any other section."""
     verdict = judged(written([line]), source, ())
-    return not verdict.struck and any(entry.section != "quotes" for entry in verdict.written.entries)
+    return not verdict.struck and any(entry.section not in but for entry in verdict.written.entries)
 
 
 def _result(text: str) -> Message:

@@ -59,8 +59,8 @@ class Recall(Protocol):
         """What was said in a span."""
 
 
-MOST_CALLS = 100
-"""That are remembered: what a limit on calls can count."""
+PERIOD_S = 600.0
+"""For which calls are remembered: a limit counts them."""
 
 
 class Pin(msgspec.Struct, array_like=True):
@@ -160,8 +160,9 @@ class Live:
                 self._measure(head)
             case Bill():
                 self.state.spent += head.cost
-                if head.view == self.view:
-                    self.state.called = [*self.state.called, (head.time, head.calls)][-MOST_CALLS:]
+                if head.view == self.view and head.calls:
+                    recent = [one for one in self.state.called if one[0] > head.time - PERIOD_S]
+                    self.state.called = [*recent, (head.time, head.calls)]
 
     def _say(self, line: Line) -> None:
         state = self.state

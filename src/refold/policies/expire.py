@@ -14,6 +14,8 @@ from refold.core.view import Item, View
 from refold.policies.importance import Reading, exact_words
 from refold.policies.reduced import Reduction
 
+Wanted: TypeAlias = tuple[int, str | None, int]
+"""A message by its place, with the prompt and the length that its summary is to have."""
 Batches: TypeAlias = Mapping[int, tuple[str, ...]]
 
 LENGTH = 500
@@ -35,8 +37,8 @@ class Expire(msgspec.Struct, frozen=True):
 
     only: frozenset[int] | None = None
     """Places that are looked at; unset, all."""
-    told: Mapping[int, str] = {}
-    """What a model wrote about messages, by their places: for those that are to be summarized."""
+    told: Mapping[Wanted, str] = {}
+    """What a model wrote about messages that are to be summarized."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         fixed, reading = protected(view), Reading(view)
@@ -48,7 +50,7 @@ class Expire(msgspec.Struct, frozen=True):
             rule, item = self.rule(line, together), bare[line.at]
             if line.at in fixed:
                 continue
-            told = self.told.get(item.span.start)
+            told = self.told.get((item.span.start, rule.prompt, length_of(rule)))
             stale = _is_stale(rule, line, reading)
             shown = _reduced(rule, item, count, view.handles, told) if stale else None
             if shown is not None:
@@ -124,7 +126,7 @@ def _reduced(rule: Expiry, item: Item, count: Count, handles: bool, told: str | 
     reduction = Reduction.of(item, handles)
     if reduction is None:
         return None
-    length = LENGTH if rule.length is None else rule.length
+    length = length_of(rule)
     if rule.mode == "remove":
         name = reduction.as_name("removed")
         return name if count(name) < reduction.line.tokens else None
@@ -135,6 +137,10 @@ def _reduced(rule: Expiry, item: Item, count: Count, handles: bool, told: str | 
         if made is not None:
             return made
     return reduction.as_head(length, count)
+
+
+def length_of(rule: Expiry) -> int:
+    return LENGTH if rule.length is None else rule.length
 
 
 def _why(rule: Expiry) -> str:

@@ -60,23 +60,23 @@ RUN = 4
 """Words in a row that are not the same by chance."""
 
 _THINKING = regex(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
-_TITLE = regex(r"\s*(#{1,6}\s+|\*\*|__)?(?:\d+[.)]\s+)?(.+?)\s*$")
-_BULLET = regex(r"\s*(?:[-*•+]|\d+[.)])\s+(?:\[[ xX]\]\s+)?")
+_TITLE = regex(r"(#{1,6}\s+|\*\*|__)?(?:\d+[.)]\s+)?(.+)")
+_BULLET = regex(r"^(?:[-*•+]|\d+[.)])\s+(?:\[[ xX]\]\s+)?")
 _NOTHING = regex(
     r"\W*(?:none\b[,;:.—-].*|none|nothing|n/?a|not applicable|no (?:errors|decisions|pending)[^.]{0,30})\W*$",
     re.I,
 )
-_REQUEST = regex(r"#(\d+)(?=[^#]*?\b(done|completed|active|in progress|superseded|open|pending)\b)", re.I)
+_REQUEST = regex(r"#(\d{1,9})(?=[^#]*?\b(done|completed|active|in progress|superseded|open|pending)\b)", re.I)
 _STATES = {"completed": "done", "in progress": "active", "pending": "open"}
 _SENTENCES = regex(r"(?<=[.!?])(?<!\b[A-Z][a-z]\.)(?<!\bMrs\.)\s+(?=[\"'`(]?[A-Z0-9])|(?<=[。！？])")
 _ESCAPED = regex(r"\\u([0-9a-f]{4})")
 _UNSPACED = r"\u2e80-\u9fff\uac00-\ud7af"  # scripts in which every character is taken for a word
-_ATOM = regex(rf"[^\W_{_UNSPACED}]+|[{_UNSPACED}]")
-_BETWEEN = regex(rf"[{_UNSPACED}\uff00-\uffef]+|\\n")
+_ATOM, _ASCII_ATOM = regex(rf"[^\W_{_UNSPACED}]+|[{_UNSPACED}]"), regex(r"[a-z0-9]+")  # the second is faster
+_BETWEEN = regex(rf"[{_UNSPACED}\uff00-\uffef]+")
 _THOUSANDS = regex(r"(?<=\d),(?=\d{3}(?!\d))")
 _SPLIT = regex(r"[:=→…()\[\]{}<>|+&#@~^%*-]+|\.\.+")
 _HUMPS = regex(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_QUANTITY, _VERSION = regex(r"(\d+(?:\.\d+)?)([a-z]{0,3})"), regex(r"v\d[\d.]*")
+_QUANTITY, _VERSION = regex(r"(\d{1,30}(?:\.\d{1,30})?)([a-z]{0,3})"), regex(r"v\d[\d.]*")
 _PROSE = regex(r"[A-Za-z]?[a-z]*(?:-[A-Za-z]?[a-z]*)*")
 _CODE, _LITERAL = regex(r"`([^`]+)`"), regex(r"[A-Za-z][A-Za-z-]{3,}")
 _MONTHS = words("january february march april may june july august september october november december")
@@ -90,7 +90,8 @@ _TIME = regex(
     r"(?<![\w:.])(\d{1,2})(?::(\d\d))?\s*([ap])\.?m\b\.?|(?<![\w:.+])(\d{1,2}):(\d\d)(?::\d\d)?(?![\w:])",
     re.I,
 )
-_COUNTED = regex(r"(?<![\w.,:/$-])(\d{1,2}) ([A-Za-z]{3,})")
+_COUNTED = regex(r"(?<![\w.,:/$#-])(\d{1,2}) ([A-Za-z]{3,})")
+_PLACES = regex(r"\b(?:requests?|messages?) (?:#\d+(?:, | and )?)+", re.I)
 _LABEL, _PIECE = regex(r"(?:[\w'-]+ ){0,4}[\w'-]+: "), regex(r"\S+")
 _SUBJECT = regex(
     r"([A-Z][a-z]+)(?<!ing)(?<!ion)(?<!ment)(?<!ness) (?:was|is|has|had|will|would|said|wants?|[a-z]+ed)\b"
@@ -149,15 +150,20 @@ class Source(msgspec.Struct, frozen=True, dict=True):
         return Source((*own, *_summarized(previous or "", "summary"), *more))
 
     @cached_property
+    def plain(self) -> list[str]:
+        return [_plain(text) for _, text in self.texts]
+
+    @cached_property
     def text(self) -> str:
-        return "\n".join(_plain(text) for _, text in self.texts)
+        return "\n".join(self.plain)
 
     @cached_property
     def atoms(self) -> tuple[list[list[str]], ...]:
         """The words of texts, also those that identifiers are made of: of the user, of others, of tools."""
         found: tuple[list[list[str]], ...] = ([], [], [])
-        for by, text in self.texts:
-            found[{"user": 0, "system": 0, "tool": 2}.get(by, 1)].append(_ATOM.findall(_plain(text)))
+        for (by, _), text in zip(self.texts, self.plain, strict=True):
+            pattern = _ASCII_ATOM if text.isascii() else _ATOM
+            found[{"user": 0, "system": 0, "tool": 2}.get(by, 1)].append(pattern.findall(text))
         return found
 
     @cached_property
@@ -190,11 +196,17 @@ class Source(msgspec.Struct, frozen=True, dict=True):
             found[_stem(word)].add(number)
         return found
 
+    @cached_property
+    def by_chance(self) -> float:
+        """The share of any words that it has: the more, the larger it is."""
+        return max(TOGETHER, 0.1 * log2(len(self.windows[0]) + 1) - 0.35)
+
     def stands(self, word: str) -> bool:
         """It stands there, and is not a part of a longer word or number."""
         start = self.text.find(word) if self.known.issuperset(_ATOM.findall(word)[:-1]) else -1
         while start >= 0:
-            before, after = self.text[start - 1 : start], self.text[start + len(word) :][:1]
+            end = start + len(word)
+            before, after = self.text[start - 1 : start], self.text[end : end + 1]
             goes_on = after.isdigit() if word[-1].isdigit() else after.isalnum() and word[-1].isalnum()
             if not goes_on and not (before.isalnum() and word[0].isalnum()):
                 return True
@@ -215,14 +227,14 @@ class Source(msgspec.Struct, frozen=True, dict=True):
             return all(map(self.has, filter(None, known.split("/"))))
         if slash:  # a file that is only ever called by its name may be anywhere
             return self.stands(name) and f"/{name}" not in self.text and self.has(folder)
-        if known[-1] == "s" and known[:-1] in self.known:
+        if known[-1] == "s" and self.stands(known[:-1]):
             return True
         has_digit = re.search(r"\d", known) is not None
         if has_digit and len(known) > 6 and known.isalnum():  # the beginning of a long one
             return any(atom.startswith(known) for atom in self.known)
-        if has_digit and re.search(r"[a-z]", known):  # the same with other digits
-            if re.search(re.sub(r"\d+", r"\\d+", re.escape(known)), self.text):
-                return False
+        shape = re.sub(r"\d+", r"\\d+", re.escape(known))
+        if has_digit and re.search(r"[a-z]", known) and re.search(shape, self.text):
+            return False  # there is the same with other digits
         parts = [part for part in _SPLIT.split(known) if part]
         if len(parts) < 2 and not has_digit:
             parts = known.split(".")
@@ -233,21 +245,21 @@ class Source(msgspec.Struct, frozen=True, dict=True):
 
     def has_quantity(self, number: str, unit: str) -> bool:
         """The same number as it is written elsewhere, or one that was rounded to it."""
-        bare = number.lstrip("0") or "0"
+        bare = (number.rstrip("0").rstrip(".") if "." in number else number).lstrip("0") or "0"
         forms = (
-            [bare, f"{int(bare):,}", f"0{bare}", f"{bare}.0", f"{bare}000"]
-            if bare.isdigit()
-            else [f"{bare}0"]
+            [bare, f"{bare}0"]
+            if "." in bare
+            else [bare, f"{int(bare):,}", f"0{bare}", f"{bare}.0", f"{bare}000"]
         )
         if any(form in self.known or self.stands(form) for form in forms):
             return True
         digits = bare.replace(".", "")
-        longer = (atom for atom in self.known if unit and atom.isdigit() and len(atom) > len(digits))
+        longer = (atom for atom in self.known if unit and atom.isdecimal() and len(atom) > len(digits))
         return any(0 <= int(digits) - int(atom[: len(digits)]) <= 1 for atom in longer)
 
     def invented(self, sentence: str) -> Iterator[str]:
         """What it names that the source does not."""
-        rest = _BETWEEN.sub(" ", _THOUSANDS.sub("", sentence))
+        rest = _BETWEEN.sub(" ", _THOUSANDS.sub("", _PLACES.sub(" ", sentence.replace("\\n", " "))))
         for pattern, forms in ((_DAY, _days), (_TIME, _times)):
             yield from (at.group() for at in pattern.finditer(rest) if not any(map(self.stands, forms(at))))
             rest = pattern.sub(" ", rest)
@@ -275,12 +287,17 @@ class Source(msgspec.Struct, frozen=True, dict=True):
     def supports(self, sentence: str) -> bool:
         """It speaks of what the source speaks of, and asks for nothing that the user did not speak of."""
         found = self.support(sentence)
+        has_value = any(map(_is_exact, words(sentence)))
         if found.words and _ASKS.search(sentence):
-            return found.by_user >= (ASKED if found.words >= FEW else 1.0)
-        by_chance = 0.1 * log2(len(self.windows[0]) + 1) - 0.35  # a large source has most words somewhere
-        if found.words < FEW or max(found[2:]) >= TOGETHER or found.anywhere >= by_chance:
+            return found.by_user >= (ASKED if has_value or found.words >= FEW else 1.0)
+        if found.words > 1 and _ORDER.search(sentence):  # that it names something known is not enough
+            said = self.support(" ".join(word for word in words(sentence) if not _is_exact(word)))
+            return max(said.by_user, said.by_agent) >= TOGETHER
+        if found.words < FEW:
+            return has_value or found.words < 2 or found.anywhere > 0
+        if max(found[2:]) >= TOGETHER or found.anywhere >= self.by_chance:
             return True
-        has_value = any(_is_exact(word) or (n and _is_name(word)) for n, word in enumerate(words(sentence)))
+        has_value = has_value or any(map(_is_name, words(sentence)[1:]))
         return found.anywhere >= BESIDE and (has_value or found.words == FEW)
 
     def quotes_tool(self, sentence: str, section: str) -> bool:
@@ -296,7 +313,7 @@ class Source(msgspec.Struct, frozen=True, dict=True):
         people = max(found.by_user, found.by_agent)
         if runs and (is_order or (found.by_tool > people and any(run not in others for run in runs))):
             return True
-        return found.words > 1 and found.by_tool >= max(ASKED, MORE * people)
+        return found.by_tool * found.words > 1 and found.by_tool >= max(ASKED, MORE * people)
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -329,13 +346,14 @@ def judged(text: str, source: Source, wanted: Sequence[str] = WANTED) -> Verdict
             continue  # the user's own words are kept by rule
         good = list[str]()
         for sentence in filter(None, map(str.strip, _SENTENCES.split(line))):
-            if source.quotes_tool(sentence, section):
+            is_invented = any(source.invented(sentence))
+            if not is_invented and source.quotes_tool(sentence, section):
                 true.append(Entry("quotes", f"“{clip(sentence, LONGEST)}”", WORTH["quotes"]))
-            elif any(source.invented(sentence)) or not source.supports(sentence):
+            elif not is_invented and source.supports(sentence):
+                good.append(sentence)
+            else:
                 struck.append(clip(sentence, LONGEST))
                 continue
-            else:
-                good.append(sentence)
             kept += 1
         if good:
             whole = clip(" ".join(good), LONGEST)
@@ -359,17 +377,19 @@ def _parsed(text: str) -> tuple[set[str], list[tuple[str, str]]]:
     """Which sections a text has, and its lines, each with its section."""
     section, heading = "notes", ""
     sections, lines = set[str](), list[tuple[str, str]]()
-    for line in filter(str.strip, text.splitlines()):
-        title = _TITLE.match(line)
-        mark, whole = title.groups() if title else (None, line)
+    for line in filter(None, map(str.strip, text.splitlines())):
+        bare = _BULLET.sub("", line, count=1)
+        title = _TITLE.match(bare)
+        mark, whole = title.groups() if title else (None, bare)
         name, _, rest = whole.replace("*", "").replace("__", "").partition(":")
-        known = (_section(name) or _section(whole)) if mark or not _BULLET.match(line) else None
+        is_item = bare != line and not (line[0].isdigit() and " " in name and not rest)
+        known = (_section(name) or _section(whole)) if mark or not is_item else None
         if known:
-            section, heading, line = known, "", rest
+            section, heading, bare = known, "", rest.strip()
             sections.add(section)
-        elif mark and (mark[0] == "#" or whole.endswith(("**", "**:", "__"))):
-            section, heading, line = "notes", whole.strip("*_: "), ""
-        plain = _BULLET.sub("", line, count=1).strip().replace("**", "")
+        elif mark and not is_item and (mark[0] == "#" or whole.endswith(("**", "**:", "__"))):
+            section, heading, bare = "notes", whole.strip("*_: "), ""
+        plain = bare.replace("**", "")
         if plain.strip("|-: ") and not plain.startswith("```") and not _NOTHING.match(plain):
             lines.append((section, f"{heading}: {plain}" if heading else plain))
     return sections, lines
@@ -444,11 +464,12 @@ def _stem(word: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """In one case, with one kind of dashes and apostrophes, and without escapes."""
-    text = text.casefold().replace("’", "'").replace("–", "-")
+    """In one case, with one kind of dashes and apostrophes, with spaces between scripts, without escapes."""
+    text = text.casefold()
     if "\\" in text:
         text = text.replace("\\n", "\n").replace("\\t", "\t")
-    return _ESCAPED.sub(lambda code: chr(int(code[1], 16)), text) if "\\u" in text else text
+        text = _ESCAPED.sub(lambda code: chr(int(code[1], 16)), text) if "\\u" in text else text
+    return text if text.isascii() else _BETWEEN.sub(r" \g<0> ", text.replace("’", "'").replace("–", "-"))
 
 
 def _parts(text: str) -> list[str]:

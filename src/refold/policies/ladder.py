@@ -39,8 +39,9 @@ def climb(rungs: Sequence[Policy], view: View, budget: Budget, count: Count) -> 
             break
         next = base + len(plan)
         for n, edit in enumerate(rung(msgspec.structs.replace(view, next=next), budget, count)):
-            plan = [one for one in plan if not edit.span.covers(one.edit.span)]
-            plan.append(_Tried(edit, next + n))
+            gone = [one.edit for one in plan if edit.span.covers(one.edit.span)]
+            plan = [one for one in plan if one.edit not in gone]
+            plan.append(_Tried(_credited(edit, gone), next + n))
             view = applied(view, settle(edit, view, Stamp(_FAR + tried, 0.0), count))
             tried += 1
     edits = [_moved(one.edit, one.place, base + n) for n, one in enumerate(plan)]
@@ -51,6 +52,14 @@ class _Tried(NamedTuple):
     edit: Edit
     place: int
     """Where the rung believed that it would stand."""
+
+
+def _credited(edit: Edit, gone: Sequence[Edit]) -> Edit:
+    """A summary of a summary that a model has just written is the model's too."""
+    by = [one.certificate for one in gone if one.certificate is not None and one.certificate.model]
+    if not by or edit.certificate is None or edit.certificate.model:
+        return edit
+    return msgspec.structs.replace(edit, certificate=by[-1])
 
 
 def _moved(edit: Edit, old: int, new: int) -> Edit:
