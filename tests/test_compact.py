@@ -18,7 +18,8 @@ from refold.cli.terminal import waiting
 from refold.config import load_config
 from refold.core.event import Called, Replaced
 from refold.core.message import Message, ToolResult, Usage
-from refold.policies.grounded import Source, judged
+from refold.policies.grounded import judged
+from refold.policies.source import Source
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key
 from refold.summarize.summarizer import Answer
@@ -355,7 +356,9 @@ def test_what_is_interrupted_changes_nothing_and_leaves_the_way_free(model):
         out, err = process.communicate()
         assert hanging.until(lambda: hanging.in_flight == 0)
     assert (process.returncode, out, err) == (130, b"", b"refold: Interrupted: nothing was changed\n")
-    assert events() == before
+    *others, called = events()
+    assert others == before
+    assert (called.problem, called.calls) == ("it was ended", 1)
     configured(model)
     assert ", by gpt-4o-mini" in compact("--keep", 8).stdout
 

@@ -15,8 +15,9 @@ from refold.config import load_config, with_database
 from refold.core.errors import SettingError
 from refold.core.event import Expiry
 from refold.core.expiry import layered
-from refold.policies.grounded import WANTED, Source, judged
+from refold.policies.grounded import WANTED, judged
 from refold.policies.sections import SECTIONS as TITLES
+from refold.policies.source import Source
 from refold.stores.memory import MemoryStore
 from refold.stores.store import ToolSetting
 from refold.summarize.prompts import (

@@ -14,8 +14,9 @@ from refold.core.regex import regex
 from refold.desk import Desk, digest_of
 from refold.policies.expire import Wanted
 from refold.policies.extract import Written
-from refold.policies.grounded import Source, Verdict, judged
+from refold.policies.grounded import Verdict, judged
 from refold.policies.sections import SECTIONS, body, render
+from refold.policies.source import Source
 from refold.policies.summarize import Prepared
 from refold.summarize.call import call
 from refold.summarize.prompts import Template

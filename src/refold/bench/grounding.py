@@ -25,9 +25,10 @@ import refold
 from refold.core.event import Line
 from refold.core.message import Message, ToolResult
 from refold.policies.extract import demands, summary
-from refold.policies.grounded import COMMANDING, Source, judged
+from refold.policies.grounded import judged
 from refold.policies.outline import words, worth
 from refold.policies.sections import SECTIONS
+from refold.policies.source import COMMANDING, Source
 from refold.tokens.count import counter
 
 MODEL = "gpt-5"

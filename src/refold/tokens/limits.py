@@ -94,9 +94,7 @@ def find(model: str | None, extra: Mapping[str, ModelLimits | ModelSettings] = {
     return Found(base, known.id)
 
 
-def known_limits(
-    model: str, extra: Mapping[str, ModelLimits | ModelSettings] = {}
-) -> ModelLimits | None:
+def known_limits(model: str, extra: Mapping[str, ModelLimits | ModelSettings] = {}) -> ModelLimits | None:
     """The same for a model that may well be nobody's: None, and no warning, where nothing is known of it."""
     model = model[:_LONGEST_NAME]
     is_known = _known(model) or model in extra or _match(model, {parts(key): key for key in extra})
