@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,10 +27,12 @@ FRAME = 40
 """Tokens that a request takes besides its texts."""
 SIZES = (6_000, 3_000, 1_500, 800, 400)
 """Characters that stay of a message, the most that lead to few requests."""
+ANSWER = (4, 10)
+"""What part of the window an answer may take; the smaller, where there would be many requests."""
 FEW = 3
 """Requests for one summary that are nothing special."""
-TASK, REQUEST = 2_000, 160
-"""Characters of the task and of each request, where they are named."""
+LISTED, REQUEST = 2_000, 160
+"""Characters of the task, of all requests and of all rules, where they are named apart; and of each."""
 _FENCE = regex(r"<(\s*/?\s*(?:messages|previous|task|requests|rules|focus|content|record)\b)", re.IGNORECASE)
 
 _LISTED = regex(r"^- #(\d+) \(", re.MULTILINE)
@@ -125,6 +128,8 @@ class Briefing(msgspec.Struct, frozen=True):
     pieces: tuple[tuple[Worded, ...], ...]
     carried: int
     """Tokens of the previous summary, at most."""
+    listed: int
+    """Characters of requests, and of rules, that are named apart."""
     count: Callable[[str], int]
 
     def ask(self, n: int, previous: str | None) -> Ask:
@@ -145,7 +150,8 @@ class Briefing(msgspec.Struct, frozen=True):
         return Content(self._prompt(moved, listed), tuple(ranks))
 
     def _prompt(self, piece: Sequence[Worded], previous: str | None) -> str:
-        values = _values(self.matter, [one.original for one in piece], previous, self.max_tokens)
+        originals = [one.original for one in piece]
+        values = _values(self.matter, originals, previous, self.max_tokens, self.listed)
         return self.template.render(**values, messages="\n\n".join(one.text for one in piece))
 
 
@@ -160,19 +166,22 @@ def briefing(
     count: Callable[[str], int],
 ) -> Briefing | None:
     """Requests that fit the summarizer's window, answers included; None where it has no room for any."""
-    answer = min(max_tokens, window // 4)
-    named = template.render(**_values(matter, matter.originals, None, answer), messages="")
-    room = int(window * SAFE) - answer - FRAME - count(system) - count(named)
-    carried = min(room // 2, max(answer, count(matter.previous or "")))
-    left = room - carried
-    if left < LEAST:
-        return None
-    pieces: tuple[tuple[Worded, ...], ...] = ((),)
-    for chars in SIZES if matter.originals else ():
-        pieces = tuple(_packed(matter.originals, left, chars, count))
-        if len(pieces) <= FEW:
-            break
-    return Briefing(matter, system, template, profile, answer, pieces, carried, count)
+    listed = min(LISTED, window // 8)
+    named = template.render(**_values(matter, matter.originals, None, max_tokens, listed), messages="")
+    whole = int(window * SAFE) - FRAME - count(system) - count(named)
+    before = count(matter.previous or "")
+    made: Briefing | None = None
+    for answer in dict.fromkeys(min(max_tokens, window // part) for part in ANSWER):
+        carried = min((whole - answer) // 2, max(answer, before))
+        left, alone = whole - answer - carried, whole - answer - min(carried, before)
+        for chars in SIZES if left >= LEAST else ():
+            pieces = tuple(_packed(matter.originals, alone, chars, count)) or ((),)
+            if len(pieces) > 1:  # each carries what was written before it
+                pieces = tuple(_packed(matter.originals, left, chars, count))
+            made = Briefing(matter, system, template, profile, answer, pieces, carried, listed, count)
+            if len(pieces) <= FEW:
+                return made
+    return made
 
 
 def _packed(
@@ -205,19 +214,26 @@ def _moved(one: Worded, at: int) -> Worded:
 
 
 def _values(
-    matter: Matter, piece: Sequence[Original], previous: str | None, max_tokens: int
+    matter: Matter, piece: Sequence[Original], previous: str | None, max_tokens: int, listed: int
 ) -> dict[str, Any]:
     asked = [one for one in piece if one.message.role == "user" and not one.tools]
     rules = [rule for one in asked for rule in demands(one.message.text)]
     return {
-        "task": fenced(clip(matter.task, TASK)),
+        "task": fenced(clip(matter.task, listed)),
         "previous": fenced(previous or ""),
         "round": str(matter.round),
         "max_tokens": max_tokens,
-        "requests": fenced("\n".join(f"#{one.at} {_flat(one.message.text)}" for one in asked)),
-        "rules": fenced("\n".join(f"- {clip(rule, REQUEST)}" for rule in rules)),
+        "requests": _newest([f"#{one.at} {_flat(one.message.text)}" for one in asked], listed),
+        "rules": _newest([f"- {clip(rule, REQUEST)}" for rule in rules], listed),
         "focus": fenced(matter.focus or ""),
     }
+
+
+def _newest(lines: Sequence[str], chars: int) -> str:
+    """As many of the last lines as fit."""
+    sizes = accumulate(len(line) + 1 for line in reversed(lines))
+    many = sum(size <= chars for size in sizes)
+    return fenced("\n".join(lines[len(lines) - many :]))
 
 
 def _flat(text: str) -> str:

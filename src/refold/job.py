@@ -34,7 +34,7 @@ class Job:
                 loop.call_soon_threadsafe(task.cancel)
 
     def _run(self) -> None:
-        with suppress(Exception, asyncio.CancelledError):
+        with suppress(BaseException):  # not even one that would end a program: it is not this one's to end
             asyncio.run(self._main())
         self._done.set()
 

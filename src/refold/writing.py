@@ -100,7 +100,8 @@ class Writer:
             NoSummaryError: it cannot be had, or is no good.
         """
         settings, template = self.desk.settings, self.desk.prompts.conversation
-        most = settings.max_tokens or min(LONGEST_ANSWER, int(matter.brief.most * SHARE))
+        share = min(LONGEST_ANSWER, int(matter.brief.most * SHARE))
+        most = min(settings.max_tokens, matter.brief.most) if settings.max_tokens else share
         if most < SHORTEST_ANSWER and not settings.max_tokens:
             raise NoSummaryError(f"there is room for {most} tokens only", is_final=True)
         window, system = self.desk.window(self.summarizer), self.desk.prompts.system.render()
