@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -321,11 +322,12 @@ def test_people_see_a_bar_while_a_model_writes_and_how_many_pieces_are_done(chat
     pty = pytest.importorskip("pty")
     release = threading.Event()
     with ScriptedModel([WRITTEN, Reply(SUMMARY, hang=release)]) as model:
-        configured(model, window=2_200)
+        configured(model, window=1_900)
         screen, terminal = pty.openpty()
         process = start(stderr=terminal)
         shown = b""
         while b"Compacting, 1 of" not in shown:
+            assert select.select([screen], [], [], 60.0)[0], shown
             shown += os.read(screen, 10_000)
         release.set()
         assert b"The view has" in process.communicate()[0]

@@ -949,7 +949,7 @@ def test_requests_are_kept_with_what_became_of_them():
 def test_a_request_that_was_answered_since_the_last_summary_is_no_longer_open():
     chat = chat_of(user("task"), user("Look up mia_li_3668."), *talk(3), says("Found her."), user("Thanks."))
     chat.compact(keep_recent=4)
-    assert "#1 (open)" in next(m.text for m in chat.view().messages if m.summary)
+    assert "#1 (done)" in next(m.text for m in chat.view().messages if m.summary)
     chat.append([m for part in talk(3) for m in part] + [says("Done."), user("And now?")])
     chat.compact(keep_recent=1)
     assert "#1 (done) Look up mia_li_3668." in next(m.text for m in chat.view().messages if m.summary)

@@ -433,13 +433,12 @@ class TestCallables:
 
         assert put(fails, timeout_s=0.2) == Outcome(None, "503 Service Unavailable: busy", 1)
 
-    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
-    def test_what_is_no_error_passes_through(self, error: type[BaseException]) -> None:
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
+    def test_what_would_end_a_program_is_a_problem(self, error: type[BaseException]) -> None:
         def stops(ask: Ask) -> str:
             raise error
 
-        with pytest.raises(error):
-            put(stops)
+        assert put(stops) == Outcome(None, f"RuntimeError: it raised {error.__name__}", 1)
 
     @pytest.mark.parametrize("given", [None, 7, b"text", ["text"], Answer(None)])  # type: ignore[arg-type]
     def test_what_is_no_text_is_a_problem(self, given: Any) -> None:

@@ -147,7 +147,8 @@ class Briefing(msgspec.Struct, frozen=True):
         ranks = {at: rank for rank, at in enumerate(sorted(places))}
         moved = [_moved(one, ranks[one.original.at]) for one in piece]
         listed = before and _LISTED.sub(lambda found: f"- #{ranks[int(found[1])]} (", before)
-        return Content(self._prompt(moved, listed), tuple(ranks))
+        same = msgspec.structs.replace(self, matter=msgspec.structs.replace(self.matter, round=0))
+        return Content(same._prompt(moved, listed), tuple(ranks))
 
     def _prompt(self, piece: Sequence[Worded], previous: str | None) -> str:
         originals = [one.original for one in piece]

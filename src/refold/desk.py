@@ -21,7 +21,7 @@ from refold.summarize.summarizer import Summarizer
 from refold.tokens.limits import ModelLimits, known_limits
 
 T = TypeVar("T")
-LEASE_S = 30.0
+LEASE_S = 10.0
 """What a lease lasts beyond the time that a call may take."""
 
 
@@ -40,7 +40,7 @@ class Desk:
         self.progress: Callable[[int, int], None] | None = None
         """Is told how many requests were answered, of how many."""
         self._holder, self._window = holder, window
-        self._made_at, self._tip = 0, ""
+        self._made_at, self._tip, self._is_writing = 0, "", False
         self._hung: Callable[[], bool] | None = None
         self._made, self._owed = 0, 0.0
         """Calls and USD that the record does not have yet."""
@@ -87,7 +87,7 @@ class Desk:
         """USD, as far as prices are known."""
         if limits is None:
             return 0.0
-        each, fresh = limits.input or 0.0, usage.input - usage.cache_read - usage.cache_write
+        each, fresh = limits.input or 0.0, max(0, usage.input - usage.cache_read - usage.cache_write)
         read = each if limits.cache_read is None else limits.cache_read
         write = each if limits.cache_write is None else limits.cache_write
         sums = (fresh * each, usage.cache_read * read, usage.cache_write * write)
@@ -154,11 +154,18 @@ class Desk:
 
     def acquire(self) -> Lease | None:
         """The right to write, for as long as the next call may take."""
+        self._is_writing = True
         return self._hold(self.settings.timeout_s + LEASE_S)
 
     def end(self) -> None:
         """Others may go on; until one does, what was written under the lease is the newest there is."""
+        self._is_writing = False
         self._hold(0.0)
+
+    def end_at_exit(self) -> None:
+        """Whoever ends without closing leaves nobody waiting."""
+        if self._is_writing:
+            self.end()
 
     def release(self, lease: Lease) -> None:
         if isinstance(self.record.store, Leases):

@@ -300,10 +300,10 @@ class Fitter:
         if tokens >= lifted.due:
             edits = self.reducer.climb(lifted, self.meter.counter.message, override)
         after = self._measured_now(budget)
-        if after > budget.target and not self._told:
+        if after > (budget.enough if edits else budget.target) and not self._told:
             notices.append(
                 f"{after:,} tokens are left, more than the {budget.target:,} that were wanted:"
-                f" {least:,} of them must be there; more is done from {lifted.due:,} on"
+                f" {least:,} of them must be there; more is done from {max(lifted.due, lifted.trigger):,} on"
             )
         self._told = after > budget.target
         return edits

@@ -40,5 +40,8 @@ class Job:
 
     async def _main(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        if not self._canceled:
-            await self._work()
+        try:
+            if not self._canceled:
+                await self._work()
+        finally:
+            self._done.set()  # whatever it left running is nobody's to wait for

@@ -33,7 +33,7 @@ def open(
     `store` is a URL or a store; unless given, the configuration's, else `sqlite:///refold.db`. `policies`
     are rungs of your own: when a view must become smaller, they are asked first. `summarizer` is a callable
     from an `Ask` to a text (see `refold.summarize.summarizer`), the name of a model such as
-    `openai/gpt-4o-mini`, or several of these to be tried in order; the configuration's come after it.
+    `openai/gpt-4o-mini`, or several of these to be tried in order; it stands in for the configuration's.
     """
     settings = load_config(config)
     for name, value in (("conversation", conversation), ("view", view)):

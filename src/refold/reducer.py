@@ -153,8 +153,8 @@ class Reducer:
         """What the ladder will have summarized."""
         from refold import rungs
 
-        found: list[Part] = []
-        return rungs.foreseen(rungs.ladder(self.settings, self.policies, found), found, view, budget, count)
+        whole = rungs.ladder(self.settings, self.policies)
+        return rungs.foreseen(whole, self.settings, view, budget, count)
 
     def _swap(
         self, after: "Callable[[Swap], Policy]", budget: Budget, count: Count, override: Override = NONE
@@ -188,19 +188,17 @@ class Reducer:
         """What an order will have summarized."""
         from refold import rungs
 
-        found: list[Part] = []
-        return rungs.foreseen(self._way(order, found), found, view, budget, count)
+        return rungs.foreseen(self._way(order), self.settings, view, budget, count)
 
     def planned(self, order: "Order", budget: Budget, count: Count) -> list[Replaced]:
         """What would be done, by rule: nothing is."""
         return self._settled(self._way(order), budget, count, self.handles, round=True)
 
-    def _way(self, order: "Order", found: "list[Part] | None" = None) -> Policy:
+    def _way(self, order: "Order") -> Policy:
         from refold import rungs
 
         keep = order.keep_recent or 0 if order.reach else order.keep_recent
         way = rungs.strategy(self.settings, order.strategy, keep, order.reach, order.focus)
-        way = rungs.noted(way, found)
         return rungs.down_to_target(self.settings, self.policies, way) if order.reach else way
 
     def finish(self, budget: Budget, count: Count) -> list[Replaced]:

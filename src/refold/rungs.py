@@ -6,21 +6,26 @@ import msgspec
 
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
+from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, Policy, line_of
 from refold.core.view import View
 from refold.policies.hierarchy import Hierarchy
 from refold.policies.ladder import Ladder, climb
 from refold.policies.oldest import stretch
+from refold.policies.sections import level_of
 from refold.policies.shrink import Shrink
-from refold.policies.summarize import Part, Summarize, Swap
+from refold.policies.summarize import Part, Summarize, Swap, longest
 from refold.policies.window import Window
 from refold.settings import AgentSettings
 
+ROOMIER = 1.25
+"""How much longer a model's summary may be than one by rule, where there is little room."""
 
-def ladder(settings: AgentSettings, own: Sequence[Policy] = (), found: list[Part] | None = None) -> Ladder:
-    """All of them, the user's own first; what one of them would have summarized is put into `found`."""
-    last = noted(strategy(settings, settings.compaction.strategy), found)
-    return Ladder((*cheap(settings, own), last, Shrink(spared_tools(settings))))
+
+def ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> Ladder:
+    """All of them, the user's own first."""
+    last = (strategy(settings, settings.compaction.strategy), Shrink(spared_tools(settings)))
+    return Ladder((*cheap(settings, own), *last))
 
 
 def cheap(settings: AgentSettings, own: Sequence[Policy]) -> list[Policy]:
@@ -43,22 +48,21 @@ def swapped(swap: Swap, cheap: Sequence[Policy], whole: Ladder) -> Policy:
     return policy
 
 
-def noted(rung: Policy, found: list[Part] | None) -> Policy:
-    """The same; which parts of the view it takes first is told."""
-
-    def policy(view: View, budget: Budget, count: Count, /) -> Plan:
-        if found is not None and not found and isinstance(rung, Summarize | Hierarchy):
-            found.extend(rung.parts(view, budget))
-        return rung(view, budget, count)
-
-    return rung if found is None else policy
-
-
-def foreseen(policy: Policy, found: list[Part], view: View, budget: Budget, count: Count) -> list[Part]:
-    """What a policy will have summarized, if it comes to that; `found` is where it tells."""
-    policy(view, budget, count)
-    there = [(one, stretch(view, one.old.span, one.old.kept)) for one in found]
-    return [msgspec.structs.replace(one, old=old) for one, old in there if old is not None]
+def foreseen(policy: Policy, settings: AgentSettings, view: View, budget: Budget, count: Count) -> list[Part]:
+    """What a policy will have summarized, as long as a summary may be."""
+    parts = list[Part]()
+    most = longest(settings.summarizer.max_tokens, budget)
+    for edit in policy(view, budget, count):
+        old = stretch(view, edit.span, [one for one in edit.shown if isinstance(one, int)])
+        first = edit.shown[0] if edit.shown else None
+        if edit.certificate is None or old is None or not isinstance(first, Message):
+            continue
+        level = level_of(first.text)
+        size = most // 3 if level == "segment" else most
+        if edit.kind == "shrink":  # there is less room than for any other
+            size = min(size, max(count(first), int(count(first) * ROOMIER)))
+        parts.append(Part(old, size, edit.kind, level, edit.focus))
+    return parts
 
 
 def spared_tools(settings: AgentSettings) -> tuple[str, ...]:

@@ -211,14 +211,24 @@ class Session:
         named("dialect", "unset" if dialect is None else dialect)
         wish = Wish(dialect, tools, override, fields(request))
         if self.reducer.summaries is not None:
-            with self._lock:
-                self.record.catch_up()
-                awaited = self.fitter.awaited(wish)
-            if awaited is not None:  # nobody else waits: the lock is free
-                awaited.wait(self.settings.summarizer.wait_s)
+            self._wait(wish)
         with self._lock:
             self.record.catch_up()
             return self.fitter.fit(wish)
+
+    def _wait(self, wish: Wish) -> None:
+        """For what models are writing, as long as is set; nobody else waits, since the lock is free."""
+        wait_s, summaries = self.settings.summarizer.wait_s, self.reducer.summaries
+        until = time.monotonic() + wait_s
+        while summaries is not None:
+            with self._lock:
+                self.record.catch_up()
+                awaited = self.fitter.awaited(wish)
+            if awaited is None:
+                return
+            if not awaited.wait(max(0.0, until - time.monotonic())):
+                summaries.problems.append(f"No summary was ready after {wait_s:g} s: this is done by rule")
+                return
 
     def check_overflow(
         self, *, tools: Sequence[Any] | None = None, request: Mapping[str, Any] | None = None
@@ -288,8 +298,9 @@ class Session:
         summaries = self.reducer.summaries
         if summaries is None or self.settings.is_off or not self.get_count():
             return
-        if summaries.job is not None:
-            summaries.job.wait()
+        before = summaries.job
+        if before is not None:
+            before.wait()
         with self._lock:
             self.record.catch_up()
             with self._lease():  # or somebody else is at it

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import RLock
 from typing import Any, TypeVar
+from weakref import finalize
 
 import msgspec
 
@@ -52,6 +53,7 @@ class Summaries:
         self._models = _models((*desk.prompts.conversation.models, *desk.settings.models), desk)
         self._job: Job | None = None
         self._ready: Ready | None = None
+        finalize(self, desk.end_at_exit)
         self._tried = self._forgotten = 0
         """The round that was written for already, and up to which place nothing counts that was."""
 
@@ -122,7 +124,7 @@ class Summaries:
 
     def used(self, ready: Ready) -> None:
         """They stand in the view, or never will."""
-        self._ready = None
+        self._ready, self._forgotten = None, self.record.live.state.next
         if ready.lease is not None:
             self.desk.release(ready.lease)
 
@@ -155,10 +157,10 @@ class Summaries:
         try:
             prompt = f"{one.prompt}\n" if one.is_own and one.prompt else one.prompt
             template = message_template(prompt, self.desk.folder)
+            candidates = self._own or _models(template.models, self.desk) or self._models
         except SettingError as error:
             self.problems.append(str(error))
             return None
-        candidates = self._own or _models(template.models, self.desk) or self._models
         task = next((item.words(line).text for item in view.items for line in item.lines if line.asks), "")
         span = Span(one.at, one.at + 1)
         return await self._first(candidates, span, lambda writer: writer.about(one, template, task))
@@ -168,6 +170,8 @@ class Summaries:
     ) -> T | None:
         """What the first of them writes who can; why others could not is told."""
         for summarizer in candidates:
+            if self.desk.is_hung:  # one call at a time, also where one is given up
+                return None
             writer = Writer(self.desk, summarizer, span)
             try:
                 done = await work(writer)

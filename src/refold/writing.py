@@ -169,7 +169,9 @@ class Writer:
     async def _judged(self, ask: Ask, content: Content, source: Source, wanted: Sequence[str]) -> Verdict:
         problem, again = "", ""
         for _ in range(TRIES):
-            digest = digest_of(self.name, ask.system, content.prompt, str(ask.max_tokens), again)
+            digest = digest_of(
+                identity_of(self.summarizer), ask.system, content.prompt, str(ask.max_tokens), again
+            )
             known = self.desk.kept(digest, Kept)
             self._was_cached = self._was_cached or known is not None
             asked = msgspec.structs.replace(ask, prompt=ask.prompt + again)
@@ -201,7 +203,11 @@ class Writer:
     async def _answer(self, ask: Ask) -> Answer:
         desk, tokens = self.desk, self._count(ask.system) + self._count(ask.prompt)
         expected = desk.price(Usage(tokens, ask.max_tokens), self._limits)
-        desk.acquire()
+        window = desk.window(self.summarizer)
+        if tokens + ask.max_tokens > window:
+            raise NoSummaryError(f"the request would not fit its window of {window:,} tokens")
+        if desk.acquire() is None and desk.has_leases:
+            raise NoSummaryError("somebody else writes now", is_final=True)
         outcome = await call(
             self.summarizer,
             ask,
@@ -229,6 +235,18 @@ class Writer:
 def name_of(summarizer: Summarizer) -> str:
     name = getattr(summarizer, "name", None) or getattr(summarizer, "__name__", None)
     return name if isinstance(name, str) else type(summarizer).__name__
+
+
+def identity_of(summarizer: Summarizer) -> str:
+    """Who was asked: by name, or else by what it is made of. Functions that differ only in what they hold
+    on to are one; give them a `name`."""
+    name = getattr(summarizer, "name", None)
+    if isinstance(name, str):
+        return name
+    code = getattr(summarizer, "__code__", None)
+    made = (code.co_code, code.co_consts, code.co_names) if code else ()
+    kind: Any = summarizer if code else type(summarizer)
+    return f"{kind.__module__}.{kind.__qualname__} {made!r}"
 
 
 def _counting(name: str, limits: ModelLimits | None) -> Callable[[str], int]:

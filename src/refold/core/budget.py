@@ -89,6 +89,8 @@ class Budget(msgspec.Struct, frozen=True):
     @property
     def enough(self) -> int:
         """Down to this a summary that was made ahead need not be followed by anything else."""
+        if self.max_tokens is not None:
+            return self.target
         return min(self.room, (self.target + self.trigger) // 2)
 
     def ahead(self, tokens: int) -> "Budget":

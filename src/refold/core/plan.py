@@ -27,6 +27,8 @@ class Edit(msgspec.Struct, frozen=True):
     """Which setting decided it, by its path among the agent's."""
     certificate: Certificate | None = None
     """Of a summary: what it rests on."""
+    focus: str = ""
+    """Of a summary: what it was to tell most about."""
 
 
 Plan: TypeAlias = Sequence[Edit]

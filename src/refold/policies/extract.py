@@ -15,10 +15,12 @@ from refold.core.message import Message, Text, ToolCall
 from refold.core.plan import Count
 from refold.core.regex import regex
 from refold.policies.outline import DENSE, LONG, clip, outline, reread, vocabulary, words, worth
-from refold.policies.sections import BETWEEN, PROSE, WORTH, Entry, pair, read, render, tame
+from refold.policies.sections import BETWEEN, OLDER, PROSE, WORTH, Entry, pair, read, render, tame
 
 REQUEST, SENTENCE, CALL, ERROR = 400, 240, 100, 240
 """Characters that stay of each."""
+OVER, DONE = 120, 3.4
+"""Characters that stay of a request that is over, and what it is worth."""
 RULE = 2_000
 """Characters from which on a rule of the user is a document."""
 TASK = "the task, which stands above as it was said"
@@ -38,11 +40,12 @@ PASSING = ("state", "pending", "next")
 """Sections that are true only of their time."""
 EARLIER = "earlier: "
 _DEMAND = regex(
-    r"\b(?:must|never|always|make sure|ensure|should not|shouldn't|shall not|may not|required|not allowed"
+    r"\b(?:must|never|always|make sure|ensure|should not|shouldn['’]t|shall not|may not|required|not allowed"
     r"|at most|at least|no more than|no less than|forbidden|prohibited|constraint|under no circumstances"
-    r"|reject(?:ed)?|rule[sd]? out|decided against|anything but|(?:do|does)(?:n't| not) want|agreed|avoid"
+    r"|(?:you|we) (?:can['’]t|cannot)|reject(?:ed)?|rule[sd]? out|decided against|anything but"
+    r"|(?:do|does)(?:n['’]t| not) want|agreed|avoid"
     r"|prefer|rather than|instead of|niemals|immer|nunca|siempre|jamais|toujours)\b"
-    r"|(?:^|[,;:] |\b(?:and|but|also|so|please|then|you|to) )(?:do not|don't|only|keep|use)\b"
+    r"|(?:^|[,;:] |\b(?:and|but|also|so|please|then|you|to) )(?:do not|don['’]t|only|keep|use)\b"
     r"|必须|不要|禁止|切勿|务必|绝不|请勿",
     re.IGNORECASE,
 )
@@ -93,12 +96,12 @@ class Extract(msgspec.Struct, frozen=True):
 
         # by measure first, since a long text is costly to put together and to count
         sizes = accumulate((len(self.entries[n].text) + 2 for n in ranked), initial=len(header))
-        most = sum(size < chars for size in sizes)
+        most = max(sum(size < chars for size in sizes), sum(entry.must for entry in self.entries))
         step = max(1, len(ranked) // 16)
         while most < len(ranked) and fit(most + step):
             most += step
         while most > 0 and not fit(most):
-            most -= max(1, most // 12)
+            most -= max(1, most // 24)
         return of(most)
 
 
@@ -109,12 +112,13 @@ def extract(
     task: int | None = None,
     written: Written = NOTHING,
     focus: Set[str] = frozenset(),
+    following: Sequence[Message] = (),
 ) -> Extract:
     """From messages and summaries in their order, and from what a model `written` of them.
 
     `active` is the place of the request that is being worked on; what stands `elsewhere` in the view anyway
     need not be repeated, and the `task` is named only: it is in every view as it was said. What has a word
-    of the `focus` in it is worth more.
+    of the `focus` in it is worth more. What was said `following` on it may answer its last request.
     """
     entries = list(written.entries)
     told = vocabulary("\n".join(entry.text for entry in entries))
@@ -125,7 +129,7 @@ def extract(
     most = max(LEAST_VALUES, MOST_VALUES // size)
     for n, (line, message) in enumerate(said):
         fresh = n / size  # the newer the better
-        later = [other for _, other in islice(said, n + 1, None)]
+        later = [*(other for _, other in islice(said, n + 1, None)), *following]
         if line.summary:
             known = [entry for entry in read(message.text) if not entry.text.endswith(TASK)]
             entries += _renewed(known, later, active, written.states)
@@ -169,20 +173,28 @@ def _asked(
     """A request and its state, and what the user demands in it, word for word."""
     start = 0
     if line.role == "user":
-        state = "active" if line.at == active else states.get(line.at) or _state(later)
+        known = _state(later)
+        state = "active" if line.at == active else known if known != "open" else states.get(line.at, known)
         text, start = _short(message.text, REQUEST), REQUEST
-        must = _DEMAND.search(text) is not None
-        yield Entry("requests", f"#{line.at} ({state}) {text}", WORTH["requests"] + fresh, must)
+        yield _request(line.at, state, text, fresh)
     for rule in demands(message.text, start):
         yield Entry("rules", clip(rule, RULE), WORTH["rules"] + fresh + 1.0, must=True)
 
 
+def _request(at: int, state: str, text: str, fresh: float) -> Entry:
+    """One that is over is worth less, and short; unless it has a rule in it, which holds on."""
+    must, is_over = any(demands(text)), state in ("done", "superseded")
+    text = clip(text, OVER) if is_over and not must else text
+    worth = (DONE if is_over else WORTH["requests"]) + fresh
+    return Entry("requests", f"#{at} ({state}) {text}", worth, must)
+
+
 def demands(text: str, start: int = 0) -> Iterator[str]:
     """Sentences that demand something or rule it out; of those that end after so many characters."""
-    read = 0
+    at = 0
     for sentence in _SENTENCES.split(text):
-        read += len(sentence) + 1
-        if read > start and len(sentence) > 4 and _DEMAND.search(sentence):
+        at = text.index(sentence, at) + len(sentence)
+        if at >= start and len(sentence) > 4 and _DEMAND.search(sentence):
             yield sentence.strip()
 
 
@@ -207,9 +219,7 @@ def _renewed(
         if found is not None:
             at, state = int(found[1]), found[2]
             now = "active" if at == active else states.get(at) or ("done" if answered else "open")
-            state = now if state in ("open", "active") else state
-            must = _DEMAND.search(found[3]) is not None
-            yield entry._replace(text=f"#{at} ({state}) {found[3]}", must=must)
+            yield _request(at, now if state in ("open", "active") else state, found[3], -OLDER)
         elif entry.section in PASSING and later:
             text = f"{EARLIER}{entry.text.removeprefix(EARLIER)}"
             yield entry._replace(section="notes", text=text, worth=WORTH["notes"])
@@ -289,6 +299,8 @@ class Summary(msgspec.Struct, frozen=True):
     message: Message
     entries: tuple[Entry, ...]
     """What is in it."""
+    left_out: int = 0
+    """How many that should stay whatever happens, and do not fit."""
 
 
 def summary(
@@ -303,6 +315,7 @@ def summary(
     written: Written = NOTHING,
     stretch: int = 1,
     focus: Set[str] = frozenset(),
+    later: Sequence[Message] = (),
 ) -> Summary:
     """Of at most so many tokens, or of so many times that if what must stay in it needs it.
 
@@ -315,7 +328,7 @@ def summary(
     def fits(text: str) -> bool:
         return count(message(text)) <= tokens
 
-    found = extract(said, active, elsewhere, task, written, focus)
+    found = extract(said, active, elsewhere, task, written, focus, later)
     if stretch > 1:
         least = [entry for entry in found.entries if entry.must]
         needed = count(message(render(header("0,000 shown"), least)))
@@ -323,4 +336,5 @@ def summary(
     entries = found.within(header("0,000 shown"), int(tokens * DENSE), fits)
     text = render(header("0,000 shown"), entries)
     shown = count(message(text.replace("0,000 shown", f"{count(message(text)):,} shown", 1)))
-    return Summary(message(text.replace("0,000 shown", f"{shown:,} shown", 1)), tuple(entries))
+    left_out = sum(entry.must for entry in found.entries) - sum(entry.must for entry in entries)
+    return Summary(message(text.replace("0,000 shown", f"{shown:,} shown", 1)), tuple(entries), left_out)

@@ -45,6 +45,11 @@ _NOTHING = regex(
     re.I,
 )
 _REQUEST = regex(r"#(\d{1,9})(?=[^#]*?\b(done|completed|active|in progress|superseded|open|pending)\b)", re.I)
+_BRACKETED = regex(
+    r"#(\d{1,9})\b[^#\n]*?[(\[](done|completed|active|in progress|superseded|open|pending)[)\]]", re.I
+)
+_NEGATED = regex(r"\b(?:not|partly|partially|half|almost|nearly)\b[^)\]]{0,12}\b(?:done|completed)\b", re.I)
+_EACH = regex(r"(?=#\d)")
 _STATES = {"completed": "done", "in progress": "active", "pending": "open"}
 _SENTENCES = regex(r"(?<=[.!?])(?<!\b[A-Z][a-z]\.)(?<!\bMrs\.)\s+(?=[\"'`(]?[A-Z0-9])|(?<=[。！？])")
 
@@ -71,8 +76,11 @@ def judged(text: str, source: Source, wanted: Sequence[str] = WANTED) -> Verdict
     struck, true, kept, states = list[str](), list[Entry](), 0, dict[int, str]()
     for section, line in lines:
         if section == "requests":
-            found = ((int(at), state.lower()) for at, state in _REQUEST.findall(line))
-            states |= {at: _STATES.get(state, state) for at, state in found}
+            for one in _EACH.split(line):
+                found = _BRACKETED.match(one) or _REQUEST.match(one)
+                if found and not _NEGATED.search(one):
+                    state = found[2].lower()
+                    states[int(found[1])] = _STATES.get(state, state)
             continue
         if section == "rules" and f" {flattened(line)} " not in source.flat[0]:
             struck += [] if source.supports(line) else [clip(line, LONGEST)]

@@ -55,11 +55,21 @@ class _Tried(NamedTuple):
 
 
 def _credited(edit: Edit, gone: Sequence[Edit]) -> Edit:
-    """A summary of a summary that a model has just written is the model's too."""
-    by = [one.certificate for one in gone if one.certificate is not None and one.certificate.model]
-    if not by or edit.certificate is None or edit.certificate.model:
-        return edit
-    return msgspec.structs.replace(edit, certificate=by[-1])
+    """A summary of a summary that a model has just written is the model's too, as far as it is in it."""
+    text = _text(edit)
+    for one in gone if edit.certificate is not None and not edit.certificate.model else ():
+        by = one.certificate
+        lines = [line[2:] for line in _text(one).split("\n") if line.startswith("- ")]
+        own = [line for line in lines if by and line not in by.appended and line in text]
+        if by and by.model and own:
+            appended = tuple(line for line in by.appended if line in text)
+            certificate = msgspec.structs.replace(by, kept=len(own), appended=appended)
+            return msgspec.structs.replace(edit, certificate=certificate)
+    return edit
+
+
+def _text(edit: Edit) -> str:
+    return edit.shown[0].text if edit.shown and isinstance(edit.shown[0], Message) else ""
 
 
 def _moved(edit: Edit, old: int, new: int) -> Edit:

@@ -48,7 +48,7 @@ BETWEEN = " | "
 """Stands between calls of one tool."""
 OLDER = 1.0
 """What an entry of an earlier summary is worth less than a new one."""
-_HEADER = regex(r"\[refold (?:#\d+ )?(?:summary|segment|era): [^\n\]]*\](?:\n|$)")
+_HEADER = regex(r"\[refold (?:#\d+ )?(summary|segment|era): [^\n\]]*\](?:\n|$)")
 _FENCE = regex(r"<(\s*/?\s*)record", re.IGNORECASE)
 _ENTRY = regex(r"^- (.*)$")
 _KEYED = regex(r"([A-Za-z_][\w.-]*)=(.+)$")
@@ -79,7 +79,7 @@ def render(header: str, entries: Sequence[Entry]) -> str:
             parts += [f"{title}:", " ".join(texts)]
         elif texts:
             parts += [f"{title}:", *(f"- {text}" for text in texts)]
-    return "\n".join([*parts, CLOSE])
+    return "\n".join([*parts[:2], *(tame(line) for line in "\n".join(parts[2:]).split("\n")), CLOSE])
 
 
 def body(text: str) -> str:
@@ -90,6 +90,12 @@ def body(text: str) -> str:
 def is_summary(text: str) -> bool:
     """It was made here, by the looks of it."""
     return _HEADER.match(text) is not None and text.endswith(("]", CLOSE))
+
+
+def level_of(text: str) -> str:
+    """What kind of summary it is: summary, segment or era."""
+    found = _HEADER.match(text)
+    return found[1] if found else "summary"
 
 
 def read(text: str) -> Iterator[Entry]:

@@ -6,14 +6,15 @@ import msgspec
 
 from refold.core.budget import LEAST_ROOM, Budget
 from refold.core.event import Line
-from refold.core.message import Message
+from refold.core.message import Message, Text
 from refold.core.plan import Count, Edit, Plan, Policy, must_stay, protected
 from refold.core.view import Item, View
+from refold.policies.extract import demands
 from refold.policies.importance import Reading
 from refold.policies.ladder import climb
 from refold.policies.oldest import oldest
 from refold.policies.outline import DENSE, Bonus, Outline, vocabulary
-from refold.policies.reduced import HEADER, Reduction
+from refold.policies.reduced import HEADER, Reduction, quoted
 from refold.policies.summarize import Part, Summarize, fold_away
 
 NEWEST = 2 / 3
@@ -136,6 +137,16 @@ class _Part:
     def within(self, most: int, count: Count) -> Message | None:
         if self._reduction is None:
             return None
+        shown = self._cut(most, count)
+        rules = [rule for rule in demands(self._reduction.text) if shown and rule not in shown.text]
+        if shown is None or not self.line.asks or not rules:
+            return shown
+        text = "\n- ".join([f"{shown.text}\nRules in it:", *map(quoted, rules)])
+        whole = msgspec.structs.replace(shown, parts=(Text(text), *shown.parts[1:]))
+        return whole if count(whole) < self.tokens else None
+
+    def _cut(self, most: int, count: Count) -> Message | None:
+        assert self._reduction is not None
         self._outline = self._outline or self._reduction.outline(self._bonus)
         chars = int((most - HEADER) * DENSE)
         if chars < 24:

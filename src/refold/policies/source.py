@@ -167,6 +167,8 @@ class Source(msgspec.Struct, frozen=True, dict=True):
 
     def stands(self, word: str) -> bool:
         """It stands there, and is not a part of a longer word or number."""
+        if not word:
+            return False
         start = self.text.find(word) if self.known.issuperset(_ATOM.findall(word)[:-1]) else -1
         while start >= 0:
             end = start + len(word)

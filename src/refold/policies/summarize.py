@@ -9,7 +9,7 @@ from refold.core.event import Certificate, Line, Span
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan
 from refold.core.regex import regex
-from refold.core.view import View
+from refold.core.view import Item, View
 from refold.policies.extract import NOTHING, Summary, Written, summary
 from refold.policies.importance import Reading
 from refold.policies.oldest import Oldest, oldest, stretch
@@ -22,6 +22,8 @@ WORTH_IT = 0.9
 """Of what it stands for, that a summary takes at most."""
 DEEPER = 0.9
 """Of the same, that is filled: what is summarized at once need not be summarized again so soon."""
+LATER = 24
+"""Items after a stretch that are looked at for the answer to its last request."""
 STRETCH = 2
 """How many times its limit a summary may take where the user's own rules need it."""
 LONGEST = 8_000
@@ -125,7 +127,11 @@ def fold_away(part: Part, view: View, count: Count, by: Prepared | None = None) 
     old = part.old
     words = {(line.at, line.n): item.words for item in old.items for line in item.lines}
     said = [(line, words[line.at, line.n](line)) for line in old.hidden]
-    places = {(line.at, line.n): item.span.start for item in old.items for line in item.lines}
+    places = {
+        (line.at, line.n): line.at if line.at in item.span else item.span.start
+        for item in old.items
+        for line in item.lines
+    }
     gone = {(line.at, line.n) for line in old.hidden}
     reading = Reading(view)
     rest = vocabulary(reading.text(line for line in view.lines if (line.at, line.n) not in gone))
@@ -137,6 +143,7 @@ def fold_away(part: Part, view: View, count: Count, by: Prepared | None = None) 
 
     made = summary(
         [(_at_its_place(line, places), message) for line, message in said],
+        later=[item.words(line) for item in _after(view, old.span) for line in item.lines],
         header=header,
         active=view.latest,
         elsewhere=rest,
@@ -150,8 +157,15 @@ def fold_away(part: Part, view: View, count: Count, by: Prepared | None = None) 
     if count(made.message) > WORTH_IT * old.tokens:
         return ()
     why = f"{messages:,} messages are too many for the room there is"
+    if made.left_out:
+        why += f"; {made.left_out} rules of the user are in their originals only"
     setting, certificate = ("compact", "strategy"), _certificate(made, by)
-    return (Edit(old.span, (made.message, *old.kept), part.kind, why, setting, certificate),)
+    return (Edit(old.span, (made.message, *old.kept), part.kind, why, setting, certificate, part.focus),)
+
+
+def _after(view: View, span: Span) -> list[Item]:
+    """The next of what follows: it may answer what was asked before."""
+    return [item for item in view.items if item.span.start >= span.end][:LATER]
 
 
 def _certificate(made: Summary, by: Prepared | None) -> Certificate:

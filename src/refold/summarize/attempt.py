@@ -64,8 +64,10 @@ async def _end(under: _Under, deadline: float) -> Any:
     if way.cancelled() and under.elsewhere:
         raise RuntimeError("canceled on its own event loop")
     ended = way.result()
-    if ended.error is not None:
+    if isinstance(ended.error, Exception):
         raise ended.error
+    if ended.error is not None:
+        raise RuntimeError(f"it raised {type(ended.error).__name__}")
     return ended.given
 
 
@@ -94,7 +96,9 @@ def _as_task(work: Callable[[], Any], loop: Loop | None) -> _Under:
         tasks.append(asyncio.current_task())
         try:
             return _Ended(await work())
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # not even one that would end the program whose loop this is
             return _Ended(error=error)
 
     def still_running() -> bool:

@@ -80,4 +80,7 @@ def _answer(given: Any) -> Answer:
         raise MessageError("the summary", f"expected a text, got {kind}")
     if torn := flaw(answer.text):
         raise MessageError("the summary", f"there is {torn} in it")
-    return answer
+    try:
+        return msgspec.convert(msgspec.to_builtins(answer), Answer)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise MessageError("the summary", f"is not as an answer must be: {error}") from error
