@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from refold.core.message import Message, ToolCall
 from refold.core.regex import regex
 from refold.core.view import Item, View
 from refold.policies.extract import demands
-from refold.policies.outline import clip, excerpt, outline
+from refold.policies.outline import Outline, clip, excerpt, outline
 from refold.policies.sections import body
 from refold.policies.summarize import Brief, Part
 from refold.record import Record
@@ -258,7 +259,13 @@ def _called(call: ToolCall, chars: int) -> str:
 
 
 def shortened(text: str, chars: int) -> str:
-    return text if len(text) <= chars else clip(excerpt(text, outline(text), chars), 2 * chars)
+    return text if len(text) <= chars else clip(excerpt(text, _outlined(text), chars), 2 * chars)
+
+
+@lru_cache(maxsize=256)
+def _outlined(text: str) -> Outline:
+    """It is looked at again for every size that is tried."""
+    return outline(text)
 
 
 def fenced(text: str) -> str:

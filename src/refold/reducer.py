@@ -117,7 +117,8 @@ class Reducer:
             rule = expire.rule(line, together)
             wanted = rule.compact_mode == "ai-summary" and rule.mode in (None, "compact")
             length = length_of(rule)
-            if not wanted or line.at in fixed or (line.at, rule.prompt, length) in summaries.tried:
+            over = summaries.tried - summaries.pending
+            if not wanted or line.at in fixed or (line.at, rule.prompt, length) in over:
                 continue
             message = self.record.message(line)
             if len(message.text) > length:

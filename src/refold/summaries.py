@@ -47,6 +47,8 @@ class Summaries:
         """What was written about single messages."""
         self.tried: set[Wanted] = set()
         """Of which messages that was wanted, whatever came of it."""
+        self.pending: set[Wanted] = set()
+        """Of which of them it is being written."""
         self.problems: list[str] = []
         """Why models were done without, since somebody last looked."""
         self._own = tuple(summarizers)
@@ -83,7 +85,8 @@ class Summaries:
         state, tip = self.record.live.state, self.record.tip
         round, made = state.round + 1, state.next
         self.desk.begin(made, tip)
-        self.tried |= {one.key for one in messages}
+        self.pending = {one.key for one in messages}
+        self.tried |= self.pending
 
         async def work() -> None:
             found = parts()
@@ -99,11 +102,13 @@ class Summaries:
                     text = await self._tell(one, view)
                     if text and not self.desk.is_gone:
                         self.told[one.key] = text
+                    self.pending.discard(one.key)
                 about = {"round": round, "focus": focus, "made": made, "tip": tip}
                 matters = [matter_of(part, view, self.record, **about) for part in found]
                 done = [await self._write(matter) for matter in matters if matter.is_new]
                 self._keep(Ready(tuple(one for one in done if one), lease))
             finally:
+                self.pending.clear()
                 self.desk.end()
 
         self._job = Job(work, f"refold-summaries-{self.record.key.conversation}")

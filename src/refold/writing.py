@@ -167,11 +167,12 @@ class Writer:
             raise NoSummaryError(refused, is_final=True)
 
     async def _judged(self, ask: Ask, content: Content, source: Source, wanted: Sequence[str]) -> Verdict:
-        problem, again = "", ""
+        problem, again, digests = "", "", list[bytes]()
         for _ in range(TRIES):
             digest = digest_of(
                 identity_of(self.summarizer), ask.system, content.prompt, str(ask.max_tokens), again
             )
+            digests.append(digest)
             known = self.desk.kept(digest, Kept)
             self._was_cached = self._was_cached or known is not None
             asked = msgspec.structs.replace(ask, prompt=ask.prompt + again)
@@ -182,7 +183,7 @@ class Writer:
                 verdict = judged(_unwrapped(answer.text, ask.kind), source, wanted)
                 problem = verdict.problem or ""
                 if not problem:
-                    self.desk.keep(digest, Kept(answer, content.places))
+                    self.desk.keep(digests[0], Kept(answer, content.places))
                     return verdict
             again = f"\n\nYour last answer was refused: {problem}."
         raise NoSummaryError(problem, is_final=True)

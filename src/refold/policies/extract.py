@@ -213,12 +213,14 @@ def _renewed(
     known: Iterable[Entry], later: Sequence[Message], active: int | None, states: Mapping[int, str]
 ) -> Iterator[Entry]:
     """The entries of an earlier summary, with what became of them."""
-    answered = any(other.role == "assistant" and not other.calls for other in later)
+    known = list(known)
+    places = [int(at[1]) for at in map(_REQUEST.match, (entry.text for entry in known)) if at]
+    newest = max(places, default=None) if _state(later) == "done" else None  # it alone was answered since
     for entry in known:
         found = _REQUEST.match(entry.text) if entry.section == "requests" else None
         if found is not None:
             at, state = int(found[1]), found[2]
-            now = "active" if at == active else states.get(at) or ("done" if answered else "open")
+            now = "active" if at == active else "done" if at == newest else states.get(at, "open")
             yield _request(at, now if state in ("open", "active") else state, found[3], -OLDER)
         elif entry.section in PASSING and later:
             text = f"{EARLIER}{entry.text.removeprefix(EARLIER)}"

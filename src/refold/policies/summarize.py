@@ -52,7 +52,9 @@ class Summarize(msgspec.Struct, frozen=True):
         old = oldest(
             view, budget, besides=most, keep_recent=self.keep_recent, only=not self.fill, share=DEEPER
         )
-        return [] if old is None else [Part(old, most, "summarize", focus=self.focus)]
+        if old is None or (not self.fill and len(old.hidden) == 1 and old.hidden[0].summary):
+            return []  # nothing, or nothing new
+        return [Part(old, most, "summarize", focus=self.focus)]
 
 
 class Part(msgspec.Struct, frozen=True):
