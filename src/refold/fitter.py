@@ -178,7 +178,7 @@ class Fitter:
         if summaries.job is not None:
             return summaries.job if due or messages else None
         due = due and not summaries.was_tried
-        return self._prepare(messages, lifted if due else None) if due or messages else None
+        return self._prepare(messages, lifted if due else None, due) if due or messages else None
 
     def _prepare_soon(self, budget: Budget, tokens: int, override: Override) -> None:
         """Begins what will be needed at the trigger, and what will expire in the step after this one."""
@@ -198,7 +198,9 @@ class Fitter:
         if near or messages:
             self._prepare(messages, lifted.ahead(tokens) if near else None)
 
-    def _prepare(self, messages: "Sequence[Told]", ahead: Budget | None) -> "Job | None":
+    def _prepare(
+        self, messages: "Sequence[Told]", ahead: Budget | None, is_due: bool = False
+    ) -> "Job | None":
         summaries = self.reducer.summaries
         assert summaries is not None
         view, count = self._at_hand(), self.meter.counter.message
@@ -206,7 +208,7 @@ class Fitter:
         def parts() -> "list[Part]":
             return self.reducer.foreseen(view, ahead, count) if ahead is not None else []
 
-        return summaries.prepare(view, parts, messages)
+        return summaries.prepare(view, parts, messages, is_due=is_due)
 
     def _at_hand(self) -> View:
         """The view as a value, for another thread."""

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from refold.summaries import Summaries
 
 STRATEGIES = ("summarize", "sliding-window", "hierarchical")
+WAITS = 3
+"""For what is under way, for what is begun then, and for what came of both."""
 LEASE_S = 60.0
 """After so many seconds a compaction whose process died is nobody's."""
 
@@ -220,11 +222,11 @@ class Session:
         """For what models are writing, as long as is set; nobody else waits, since the lock is free."""
         wait_s, summaries = self.settings.summarizer.wait_s, self.reducer.summaries
         until = time.monotonic() + wait_s
-        while summaries is not None:
+        for _ in range(WAITS if summaries is not None else 0):
             with self._lock:
                 self.record.catch_up()
                 awaited = self.fitter.awaited(wish)
-            if awaited is None:
+            if awaited is None or summaries is None:
                 return
             if not awaited.wait(max(0.0, until - time.monotonic())):
                 summaries.problems.append(f"No summary was ready after {wait_s:g} s: this is done by rule")

@@ -75,10 +75,13 @@ class Summaries:
         parts: Callable[[], Sequence[Part]],
         messages: Sequence[Told] = (),
         focus: str | None = None,
+        *,
+        is_due: bool = False,
     ) -> Job | None:
         """Begins to write summaries of messages, and of the parts that are found then, unless it is at it.
 
-        `view` must have its words at hand: it is read by another thread.
+        `view` must have its words at hand: it is read by another thread. Where a compaction `is_due`, it is
+        the last chance.
         """
         if self.job is not None or self.desk.is_hung:
             return self.job
@@ -90,9 +93,9 @@ class Summaries:
 
         async def work() -> None:
             found = parts()
-            if found:
+            if found or is_due:
                 self._tried = round
-            elif not messages:
+            if not found and not messages:
                 return
             lease = self.desk.acquire()
             if lease is None and self.desk.has_leases:

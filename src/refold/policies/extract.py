@@ -43,7 +43,8 @@ _DEMAND = regex(
     r"\b(?:must|never|always|make sure|ensure|should not|shouldn['’]t|shall not|may not|required|not allowed"
     r"|at most|at least|no more than|no less than|forbidden|prohibited|constraint|under no circumstances"
     r"|(?:you|we) (?:can['’]t|cannot)|reject(?:ed)?|rule[sd]? out|decided against|anything but"
-    r"|(?:do|does)(?:n['’]t| not) want|agreed|avoid"
+    r"|(?:do|does)(?:n['’]t| not) (?:want|like|need)|please stop|stop (?:using|doing|adding)|no longer"
+    r"|agreed|avoid"
     r"|prefer|rather than|instead of|niemals|immer|nunca|siempre|jamais|toujours)\b"
     r"|(?:^|[,;:] |\b(?:and|but|also|so|please|then|you|to) )(?:do not|don['’]t|only|keep|use)\b"
     r"|必须|不要|禁止|切勿|务必|绝不|请勿",
