@@ -270,9 +270,9 @@ def test_escapes_in_arguments_are_read():
 
 
 def test_other_languages_are_judged_by_the_same_rules():
-    chinese = Source((("user", "请把报告保存到/root/pdf目录,文件名是report_7.pdf"),))
-    assert told("报告已保存到/root/pdf目录。文件名为report_7.pdf。", source=chinese).struck == ()
-    assert told("报告已保存到/root/doc目录。", source=chinese).struck
+    chinese = Source((("user", "请把报告保存到/srv/pdf目录,文件名是report_7.pdf"),))
+    assert told("报告已保存到/srv/pdf目录。文件名为report_7.pdf。", source=chinese).struck == ()
+    assert told("报告已保存到/srv/doc目录。", source=chinese).struck
     german = Source((("user", "Bitte die Buchung OBUT9V ändern: der Flug ist auf Montag zu verlegen."),))
     line = "Die Änderung der Buchung OBUT9V und die Verlegung der Flüge ist erfolgt."
     assert told(line, source=german).struck == ()
