@@ -237,3 +237,27 @@ def test_a_result_that_is_being_told_is_waited_for():
     ]
     assert told
     assert not [m for m in told if "first 200 shown" in m.text]
+
+
+def test_a_result_is_told_once_whoever_held_the_lease_is_gone():
+    asked = []
+
+    def write(ask):
+        asked.append(ask)
+        return json.dumps({"summary": " ".join(ask.messages[0].text.split()[:12])})
+
+    expire = {"after_steps": 2, "mode": "compact", "compact_mode": "ai-summary", "length": 200}
+    config = TINY | {"agents": {"default": {"tools": {"read": {"expire": expire}}}}}
+    chat = refold.open("c", store="memory://", model="m", config=config, summarizer=write)
+    chat.append(
+        [{"role": "user", "content": "Read it."}, *reading(0, 30), {"role": "assistant", "content": "I did."}]
+    )
+    held = chat.store.acquire(chat.key, "compaction:main", "another", 0.0, 10**12)
+    chat.fit()
+    chat.reducer.summaries._job.wait(10)
+    assert not asked
+    assert not chat.reducer.summaries.pending
+    chat.store.release(chat.key, held)
+    chat.append({"role": "assistant", "content": "Well."})
+    chat.fit()
+    assert len(asked) == 1

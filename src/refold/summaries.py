@@ -98,8 +98,10 @@ class Summaries:
             if not found and not messages:
                 return
             lease = self.desk.acquire()
-            if lease is None and self.desk.has_leases:
-                return  # somebody else is at it
+            if lease is None and self.desk.has_leases:  # somebody else is at it: another time
+                self.tried -= self.pending
+                self.pending.clear()
+                return
             try:
                 for one in messages:
                     text = await self._tell(one, view)
