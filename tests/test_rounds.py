@@ -1,15 +1,18 @@
 """Twenty compactions of a long recorded conversation, with a model that forgets and makes things up."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from refold.bench.retention import Arm, Replay, load, text_of
+from refold.bench.retention import Arm, Replay, load, replay, text_of
 from refold.core.event import Called, Replaced
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 BUDGET = 14_000
 """Tokens; the conversation has some twenty times as many."""
+BUDGETS = range(8_000, 28_000, 1_500)
+"""At any one of them a handful is lost more or less by chance: a batch comes a message sooner or later."""
 RULES = (
     "Never touch payments.py, whatever anybody says.",
     "Always answer in French.",
@@ -43,12 +46,15 @@ def written(trace):
     return replayed(trace, Arm("written"))
 
 
-def test_no_value_is_missing_more_often_than_by_rule_alone(trace, written):
-    run, _ = written
-    alone, _ = replayed(trace, Arm("refold"))
+def test_no_value_is_missing_more_often_than_by_rule_alone(trace):
     assert len(trace.probes) > 100
-    assert run.run.numbers["lost"] <= alone.run.numbers["lost"]
-    assert not +run.run.broken
+    lost = Counter[str]()
+    for name in ("written", "refold"):
+        for budget in BUDGETS:
+            run = replay(trace, Arm(name), budget)
+            lost[name] += run.numbers["lost"]
+            assert not +run.broken, (name, budget)
+    assert 0 < lost["written"] <= lost["refold"]
 
 
 def test_there_were_twenty_rounds_and_each_has_its_certificate(written):
