@@ -1062,3 +1062,36 @@ def test_a_policy_that_plans_nonsense_is_refused_and_nothing_is_written(wrong):
     with pytest.raises(refold.RefoldError, match="policy mine"):
         chat.fit()
     assert list(chat.events()) == before
+
+
+# Rules of the user
+
+
+@pytest.mark.parametrize("words", [1_000, 1_600, 2_200, 2_800])
+def test_a_rule_stays_when_something_large_takes_the_room(words):
+    rule = "Never delete table_7."
+    chat = begin(8_000, counter="auto")
+    chat.append([user("Find why builds fail."), {"role": "assistant", "content": "Fine."}, user(rule)])
+    for n in range(12):
+        chat.append(step(f"c{n}", output(120, f"v_{n}")))
+        chat.fit()
+    chat.append(user("Look: " + " ".join(f"word{n % 50}" for n in range(words))))
+    fitted = chat.fit()
+    assert rule in json.dumps(fitted.messages)
+    chat.append(user("Now go on."))
+    for n in range(20, 60):
+        chat.append(step(f"c{n}", output(120, f"v_{n}")))
+        assert rule in json.dumps(chat.fit().messages)
+
+
+def test_a_rule_that_finds_no_room_is_told():
+    chat = begin(3_000)
+    rules = " ".join(f"Never touch file_{n}.py, whatever anybody says." for n in range(60))
+    chat.append([user("Go."), user(rules), {"role": "assistant", "content": "Fine."}])
+    notices = []
+    for n in range(12):
+        chat.append(step(f"c{n}", output(200, f"v_{n}")))
+        notices += chat.fit().report.notices
+    chat.append(user("Look: " + " ".join(f"word{n % 50}" for n in range(1_050))))
+    notices += chat.fit().report.notices
+    assert any("of the user's rules found no room in #" in notice for notice in notices)

@@ -1,15 +1,20 @@
 """Summaries by models, from outside: a session, the official SDKs, and a server that does its worst."""
 
 import asyncio
+import gc
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import ref
 
 import pytest
 
@@ -33,6 +38,7 @@ from refold.summarize.summarizer import Answer, Ask
 from refold.testing.model import Reply, Request, ScriptedModel
 from refold.tokens.count import counter
 from refold.tokens.limits import find
+from refold.writing import identity_of
 
 T = TypeVar("T")
 KEY = "a-key-like-no-other"
@@ -290,7 +296,7 @@ FAILURES: dict[str, tuple[Reply, str]] = {
     ),
     "nothing said": (Reply("\n".join(f"## {title}\n- none" for title in SECTIONS)), "it says nothing"),
 }
-REFUSED = "it would take 1 calls; 0 of 5 in ten minutes are left|the budget of calls is used up"
+REFUSED = "it would take 1 calls; 0 of 5 in ten minutes are left"
 
 
 @pytest.mark.parametrize("failure", FAILURES)
@@ -908,6 +914,148 @@ def test_as_many_calls_are_counted_as_there_may_be(calls, most):
         assert server.requests == []
 
 
+class Dear:
+    """A model with a known price that never says what it used."""
+
+    name = f"openai/{NAMES['openai']}"
+
+    def __init__(self, answer: str | None) -> None:
+        self.answer, self.begun = answer, threading.Event()
+
+    async def __call__(self, ask: Ask) -> str:
+        self.begun.set()
+        if self.answer is None:
+            await asyncio.Event().wait()
+        return self.answer or ""
+
+
+def test_a_call_that_is_given_up_counts_as_what_it_may_have_cost():
+    talk = Talk(Dear(None), config(timeout_s=0.05, max_cost=0.000_5))
+    talk.go_on(24)
+    first, *_, last = talk.called
+    assert (first.problem, first.calls) == ("timed out after 0.05 s", 1)
+    assert 0 < first.cost <= 0.000_5
+    assert re.fullmatch(r"it may cost \$0\.\d{4}; \$0\.000\d of \$0\.0005 is spent", last.problem)
+    spent = sum(one.cost for one in talk.called)
+    assert talk.chat.record.live.state.spent == pytest.approx(spent)
+    assert spent <= 0.000_5
+
+
+def test_a_call_that_was_refused_costs_nothing(provider):
+    with ScriptedModel(Reply("no", 400)) as server:
+        talk = Talk(writer(provider, server, NAMES[provider]))
+        talk.until(lambda: talk.called)
+    assert (talk.called[0].calls, talk.called[0].cost) == (1, 0.0)
+
+
+def test_a_call_that_closing_ended_counts_as_what_it_may_have_cost(file):
+    dear = Dear(None)
+    talk = Talk(dear, config(wait_s=0), store=file)
+    talk.fill()
+    talk.chat.fit()
+    assert dear.begun.wait(WAIT_S)
+    talk.chat.close()
+    [called] = Talk(None, store=file).called
+    assert (called.problem, called.calls) == ("it was ended", 1)
+    assert called.cost > 0
+
+
+def test_a_second_try_that_there_is_no_money_for_is_refused_for_that_reason():
+    talk = Talk(Dear("too short"), config(max_cost=0.000_5))
+    talk.until(lambda: talk.called and talk.called[-1].calls == 1)
+    assert re.fullmatch(r"it may cost \$0\.\d{4}; \$0\.000\d of \$0\.0005 is spent", talk.called[-1].problem)
+
+
+@pytest.mark.parametrize("shift", [1, 3])
+def test_what_was_paid_for_tells_of_the_right_requests_wherever_they_stand(shift):
+    def states(ask: Ask) -> str:
+        paid.append(ask)
+        asked = re.findall(r"^#(\d+) (.*)$", between(ask.prompt, "requests"), re.MULTILINE)
+        lines = [f"- #{at} {text[:9]} ({'done' if 'Ticket 3' in text else 'open'})" for at, text in asked]
+        return summary().replace("user\n- none", "\n".join(("user", *lines)))
+
+    store, paid, told = MemoryStore(), list[Ask](), list[list[tuple[str, str]]]()
+    for moves in (0, shift):
+        talk = Talk(states, config(24_000), store=store, name=str(moves))
+        talk.say(TASK, agent("Ready."))
+        for _ in range(moves):
+            talk.chat.pin(0)
+            talk.chat.unpin(0)
+        for n in range(6):
+            talk.say(user(f"Ticket {n}: see to it."), *reading(n))
+        talk.chat.compact(keep_recent=3)
+        assert len(paid) == 1
+        told.append(re.findall(r"^- #\d+ \((\w+)\) (Ticket \d)", talk.summary, re.MULTILINE))
+    assert told[1] == told[0]
+    assert ("done", "Ticket 3") in told[0]
+    assert ("open", "Ticket 2") in told[0]
+
+
+def letters(ask: Ask, most: int = 3) -> str:
+    return "".join(one for one in ask.prompt if one in {"a", "b", "c", "d", "e"})[:most]
+
+
+def lines(ask: Ask) -> str:
+    return "\n".join(line for line in ask.prompt.split("\n"))
+
+
+def test_a_function_is_the_same_in_every_process():
+    names = ("letters", "lines", "partial(letters, most=2)")
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from functools import partial
+from refold.writing import identity_of
+from test_summaries import letters, lines
+print([identity_of(one) for one in ({", ".join(names)})])
+"""
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert len({*told}) == 1
+
+
+def test_functions_are_told_apart_by_what_they_do_and_are_given():
+    given = [
+        letters,
+        lines,
+        lambda ask: [one.upper() for one in ask.prompt],
+        lambda ask: [one.lower() for one in ask.prompt],
+        partial(letters),
+        partial(letters, most=1),
+        partial(letters, most=2),
+        partial(lines),
+    ]
+    assert len({identity_of(one) for one in given}) == len(given)
+    assert identity_of(partial(letters, most=2)) == identity_of(given[-2])
+
+
+def test_nobody_is_asked_for_a_summary_of_no_tokens():
+    asked = list[Ask]()
+    talk = Talk(lambda ask: asked.append(ask) or summary(), config(max_tokens=1))
+    talk.say(*HISTORY)
+    talk.chat.compact()
+    assert asked == []
+    assert [(one.problem, one.calls) for one in talk.called] == [("there is room for 0 tokens only", 0)]
+    assert len(talk.edits) == 1
+
+
+def test_usage_beyond_reason_is_a_cost_like_any_other():
+    answer = Answer(summary(), NAMES["openai"], Usage(10**400))
+    talk = Talk(lambda ask: answer, config(max_cost=1.0))
+    talk.until(lambda: talk.written)
+    [called, *_] = talk.called
+    assert (called.problem, called.usage) == (None, Usage(2**53 - 1))
+    assert called.cost > 1.0
+
+
 # Nobody waits
 
 
@@ -1023,6 +1171,95 @@ def test_what_was_erased_stays_erased_though_a_model_was_asked_about_it(provider
     assert list(talk.chat.events()) == []
 
 
+@pytest.mark.parametrize("by", ["itself", "another"])
+def test_a_conversation_that_begins_anew_is_summarized_like_the_first(by):
+    store = MemoryStore()
+    talk = Talk(lambda ask: summary(), store=store)
+    for _ in range(2):
+        talk.go_on(16)
+        assert len(talk.edits) >= 2
+        assert {edit.certificate.model for edit in talk.edits} == {"<lambda>"}
+        (talk.chat if by == "itself" else Talk(None, store=store).chat).clear()
+        talk.said = []
+
+
+def test_a_message_of_a_conversation_that_begins_anew_is_told_like_one_of_the_first():
+    talk = expiring(lambda ask: told("Flight HAT017 leaves at 17:40."))
+    assert "\nFlight HAT017 leaves at 17:40.\n" in page_of(talk)
+    talk.chat.clear()
+    talk.said = []
+    talk.say(TASK, *reading(0, PAGE), agent("Thought number 2."))
+    talk.fit()
+    assert "\nFlight HAT017 leaves at 17:40.\n" in page_of(talk)
+
+
+def test_a_summary_that_comes_to_nothing_is_spoken_of():
+    talk = Talk(lambda ask: summary())
+    talk.until(lambda: talk.called)
+    span = talk.called[0].span
+    talk.chat.pin(span.start + 2)
+    talk.until(lambda: talk.edits)
+    places = f"#{span.start}-{span.end - 1}"
+    unused = f"The summary of {places} by <lambda> was not used: what it stands for is not as it was"
+    assert talk.notices.count(unused) == 1
+
+
+def test_a_summary_that_an_order_has_no_use_for_is_spoken_of():
+    talk = Talk(lambda ask: summary())
+    talk.until(lambda: talk.called)
+    talk.chat.compact("sliding-window", keep_recent=4)
+    talk.fit()
+    [unused] = [notice for notice in talk.notices if notice.startswith("The summary of ")]
+    assert unused.endswith(" by <lambda> was not used: another was ordered")
+
+
+def test_whoever_looks_at_the_lease_leaves_it_to_the_job_that_writes():
+    begun, go = threading.Event(), threading.Event()
+
+    def writes(ask: Ask) -> str:
+        begun.set()
+        go.wait(WAIT_S)
+        return summary()
+
+    talk = Talk(writes, config(wait_s=0))
+    talk.fill()
+    talk.chat.fit()
+    assert begun.wait(WAIT_S)
+    with talk.chat._compaction._announced(True):
+        pass
+    assert talk.chat.compactions().running
+    go.set()
+    talk.settle()
+    assert not talk.chat.compactions().running
+
+
+def join_all() -> None:
+    """Threads that write have ended."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("refold-summaries"):
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+
+
+async def writes_when_awaited(ask: Ask) -> str:
+    return summary()
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "not closed"])
+@pytest.mark.parametrize("writes", [lambda ask: summary(), writes_when_awaited], ids=["at once", "awaited"])
+def test_nothing_holds_on_to_a_session_that_nobody_uses(writes, closes):
+    talk = Talk(writes)
+    while not talk.written:
+        talk.step()
+    if closes:
+        talk.chat.close()
+    join_all()
+    session = ref(talk.chat)
+    del talk
+    gc.collect()
+    assert session() is None
+
+
 # On demand
 
 
@@ -1097,23 +1334,22 @@ def test_where_nothing_is_summarized_nobody_is_asked(compact):
 
 
 @pytest.mark.parametrize("where", ["memory", "sqlite"])
-def test_while_somebody_else_compacts_an_order_is_refused_and_requests_go_on(provider, where, tmp_path):
+def test_while_somebody_else_writes_an_order_is_done_by_rule_and_requests_go_on(provider, where, tmp_path):
     store: Any = MemoryStore() if where == "memory" else SQLiteStore(tmp_path / "refold.db")
     with ScriptedModel(newest) as server:
-        talk = Talk(writer(provider, server), store=store)
+        talk = Talk(writer(provider, server), config(wait_s=0), store=store)
         talk.go_on(6)
         key = talk.chat.key
         lease = store.acquire(key, "compaction:main", "somebody else", time.time(), 60.0)
-        with pytest.raises(ConflictError, match="is being compacted by somebody else"):
-            talk.chat.compact(keep_recent=2)
+        talk.chat.compact(keep_recent=2)
         assert talk.chat.compactions().running
-        talk.until(lambda: talk.edits)
         assert server.requests == []
         assert [edit.certificate.model for edit in talk.edits] == [None]
         store.release(key, lease)
+        talk.go_on(6)
         talk.chat.compact(keep_recent=2)
-        assert len(server.requests) == 1
-    assert [edit.certificate.model for edit in talk.edits] == [None, "a-model"]
+        assert server.requests
+    assert talk.edits[-1].certificate.model == "a-model"
 
 
 def test_an_order_that_fails_is_carried_out_by_rule(provider):
@@ -1391,6 +1627,35 @@ def test_a_request_that_is_awaited_waits_for_a_client_of_the_same_loop():
     assert asyncio.run(run()) == ["Bound"]
 
 
+class Client:
+    """One that works only on the event loop where it was used first, as most do."""
+
+    name = "client"
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    async def __call__(self, ask: Ask) -> str:
+        self.loop = self.loop or asyncio.get_running_loop()
+        future = self.loop.create_future()
+        self.loop.call_soon(future.set_result, summary())
+        return await future
+
+
+def test_a_client_that_awaits_serves_every_round_and_every_session_that_does_not():
+    client = Client()
+    for _ in range(2):
+        talk = Talk(client)
+        talk.go_on(16)
+        assert len(talk.edits) >= 2
+        assert [edit.certificate.model for edit in talk.edits] == ["client"] * len(talk.edits)
+        assert {one.problem for one in talk.called} == {None}
+        talk.chat.close()
+    history = [TASK, *(one for n in range(12) for one in reading(n))]
+    fitted = refold.fit(history, model="m", config=config(), summarizer=client)
+    assert "The files were read." in fitted[1]["content"]
+
+
 # Who is asked
 
 
@@ -1474,6 +1739,22 @@ def test_a_list_that_is_fitted_once_pays_for_nothing_that_nobody_will_use():
             break
         assert asked == []
     assert len(asked) == 1
+
+
+def test_a_list_that_is_fitted_once_leaves_nothing_behind():
+    async def hangs(ask: Ask) -> str:
+        return await asyncio.Event().wait() or ""
+
+    history = [TASK, *(one for n in range(12) for one in reading(n))]
+    before = sessions()
+    refold.fit(history, model="m", config=config(wait_s=0, timeout_s=10 * WAIT_S), summarizer=hangs)
+    join_all()
+    assert sessions() == before
+
+
+def sessions() -> int:
+    gc.collect()
+    return sum(type(one) is Session for one in gc.get_objects())
 
 
 # What is never lost

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -17,6 +18,7 @@ from refold.core.errors import SettingError
 from refold.core.message import Usage
 from refold.summarize.anthropic import AnthropicSummarizer
 from refold.summarize.call import Outcome, call
+from refold.summarize.home import home
 from refold.summarize.models import named
 from refold.summarize.openai import OpenAISummarizer, limit_name
 from refold.summarize.summarizer import Answer, Ask
@@ -57,8 +59,8 @@ def summarizer(provider: str, model: ScriptedModel, **more: Any) -> Any:
 
 
 def put(to: Any, *, timeout_s: float = 10.0, calls: int = 10, **more: Any) -> Outcome:
-    budget = iter([True] * calls)
-    return asyncio.run(call(to, ASK, timeout_s=timeout_s, spend=lambda: next(budget, False), **more))
+    budget = iter([None] * calls)
+    return asyncio.run(call(to, ASK, timeout_s=timeout_s, spend=lambda: next(budget, "no more"), **more))
 
 
 def said(provider: str, *script: Any) -> tuple[Outcome, list[dict[str, Any]]]:
@@ -152,7 +154,7 @@ class TestModels:
     def test_cancellation_closes_the_connection(self, provider: str) -> None:
         async def cancel(model: ScriptedModel) -> None:
             asked = asyncio.create_task(
-                call(summarizer(provider, model), ASK, timeout_s=60, spend=lambda: True)
+                call(summarizer(provider, model), ASK, timeout_s=60, spend=lambda: None)
             )
             assert await asyncio.to_thread(model.until, lambda: model.in_flight == 1)
             asked.cancel()
@@ -262,7 +264,7 @@ class TestModels:
     def test_many_can_be_asked_at_once(self, provider: str) -> None:
         async def ask_all(model: ScriptedModel, together: threading.Event) -> list[Outcome]:
             to = summarizer(provider, model)
-            asked = [asyncio.create_task(call(to, ASK, timeout_s=60, spend=lambda: True)) for _ in range(5)]
+            asked = [asyncio.create_task(call(to, ASK, timeout_s=60, spend=lambda: None)) for _ in range(5)]
             assert await asyncio.to_thread(model.until, lambda: model.in_flight == 5)
             together.set()
             return await asyncio.gather(*asked)
@@ -271,6 +273,17 @@ class TestModels:
         with ScriptedModel(Reply("fine", hang=together)) as model:
             assert all(outcome.answer for outcome in asyncio.run(ask_all(model, together)))
             assert model.most_at_once == 5
+
+    def test_only_what_may_have_been_answered_may_cost_something(self, provider: str) -> None:
+        with ScriptedModel("fine") as model:
+            keyless = summarizer(provider, model, api_key=None)
+            gone = summarizer(provider, model)
+        refused = [said(provider, Reply("no", status))[0] for status in (400, 401, 404)]
+        assert all(outcome.is_free for outcome in (*refused, put(gone), put(keyless)))
+        lost = [said(provider, reply)[0] for reply in (Reply("half of it" * 100, cut=True), Reply(raw=b"{"))]
+        with ScriptedModel(Reply(hang=threading.Event())) as model:
+            lost.append(put(summarizer(provider, model), timeout_s=0.3))
+        assert [(outcome.calls, outcome.is_free) for outcome in lost] == [(1, False)] * 3
 
 
 class TestNames:
@@ -330,7 +343,7 @@ class TestCallables:
             return str(id(asyncio.get_running_loop()))
 
         with loop_elsewhere() as loop:
-            outcome = put((lambda ask: there(ask)) if is_sync else there, loop=loop)
+            outcome = put((lambda ask: there(ask)) if is_sync else there, home=lambda: loop)
         assert outcome.answer == Answer(str(id(loop)))
 
     def test_a_coroutine_on_a_loop_of_its_own_is_canceled_there(self) -> None:
@@ -345,19 +358,54 @@ class TestCallables:
             return ""
 
         async def cancel(loop: asyncio.AbstractEventLoop) -> None:
-            asked = asyncio.create_task(call(hangs, ASK, timeout_s=60, spend=lambda: True, loop=loop))
+            asked = asyncio.create_task(call(hangs, ASK, timeout_s=60, spend=lambda: None, home=lambda: loop))
             assert await asyncio.to_thread(begun.wait, 10)
             asked.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asked
 
         with loop_elsewhere() as loop:
-            assert put(hangs, timeout_s=0.05, loop=loop).problem == "timed out after 0.05 s"
+            assert put(hangs, timeout_s=0.05, home=lambda: loop).problem == "timed out after 0.05 s"
             assert ended.wait(10)
             begun.clear()
             ended.clear()
             asyncio.run(cancel(loop))
             assert ended.wait(10)
+
+    def test_a_coroutine_that_is_given_up_elsewhere_has_ended_by_the_time_that_is_told(self) -> None:
+        async def tidies(ask: Ask) -> str:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                for _ in range(100):
+                    await asyncio.sleep(0)
+            return ""
+
+        with loop_elsewhere() as loop:
+            outcome = put(tidies, timeout_s=0.05, home=lambda: loop)
+            assert outcome.still_running is not None
+            assert not outcome.still_running()
+
+    def test_a_coroutine_that_will_not_be_canceled_elsewhere_is_known_to_run_until_it_ends(self) -> None:
+        release, ended = threading.Event(), threading.Event()
+
+        async def stubborn(ask: Ask) -> str:
+            while not release.is_set():
+                try:
+                    await asyncio.to_thread(release.wait)
+                except asyncio.CancelledError:
+                    continue
+            asyncio.get_running_loop().call_soon(ended.set)
+            return "too late"
+
+        with loop_elsewhere() as loop:
+            outcome = put(stubborn, timeout_s=0.05, home=lambda: loop)
+            assert outcome.problem == "timed out after 0.05 s"
+            assert outcome.still_running is not None
+            assert outcome.still_running()
+            release.set()
+            assert ended.wait(10)
+            assert not outcome.still_running()
 
     def test_a_loop_that_ends_meanwhile_is_a_problem(self) -> None:
         def ends(ask: Ask) -> Any:
@@ -371,7 +419,7 @@ class TestCallables:
             return ""
 
         with loop_elsewhere() as loop:
-            assert put(ends, loop=loop).problem == "RuntimeError: canceled on its own event loop"
+            assert put(ends, home=lambda: loop).problem == "RuntimeError: canceled on its own event loop"
 
     def test_a_loop_that_does_not_run_is_not_waited_for(self) -> None:
         async def anywhere(ask: Ask) -> str:
@@ -379,7 +427,7 @@ class TestCallables:
 
         with loop_elsewhere() as loop:
             pass
-        assert put(anywhere, loop=loop).answer == Answer("fine")
+        assert put(anywhere, home=lambda: loop).answer == Answer("fine")
 
     @pytest.mark.parametrize(
         ("error", "problem"),
@@ -401,7 +449,7 @@ class TestCallables:
             raise error
 
         for to in (fails, fails_too):
-            assert put(to) == Outcome(None, problem, 1)
+            assert (put(to).answer, put(to).problem, put(to).calls) == (None, problem, 1)
 
     def test_an_error_that_cannot_be_shown_is_a_problem(self) -> None:
         class OddError(Exception):
@@ -420,9 +468,9 @@ class TestCallables:
             raise BusyError(next(status), SOON)
 
         status = iter([429, 599, 600])
-        assert put(fails) == Outcome(None, "600: busy", 3)
+        assert put(fails) == Outcome(None, "600: busy", 3, is_free=True)
         status = iter([429, 499])
-        assert put(fails) == Outcome(None, "499: busy", 2)
+        assert put(fails) == Outcome(None, "499: busy", 2, is_free=True)
 
     @pytest.mark.parametrize(
         "headers", [{}, {"retry-after": "60"}, {"retry-after-ms": "inf"}, {"retry-after": "nan"}]
@@ -431,7 +479,8 @@ class TestCallables:
         async def fails(ask: Ask) -> str:
             raise BusyError(503, headers)
 
-        assert put(fails, timeout_s=0.2) == Outcome(None, "503 Service Unavailable: busy", 1)
+        busy = Outcome(None, "503 Service Unavailable: busy", 1, is_free=True)
+        assert put(fails, timeout_s=0.2) == busy
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
     def test_what_would_end_a_program_is_a_problem(self, error: type[BaseException]) -> None:
@@ -445,6 +494,14 @@ class TestCallables:
         outcome = put(lambda ask: given)
         kind = "NoneType" if isinstance(given, Answer) else type(given).__name__
         assert outcome == Outcome(None, f"the summary: expected a text, got {kind}", 1)
+
+    @pytest.mark.parametrize(
+        ("told", "known"),
+        [(10**400, 2**53 - 1), (2**53, 2**53 - 1), (2**53 - 1, 2**53 - 1), (-1, 0), (-(10**400), 0)],
+    )
+    def test_usage_is_told_within_reason(self, told: int, known: int) -> None:
+        outcome = put(lambda ask: Answer("fine", usage=Usage(told, told, told, told)))
+        assert outcome.answer == Answer("fine", usage=Usage(known, known, known, known))
 
     @pytest.mark.parametrize("given", ["a\ud800", Answer("a\ud800")])
     def test_a_text_with_a_lone_surrogate_is_a_problem(self, given: Any) -> None:
@@ -476,7 +533,7 @@ class TestCallables:
             return "too late"
 
         async def give_up() -> None:
-            outcome = await call(stubborn, ASK, timeout_s=0.05, spend=lambda: True)
+            outcome = await call(stubborn, ASK, timeout_s=0.05, spend=lambda: None)
             assert outcome.problem == "timed out after 0.05 s"
             assert outcome.still_running is not None
             assert outcome.still_running()
@@ -490,13 +547,59 @@ class TestCallables:
     def test_a_budget_that_is_used_up_allows_no_request(self) -> None:
         asked = count()
         outcome = put(lambda ask: next(asked), calls=0)
-        assert (outcome, next(asked)) == (Outcome(None, "the budget of calls is used up", 0), 0)
+        assert (outcome, next(asked)) == (Outcome(None, "no more", 0, is_free=True), 0)
 
     def test_a_budget_is_asked_before_every_try(self) -> None:
         with ScriptedModel(Reply("oops", 500, SOON)) as model:
             outcome = put(summarizer("openai", model), calls=2)
-        problem = "the budget of calls is used up; before that: 500 Internal Server Error: oops"
-        assert outcome == Outcome(None, problem, 2)
+        problem = "no more; before that: 500 Internal Server Error: oops"
+        assert outcome == Outcome(None, problem, 2, is_free=True)
+
+
+class TestHome:
+    def test_everybody_in_a_process_has_the_same_one_which_runs(self) -> None:
+        with ThreadPoolExecutor(8) as many:
+            loops = {*many.map(lambda _: home(), range(8))}
+        [loop] = loops
+        assert loop.is_running()
+        assert home() is loop
+
+    def test_a_loop_of_ones_own_comes_first_while_it_runs(self) -> None:
+        with loop_elsewhere() as loop:
+            assert home(loop) is loop
+        assert home(loop) is home()
+
+    def test_it_outlives_what_would_end_a_program(self) -> None:
+        async def quits() -> None:
+            raise SystemExit
+
+        async def fine() -> str:
+            return "fine"
+
+        with pytest.raises(SystemExit):
+            asyncio.run_coroutine_threadsafe(quits(), home()).result(10)
+        assert asyncio.run_coroutine_threadsafe(fine(), home()).result(10) == "fine"
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+    def test_a_fork_has_its_own_and_leaves_the_old_one_alone(self) -> None:
+        script = """
+import asyncio, os
+from refold.summarize.home import home
+
+async def fine():
+    return "fine"
+
+def works():
+    return asyncio.run_coroutine_threadsafe(fine(), home()).result(10) == "fine"
+
+before = home()
+child = os.fork()
+if child == 0:
+    os._exit(0 if works() and home() is not before else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert works() and home() is before
+"""
+        assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What everybody who writes summaries of one view shares: the limits, the money, the cache and the lease."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,9 +40,10 @@ class Desk:
         """Where coroutines of the user's are at home."""
         self.progress: Callable[[int, int], None] | None = None
         """Is told how many requests were answered, of how many."""
-        self._holder, self._window = holder, window
-        self._made_at, self._tip, self._is_writing = 0, "", False
-        self._hung: Callable[[], bool] | None = None
+        self.turn = Turn(record, holder)
+        self._window = window
+        self._made_at, self._tip = 0, ""
+        self._hung: dict[int, Callable[[], bool]] = {}
         self._made, self._owed = 0, 0.0
         """Calls and USD that the record does not have yet."""
 
@@ -60,12 +62,11 @@ class Desk:
 
     # What it may cost
 
-    def spend(self, cost: float) -> bool:
-        """Whether one more call may be made, that may cost so many USD; if so, it is counted."""
-        if self._left() <= 0 or not self._can_pay(cost):
-            return False
-        self._made += 1
-        return True
+    def spend(self, cost: float) -> str | None:
+        """Why one more call may not be made, that may cost so many USD; if it may, it is counted."""
+        refused = self.refuse(1, cost)
+        self._made += refused is None
+        return refused
 
     def owe(self, cost: float) -> None:
         self._owed += cost
@@ -85,13 +86,7 @@ class Desk:
 
     def price(self, usage: Usage, limits: ModelLimits | None) -> float:
         """USD, as far as prices are known."""
-        if limits is None:
-            return 0.0
-        each, fresh = limits.input or 0.0, max(0, usage.input - usage.cache_read - usage.cache_write)
-        read = each if limits.cache_read is None else limits.cache_read
-        write = each if limits.cache_write is None else limits.cache_write
-        sums = (fresh * each, usage.cache_read * read, usage.cache_write * write)
-        return (sum(sums) + usage.output * (limits.output or 0.0)) / 1_000_000
+        return 0.0 if limits is None else limits.price(usage)
 
     def _left(self) -> int:
         since = time.time() - PERIOD_S
@@ -116,13 +111,14 @@ class Desk:
     def limits(self, model: str | None) -> ModelLimits | None:
         return known_limits(model, self.config.models) if isinstance(model, str) else None
 
-    def gave_up(self, still_running: Callable[[], bool] | None) -> None:
-        self._hung = still_running or self._hung
+    def gave_up(self, summarizer: Summarizer, still_running: Callable[[], bool] | None) -> None:
+        if still_running is not None:
+            self._hung[id(summarizer)] = still_running
 
-    @property
-    def is_hung(self) -> bool:
-        """A call that nobody waits for any more is still under way."""
-        return self._hung is not None and self._hung()
+    def is_hung(self, summarizer: Summarizer) -> bool:
+        """A call to it that nobody waits for any more is still under way."""
+        still_running = self._hung.get(id(summarizer))
+        return still_running is not None and still_running()
 
     # What was paid for
 
@@ -144,39 +140,54 @@ class Desk:
 
     # Who may write
 
-    @property
-    def lease(self) -> str:
-        return f"compaction:{self.record.view}"
-
-    @property
-    def has_leases(self) -> bool:
-        return isinstance(self.record.store, Leases)
-
     def acquire(self) -> Lease | None:
         """The right to write, for as long as the next call may take."""
-        self._is_writing = True
-        return self._hold(self.settings.timeout_s + LEASE_S)
+        return self.turn.acquire(self.settings.timeout_s + LEASE_S)
+
+
+class Turn:
+    """The right to write, which one holder has at a time. It knows its store and nothing else: whoever ends
+    it at exit keeps nothing alive until then."""
+
+    def __init__(self, record: Record, holder: str) -> None:
+        self._store, self._key, self._holder = record.store, record.key, holder
+        self._name = f"compaction:{record.view}"
+        self._writer: int | None = None
+        """The process that writes."""
+
+    @property
+    def is_needed(self) -> bool:
+        return isinstance(self._store, Leases)
+
+    @property
+    def is_mine(self) -> bool:
+        """It was acquired here, and not ended since."""
+        return self._writer == os.getpid()  # and not in another process, of which this is a fork
+
+    def acquire(self, seconds: float) -> Lease | None:
+        lease = self._hold(seconds)
+        self._writer = os.getpid() if lease else None
+        return lease
 
     def end(self) -> None:
         """Others may go on; until one does, what was written under the lease is the newest there is."""
-        self._is_writing = False
+        self._writer = None
         self._hold(0.0)
 
     def end_at_exit(self) -> None:
         """Whoever ends without closing leaves nobody waiting."""
-        if self._is_writing:
+        if self.is_mine:
             self.end()
 
     def release(self, lease: Lease) -> None:
-        if isinstance(self.record.store, Leases):
+        if isinstance(self._store, Leases):
             with suppress(RefoldError):
-                self.record.store.release(self.record.key, lease)
+                self._store.release(self._key, lease)
 
     def _hold(self, seconds: float) -> Lease | None:
-        store = self.record.store
-        if isinstance(store, Leases):
+        if isinstance(self._store, Leases):
             with suppress(RefoldError):
-                return store.acquire(self.record.key, self.lease, self._holder, time.time(), seconds)
+                return self._store.acquire(self._key, self._name, self._holder, time.time(), seconds)
         return None
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import copy_context
 from threading import Event, Thread
 
 
@@ -15,7 +16,8 @@ class Job:
         self._done, self._canceled, self._pid = Event(), False, os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._thread = Thread(target=self._run, name=name, daemon=True)
+        run = copy_context().run  # so that it is traced as a part of what began it
+        self._thread = Thread(target=run, args=(self._run,), name=name, daemon=True)
         self._thread.start()
 
     @property

@@ -1,9 +1,9 @@
 """Summaries by models: asked for in the background, checked, and kept until they are needed."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from threading import RLock
+from asyncio import sleep
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 from weakref import finalize
 
@@ -11,7 +11,7 @@ import msgspec
 
 from refold.asking import Matter, matter_of
 from refold.core.errors import RefoldError, SettingError
-from refold.core.event import Called, Span
+from refold.core.event import Called, Replaced, Span
 from refold.core.view import View
 from refold.desk import Desk, digest_of
 from refold.job import Job
@@ -21,11 +21,13 @@ from refold.stores.store import Lease
 from refold.summarize.models import named
 from refold.summarize.prompts import message_template
 from refold.summarize.summarizer import Summarizer
-from refold.writing import NoSummaryError, Told, Writer
+from refold.writing import NoSummaryError, Told, Writer, name_of
 
 __all__ = ["Ready", "Summaries", "Told", "summarizers_of"]
 
 T = TypeVar("T")
+AGAIN_S = 0.1
+"""Between two looks at whether somebody else still writes."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -39,7 +41,9 @@ class Ready(msgspec.Struct, frozen=True):
 class Summaries:
     """Of one view, for one session: one job at a time."""
 
-    def __init__(self, desk: Desk, summarizers: Sequence[Summarizer], lock: RLock) -> None:
+    def __init__(
+        self, desk: Desk, summarizers: Sequence[Summarizer], lock: AbstractContextManager[object]
+    ) -> None:
         self.desk, self.record, self._lock = desk, desk.record, lock
         self.ahead = True
         """Whether anything is written before it is needed."""
@@ -55,7 +59,8 @@ class Summaries:
         self._models = _models((*desk.prompts.conversation.models, *desk.settings.models), desk)
         self._job: Job | None = None
         self._ready: Ready | None = None
-        finalize(self, desk.end_at_exit)
+        self._end = finalize(self, desk.turn.end_at_exit)
+        self._live = self.record.live
         self._tried = self._forgotten = 0
         """The round that was written for already, and up to which place nothing counts that was."""
 
@@ -77,14 +82,16 @@ class Summaries:
         focus: str | None = None,
         *,
         is_due: bool = False,
+        patience_s: float = 0.0,
     ) -> Job | None:
         """Begins to write summaries of messages, and of the parts that are found then, unless it is at it.
 
         `view` must have its words at hand: it is read by another thread. Where a compaction `is_due`, it is
-        the last chance.
+        the last chance. Somebody else who writes is waited for as long as patience lasts.
         """
-        if self.job is not None or self.desk.is_hung:
+        if self.job is not None:
             return self.job
+        self.keep_up()
         state, tip = self.record.live.state, self.record.tip
         round, made = state.round + 1, state.next
         self.desk.begin(made, tip)
@@ -93,12 +100,14 @@ class Summaries:
 
         async def work() -> None:
             found = parts()
-            if found or is_due:
+            if (found or is_due) and not self.desk.is_gone:
                 self._tried = round
             if not found and not messages:
                 return
-            lease = self.desk.acquire()
-            if lease is None and self.desk.has_leases:  # somebody else is at it: another time
+            lease = await self._turn(patience_s)
+            if lease is None and self.desk.turn.is_needed:  # somebody else is at it: another time
+                if patience_s:
+                    self.problems.append("Somebody else writes a summary now: this is done by rule")
                 self.tried -= self.pending
                 self.pending.clear()
                 return
@@ -114,38 +123,69 @@ class Summaries:
                 self._keep(Ready(tuple(one for one in done if one), lease))
             finally:
                 self.pending.clear()
-                self.desk.end()
+                self.desk.turn.end()
 
         self._job = Job(work, f"refold-summaries-{self.record.key.conversation}")
         return self._job
 
+    async def _turn(self, patience_s: float) -> Lease | None:
+        until = time.monotonic() + patience_s
+        while (lease := self.desk.acquire()) is None and self.desk.turn.is_needed:
+            if time.monotonic() >= until:
+                break
+            await sleep(AGAIN_S)
+        return lease
+
     def ready(self, view: View) -> Ready | None:
         """What can stand in the view now, written by this process or another."""
+        self.keep_up()
         found = self._ready or self.desk.kept(self._place, Ready)
         if found is None:
             return None
         fresh = tuple(one for one in found.prepared if self._is_as_it_was(one, view))
+        if self._ready is not None:
+            gone = [one for one in found.prepared if one not in fresh]
+            self._tell_unused(gone, "what it stands for is not as it was")
         self._ready = Ready(fresh, found.lease) if fresh else None
         return self._ready
 
     def forget(self) -> None:
         """What was written for another occasion is not for this one."""
+        self.keep_up()
+        if self._ready is not None:
+            self._tell_unused(self._ready.prepared, "another was ordered")
         self._ready, self._forgotten = None, self.record.live.state.next
 
-    def used(self, ready: Ready) -> None:
-        """They stand in the view, or never will."""
+    def used(self, ready: Ready, edits: Sequence[Replaced]) -> None:
+        """They stand in the view by these edits, or never will."""
+        stand = [edit for edit in edits if edit.certificate and edit.certificate.model]
+        idle = [one for one in ready.prepared if not any(edit.span.covers(one.brief.span) for edit in stand)]
+        self._tell_unused(idle, "it would save too little, or there is a newer one")
         self._ready, self._forgotten = None, self.record.live.state.next
         if ready.lease is not None:
-            self.desk.release(ready.lease)
+            self.desk.turn.release(ready.lease)
+
+    def keep_up(self) -> None:
+        """Where the record was begun anew, nothing is known of it yet."""
+        if self._live is not self.record.live:
+            self._live, self._ready, self._tried, self._forgotten = self.record.live, None, 0, 0
+            self.told.clear()
+            self.tried.clear()
 
     def close(self) -> None:
         if self._job is not None:
             self._job.cancel()
             self._job.wait(1.0)
+        self._end()
 
     def _is_as_it_was(self, one: Prepared, view: View) -> bool:
         is_known = one.made >= self._forgotten and one.tip == self.record.digest_before(one.made)
         return is_known and one.brief.part(view) is not None
+
+    def _tell_unused(self, prepared: Iterable[Prepared], why: str) -> None:
+        for one in prepared:
+            places = _places(one.brief.span)
+            self.problems.append(f"The summary of {places} by {one.certificate.model} was not used: {why}")
 
     @property
     def _place(self) -> bytes:
@@ -180,8 +220,10 @@ class Summaries:
     ) -> T | None:
         """What the first of them writes who can; why others could not is told."""
         for summarizer in candidates:
-            if self.desk.is_hung:  # one call at a time, also where one is given up
-                return None
+            if self.desk.is_hung(summarizer):  # one call at a time, also where one is given up
+                name = name_of(summarizer)
+                self.problems.append(f"{name} was given up and has not come back yet: it is not asked")
+                continue
             writer = Writer(self.desk, summarizer, span)
             try:
                 done = await work(writer)
@@ -211,11 +253,6 @@ class Summaries:
 
     def _called(self, span: Span, *facts: Any) -> Called:
         return Called(self.record.live.state.next, self.record.view, span, *facts)
-
-    def begin_anew(self) -> None:
-        """The record is another one."""
-        self.told.clear()
-        self.tried.clear()
 
 
 def summarizers_of(given: Any, base_urls: Mapping[str, str]) -> tuple[Summarizer, ...]:

@@ -1,8 +1,9 @@
 """One summarizer at work on one summary: asked in pieces, judged, asked once more if it must be."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from types import CodeType
 from typing import Any
 
 import msgspec
@@ -10,7 +11,6 @@ import msgspec
 from refold.asking import FRAME, LEAST, SAFE, Briefing, Content, Matter, briefing, fenced, shortened
 from refold.core.event import Certificate, Span
 from refold.core.message import Message, Usage
-from refold.core.regex import regex
 from refold.desk import Desk, digest_of
 from refold.policies.expire import Wanted
 from refold.policies.extract import Written
@@ -19,6 +19,7 @@ from refold.policies.sections import SECTIONS, body, render
 from refold.policies.source import Source
 from refold.policies.summarize import Prepared
 from refold.summarize.call import call
+from refold.summarize.home import home
 from refold.summarize.prompts import Template
 from refold.summarize.summarizer import Answer, Ask, Summarizer
 from refold.tokens.count import counter
@@ -40,8 +41,6 @@ ROUGH = 1.25
 """What is added to counts for models whose vocabulary nobody here knows."""
 TRIES = 2
 """How often one model may write the same summary, if the first is no good."""
-STATED = regex(r"#(\d+)(?=\W{1,3}(?:done|active|superseded|open)\b)", re.IGNORECASE)
-"""The place of a request, before its state."""
 _UNFIT = {"length": "it was cut off", "refusal": "it was refused", "tool-calls": "it calls a tool"}
 
 
@@ -76,11 +75,15 @@ class Kept(msgspec.Struct, frozen=True):
     answer: Answer
     places: tuple[int, ...]
 
-    def moved(self, places: Sequence[int]) -> Answer:
-        """The same for a conversation that has the same content in other places."""
-        new = dict(zip(self.places, places, strict=False))
-        text = STATED.sub(lambda found: f"#{new.get(int(found[1]), found[1])}", self.answer.text)
-        return msgspec.structs.replace(self.answer, text=text)
+    def moved(self, verdict: Verdict, places: tuple[int, ...]) -> Verdict:
+        """What it says, for a conversation that has the same content in other places; where a request is that
+        was not in what was asked, nobody knows."""
+        if places == self.places:
+            return verdict
+        new, written = dict(zip(self.places, places, strict=False)), verdict.written
+        states = {new[at]: state for at, state in written.states.items() if at in new}
+        moved = msgspec.structs.replace(written, states=states)
+        return msgspec.structs.replace(verdict, written=moved)
 
 
 class Writer:
@@ -102,7 +105,7 @@ class Writer:
         settings, template = self.desk.settings, self.desk.prompts.conversation
         share = min(LONGEST_ANSWER, int(matter.brief.most * SHARE))
         most = min(settings.max_tokens, matter.brief.most) if settings.max_tokens else share
-        if most < SHORTEST_ANSWER and not settings.max_tokens:
+        if most < (1 if settings.max_tokens else SHORTEST_ANSWER):
             raise NoSummaryError(f"there is room for {most} tokens only", is_final=True)
         window, system = self.desk.window(self.summarizer), self.desk.prompts.system.render()
         sizes: dict[str, Any] = {"window": window, "max_tokens": most, "count": self._count}
@@ -176,15 +179,16 @@ class Writer:
             known = self.desk.kept(digest, Kept)
             self._was_cached = self._was_cached or known is not None
             asked = msgspec.structs.replace(ask, prompt=ask.prompt + again)
-            answer = known.moved(content.places) if known else await self._answer(asked)
+            kept = known or Kept(await self._answer(asked), content.places)
+            answer = kept.answer
             self._model = answer.model or self._model
             problem = self._flaw(answer, ask, source) or ""
             if not problem:
                 verdict = judged(_unwrapped(answer.text, ask.kind), source, wanted)
                 problem = verdict.problem or ""
                 if not problem:
-                    self.desk.keep(digests[0], Kept(answer, content.places))
-                    return verdict
+                    self.desk.keep(digests[0], kept)
+                    return kept.moved(verdict, content.places)
             again = f"\n\nYour last answer was refused: {problem}."
         raise NoSummaryError(problem, is_final=True)
 
@@ -207,30 +211,41 @@ class Writer:
         window = desk.window(self.summarizer)
         if tokens + ask.max_tokens > window:
             raise NoSummaryError(f"the request would not fit its window of {window:,} tokens")
-        if desk.acquire() is None and desk.has_leases:
+        if desk.acquire() is None and desk.turn.is_needed:
             raise NoSummaryError("somebody else writes now", is_final=True)
-        outcome = await call(
-            self.summarizer,
-            ask,
-            timeout_s=desk.settings.timeout_s,
-            spend=lambda: self._spend(expected),
-            loop=desk.loop,
-        )
-        desk.gave_up(outcome.still_running)
-        if outcome.answer is None:
+        made = self.calls
+        try:
+            outcome = await call(
+                self.summarizer,
+                ask,
+                timeout_s=desk.settings.timeout_s,
+                spend=lambda: self._spend(expected),
+                home=lambda: home(desk.loop),
+            )
+        except BaseException:  # ended in the middle
+            self._pay(expected if self.calls > made else 0.0)
+            raise
+        desk.gave_up(self.summarizer, outcome.still_running)
+        answer = outcome.answer
+        if answer is not None and answer.usage is not None:
+            limits = self._limits or desk.limits(answer.model)
+            self.usage, self._has_price = _sum(self.usage, answer.usage), limits is not None
+            self._pay(desk.price(answer.usage, limits))
+        elif not outcome.is_free:  # nobody says what it cost
+            self._pay(expected)
+        if answer is None:
             raise NoSummaryError(outcome.problem or "it said nothing")
-        usage = outcome.answer.usage
-        if usage is not None:
-            limits = self._limits or desk.limits(outcome.answer.model)
-            cost, self._has_price = desk.price(usage, limits), limits is not None
-            self.usage, self.cost = _sum(self.usage, usage), self.cost + cost
-            desk.owe(cost)
-        return outcome.answer
+        return answer
 
-    def _spend(self, cost: float) -> bool:
-        may = self.desk.spend(cost)
-        self.calls += may
-        return may
+    def _spend(self, cost: float) -> str | None:
+        """Why not, if not."""
+        refused = self.desk.spend(cost)
+        self.calls += refused is None
+        return refused
+
+    def _pay(self, cost: float) -> None:
+        self.cost += cost
+        self.desk.owe(cost)
 
 
 def name_of(summarizer: Summarizer) -> str:
@@ -238,16 +253,32 @@ def name_of(summarizer: Summarizer) -> str:
     return name if isinstance(name, str) else type(summarizer).__name__
 
 
-def identity_of(summarizer: Summarizer) -> str:
-    """Who was asked: by name, or else by what it is made of. Functions that differ only in what they hold
-    on to are one; give them a `name`."""
+def identity_of(summarizer: Any) -> str:
+    """Who was asked: by name, or else by what it is made of, alike in every process. Functions that differ
+    only in what they hold on to are one; give them a `name`."""
     name = getattr(summarizer, "name", None)
     if isinstance(name, str):
         return name
+    if isinstance(summarizer, partial):
+        given = (*summarizer.args, *sorted(summarizer.keywords.items()))
+        return f"{identity_of(summarizer.func)} with {_made(given)}"
     code = getattr(summarizer, "__code__", None)
-    made = (code.co_code, code.co_consts, code.co_names) if code else ()
     kind: Any = summarizer if code else type(summarizer)
-    return f"{kind.__module__}.{kind.__qualname__} {made!r}"
+    return f"{kind.__module__}.{kind.__qualname__} {_made(code) if code else ''}"
+
+
+def _made(of: Any) -> str:
+    """What a value is; where it is no plain one, of what kind: an address in memory tells nothing."""
+    match of:
+        case CodeType():
+            return _made((of.co_code, of.co_consts, of.co_names))
+        case tuple():
+            return f"({', '.join(map(_made, of))})"
+        case frozenset():
+            return f"{{{', '.join(sorted(map(_made, of)))}}}"
+        case None | bool() | int() | float() | complex() | str() | bytes() | slice():
+            return repr(of)
+    return f"{type(of).__module__}.{type(of).__qualname__}"
 
 
 def _counting(name: str, limits: ModelLimits | None) -> Callable[[str], int]:

@@ -84,6 +84,13 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     """When it may be reduced, where its sender said so."""
     summary: bool = False
     """It stands for messages that are not shown: nobody asks for anything with it."""
+    corrects: int | None = None
+    """Place of the message that somebody put it in the place of."""
+
+    @property
+    def place(self) -> int:
+        """Where it was said; of a correction, where that was said which it corrects."""
+        return self.at if self.corrects is None else self.corrects
 
     @property
     def asks(self) -> bool:
@@ -146,6 +153,8 @@ class Certificate(msgspec.Struct, frozen=True, omit_defaults=True):
     """USD, where the model's prices are known."""
     was_cached: bool = False
     """It had been written before, for the same content: then nothing was paid."""
+    left_out: int = 0
+    """Rules of the user that there was no room for: they are in the originals only."""
 
 
 class Replaced(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ It is put together by rule from the messages it stands for, and from summaries o
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 
 import msgspec
 
@@ -40,15 +40,15 @@ PASSING = ("state", "pending", "next")
 """Sections that are true only of their time."""
 EARLIER = "earlier: "
 _DEMAND = regex(
-    r"\b(?:must|never|always|make sure|ensure|should not|shouldn['’]t|shall not|may not|required|not allowed"
-    r"|at most|at least|no more than|no less than|forbidden|prohibited|constraint|under no circumstances"
-    r"|(?:you|we) (?:can['’]t|cannot)|reject(?:ed)?|rule[sd]? out|decided against|anything but"
+    r"\b(?:must(?:n['’]t)?|never|always|make sure|ensure|should not|shouldn['’]t|shall not|may not|required"
+    r"|not allowed|at most|at least|no more than|no less than|forbidden|prohibited|constraint"
+    r"|under no circumstances|(?:you|we) (?:can['’]t|cannot)|reject(?:ed)?|rule[sd]? out|decided against"
     r"|(?:do|does)(?:n['’]t| not) (?:want|like|need)|please stop|stop (?:using|doing|adding)|no longer"
-    r"|agreed|avoid"
-    r"|prefer|rather than|instead of|niemals|immer|nunca|siempre|jamais|toujours)\b"
-    r"|(?:^|[,;:] |\b(?:and|but|also|so|please|then|you|to) )(?:do not|don['’]t|only|keep|use)\b"
+    r"|anything but|agreed|avoid|prefer|rather than|instead of|niemals|immer|nunca|siempre|jamais|toujours)\b"
+    r"|(?:^[\W\d]*|[,;:.!?)–—-] |\(|\b(?:and|but|also|so|please|then|you|to) )"
+    r"(?:do not|don['’]t|only|keep|use)\b"
     r"|必须|不要|禁止|切勿|务必|绝不|请勿",
-    re.IGNORECASE,
+    re.IGNORECASE | re.MULTILINE,
 )
 _DECISION = regex(
     r"\b(?:decided|decision|instead of|rather than|agreed|will use|chose|rejected|ruled out)\b", re.IGNORECASE
@@ -62,7 +62,9 @@ _CHANGED = regex(
     r"|\b(?:forget (?:that|it|about)|instead of that|changed my mind|no longer (?:need|want))\b",
     re.IGNORECASE,
 )
-_SENTENCES = regex(r"(?<=[.!?])\s+|(?<=[。！？])|\n+")
+_SENTENCES = regex(r"(?<=[.!?])(?<!\b\w\.\w\.)(?<!\bapprox\.)\s+|(?<=[。！？])")
+_ENDED = (*".!?…:;{}。！？：；",)
+_ITEM = regex(r"^(?:[-*•+–>]|\d+[.)])\s+")
 _REQUEST = regex(r"#(\d+) \((\w+)\) (.*)$")
 _FILE = regex(r"[\w-]+\.[a-z]{1,4}")
 
@@ -172,14 +174,16 @@ def _asked(
     states: Mapping[int, str],
 ) -> Iterator[Entry]:
     """A request and its state, and what the user demands in it, word for word."""
-    start = 0
+    shown = list[str]()
     if line.role == "user":
         known = _state(later)
         state = "active" if line.at == active else known if known != "open" else states.get(line.at, known)
-        text, start = _short(message.text, REQUEST), REQUEST
+        text = _short(message.text, REQUEST)
         yield _request(line.at, state, text, fresh)
-    for rule in demands(message.text, start):
-        yield Entry("rules", clip(rule, RULE), WORTH["rules"] + fresh + 1.0, must=True)
+        shown = [*demands(text)]
+    for rule in demands(message.text):
+        if not any(rule in one for one in shown):
+            yield Entry("rules", clip(rule, RULE), WORTH["rules"] + fresh + 1.0, must=True)
 
 
 def _request(at: int, state: str, text: str, fresh: float) -> Entry:
@@ -190,13 +194,48 @@ def _request(at: int, state: str, text: str, fresh: float) -> Entry:
     return Entry("requests", f"#{at} ({state}) {text}", worth, must)
 
 
-def demands(text: str, start: int = 0) -> Iterator[str]:
-    """Sentences that demand something or rule it out; of those that end after so many characters."""
-    at = 0
-    for sentence in _SENTENCES.split(text):
-        at = text.index(sentence, at) + len(sentence)
-        if at >= start and len(sentence) > 4 and _DEMAND.search(sentence):
-            yield sentence.strip()
+def demands(text: str) -> Iterator[str]:
+    """Sentences that demand something or rule it out, on one line, each with the list that it announces."""
+    listed = ""
+    for line in _unwrapped(text):
+        bare, flat = _ITEM.sub("", line), line.replace("\n", " ")
+        found, is_item = [*_demanding(bare)], bare != line
+        if listed and not found and (is_item or _announces(listed)):
+            listed = clip(f"{listed} {flat}", RULE)
+            continue
+        if listed and not is_item:
+            yield listed
+            listed = ""
+        if found and not listed and _announces(flat) and flat.endswith(found[-1]):
+            listed = found.pop()
+        yield from found
+    if listed:
+        yield listed
+
+
+def _demanding(line: str) -> Iterator[str]:
+    for sentence in _SENTENCES.split(line):
+        flat = sentence.replace("\n", " ").strip()
+        if len(flat) > 4 and any(map(_DEMAND.search, {flat, sentence})):
+            yield flat
+
+
+def _announces(line: str) -> bool:
+    return line.rstrip("*_").endswith((":", "："))
+
+
+def _unwrapped(text: str) -> Iterator[str]:
+    """Its lines, each with the next if its last sentence goes on in that and is no longer than any."""
+    lines, size = list[str](), 0
+    for line in map(str.strip, (*text.splitlines(), "")):
+        goes_on = line[:1].islower() and size < SENTENCE
+        if lines and (not goes_on or lines[-1].endswith(_ENDED)):
+            yield "\n".join(lines)
+            lines, size = [], 0
+        if line:
+            lines.append(line)
+            *ended, last = _SENTENCES.split(line)
+            size = len(last) + (0 if ended else size)
 
 
 def _state(later: Iterable[Message]) -> str:
@@ -240,7 +279,7 @@ def _call(call: ToolCall, fresh: float) -> Iterator[Entry]:
 
 def _decisions(text: str, fresh: float) -> Iterator[Entry]:
     """Sentences of the agent that decide something."""
-    for sentence in _SENTENCES.split(text[:20_000]):
+    for sentence in chain.from_iterable(map(_SENTENCES.split, text[:20_000].split("\n"))):
         if len(sentence) > 12 and (_DECISION.search(sentence) or _DEMAND.search(sentence)):
             yield Entry("decisions", _short(sentence, SENTENCE), WORTH["decisions"] + fresh - 1.0)
 
@@ -316,11 +355,11 @@ def summary(
     count: Count,
     task: int | None = None,
     written: Written = NOTHING,
-    stretch: int = 1,
+    at_most: int = 0,
     focus: Set[str] = frozenset(),
     later: Sequence[Message] = (),
 ) -> Summary:
-    """Of at most so many tokens, or of so many times that if what must stay in it needs it.
+    """Of so many tokens, or `at_most` of so many if what must stay in it needs them.
 
     `header` makes its first line from how much is shown.
     """
@@ -332,10 +371,10 @@ def summary(
         return count(message(text)) <= tokens
 
     found = extract(said, active, elsewhere, task, written, focus, later)
-    if stretch > 1:
+    if at_most > tokens:
         least = [entry for entry in found.entries if entry.must]
         needed = count(message(render(header("0,000 shown"), least)))
-        tokens = max(tokens, min(needed, stretch * tokens))
+        tokens = max(tokens, min(needed, at_most))
     entries = found.within(header("0,000 shown"), int(tokens * DENSE), fits)
     text = render(header("0,000 shown"), entries)
     shown = count(message(text.replace("0,000 shown", f"{count(message(text)):,} shown", 1)))

@@ -82,9 +82,9 @@ def judged(text: str, source: Source, wanted: Sequence[str] = WANTED) -> Verdict
                     state = found[2].lower()
                     states[int(found[1])] = _STATES.get(state, state)
             continue
-        if section == "rules" and f" {flattened(line)} " not in source.flat[0]:
+        if section == "rules":  # the user's own are kept by rule: a part of one may say the opposite
             struck += [] if source.supports(line) else [clip(line, LONGEST)]
-            continue  # the user's own words are kept by rule
+            continue
         good = list[str]()
         for sentence in filter(None, map(str.strip, _SENTENCES.split(line))):
             is_invented = any(source.invented(sentence))
@@ -97,8 +97,7 @@ def judged(text: str, source: Source, wanted: Sequence[str] = WANTED) -> Verdict
                 continue
             kept += 1
         if good:
-            whole = clip(" ".join(good), LONGEST)
-            true.append(Entry(section, whole, WORTH[section] + 1.0, must=section == "rules"))
+            true.append(Entry(section, clip(" ".join(good), LONGEST), WORTH[section] + 1.0))
     problem = _problem(sections, kept, len(struck), wanted)
     return Verdict(Written(tuple(true), states), kept, tuple(struck), problem)
 

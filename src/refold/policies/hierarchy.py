@@ -59,4 +59,5 @@ def _after(old: Oldest, known: list[Item]) -> Oldest | None:
 def _of(old: Oldest, items: tuple[Item, ...]) -> Oldest:
     lines = {(line.at, line.n) for item in items for line in item.lines}
     hidden = tuple(line for line in old.hidden if (line.at, line.n) in lines)
-    return Oldest(items, tuple(at for at in old.kept if any(at in item.span for item in items)), hidden)
+    kept = {at for at, _ in lines} & {*old.kept}
+    return Oldest(items, tuple(at for at in old.kept if at in kept), hidden, old.corrected)

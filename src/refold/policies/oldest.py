@@ -19,6 +19,8 @@ class Oldest(msgspec.Struct, frozen=True):
     """Places in it that stay as they are, besides those that the fold keeps in sight by itself."""
     hidden: tuple[Line, ...]
     """What goes."""
+    corrected: tuple[int, ...] = ()
+    """Corrections that the whole view shows."""
 
     @property
     def span(self) -> Span:
@@ -30,11 +32,15 @@ class Oldest(msgspec.Struct, frozen=True):
 
     @property
     def shape(self) -> tuple[tuple[int, int, int], ...]:
-        """What it is made of: the places of its messages, whole or shortened, and of its summaries."""
+        """What it is made of: the places of its messages, whole or shortened, and of its summaries.
+
+        And of all corrections: what was written without one is out of date, wherever that stands.
+        """
         hidden = {(line.at, line.n) for line in self.hidden}
         gone = [item for item in self.items if any((line.at, line.n) in hidden for line in item.lines)]
         places = [(item.span.start, item.span.end, item.edit if item.is_folded else None) for item in gone]
-        return tuple((start, end, -1 if edit is None else edit) for start, end, edit in places)
+        made_of = tuple((start, end, -1 if edit is None else edit) for start, end, edit in places)
+        return (*made_of, *((at, at, at) for at in self.corrected))
 
 
 def oldest(
@@ -59,13 +65,14 @@ def oldest(
     stay = _whole(view.lines, protected(view) | own)
     fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
     if fixed > goal:  # then only what stood before the conversation is spared
-        first = next((line.at for line in view.lines if line.role != "system"), 0)
-        own = {at for at in own if at < first or at == view.latest}
+        first = next((line.place for line in view.lines if line.role != "system"), 0)
+        first_or_latest = (line for line in view.lines if line.place < first or line.at == view.latest)
+        own &= {line.at for line in first_or_latest}
         stay = _whole(view.lines, protected(view) | own)
         fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
     room = 0 if only else int(share * goal) - fixed - besides
     end = _first_kept(view, stay, room, keep_recent, steps)
-    gone = [i for i in range(end) if view.items[i].edit is not None or not _stays(view.items[i], stay)]
+    gone = [i for i in range(end) if _may_go(view.items[i], stay)]
     if not gone:
         return None
     cuts = _cuts(view.items)  # a call that is only pinned belongs to the stretch of its result
@@ -75,7 +82,7 @@ def oldest(
     named = stay - (view.kept - own)  # the fold itself keeps the others in sight
     kept = tuple(line.at for item in covered for line in item.lines if line.at in named)
     hidden = tuple(line for item in covered for line in item.lines if line.at not in stay)
-    return Oldest(covered, kept, hidden)
+    return Oldest(covered, kept, hidden, _corrected(view))
 
 
 def stretch(view: View, span: Span, kept: Sequence[int]) -> Oldest | None:
@@ -88,7 +95,12 @@ def stretch(view: View, span: Span, kept: Sequence[int]) -> Oldest | None:
     if _whole(view.lines, stay) != stay or not {*kept} <= stay:
         return None
     named = tuple(line.at for line in lines if line.at in kept or line.at in stay - view.kept)
-    return Oldest(covered, named, tuple(line for line in lines if line.at not in stay))
+    hidden = tuple(line for line in lines if line.at not in stay)
+    return Oldest(covered, named, hidden, _corrected(view))
+
+
+def _corrected(view: View) -> tuple[int, ...]:
+    return tuple(line.at for line in view.lines if line.corrects is not None)
 
 
 def _whole(lines: Sequence[Line], stay: set[int]) -> set[int]:
@@ -99,8 +111,10 @@ def _whole(lines: Sequence[Line], stay: set[int]) -> set[int]:
     return stay | {line.at for line in lines if line.answers in calls}
 
 
-def _stays(item: Item, stay: set[int]) -> bool:
-    return all(line.at in stay for line in item.lines)
+def _may_go(item: Item, stay: set[int]) -> bool:
+    """Something of it, or what an edit of it shows besides."""
+    is_edited = item.edit is not None and not item.is_corrected
+    return is_edited or not all(line.at in stay for line in item.lines)
 
 
 def _first_kept(view: View, stay: set[int], room: int, keep_recent: int, steps: int) -> int:

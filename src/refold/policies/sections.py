@@ -129,7 +129,8 @@ def _inside(text: str) -> str:
 
 
 def tame(text: str) -> str:
-    """Somebody else's words in our record: they open no handle and do not end it."""
+    """Somebody else's words in our record: they begin no line, open no handle and do not end it."""
+    text = " ".join(text.splitlines())
     if "[refold " not in text and "record" not in text.casefold():
         return text
     return _FENCE.sub(r"‹\1record", quoted(text))

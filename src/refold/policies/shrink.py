@@ -15,13 +15,15 @@ from refold.policies.ladder import climb
 from refold.policies.oldest import oldest
 from refold.policies.outline import DENSE, Bonus, Outline, vocabulary
 from refold.policies.reduced import HEADER, Reduction, quoted
-from refold.policies.summarize import Part, Summarize, fold_away
+from refold.policies.summarize import LONGEST, Part, Summarize, fold_away
 
 NEWEST = 2 / 3
 """Of the room, that the newest results may take before anything is cut of them."""
 FLOOR = 48
 """Tokens that a message is not cut below as long as there is another way."""
 TRIES = 8
+RULES = 0.5
+"""Of what is left of the window, that the user's own rules may take beyond the target."""
 
 
 class Shrink(msgspec.Struct, frozen=True):
@@ -65,7 +67,8 @@ class Fold(msgspec.Struct, frozen=True):
             return ()
         rest = view.tokens - old.tokens + budget.overhead
         most = max(FLOOR, budget.counted(budget.target) - rest)
-        return fold_away(Part(old, most, "shrink"), view, count)
+        free = int(RULES * (budget.counted(budget.room) - rest))
+        return fold_away(Part(old, most, "shrink", free=max(most, min(LONGEST, free))), view, count)
 
 
 class Squeeze(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """What a summary may rest on: the texts it was made of, and whether they have what a sentence says."""
 
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -39,6 +40,7 @@ _ATOM, _ASCII_ATOM = regex(rf"[^\W_{_UNSPACED}]+|[{_UNSPACED}]"), regex(r"[a-z0-
 _BETWEEN = regex(rf"[{_UNSPACED}\uff00-\uffef]+")
 _THOUSANDS = regex(r"(?<=\d),(?=\d{3}(?!\d))")
 _SPLIT = regex(r"[:=→…()\[\]{}<>|+&#@~^%*-]+|\.\.+")
+_DIGITS = regex(r"\d+")
 _HUMPS = regex(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _QUANTITY, _VERSION = regex(r"(\d{1,30}(?:\.\d{1,30})?)([a-z]{0,3})"), regex(r"v\d[\d.]*")
 _PROSE = regex(r"[A-Za-z]?[a-z]*(?:-[A-Za-z]?[a-z]*)*")
@@ -139,6 +141,24 @@ class Source(msgspec.Struct, frozen=True, dict=True):
         return frozenset(chain.from_iterable(chain.from_iterable(self.atoms)))
 
     @cached_property
+    def ordered(self) -> list[str]:
+        return sorted(self.known)
+
+    @cached_property
+    def numbers(self) -> list[str]:
+        return [atom for atom in self.ordered if atom.isdecimal()]
+
+    @cached_property
+    def shape(self) -> str:
+        """The text with any number as the same."""
+        return _shape(self.text)
+
+    @cached_property
+    def looked_up(self) -> dict[str, bool]:
+        """What it was asked for, and whether it has that: an answer may name the same again and again."""
+        return {}
+
+    @cached_property
     def windows(self) -> tuple[dict[str, list[int]], list[int]]:
         """Where words stand, in one form or another, and where what each of the three said ends."""
         stems = {atom: _stem(atom) for atom in self.known}
@@ -167,9 +187,9 @@ class Source(msgspec.Struct, frozen=True, dict=True):
 
     def stands(self, word: str) -> bool:
         """It stands there, and is not a part of a longer word or number."""
-        if not word:
-            return False
-        start = self.text.find(word) if self.known.issuperset(_ATOM.findall(word)[:-1]) else -1
+        *whole, last = _ATOM.findall(word) or [""]  # looking through all of the text is slow
+        may_stand = self.known.issuperset(whole) and (last in self.known or _begins(last, self.ordered))
+        start = self.text.find(word) if word and may_stand else -1
         while start >= 0:
             end = start + len(word)
             before, after = self.text[start - 1 : start], self.text[end : end + 1]
@@ -181,6 +201,11 @@ class Source(msgspec.Struct, frozen=True, dict=True):
 
     def has(self, word: str) -> bool:
         """A name, a number, a path or an identifier, in one form or another."""
+        if word not in self.looked_up:
+            self.looked_up[word] = self._has(word)
+        return self.looked_up[word]
+
+    def _has(self, word: str) -> bool:
         known = _plain(word).strip("'\".*_,?!$€£¥~≈/%#").removesuffix("'s").removesuffix("()")
         if _VERSION.fullmatch(known):
             return self.stands(known) or self.stands(known[1:])
@@ -189,17 +214,14 @@ class Source(msgspec.Struct, frozen=True, dict=True):
         if quantity := _QUANTITY.fullmatch(known):
             return self.has_quantity(*quantity.groups())
         folder, slash, name = known.rpartition("/")
-        if slash and (not folder.strip("./") or not re.search(r"[\d_./]", known)):
-            return all(map(self.has, filter(None, known.split("/"))))
         if slash:  # a file that is only ever called by its name may be anywhere
             return self.stands(name) and f"/{name}" not in self.text and self.has(folder)
         if known[-1] == "s" and self.stands(known[:-1]):
             return True
         has_digit = re.search(r"\d", known) is not None
         if has_digit and len(known) > 6 and known.isalnum():  # the beginning of a long one
-            return any(atom.startswith(known) for atom in self.known)
-        shape = re.sub(r"\d+", r"\\d+", re.escape(known))
-        if has_digit and re.search(r"[a-z]", known) and re.search(shape, self.text):
+            return _begins(known, self.ordered)
+        if has_digit and re.search(r"[a-z]", known) and _shape(known) in self.shape:
             return False  # there is the same with other digits
         parts = [part for part in _SPLIT.split(known) if part]
         if len(parts) < 2 and not has_digit:
@@ -220,8 +242,8 @@ class Source(msgspec.Struct, frozen=True, dict=True):
         if any(form in self.known or self.stands(form) for form in forms):
             return True
         digits = bare.replace(".", "")
-        longer = (atom for atom in self.known if unit and atom.isdecimal() and len(atom) > len(digits))
-        return any(0 <= int(digits) - int(atom[: len(digits)]) <= 1 for atom in longer)
+        below = f"{int(digits) - 1:0{len(digits)}}"
+        return unit != "" and (_begins(digits, self.numbers) or _begins(below, self.numbers))
 
     def invented(self, sentence: str) -> Iterator[str]:
         """What it names that the source does not."""
@@ -342,6 +364,16 @@ def _times(match: re.Match[str]) -> Iterator[str]:
     yield from (f"{of_day:02}:{minute}", f"{of_day}:{minute}", f"{hour:02}:{minute}", f"{hour}:{minute}")
     if minute == "00" and hour <= 24:
         yield from (f"{of_day % 12 or 12}{between}{half or 'pa'[of_day < 12]}m" for between in ("", " "))
+
+
+def _begins(start: str, ordered: Sequence[str]) -> bool:
+    """Whether one of them goes on where this ends."""
+    after = bisect_right(ordered, start)
+    return after < len(ordered) and ordered[after].startswith(start)
+
+
+def _shape(text: str) -> str:
+    return _DIGITS.sub("0", text)
 
 
 def _stem(word: str) -> str:

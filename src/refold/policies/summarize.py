@@ -66,6 +66,8 @@ class Part(msgspec.Struct, frozen=True):
     kind: str
     level: str = "summary"
     focus: str = ""
+    free: int | None = None
+    """What it may take where the user's own rules need it; unset, twice as much."""
 
     @property
     def brief(self) -> "Brief":
@@ -130,7 +132,7 @@ def fold_away(part: Part, view: View, count: Count, by: Prepared | None = None) 
     words = {(line.at, line.n): item.words for item in old.items for line in item.lines}
     said = [(line, words[line.at, line.n](line)) for line in old.hidden]
     places = {
-        (line.at, line.n): line.at if line.at in item.span else item.span.start
+        (line.at, line.n): line.place if line.place in item.span else item.span.start
         for item in old.items
         for line in item.lines
     }
@@ -147,12 +149,12 @@ def fold_away(part: Part, view: View, count: Count, by: Prepared | None = None) 
         [(_at_its_place(line, places), message) for line, message in said],
         later=[item.words(line) for item in _after(view, old.span) for line in item.lines],
         header=header,
-        active=view.latest,
+        active=next((line.place for line in view.lines if line.at == view.latest), view.latest),
         elsewhere=rest,
-        tokens=min(part.most, old.tokens - 1),
-        stretch=1 if part.kind == "shrink" else STRETCH,
+        tokens=min(part.most, int(WORTH_IT * old.tokens)),
+        at_most=STRETCH * part.most if part.free is None else part.free,
         count=count,
-        task=next((line.at for line in view.lines if line.asks), None),
+        task=next((line.place for line in view.lines if line.asks), None),
         written=by.written if by else NOTHING,
         focus=vocabulary(part.focus.casefold()),
     )
@@ -172,10 +174,10 @@ def _after(view: View, span: Span) -> list[Item]:
 
 def _certificate(made: Summary, by: Prepared | None) -> Certificate:
     if by is None:
-        return Certificate(kept=len(made.entries))
+        return Certificate(kept=len(made.entries), left_out=made.left_out)
     own = {(entry.section, tame(entry.text)) for entry in by.written.entries}
     appended = tuple(entry.text for entry in made.entries if (entry.section, entry.text) not in own)
-    return msgspec.structs.replace(by.certificate, appended=appended)
+    return msgspec.structs.replace(by.certificate, appended=appended, left_out=made.left_out)
 
 
 def _at_its_place(line: Line, places: dict[tuple[int, int], int]) -> Line:
@@ -189,7 +191,7 @@ def _measure(old: Oldest, said: list[tuple[Line, Message]]) -> tuple[int, int]:
     inside = {(line.at, line.n): item for item in old.items for line in item.lines}
     for line, message in said:
         item = inside[line.at, line.n]
-        head = message.text.partition("\n")[0] if line.at not in item.span else ""
+        head = message.text.partition("\n")[0] if line.place not in item.span else ""
         messages += _number(_MANY, head) or (0 if item.is_folded else 1)
         tokens += _number(_TOKENS, head) or line.tokens
     return messages, tokens

@@ -46,7 +46,11 @@ class AnthropicSummarizer:
         except ImportError as error:
             raise missing("anthropic") from error
         client = AsyncAnthropic(
-            base_url=self._base_url, api_key=self._api_key, max_retries=0, timeout=LONGEST_S
+            base_url=self._base_url,
+            api_key=self._api_key,
+            max_retries=0,
+            timeout=LONGEST_S,
+            open_telemetry=False,  # whoever asks traces it
         )
         async with client:
             try:

@@ -3,7 +3,8 @@
 import asyncio
 import concurrent.futures
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from threading import Thread
 from time import monotonic
@@ -23,17 +24,17 @@ class GivenUpError(Exception):
         self.still_running = still_running
 
 
-async def attempt(summarizer: Summarizer, ask: Ask, deadline: float, loop: Loop | None) -> Any:
-    """What the summarizer gives, or raises; `deadline` is on the monotonic clock.
+async def attempt(summarizer: Summarizer, ask: Ask, deadline: float, home: Callable[[], Loop] | None) -> Any:
+    """What the summarizer gives, or raises; `deadline` is on the monotonic clock, coroutines run at `home`.
 
     Raises:
         GivenUpError: the deadline has passed.
     """
     if inspect.iscoroutinefunction(summarizer) or inspect.iscoroutinefunction(type(summarizer).__call__):
-        return await _end(_as_task(lambda: summarizer(ask), loop), deadline)
+        return await _end(_as_task(lambda: summarizer(ask), home), deadline)
     given = await _end(_in_thread(lambda: summarizer(ask)), deadline)
     if inspect.isawaitable(given):
-        return await _end(_as_task(lambda: given, loop), deadline)
+        return await _end(_as_task(lambda: given, home), deadline)
     return given
 
 
@@ -47,7 +48,7 @@ class _Ended(NamedTuple):
 class _Under(NamedTuple):
     way: asyncio.Future[_Ended]
     still_running: Callable[[], bool]
-    elsewhere: bool = False
+    cancel: Callable[[], object]
 
 
 async def _end(under: _Under, deadline: float) -> Any:
@@ -57,12 +58,12 @@ async def _end(under: _Under, deadline: float) -> Any:
     finally:
         late = not way.done()
         if late:
-            way.cancel()
+            under.cancel()
             await asyncio.wait({way}, timeout=GRACE_S)
+            if not isinstance(way, asyncio.Task):  # a task is left alone from here on
+                way.cancel()
     if late:
         raise GivenUpError(under.still_running)
-    if way.cancelled() and under.elsewhere:
-        raise RuntimeError("canceled on its own event loop")
     ended = way.result()
     if isinstance(ended.error, Exception):
         raise ended.error
@@ -85,15 +86,14 @@ def _in_thread(work: Callable[[], Any]) -> _Under:
 
     thread = Thread(target=copy_context().run, args=(run,), name="refold-summarizer", daemon=True)
     thread.start()
-    return _Under(asyncio.wrap_future(future), thread.is_alive)
+    way = asyncio.wrap_future(future)
+    return _Under(way, thread.is_alive, way.cancel)
 
 
-def _as_task(work: Callable[[], Any], loop: Loop | None) -> _Under:
-    """On `loop`, if that is running in another thread; here otherwise."""
-    tasks: list[asyncio.Task[Any] | None] = []
+def _as_task(work: Callable[[], Any], home: Callable[[], Loop] | None) -> _Under:
+    """On the loop that is its `home`, if that is running in another thread; here otherwise."""
 
     async def run() -> _Ended:
-        tasks.append(asyncio.current_task())
         try:
             return _Ended(await work())
         except asyncio.CancelledError:
@@ -101,10 +101,29 @@ def _as_task(work: Callable[[], Any], loop: Loop | None) -> _Under:
         except BaseException as error:  # not even one that would end the program whose loop this is
             return _Ended(error=error)
 
-    def still_running() -> bool:
-        return any(task and not task.done() for task in tasks)
+    loop = home() if home is not None else None
+    if loop is not None and loop is not asyncio.get_running_loop() and loop.is_running():
+        return _elsewhere(run, loop)
+    task, pid = asyncio.ensure_future(run()), os.getpid()
+    return _Under(task, lambda: not task.done() and pid == os.getpid(), task.cancel)
 
-    if loop is None or loop is asyncio.get_running_loop() or not loop.is_running():
-        return _Under(asyncio.ensure_future(run()), still_running)
-    there = asyncio.run_coroutine_threadsafe(run(), loop)
-    return _Under(asyncio.wrap_future(there), still_running, elsewhere=True)
+
+def _elsewhere(run: Callable[[], Awaitable[_Ended]], loop: Loop) -> _Under:
+    """A task on another loop, which has ended only when it has ended there."""
+    future, pid = concurrent.futures.Future[_Ended](), os.getpid()
+
+    async def there() -> None:
+        if not future.set_running_or_notify_cancel():  # given up before it was begun
+            return
+        try:
+            ended = await run()
+        except asyncio.CancelledError:
+            ended = _Ended(error=RuntimeError("canceled on its own event loop"))
+        future.set_result(ended)
+
+    task = asyncio.run_coroutine_threadsafe(there(), loop)
+
+    def still_running() -> bool:
+        return future.running() and pid == os.getpid()  # threads do not come with a fork
+
+    return _Under(asyncio.wrap_future(future), still_running, lambda: future.cancel() or task.cancel())

@@ -9,16 +9,20 @@ from typing import Any
 
 import msgspec
 
+from refold import telemetry
 from refold.core.errors import MessageError
+from refold.core.message import Usage
 from refold.core.sound import flaw
 from refold.summarize.attempt import GivenUpError, attempt
-from refold.summarize.problem import line, problem, status_of, wait_of
+from refold.summarize.problem import is_free, line, problem, status_of, wait_of
 from refold.summarize.summarizer import Answer, Ask, Summarizer
 
 RETRIES = 2
 """Requests after the first, at most."""
 FIRST_WAIT_S = 0.5
 """Before the first of them, unless the server says how long; twice as long before the next."""
+MOST_TOKENS = 2**53 - 1
+"""Of one kind in one answer: what is more is nonsense, and no JSON number everywhere."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -31,6 +35,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """Requests that were made."""
     still_running: Callable[[], bool] | None = None
     """Whether a request that was given up goes on all the same; None where none was."""
+    is_free: bool = False
+    """The last request was refused or never got there: it costs nothing, as those before it."""
 
 
 async def call(
@@ -38,30 +44,50 @@ async def call(
     ask: Ask,
     *,
     timeout_s: float,
-    spend: Callable[[], bool],
-    loop: asyncio.AbstractEventLoop | None = None,
+    spend: Callable[[], str | None],
+    home: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> Outcome:
     """Asks, and asks again after a 429 or 5xx, all within `timeout_s`.
 
-    `spend` is asked before each request; False is that none may be made. Coroutines are awaited here, or on
-    `loop` where that runs in another thread; whatever is not a coroutine function runs in a thread.
+    `spend` is asked before each request, and says why none may be made. Coroutines are awaited here, or on
+    the loop that is their `home` while that runs; whatever is not a coroutine function runs in a thread.
     """
     deadline = monotonic() + timeout_s
     made, before = 0, ""
-    while spend():
+    while (refused := spend()) is None:
         made += 1
         try:
-            return Outcome(_answer(await attempt(summarizer, ask, deadline, loop)), None, made)
+            return Outcome(await _asked(summarizer, ask, deadline, home), None, made)
         except GivenUpError as error:
             late = line(f"timed out after {timeout_s:g} s{before}")
             return Outcome(None, late, made, error.still_running)
         except Exception as error:
-            why, wait = problem(error), _wait(error, made)
+            why, wait, free = problem(error), _wait(error, made), is_free(error)
         if not wait < deadline - monotonic():
-            return Outcome(None, why, made)
+            return Outcome(None, why, made, is_free=free)
         before = f"; before that: {why}"
         await asyncio.sleep(wait)
-    return Outcome(None, line(f"the budget of calls is used up{before}"), made)
+    return Outcome(None, line(f"{refused}{before}"), made, is_free=True)
+
+
+async def _asked(
+    summarizer: Summarizer, ask: Ask, deadline: float, home: Callable[[], asyncio.AbstractEventLoop] | None
+) -> Answer:
+    """One request, in sight of those who trace."""
+    name = getattr(summarizer, "name", None)
+    facts: telemetry.Facts = {"gen_ai.request.max_tokens": ask.max_tokens, "refold.round": ask.round}
+    with telemetry.chat(name if isinstance(name, str) else None, facts) as span:
+        try:
+            answer = _answer(await attempt(summarizer, ask, deadline, home))
+        except GivenUpError:
+            span.fail("timeout")
+            raise
+        span.note({"gen_ai.response.model": answer.model, "gen_ai.response.finish_reasons": (answer.finish,)})
+        if used := answer.usage:
+            span.note({"gen_ai.usage.input_tokens": used.input, "gen_ai.usage.output_tokens": used.output})
+            cached = {"read": used.cache_read, "creation": used.cache_write}
+            span.note({f"gen_ai.usage.cache_{way}.input_tokens": many for way, many in cached.items()})
+        return answer
 
 
 def _wait(error: Exception, made: int) -> float:
@@ -81,6 +107,12 @@ def _answer(given: Any) -> Answer:
     if torn := flaw(answer.text):
         raise MessageError("the summary", f"there is {torn} in it")
     try:
-        return msgspec.convert(msgspec.to_builtins(answer), Answer)
+        known = msgspec.convert(msgspec.to_builtins(answer), Answer)
     except (msgspec.ValidationError, TypeError) as error:
         raise MessageError("the summary", f"is not as an answer must be: {error}") from error
+    return msgspec.structs.replace(known, usage=known.usage and _usage(known.usage))
+
+
+def _usage(told: Usage) -> Usage:
+    """As it was told, within what can be added up."""
+    return Usage(*(min(max(0, count), MOST_TOKENS) for count in msgspec.structs.astuple(told)))

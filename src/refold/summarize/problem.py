@@ -7,7 +7,7 @@ from math import isnan
 from time import time
 from typing import Any
 
-from refold.core.errors import RefoldError
+from refold.core.errors import RefoldError, SettingError
 
 LONGEST = 300
 """Characters of a problem, at most."""
@@ -17,6 +17,7 @@ _SECRETS = re.compile(
     re.IGNORECASE,
 )
 _CARRIERS = ("authorization", "x-api-key", "api-key")
+_NEVER_THERE = {"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror"}
 
 
 def problem(error: Exception) -> str:
@@ -47,6 +48,12 @@ def status_of(error: Exception) -> int | None:
     """The HTTP status of an error that has one, as those of the SDKs do."""
     status = _of(error, "status_code")
     return int(status) if isinstance(status, int) else None
+
+
+def is_free(error: Exception) -> bool:
+    """Nobody pays for the request: it was refused, or it never got to a model."""
+    kinds = {kind.__name__ for one in (error, error.__cause__) for kind in type(one).__mro__}
+    return status_of(error) is not None or isinstance(error, SettingError) or bool(kinds & _NEVER_THERE)
 
 
 def wait_of(error: Exception) -> float | None:

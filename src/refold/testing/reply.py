@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from threading import Event
 from typing import Any, Literal, TypeAlias
+from uuid import uuid4
 
 import msgspec
 
@@ -18,6 +19,8 @@ class Reply(msgspec.Struct, frozen=True):
     status: int = 200
     headers: Mapping[str, str] = {}
     finish: Literal["stop", "length", "refusal", "tool-calls"] = "stop"
+    calls: tuple[tuple[str, Any], ...] = ()
+    """Tools that it calls, each with its arguments: an object, or a text for JSON that is none."""
     reasoning: str = ""
     """What it thinks first; without a `text` it is all there is."""
     usage: Usage = Usage(100, 20)
@@ -53,10 +56,15 @@ def _completion(reply: Reply, request: Request) -> dict[str, Any]:
         message |= {"content": None, "refusal": reply.text or "I cannot help with that."}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
-    if reply.finish == "tool-calls":
-        function = {"name": "look", "arguments": "{}"}
-        message["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
-    reason = {"length": "length", "tool-calls": "tool_calls"}.get(reply.finish, "stop")
+    if calls := _calls(reply):
+        named = [{"name": name, "arguments": _written(given)} for _, name, given in calls]
+        ids = [f"call_{id}" for id, _, _ in calls]
+        message["tool_calls"] = [
+            {"id": id, "type": "function", "function": function}
+            for id, function in zip(ids, named, strict=True)
+        ]
+    stop = "tool_calls" if calls else "stop"
+    reason = {"length": "length", "tool-calls": "tool_calls"}.get(reply.finish, stop)
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -78,8 +86,11 @@ def _message(reply: Reply, request: Request) -> dict[str, Any]:
         content.append({"type": "thinking", "thinking": reply.reasoning, "signature": "c2lnbmVk"})
     if reply.text:
         content.append({"type": "text", "text": reply.text})
-    if reply.finish == "tool-calls":
-        content.append({"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}})
+    calls = _calls(reply)
+    content += [
+        {"type": "tool_use", "id": f"toolu_{id}", "name": name, "input": given} for id, name, given in calls
+    ]
+    stop = "tool_use" if calls else "end_turn"
     reasons = {"length": "max_tokens", "tool-calls": "tool_use", "refusal": "refusal"}
     used = reply.usage
     return {
@@ -88,7 +99,7 @@ def _message(reply: Reply, request: Request) -> dict[str, Any]:
         "role": "assistant",
         "model": request.get("model"),
         "content": content,
-        "stop_reason": reasons.get(reply.finish, "end_turn"),
+        "stop_reason": reasons.get(reply.finish, stop),
         "stop_sequence": None,
         "usage": {
             "input_tokens": used.input - used.cache_read - used.cache_write,
@@ -97,6 +108,16 @@ def _message(reply: Reply, request: Request) -> dict[str, Any]:
             "cache_creation_input_tokens": used.cache_write,
         },
     }
+
+
+def _calls(reply: Reply) -> list[tuple[str, str, Any]]:
+    """With an id for each, which no other call has."""
+    given = reply.calls or ((("look", {}),) if reply.finish == "tool-calls" else ())
+    return [(uuid4().hex[:12], name, arguments) for name, arguments in given]
+
+
+def _written(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
 BODIES: dict[str, Callable[[Reply, Request], dict[str, Any]]] = {

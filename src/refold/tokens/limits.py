@@ -10,6 +10,8 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from refold.core.message import Usage
+
 
 class ModelLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sizes in tokens, prices in USD per million tokens. The defaults are those of an unknown model."""
@@ -39,6 +41,14 @@ class ModelLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     no-prefill      the last message must not be the assistant's
     binds-thinking  signed thinking is refused once anything before it has changed
     """
+
+    def price(self, usage: Usage) -> float:
+        """USD, as far as prices are known."""
+        each, fresh = self.input or 0.0, max(0, usage.input - usage.cache_read - usage.cache_write)
+        read = each if self.cache_read is None else self.cache_read
+        write = each if self.cache_write is None else self.cache_write
+        sums = (fresh * each, usage.cache_read * read, usage.cache_write * write)
+        return (sum(sums) + usage.output * (self.output or 0.0)) / 1_000_000
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
