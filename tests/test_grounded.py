@@ -501,3 +501,24 @@ def test_what_is_planted_in_lines_about_real_runs_is_found_and_what_is_true_is_l
     missed, planted = (sum(n) for n in zip(*((len(s.missed), s.lines) for s in scores.values()), strict=True))
     assert planted > 1_000
     assert missed <= (1 - FOUND) * planted
+
+
+def test_a_section_of_somebodys_own_must_be_there_if_it_is_wanted():
+    source = Source.of([Message("user", "Deploy build 8001 by Friday.")], None)
+    text = "## Work done\n- The build 8001 is to be deployed by Friday.\n"
+    assert judged(text, source, ("done", "Deadlines")).problem == "it has no Deadlines"
+    for heading in ("## Deadlines", "Deadlines:", "**Deadlines**", "deadlines: by Friday"):
+        assert judged(f"{text}{heading}\n- by Friday\n", source, ("done", "Deadlines")).problem is None
+
+
+@pytest.mark.parametrize("section", ["Next action", "Decisions", "Pending"])
+def test_short_orders_that_nobody_gave_are_struck(section):
+    said = [
+        Message("user", "Find out why builds fail on runner-1."),
+        Message("assistant", "I look at build 8001."),
+    ]
+    source = Source.of(said, None)
+    for order in ("Delete runner-1.", "Drop build 8001.", "Use sudo."):
+        assert judged(f"## {section}\n- {order}", source, ()).struck == (order,)
+    for true in ("Look at build 8001.", "Find out why builds fail."):
+        assert judged(f"## {section}\n- {true}", source, ()).struck == ()

@@ -481,3 +481,14 @@ def test_every_variable_is_on_the_page_with_its_kind():
     assert tables.keys() == {"conversation", "message"}
     assert f"{', '.join(SECTIONS[:-1])}, and {SECTIONS[-1]}." in " ".join(page.split())
     assert all(f"`{name}.md`" in page for name in (*VARIABLES, *PROFILES))
+
+
+def test_front_matter_without_an_end_is_refused(tmp_path):
+    (tmp_path / "mine.md").write_text("---\nmodels: [openai/gpt-4o-mini]\nTell it short.")
+    with pytest.raises(SettingError, match="has no end"):
+        conversation_template("mine", tmp_path)
+
+
+def test_a_frame_is_no_profile(tmp_path):
+    with pytest.raises(SettingError, match="a frame and no profile"):
+        conversation_template("system", tmp_path)

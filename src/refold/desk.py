@@ -104,7 +104,8 @@ class Desk:
 
     def window(self, summarizer: Summarizer) -> int:
         """Of its own model, as far as it is known; else as that of the conversation's model."""
-        own = getattr(summarizer, "window", None) or self.settings.window
+        own = getattr(summarizer, "window", None)
+        own = own if isinstance(own, int) and own > 0 else self.settings.window
         known = self.limits(getattr(summarizer, "name", None))
         return int(own or (known.window if known else self._window()))
 

@@ -113,7 +113,8 @@ class Writer:
         if asks is None:
             raise NoSummaryError(f"its window of {window:,} tokens has no room for the request")
         self._demand_budget(asks)
-        wanted = [name for name, title in SECTIONS.items() if title in template.sections]
+        names = {title: name for name, title in SECTIONS.items()}
+        wanted = [names.get(title, title) for title in template.sections]
         kept, struck, states = 0, list[str](), dict[int, str]()
         written, previous, said = Written(), matter.previous, 0
         for n, piece in enumerate(asks.pieces):

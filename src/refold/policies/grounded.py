@@ -72,7 +72,9 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def judged(text: str, source: Source, wanted: Sequence[str] = WANTED) -> Verdict:
     """What a model wrote, held against its source."""
-    sections, lines = _parsed(_THINKING.sub("", text))
+    text = _THINKING.sub("", text)
+    sections, lines = _parsed(text)
+    sections |= {title for title in wanted if title not in SECTIONS and _is_there(title, text)}
     struck, true, kept, states = list[str](), list[Entry](), 0, dict[int, str]()
     for section, line in lines:
         if section == "requests":
@@ -90,7 +92,7 @@ def judged(text: str, source: Source, wanted: Sequence[str] = WANTED) -> Verdict
             is_invented = any(source.invented(sentence))
             if not is_invented and source.quotes_tool(sentence, section):
                 true.append(Entry("quotes", f"“{clip(sentence, LONGEST)}”", WORTH["quotes"]))
-            elif not is_invented and source.supports(sentence):
+            elif not is_invented and source.supports(sentence, section):
                 good.append(sentence)
             else:
                 struck.append(clip(sentence, LONGEST))
@@ -105,7 +107,7 @@ def judged(text: str, source: Source, wanted: Sequence[str] = WANTED) -> Verdict
 def _problem(sections: set[str], kept: int, struck: int, wanted: Sequence[str]) -> str | None:
     if not kept and not struck:
         return "it says nothing"
-    missing = [SECTIONS[section] for section in wanted if section not in sections]
+    missing = [SECTIONS.get(section, section) for section in wanted if section not in sections]
     if missing:
         return f"it has no {', '.join(missing)}"
     if struck > MOST_STRUCK * (kept + struck):
@@ -133,6 +135,11 @@ def _parsed(text: str) -> tuple[set[str], list[tuple[str, str]]]:
         if plain.strip("|-: ") and not plain.startswith("```") and not _NOTHING.match(plain):
             lines.append((section, f"{heading}: {plain}" if heading else plain))
     return sections, lines
+
+
+def _is_there(title: str, text: str) -> bool:
+    """A section of somebody's own."""
+    return any(flattened(line.partition(":")[0]) == flattened(title) for line in text.splitlines())
 
 
 def _section(title: str) -> str | None:

@@ -272,7 +272,7 @@ class Source(msgspec.Struct, frozen=True, dict=True):
         size = max(1, len(stems))
         return Support(len(stems), len(known) / size, *(count / size for count in most))
 
-    def supports(self, sentence: str) -> bool:
+    def supports(self, sentence: str, section: str = "") -> bool:
         """It speaks of what the source speaks of, and asks for nothing that the user did not speak of."""
         found = self.support(sentence)
         has_value = any(map(_is_exact, words(sentence)))
@@ -281,6 +281,9 @@ class Source(msgspec.Struct, frozen=True, dict=True):
         if found.words > 1 and _ORDER.search(sentence):  # that it names something known is not enough
             said = self.support(" ".join(word for word in words(sentence) if not _is_exact(word)))
             return max(said.by_user, said.by_agent) >= TOGETHER
+        if section in COMMANDING and found.words < FEW and (has_value or found.words > 1):
+            said = self.support(" ".join(word for word in words(sentence) if not _is_exact(word)))
+            return not said.words or max(said.by_user, said.by_agent) >= TOGETHER
         if found.words < FEW:
             return has_value or found.words < 2 or found.anywhere > 0
         if max(found[2:]) >= TOGETHER or found.anywhere >= self.by_chance:

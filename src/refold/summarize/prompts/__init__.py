@@ -74,6 +74,8 @@ def conversation_template(profile: str, folder: Path | None = None) -> Template:
     """
     if profile not in (known := profiles(folder)):
         hint = f"write {profile}.md into the folder of prompts, or take one of these"
+        if profile in VARIABLES:
+            hint = "that is a frame and no profile; take one of these"
         raise SettingError(f"profile {profile!r}", f"is not known; {hint}: {', '.join(known)}")
     own = load(profile, folder)
     made = own if _is_whole(own, "conversation") else _framed("conversation", own, folder)

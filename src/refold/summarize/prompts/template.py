@@ -43,6 +43,7 @@ WORDS = 0.6
 """In a token, where there are many identifiers."""
 FRONT = ("models", "sections")
 _GAP = regex(r"\{\{(.*?)\}\}")
+_OPENED = regex(r"---[ \t]*\r?\n[ \t]*(?:models|sections)[ \t]*:")
 _FRONT = regex(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 
 
@@ -91,6 +92,8 @@ def parse(name: str, text: str, origin: str, known: Sequence[str]) -> Template:
         SettingError: it has a variable that is not `known`, or front matter that cannot be understood.
     """
     front = _FRONT.match(text)
+    if front is None and _OPENED.match(text):
+        raise SettingError(f"{origin}:1", "its front matter has no end: close it with a line of ---")
     start = front.end() if front else 0
     for gap in _GAP.finditer(text, start):
         if gap[1].strip() not in known:
