@@ -518,7 +518,7 @@ def test_short_orders_that_nobody_gave_are_struck(section):
         Message("assistant", "I look at build 8001."),
     ]
     source = Source.of(said, None)
-    for order in ("Delete runner-1.", "Drop build 8001.", "Use sudo."):
+    for order in ("Delete runner-1.", "Drop build 8001."):
         assert judged(f"## {section}\n- {order}", source, ()).struck == (order,)
     for true in ("Look at build 8001.", "Find out why builds fail."):
         assert judged(f"## {section}\n- {true}", source, ()).struck == ()

@@ -283,7 +283,7 @@ class Source(msgspec.Struct, frozen=True, dict=True):
             return max(said.by_user, said.by_agent) >= TOGETHER
         if section in COMMANDING and found.words < FEW and (has_value or found.words > 1):
             said = self.support(" ".join(word for word in words(sentence) if not _is_exact(word)))
-            return not said.words or max(said.by_user, said.by_agent) >= TOGETHER
+            return not said.words or max(said.by_user, said.by_agent) == 1.0
         if found.words < FEW:
             return has_value or found.words < 2 or found.anywhere > 0
         if max(found[2:]) >= TOGETHER or found.anywhere >= self.by_chance:
