@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from refold.core.event import Expiry, Said, Span
 from refold.core.message import Kind, Message
+
+GIST = 80
+"""Characters of a message in a list of many."""
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
@@ -158,6 +161,23 @@ def stored(said: Said, conversation: str, **seen: Any) -> StoredMessage:
 _KINDS: dict[str, Kind] = {"user": "user-input", "system": "system", "tool": "action-result"}
 
 
+class Hit(msgspec.Struct, frozen=True):
+    """A message that was found."""
+
+    conversation: str
+    at: int
+    role: str
+    tools: tuple[str, ...]
+    """That it calls or answers for, as far as they are known."""
+    excerpt: str
+    """One line from where it says what was asked for."""
+    score: float
+    """More is better; comparable within one search only."""
+    in_view: bool | None
+    """The model is shown the whole of it now, in its conversation; None where that cannot be known."""
+    time: datetime
+
+
 class CompactionResult(msgspec.Struct, frozen=True):
     summary_messages: tuple[Message, ...]
     """What stands for the messages of the range now."""
@@ -189,7 +209,7 @@ class Explanation(msgspec.Struct, frozen=True):
     role: str
     """Of the message; `edit` for an edit."""
     shown: str
-    """A message: `whole`, `reduced` or `hidden`. An edit: its state."""
+    """A message: `whole`, `corrected`, `reduced` or `hidden`. An edit: its state."""
     tokens: int
     """That it takes in the view now."""
     causes: tuple[Cause, ...] = ()
@@ -206,3 +226,77 @@ class Compactions(msgspec.Struct, frozen=True):
     count: int
     last: datetime | None
     running: bool
+
+
+class Undoing(int):
+    """The place of an undoing, which may be undone in its turn."""
+
+    of: int
+    """What was taken back."""
+    covered_by: int | None
+    """A later edit of the same messages: what was taken back is not seen until that is undone too."""
+
+    def __new__(cls, at: int, of: int, covered_by: int | None = None) -> "Undoing":
+        self = super().__new__(cls, at)
+        self.of, self.covered_by = of, covered_by
+        return self
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A message that somebody saw, or said."""
+
+    at: int
+    """Where it was said, also where something else is shown in its place; of a summary, the edit's place."""
+    role: str
+    tokens: int
+    message: Message
+    tools: tuple[str, ...] = ()
+    edit: int | None = None
+    """What shows it otherwise than it was said."""
+
+    @property
+    def text(self) -> str:
+        """What it says, in one line; of a call, its name and input."""
+        words = [self.message.text, *(f"{call.tool} {call.input}" for call in self.message.calls)]
+        text = " ".join(" ".join(words).split())
+        return text if len(text) <= GIST else f"{text[: GIST - 1]}…"
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """One of the two views that are compared."""
+
+    conversation: str
+    at: int | None
+    """Right after which event; None is now."""
+    messages: int
+    tokens: int
+    said: tuple[Seen, ...] = ()
+    """What was said there since the two conversations parted."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    sign: Literal[" ", "-", "+"]
+    """In both, only in the old or only in the new."""
+    seen: Seen
+
+
+class Diff(msgspec.Struct, frozen=True):
+    """What one view shows and another does not: true if there is anything."""
+
+    old: Moment
+    new: Moment
+    changes: tuple[Change, ...]
+    """All that either shows, in order."""
+    parted_at: int | None = None
+    """Of two conversations, the last event that they share."""
+
+    @property
+    def removed(self) -> list[Seen]:
+        return [change.seen for change in self.changes if change.sign == "-"]
+
+    @property
+    def added(self) -> list[Seen]:
+        return [change.seen for change in self.changes if change.sign == "+"]
+
+    def __bool__(self) -> bool:
+        return bool(self.removed or self.added)

@@ -1,18 +1,23 @@
 """Streams in this process's memory: for tests, one-off fits, and nothing to clean up."""
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
 
 from refold.core.codec import GENESIS, Entry, Link, chain
 from refold.core.errors import ConflictError, NotFoundError
 from refold.core.event import Expiry
+from refold.core.query import Query, Words
+from refold.stores.nearest import nearest
 from refold.stores.store import (
+    FEW,
     KEPT_SUMMARIES,
+    Found,
     Key,
     Lease,
     Listed,
+    Scope,
     Snapshot,
     ToolSetting,
     demand_held,
@@ -31,6 +36,10 @@ class _Conversation:
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     summaries: dict[bytes, bytes] = field(default_factory=dict)
+    words: list[Words | None] = field(default_factory=list)
+    """Of the first entries."""
+    vectors: dict[str, list[Sequence[bytes]]] = field(default_factory=dict)
+    """Of the first entries, by embedder."""
 
     def add(self, links: Sequence[Link]) -> None:
         self.links += links
@@ -108,6 +117,7 @@ class MemoryStore:
                 raise NotFoundError(f"{key.conversation!r} has no place {at}")
             self._all[new] = _Conversation(time.time(), key, at)
             self._all[new].add(self._all[key].links[:at])
+            self._all[new].words = self._all[key].words[:at]
 
     def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
         with self._lock:
@@ -118,6 +128,61 @@ class MemoryStore:
     def saved(self, key: Key, /) -> dict[str, Snapshot]:
         with self._lock:
             return dict(self._all[key].snapshots) if key in self._all else {}
+
+    def index(self, scope: Scope, words: Callable[[Entry], Words | None], /) -> Iterator[int]:
+        for _, one in self._within(scope):
+            with self._lock:
+                new = [words(link.entry) for link in one.links[len(one.words) :]]
+                one.words += new
+            if new:
+                yield len(new)
+
+    def search(self, scope: Scope, query: Query, limit: int, /) -> list[Found]:
+        there = [
+            (Found(key, at, query.weight(words)), words)
+            for key, at, one in self._places(scope)
+            if at < len(one.words) and (words := one.words[at]) is not None
+        ]
+        best = _best(found for found, words in there if query.matches(words))
+        if len(best) < min(limit, FEW) and query.can_relax:
+            known = {found[:2] for found in best}
+            some = (found for found, words in there if query.matches(words, any_word=True))
+            best += _best(found for found in some if found[:2] not in known)
+        return best[:limit]
+
+    def embed(
+        self, scope: Scope, embedder: str, vectors: Callable[[Sequence[Entry]], Sequence[Sequence[bytes]]], /
+    ) -> Iterator[int]:
+        for _, one in self._within(scope):
+            with self._lock:
+                known = one.vectors.setdefault(embedder, [])
+                new = vectors([link.entry for link in one.links[len(known) :]])
+                known += new
+            if new:
+                yield len(new)
+
+    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[Found]:
+        rows = [
+            ((key, at), blob)
+            for key, at, one in self._places(scope)
+            for blob in next(iter(one.vectors.get(embedder, [])[at : at + 1]), ())
+        ]
+        return [Found(*place, score) for place, score in nearest(vector, rows, limit)]
+
+    def _within(self, scope: Scope) -> list[tuple[Key, _Conversation]]:
+        with self._lock:
+            if isinstance(scope, Key):
+                return [(scope, self._all[scope])] if scope in self._all else []
+            return [(key, one) for key, one in self._all.items() if key.owner == scope]
+
+    def _places(self, scope: Scope) -> Iterator[tuple[Key, int, _Conversation]]:
+        """Every entry once, though forks share it: in the oldest conversation that has it."""
+        seen = set[int]()
+        for key, one in self._within(scope):
+            for at, link in enumerate(list(one.links)):
+                if id(link) not in seen:
+                    seen.add(id(link))
+                    yield key, at, one
 
     def acquire(self, key: Key, name: str, holder: str, now: float, seconds: float, /) -> Lease | None:
         with self._lock:
@@ -172,6 +237,10 @@ class MemoryStore:
 
     def close(self) -> None:
         pass
+
+
+def _best(found: Iterable[Found]) -> list[Found]:
+    return sorted(found, key=lambda one: (one.score, one.at), reverse=True)
 
 
 _shared: dict[str, MemoryStore] = {}

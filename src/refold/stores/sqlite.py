@@ -7,7 +7,7 @@ import os
 import time
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,21 +16,23 @@ from urllib.parse import parse_qsl
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError, StoreError
 from refold.core.event import Expiry
+from refold.core.query import Query, Words
 from refold.stores.sqlite_file import Run, SQLiteFile
+from refold.stores.sqlite_index import PLACES, Segment, SQLiteIndex
 from refold.stores.store import (
     KEPT_SUMMARIES,
     Flaw,
+    Found,
     Key,
     Lease,
     Listed,
+    Scope,
     Snapshot,
     ToolSetting,
     demand_held,
     demand_next,
 )
 
-PLACES = 32
-"""Bits of a row's key that are the place; the rest is the conversation."""
 CHUNK = 1_000
 """Rows read at a time."""
 SMALL_BYTES = 1_000
@@ -67,6 +69,7 @@ class SQLiteStore:
             raise StoreError(f"{str(path)!r} cannot be a file: {error}; give it another name") from error
         self._file = SQLiteFile(self.path, synchronous, timeout_s)
         self._queue: deque[_Ticket] = deque()
+        self._index = SQLiteIndex(self._file, self._segments, _entry, _text)
         with self._file.read():
             pass  # a file that cannot be opened says so now
 
@@ -131,10 +134,10 @@ class SQLiteStore:
         while True:
             with self._file.read() as run:  # one moment; a parent may be erased before the next
                 rows = self._chunk(run, key, start, stop, but)
-            for place, kind, id, head, body, digest in rows:
-                text = None if id is None else _text(id)
-                start = (place & ((1 << PLACES) - 1)) + 1
-                yield Link(Entry(start - 1, kind, text, head, _unpack(body)), digest)
+            for row in rows:
+                entry = _entry(row)
+                start = entry.at + 1
+                yield Link(entry, row[-1])
             if len(rows) < CHUNK:
                 break
 
@@ -200,6 +203,7 @@ class SQLiteStore:
                     run(query, cid=cid)
             for cid in reversed(erased):  # a fork is younger than its parent
                 self._prune(run, cid)
+        self._index.shred()
         self._file.shred()
         named = [] if with_forks else [(owner, name) for _, owner, name in forks if name is not None]
         return [Key(_text(owner), _text(name)) for owner, name in named]
@@ -210,13 +214,31 @@ class SQLiteStore:
             parent, fork_at, shared = rows[0]
             keep = max(fork_at, shared or 0)
             run("erase_entries", low=(cid << PLACES) + keep, high=(cid + 1) << PLACES)
+            self._index.forget(run, (cid << PLACES) + keep, (cid + 1) << PLACES)
             if keep > fork_at:
                 self._seal(run, cid)
                 return
             for (fork,) in run("hand_over", cid=cid, parent=parent):
                 self._seal(run, fork)
+            run("erase_followed", cid=cid)
             run("erase_conversation", cid=cid)
             cid = parent
+
+    # Searching
+
+    def index(self, scope: Scope, words: Callable[[Entry], Words | None], /) -> Iterator[int]:
+        return self._index.index(scope, words)
+
+    def search(self, scope: Scope, query: Query, limit: int, /) -> list[Found]:
+        return self._index.search(scope, query, limit)
+
+    def embed(
+        self, scope: Scope, embedder: str, vectors: Callable[[Sequence[Entry]], Sequence[Sequence[bytes]]], /
+    ) -> Iterator[int]:
+        return self._index.embed(scope, embedder, vectors)
+
+    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[Found]:
+        return self._index.nearest(scope, embedder, vector, limit)
 
     # Snapshots, leases, notes, summaries, settings
 
@@ -348,12 +370,12 @@ class SQLiteStore:
                 return digest
         return GENESIS
 
-    def _segments(self, run: Run, key: Key) -> list[tuple[int, int, int]]:
+    def _segments(self, run: Run, key: Key) -> list[Segment]:
         """Which conversation has which of the places, in order."""
         row, high = self._row(run, key), 1 << PLACES
-        result: list[tuple[int, int, int]] = []
+        result: list[Segment] = []
         while row is not None:
-            result.append((row.cid, row.fork_at, high))
+            result.append(Segment(row.cid, row.fork_at, high))
             high = min(high, row.fork_at)
             row = None if row.parent is None else _Row(*run("ancestor", cid=row.parent)[0])
         return result[::-1]
@@ -372,6 +394,12 @@ def from_url(url: str) -> SQLiteStore:
     if options or synchronous not in ("full", "normal") or not timeout_s.replace(".", "", 1).isdecimal():
         raise SettingError(f"store {url!r}", "its options are synchronous=full|normal and timeout_s=SECONDS")
     return SQLiteStore(path, synchronous=synchronous, timeout_s=float(timeout_s))
+
+
+def _entry(row: Sequence[Any]) -> Entry:
+    place, kind, id, head, body, *_ = row
+    text = None if id is None else _text(id)
+    return Entry(place & ((1 << PLACES) - 1), kind, text, head, _unpack(body))
 
 
 def _pack(body: bytes) -> bytes:

@@ -32,6 +32,11 @@ class Run:
     def plain(self, text: str) -> list[Any]:
         return self._connection.execute(text).fetchall()
 
+    @property
+    def changes(self) -> int:
+        """Rows changed by this connection so far."""
+        return self._connection.total_changes()
+
 
 class SQLiteFile:
     """Opened when first used, and again after a fork of the process."""
@@ -52,14 +57,16 @@ class SQLiteFile:
             _files.add(self)
 
     @contextmanager
-    def write(self, *, durable: bool = True) -> Iterator[Run]:
+    def write(self, *, durable: bool = True, wait: bool | None = None) -> Iterator[Run]:
         self.renew()
-        with self.transaction(durable=durable) as run:
+        with self.transaction(durable=durable, wait=wait) as run:
             yield run
 
     @contextmanager
-    def transaction(self, *, durable: bool = True) -> Iterator[Run]:
-        """One transaction: all that is done in it, or nothing. One that is not durable waits for nobody."""
+    def transaction(self, *, durable: bool = True, wait: bool | None = None) -> Iterator[Run]:
+        """One transaction: all that is done in it, or nothing. One that is not durable waits for nobody,
+        unless it is told to.
+        """
         with self.writing, _told(self.path):
             self._after_fork()
             if self._writer is None:
@@ -68,7 +75,7 @@ class SQLiteFile:
             if level != self._level:
                 connection.execute(f"PRAGMA synchronous = {level}")
                 self._level = level
-            self._begin(connection, wait=durable)
+            self._begin(connection, wait=durable if wait is None else wait)
             self._log = log = self._log or self._identity()
             try:
                 yield Run(connection)

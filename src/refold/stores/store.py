@@ -4,13 +4,14 @@ A store keeps entries in order and understands none of them. What only some engi
 a protocol of its own; a session uses it where the store has it.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import urlsplit
 
 from refold.core.codec import Entry, Link
 from refold.core.errors import ConflictError, SettingError
 from refold.core.event import Expiry
+from refold.core.query import Query, Words
 
 
 class Key(NamedTuple):
@@ -145,6 +146,52 @@ class Summaries(Protocol):
         """Instead of what this conversation kept under it; of a conversation that is not there, nothing
         is kept. Where there are more than `KEPT_SUMMARIES`, those that were kept first go.
         """
+
+
+Scope: TypeAlias = Key | str
+"""Where to search: in one conversation, what it shares with others included, or in all of an owner's."""
+
+
+FEW = 3
+"""Where fewer entries have all the words, those that have any of them are looked for too."""
+
+
+class Found(NamedTuple):
+    """A place where something was found; in one conversation that has it, if there are several."""
+
+    key: Key
+    at: int
+    score: float
+    """More is better."""
+
+
+@runtime_checkable
+class Searched(Protocol):
+    """An index of words, which follows the streams by a cursor of its own and is erased with them."""
+
+    def index(self, scope: Scope, words: Callable[[Entry], Words | None], /) -> Iterator[int]:
+        """Takes in what was appended since, in small steps; yields how many entries each step took in.
+
+        `words` says what can be found of an entry; None is nothing.
+        """
+
+    def search(self, scope: Scope, query: Query, limit: int, /) -> list[Found]:
+        """The best of what is in the index, as `query.matches` defines it; where few have all the words,
+        those that have any come after them.
+        """
+
+
+@runtime_checkable
+class Vectors(Protocol):
+    """What entries mean, as vectors of length 1 (float32, as many numbers as the embedder makes)."""
+
+    def embed(
+        self, scope: Scope, embedder: str, vectors: Callable[[Sequence[Entry]], Sequence[Sequence[bytes]]], /
+    ) -> Iterator[int]:
+        """Takes in what was appended since, as `Searched.index` does, by a cursor for each embedder."""
+
+    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[Found]:
+        """What is nearest in meaning: the score is the cosine."""
 
 
 class ToolSetting(NamedTuple):

@@ -10,9 +10,9 @@
             return partial(MyStore, tmp_path / "log")
 
 Streams, writers and sessions are demanded of every store; ids, forks, snapshots, leases, notes,
-summaries and settings of those that have them (`refold.stores.store` says what each is). For tests only: this
-needs pytest and hypothesis, which refold itself does not. `pytest.register_assert_rewrite("refold.testing")`
-in a conftest.py makes failures talk.
+summaries, settings and search of those that have them (`refold.stores.store` says what each is). For tests
+only: this needs pytest and hypothesis, which refold itself does not.
+`pytest.register_assert_rewrite("refold.testing")` in a conftest.py makes failures talk.
 """
 
 import pytest
@@ -21,6 +21,7 @@ from refold.testing.forks import ForksContract
 from refold.testing.ids import IdsContract
 from refold.testing.leases import LeasesContract
 from refold.testing.notes import NotesContract
+from refold.testing.search import SearchContract
 from refold.testing.sessions import SessionsContract
 from refold.testing.settings import SettingsContract
 from refold.testing.snapshots import SnapshotsContract
@@ -43,6 +44,7 @@ class StoreContract(
     NotesContract,
     SummariesContract,
     SettingsContract,
+    SearchContract,
 ):
     """All of it. The fixture `store` gives a new, empty store."""
 

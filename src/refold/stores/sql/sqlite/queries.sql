@@ -91,6 +91,18 @@ DELETE FROM refold_lease WHERE cid = :cid
 -- name: erase_summaries
 DELETE FROM refold_summary WHERE cid = :cid
 
+-- name: erase_words
+DELETE FROM refold_search WHERE rowid >= :low AND rowid < :high
+
+-- name: erase_vectors
+DELETE FROM refold_vector WHERE place >= :low AND place < :high
+
+-- name: erase_followed
+DELETE FROM refold_followed WHERE cid = :cid
+
+-- name: merge_words
+INSERT INTO refold_search (refold_search, rank) VALUES ('merge', :pages)
+
 -- name: erase_conversation
 DELETE FROM refold_conversation WHERE cid = :cid
 
@@ -121,6 +133,75 @@ WHERE place >> 32 NOT IN (SELECT cid FROM refold_conversation) HAVING strays
 UNION ALL
 SELECT 'summaries', count(*) AS strays FROM refold_summary
 WHERE cid NOT IN (SELECT cid FROM refold_conversation WHERE name IS NOT NULL) HAVING strays
+
+UNION ALL
+SELECT 'places in the index', count(*) AS strays FROM refold_search_docsize
+WHERE id NOT IN (SELECT place FROM refold_entry) HAVING strays
+UNION ALL
+SELECT 'vectors', count(*) AS strays FROM refold_vector
+WHERE place NOT IN (SELECT place FROM refold_entry) HAVING strays
+
+-- name: behind
+SELECT c.cid, coalesce(f.next, c.cid << 32) FROM refold_conversation c
+LEFT JOIN refold_followed f ON f.cid = c.cid AND f.what = :what
+WHERE c.owner IN (:owner, x'') AND EXISTS (
+    SELECT 1 FROM refold_entry e
+    WHERE e.place >= coalesce(f.next, c.cid << 32) AND e.place < (c.cid + 1) << 32
+)
+
+-- name: followed
+SELECT coalesce((SELECT next FROM refold_followed WHERE cid = c.cid AND what = :what), c.cid << 32), c.owner
+FROM refold_conversation c WHERE c.cid = :cid
+
+-- name: follow
+INSERT INTO refold_followed (cid, what, next) VALUES (:cid, :what, :next)
+ON CONFLICT DO UPDATE SET next = excluded.next
+
+-- name: add_words
+INSERT INTO refold_search (rowid, text, parts, about)
+SELECT :place, :text, :parts, :about WHERE EXISTS (SELECT 1 FROM refold_entry WHERE place = :place)
+
+-- name: add_vector
+INSERT OR REPLACE INTO refold_vector (place, embedder, n, vector)
+SELECT :place, :embedder, :n, :vector WHERE EXISTS (SELECT 1 FROM refold_entry WHERE place = :place)
+
+-- name: several_owners
+SELECT (SELECT owner FROM refold_conversation WHERE name IS NOT NULL ORDER BY owner LIMIT 1)
+    <> (SELECT owner FROM refold_conversation WHERE name IS NOT NULL ORDER BY owner DESC LIMIT 1)
+
+-- name: inherited
+WITH RECURSIVE up (name, cid, parent, high) AS (
+    SELECT name, cid, parent, fork_at FROM refold_conversation INDEXED BY refold_fork
+    WHERE parent IS NOT NULL AND owner = :owner AND name IS NOT NULL
+    UNION ALL
+    SELECT up.name, c.cid, c.parent, min(up.high, c.fork_at)
+    FROM up JOIN refold_conversation c ON c.cid = up.parent
+)
+SELECT p.cid, up.high, up.name FROM up JOIN refold_conversation p ON p.cid = up.parent
+WHERE p.name IS NULL OR p.owner <> :owner ORDER BY up.high DESC
+
+-- name: match
+SELECT place, score FROM (
+    SELECT rowid AS place, -bm25(refold_search, 2.0, 1.0, 0.0) AS score FROM refold_search
+    WHERE refold_search MATCH :match AND rowid >= :low AND rowid < :high ORDER BY rowid DESC LIMIT :pool
+) ORDER BY score DESC, place DESC LIMIT :limit
+
+-- name: match_owned
+SELECT place, score FROM (
+    SELECT rowid AS place, -bm25(refold_search, 2.0, 1.0, 0.0) AS score FROM refold_search
+    WHERE refold_search MATCH :match AND EXISTS (
+        SELECT 1 FROM refold_conversation c
+        WHERE c.cid = refold_search.rowid >> 32 AND c.owner = :owner AND c.name IS NOT NULL
+    ) ORDER BY rowid DESC LIMIT :pool
+) ORDER BY score DESC, place DESC LIMIT :limit
+
+-- name: vectors
+SELECT place, vector FROM refold_vector WHERE place >= :low AND place < :high AND embedder = :embedder
+
+-- name: vectors_owned
+SELECT v.place, v.vector FROM refold_conversation c
+JOIN refold_vector v ON v.place >= c.cid << 32 AND v.place < (c.cid + 1) << 32
+WHERE c.owner = :owner AND c.name IS NOT NULL AND v.embedder = :embedder
 
 -- name: note
 SELECT body FROM refold_note WHERE name = :name

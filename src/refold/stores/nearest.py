@@ -1,0 +1,30 @@
+"""Which vectors point the same way: by brute force, with numpy where it is installed."""
+
+from array import array
+from collections.abc import Iterable
+from heapq import nlargest
+from operator import mul
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def nearest(vector: bytes, rows: Iterable[tuple[T, bytes]], limit: int) -> list[tuple[T, float]]:
+    """The best of each, the nearest first, by cosine; vectors of another length are passed over."""
+    kept = [row for row in rows if len(row[1]) == len(vector)]
+    best: dict[T, float] = {}
+    for (name, _), score in zip(kept, _cosines(vector, [blob for _, blob in kept]), strict=True):
+        if score > best.get(name, -2.0):
+            best[name] = score
+    return nlargest(limit, best.items(), key=lambda one: one[1])
+
+
+def _cosines(vector: bytes, blobs: list[bytes]) -> list[float]:
+    try:
+        import numpy
+    except ImportError:
+        asked = array("f", vector)
+        return [sum(map(mul, asked, memoryview(blob).cast("f"))) for blob in blobs]
+    matrix = numpy.frombuffer(b"".join(blobs), numpy.float32).reshape(len(blobs), -1)
+    scores: list[float] = (matrix @ numpy.frombuffer(vector, numpy.float32)).tolist() if blobs else []
+    return scores

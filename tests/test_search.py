@@ -1,0 +1,496 @@
+"""Finding what was said: in what was hidden, in forks, in other conversations, and whatever is asked."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import refold
+from refold.core.errors import SettingError
+from refold.core.query import LONGEST, MOST_WORDS, Words, excerpt, fold, names, parse_query, parts
+from refold.searching import LONG, as_tool_text
+from refold.stores.memory import MemoryStore
+from refold.stores.sqlite import SQLiteStore
+from refold.testing.embedder import WordEmbedder
+from refold.testing.search import PIECES
+from refold.testing.words import said
+
+TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
+NAME = re.compile(r"(?<!\w)[A-Za-z0-9][\w./:\-]{3,}(?!\w)")
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request, tmp_path):
+    store = MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "refold.db")
+    yield store
+    store.close()
+
+
+def places(session, query, **options):
+    return [hit.at for hit in session.search(query, **options)]
+
+
+def calls(tool, arguments, id="c"):
+    function = {"name": tool, "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"id": id, "type": "function", "function": function}]}
+
+
+def result(text, id="c"):
+    return {"role": "tool", "tool_call_id": id, "content": text}
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("Foo-Bar_baz", "foo bar baz"),
+        ("数据库 ok", "数 据 库 ok"),
+        ("ＡＢＣ ﬁne Straße", "abc fine strasse"),
+        ("a\0b\ud800c🎉", "a b c 🎉"),
+        ("", ""),
+    ],
+)
+def test_a_text_is_taken_apart_into_terms(text, terms):
+    assert fold(text) == terms
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("getUserById", "get user by id"),
+        ("HTTPServer", "http server"),
+        ("ERR4711", "err 4711"),
+        ("plain", ""),
+        ("3f9ac0127b", ""),
+        ("aB" * 50, ""),
+    ],
+)
+def test_names_have_parts_and_hashes_have_none(name, pieces):
+    assert parts(name) == pieces
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=8).map("".join), st.data())
+def test_a_thing_asked_for_exactly_as_it_was_said_is_found(text, data):
+    asked = data.draw(st.sampled_from([text, *text.split()]))
+    if re.search(r"(tool|role):", asked):
+        asked = f'"{asked.replace(chr(34), " ")}"'  # which would be filters
+    words = Words.of(text, (), "user")
+    try:
+        query = parse_query(asked)
+    except SettingError:
+        assert not fold(asked)
+        return
+    assert query.matches(words)
+    excerpt(text, query, 40)
+
+
+def test_escapes_of_json_hide_nothing():
+    words = Words.of(json.dumps({"out": "one\nfoo_bar\tgetIt é"}), (), "tool")
+    for asked in ("foo_bar", '"one foo"', "getIt", "é", "get it"):
+        assert parse_query(asked).matches(words), asked
+    assert names("src/a.py") in Words.of(r"C:\new\nfile src/a.py", (), "tool").parts.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('"red apple" tree', [("red", "apple"), ("tree",)]),
+        ('odd "quote here', [("odd",), ("quote",), ("here",)]),
+        ('a"b c"d', [("a",), ("b", "c"), ("d",)]),
+        ('""" "" "', []),
+        ("role:admin", [("role", "admin")]),
+        ('tool:"x', [("tool",), ("x",)]),
+        ("AND OR NOT NEAR(a, b) a^2 {x}:y", None),
+        ("x x x X", [("x",)]),
+    ],
+)
+def test_whatever_is_in_a_query_is_harmless(text, wanted, store):
+    session = refold.open("a", store=store)
+    session.append(said("apple"))
+    if wanted == []:
+        with pytest.raises(SettingError, match="nothing in it to look for"):
+            session.search(text)
+        return
+    session.search(text)
+    if wanted is not None:
+        assert [one.terms for one in parse_query(text).wanted] == wanted
+
+
+@pytest.mark.parametrize("text", ["", " ", "!?", "\0", "\ud800", '"', "*", "tool:"[:0]])
+def test_an_empty_query_is_refused(text, store):
+    with pytest.raises(SettingError, match="nothing in it to look for"):
+        refold.open("a", store=store).search(text)
+
+
+@pytest.mark.parametrize("query", [None, 7, b"x", ["x"]])
+def test_a_query_that_is_no_text_is_refused(query, store):
+    with pytest.raises(SettingError, match="expected a text"):
+        refold.open("a", store=store).search(query)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1_001, "5", 1.5, None, True])
+def test_a_limit_that_cannot_be_met_is_refused(limit, store):
+    with pytest.raises(SettingError, match="limit"):
+        refold.open("a", store=store).search("x", limit=limit)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        '"' * 10_001,
+        "x" * 100_000,
+        "needle " * 5_000,
+        " ".join(f"w{n}*" for n in range(5_000)),
+        "((((" * 5_000 + "needle",
+        '"needle' * 3_000,
+        "🎉" * 9_999,
+        "数" * 9_999,
+        "a-" * 9_999,
+        "tool:x " * 3_000 + "needle",
+        "\0needle\ud800" * 1_000,
+    ],
+)
+def test_a_hostile_query_is_answered_or_refused(query, store):
+    session = refold.open("a", store=store)
+    session.append([said("a needle 🎉🎉 数数 a-a " * 500), said("a " * 20_000)])
+    try:
+        assert len(session.search(query)) <= 2
+        assert len(parse_query(query).wanted) <= MOST_WORDS
+    except SettingError:
+        assert not fold(query[:LONGEST])
+
+
+def test_an_excerpt_is_one_line_from_where_most_of_it_stands():
+    text = "apple " + "x\n" * 500 + "the apple   tree\nis here " + "y " * 500
+    shown = excerpt(text, parse_query("tree apple"), 80)
+    assert "the apple tree is here" in shown
+    assert "\n" not in shown
+    assert len(shown) <= 82
+    assert excerpt("short", parse_query("nowhere"), 80) == "short"
+
+
+# Sessions
+
+
+def test_what_was_hidden_is_found_and_known_to_be_out_of_view(store):
+    session = refold.open("a", store=store)
+    session.append([said(f"the code of item {n} is K-{n:04}") for n in range(30)])
+    session.compact(keep_recent=2)
+    hits = {hit.at: hit for hit in session.search("K-0003") + session.search("K-0029")}
+    assert set(hits) == {3, 29}
+    assert (hits[3].in_view, hits[29].in_view) == (False, True)
+    assert hits[3].excerpt == "the code of item 3 is K-0003"
+    assert (hits[3].conversation, hits[3].role, hits[3].tools) == ("a", "user", ())
+    assert hits[3].time == session.get_range(3, 4)[0].timestamp
+
+
+def test_calls_and_results_are_found_but_not_those_of_refolds_own_tools(store):
+    session = refold.open("a", store=store)
+    session.append(said("please"))
+    session.append(
+        [calls("psql", '{"query": "select zebra_id\\nfrom herd"}', "1"), result("zebra_id 17", "1")]
+    )
+    session.append([calls("refold_search", '{"query": "zebra_id"}', "2"), result("#1 psql: zebra_id", "2")])
+    session.append([calls("refold_expand", '{"at": 1}', "3"), result("select zebra_id from herd", "3")])
+    assert sorted(places(session, "zebra_id")) == [1, 2]
+    assert places(session, "herd") == [1]
+    assert sorted(places(session, "tool:psql")) == [1, 2]
+    assert places(session, "tool:refold_expand") == []
+
+
+def test_a_search_everywhere_names_the_conversations(store):
+    for name in ("a", "b"):
+        refold.open(name, store=store).append(said(f"apple of {name}"))
+    refold.open("c", store=store, owner="somebody else").append(said("apple of c"))
+    session = refold.open("a", store=store)
+    assert sorted((hit.conversation, hit.in_view) for hit in session.search("apple", everywhere=True)) == [
+        ("a", True),
+        ("b", True),
+    ]
+    assert [hit.conversation for hit in session.search("apple")] == ["a"]
+
+
+def test_what_is_said_while_others_search_is_found(store):
+    session, other = refold.open("a", store=store), refold.open("a", store=store)
+    for n in range(5):
+        session.append(said(f"thing number K-{n}"))
+        assert places(other, f"K-{n}") == [n]
+
+
+async def _found(url):
+    async with await refold.aopen("a", store=url) as session:
+        await session.append(said("an apple"))
+        return [hit.at for hit in await session.search("apple")]
+
+
+def test_search_can_be_awaited():
+    import asyncio
+
+    assert asyncio.run(_found("memory://")) == [0]
+
+
+def test_a_text_for_a_model_is_short_and_forges_no_handles(store):
+    session = refold.open("a", store=store)
+    session.append([said(f"apple [refold #7 x] {n} " + "word " * 100) for n in range(40)])
+    hits = session.search("apple", limit=40)
+    text = as_tool_text(hits)
+    assert len(text) < 4_200
+    assert "##7" in text
+    assert "more: ask for something more special" in text
+    assert text.startswith(f"#{hits[0].at} user (shown above): ")
+    assert not as_tool_text(hits, handles=False).startswith("#")
+    assert as_tool_text([]).startswith("Nothing was found")
+    assert len(as_tool_text(hits, most_chars=100)) < 300
+
+
+def test_through_the_tool_only_its_own_conversation_is_searched(store):
+    refold.open("b", store=store).append(said("apple of b"))
+    session = refold.open("a", store=store)
+    session.append(said("apple of a"))
+    assert "apple of a" in session.call("refold_search", {"query": "apple"})
+    assert "apple of b" not in session.call("refold_search", '{"query": "apple", "limit": 20}')
+    assert "nothing in it to look for" in session.call("refold_search", {"query": '"'})
+
+
+def test_a_long_conversation_without_a_snapshot_is_not_read_only_to_know_what_is_in_view(store):
+    long = refold.open("long", store=store)
+    long.append([said(f"apple {n}") for n in range(LONG + 1)])
+    if isinstance(store, SQLiteStore):
+        with store._file.write() as run:
+            run("erase_snapshots", cid=1)
+    else:
+        store._all[long.key].snapshots.clear()
+    (hit,) = refold.open("a", store=store).search("apple 1999", limit=1, everywhere=True)
+    assert (hit.conversation, hit.at, hit.in_view) == ("long", 1999, None)
+
+
+# By meaning
+
+
+def test_what_is_high_in_both_lists_comes_first(store):
+    session = refold.open("a", store=store, embedder=WordEmbedder(("car", "automobile")))
+    session.append(
+        [said("my automobile"), said("car and automobile"), said("bread"), said("the car in a long text")]
+    )
+    assert places(session, "car")[0] == 1
+    assert 0 in places(session, "car")
+    assert 2 not in places(session, "car")
+    assert places(session, "car role:assistant") == []
+
+
+def broken(texts):
+    raise OSError("no network")
+
+
+@pytest.mark.parametrize("embedder", [broken, lambda texts: [], lambda texts: ["x"], lambda texts: None])
+def test_an_embedder_that_fails_costs_only_what_it_would_have_found(store, embedder):
+    session = refold.open("a", store=store, embedder=embedder)
+    session.append(said("an apple"))
+    with pytest.warns(UserWarning, match="by words only"):
+        assert places(session, "apple") == [0]
+
+
+def test_an_embedder_that_is_none_is_refused():
+    with pytest.raises(SettingError, match="a callable from texts to vectors"):
+        refold.open("a", store="memory://", embedder=7)
+
+
+def test_a_model_without_its_extra_says_what_to_install():
+    try:
+        import model2vec  # noqa: F401
+    except ImportError:
+        session = refold.open("a", store="memory://", embedder="minishlab/potion-base-8M")
+        session.append(said("apple"))
+        with pytest.raises(SettingError, match=r"refold\[search\]"):
+            session.search("apple")
+    else:
+        pytest.skip("the extra is installed")
+
+
+# Stores
+
+
+class Plain:
+    """A store that can do only what every store must."""
+
+    def __init__(self):
+        store = MemoryStore()
+        self.append, self.read, self.erase = store.append, store.read, store.erase
+        self.conversations, self.close = store.conversations, store.close
+
+
+def test_a_store_without_an_index_is_read():
+    store = Plain()
+    session = refold.open("a", store=store)
+    session.append([said("red apple"), said("green pear"), said("apple")])
+    refold.open("b", store=store).append(said("apple of b"))
+    assert sorted(places(session, "apple")) == [0, 2]
+    assert sorted(places(session, "green apple")) == [0, 1, 2]
+    assert len(session.search("apple", everywhere=True)) == 3
+
+
+def test_a_store_that_is_locked_is_read(tmp_path):
+    import apsw
+
+    session = refold.open("a", store=f"sqlite:///{tmp_path}/refold.db?timeout_s=0.1")
+    session.append(said("an apple"))
+    other = apsw.Connection(str(tmp_path / "refold.db"))
+    other.execute("BEGIN IMMEDIATE")
+    assert places(session, "apple") == [0]
+    other.execute("ROLLBACK")
+    assert places(session, "apple") == [0]
+
+
+def test_words_that_were_indexed_and_erased_are_gone_from_the_file(tmp_path):
+    path = tmp_path / "refold.db"
+    store = SQLiteStore(path)
+    secret = refold.open("secret", store=store, embedder=WordEmbedder())
+    other = refold.open("other", store=store, embedder=WordEmbedder())
+    for n in range(150):
+        secret.append(said(f"swordfish{n} camelotSecret 密 " * 3))
+        other.append(said(f"innocent{n} " * 3))
+        if n % 20 == 0:
+            secret.search("swordfish*", everywhere=True)
+    assert len(secret.search("camelotsecret", everywhere=True, limit=200)) == 150
+
+    def lingering():
+        data = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+        return [word for word in (b"wordfish", b"amelotsecret", "密".encode()) if word in data]
+
+    assert lingering()
+    secret.clear()
+    assert lingering() == []
+    assert other.search("swordfish*", everywhere=True) == []
+    assert len(other.search("innocent7", everywhere=True)) == 1
+    assert list(store.examine()) == []
+
+
+def test_places_in_the_index_that_outlived_their_entries_are_found_by_an_examination(tmp_path):
+    import apsw
+
+    store = SQLiteStore(tmp_path / "refold.db")
+    session = refold.open("a", store=store, embedder=WordEmbedder())
+    session.append([said("apple"), said("pear")])
+    session.search("apple")
+    assert list(store.examine()) == []
+    other = apsw.Connection(str(tmp_path / "refold.db"))
+    other.execute("DELETE FROM refold_entry WHERE place % 2 = 1")
+    other.close()
+    assert [flaw.problem for flaw in store.examine()] == [
+        "1 places in the index belong to no conversation",
+        "1 vectors belong to no conversation",
+    ]
+    assert places(refold.open("b", store=store), "pear", everywhere=True) == []
+
+
+def test_a_damaged_entry_is_passed_over_and_the_others_are_found(tmp_path):
+    import apsw
+
+    path = tmp_path / "refold.db"
+    session = refold.open("a", store=f"sqlite:///{path}")
+    session.append([said(f"apple {n}") for n in range(5)])
+    session.store.close()
+    other = apsw.Connection(str(path))
+    other.execute("UPDATE refold_entry SET body = x'7800' WHERE place % 5 = 1; ")
+    other.execute("UPDATE refold_entry SET body = 7 WHERE place % 5 = 2")
+    other.close()
+    store = SQLiteStore(path)
+    assert sum(store.index("default", lambda entry: Words.of("apple", (), "user"))) == 5
+    assert len(store.search("default", parse_query("apple"), 10)) == 3
+    store.close()
+
+
+def test_two_who_index_at_the_same_time_index_once(tmp_path):
+    from threading import Thread
+
+    stores = [SQLiteStore(tmp_path / "refold.db") for _ in range(2)]
+    session = refold.open("a", store=stores[0])
+    session.append([said(f"apple {n}") for n in range(500)])
+
+    def take_in(store):
+        for _ in store.index("default", lambda entry: Words.of("apple", (), "user")):
+            pass
+
+    threads = [Thread(target=take_in, args=[store]) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(stores[1].search("default", parse_query("apple"), 1000)) == 500
+    assert list(stores[0].examine()) == []
+
+
+# Real conversations
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="no recorded conversations here")
+@pytest.mark.parametrize("file", sorted(TRACES.glob("*.jsonl")), ids=lambda file: file.stem)
+def test_every_name_in_recorded_conversations_is_found_at_its_place(file, tmp_path):
+    random = Random(file.name)
+    lines = file.read_text().splitlines()
+    store, drawn = SQLiteStore(tmp_path / "refold.db"), []
+    for line in random.sample(lines, min(8, len(lines))):
+        trace = json.loads(line)
+        session = refold.open(trace["id"], store=store)
+        plain = [{k: v for k, v in message.items() if k[:2] != "x_"} for message in trace["messages"]]
+        session.append(plain)
+        for one in session.get_all():
+            found = NAME.findall(one.message.text)
+            drawn += [(session, one.at, name) for name in random.sample(found, min(4, len(found)))]
+    for session, at, name in random.sample(drawn, min(300, len(drawn))):
+        assert at in places(session, f'"{name}"', limit=1000), (session.conversation, at, name)
+        if ":" not in name:
+            assert at in places(session, name, limit=1000), (session.conversation, at, name)
+
+
+# The command
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "refold", "search", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_finds_in_all_conversations_or_in_one(tmp_path):
+    url = f"sqlite:///{tmp_path}/refold.db"
+    for name in ("a", "b"):
+        with refold.open(name, store=url) as session:
+            session.append([said(f"ERR-4711 in {name}"), said("bread")])
+    everywhere = json.loads(run("ERR-4711", "--store", url, "--json").stdout)
+    assert sorted(hit["conversation"] for hit in everywhere["hits"]) == ["a", "b"]
+    assert set(everywhere["hits"][0]) == {
+        *("conversation", "at", "role", "tools", "excerpt", "score", "in_view", "time")
+    }
+    one = run("ERR-4711", "--store", url, "--conversation", "b")
+    assert one.returncode == 0
+    assert "#0" in one.stdout
+    assert "ERR-4711 in b" in one.stdout
+    assert "in a" not in one.stdout
+    assert len(json.loads(run("err*", "--limit", "1", "--store", url, "--json").stdout)["hits"]) == 1
+
+
+def test_the_command_says_no_when_nothing_is_found_and_explains_wrong_use(tmp_path):
+    url = f"sqlite:///{tmp_path}/refold.db"
+    refold.open("a", store=url).append(said("bread"))
+    nothing = run("apple", "--store", url)
+    assert (nothing.returncode, "Nothing found" in nothing.stdout) == (1, True)
+    assert json.loads(run("apple", "--store", url, "--json").stdout)["hits"] == []
+    for wrong in (["", "--store", url], ["x", "--limit", "0", "--store", url]):
+        done = run(*wrong)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+    assert run("x", "--conversation", "nobody", "--store", url).returncode == 1
+    assert run("x", "--store", f"sqlite:///{tmp_path}/none.db").returncode == 1
+
+
+def test_an_owner_without_conversations_finds_nothing(store):
+    assert refold.open("a", store=store, owner="nobody").search("x", everywhere=True) == []
