@@ -1,5 +1,6 @@
 """Generated streams: tool conversations with parallel, interleaved, aborted and orphaned calls, and edits."""
 
+import msgspec
 from hypothesis import strategies as st
 
 from histories import DIALECTS, Call, Step
@@ -46,6 +47,12 @@ class Stream:
         why, tokens = "a test", (0, 0)
         self.add(Replaced(at, view, span, shown, (*lines, *kept), "test", why, tokens, 0.0, round))
 
+    def correct(self, of: Said, span: Span, text: str, view: str) -> None:
+        """Another text in the place of a message, in an edit of whatever span."""
+        at, message = self.next, Message(of.line.role, [Text(text)])
+        line = msgspec.structs.replace(of.line, at=at, tokens=len(text) + 4, corrects=of.at)
+        self.add(Replaced(at, view, span, (message,), (line,), "correct", "a test", (0, 0), 0.0))
+
 
 texts = st.text('ab \n"é漢🙂\x00\ud800', max_size=12)
 ids = st.sampled_from([f"call_{n}" for n in range(6)])
@@ -91,10 +98,10 @@ def streams(
     """
     stream = Stream()
     kinds = ["say"] * 5 + (
-        ["replace"] * 3 + ["undo"] * 2 + ["pin", "measure", "call", "unknown"] if edits else []
+        ["replace"] * 3 + ["undo"] * 2 + ["correct", "pin", "measure", "call", "unknown"] if edits else []
     )
     if busy:
-        kinds = ["replace", "undo"]
+        kinds = ["replace", "undo", "correct"]
         for role in ("user", "assistant", "user", "assistant", "user"):
             stream.say(Message(role, role))
     for kind in draw(st.lists(st.sampled_from(kinds), min_size=min_size, max_size=max_size)):
@@ -108,6 +115,11 @@ def streams(
             new = draw(st.lists(texts, max_size=2))
             gone = draw(st.booleans())
             stream.replace(Span(start, end), [] if gone else new, [] if gone else sorted(refs), draw(views))
+        elif kind == "correct" and stream.said:
+            of = draw(st.sampled_from(stream.said))
+            more = draw(st.sampled_from([0, 0, 0, 2]))
+            span = Span(max(0, of.at - more), min(at, of.at + 1 + more))
+            stream.correct(of, span, draw(texts), draw(views))
         elif kind == "undo" and at:
             facts = [e.at for e in stream.events if not isinstance(e, Said)] or [0]
             stream.add(Undone(at, draw(st.sampled_from(facts) | st.integers(0, at))))
@@ -168,6 +180,7 @@ deeds = st.one_of(
     st.tuples(st.sampled_from(["pin", "unpin", "restore"]), places),
 )
 """What programs and people do to a session."""
+corrections = st.tuples(st.just("correct"), st.integers(0, 12), safe)
 
 
 @st.composite

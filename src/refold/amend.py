@@ -1,16 +1,16 @@
-"""What people do to a view: pin, restore, undo. Each becomes one more event."""
+"""What people do to a view: pin, restore, correct, undo. Each becomes one more event."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from refold.core import codec
-from refold.core.errors import ConflictError, NotFoundError
-from refold.core.event import Line, Pinned, Replaced, Span, Undone
+from refold.core.errors import ConflictError, MessageError, NotFoundError
+from refold.core.event import Line, Pinned, Replaced, Said, Span, Undone
 from refold.core.live import Cover, Standing
-from refold.core.message import Message
-from refold.core.plan import Stamp, cost
-from refold.core.view import display
+from refold.core.message import Message, Part, Reasoning, Text, ToolCall
+from refold.core.plan import Count, Stamp, cost, line_of
+from refold.core.view import Item, display
 from refold.record import Record
 
 REACH = 64
@@ -45,23 +45,41 @@ def restore(record: Record, at: int, stamp: Stamp, why: str) -> Replaced:
         if cover is None:
             raise NotFoundError(f"#{at} is no edit that decides what is shown now")
         back = list(record.lines(cover.span))
-    shown: list[Message | int] = []
-    lines: list[Line] = []
-    for n, line in enumerate(display(own, cover.span, {line.at: line for line in back})):
-        if line.at in cover.span:
-            shown.append(line.at)
-            lines.append(line)
-        else:  # what the older edit shows besides, said again by this one
-            shown.append(record.message(line))
-            lines.append(msgspec.structs.replace(line, at=stamp.at, n=n))
-    kept = record.live.kept
-    tokens = (cost(display(cover.lines, cover.span, kept)), cost(display(lines, cover.span, kept)))
-    what = (cover.span, tuple(shown), tuple(lines), "restore")
-    return Replaced(stamp.at, stamp.view, *what, why, tokens, stamp.time)
+    places = {line.at: line for line in back}
+    return _edit(record, stamp, cover, display(own, cover.span, places), "restore", why)
 
 
-def undo(record: Record, at: int | None, stamp: Stamp, why: str) -> Undone:
+def correct(record: Record, at: int, new: Message | str, count: Count, stamp: Stamp, why: str) -> Replaced:
+    """Another message stands where one was said; of a text, one that says only that otherwise.
+
+    Raises:
+        MessageError: it is of another role, or answers or makes other calls.
+        NotFoundError: no message was said there, or it is hidden together with others.
+    """
+    said = record.event(_said(record, at).at)
+    assert isinstance(said, Said)
+    message = _in_place_of(said, new)
+    line = line_of(message, stamp.at, count(message), said.line.turn, said.line.step)
+    told = {"tools": line.tools or said.line.tools, "corrects": at, "apart": said.line.apart}
+    line = msgspec.structs.replace(line, **told, whole=said.line.whole, expiry=said.line.expiry)
+    item = record.live.item_at(at)
+    assert item is not None
+    cover = Cover(stamp.at, stamp.view, item.span, ())
+    if len(item.span) > 1:  # it is for an edit of others too to show it
+        standing = Standing(record.view, record.facts(record.live.state.next))
+        cover = next(one for one in standing.widest if at in one.span)
+    if not item.lines and item.edit is None:
+        raise NotFoundError(f"#{at} is not shown any more: newer system text took its place; correct that")
+    if not _is_shown(item, at):
+        by = cover.at if len(item.span) > 1 else item.edit
+        raise NotFoundError(f"#{at} is hidden by #{by}; restore #{at} first, then correct it")
+    return _edit(record, stamp, cover, display(cover.lines, cover.span, {at: line}), "correct", why, message)
+
+
+def undo(record: Record, at: int | None, stamp: Stamp, why: str) -> tuple[Undone, int | None]:
     """Takes an edit, a pin or an undoing back; for the place of a message, the edit that hides it.
+
+    Comes with the edit that still decides what is shown there, where nothing is seen of it.
 
     Raises:
         NotFoundError: nothing of that kind is in force there.
@@ -73,17 +91,23 @@ def undo(record: Record, at: int | None, stamp: Stamp, why: str) -> Undone:
         if at is None:
             raise NotFoundError("There is no edit to undo; a pin is taken back by its place")
     elif isinstance(codec.head(record.entry(at)), Line):
-        cover = _hiding(record, standing, at)
-        if cover is None:
+        hiding = _changing(record, standing, at)
+        if hiding is None:
             raise NotFoundError(f"Nothing hides #{at}")
-        at = cover.at
+        at = hiding
     if not standing.holds(at):
         raise NotFoundError(f"#{at} is no edit, pin or undoing that is in force in view {record.view!r}")
     event = Undone(stamp.at, at, why, stamp.time)
+    covers, seen = dict(standing.covers), (standing.widest, _kept(record, standing))
     standing.apply(event)
     if not standing.holds(event.at):
-        raise ConflictError(f"#{at} cannot be undone: an edit made since is in the way; undo that first")
-    return event
+        other = standing.in_the_way(at)
+        raise ConflictError(f"#{at} cannot be undone: #{other} is in the way; undo #{other} first")
+    if seen != (standing.widest, _kept(record, standing)):
+        return event, None
+    changed = [(covers | standing.covers)[one].span for one in covers.keys() ^ standing.covers.keys()]
+    over = (one.at for one in standing.widest if any(one.span.covers(span) for span in changed))
+    return event, next(over, None)
 
 
 def group(record: Record, line: Line) -> list[Line]:
@@ -105,6 +129,83 @@ def group(record: Record, line: Line) -> list[Line]:
                 waiting.discard(other.answers)
                 members.append(other)
     return members
+
+
+def _edit(
+    record: Record,
+    stamp: Stamp,
+    cover: Cover,
+    lines: Iterable[Line],
+    kind: str,
+    why: str,
+    new: Message | None = None,
+) -> Replaced:
+    """An edit of what another one covers: what that shows besides is said again by this one."""
+    shown, told = list[Message | int](), list[Line]()
+    for n, line in enumerate(lines):
+        if line.at == stamp.at and new is not None:
+            shown.append(new)
+            line = msgspec.structs.replace(line, n=n)
+        elif line.place in cover.span:
+            shown.append(line.at)
+        else:
+            shown.append(record.message(line))
+            line = msgspec.structs.replace(line, at=stamp.at, n=n)
+        told.append(line)
+    live, span = record.live, cover.span
+    kept = live.kept | {line.place: line for line in told if line.place in live.kept}
+    first = live.item_at(span.start)
+    tokens = (first.tokens if first else 0, cost(display(told, span, kept)))
+    return Replaced(stamp.at, stamp.view, span, tuple(shown), tuple(told), kind, why, tokens, stamp.time)
+
+
+def _in_place_of(said: Said, new: Message | str) -> Message:
+    """What is corrected stays in its role, answers the same call and makes the same calls."""
+    line, at = said.line, said.at
+    if isinstance(new, str):
+        new = msgspec.structs.replace(said.message, parts=_with_text(said.message, new))
+    new = msgspec.structs.replace(new, id=None, usage=None, summary=line.summary)
+    if new.role != line.role:
+        raise MessageError("message.role", f"expected {line.role} as in #{at}, got {new.role}")
+    if tuple(result.call_id for result in new.results) != ((line.answers,) if line.answers else ()):
+        raise MessageError("message", f"#{at} answers {line.answers or 'no call'}; its correction does too")
+    if sorted(call.call_id for call in new.calls) != sorted(line.calls):
+        made = f"the calls {', '.join(line.calls)}" if line.calls else "no calls"
+        problem = f"#{at} makes {made}; its correction does too"
+        raise MessageError("message", f"{problem}. A text in place of a message keeps them")
+    return new
+
+
+def _with_text(message: Message, text: str) -> tuple[Part, ...]:
+    """What an assistant thought stands for other words: of its parts, only the calls go on."""
+    if message.results:
+        return tuple(msgspec.structs.replace(result, output=text) for result in message.results)
+    if message.role == "assistant":
+        return (*([Text(text)] if text or not message.calls else []), *message.calls)
+    rest = [part for part in message.parts if not isinstance(part, Text | Reasoning | ToolCall)]
+    return (Text(text), *rest)
+
+
+def _is_shown(item: Item, at: int) -> bool:
+    """It is in sight, whole, corrected or shortened in its place."""
+    in_place = len(item.span) == 1 and len(item.lines) == 1 and not item.is_folded
+    return in_place or any(line.place == at for line in item.lines)
+
+
+def _kept(record: Record, standing: Standing) -> dict[int, Line | None]:
+    """What is shown of messages that stay in sight: their corrections."""
+    corrected = standing.corrected
+    return {at: corrected.get(at) for at in record.live.kept}
+
+
+def _changing(record: Record, standing: Standing, at: int) -> int | None:
+    """The edit that corrects a message, or else keeps it out of sight."""
+    item = record.live.item_at(at)
+    own = [line.at for line in item.lines if line.corrects == at] if item else []
+    if own and standing.holds(own[0]):
+        return own[0]
+    cover = _hiding(record, standing, at)
+    return None if cover is None else cover.at
 
 
 def _hiding(record: Record, standing: Standing, at: int) -> Cover | None:

@@ -40,7 +40,7 @@ _LISTED = regex(r"^- #(\d+) \(", re.MULTILINE)
 
 
 class Original(NamedTuple):
-    """A message as it was said."""
+    """A message as it was said, or as somebody corrected it."""
 
     at: int
     message: Message
@@ -102,14 +102,14 @@ def matter_of(part: Part, view: View, record: Record, **about: Any) -> Matter:
 
 
 def _said(item: Item, record: Record) -> Iterator[Original]:
-    if item.edit is not None and len(item.span) == 1:  # reduced where it stands
+    if item.edit is not None and len(item.span) == 1 and not item.is_corrected:  # reduced where it stands
         event = record.stored(item.span.start)
         if isinstance(event, Said):
             yield Original(event.at, event.message, event.line.tools)
             return
     for line in item.lines:
         if not line.summary:
-            yield Original(line.at, item.words(line), line.tools)
+            yield Original(line.place, item.words(line), line.tools)
 
 
 def _is_only_error(message: Message) -> bool:

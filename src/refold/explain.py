@@ -22,13 +22,17 @@ def explain(record: Record, at: int) -> Explanation:
         raise NotFoundError(f"#{at} is neither a message nor an edit: there is nothing to explain")
     covers = [one for one in record.facts(record.live.state.next) if isinstance(one, Cover)]
     over = [one for one in covers if one.view == record.view and at in one.span]
-    causes = tuple(_cause(record, one.at, _state(one.at, standing)) for one in reversed(over))
     item = record.live.item_at(at)
-    shown = item is not None and at in {line.at for line in item.lines}
-    tokens = event.line.tokens
-    if not shown and item is not None:
-        tokens = item.tokens if len(item.span) == 1 else 0
-    state = "whole" if shown else "reduced" if tokens else "hidden"
+    shown = next((line for line in item.lines if line.place == at), None) if item else None
+    states = {one.at: _state(one.at, standing) for one in over}
+    if shown is not None and shown.at in states:  # a correction is seen through what is above it
+        states[shown.at] = "in force"
+    causes = tuple(_cause(record, one.at, states[one.at]) for one in reversed(over))
+    if shown is not None:
+        state, tokens = "whole" if shown.corrects is None else "corrected", shown.tokens
+    else:
+        tokens = item.tokens if item is not None and len(item.span) == 1 else 0
+        state = "reduced" if tokens else "hidden"
     return Explanation(at, event.line.role, state, tokens, causes, _kept(record, event))
 
 

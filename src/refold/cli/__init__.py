@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from refold.cli import change, checkup, compact, config, files, look, move
+from refold.cli import change, checkup, compact, config, files, look, move, search
 from refold.cli.terminal import complain
 from refold.core.errors import RefoldError, SettingError
 
@@ -21,8 +21,10 @@ Examples:
   refold show chat --at 120          what it saw right after event 120
   refold explain chat 57             why #57 is shown, shorter or not at all
   refold expand chat 57              all of it
+  refold search 'ERR-4711 tool:psql' where something was said, in any conversation
   refold compact chat --keep 10      summarize all but the newest ten messages
   refold undo chat                   take back the newest edit
+  refold correct chat 57 "4711"      show another text in the place of #57
   refold fit chat.json --model gpt-5 -o small.json
   refold check request.json          would the provider take it?
   refold count request.json --model gpt-5
@@ -87,11 +89,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "show": look.show,
     "explain": look.explain,
     "expand": look.expand,
+    "search": search.search,
     "log": look.log,
     "diff": look.diff,
     "compact": compact.compact,
     "undo": change.undo,
     "restore": change.restore,
+    "correct": change.correct,
     "pin": change.pin,
     "unpin": change.unpin,
     "fork": change.fork,

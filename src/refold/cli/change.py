@@ -1,5 +1,6 @@
-"""Commands that add to a record, or erase it: undo, restore, pin, unpin, fork, delete."""
+"""Commands that add to a record, or erase it: undo, restore, correct, pin, unpin, fork, delete."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,8 +20,9 @@ from refold.cli.options import (
 )
 from refold.cli.terminal import emit, say
 from refold.cli.words import one_line, plural, quoted
+from refold.core.codec import loads
 from refold.core.errors import RefoldError
-from refold.core.event import Pinned, Undone
+from refold.core.event import Pinned
 from refold.session import Session
 from refold.stores.store import Key, Listed
 
@@ -37,12 +39,25 @@ AnyAt = Annotated[
 
 @conversing
 def undo(session: Session, at: AnyAt = None, why: Why = "", json: Json = False) -> None:
-    """Take back an edit, a pin or an undoing."""
+    """Take back an edit, a pin or an undoing.
+
+    In any order. Where a later edit covers the same messages, what was taken back is not seen until that is
+    undone too: then it says so.
+
+    \b
+    Examples:
+      refold undo chat        the newest edit
+      refold undo chat 57     edit 57, or whatever hides or corrects message 57
+    """
     before = session.record.live.tokens
     done = session.undo(at, why=why)
-    event = session.record.event(done)
-    assert isinstance(event, Undone)
-    _report(session, before, json, {"did": "undo", "of": event.of, "at": done}, f"#{event.of} is undone")
+    what = {"did": "undo", "of": done.of, "at": int(done)}
+    sentence = f"#{done.of} is undone"
+    if done.covered_by is not None:
+        what["covered_by"] = done.covered_by
+        then = f"refold undo {quoted(session.conversation)} {done.covered_by}"
+        sentence += f", but #{done.covered_by} still covers it: {then}"
+    _report(session, before, json, what, sentence)
 
 
 @conversing
@@ -55,6 +70,58 @@ def restore(session: Session, at: At, why: Why = "", json: Json = False) -> None
     before = session.record.live.tokens
     done = session.restore(at, why=why)
     _report(session, before, json, {"did": "restore", "of": at, "at": done}, f"#{at} is shown again")
+
+
+@conversing
+def correct(
+    session: Session,
+    at: At,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="What it says now; - is stdin.", show_default=False)
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="The text is in a file.")
+    ] = None,
+    message: Annotated[
+        bool, typer.Option("--message", help="The text is a whole message in JSON, of any dialect.")
+    ] = False,
+    why: Why = "",
+    json: Json = False,
+) -> None:
+    """Show another text in the place of a message.
+
+    The original stays in the record, and the correction can be undone. The calls that a message makes, or the
+    one that it answers, stay as they are.
+
+    \b
+    Examples:
+      refold correct chat 57 "The invoice is 4711, not 4117."
+      refold correct chat 57 --file invoice.txt
+      refold correct chat 57 - < invoice.txt
+    """
+    if (text is None) == (file is None):
+        raise typer.BadParameter("give a text, or a file by --file", param_hint="TEXT")
+    words = _words(text, file)
+    before = session.record.live.tokens
+    done = session.correct(at, _parsed(words) if message else words, why=why)
+    _report(session, before, json, {"did": "correct", "of": at, "at": done}, f"#{at} is corrected")
+
+
+def _words(text: str | None, file: Path | None) -> str:
+    """As they were given; the line break at the end of a file is the file's."""
+    try:
+        if file is not None:
+            return file.read_text("utf-8").removesuffix("\n")
+        return typer.get_text_stream("stdin").read().removesuffix("\n") if text == "-" else text or ""
+    except UnicodeDecodeError as error:
+        raise RefoldError(f"{file or 'stdin'}: expected a text in UTF-8: {error.reason}") from error
+
+
+def _parsed(words: str) -> Any:
+    try:
+        return loads(words.encode("utf-8", "surrogatepass"))
+    except ValueError as error:
+        raise RefoldError(f"expected a message in JSON: {error}") from error
 
 
 @conversing

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import asdict
 
+from refold.answers import Diff, Moment, Seen
 from refold.cli import show as page
 from refold.cli.log import Names, emit_log, events, print_log
 from refold.cli.options import (
@@ -21,7 +22,7 @@ from refold.cli.options import (
     existing,
     place,
 )
-from refold.cli.seen import Sight, see, shown_json, sight_json
+from refold.cli.seen import see, sight_json
 from refold.cli.terminal import Cell, Columns, console, emit, fitting, progress, say, say_all
 from refold.cli.words import iso, local, one_line, saved_percent
 from refold.core.live import Live
@@ -36,6 +37,10 @@ PastPlace = Annotated[
 Place2 = Annotated[
     int | None,
     typer.Argument(metavar="AT2", parser=place, help="The other place; else now.", show_default=False),
+]
+Place1 = Annotated[
+    int | None,
+    typer.Argument(metavar="AT", parser=place, help="A place, such as 57.", show_default=False),
 ]
 
 
@@ -157,11 +162,37 @@ def explain(session: Session, at: At, json: Json = False) -> None:
 
 
 @conversing
-def expand(session: Session, at: At, json: Json = False) -> None:
-    """The whole text of a message, or of all that an edit stands for."""
-    text = session.expand(at)
+def expand(
+    session: Session,
+    at: At,
+    lines: Annotated[str | None, typer.Option("--lines", metavar="A-B", help="Only these lines.")] = None,
+    items: Annotated[
+        str | None,
+        typer.Option("--items", metavar="A-B", help="Only these items of a list, or rows."),
+    ] = None,
+    chars: Annotated[
+        str | None,
+        typer.Option("--chars", metavar="A-B", help="Only these characters, from 0 up to B."),
+    ] = None,
+    match: Annotated[
+        str | None, typer.Option("--match", metavar="TEXT", help="Only where this text is, or /a pattern/.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """The text of a message, or of all that an edit stands for.
+
+    \b
+    Examples:
+      refold expand chat 57
+      refold expand chat 57 --lines 1-40
+      refold expand chat 57 --match "error"
+      refold expand chat 57 --match "/line [0-9]+/"
+    """
+    asked = {"lines": lines, "items": items, "chars": chars, "match": match}
+    part = {name: value for name, value in asked.items() if value is not None}
+    text = session.expand(at, **part)
     if json:
-        emit({"at": at, "text": text})
+        emit({"at": at, **part, "text": text})
     else:
         say_all(text)
 
@@ -191,23 +222,55 @@ def log(
 
 
 @conversing
-def diff(session: Session, at: At, at2: Place2 = None, json: Json = False) -> None:
-    """What the view showed then and not now, and the other way round."""
-    old, new = see(session, at), see(session, at2)
+def diff(
+    session: Session,
+    at: Place1 = None,
+    at2: Place2 = None,
+    with_: Annotated[
+        str | None, typer.Option("--with", metavar="OTHER", help="Compare with this conversation instead.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """What the view showed then and not now, and the other way round.
+
+    With another conversation, such as a fork: where they part, what each said since, and what each shows;
+    the places are then one of each.
+
+    \b
+    Examples:
+      refold diff chat 120               since event 120
+      refold diff chat 120 180           from one moment to another
+      refold diff chat --with chat-2     a fork and where it came from
+    """
+    if at is None and with_ is None:
+        raise typer.BadParameter("give a place, or another conversation by --with", param_hint="AT")
+    other = None if with_ is None else _other(session, with_)
+    found = session.diff(at, at2, other=other)
     if json:
-        emit(_diff_json(old, new))
+        emit(_diff_json(found, session.record.view))
     else:
-        page.diff(old, new)
+        page.diff(found)
 
 
-def _diff_json(old: Sight, new: Sight) -> dict[str, Any]:
-    sides = [{(one.line.at, one.line.n) for one in sight.shown} for sight in (old, new)]
-    ends = [{"at": sight.at, "tokens": sight.tokens, "messages": sight.messages} for sight in (old, new)]
-    return {
-        "conversation": old.session.conversation,
-        "view": old.view,
-        "from": ends[0],
-        "to": ends[1],
-        "removed": [shown_json(one) for one in old.shown if (one.line.at, one.line.n) not in sides[1]],
-        "added": [shown_json(one) for one in new.shown if (one.line.at, one.line.n) not in sides[0]],
-    }
+def _other(session: Session, id: str) -> Session:
+    key = existing(session.store, "this store", Key(session.key.owner, id))
+    return Session(session.store, key, config=session.config, view=session.record.view)
+
+
+def _diff_json(found: Diff, view: str) -> dict[str, Any]:
+    about: dict[str, Any] = {"conversation": found.old.conversation, "view": view}
+    if found.parted_at is not None:
+        since = {"removed": found.old.said, "added": found.new.said}
+        said = {name: list(map(_seen_json, side)) for name, side in since.items()}
+        about |= {"with": found.new.conversation, "parted_at": found.parted_at, "said": said}
+    ends = {"from": _moment_json(found.old), "to": _moment_json(found.new)}
+    sides = {"removed": found.removed, "added": found.added}
+    return about | ends | {name: list(map(_seen_json, side)) for name, side in sides.items()}
+
+
+def _moment_json(moment: Moment) -> dict[str, Any]:
+    return {"at": moment.at, "tokens": moment.tokens, "messages": moment.messages}
+
+
+def _seen_json(seen: Seen) -> dict[str, Any]:
+    return asdict(seen) | {"text": seen.text}

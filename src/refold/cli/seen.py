@@ -35,7 +35,7 @@ class Shown:
     """Where it was said, also where something shorter is shown in its place; of a summary, the edit's."""
     said_tokens: int
     rung: str = ""
-    """What made it shorter in its place."""
+    """What shows it otherwise in its place: what made it shorter, or corrected it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,13 @@ class Block:
 
     @property
     def reduced(self) -> int:
-        """Messages said here that are shown shorter, each in its place: the only one, or none."""
+        """Messages said here that are shown otherwise, each in its place."""
         return sum(bool(one.rung) for one in self.shown)
+
+    @property
+    def is_in_place(self) -> bool:
+        """It is one message, shown otherwise."""
+        return len(self.span) == 1 and bool(self.reduced)
 
     @property
     def whole(self) -> int:
@@ -130,8 +135,9 @@ def _block(record: Record, live: Live, item: Item) -> Block:
     task = live.state.task
     pinned = {line.at for pin in live.state.pins.values() if pin.holds for line in pin.lines}
     shown = tuple(
-        Shown(line, message, bool(task and line.at == task.at), line.at in pinned, line.at, line.tokens)
+        Shown(line, message, bool(task and place == task.at), place in pinned, place, *_told(record, line))
         for line, message in zip(item.lines, item.shown, strict=True)
+        for place in [line.place]
     )
     if item.edit is None:
         line = item.lines[0]
@@ -144,6 +150,13 @@ def _block(record: Record, live: Live, item: Item) -> Block:
         said = after.tokens - before.tokens
         shown = (replace(shown[0], place=item.span.start, said_tokens=said, rung=edit.kind),)
     return Block(item.span, edit, item.merged, shown, before, after)
+
+
+def _told(record: Record, line: Line) -> tuple[int, str]:
+    """Tokens that were said in its place, and how it came to be shown otherwise."""
+    if line.corrects is None:
+        return line.tokens, ""
+    return sum(said.tokens for said in record.lines(Span(line.corrects, line.corrects + 1))), "correct"
 
 
 def tally(record: Record, at: int) -> Tally:

@@ -1,9 +1,9 @@
 """Views, lists and differences as people see them."""
 
 from collections.abc import Iterable, Sequence
-from difflib import SequenceMatcher
+from itertools import groupby
 
-from refold.answers import Cause, Explanation
+from refold.answers import Cause, Change, Diff, Explanation, Moment, Seen
 from refold.cli.seen import Block, Shown, Sight
 from refold.cli.terminal import Cell, Column, Columns, fitting
 from refold.cli.words import full, glance, one_line, places, plural, quoted
@@ -32,7 +32,7 @@ def show_full(sight: Sight) -> None:
     """The whole text of each message in the view, under a line that says which it is."""
     table = Columns(Column("", 0))
     for block in sight.blocks:
-        if block.edit is not None and not block.reduced:
+        if block.edit is not None and not block.is_in_place:
             tokens = f"{block.said_tokens:,} → {block.tokens:,} tokens"
             table.line((f"{places(block.span)} · {tokens} · {_sentence(block)}", EDIT), wrap=True)
             table.line(("", ""))
@@ -64,7 +64,7 @@ def _foot(table: Columns, sight: Sight, *, gap: bool = True) -> None:
 
 
 def _rows(block: Block) -> Iterable[list[Cell]]:
-    if block.edit is None or block.reduced:
+    if block.edit is None or block.is_in_place:
         yield from map(_row, block.shown)
         return
     first, last = block.before.next_turn, block.after.turn
@@ -97,7 +97,8 @@ def _mark(one: Shown) -> str:
 
 
 def _words(one: Shown) -> str:
-    return glance(one.message, one.line.tools, is_ours=bool(one.rung) or one.line.summary)
+    is_ours = one.rung not in ("", "correct") or one.line.summary
+    return glance(one.message, one.line.tools, is_ours=is_ours)
 
 
 def _sentence(block: Block) -> str:
@@ -144,58 +145,72 @@ def _cause(page: Columns, edit: Cause) -> None:
 def _standing(told: Explanation) -> str:
     tokens = plural(told.tokens, "token")
     known = {"whole": f"is shown whole, {tokens}", "reduced": f"is reduced to {tokens}"}
+    known["corrected"] = f"is corrected: something else is shown in its place, {tokens}"
     return known.get(told.shown, f"is {told.shown}")
 
 
-def diff(old: Sight, new: Sight) -> None:
+def diff(found: Diff) -> None:
     """What one view showed and the other does not, and the other way round, in order."""
-    before, after = old.shown, new.shown
-    width = len(f"#{max([one.place for one in before + after], default=0)}")
-    tokens = max((len(f"{one.line.tokens:,}") for one in before + after), default=0)
+    everything = [*(change.seen for change in found.changes), *found.old.said, *found.new.said]
+    width = len(f"#{max([seen.at for seen in everything], default=0)}")
+    tokens = max((len(f"{seen.tokens:,}") for seen in everything), default=0)
     table = Columns(Column("", 1), Column("", width), Column("", tokens, is_right=True), Column("", 9))
-    table.line((f"--- {_heading(old)}", "bold"))
-    table.line((f"+++ {_heading(new)}", "bold"))
-    found = changes(before, after)
-    gone = sum(j - i for tag, i, j, _, _ in found if tag != "equal")
-    came = sum(m - k for tag, _, _, k, m in found if tag != "equal")
-    if not gone and not came:
+    is_same = found.parted_at is None
+    names = [one_line(moment.conversation) for moment in (found.old, found.new)]
+    if not is_same:
+        _since(table, found)
+    table.line((f"--- {'' if is_same else names[0] + ' '}{_heading(found.old)}", "bold"))
+    table.line((f"+++ {'' if is_same else names[1] + ' '}{_heading(found.new)}", "bold"))
+    if not found:
         table.line(("The two views show the same.", "bold"))
         return
-    for tag, i, j, k, m in found:
-        if tag == "equal":
-            _shared(table, before[i:j], starts=i == 0, ends=j == len(before))
+    groups = [(is_shared, list(some)) for is_shared, some in groupby(found.changes, lambda c: c.sign == " ")]
+    for n, (is_shared, some) in enumerate(groups):
+        if is_shared:
+            _shared(table, some, starts=n == 0, ends=n == len(groups) - 1)
         else:
-            _sides(table, "-", before[i:j], "red")
-            _sides(table, "+", after[k:m], "green")
-    counts = f"{gone:,} no longer shown, {came:,} newly shown"
-    table.line((f"{counts} · {old.tokens:,} → {new.tokens:,} tokens", "bold"))
+            _sides(table, some)
+    counts = f"{len(found.removed):,} no longer shown, {len(found.added):,} newly shown"
+    if not is_same:
+        counts = f"{len(found.removed):,} shown only by {names[0]}, {len(found.added):,} only by {names[1]}"
+    table.line((f"{counts} · {found.old.tokens:,} → {found.new.tokens:,} tokens", "bold"))
 
 
-def _shared(table: Columns, side: Sequence[Shown], *, starts: bool, ends: bool) -> None:
+def _since(table: Columns, found: Diff) -> None:
+    """Where two conversations part, and what was said in each since."""
+    has_past = found.parted_at is not None and found.parted_at >= 0
+    table.line((f"They part after #{found.parted_at}" if has_past else "They have no past in common", "bold"))
+    for moment, sign, style in ((found.old, "-", "red"), (found.new, "+", "green")):
+        name = one_line(moment.conversation)
+        table.line((f"{name} said {plural(len(moment.said), 'message')} since", "bold"))
+        for seen in moment.said:
+            _side(table, sign, seen, style)
+    table.line(("", ""))
+
+
+def _shared(table: Columns, side: Sequence[Change], *, starts: bool, ends: bool) -> None:
     """The messages next to a change, and how many more there are."""
     head, tail = 0 if starts else CONTEXT, 0 if ends else CONTEXT
     left = len(side) - head - tail
     if left <= 1:
-        _sides(table, " ", side, "dim")
+        _sides(table, side)
         return
-    _sides(table, " ", side[:head], "dim")
+    _sides(table, side[:head])
     table.line((f"   … {left:,} shown in both …", "dim"))
-    _sides(table, " ", side[len(side) - tail :], "dim")
+    _sides(table, side[len(side) - tail :])
 
 
-def changes(old: Sequence[Shown], new: Sequence[Shown]) -> list[tuple[str, int, int, int, int]]:
-    """As difflib's opcodes: a message is the same where its place is."""
-    left, right = ([(one.line.at, one.line.n) for one in side] for side in (old, new))
-    matcher = SequenceMatcher(None, left, right, autojunk=False)
-    return [(tag, i, j, k, m) for tag, i, j, k, m in matcher.get_opcodes()]
+def _heading(moment: Moment) -> str:
+    when = f"right after #{moment.at}" if moment.at is not None else "now"
+    return f"view {when} · {plural(moment.messages, 'message')} · {plural(moment.tokens, 'token')}"
 
 
-def _heading(sight: Sight) -> str:
-    when = f"right after #{sight.at}" if sight.at is not None else "now"
-    return f"view {when} · {plural(sight.messages, 'message')} · {plural(sight.tokens, 'token')}"
+def _sides(table: Columns, side: Sequence[Change]) -> None:
+    for change in side:
+        _side(table, change.sign, change.seen, {"-": "red", "+": "green"}.get(change.sign, "dim"))
 
 
-def _sides(table: Columns, sign: str, side: Sequence[Shown], style: str) -> None:
-    for one in side:
-        cells = (sign, f"#{one.place}", f"{one.line.tokens:,}", one.line.role, _words(one))
-        table.line(*((cell, style) for cell in cells))
+def _side(table: Columns, sign: str, seen: Seen, style: str) -> None:
+    words = glance(seen.message, seen.tools, is_ours=seen.edit is not None)
+    cells = (sign, f"#{seen.at}", f"{seen.tokens:,}", seen.role, words)
+    table.line(*((cell, style) for cell in cells))

@@ -9,7 +9,18 @@ import msgspec
 
 from refold.core.event import Line, Pinned, Span, Undone
 from refold.core.message import Role
-from refold.core.view import Item, View, Words, crosses, current, display, merge, sound
+from refold.core.view import (
+    Item,
+    View,
+    Words,
+    corrections,
+    crosses,
+    current,
+    display,
+    merge,
+    shown_at,
+    sound,
+)
 
 
 class Cover(msgspec.Struct, frozen=True):
@@ -71,7 +82,7 @@ class Pin(msgspec.Struct, array_like=True):
 class State(msgspec.Struct, array_like=True):
     """What a snapshot keeps: spans, counts and places, never what was said."""
 
-    version: int = 4
+    version: int = 5
     """Of this shape: a snapshot of another one is passed over."""
     next: int = 0
     """The first place not yet applied."""
@@ -107,6 +118,8 @@ class State(msgspec.Struct, array_like=True):
     """When models were asked for summaries of this view, and how often: the newest."""
     spent: float = 0.0
     """USD for the summaries of all views."""
+    corrected: dict[int, Line] = {}
+    """What somebody put in the place of messages."""
 
 
 class Live:
@@ -128,15 +141,24 @@ class Live:
 
     def freeze(self) -> View:
         state = self.state
-        facts = (frozenset(self.kept), state.latest, state.next, state.step + 1)
+        kept = frozenset(line.at for line in self.kept.values())
+        facts = (kept, self.latest, state.next, state.step + 1)
         return View(tuple(self.items), *facts, spared=tuple(sorted(set(state.spared))))
 
     @property
+    def latest(self) -> int | None:
+        """Where the words of the latest user message are: at its place, or at that of its correction."""
+        at = self.state.latest
+        item = None if at is None else self.item_at(at)
+        return at if at is None or item is None else shown_at(at, [item])
+
+    @property
     def kept(self) -> dict[int, Line]:
-        """What stays in sight whatever covers it: the task and what is pinned."""
+        """What stays in sight whatever covers it, by place: the task, what is pinned, or its correction."""
         task, apart = [self.state.task] if self.state.task else [], self.state.apart
         pinned = [line for pin in self.state.pins.values() if pin.holds for line in pin.lines]
-        return {line.at: line for line in current([*task, *apart, *pinned], apart)}
+        corrected = self.state.corrected
+        return {line.at: corrected.get(line.at, line) for line in current([*task, *apart, *pinned], apart)}
 
     def item_at(self, at: int) -> Item | None:
         i = bisect_right(self._starts, at) - 1
@@ -197,6 +219,7 @@ class Live:
         first, last = self._meeting(cover.span)
         cut = [item for item in self.items[first:last] if not cover.span.covers(item.span)]
         if not cut:
+            self._correct(cover)
             self._splice(first, last, [Item(cover.span, self._display(cover), self.words, cover.at)])
         elif not any(item.merged for item in cut):
             return
@@ -204,14 +227,23 @@ class Live:
             standing = Standing(self.view, recall.facts(cover.at + 1))
             if cover.at not in standing.covers:
                 return
+            self._correct(cover)
             self._rebuild(cover.span, standing, recall)
         if cover.round:
             self.state.round, self.state.compacted = cover.round, cover.at
+
+    def _correct(self, cover: Cover) -> None:
+        """What the newest edit says of a message is what counts."""
+        for line in cover.lines:
+            if line.place in cover.span:
+                self.state.corrected.pop(line.place, None)
+        self.state.corrected |= corrections([cover])
 
     def _undo(self, undone: Undone, recall: Recall) -> None:
         standing = Standing(self.view, recall.facts(undone.at))
         covers, pins = dict(standing.covers), set(standing.pins)
         standing.apply(undone)
+        self.state.corrected = standing.corrected
         for at in covers.keys() ^ standing.covers.keys():
             span = (covers | standing.covers)[at].span
             (self.state.spared.append if at in covers else self.state.spared.remove)(span)
@@ -316,10 +348,22 @@ class Standing:
                 if self._switch(self._facts[at], not on):
                     self._did[fact.at] = (at, not on)
 
+    @property
+    def corrected(self) -> dict[int, Line]:
+        """What stands in the place of messages that were corrected."""
+        return corrections(self.covers[at] for at in sorted(self.covers))
+
     def holds(self, at: int) -> bool:
         """What the event at a place did is still the case."""
         fact, on = self._did.get(at, (None, False))
         return fact is not None and (fact in self.covers or fact in self.pins) == on
+
+    def in_the_way(self, at: int) -> int | None:
+        """The edit because of which the undoing at a place cannot be undone."""
+        fact = self._facts[self._did[at][0]]
+        if not isinstance(fact, Cover):
+            return None
+        return next((one.at for one in self.covers.values() if crosses(fact.span, one.span)), None)
 
     def _switch(self, fact: Cover | Pinned, on: bool) -> bool:
         if isinstance(fact, Pinned):

@@ -9,6 +9,7 @@ import msgspec
 from refold.core.budget import Budget
 from refold.core.errors import ConflictError
 from refold.core.event import Certificate, Line, Replaced, Span
+from refold.core.lease import is_leased
 from refold.core.message import Message
 from refold.core.view import Item, View, display
 
@@ -50,26 +51,31 @@ def protected(view: View) -> set[int]:
 def must_stay(view: View) -> list[Line]:
     """The same as lines, with the system text before the conversation: less no view can have."""
     fixed = protected(view)
-    first = next((line.at for line in view.lines if line.role != "system"), 0)
-    return [line for line in view.lines if line.at in fixed or (line.role == "system" and line.at < first)]
+    first = next((line.place for line in view.lines if line.role != "system"), 0)
+    return [line for line in view.lines if line.at in fixed or (line.role == "system" and line.place < first)]
 
 
 def reducible(view: View) -> list[Item]:
     """Items of one message that may be reduced in its place: as it was said, or shortened already.
 
-    What somebody restored, or took an edit back from, is left alone.
+    What somebody restored, or took an edit back from, is left alone, and what was expanded just now.
     """
     return [
         item
         for item in view.items
-        if is_reducible(item) and not any(item.span.start in span for span in view.spared)
+        if is_reducible(item)
+        and not any(item.span.start in span for span in view.spared)
+        and not is_leased(item.lines[0], view.step)
     ]
 
 
 def is_reducible(item: Item) -> bool:
-    if len(item.lines) != 1 or len(item.span) != 1 or item.lines[0].summary:
+    if len(item.lines) != 1 or len(item.span) != 1:
         return False
-    return item.edit is None or item.lines[0].at == item.edit
+    line = item.lines[0]
+    if line.summary or line.corrects is not None:
+        return False
+    return item.edit is None or line.at == item.edit
 
 
 class Stamp(msgspec.Struct, frozen=True):
@@ -90,7 +96,7 @@ def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
     covered = _covered(edit, view)
     lines = [line for item in covered for line in item.lines]
     by_place = {line.at: line for line in lines}
-    stay_anyway = view.kept & by_place.keys()  # the fold itself keeps them in sight
+    stay_anyway = {line.place: line for line in lines if line.at in view.kept}  # the fold keeps them in sight
     latest = view.latest  # stays by itself, pinned or not: a pin may be taken off
     shown = list(edit.shown)
     if latest is not None and latest in by_place and latest not in edit.shown:
@@ -107,7 +113,7 @@ def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
             if len(lines) == 1:  # it goes on in its place, with what was set for it
                 line = msgspec.structs.replace(line, whole=lines[0].whole, expiry=lines[0].expiry)
             after.append(line)
-    tokens = (cost(lines), cost(display(after, edit.span, {at: by_place[at] for at in stay_anyway})))
+    tokens = (cost(lines), cost(display(after, edit.span, stay_anyway)))
     what, why = (edit.span, tuple(shown), tuple(after), edit.kind), (edit.why, tokens)
     return Replaced(stamp.at, stamp.view, *what, *why, stamp.time, stamp.round, edit.certificate)
 
@@ -116,7 +122,7 @@ def applied(view: View, edit: Replaced) -> View:
     """The view once a settled edit is in force."""
     first, last = _meeting(view, edit.span)
     covered = view.items[first:last]
-    kept = {line.at: line for item in covered for line in item.lines if line.at in view.kept}
+    kept = {line.place: line for item in covered for line in item.lines if line.at in view.kept}
     known = {line.at: item.words for item in covered for line in item.lines}
 
     def words(line: Line) -> Message:

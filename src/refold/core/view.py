@@ -21,6 +21,8 @@ class Spanned(Protocol):
     def at(self) -> int: ...
     @property
     def span(self) -> Span: ...
+    @property
+    def lines(self) -> tuple[Line, ...]: ...
 
 
 class Item(msgspec.Struct, frozen=True, eq=False):
@@ -57,13 +59,20 @@ class Item(msgspec.Struct, frozen=True, eq=False):
         """It shows something that stands for several messages."""
         return any(line.summary for line in self.lines)
 
+    @property
+    def is_corrected(self) -> bool:
+        """It shows what somebody put in the place of a message, which counts like what was said."""
+        return any(line.corrects is not None for line in self.lines)
+
 
 class View(msgspec.Struct, frozen=True):
     """Every message of the record is covered by exactly one item."""
 
     items: tuple[Item, ...]
     kept: frozenset[int] = frozenset()
-    """Places that stay in sight whatever is around them: the task and what is pinned."""
+    """Places that stay in sight whatever is around them: the task and what is pinned.
+
+    Of what was corrected, here and in `latest`, the place of the correction."""
     latest: int | None = None
     """Place of the latest user message."""
     next: int = 0
@@ -99,7 +108,8 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
     An edit stands unless it would cut what is shown in two; it is judged once, when it comes.
     Undoing takes an edit or a pin out of force; undoing that puts it back, unless it would now cross
     an edit made meanwhile. The widest edits that stand decide what is shown, and in them the task,
-    the pinned messages and the newest system text that stands apart stay in sight.
+    the pinned messages and the newest system text that stands apart stay in sight, or what somebody
+    put in their place.
     """
     said: dict[int, Said] = {}
     facts: dict[int, Replaced | Pinned] = {}
@@ -143,7 +153,8 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
     users = [s.line for s in said.values() if s.line.asks]
     apart = [s.line for s in said.values() if s.line.apart][-1:]
     pinned = [line for at in pins if at in holds for line in pins[at]]
-    kept = {line.at: line for line in current([*users[:1], *apart, *pinned], apart)}
+    corrected = corrections(standing())
+    kept = {line.at: corrected.get(line.at, line) for line in current([*users[:1], *apart, *pinned], apart)}
 
     def words(line: Line) -> Message:
         if line.at in said:
@@ -157,11 +168,12 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
     bare = [s.line for at, s in said.items() if at not in covered]
     items = [Item(Span(line.at, line.at + 1), current((line,), apart), words) for line in bare]
     items += [Item(e.span, current(display(e.lines, e.span, kept), apart), words, e.at) for e in edits]
-    latest = users[-1].at if users else None
-    spared = {f.span for f in facts.values() if isinstance(f, Replaced) and f.at not in holds}
     shown = tuple(merge(sorted(items, key=lambda item: item.span)))
+    latest = shown_at(users[-1].at, shown) if users else None
+    spared = {f.span for f in facts.values() if isinstance(f, Replaced) and f.at not in holds}
     step = max((s.line.step for s in said.values()), default=0) + 1
-    return View(shown, frozenset(kept), latest, next, step, spared=tuple(sorted(spared)))
+    fixed = frozenset(line.at for line in kept.values())
+    return View(shown, fixed, latest, next, step, spared=tuple(sorted(spared)))
 
 
 def sound(edit: "Spanned") -> bool:
@@ -187,21 +199,41 @@ def widest(edits: Sequence[Replaced]) -> list[Replaced]:
 
 def current(lines: Iterable[Line], apart: Sequence[Line]) -> tuple[Line, ...]:
     """Without system text that newer one took the place of, where it stands apart from the messages."""
-    return tuple(line for line in lines if not line.apart or line.at in {newest.at for newest in apart})
+    return tuple(line for line in lines if not line.apart or line.place in {newest.at for newest in apart})
+
+
+def corrections(edits: Iterable["Spanned"]) -> dict[int, Line]:
+    """What people put in the place of messages; the newest edit that shows one, corrected or not, decides."""
+    found: dict[int, Line] = {}
+    for edit in edits:
+        found |= {line.place: line for line in edit.lines if line.place in edit.span}
+    return {at: line for at, line in found.items() if line.corrects is not None}
+
+
+def shown_at(place: int, items: Iterable[Item]) -> int:
+    """Who has the words of a message as it is shown: its own event, or its correction."""
+    return next((line.at for item in items for line in item.lines if line.place == place), place)
 
 
 def display(lines: Sequence[Line], span: Span, kept: dict[int, Line]) -> tuple[Line, ...]:
     """What an edit shows, and what must stay in sight of its span, each in its order."""
     own = [kept[at] for at in kept if at in span and not kept[at].apart]
-    lines = [line for line in lines if line.at in span or not _stands_for_one(line, span, own)]
-    shown = {line.at for line in lines}
+    lines = [line for line in lines if _may_stand(line, span, kept, own)]
+    shown = {line.place for line in lines}
     more = deque(sorted(at for at in kept if at in span and at not in shown))
     result: list[Line] = []
     for line in lines:
-        while more and line.at in span and more[0] < line.at:
+        while more and line.place in span and more[0] < line.place:
             result.append(kept[more.popleft()])
         result.append(line)
     return (*result, *(kept[at] for at in more))
+
+
+def _may_stand(line: Line, span: Span, kept: dict[int, Line], own: Sequence[Line]) -> bool:
+    """It takes no place of what is kept in sight."""
+    if line.place not in span:
+        return not _stands_for_one(line, span, own)
+    return kept.get(line.place, line).at == line.at
 
 
 def _stands_for_one(line: Line, span: Span, kept: Sequence[Line]) -> bool:
