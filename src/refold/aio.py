@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from refold import opening
+from refold.answers import Diff
 from refold.core.event import Event
 from refold.session import Session
 
@@ -33,6 +34,7 @@ class AsyncSession:
     def __init__(self, session: Session, loop: AbstractEventLoop | None = None) -> None:
         self.sync = session
         """The session that does the work."""
+        session.notifier.loop = loop
         if session.reducer.summaries is not None:
             session.reducer.summaries.desk.loop = loop
 
@@ -51,9 +53,15 @@ class AsyncSession:
     get_count = _awaited(Session.get_count)
     messages_since_compaction = _awaited(Session.messages_since_compaction)
     expand = _awaited(Session.expand)
+    tools = _awaited(Session.tools)
+    call = _awaited(Session.call)
+    before_step = _awaited(Session.before_step)
+    after_step = _awaited(Session.after_step)
     explain = _awaited(Session.explain)
+    search = _awaited(Session.search)
     undo = _awaited(Session.undo)
     restore = _awaited(Session.restore)
+    correct = _awaited(Session.correct)
     pin = _awaited(Session.pin)
     unpin = _awaited(Session.unpin)
     clear = _awaited(Session.clear)
@@ -70,6 +78,12 @@ class AsyncSession:
     @model.setter
     def model(self, model: str | None) -> None:
         self.sync.model = model
+
+    async def diff(
+        self, at: int | None = None, to: int | None = None, *, other: "AsyncSession | Session | None" = None
+    ) -> Diff:
+        with_ = other.sync if isinstance(other, AsyncSession) else other
+        return await to_thread(self.sync.diff, at, to, other=with_)
 
     async def fork(self, new_id: str, *, at: int | None = None) -> "AsyncSession":
         return AsyncSession(await to_thread(self.sync.fork, new_id, at=at), get_running_loop())

@@ -21,6 +21,7 @@ from refold.core.view import View
 from refold.formats.dialects import TARGETS
 from refold.formats.sheet import APART, LIST
 from refold.meter import Meter
+from refold.notify import Moment, Notifier
 from refold.page import Ask, Page, Rendered
 from refold.reducer import Order, Reducer
 
@@ -46,8 +47,8 @@ class Wish(msgspec.Struct, frozen=True):
 class Fitter:
     """Makes the requests of one view. Not for several threads at once."""
 
-    def __init__(self, reducer: Reducer, model: str | None) -> None:
-        self.reducer, self.record, self.model = reducer, reducer.record, model
+    def __init__(self, reducer: Reducer, model: str | None, notifier: Notifier) -> None:
+        self.reducer, self.record, self.model, self.notifier = reducer, reducer.record, model, notifier
         self.config, self.settings = reducer.config, reducer.settings
         self.last = Request(self.record.view)
         """The newest request."""
@@ -175,6 +176,8 @@ class Fitter:
         fired = budget.fired(tokens, *self._since_compaction())
         due = bool(fired) and tokens >= max(lifted.due, min(budget.threshold, budget.target + 1))
         due = due and summaries.ready(self.record.live.freeze()) is None
+        if due:
+            self.begin(", ".join(fired))
         if summaries.job is not None:
             return summaries.job if due or messages else None
         due = due and not summaries.was_tried
@@ -227,10 +230,14 @@ class Fitter:
         summaries.forget()
         if order.strategy == "sliding-window":
             return None
+        self.begin("on demand")
         view, count = self._at_hand(), self.meter.counter.message
         budget = self._budget(NOTHING, order.target)
         return summaries.prepare(
-            view, lambda: self.reducer.ordered(order, view, budget, count), focus=order.focus
+            view,
+            lambda: self.reducer.ordered(order, view, budget, count),
+            focus=order.focus,
+            patience_s=self.settings.summarizer.wait_s,
         )
 
     # Making it
@@ -246,7 +253,7 @@ class Fitter:
         budget, now = self._measured(beside) if edits else (budget, before)
         counts = budget.turn_threshold is not None or budget.message_threshold is not None
         fired = budget.fired(now, *(self._since_compaction() if counts else (0, 0)))
-        notices = self._heard_of_summaries()
+        notices = [*self._heard_of_summaries(), *self.notifier.taken()]
         if fired and not off:
             edits += self._climb(budget, now, override, notices, fired)
         ask = self._ask(wish.dialect or self.dialect, beside)
@@ -258,11 +265,15 @@ class Fitter:
             fired = fired or ("threshold",)
             page = self._render(ask, beside)
             final = self._total(budget, page)
-        notices += page.notices
+        notices += [
+            *map(_left_out, (e for e in edits if e.certificate and e.certificate.left_out)),
+            *page.notices,
+        ]
         self._mended = page.mended
         if final > budget.room:
             if not off:
-                raise OverBudgetError(final, budget.room, budget.window)
+                raise self._too_much(final, budget)
+            self.notifier.overflow(self._moment, "compaction is off", final)
             notices.append(f"The request has {final:,} tokens; there is room for {budget.room:,}")
         counted = self.record.live.tokens + budget.overhead + page.mended
         if not off:
@@ -300,7 +311,9 @@ class Fitter:
         lifted = msgspec.structs.replace(lifted, overhead=lifted.overhead + self._mended)
         edits = list[Replaced]()
         if tokens >= lifted.due:
+            self.begin(", ".join(fired))
             edits = self.reducer.climb(lifted, self.meter.counter.message, override)
+            self.notifier.end(self._moment, edits, tokens)
         after = self._measured_now(budget)
         if after > (budget.enough if edits else budget.target) and not self._told:
             notices.append(
@@ -324,7 +337,12 @@ class Fitter:
         """
         least = self.meter.estimate(self.reducer.least() + budget.overhead, None)
         if least > budget.room:
-            raise OverBudgetError(least, budget.room, budget.window)
+            raise self._too_much(least, budget)
+
+    def _too_much(self, tokens: int, budget: Budget) -> OverBudgetError:
+        error = OverBudgetError(tokens, budget.room, budget.window)
+        self.notifier.overflow(self._moment, str(error), tokens)
+        return error
 
     def _measured_now(self, budget: Budget) -> int:
         return self.meter.estimate(self.record.live.tokens + budget.overhead, self.record.live.state.gauge)
@@ -382,11 +400,33 @@ class Fitter:
     def finish(self) -> None:
         """Prunes, where that is worth it and the conversation has gone on here."""
         if self._has_worked:
-            self.reducer.finish(self._budget(NOTHING), self.meter.counter.message)
+            before = self.record.live.tokens
+            edits = self.reducer.finish(self._budget(NOTHING), self.meter.counter.message)
+            self.notifier.pruned(self._moment, edits, before)
 
     def compact(self, order: Order, dry_run: bool) -> list[Replaced]:
         count, budget = self.meter.counter.message, self._budget(NOTHING, order.target)
-        return (self.reducer.planned if dry_run else self.reducer.compact)(order, budget, count)
+        if dry_run:
+            return self.reducer.planned(order, budget, count)
+        self.begin("on demand")
+        before = self.record.live.tokens
+        edits = self.reducer.compact(order, budget, count)
+        self.notifier.end(self._moment, edits, before)
+        return edits
+
+    def begin(self, reason: str) -> None:
+        """Those who watch are told that the view is being made smaller."""
+        self.notifier.begin(self._moment, reason, self._measured_now(self._budget(self._known)))
+
+    @property
+    def _moment(self) -> Moment:
+        state = self.record.live.state
+        return Moment(state.turn, state.step, self.meter.limits.window)
+
+
+def _left_out(edit: Replaced) -> str:
+    many = edit.certificate.left_out if edit.certificate else 0
+    return f"{many} of the user's rules found no room in #{edit.at}; they are in their originals only"
 
 
 def _told(edit: Replaced, ratio: float) -> EditReport:

@@ -9,6 +9,7 @@ from refold.core.errors import SettingError
 from refold.core.message import Message, Text
 from refold.core.plan import Policy
 from refold.formats.dialects import TARGETS, spoken
+from refold.notify import OnEvent
 from refold.session import Session
 from refold.stores.store import Key, Store, open_store
 from refold.transfer import load_lines
@@ -27,6 +28,8 @@ def open(
     view: str = "main",
     policies: Sequence[Policy] = (),
     summarizer: Any = None,
+    embedder: Any = None,
+    on_event: OnEvent | Sequence[OnEvent] | None = None,
 ) -> Session:
     """Opens a conversation, there already or new.
 
@@ -34,6 +37,9 @@ def open(
     are rungs of your own: when a view must become smaller, they are asked first. `summarizer` is a callable
     from an `Ask` to a text (see `refold.summarize.summarizer`), the name of a model such as
     `openai/gpt-4o-mini`, or several of these to be tried in order; it stands in for the configuration's.
+    `on_event` is a function, or several, that are told what happens (see `refold.notify`); they may be
+    coroutines. `embedder` is a callable from texts to vectors, or the name of a model (see
+    `refold.embedding`): then `search` finds by meaning too.
     """
     settings = load_config(config)
     for name, value in (("conversation", conversation), ("view", view)):
@@ -47,6 +53,7 @@ def open(
     backend = open_store(opened) if isinstance(opened, str) else opened
     key = Key(owner or "default", conversation)
     rest: dict[str, Any] = {"view": view, "policies": policies, "summarizer": summarizer, "owns_store": owns}
+    rest |= {"on_event": on_event, "embedder": embedder}
     return Session(backend, key, model=model, agent=agent, config=settings, **rest)
 
 
@@ -78,7 +85,11 @@ def fit(
     wanted = dialect if dialect in TARGETS else spoken(plain) or by_system
     session.append([_ours(message) or message for message in said], dialect=dialect or by_system)
     beside = {"system": system} if system is not None else {}
-    fitted = session.fit(dialect=wanted, tools=tools, request=beside)
+    try:
+        fitted = session.fit(dialect=wanted, tools=tools, request=beside)
+    finally:
+        if session.reducer.summaries is not None:  # what is still being written is of no use to anybody
+            session.reducer.summaries.close()
     history = fitted.messages
     if fitted.system is not None:  # it stood in the list, though the API wants it apart
         history.insert(0, {"role": "system", "content": fitted.system})

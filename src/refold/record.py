@@ -31,6 +31,8 @@ class Record:
     def __init__(self, store: Store, key: Key, view: str, parse: Parse) -> None:
         self.store, self.key, self.view, self.parse = store, key, view, parse
         self.live = Live(view, self.message)
+        self.heard: Callable[[Sequence[Event]], None] | None = None
+        """Is told what was appended here, once it is safe."""
         self._forget()
         self.catch_up()
 
@@ -135,6 +137,8 @@ class Record:
             self._apply(Link(entry, digest) for entry in entries)  # only the last digest counts
             if self.live.state.next - self._saved >= max(SNAPSHOT_EVERY, len(self.live.items) // 8):
                 self.save()
+            if self.heard is not None:
+                self.heard(events)
             return events
         raise ConflictError(f"{self.key.conversation!r}: others wrote first {TRIES} times in a row; retry")
 

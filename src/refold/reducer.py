@@ -65,7 +65,7 @@ class Reducer:
         if self._live is not live:  # read anew, or begun anew
             self._live, self._left = live, set()
             if self.summaries is not None:
-                self.summaries.begin_anew()
+                self.summaries.keep_up()
         most = cap.most(budget) if cap else budget.window
         timed = bool(self._expiries) or override.expiry.after_steps is not None
         left = set[int]() if override != NONE or (self._is_fickle and self._step != step) else self._left
@@ -109,6 +109,7 @@ class Reducer:
         rules = (override.expiry, *self._expiries.values())
         if summaries is None or not any(rule.compact_mode == "ai-summary" for rule in rules):
             return []
+        summaries.keep_up()
         expire, fixed = Expire(self._expiries, override.expiry), {*live.kept, live.state.latest}
         together = batches([line for item in live.items for line in item.lines])
         bare = {item.lines[0].at: item for item in live.items if item.edit is None and item.lines}
@@ -171,7 +172,7 @@ class Reducer:
         with suppress(ConflictError):  # somebody else has newer ones
             policy = after(Swap(ready.prepared))
             edits = self.reduce(policy, budget, count, override, lease=ready.lease)
-        summaries.used(ready)
+        summaries.used(ready, edits)
         return edits
 
     def compact(self, order: "Order", budget: Budget, count: Count) -> list[Replaced]:

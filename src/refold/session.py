@@ -2,49 +2,59 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
-from threading import RLock
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 from uuid import uuid4
 
-from refold import amend, expansion
+from refold import amend, expansion, telemetry
 from refold.answers import (
     CompactionResult,
     Compactions,
     Decision,
+    Diff,
     Explanation,
     Fitted,
+    Hit,
     Overflow,
     StoredMessage,
+    Undoing,
     stored,
 )
 from refold.asked import fields, model_name, named, whole
+from refold.compaction import Compaction
+from refold.compare import compare
 from refold.config import AgentSettings, Config, demand_sense, with_database
+from refold.core import codec
 from refold.core.draft import PART, Draft, number
-from refold.core.errors import ConflictError, RefoldError, SettingError, StoreError
-from refold.core.event import Event, Expiry, Replaced, Said
+from refold.core.errors import ConflictError, MessageError, RefoldError, SettingError, StoreError
+from refold.core.event import Event, Expiry, Line, Replaced, Said
+from refold.core.lease import EXPAND, SEARCH
 from refold.core.message import Kind, Message
 from refold.core.plan import Policy, Stamp
+from refold.core.query import parse_query
+from refold.core.slices import slice_of
 from refold.core.view import View
+from refold.embedding import embedder_of
 from refold.explain import explain
 from refold.fitter import Fitter, Wish
 from refold.formats.dialects import FORMATS, format_of
 from refold.intake import Intake
+from refold.notify import MessageEvent, Notifier, OnEvent, callbacks_of
 from refold.record import Record
 from refold.reducer import Order, Reducer
 from refold.stores.store import Forks, Ids, Key, Leases, Snapshots, Store
+from refold.toolbox import Toolbox, declared
 from refold.transfer import export_lines
 
 if TYPE_CHECKING:
     from refold.summaries import Summaries
 
+Part: TypeAlias = str | int | Sequence[int | None] | None
+"""Which lines, characters or items."""
 STRATEGIES = ("summarize", "sliding-window", "hierarchical")
 WAITS = 3
 """For what is under way, for what is begun then, and for what came of both."""
-LEASE_S = 60.0
-"""After so many seconds a compaction whose process died is nobody's."""
 
 
 class Session:
@@ -64,17 +74,25 @@ class Session:
         view: str = "main",
         policies: Sequence[Policy] = (),
         summarizer: Any = None,
+        embedder: Any = None,
+        on_event: OnEvent | Sequence[OnEvent] | None = None,
         owns_store: bool = False,
     ) -> None:
         self.store, self.key = store, key
         self.config = with_database(config or Config(), store)
         self.settings: AgentSettings = self.config.agent(agent)
         self._agent, self._owns_store, self._summarizer = agent, owns_store, summarizer
-        self._lock, self._holder = RLock(), uuid4().hex
+        self._embedder = embedder_of(embedder)
+        self._holder = uuid4().hex
+        self.notifier = self._lock = Notifier(key.conversation, callbacks_of(on_event))
+        """The lock: whoever watches is told when it is free again."""
         self.record = Record(store, key, view, parse)
         """What is underneath, for faces and tools."""
         self.reducer = Reducer(self.record, self.config, agent, policies)
-        self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model)
+        self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model, self._lock)
+        self._compaction = Compaction(self.fitter, self._holder, self._lock)
+        self.toolbox = Toolbox(self.record, self.settings)
+        self.record.heard = self._heard
         self.reducer.summaries = self._summaries()
         if self.settings.compaction.max_tokens is not None:
             place = self.config.place("agents", agent or "default", "compact", "max_tokens")
@@ -89,6 +107,10 @@ class Session:
         given = summarizers_of(self._summarizer, self.settings.summarizer.base_urls)
         facts = (self.record, self.config, self._agent, self._holder)
         return Summaries(Desk(*facts, lambda: self.fitter.meter.limits.window), given, self._lock)
+
+    def _heard(self, events: Sequence[Event]) -> None:
+        state = self.record.live.state
+        self._lock.tell_all(events, state.turn, state.step)
 
     @property
     def conversation(self) -> str:
@@ -177,7 +199,8 @@ class Session:
                     if id is None or (id not in seen and id.partition(PART)[0] not in places):
                         new.append(draft)
                         seen.add(id)
-                return number(new, self.record.live.state, self.fitter.last, time.time())
+                state = self.record.live.state
+                return self.toolbox.leased(number(new, state, self.fitter.last, time.time()))
 
             gauge = self.record.live.state.gauge
             said = [event for event in self.record.append(build) if isinstance(event, Said)]
@@ -212,11 +235,27 @@ class Session:
         """
         named("dialect", "unset" if dialect is None else dialect)
         wish = Wish(dialect, tools, override, fields(request))
-        if self.reducer.summaries is not None:
-            self._wait(wish)
-        with self._lock:
-            self.record.catch_up()
-            return self.fitter.fit(wish)
+        with telemetry.work("fit", self.conversation) as span:
+            if self.reducer.summaries is not None:
+                self._wait(wish)
+            with self._lock:
+                self.record.catch_up()
+                fitted = self.fitter.fit(wish)
+            report, tokens = fitted.report, fitted.report.tokens
+            span.note({"refold.tokens.before": tokens.before, "refold.tokens.final": tokens.final})
+            span.note({"refold.edits": len(report.edits), "refold.limit": report.limit})
+            return fitted
+
+    def before_step(
+        self, *, tools: Sequence[Any] | None = None, request: Mapping[str, Any] | None = None
+    ) -> Fitted:
+        """For loops of your own: what the next call of the model is made with."""
+        return self.fit(tools=tools, request=request)
+
+    def after_step(self, reply: Any, *results: Any) -> list[int]:
+        """The same after it: keeps the model's reply and the results of its calls, all or none."""
+        places: list[int] = self.append([reply, *results])
+        return places
 
     def _wait(self, wish: Wish) -> None:
         """For what models are writing, as long as is set; nobody else waits, since the lock is free."""
@@ -280,65 +319,15 @@ class Session:
             if given is not None and whole(name, given) < 0:
                 raise SettingError(name, f"expected 0 or more, got {given}")
         order = Order(strategy, keep_recent, target_tokens, named("focus", focus) if focus else "")
-        if not dry_run:
-            self._wait_for_summaries(order)
-        with self._lock:
-            self.record.catch_up()
-            edits = list[Replaced]()
-            if not self.settings.is_off and self.record.live.state.next:
-                with nullcontext() if dry_run else self._lease():
-                    edits = self.fitter.compact(order, dry_run)
-            if not edits:
-                return CompactionResult((), (0, 0), 0, self.record.live.state.round)
-            new = tuple(one for edit in edits for one in edit.shown if isinstance(one, Message))
-            first, last = min(edit.span.start for edit in edits), max(edit.span.end for edit in edits)
-            range = (self.record.index_from(first), self.record.index_from(last))
-            saved = sum(edit.tokens[0] - edit.tokens[1] for edit in edits)
-            return CompactionResult(new, range, saved, edits[0].round)
-
-    def _wait_for_summaries(self, order: Order) -> None:
-        summaries = self.reducer.summaries
-        if summaries is None or self.settings.is_off or not self.get_count():
-            return
-        before = summaries.job
-        if before is not None:
-            before.wait()
-        with self._lock:
-            self.record.catch_up()
-            with self._lease():  # or somebody else is at it
-                pass
-            job = self.fitter.ordered(order)
-        if job is not None:
-            job.wait()
+        with telemetry.work("compact", self.conversation) as span:
+            result = self._compaction.carry_out(order, dry_run)
+            span.note({"refold.tokens.saved": result.tokens_saved, "refold.strategy": strategy})
+            return result
 
     def compactions(self) -> Compactions:
         with self._lock:
             self.record.catch_up()
-            state = self.record.live.state
-            last = self.record.event(state.compacted) if state.compacted is not None else None
-            when = datetime.fromtimestamp(last.time, UTC) if isinstance(last, Replaced) else None
-            held = self.store.leases(self.key, time.time()) if isinstance(self.store, Leases) else ()
-            running = any(lease.name == self._compaction for lease in held)
-            return Compactions(state.round, when, running)
-
-    @property
-    def _compaction(self) -> str:
-        """The lease that says somebody is at it."""
-        return f"compaction:{self.record.view}"
-
-    @contextmanager
-    def _lease(self) -> Iterator[None]:
-        """One compaction at a time per view."""
-        if not isinstance(self.store, Leases):
-            yield
-            return
-        lease = self.store.acquire(self.key, self._compaction, self._holder, time.time(), LEASE_S)
-        if lease is None:
-            raise ConflictError(f"{self.conversation!r} is being compacted by somebody else; try again")
-        try:
-            yield
-        finally:  # it runs out, but stays known: what was written under it may still be used
-            self.store.acquire(self.key, self._compaction, self._holder, time.time(), 0.0)
+            return self._compaction.known
 
     # What was said
 
@@ -401,15 +390,67 @@ class Session:
         tokens = item.tokens if len(item.span) == 1 else 0
         return stored(said, self.conversation, edit=item.edit, is_expired=expired, shown_tokens=tokens)
 
-    def expand(self, at: int) -> str:
-        """The whole text behind a place: of a message, or of all that an edit stands for.
+    # Getting it back
+
+    def expand(
+        self,
+        at: int,
+        *,
+        lines: Part = None,
+        chars: Part = None,
+        items: Part = None,
+        match: str | None = None,
+        reason: str | None = None,
+    ) -> str:
+        """The text behind a place: of a message, or of all that an edit stands for. Changes nothing.
+
+        A part of it by `lines` or `items`, counted from 1, both ends included: (40, 50) or "40-50"; by
+        `chars`, a Python slice; or the lines that `match` a text, or a regular expression between slashes.
 
         Raises:
-            CannotExpandError: there is nothing to show again.
+            CannotExpandError: there is nothing to show again, or no such part.
         """
-        with self._lock:
+        part = slice_of({"lines": lines, "chars": chars, "items": items, "match": match})
+        with telemetry.work("expand", self.conversation), self._lock:
             self.record.catch_up()
-            return expansion.expand(self.record, whole("at", at))
+            text = expansion.expand(self.record, whole("at", at), part)
+            self._tell_expanded(at, reason or "")
+            return text
+
+    def _tell_expanded(self, at: int, reason: str) -> None:
+        head, state = codec.head(self.record.entry(at)), self.record.live.state
+        role, tools = (head.role, head.tools) if isinstance(head, Line) else ("", ())
+        event = MessageEvent(
+            "message-expanded", self.conversation, at, state.turn, state.step + 1, role, tools, reason
+        )
+        self._lock.tell([event])
+
+    def tools(self, dialect: str | None = None) -> list[dict[str, Any]]:
+        """Expand and search as tools, for the request; where no handles are shown, search alone."""
+        if dialect is not None:
+            format_of(named("dialect", dialect))
+        return declared(
+            dialect or self.fitter.dialect, (EXPAND, SEARCH) if self.reducer.handles else (SEARCH,)
+        )
+
+    def call(self, name: str, arguments: Any) -> str:
+        """Runs one of these tools; append what it returns as the tool's result.
+
+        `arguments` are a JSON text or a mapping. What cannot be done comes back as a sentence for the model.
+        """
+        with telemetry.tool(name, self.conversation), self._lock:
+            self.record.catch_up()
+            meter = self.fitter.meter
+            facts = (meter.limits.window, meter.counter.counter.text, self._found)
+            asked = self.toolbox.call(name, arguments, *facts)
+            if asked.at is not None:
+                self._tell_expanded(asked.at, asked.reason)
+            return asked.text
+
+    def _found(self, query: str, limit: int) -> str:
+        from refold.searching import as_tool_text
+
+        return as_tool_text(self.search(query, limit=limit), handles=self.reducer.handles)
 
     def explain(self, at: int) -> Explanation:
         """Why a message is in the view or out of it: what was done, by which rung, by which setting."""
@@ -417,19 +458,80 @@ class Session:
             self.record.catch_up()
             return explain(self.record, whole("at", at))
 
+    def search(self, query: str, *, limit: int = 10, everywhere: bool = False) -> list[Hit]:
+        """What was said here, or `everywhere` in the owner's conversations, that has to do with a query.
+
+        Words, "a phrase", pref*, tool:NAME, role:ROLE. The best comes first.
+
+        Raises:
+            SettingError: there is nothing to look for, or the limit is out of range.
+        """
+        from refold import searching
+
+        asked, most = parse_query(query), searching.limit_of(limit)
+        scope = self.key.owner if everywhere else self.key
+        found = searching.find(self.store, scope, asked, most, parse, self._embedder)
+        with self._lock:
+            self.record.catch_up()
+            return searching.hits(self.store, asked, found, parse, self.record)
+
     # What people do
 
-    def undo(self, at: int | None = None, *, why: str = "") -> int:
+    def undo(self, at: int | None = None, *, why: str = "") -> Undoing:
         """Takes back an edit, a pin or an undoing, the newest edit unless a place is given.
 
-        For the place of a message, the edit that hides it. Returns the place of the undoing.
+        For the place of a message, the edit that corrects or hides it. Returns the place of the undoing,
+        which knows what was taken back (`of`) and which edit still covers that (`covered_by`).
+
+        Raises:
+            NotFoundError: nothing of that kind is in force there.
+            ConflictError: it took an edit back that cannot stand any more, since another is in the way.
         """
-        of = None if at is None else whole("at", at)
-        return self._amend(lambda stamp: [amend.undo(self.record, of, stamp, why)], why)
+        asked, done = None if at is None else whole("at", at), list[tuple[int, int | None]]()
+
+        def make(stamp: Stamp) -> Sequence[Event]:
+            event, covered_by = amend.undo(self.record, asked, stamp, why)
+            done.append((event.of, covered_by))
+            return [event]
+
+        return Undoing(self._amend(make, why), *done[-1])
 
     def restore(self, at: int, *, why: str = "") -> int:
         """Shows the original in its old place again, with the calls and results it belongs to."""
         return self._amend(lambda stamp: [amend.restore(self.record, whole("at", at), stamp, why)], why)
+
+    def correct(self, at: int, message: Any, *, why: str = "") -> int:
+        """Shows another message in the place of one that was said, which stays in the record.
+
+        It is whatever `append` takes, or a text, which keeps all but what the message says. It counts like
+        what was said: it is shown as it is where the message would be, and summaries are made of it.
+
+        Raises:
+            MessageError: it is of another role, or answers or makes other calls.
+            NotFoundError: no message was said there, or it is hidden: restore it first.
+        """
+        new = message if isinstance(message, str) else self._one(message)
+        place, count = whole("at", at), self.fitter.meter.counter.message
+        return self._amend(lambda stamp: [amend.correct(self.record, place, new, count, stamp, why)], why)
+
+    def _one(self, message: Any) -> Message:
+        drafts = self.intake().take([message], lambda n: "message").drafts
+        if len(drafts) != 1:
+            raise MessageError("message", f"is {len(drafts)} when taken apart; correct each in its own place")
+        return drafts[0].message
+
+    def diff(self, at: int | None = None, to: int | None = None, *, other: "Session | None" = None) -> Diff:
+        """What the view showed right after the event at a place and does not right after another, or now.
+
+        With `other`, a fork or any conversation: what this one shows, now or at a place, and that does not.
+        """
+        if at is None and to is None and other is None:
+            raise SettingError("at", "with what? Give a place, or another conversation as `other`")
+        old, new = (None if one is None else whole(name, one) for name, one in (("at", at), ("to", to)))
+        with self._lock:
+            self.record.catch_up()
+            theirs = Record(other.store, other.key, other.record.view, parse) if other else self.record
+            return compare(self.record, theirs, old, new)
 
     def pin(self, at: int, *, why: str = "") -> int:
         """Keeps a message in every view, whatever is reduced around it."""
@@ -467,6 +569,8 @@ class Session:
                             self.store.save(new, view, snapshot)
             settings: dict[str, Any] = {"model": self.model, "agent": self._agent, "config": self.config}
             settings |= {"policies": self.reducer.policies, "summarizer": self._summarizer}
+            settings |= {"embedder": self._embedder}
+            settings["on_event"] = self._lock.callbacks
             return Session(self.store, new, **settings, view=self.record.view)
 
     def export(self) -> Iterator[str]:
@@ -484,7 +588,7 @@ class Session:
         """Prunes for the next run, keeps a snapshot, and closes the store where the session opened it."""
         if self.reducer.summaries is not None:
             self.reducer.summaries.close()
-        with self._lock:
+        with telemetry.work("close", self.conversation), self._lock:
             with suppress(RefoldError):  # the record is whole without it
                 self.fitter.finish()
             self.record.save()

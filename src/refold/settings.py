@@ -84,6 +84,13 @@ class ToolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When this tool's results are reduced, and to what; without any, never."""
 
 
+class ExpandSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    lease_steps: int = 3
+    """Steps for which a model sees what it asked to see again."""
+    max_tokens: int | None = None
+    """The longest answer; unset, an eighth of the window."""
+
+
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str | None = None
     """Whose window must not be exceeded, where the code names none."""
@@ -98,6 +105,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By the tool's name."""
     dedupe: Dedupe | Switch = Dedupe()
     """Repeated tool outputs: older ones point to the newest."""
+    expand: ExpandSettings = ExpandSettings()
     handles: Switch = True
     """Whether reduced messages show how to get them back."""
 

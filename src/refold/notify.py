@@ -1,0 +1,242 @@
+"""Who wants to know what happens is told of it, once it has happened and nobody holds a lock any more."""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from inspect import isawaitable
+from threading import RLock
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
+
+import msgspec
+
+from refold import telemetry
+from refold.core.errors import SettingError
+from refold.core.event import Called, Event, Replaced, Said, Span
+from refold.core.message import Message
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+MOST_PROBLEMS = 20
+"""Complaints about callbacks that are kept for the next report."""
+TRACED = (
+    *("at", "turn", "step", "role", "tools", "reason", "edit", "tokens_saved", "tokens_before"),
+    *("tokens_after", "limit", "messages", "was_pruned", "was_summarized"),
+)
+"""What of an event is traced: never what was said."""
+
+
+class MessageEvent(msgspec.Struct, frozen=True):
+    """Something became of a message, or of those that one edit covers."""
+
+    kind: Literal[
+        "message-added", "message-expired", "message-compacted", "message-removed", "message-expanded"
+    ]
+    conversation: str
+    at: int
+    """Of the message; the first of those that were folded together."""
+    turn: int
+    step: int
+    role: str
+    tools: tuple[str, ...] = ()
+    reason: str = ""
+    tokens_saved: int = 0
+    message: Message | None = None
+    """As it is shown now, where it is shown."""
+    edit: int | None = None
+    """What made it so, for `undo`."""
+    span: Span | None = None
+    """All that was folded together."""
+
+
+class CompactionEvent(msgspec.Struct, frozen=True):
+    """A view is made smaller, or should have been."""
+
+    kind: Literal[
+        "compaction:start", "compaction:complete", "compaction:failed", "prune:complete", "overflow"
+    ]
+    conversation: str
+    turn: int
+    step: int
+    reason: str
+    tokens_before: int = 0
+    tokens_after: int = 0
+    limit: int = 0
+    """The model's window."""
+    messages: int = 0
+    """Edits that were made."""
+    was_pruned: bool = False
+    was_summarized: bool = False
+    at: int | None = None
+    """Of the first edit."""
+
+    @property
+    def tokens_saved(self) -> int:
+        return max(0, self.tokens_before - self.tokens_after)
+
+
+Happened: TypeAlias = MessageEvent | CompactionEvent
+OnEvent: TypeAlias = Callable[[Happened], Awaitable[None] | None]
+
+
+class Moment(NamedTuple):
+    """When something happened, and the model's window then."""
+
+    turn: int
+    step: int
+    limit: int
+
+
+def callbacks_of(given: OnEvent | Sequence[OnEvent] | None) -> tuple[OnEvent, ...]:
+    """
+    Raises:
+        SettingError: one of them cannot be called.
+    """
+    found = () if given is None else tuple(given) if isinstance(given, list | tuple) else (given,)
+    for one in found:
+        if not callable(one):
+            raise SettingError("on_event", f"expected a function, or several; got {type(one).__name__}")
+    return found
+
+
+class Notifier:
+    """The lock of a session. What happened under it is told when it is free again."""
+
+    def __init__(self, conversation: str, callbacks: Sequence[OnEvent] = ()) -> None:
+        self.conversation, self.callbacks = conversation, tuple(callbacks)
+        self.loop: AbstractEventLoop | None = None
+        """Where coroutines are run, if the session has an event loop."""
+        self.problems: list[str] = []
+        self._begun = False
+        self._lock, self._depth = RLock(), 0
+        self._waiting: list[Happened] = []
+        self._tasks = set[Any]()
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        self._depth += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        told: list[Happened] = []
+        if not self._depth and self._waiting:
+            told, self._waiting = self._waiting, []
+        self._lock.release()
+        for event in told:
+            _trace(event)
+            for callback in self.callbacks:
+                self._call(callback, event)
+
+    def tell(self, events: Iterable[Happened]) -> None:
+        if self.callbacks or telemetry.is_on():
+            self._waiting += events
+
+    def tell_all(self, events: Iterable[Event], turn: int, step: int) -> None:
+        """What was appended, in the words of those who watch."""
+        self.tell(one for event in events for one in _told(event, self.conversation, turn, step))
+
+    def begin(self, now: Moment, reason: str, tokens: int) -> None:
+        """Once, until it ends."""
+        if not self._begun:
+            self._begun = True
+            self._say("compaction:start", now, reason, tokens, tokens)
+
+    def end(self, now: Moment, edits: Sequence[Replaced], before: int) -> None:
+        self._begun = False
+        self._complete("compaction:complete", now, edits, before)
+
+    def pruned(self, now: Moment, edits: Sequence[Replaced], before: int) -> None:
+        if edits:
+            self._complete("prune:complete", now, edits, before)
+
+    def overflow(self, now: Moment, reason: str, tokens: int) -> None:
+        """The request is larger than the window, and nothing can be done about it."""
+        if self._begun:
+            self._begun = False
+            self._say("compaction:failed", now, reason, tokens, tokens)
+        self._say("overflow", now, reason, tokens, tokens)
+
+    def taken(self) -> list[str]:
+        """What callbacks did wrong, told once."""
+        problems, self.problems = self.problems, []
+        return problems
+
+    def _complete(self, kind: Any, now: Moment, edits: Sequence[Replaced], before: int) -> None:
+        kinds, saved = {edit.kind for edit in edits}, sum(edit.tokens[0] - edit.tokens[1] for edit in edits)
+        why = "; ".join(dict.fromkeys(edit.why for edit in edits)) or "nothing was worth hiding"
+        is_summarized = any(edit.certificate is not None for edit in edits)
+        what = (len(edits), "prune" in kinds, is_summarized, edits[0].at if edits else None)
+        self._say(kind, now, why, before, before - saved, *what)
+
+    def _say(self, kind: Any, now: Moment, reason: str, before: int, after: int, *what: Any) -> None:
+        where = (self.conversation, now.turn, now.step)
+        self.tell([CompactionEvent(kind, *where, reason, before, after, now.limit, *what)])
+
+    def _call(self, callback: OnEvent, event: Happened) -> None:
+        try:
+            awaited = callback(event)
+            if isawaitable(awaited):
+                self._run(self._awaited(awaited, event))
+        except Exception as error:  # theirs: it harms nothing here
+            self._report(event, error)
+
+    async def _awaited(self, awaited: Awaitable[None], event: Happened) -> None:
+        try:
+            await awaited
+        except Exception as error:
+            self._report(event, error)
+
+    def _run(self, work: Any) -> None:
+        """In the session's loop, in the one that runs here, or in one of its own."""
+        import asyncio  # only those who await pay for it
+
+        if self.loop is not None and self.loop.is_running():
+            self._keep(asyncio.run_coroutine_threadsafe(work, self.loop))
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(work)
+        else:
+            self._keep(loop.create_task(work))
+
+    def _keep(self, task: Any) -> None:
+        self._tasks.add(task)  # or nobody would, and it might never end
+        task.add_done_callback(self._tasks.discard)
+
+    def _report(self, event: Happened, error: Exception) -> None:
+        import logging
+
+        problem = f"on_event failed at {event.kind}: {error!r}"
+        logging.getLogger("refold").warning(problem, exc_info=error)
+        self.problems = [*self.problems, problem][-MOST_PROBLEMS:]
+
+
+def _trace(event: Happened) -> None:
+    """Tells the span that is under way; but not of what is added, or a long run would fill it with that."""
+    if not isinstance(event, MessageEvent | CompactionEvent) or event.kind == "message-added":
+        return
+    hidden = ("reason",) if event.kind in ("message-expanded", "compaction:failed") else ()  # others wrote it
+    facts = {name: getattr(event, name, None) for name in TRACED if name not in hidden}
+    told = {f"refold.{name.replace('tokens_', 'tokens.')}": value for name, value in facts.items()}
+    telemetry.event(f"refold.{event.kind}", {"gen_ai.conversation.id": event.conversation, **told})
+
+
+def _told(event: Event, conversation: str, turn: int, step: int) -> Iterable[Happened]:
+    match event:
+        case Said(line=line, message=message):
+            facts = (conversation, line.at, line.turn, line.step, line.role, line.tools)
+            yield MessageEvent("message-added", *facts, message=message)
+        case Replaced(span=span, lines=lines, kind=kind, why=why) if kind not in ("restore", "correct"):
+            shown = next((one for one in event.shown if isinstance(one, Message)), None)
+            role, tools = (lines[0].role, lines[0].tools) if lines else ("", ())
+            saved, many = event.tokens[0] - event.tokens[1], span if len(span) > 1 else None
+            where = (conversation, span.start, turn, step, role, tools, why, saved, shown, event.at, many)
+            if kind == "expire":
+                yield MessageEvent("message-expired", *where)
+            is_gone = shown is None or kind == "window" or (kind == "expire" and why.startswith("remove"))
+            yield MessageEvent("message-removed" if is_gone else "message-compacted", *where)
+        case Called(problem=str(problem)):
+            yield CompactionEvent("compaction:failed", conversation, turn, step, problem)
