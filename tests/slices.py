@@ -1,65 +1,68 @@
-"""Random parts of random texts, held against slices by Python: `python tests/slices.py --cases 1000000`."""
+"""Random parts of random texts, read from a store: `python tests/slices.py --cases 1000000` takes minutes."""
 
 import argparse
 import json
 import sys
 import time
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import refold
 from refold.core.errors import CannotExpandError
-from refold.core.slices import Slice, cut, slice_of
+from refold.core.slices import cut, slice_of
 
 WORDS = ("alpha", "beta,", "gam|ma", '"q"', "[x]", "{", "漢字", "é", "😀", "\t", "\r", "12.5", "#7", "", " ")
+TEXTS = 2_000
+"""How many are stored; each is asked for again and again."""
 
 
-def case(seed: int, text: str | None = None) -> tuple[str, Slice, object]:
-    """A text, a part of it, and what that is: a list of items where the text is one, else None."""
-    rng = Random(seed)
-    items: list[object] | None = None
-    if text is None:
-        lines = [" ".join(rng.choices(WORDS, k=rng.randrange(8))) for _ in range(rng.randrange(1, 40))]
-        text = "\n".join(lines)
-        if rng.random() < 0.3:
-            items = [rng.choice([n, line, {"k": line}, [line, n]]) for n, line in enumerate(lines)]
-            indent = rng.choice([None, 1, 2])
-            whole = items if rng.random() < 0.5 else {"total": len(items), "none": [], "rows": items}
-            text = json.dumps(whole, indent=indent, ensure_ascii=rng.random() < 0.5)
+def text_of(rng: Random) -> tuple[str, list[object] | None]:
+    """A text, and its items where it is a list of some."""
+    lines = [" ".join(rng.choices(WORDS, k=rng.randrange(8))) for _ in range(rng.randrange(1, 40))]
+    if rng.random() < 0.7:
+        return "\n".join(lines), None
+    items: list[object] = [rng.choice([n, line, {"k": line}, [line, n]]) for n, line in enumerate(lines)]
+    whole = items if rng.random() < 0.5 else {"total": len(items), "none": [], "rows": items}
+    return json.dumps(whole, indent=rng.choice([None, 1, 2]), ensure_ascii=rng.random() < 0.5), items
+
+
+def part_of(rng: Random, text: str, items: list[object] | None) -> dict[str, Any]:
     way = rng.choice(["lines", "chars", "match", *(["items"] if items else [])])
     first, many = rng.randrange(-3, 60), rng.randrange(0, 60)
     if way == "match":
         start = rng.randrange(len(text) + 1)
-        return text, Slice("match", pattern=text[start : start + rng.randrange(1, 9)] or "a"), items
+        return {"match": text[start : start + rng.randrange(1, 9)].strip("/") or "a"}
     if way == "chars":
-        end = rng.choice([None, first + many, -many])
-        return text, slice_of({"chars": (first * 5, end)}), items
-    return text, slice_of({way: (max(1, first), rng.choice([None, max(1, first) + many]))}), items
+        return {"chars": (first * 5, rng.choice([None, first + many, -many]))}
+    return {way: (max(1, first), rng.choice([None, max(1, first) + many]))}
 
 
-def equals_its_slice(text: str, part: Slice, items: object) -> bool:
-    start, end = part.range
-    lines = text.split("\n")
+def read(text: str, part: dict[str, Any]) -> str | None:
     try:
-        shown = cut(text, part).shown
+        return cut(text, slice_of(part)).shown
     except CannotExpandError:
-        missing = {
-            "lines": start > len(lines),
-            "chars": not text[start:end],
-            "items": isinstance(items, list) and start > len(items),
-            "match": part.pattern.lower() not in text.lower(),
-        }
-        return missing[part.way]
-    if part.way == "lines":
-        return shown == "\n".join(lines[start - 1 : end])
-    if part.way == "chars":
-        return shown == text[start:end]
-    if part.way == "items":
-        assert isinstance(items, list)
-        return bool(json.loads(f"[{shown}]") == items[start - 1 : end])
-    if "\n" in part.pattern:
-        return part.pattern.lower() in shown.lower()
-    if len(text) > 2_000:
-        return all(part.pattern.lower() in piece.lower() for piece in shown.split("\n"))
-    return shown.split("\n") == [line for line in lines if part.pattern.lower() in line.lower()]
+        return None
+
+
+def is_right(text: str, items: list[object] | None, part: dict[str, Any], shown: str | None) -> bool:
+    """By Python's own slices; None is that there is no such part."""
+    ((way, wanted),) = part.items()
+    lines = text.split("\n")
+    if way == "match":
+        if shown is None:
+            return wanted.lower() not in text.lower()
+        if "\n" in wanted or len(text) > 2_000:
+            return all(wanted.lower() in shown.lower() for _ in shown)
+        return shown.split("\n") == [line for line in lines if wanted.lower() in line.lower()]
+    start, end = wanted
+    if way == "chars":
+        return (text[start:end] or None) == shown
+    if way == "lines":
+        return ("\n".join(lines[start - 1 : end]) if start <= len(lines) else None) == shown
+    assert items is not None
+    return (json.loads(f"[{shown}]") if shown is not None else []) == items[start - 1 : end]
 
 
 def main() -> None:
@@ -67,14 +70,28 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    begun = time.monotonic()
-    for n in range(args.cases):
-        one = case(args.seed + n)
-        if not equals_its_slice(*one):
-            sys.exit(f"seed {args.seed + n}: {one!r}")
-        if n % 50_000 == 0:
-            print(f"\r{n:,} of {args.cases:,}", end="", file=sys.stderr, flush=True)
-    print(f"\r{args.cases:,} parts equal the slice of their text, {time.monotonic() - begun:.0f} s")
+    rng, begun, none = Random(args.seed), time.monotonic(), 0
+    texts = [text_of(rng) for _ in range(TEXTS)]
+    with TemporaryDirectory() as folder:
+        url = f"sqlite:///{Path(folder)}/slices.db?synchronous=normal"
+        with refold.open("slices", store=url) as chat:
+            for n in range(0, TEXTS, 100):
+                chat.append([{"role": "user", "content": text or " "} for text, _ in texts[n : n + 100]])
+        with refold.open("slices", store=url) as chat:
+            for n in range(args.cases):
+                at = rng.randrange(TEXTS)
+                text, items = texts[at][0] or " ", texts[at][1]
+                part = part_of(rng, text, items)
+                try:
+                    shown = chat.expand(at, **part)
+                except CannotExpandError:
+                    shown, none = None, none + 1
+                if not is_right(text, items, part, shown):
+                    sys.exit(f"seed {args.seed}, case {n}: {part} of {text!r} gave {shown!r}")
+                if n % 20_000 == 0:
+                    print(f"\r{n:,} of {args.cases:,}", end="", file=sys.stderr, flush=True)
+    print(f"\r{args.cases:,} parts equal the slice of the original ({none:,} of them none), ", end="")
+    print(f"{time.monotonic() - begun:.0f} s")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from refold.expansion import written
 from refold.matching import find
 from refold.policies.reduced import quoted
 from refold.session import Session
-from slices import case, equals_its_slice
+from slices import is_right, part_of, read, text_of
 from test_ladder import agent, answers, calls, output, step, user
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -105,8 +105,15 @@ def test_the_number_of_items_that_a_hint_names_can_be_asked_for():
 @given(st.data())
 def test_any_part_equals_the_slice_of_the_original(data):
     text = data.draw(st.text(alphabet="ab\n\r,|[]{}\"'1 #é漢\U0001f600\u2028", max_size=200))
-    seed = data.draw(st.integers(0, 2**32))
-    assert equals_its_slice(*case(seed, text))
+    part = part_of(data.draw(st.randoms(use_true_random=False)), text, None)
+    assert is_right(text, None, part, read(text, part))
+
+
+@given(st.randoms(use_true_random=False))
+def test_any_items_are_those_of_the_list(rng):
+    text, items = text_of(rng)
+    part = part_of(rng, text, items)
+    assert is_right(text, items, part, read(text, part))
 
 
 @pytest.mark.parametrize(
@@ -378,3 +385,13 @@ def test_own_loops_have_a_hook_before_and_after_each_step():
     places = chat.after_step(calls(("c1", "web_search")), answers("c1", "found"))
     assert places == [1, 2]
     assert len(chat.before_step().messages) == 3
+
+
+def test_what_was_corrected_says_so_where_it_is_expanded():
+    chat = hidden(TEXT)
+    chat.undo(2)
+    chat.correct(2, "Nothing was found.")
+    assert chat.call(EXPAND, {"at": 2, "lines": "1-2"}).startswith(
+        "[refold #2 tool web_search, before it was corrected: lines 1-2 of 60]\nline 1:"
+    )
+    assert chat.expand(2) == TEXT

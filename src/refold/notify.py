@@ -189,8 +189,10 @@ class Notifier:
             self._report(event, error)
 
     def _run(self, work: Any) -> None:
-        """In the session's loop, in the one that runs here, or in one of its own."""
+        """In the session's loop, in the one that runs here, or in that of the process."""
         import asyncio  # only those who await pay for it
+
+        from refold.summarize.home import home
 
         if self.loop is not None and self.loop.is_running():
             self._keep(asyncio.run_coroutine_threadsafe(work, self.loop))
@@ -198,7 +200,7 @@ class Notifier:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            asyncio.run(work)
+            asyncio.run_coroutine_threadsafe(work, home()).result()
         else:
             self._keep(loop.create_task(work))
 

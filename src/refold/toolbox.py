@@ -132,7 +132,8 @@ class Toolbox:
     def _expanded(self, at: int, part: Slice, most: int, count: Callable[[str], int]) -> str:
         self._demand_hidden(at, part)
         found = source(self.record, at, None if part.way else READ)
-        return _within(found, part, most, count)
+        is_old = found.is_one and found.said[0].at in self.record.live.state.corrected
+        return _within(found, part, most, count, ", before it was corrected" if is_old else "")
 
     def _demand_hidden(self, at: int, part: Slice) -> None:
         """
@@ -241,12 +242,12 @@ def _quietly(call: ToolCall) -> tuple[int, Slice] | None:
         return None
 
 
-def _within(found: Source, part: Slice, most: int, count: Callable[[str], int]) -> str:
+def _within(found: Source, part: Slice, most: int, count: Callable[[str], int], note: str) -> str:
     """A part as far as there is room for it, and how to get the rest."""
     cut = found.cut(part)
 
     def told(shown: str, label: str) -> str:
-        return f"[refold #{found.at} {found.name}: {label}]\n{quoted(shown)}"
+        return f"[refold #{found.at} {found.name}{note}: {label}]\n{quoted(shown)}"
 
     whole = told(cut.shown, cut.label)
     tokens = count(whole)
