@@ -1,0 +1,175 @@
+"""An agent: what it is told, what it may use and spend, and the ways to run it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from refold.agent.events import AgentEvent, Ended, Result
+from refold.agent.loop import Run
+from refold.agent.models import Model, model_of
+from refold.agent.tools import Tool, by_name, finder
+from refold.aio import aopen
+from refold.asked import named
+from refold.config import AgentSettings, Config, Source, load_config
+from refold.core.message import Message, Text
+from refold.notify import OnEvent, callbacks_of
+from refold.opening import DEFAULT_STORE
+from refold.stores.store import Store, open_store
+from refold.tokens.limits import find
+
+PROMPT = Path(__file__).with_name("prompt.md")
+"""What every agent is told of the loop; `Agent(prompt=…)` says something else instead."""
+COMPACT_AFTER, KEEP_RECENT, TARGET = 100, 20, 0.5
+"""Messages before a compaction, messages that it leaves alone, and the share of the threshold it leaves."""
+
+
+class Agent:
+    """A model with tools, and a record that outlives it.
+
+        agent = Agent("reader", "gpt-5", tools=[read_file], store="sqlite:///agent.db")
+        print(agent.run("What is in README.md?").text)
+
+    `model` is a name or a callable; `tools` and `library` are typed functions, of which those in the library
+    are offered only while something in view has to do with them. `sub_agents` are offered as tools that take
+    a task. With `chat` every text is for the user, who answers with the next `run`. Limits are of one run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: str | Model,
+        tools: Sequence[Callable[..., Any] | Tool] = (),
+        sub_agents: Sequence["Agent"] = (),
+        config: Source = None,
+        *,
+        store: str | Store | None = None,
+        description: str = "",
+        system: str = "",
+        prompt: str | None = None,
+        library: Sequence[Callable[..., Any] | Tool] = (),
+        chat: bool = False,
+        summarizer: Any = None,
+        max_steps: int = 100,
+        max_cost: float | None = None,
+        max_seconds: float | None = None,
+        max_retries: int = 3,
+        on_event: OnEvent | Sequence[OnEvent] | None = None,
+    ) -> None:
+        self.name, self.description, self.chat = name, description, chat
+        self.model: Model = model_of(model) if isinstance(model, str) else model
+        self.system, self.prompt = system, PROMPT.read_text("utf-8") if prompt is None else prompt
+        self.agents = {agent.name: agent for agent in sub_agents}
+        self.library = by_name(map(Tool.of, library))
+        found = [finder([*self.library.values()])] if library else []
+        helpers = [_task(agent) for agent in sub_agents]
+        self.tools = by_name([*map(Tool.of, tools), *helpers, *found])
+        self.known = by_name([*self.tools.values(), *self.library.values()])
+        self.config, self.settings = _configured(load_config(config), name, self.model)
+        self.summarizer, self.callbacks = summarizer, callbacks_of(on_event)
+        self.max_steps, self.max_retries = max_steps, max_retries
+        self.max_cost, self.max_seconds = max_cost, max_seconds
+        self._given, self._opened = store, None if isinstance(store, str) else store
+
+    def run(self, task: str | Message, *, conversation: str | None = None) -> Result:
+        """Works on a task until it is done, or a limit is reached. See `arun`."""
+        return asyncio.run(self.arun(task, conversation=conversation))
+
+    async def arun(self, task: str | Message, *, conversation: str | None = None) -> Result:
+        """The same for code that awaits.
+
+        A `conversation` that exists is gone on with: where the task is what was asked last, at the step where
+        that stopped, and a task that has its answer gets that one; where it is another, with that task.
+        """
+        return await self.work(task, conversation or f"{self.name}-{uuid4().hex[:12]}", self.callbacks)
+
+    def stream(self, task: str | Message, *, conversation: str | None = None) -> Iterator[AgentEvent]:
+        """The events of a run as they happen; the last is `Ended`, with its result."""
+        with asyncio.Runner() as runner:
+            events = self.astream(task, conversation=conversation)
+
+            async def following() -> AgentEvent | None:
+                return await anext(events, None)
+
+            while (event := runner.run(following())) is not None:
+                yield event
+
+    async def astream(
+        self, task: str | Message, *, conversation: str | None = None
+    ) -> AsyncIterator[AgentEvent]:
+        """The same for code that awaits. Who stops listening stops the run."""
+        events, loop = asyncio.Queue[AgentEvent | None](), asyncio.get_running_loop()
+
+        def put(event: Any) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        name = conversation or f"{self.name}-{uuid4().hex[:12]}"
+        run = asyncio.create_task(self.work(task, name, (*self.callbacks, put)))
+        run.add_done_callback(lambda _: put(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            await run
+        finally:
+            run.cancel()
+            with suppress(asyncio.CancelledError):
+                await run
+
+    async def work(
+        self,
+        task: str | Message,
+        conversation: str,
+        callbacks: Sequence[OnEvent],
+        parent: Run | None = None,
+    ) -> Result:
+        """One run, of itself or for another one. The view is pruned when it ends, however it ends."""
+        asked = task if isinstance(task, Message) else Message("user", (Text(named("task", task)),))
+        session = await aopen(
+            conversation,
+            store=self.store if parent is None or self._given is not None else parent.session.sync.store,
+            model=getattr(self.model, "name", None),
+            agent=self.settings,
+            config=self.config,
+            summarizer=self.summarizer,
+            on_event=list(callbacks),
+        )
+        async with session:
+            run = Run(self, session, callbacks, parent)
+            result = await run.result(asked)
+        await run.tell(Ended, result=result)
+        return result
+
+    @property
+    def store(self) -> Store:
+        """Opened when it is first needed, for all runs."""
+        if self._opened is None:
+            given = self._given or self.config.store or DEFAULT_STORE
+            self._opened = open_store(given) if isinstance(given, str) else given
+        return self._opened
+
+    def close(self) -> None:
+        """Closes the store, where the agent opened it. Needed only where the process goes on without it."""
+        if self._opened is not None and self._opened is not self._given:
+            self._opened.close()
+        self._opened = None
+
+
+def _task(agent: Agent) -> Tool:
+    """An agent as a tool of another one."""
+
+    def work(task: str) -> None: ...
+
+    about = f"{agent.description} An agent of its own: its task says all that it needs to know.".strip()
+    return Tool.of(work, name=agent.name, description=about)
+
+
+def _configured(config: Config, name: str, model: Model) -> tuple[Config, str]:
+    """What is configured over what loops have by default, and under which name: its own, or `default`."""
+    agent = name if name in config.agents else "default"
+    settings = config.agents.get(agent) or AgentSettings()
+    limits = find(getattr(model, "name", None) or settings.model, config.models).limits
+    target = int(TARGET * config.budget(AgentSettings(), limits).threshold)
+    compact = {"message_threshold": COMPACT_AFTER, "keep_recent": KEEP_RECENT, "max_tokens": target}
+    return load_config([{"agents": {agent: {"compact": compact}}}, config]), agent

@@ -1,0 +1,301 @@
+"""The loop: ask the model, do what its reply asks for, store each thing the moment it is there, and again.
+
+The record is the only state. A run looks at what is stored and goes on from there, so that a run after a
+crash, after a limit, or in another process is a run like any other.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from inspect import isawaitable
+from logging import getLogger
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from refold.agent.events import Asked, Heard, Ran, Replied, Result, Waited
+from refold.agent.steps import (
+    Action,
+    Actions,
+    Chat,
+    End,
+    ExpandMessage,
+    Failed,
+    Retry,
+    Step,
+    SubAgent,
+    Success,
+    read,
+)
+from refold.agent.tools import Found, Output, output_of
+from refold.aio import AsyncSession
+from refold.core.errors import MessageError, OverBudgetError, RefoldError, SettingError
+from refold.core.event import Said
+from refold.core.message import Kind, Message, Text, ToolCall, ToolResult, Usage
+from refold.notify import OnEvent
+from refold.summarize.attempt import GivenUpError, attempt
+from refold.summarize.problem import problem, status_of, wait_of
+
+if TYPE_CHECKING:
+    from refold.agent.agent import Agent
+
+FIRST_WAIT_S = 0.5
+"""Before a model that failed is asked again, unless it says how long; twice as long each time."""
+
+
+class StoppedError(Exception):
+    """The run cannot go on now: a limit is reached, or the model is out of reach."""
+
+
+class Answered(NamedTuple):
+    """What a call came to."""
+
+    output: Output
+    kind: Kind = "action-result"
+    is_error: bool = False
+    tools: Sequence[str] = ()
+    """Those behind it, where they are not the one that was called."""
+
+
+class Run:
+    """One run of an agent: its conversation, what it may take, and what it has taken so far."""
+
+    def __init__(
+        self, agent: "Agent", session: AsyncSession, callbacks: Sequence[OnEvent], parent: "Run | None"
+    ) -> None:
+        self.agent, self.session, self.callbacks, self.parent = agent, session, callbacks, parent
+        self.record, self.meter = session.sync.record, session.sync.fitter.meter
+        self.dialect: str = getattr(agent.model, "dialect", None) or self.meter.dialect
+        self.steps, self.retries, self.cost, self.usage = 0, 0, 0.0, Usage(0)
+        own = inf if agent.max_seconds is None else monotonic() + agent.max_seconds
+        self.deadline: float = own if parent is None else min(own, parent.deadline)
+        if agent.max_cost is not None and self.meter.limits.input is None:
+            raise SettingError(
+                "max_cost",
+                f"the prices of {self.meter.model!r} are not known; say what they are in the configuration:"
+                f" models: {{{self.meter.model}: {{input: …, output: …}}}}",
+            )
+
+    async def result(self, task: Message) -> Result:
+        try:
+            end = await self._go(task)
+        except (OverBudgetError, StoppedError) as error:
+            end = Failed(str(error))
+        return Result(end, self.session.conversation, self.steps, self.usage, self.cost)
+
+    async def _go(self, task: Message) -> End:
+        for at in sorted({at for at, _ in self.record.live.state.open.values()}):
+            await self._act(self._said(at))  # what a run before this one left undone
+        reply = await self._listen(task)
+        while True:
+            reply = reply or await self._ask()
+            steps = self._read(reply)
+            await self.tell(Replied, steps=steps)
+            match steps[0]:
+                case Success() | Chat() as end:
+                    return end
+                case Retry(why, None):
+                    await self.session.append(Message("user", (Text(why),)), kind="retry-context")
+                case _:
+                    await self._act(reply)
+            useless = [step.why for step in steps if isinstance(step, Retry)]
+            self.retries = self.retries + 1 if len(useless) == len(steps) else 0
+            if self.retries > self.agent.max_retries:
+                return Failed(f"{self.retries} replies in a row were of no use. To the last: {useless[0]}")
+            reply = None
+
+    # What is asked of the agent
+
+    async def _listen(self, task: Message) -> Said | None:
+        """Takes the task in, unless it is the one at hand: then the newest reply, if nothing followed it."""
+        newest, asked = next(self.record.backwards(), None), self._asked()
+        reply = newest if newest and newest.line.role == "assistant" else None
+        is_answered = reply is not None and isinstance(self._read(reply)[0], Success | Chat)
+        is_another = asked is None or asked.message.parts != task.parts
+        if is_another or (is_answered and self.agent.chat and self.parent is None):
+            await self._introduce()
+            await self.session.append(task)
+            return None
+        return reply
+
+    def _asked(self) -> Said | None:
+        """What the user said last, which is not what the loop said in the user's place."""
+        latest = self.record.live.state.latest
+        said = None if latest is None else self._said(latest)
+        if said is None or said.kind != "retry-context":
+            return said
+        users = (one for one in self.record.backwards() if one.line.asks and one.kind != "retry-context")
+        return next(users, None)
+
+    async def _introduce(self) -> None:
+        """Tells the model who it is, unless it was told so before."""
+        text = "\n\n".join(filter(None, (self.agent.system.strip(), self.agent.prompt.strip())))
+        told = [self.record.message(line).text for line in self.record.live.state.apart]
+        if text and told != [text]:
+            await self.session.append({"system": text})
+
+    # Asking the model
+
+    async def _ask(self) -> Said:
+        """The model's next reply, which is stored by then."""
+        if self.steps >= self.agent.max_steps:
+            raise StoppedError(f"max_steps: {self.steps} steps were made. Run it again to go on.")
+        self._demand_means()
+        offered, extra = await self._offered(), getattr(self.agent.model, "extra", {})
+        fitted = await self.session.fit(dialect=self.dialect, tools=offered or None, request=extra)
+        self.steps += 1
+        await self.tell(Asked, tokens=fitted.report.tokens.final)
+        tries = 0
+        while True:
+            try:
+                return await self._keep(await self._in_time(self._hear, fitted.request))
+            except Exception as error:
+                seconds = self._wait(error, tries)
+                await self.tell(Waited, why=problem(error), seconds=seconds)
+            await self._in_time(asyncio.sleep, seconds)
+            tries += 1
+
+    async def _offered(self) -> list[dict[str, Any]]:
+        """All tools, of those in the library only what something in view has to do with."""
+        seen = {tool for item in self.record.live.items for line in item.lines for tool in line.tools}
+        known, tools = self.agent.known, self.agent.tools
+        offered = [tool for name, tool in known.items() if name in tools or name in seen]
+        return [*(tool.declared(self.dialect) for tool in offered), *await self.session.tools(self.dialect)]
+
+    async def _hear(self, request: dict[str, Any]) -> Any:
+        """All that the model gives."""
+        given = await attempt(self.agent.model, request, inf, None)  # type: ignore[arg-type]
+        if hasattr(given, "__aiter__"):
+            chunks = []
+            async for chunk in given:
+                chunks.append(chunk)
+                await self.tell(Heard, chunk=chunk)
+            return chunks
+        if isinstance(given, Iterator):
+            return await asyncio.to_thread(list, given)
+        return {"role": "assistant", "content": given} if isinstance(given, str) else given
+
+    async def _keep(self, reply: Any) -> Said:
+        places = await self.session.append(reply)
+        said = self._said(places[0] if isinstance(places, list) else places)
+        if usage := said.message.usage:
+            self.usage = Usage(self.usage.input + usage.input, self.usage.output + usage.output)
+            run: Run | None = self
+            while run is not None:  # whoever it works for pays as well
+                run.cost += self.meter.limits.price(usage)
+                run = run.parent
+        return said
+
+    def _wait(self, error: Exception, tries: int) -> float:
+        """Seconds before the model is asked again; or `error` is raised, where that would be of no use."""
+        if isinstance(error, RefoldError | StoppedError) and not isinstance(error, MessageError):
+            raise error
+        status = status_of(error)
+        is_final = status is not None and 400 <= status < 500 and status not in (408, 409, 429)
+        if is_final or tries >= self.agent.max_retries:
+            raise StoppedError(f"The model could not be asked. {problem(error)}") from error
+        told = wait_of(error)
+        return FIRST_WAIT_S * 2**tries if told is None else told
+
+    # Doing what it asks for
+
+    def _read(self, reply: Said) -> tuple[Step, ...]:
+        return read(reply, self.agent.known, self.agent.agents, self.agent.chat)
+
+    async def _act(self, reply: Said) -> None:
+        """Runs the calls in a reply that have no result yet, all at once; each result is stored by itself."""
+        waiting = {id for id, (at, _) in self.record.live.state.open.items() if at == reply.at}
+        todo = [(call, work) for call, work in self._work(reply) if call.call_id in waiting]
+        answers = (self._answer(reply, call, work) for call, work in todo)
+        for error in await asyncio.gather(*answers, return_exceptions=True):
+            if isinstance(error, BaseException):  # the others have their results by now
+                raise error
+
+    def _work(self, reply: Said) -> Iterator[tuple[ToolCall, Callable[[], Awaitable[Answered]]]]:
+        for step in self._read(reply):
+            match step:
+                case Actions(actions):
+                    yield from ((one.call, partial(self._use, one)) for one in actions)
+                case ExpandMessage(calls):
+                    yield from ((call, partial(self._look, call)) for call in calls)
+                case SubAgent(call, task):
+                    yield call, partial(self._delegate, call, task, _name(reply, call))
+                case Retry(why, ToolCall() as call):
+                    yield call, partial(self._refuse, why)
+
+    async def _answer(self, reply: Said, call: ToolCall, work: Callable[[], Awaitable[Answered]]) -> None:
+        output, kind, is_error, tools = await work()
+        result = ToolResult(call.call_id, output, call.tool, is_error)
+        message = Message("tool", (result,), id=f"result {_name(reply, call)}")  # by which it is stored once
+        await self.session.append(message, kind=kind, tools=tools)
+        await self.tell(Ran, call_id=call.call_id, tool=call.tool, output=message.text, is_error=is_error)
+
+    async def _use(self, action: Action) -> Answered:
+        function = self.agent.known[action.call.tool].function
+        try:
+            given = await self._in_time(lambda arguments: function(**arguments), action.arguments)
+            if isinstance(given, Found):
+                return Answered(given.text, tools=(action.call.tool, *given.tools))
+            return Answered(output_of(given))
+        except StoppedError:
+            raise
+        except Exception as error:  # the model's to deal with
+            return Answered(f"{action.call.tool} failed: {problem(error)}", is_error=True)
+
+    async def _look(self, call: ToolCall) -> Answered:
+        return Answered(await self.session.call(call.tool, call.input))
+
+    async def _refuse(self, why: str) -> Answered:
+        return Answered(why, "retry-context", is_error=True)
+
+    async def _delegate(self, call: ToolCall, task: str, name: str) -> Answered:
+        agent = self.agent.agents[call.tool]
+        callbacks = (*agent.callbacks, *self.callbacks)
+        result = await agent.work(task, f"{self.session.conversation}/{name}", callbacks, self)
+        if isinstance(result.end, Failed):
+            self._demand_means()  # or it goes on when this one does
+        return Answered(result.text, "sub-agent-result", isinstance(result.end, Failed))
+
+    # Within limits, and in sight
+
+    async def _in_time(self, work: Callable[[Any], Any], given: Any) -> Any:
+        try:
+            return await attempt(work, given, self.deadline, None)
+        except GivenUpError:
+            self._demand_means()
+            raise
+
+    def _demand_means(self) -> None:
+        """
+        Raises:
+            StoppedError: there is no time or no money left, here or where this is done for.
+        """
+        if monotonic() >= self.deadline:
+            raise StoppedError("max_seconds: the time is used up. Run it again to go on.")
+        run: Run | None = self
+        while run is not None:
+            most = run.agent.max_cost
+            if most is not None and run.cost >= most:
+                raise StoppedError(f"max_cost: ${run.cost:.4f} of ${most:g} is spent. Run it again to go on.")
+            run = run.parent
+
+    def _said(self, at: int) -> Said:
+        event = self.record.event(at)
+        assert isinstance(event, Said)
+        return event
+
+    async def tell(self, event: Callable[..., Any], **facts: Any) -> None:
+        """Whoever watches; what they do wrong harms nothing here."""
+        known = {"agent": self.agent.name, "conversation": self.session.conversation, "step": self.steps}
+        for callback in self.callbacks:
+            try:
+                told = callback(event(**known, **facts))
+                if isawaitable(told):
+                    await told
+            except Exception as error:
+                getLogger("refold").warning(f"on_event failed at {event.__name__}: {error!r}", exc_info=error)
+
+
+def _name(reply: Said, call: ToolCall) -> str:
+    """Of one call, in all of a conversation: models may give two the same id."""
+    return f"{reply.at}.{reply.message.calls.index(call)}"

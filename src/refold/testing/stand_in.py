@@ -1,0 +1,96 @@
+"""A model that stands in for a real one in an agent: its requests are checked, its replies are a script."""
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any, TypeAlias
+
+import msgspec
+
+from refold.asked import output_of
+from refold.beside import Beside, beside_text
+from refold.config import load_config
+from refold.core.errors import RefoldError, SettingError
+from refold.core.message import Usage
+from refold.intake import Intake
+from refold.meter import Meter
+from refold.rules.targets import check_request
+from refold.testing.reply import Reply, body
+
+__all__ = ["InvalidRequestError", "Reply", "StandIn"]
+
+PATHS = {"openai-chat": "/v1/chat/completions", "anthropic": "/v1/messages"}
+Script: TypeAlias = Callable[[dict[str, Any]], Reply | str] | Sequence[Reply | str]
+"""What to answer: by the request, or one after the other, of which the last is repeated."""
+
+
+class InvalidRequestError(Exception):
+    """What a provider would have answered with status 400."""
+
+    status_code = 400
+
+
+class StandIn:
+    """Handed to an `Agent` as its model; `config` says how large it is.
+
+        model = StandIn([Reply(calls=(("add", {"a": 1}),)), "It is 3."])
+        Agent("adder", model, [add], model.config, store="memory://").run("What is 1 + 2?")
+
+    It gets the requests that a provider would get, and refuses those that break a rule of the provider's API
+    or do not leave room for the answer in its window, by refold's own rules and refold's own count of tokens.
+    Its replies look like the provider's, and so do their usages. It understands nothing.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        dialect: str = "openai-chat",
+        window: int = 16_000,
+        max_output: int = 1_000,
+        name: str = "stand-in",
+    ) -> None:
+        if dialect not in PATHS or not script:
+            raise SettingError("script", f"expected replies, in {' or '.join(PATHS)}")
+        self.name, self.dialect, self._script = name, dialect, script
+        self.extra = {"max_tokens": max_output} if dialect == "anthropic" else {}
+        self.config: dict[str, Any] = {"models": {name: {"window": window, "max_output": max_output}}}
+        self.requests: list[dict[str, Any]] = []
+        """The newest at the end; with `keep`, no more than so many."""
+        self.keep: int | None = None
+        self.asked, self.most_tokens = 0, 0
+        """How often, and the largest request."""
+        self._meter, self._lock = Meter(None, load_config(self.config), name), Lock()
+
+    def __call__(self, request: dict[str, Any], /) -> dict[str, Any]:
+        tokens = self._checked(request)
+        with self._lock:
+            place, self.asked = self.asked, self.asked + 1
+            self.most_tokens = max(self.most_tokens, tokens)
+            self.requests = [*self.requests, request][-self.keep if self.keep else 0 :]
+        script = self._script
+        said = script(request) if callable(script) else script[min(place, len(script) - 1)]
+        reply = Reply(said) if isinstance(said, str) else said
+        if reply.usage == Reply().usage:
+            reply = msgspec.structs.replace(
+                reply, usage=Usage(tokens, self._meter.counter.counter.text(reply.text))
+            )
+        answer: dict[str, Any] = msgspec.json.decode(body(reply, {**request, "path": PATHS[self.dialect]}))
+        return answer
+
+    def _checked(self, request: dict[str, Any]) -> int:
+        """
+        Raises:
+            InvalidRequestError: says which rules it breaks.
+        """
+        limits, meter = self._meter.limits, self._meter
+        try:
+            drafts = Intake(meter.counter, self.dialect, self.dialect).take(request["messages"]).drafts
+            rest = {key: value for key, value in request.items() if key not in ("messages", "model")}
+            beside = Beside.of(beside_text(None, rest), meter)
+        except RefoldError as error:
+            raise InvalidRequestError(str(error)) from error
+        tokens = meter.estimate(sum(draft.tokens for draft in drafts) + beside.counted, None)
+        room = limits.window - min(limits.max_output, output_of(request) or limits.max_output)
+        if found := check_request(self.dialect, request, tokens=tokens, room=room):
+            raise InvalidRequestError("; ".join(f"{fault.rule}: {fault.message}" for fault in found))
+        return tokens
