@@ -3,10 +3,9 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
-from typing import NamedTuple
 
 from refold.core.errors import CannotExpandError, NotFoundError
-from refold.core.event import Line, Replaced, Said
+from refold.core.event import Line, Replaced, Said, Span
 from refold.core.message import Media, Message, Opaque, Part, Text, ToolCall, ToolResult
 from refold.core.slices import Cut, Slice, around, cut, matches
 from refold.matching import find
@@ -15,32 +14,22 @@ from refold.record import Record
 
 GIST = 80
 """Characters of a message in a list of many."""
+BATCH = 200
+"""Messages that are looked through at a time."""
 
 
-class Source(NamedTuple):
-    """What stands behind a place: one message, or those that a summary stands for."""
+class Source:
+    """What stands behind a place: one message, or those that a summary stands for, read as far as needed."""
 
-    at: int
-    said: Sequence[Said]
-    is_one: bool
-    is_whole: bool = True
-    """Nothing of it was left unread."""
+    def __init__(self, record: Record, at: int, span: Span, count: int) -> None:
+        self.record, self.at, self.span, self.count = record, at, span, count
+        self.is_one = count == 1 and len(span) == 1
+        """It is a message, not a list of some."""
 
     @property
     def name(self) -> str:
         """Whose words they are."""
-        return _who(self.said[0].line) if self.is_one else f"{len(self.said):,} messages"
-
-    @property
-    def text(self) -> str:
-        if self.is_one:
-            return written(self.said[0].message)
-        listed = [
-            f"#{one.at} {_who(one.line)}, {one.line.tokens:,} tokens: {_gist(one.message)}"
-            for one in self.said
-        ]
-        texts = (f"#{one.at} {_who(one.line)}:\n{written(one.message)}" for one in self.said)
-        return "\n\n".join(["\n".join(listed), *texts])
+        return _who(next(self._said()).line) if self.is_one else f"{self.count:,} messages"
 
     def cut(self, part: Slice) -> Cut:
         """
@@ -48,30 +37,65 @@ class Source(NamedTuple):
             CannotExpandError: it has no such part.
         """
         try:
-            if part.way == "match" and not self.is_one:
+            if self.is_one:
+                return cut(written(next(self._said()).message), part, find)
+            if part.way == "match":
                 return self._matching(part.pattern)
-            return cut(self.text, part, find)
+            if part.way == "lines" and part.range[1] is not None:
+                return self._first_lines(part)
+            return cut("\n".join(self._lines()), part, find)
         except CannotExpandError as error:
             raise CannotExpandError(f"#{self.at}: {error}") from error
 
+    def _said(self) -> Iterator[Said]:
+        events = self.record.events(self.span.start, self.span.end)
+        return (event for event in events if isinstance(event, Said))
+
+    def _lines(self) -> Iterator[str]:
+        """A list of what a summary stands for, each with its place, and then their texts."""
+        for one in self._said():
+            yield f"#{one.at} {_who(one.line)}, {one.line.tokens:,} tokens: {_gist(one.message)}"
+        for one in self._said():
+            yield from ("", f"#{one.at} {_who(one.line)}:", *written(one.message).split("\n"))
+
+    def _first_lines(self, part: Slice) -> Cut:
+        """No more is read than is asked for."""
+        start, end = part.range
+        text = "\n".join(islice(self._lines(), start - 1, end))
+        if not text:
+            return cut("\n".join(self._lines()), part)  # which says how many there are
+        last = start + text.count("\n")
+        more = f"; the first {self.count:,} are a list of what follows" if last <= self.count else ""
+        return Cut(text, ((0, len(text)),), f"lines {start}-{last}{more}", start)
+
     def _matching(self, pattern: str) -> Cut:
         """What matches, under the place that it comes from."""
-        texts = [written(one.message) for one in self.said]
-        starts = [0, *accumulate(len(text) + 1 for text in texts)]
-        hits = dict[int, list[tuple[int, int]]]()
-        for start, end in matches("\n".join(texts), pattern, find):
-            n = bisect_right(starts, start) - 1
-            hits.setdefault(n, []).append((start - starts[n], min(end - starts[n], len(texts[n]))))
-        found = list[str]()
-        for n, own in hits.items():
-            one = around(texts[n], own)
-            found.append(f"#{self.said[n].at} {_who(self.said[n].line)}, {one.label}:\n{one.shown}")
+        found, many = list[str](), 0
+        said = self._said()
+        while batch := list(islice(said, BATCH)):
+            for one, hits in _hits(batch, pattern):
+                lines = around(written(one.message), hits)
+                found.append(f"#{one.at} {_who(one.line)}, {lines.label}:\n{lines.shown}")
+                many += 1
+        if not found:
+            raise CannotExpandError(f"nothing in its {self.count:,} messages matches {pattern!r}")
         text = "\n\n".join(found)
-        return Cut(text, ((0, len(text)),), f"{len(hits):,} of {len(self.said):,} messages match")
+        return Cut(text, ((0, len(text)),), f"{many:,} of {self.count:,} messages match")
 
 
-def source(record: Record, at: int, most: int | None = None) -> Source:
-    """What stands behind a place; of a summary, no more than the first `most` of its messages are read.
+def _hits(batch: Sequence[Said], pattern: str) -> Iterator[tuple[Said, list[tuple[int, int]]]]:
+    """Those in which something matches, and where. They are looked through together, which is quicker."""
+    texts = [written(one.message) for one in batch]
+    starts = [0, *accumulate(len(text) + 1 for text in texts)]
+    hits = dict[int, list[tuple[int, int]]]()
+    for start, end in matches("\n".join(texts), pattern, find):
+        n = bisect_right(starts, start) - 1
+        hits.setdefault(n, []).append((start - starts[n], min(end - starts[n], len(texts[n]))))
+    return ((batch[n], own) for n, own in hits.items())
+
+
+def source(record: Record, at: int) -> Source:
+    """What stands behind a place.
 
     Raises:
         CannotExpandError: there is no message and no edit there.
@@ -85,12 +109,10 @@ def source(record: Record, at: int, most: int | None = None) -> Source:
         ) from error
     match event:
         case Said():
-            return Source(at, (event,), is_one=True)
+            return Source(record, at, Span(at, at + 1), 1)
         case Replaced(span=span):
-            said = (one for one in record.events(span.start, span.end) if isinstance(one, Said))
-            found = list(said if most is None else islice(said, most + 1))
-            is_whole = most is None or len(found) <= most
-            return Source(at, found[:most], len(found) == 1 and len(span) == 1, is_whole)
+            count = record.index_from(span.end) - record.index_from(span.start)
+            return Source(record, at, span, count)
         case _:
             what = type(event).__name__.lower()
             raise CannotExpandError(f"#{at} is no message and no summary, but something {what}")

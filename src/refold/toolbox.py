@@ -23,8 +23,6 @@ AT_ONCE = 2
 """How many answers of full length may be shown at the same time."""
 LEAST = 48
 """Tokens below which an answer says nothing."""
-READ = 2_000
-"""Messages of a summary that are read for one answer, unless a part of it is asked for."""
 PATIENCE = 2
 """How often the same impossible request is explained."""
 LONGEST = 3
@@ -131,8 +129,11 @@ class Toolbox:
 
     def _expanded(self, at: int, part: Slice, most: int, count: Callable[[str], int]) -> str:
         self._demand_hidden(at, part)
-        found = source(self.record, at, None if part.way else READ)
-        is_old = found.is_one and found.said[0].at in self.record.live.state.corrected
+        found = source(self.record, at)
+        if not found.is_one and part.way in ("", "lines"):  # a line has at least one token
+            start, end = part.range if part.way else (1, None)
+            part = Slice("lines", (start, min(end or start + most, start + most)))
+        is_old = found.is_one and found.span.start in self.record.live.state.corrected
         return _within(found, part, most, count, ", before it was corrected" if is_old else "")
 
     def _demand_hidden(self, at: int, part: Slice) -> None:
@@ -251,7 +252,7 @@ def _within(found: Source, part: Slice, most: int, count: Callable[[str], int], 
 
     whole = told(cut.shown, cut.label)
     tokens = count(whole)
-    if tokens <= most and found.is_whole:
+    if tokens <= most:
         return whole
     share = min(1.0, most / max(1, tokens))
     while share > 0.001:
@@ -272,8 +273,10 @@ def _first(cut: Cut, part: Slice, share: float) -> tuple[str, str]:
         return shown, f"{cut.label}; the first {many} of {len(units)} stretches"
     if many:
         last = first + many - 1
-        go_on = f"go on with {way} {last + 1}-" if last < of else "there is more"
-        return cut.text[start : units[many - 1][1]], f"{way} {first}-{last} of {of}; {go_on}"
+        known = f" of {of}" if cut.first is None else ""
+        return cut.text[
+            start : units[many - 1][1]
+        ], f"{way} {first}-{last}{known}; go on with {way} {last + 1}-"
     end = start + max(1, int(sum(end - start for start, end in cut.spans) * share))
     return cut.text[start:end], f"chars {start}-{end} of {len(cut.text)}; go on with chars {end}-"
 
@@ -287,4 +290,5 @@ def _units(cut: Cut, part: Slice) -> tuple[str, Sequence[tuple[int, int]], int, 
     spans = lines if way == "lines" else item_spans(cut.text) if way == "items" else []
     start, end = cut.spans[0]
     inside = [n for n, span in enumerate(spans, 1) if start <= span[0] and span[1] <= end]
-    return way, [spans[n - 1] for n in inside], inside[0] if inside else 1, len(spans)
+    first = (inside[0] if inside else 1) + (cut.first or 1) - 1
+    return way, [spans[n - 1] for n in inside], first, len(spans)

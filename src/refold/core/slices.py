@@ -92,6 +92,8 @@ class Cut(msgspec.Struct, frozen=True):
     spans: tuple[tuple[int, int], ...]
     label: str
     """Such as `lines 40-50 of 300`."""
+    first: int | None = None
+    """Number of the first line of the text, where that is a part already and nobody knows of how much."""
 
     @property
     def shown(self) -> str:
@@ -118,7 +120,11 @@ def cut(text: str, part: Slice, find: Find | None = None) -> Cut:
                 raise CannotExpandError(f"it has {len(text):,} characters, none in {part}")
             return Cut(text, ((start, stop),), f"chars {start}-{stop} of {len(text)}")
         case "match":
-            return around(text, matches(text, part.pattern, find))
+            hits = matches(text, part.pattern, find)
+            if not hits:
+                many = f"{len(line_spans(text)):,} lines"
+                raise CannotExpandError(f"nothing in its {many} matches {part.pattern!r}")
+            return around(text, hits)
     return Cut(text, ((0, len(text)),), f"all {len(text):,} characters")
 
 
@@ -141,17 +147,10 @@ def line_spans(text: str) -> list[tuple[int, int]]:
 def matches(text: str, pattern: str, find: Find | None) -> list[tuple[int, int]]:
     """Where a text has another in it, in capitals or not; or where a regular expression between slashes
     matches.
-
-    Raises:
-        CannotExpandError: nowhere.
     """
     if len(pattern) > 2 and pattern[0] == pattern[-1] == "/" and find is not None:
-        hits = find(pattern[1:-1], text)
-    else:
-        hits = [found.span() for found in re.finditer(re.escape(pattern), text, re.IGNORECASE)]
-    if not hits:
-        raise CannotExpandError(f"nothing in its {len(line_spans(text)):,} lines matches {pattern!r}")
-    return hits
+        return find(pattern[1:-1], text)
+    return [found.span() for found in re.finditer(re.escape(pattern), text, re.IGNORECASE)]
 
 
 def around(text: str, hits: Sequence[tuple[int, int]]) -> Cut:
