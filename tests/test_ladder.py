@@ -909,7 +909,11 @@ def test_after_a_batch_there_is_room_again_unless_what_must_stay_takes_it(run, l
         view = chat.view()
         kept = {*view.kept, view.latest}
         must = sum(line.tokens for line in view.lines if line.at in kept)
-        assert fitted.report.tokens.final <= max(budget.trigger * 3 // 4, must + budget.trigger // 10 + 48)
+        newest = [line for line in view.lines if line.answers and line.step == view.step - 1]
+        new = must + sum(line.tokens for line in newest if line.at not in kept)
+        least = budget.trigger // 10 + 48
+        most = max(budget.trigger * 3 // 4, must + least, min(budget.threshold, new + least))
+        assert fitted.report.tokens.final <= most
 
 
 @FEW
@@ -1062,6 +1066,21 @@ def test_a_policy_that_plans_nonsense_is_refused_and_nothing_is_written(wrong):
     with pytest.raises(refold.RefoldError, match="policy mine"):
         chat.fit()
     assert list(chat.events()) == before
+
+
+@FEW
+@given(runs, ladders, windows)
+def test_the_newest_results_are_whole_unless_they_are_capped_or_cannot_fit(run, ladder, window):
+    chat = opened(window, ladder)
+    for fitted in played(chat, run):
+        view, budget = chat.view(), chat.fitter.budget
+        kept = {*view.kept, view.latest}
+        lines = [line for line in chat.record.lines(Span(0, view.next)) if line.answers]
+        new = [line for line in lines if line.step == view.step - 1]
+        must = sum(line.tokens for line in view.lines if line.at in kept)
+        if must + sum(line.tokens for line in new) + budget.trigger // 10 + 200 <= budget.threshold * 0.9:
+            cut = [e for e in fitted.report.edits if e.kind == "shrink" and len(e.span) == 1]
+            assert not {e.span.start for e in cut} & {line.at for line in new}
 
 
 # Rules of the user

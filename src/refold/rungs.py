@@ -95,7 +95,7 @@ def strategy(
 
 def down_to_target(settings: AgentSettings, own: Sequence[Policy], way: Policy) -> Policy:
     """One strategy, and whatever else it takes to get there."""
-    rungs = (*map(vetted, own), way, Shrink(spared_tools(settings)))
+    rungs = (*map(vetted, own), way, Shrink(spared_tools(settings), spare_newest=False))
 
     def policy(view: View, budget: Budget, count: Count, /) -> Plan:
         return climb(rungs, view, budget, count)[1]

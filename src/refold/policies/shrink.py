@@ -31,10 +31,15 @@ class Shrink(msgspec.Struct, frozen=True):
 
     exclude_tools: tuple[str, ...] = ()
     """Tools whose outputs are not cut, but put away with all the rest if there is no other way."""
+    spare_newest: bool = True
+    """Whether the newest results stay whole where they fit the window, whatever the target is."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        fixed = budget.tokens(budget.overhead + sum(line.tokens for line in must_stay(view)))
-        goal = max(budget.target, fixed + int(LEAST_ROOM * budget.trigger))
+        least = int(LEAST_ROOM * budget.trigger)
+        must = {line.at: line.tokens for line in must_stay(view)}
+        new = must | {line.at: line.tokens for line in _newest(view) if self.spare_newest}
+        fixed, wanted = (budget.tokens(budget.overhead + sum(one.values())) + least for one in (must, new))
+        goal = max(budget.target, fixed, min(budget.threshold, wanted))
         best, fewest = list[Edit](), view.tokens
         for way in self._ways():
             after, plan = climb(way, view, msgspec.structs.replace(budget, max_tokens=goal), count)
@@ -54,6 +59,11 @@ class Shrink(msgspec.Struct, frozen=True):
         yield (new, Fold(1))
         yield (new, Fold(1), Squeeze(newest=True, share=1.0, floor=0))
         yield (Fold(0),)
+
+
+def _newest(view: View) -> list[Line]:
+    """The results that the next request is the first to show."""
+    return [line for line in view.lines if line.answers is not None and line.step >= view.step - 1]
 
 
 class Fold(msgspec.Struct, frozen=True):
