@@ -201,12 +201,13 @@ def test_a_callback_of_an_async_session_runs_in_its_loop():
         told = asyncio.Event()
 
         async def note(event: Any) -> None:
+            await told.wait()
             seen.append((event.kind, asyncio.get_running_loop()))
-            told.set()
 
-        chat = await refold.aopen("c", store="memory://", on_event=note)
-        await chat.append(user("Go."))
-        await asyncio.wait_for(told.wait(), 10)
+        async with await refold.aopen("c", store="memory://", on_event=note) as chat:
+            await chat.append(user("Go."))
+            assert not seen
+            told.set()
         return [(kind, loop is asyncio.get_running_loop()) for kind, loop in seen]
 
     assert asyncio.run(main()) == [("message-added", True)]

@@ -329,3 +329,22 @@ def test_refold_never_loads_opentelemetry(tmp_path: Path):
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+
+
+def test_a_run_of_an_agent_is_a_span_with_its_requests_and_tools_in_it(seen):
+    from refold.agent import Agent
+    from refold.testing.stand_in import StandIn
+
+    def price(city: str) -> int:
+        """What a city costs."""
+        return len(city)
+
+    model = StandIn([Reply(calls=(("price", {"city": SECRET}),)), f"It costs 4, {SECRET}."])
+    Agent("buyer", model, [price], config=model.config, store="memory://").run(f"What does {SECRET} cost?")
+    run = seen.one("invoke_agent buyer")
+    assert run.attributes["gen_ai.agent.name"] == "buyer"
+    for name in ("chat stand-in", "execute_tool price", "refold.fit"):
+        inside = [span for span in seen.all() if span.name == name]
+        assert inside
+        assert {span.parent.span_id for span in inside} == {run.context.span_id}, name
+    assert SECRET not in seen.words()

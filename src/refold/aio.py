@@ -65,7 +65,6 @@ class AsyncSession:
     pin = _awaited(Session.pin)
     unpin = _awaited(Session.unpin)
     clear = _awaited(Session.clear)
-    close = _awaited(Session.close)
 
     @property
     def conversation(self) -> str:
@@ -84,6 +83,11 @@ class AsyncSession:
     ) -> Diff:
         with_ = other.sync if isinstance(other, AsyncSession) else other
         return await to_thread(self.sync.diff, at, to, other=with_)
+
+    async def close(self) -> None:
+        """The same, and waits for coroutines that were told of something."""
+        await to_thread(self.sync.close)
+        await self.sync.notifier.settled()
 
     async def fork(self, new_id: str, *, at: int | None = None) -> "AsyncSession":
         return AsyncSession(await to_thread(self.sync.fork, new_id, at=at), get_running_loop())

@@ -204,6 +204,14 @@ class Notifier:
         else:
             self._keep(loop.create_task(work))
 
+    async def settled(self) -> None:
+        """Coroutines that were told of something have ended."""
+        import asyncio
+        from concurrent.futures import Future
+
+        tasks = [asyncio.wrap_future(one) if isinstance(one, Future) else one for one in (*self._tasks,)]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def _keep(self, task: Any) -> None:
         self._tasks.add(task)  # or nobody would, and it might never end
         task.add_done_callback(self._tasks.discard)

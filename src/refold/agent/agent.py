@@ -14,6 +14,7 @@ from refold.agent.tools import Tool, by_name, finder
 from refold.aio import aopen
 from refold.asked import named
 from refold.config import AgentSettings, Config, Source, load_config
+from refold.core.errors import SettingError
 from refold.core.message import Message, Text
 from refold.notify import OnEvent, callbacks_of
 from refold.opening import DEFAULT_STORE
@@ -61,6 +62,9 @@ class Agent:
         self.name, self.description, self.chat = name, description, chat
         self.model: Model = model_of(model) if isinstance(model, str) else model
         self.system, self.prompt = system, PROMPT.read_text("utf-8") if prompt is None else prompt
+        for agent in sub_agents:
+            if not isinstance(agent, Agent):
+                raise SettingError("sub_agents", f"expected agents, got {type(agent).__name__}")
         self.agents = {agent.name: agent for agent in sub_agents}
         self.library = by_name(map(Tool.of, library))
         found = [finder([*self.library.values()])] if library else []

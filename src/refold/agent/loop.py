@@ -13,6 +13,7 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from refold import telemetry
 from refold.agent.events import Asked, Heard, Ran, Replied, Result, Waited
 from refold.agent.steps import (
     Action,
@@ -78,7 +79,8 @@ class Run:
 
     async def result(self, task: Message) -> Result:
         try:
-            end = await self._go(task)
+            with telemetry.agent(self.agent.name, self.session.conversation):
+                end = await self._go(task)
         except (OverBudgetError, StoppedError) as error:
             end = Failed(str(error))
         return Result(end, self.session.conversation, self.steps, self.usage, self.cost)
@@ -148,12 +150,24 @@ class Run:
         tries = 0
         while True:
             try:
-                return await self._keep(await self._in_time(self._hear, fitted.request))
+                return await self._told(fitted.request)
             except Exception as error:
                 seconds = self._wait(error, tries)
                 await self.tell(Waited, why=problem(error), seconds=seconds)
             await self._in_time(asyncio.sleep, seconds)
             tries += 1
+
+    async def _told(self, request: dict[str, Any]) -> Said:
+        """One request, in sight of those who trace."""
+        provider, _, _ = self.dialect.partition("-")
+        name = getattr(self.agent.model, "name", None)
+        named = f"{provider}/{name}" if name and provider in telemetry.PROVIDERS else name
+        with telemetry.chat(named, {"gen_ai.conversation.id": self.session.conversation}) as span:
+            said = await self._keep(await self._in_time(self._hear, request))
+            if used := said.message.usage:
+                tokens = {"input": used.input, "output": used.output}
+                span.note({f"gen_ai.usage.{way}_tokens": many for way, many in tokens.items()})
+            return said
 
     async def _offered(self) -> list[dict[str, Any]]:
         """All tools, of those in the library only what something in view has to do with."""
@@ -233,7 +247,8 @@ class Run:
     async def _use(self, action: Action) -> Answered:
         function = self.agent.known[action.call.tool].function
         try:
-            given = await self._in_time(lambda arguments: function(**arguments), action.arguments)
+            with telemetry.tool(action.call.tool, self.session.conversation, action.call.call_id):
+                given = await self._in_time(lambda arguments: function(**arguments), action.arguments)
             if isinstance(given, Found):
                 return Answered(given.text, tools=(action.call.tool, *given.tools))
             return Answered(output_of(given))

@@ -101,7 +101,11 @@ class AnthropicModel:
         except ImportError as error:
             raise missing("anthropic") from error
         return AsyncAnthropic(
-            base_url=self._base_url, api_key=self._api_key, max_retries=0, timeout=LONGEST_S
+            base_url=self._base_url,
+            api_key=self._api_key,
+            max_retries=0,
+            timeout=LONGEST_S,
+            open_telemetry=False,  # whoever asks traces it
         )
 
     async def _reply(self, request: dict[str, Any]) -> Any:

@@ -33,7 +33,7 @@ class StandIn:
     """Handed to an `Agent` as its model; `config` says how large it is.
 
         model = StandIn([Reply(calls=(("add", {"a": 1}),)), "It is 3."])
-        Agent("adder", model, [add], model.config, store="memory://").run("What is 1 + 2?")
+        Agent("adder", model, [add], config=model.config, store="memory://").run("What is 1 + 2?")
 
     It gets the requests that a provider would get, and refuses those that break a rule of the provider's API
     or do not leave room for the answer in its window, by refold's own rules and refold's own count of tokens.
