@@ -21,7 +21,7 @@ import pytest
 import refold
 from refold.answers import Fitted
 from refold.core.codec import dumps
-from refold.core.errors import ConflictError, SettingError
+from refold.core.errors import SettingError
 from refold.core.event import Called, Certificate, Replaced, Said, Span
 from refold.core.message import Message, Text, Usage
 from refold.core.view import View, fold

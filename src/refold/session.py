@@ -27,7 +27,7 @@ from refold.compare import compare
 from refold.config import AgentSettings, Config, demand_sense, with_database
 from refold.core import codec
 from refold.core.draft import PART, Draft, number
-from refold.core.errors import ConflictError, MessageError, RefoldError, SettingError, StoreError
+from refold.core.errors import MessageError, RefoldError, SettingError, StoreError
 from refold.core.event import Event, Expiry, Line, Replaced, Said
 from refold.core.lease import EXPAND, SEARCH
 from refold.core.message import Kind, Message
@@ -43,7 +43,7 @@ from refold.intake import Intake
 from refold.notify import MessageEvent, Notifier, OnEvent, callbacks_of
 from refold.record import Record
 from refold.reducer import Order, Reducer
-from refold.stores.store import Forks, Ids, Key, Leases, Snapshots, Store
+from refold.stores.store import Forks, Ids, Key, Snapshots, Store
 from refold.toolbox import Toolbox, declared
 from refold.transfer import export_lines
 
