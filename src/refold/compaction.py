@@ -71,7 +71,7 @@ class Compaction:
 
     @contextmanager
     def _announced(self, is_wanted: bool) -> Iterator[None]:
-        """Others see that somebody is at it. An edit needs no leave: whoever was faster is seen in the record."""
+        """Others see that somebody is at it. An edit needs no leave: the record tells who was faster."""
         store, key, summaries = self.record.store, self.record.key, self.reducer.summaries
         is_mine = isinstance(store, Leases) and summaries is not None and summaries.desk.turn.is_mine
         if not is_wanted or not isinstance(store, Leases) or is_mine:  # or else it ends with the job
