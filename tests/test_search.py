@@ -304,16 +304,12 @@ def test_an_embedder_that_is_none_is_refused():
         refold.open("a", store="memory://", embedder=7)
 
 
-def test_a_model_without_its_extra_says_what_to_install():
-    try:
-        import model2vec  # noqa: F401
-    except ImportError:
-        session = refold.open("a", store="memory://", embedder="minishlab/potion-base-8M")
-        session.append(said("apple"))
-        with pytest.raises(SettingError, match=r"refold\[search\]"):
-            session.search("apple")
-    else:
-        pytest.skip("the extra is installed")
+def test_a_model_without_its_extra_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "model2vec", None)  # as if it were not installed
+    session = refold.open("a", store="memory://", embedder="minishlab/potion-base-8M")
+    session.append(said("apple"))
+    with pytest.raises(SettingError, match=r"refold\[search\]"):
+        session.search("apple")
 
 
 # Stores
@@ -494,3 +490,30 @@ def test_the_command_says_no_when_nothing_is_found_and_explains_wrong_use(tmp_pa
 
 def test_an_owner_without_conversations_finds_nothing(store):
     assert refold.open("a", store=store, owner="nobody").search("x", everywhere=True) == []
+
+
+def test_a_model_of_model2vec_finds_by_meaning(tmp_path):
+    pytest.importorskip("model2vec")
+    import numpy
+    from model2vec import StaticModel
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    alike = [("kitten", "feline"), ("automobile", "vehicle"), ("cost", "price")]
+    vocabulary = {"[UNK]": 0, "[PAD]": 1} | {word: n + 2 for n, word in enumerate(sum(alike, ()))}
+    vectors = numpy.zeros((len(vocabulary), 8), numpy.float32)
+    for n, pair in enumerate(alike):
+        for word in pair:
+            vectors[vocabulary[word], n] = 1.0
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    StaticModel(vectors, tokenizer).save_pretrained(str(tmp_path / "model"))
+    url = f"sqlite:///{tmp_path}/c.db"
+    with refold.open("c", store=url) as chat:
+        chat.append([{"role": "user", "content": f"about a {first}"} for first, _ in alike])
+    with refold.open("c", store=url, embedder=str(tmp_path / "model")) as chat:
+        assert [chat.search(second)[0].at for _, second in alike] == [0, 1, 2]
+    with (
+        refold.open("c", store=url, embedder=str(tmp_path / "nothing")) as chat,
+        pytest.raises(SettingError, match="cannot be loaded"),
+    ):
+        chat.search("feline")
