@@ -246,7 +246,7 @@ def test_an_expansion_is_shown_for_its_lease_and_named_afterwards():
     assert shown == [True, True, False, False]  # whole in the three steps that follow on it
     names = [str(m["content"]) for m in chat.fit().messages if EXPAND in str(m["content"])]
     (place,) = re.findall(
-        r"^\[refold #(\d+) refold_expand: [\d,]+ tokens; removed\]$", "\n".join(names), re.M
+        r"^\[refold #(\d+) refold_expand: [\d,]+ tokens, 61 lines; removed\]$", "\n".join(names), re.M
     )
     assert TEXT in chat.expand(int(place))
     assert chat.expand(2) == TEXT

@@ -123,7 +123,7 @@ EXPIRED = {
         {"mode": "compact", "compact_mode": "first-n-chars", "length": 120},
         HEAD.format(120) + TEXT[:120] + "…",
     ),
-    "remove": ({"mode": "remove"}, f"[refold #2 web_search: {len(TEXT) // 4 + 4:,} tokens; removed]"),
+    "remove": ({"mode": "remove"}, f"[refold #2 web_search: {len(TEXT) // 4 + 4:,} tokens, {TEXT.count(chr(10)) + 1} lines; removed]"),
 }
 
 

@@ -187,8 +187,8 @@ def test_of_outputs_that_are_the_same_the_newest_stays_and_older_ones_point_to_i
     plan = Dedupe()(view, Budget(), COUNT)
     tokens = view.lines[2].tokens
     assert sorted(text_of(edit) for edit in plan) == [
-        f"[refold #2 read: {tokens} tokens; same as #6]",
-        f"[refold #4 read: {tokens} tokens; same as #6]",
+        f"[refold #2 read: {tokens} tokens, 31 lines; same as #6]",
+        f"[refold #4 read: {tokens} tokens, 31 lines; same as #6]",
     ]
     assert [m.text for m in after(view, plan).messages][6] == PAGE
     assert plan[0].setting == ("dedupe", "similarity")

@@ -164,11 +164,21 @@ def _nothing(word: str) -> float:
 def _outline(text: str, bonus: Bonus) -> Outline:
     value = _json(text)
     if value is None:
-        text = unescaped(text)
-        pieces = _by_key(_mixed(text, bonus))
-        return Outline(pieces, f"{len(text.splitlines()):,} lines" if "\n" in text else "")
+        return Outline(_by_key(_mixed(unescaped(text), bonus)), _size(text, None))
+    return Outline(_by_key(_values(value, bonus)), _size(text, value), is_data=True)
+
+
+def size_of(text: str) -> str:
+    """How much it is, in its own measure, by which parts of it can be asked for."""
+    return _size(text, _json(text))
+
+
+def _size(text: str, value: dict[str, Any] | list[Any] | None) -> str:
+    if value is None:
+        lines = text.count("\n") + 1
+        return f"{lines:,} lines" if lines > 1 else ""
     count = len(value) if isinstance(value, list) else _longest(value)
-    return Outline(_by_key(_values(value, bonus)), f"{count:,} items" if count else "", is_data=True)
+    return f"{count:,} items" if count else ""
 
 
 @lru_cache(maxsize=512)

@@ -22,6 +22,7 @@ from refold.policies.outline import (
     excerpt,
     outline,
     reread,
+    size_of,
     vocabulary,
 )
 
@@ -89,7 +90,8 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
 
     def as_name(self, why: str, body: str = "") -> Message:
         """Nothing but what it was, and what is said of it."""
-        return self._with(self.header(self._size(self._media), why), body)
+        sizes = "" if self.is_again else ", ".join(filter(None, (size_of(self.text), self._media)))
+        return self._with(self.header(self._size(sizes), why), body)
 
     def as_cut(self, outline: Outline, chars: int, count: Count) -> Message | None:
         """Head, skeleton and tail: what a reader wants of a text that is much too long."""
