@@ -31,7 +31,7 @@ from refold.testing.stand_in import Reply, StandIn
 from refold.tokens.count import count_text
 
 WINDOW = 16_000
-LONGEST = 1_000
+LONGEST = 2_500
 """Characters of a result, so few that the newest are shown whole: the model sees what the tool gave."""
 SETTLED = 100
 """Steps after which the memory of the process must not grow any more."""

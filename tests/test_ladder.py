@@ -123,7 +123,7 @@ EXPIRED = {
         {"mode": "compact", "compact_mode": "first-n-chars", "length": 120},
         HEAD.format(120) + TEXT[:120] + "…",
     ),
-    "remove": ({"mode": "remove"}, f"[refold #2 web_search: {len(TEXT) // 4 + 4:,} tokens, {TEXT.count(chr(10)) + 1} lines; removed]"),
+    "remove": ({"mode": "remove"}, f"[refold #2 web_search: {len(TEXT) // 4 + 4:,} tokens, {len(TEXT.splitlines())} lines; removed]"),
 }
 
 
@@ -909,10 +909,9 @@ def test_after_a_batch_there_is_room_again_unless_what_must_stay_takes_it(run, l
         view = chat.view()
         kept = {*view.kept, view.latest}
         must = sum(line.tokens for line in view.lines if line.at in kept)
-        newest = [line for line in view.lines if line.answers and line.step == view.step - 1]
-        new = must + sum(line.tokens for line in newest if line.at not in kept)
-        least = budget.trigger // 10 + 48
-        most = max(budget.trigger * 3 // 4, must + least, min(budget.threshold, new + least))
+        new = must + sum(line.tokens for line in view.lines if line.step >= view.step - 1)
+        most = max(budget.trigger * 3 // 4, must + budget.trigger // 10 + 48)
+        most = max(most, min(budget.threshold, new + budget.target // 3 + 48))
         assert fitted.report.tokens.final <= most
 
 

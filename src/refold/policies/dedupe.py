@@ -45,7 +45,8 @@ class Dedupe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 continue
             output = _Output(line, reduction.text)
             same = newest.like(output)
-            shown = None if same is None or line.at in fixed else _pointer(reduction, output, same)
+            is_new = line.at in fixed or line.step >= view.step - 1  # nobody has seen it yet
+            shown = None if same is None or is_new else _pointer(reduction, output, same)
             if same is not None and shown is not None and count(shown) < line.tokens:
                 why = f"#{same.line.at} says the same" + ("" if same.text == output.text else ", nearly")
                 plan.append(Edit(item.span, (shown,), "dedupe", why, ("dedupe", "similarity")))

@@ -175,7 +175,7 @@ def size_of(text: str) -> str:
 
 def _size(text: str, value: dict[str, Any] | list[Any] | None) -> str:
     if value is None:
-        lines = text.count("\n") + 1
+        lines = text.count("\n") + (not text.endswith("\n"))
         return f"{lines:,} lines" if lines > 1 else ""
     count = len(value) if isinstance(value, list) else _longest(value)
     return f"{count:,} items" if count else ""

@@ -15,7 +15,7 @@ from refold.policies.ladder import climb
 from refold.policies.oldest import oldest
 from refold.policies.outline import DENSE, Bonus, Outline, vocabulary
 from refold.policies.reduced import HEADER, Reduction, quoted
-from refold.policies.summarize import LONGEST, Part, Summarize, fold_away
+from refold.policies.summarize import LONGEST, Part, Summarize, fold_away, longest
 
 NEWEST = 2 / 3
 """Of the room, that the newest results may take before anything is cut of them."""
@@ -35,11 +35,15 @@ class Shrink(msgspec.Struct, frozen=True):
     """Whether the newest results stay whole where they fit the window, whatever the target is."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        least = int(LEAST_ROOM * budget.trigger)
         must = {line.at: line.tokens for line in must_stay(view)}
-        new = must | {line.at: line.tokens for line in _newest(view) if self.spare_newest}
-        fixed, wanted = (budget.tokens(budget.overhead + sum(one.values())) + least for one in (must, new))
-        goal = max(budget.target, fixed, min(budget.threshold, wanted))
+        new = {line.at: line.tokens for line in view.lines if line.step >= view.step - 1}
+        goal = max(
+            budget.target,
+            budget.tokens(budget.overhead + sum(must.values())) + int(LEAST_ROOM * budget.trigger),
+        )
+        if self.spare_newest:  # and there is room for what stands for the rest
+            whole = budget.overhead + sum((must | new).values()) + longest(None, budget)
+            goal = max(goal, min(budget.threshold, budget.tokens(whole)))
         best, fewest = list[Edit](), view.tokens
         for way in self._ways():
             after, plan = climb(way, view, msgspec.structs.replace(budget, max_tokens=goal), count)
@@ -59,11 +63,6 @@ class Shrink(msgspec.Struct, frozen=True):
         yield (new, Fold(1))
         yield (new, Fold(1), Squeeze(newest=True, share=1.0, floor=0))
         yield (Fold(0),)
-
-
-def _newest(view: View) -> list[Line]:
-    """The results that the next request is the first to show."""
-    return [line for line in view.lines if line.answers is not None and line.step >= view.step - 1]
 
 
 class Fold(msgspec.Struct, frozen=True):
