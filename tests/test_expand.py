@@ -76,6 +76,7 @@ def test_a_part_is_exactly_what_stands_there():
     assert chat.expand(2, lines="58-") == chat.expand(2, lines=(58, 999)) == "\n".join(lines[57:])
     assert chat.expand(2, chars=(5, 25)) == TEXT[5:25]
     assert chat.expand(2, chars=(-20, None)) == TEXT[-20:]
+    assert chat.expand(2, chars=(None, 5)) == chat.expand(2, chars=":5") == TEXT[:5]
     assert chat.expand(2, match="LINE 17:") == lines[16]
     assert chat.expand(2, match="/^line [3-5]:/") == "\n".join(lines[2:5])
 
@@ -143,7 +144,7 @@ def test_places_that_are_none_are_refused():
 
 def test_a_pattern_that_would_never_end_is_given_up():
     with pytest.raises(CannotExpandError, match="more than"):
-        find("(a+)+$", "a" * 5_000 + "b")
+        find("(a+)+$", ["a" * 5_000 + "b"])
 
 
 def test_lines_and_items_of_nothing_are_none():
@@ -283,7 +284,7 @@ def test_an_answer_keeps_within_its_budget_and_says_how_to_go_on():
     chat = hidden("\n".join(f"{n} " + "x" * 40 for n in range(1, 2_001)), expand={"max_tokens": 500})
     rest, lines = "1-", []
     while rest:
-        answer = chat.call(EXPAND, {"at": 2, "lines": rest})
+        answer = ask(chat, len(lines), at=2, lines=rest)
         assert chat.fitter.meter.counter.counter.text(answer) <= 500
         lines += answer.split("\n")[1:]
         rest = next(iter(re.findall(r"go on with lines (\d+-)\]", answer)), "")
@@ -308,9 +309,66 @@ def test_what_is_in_sight_is_not_shown_twice():
 
 def test_expansions_together_have_a_budget():
     chat = hidden(TEXT, expand={"max_tokens": 400, "lease_steps": 50})
-    answers = [ask(chat, n, at=2, chars=f"{n * 100}-{n * 100 + 900}") for n in range(8)]
+    answers = [ask(chat, n, at=2, chars=f"{n * 100}-{n * 100 + 1500}") for n in range(8)]
     assert "takes all the room" in answers[-1]
-    assert sum(answer.startswith("[refold ") for answer in answers) >= 2
+    assert sum(answer.startswith("[refold ") for answer in answers) >= 4
+
+
+def test_expansions_of_one_step_share_a_budget_before_any_is_said():
+    chat = hidden("\n".join(f"{n} " + "x" * 40 for n in range(1, 2_001)), expand={"max_tokens": 400})
+    answers = [chat.call(EXPAND, {"at": 2, "lines": f"{n}-"}) for n in range(1, 60, 10)]
+    assert [answer.startswith("[refold #2 ") for answer in answers][:2] == [True, True]
+    assert all("takes all the room" in answer for answer in answers[3:])
+    count = chat.fitter.meter.counter.counter.text
+    assert sum(count(answer) for answer in answers if answer.startswith("[refold ")) <= 800
+    assert "takes all the room" in chat.call(
+        EXPAND, {"at": 2, "lines": "51-"}
+    )  # again: it is a matter of time
+    work(chat, 1)
+    assert chat.call(EXPAND, {"at": 2, "lines": "51-"}).startswith("[refold #2 ")
+
+
+def test_a_refusal_is_no_expansion():
+    chat = hidden(TEXT)
+    ask(chat, 1, at=2, lines="1-60")
+    assert "still shown" in ask(chat, 2, at=2, lines="1-60")
+    for n in range(3):
+        work(chat, n)
+    assert ask(chat, 3, at=2, lines="1-60").startswith("[refold #2 ")
+
+
+def test_different_mistakes_are_explained_each():
+    chat = hidden(TEXT)
+    for wrong in ("{", '{"at"', '{"at": 2,', "[1]", '{"line": 3}', '{"at": 2, "line": "1"}'):
+        assert "As before" not in chat.call(EXPAND, wrong)
+    assert chat.call(EXPAND, {"at": 2}).startswith("[refold #2 ")
+
+
+def test_a_pattern_is_matched_in_each_source_of_a_summary_by_itself():
+    chat = begin(tools={})
+    chat.append(
+        [user("Go."), *(m for n in range(6) for m in step(f"c{n}", f"first {n}\nERROR in {n}\nend {n}"))]
+    )
+    summary = chat.compact(keep_recent=0)
+    assert summary.tokens_saved
+    (place,) = [item.edit for item in chat.view().items if item.edit is not None]
+    answer = chat.call(EXPAND, {"at": place, "match": "/ERROR[^;]*/"})
+    assert answer.count("ERROR in") == 5
+    assert "5 of 10 messages match" in answer
+    assert chat.expand(place, match="/\\Afirst/").count("first") == 5
+
+
+def test_a_result_that_takes_all_of_its_step_is_shown_whole_where_the_window_has_room():
+    chat = begin(8_000, tools={})
+    chat.append(user("The task."))
+    for n in range(12):
+        chat.append(step(f"c{n}", output(250, f"old_{n}")))
+        chat.fit()
+    several = [output(770, f"new_{n}") for n in range(4)]
+    chat.append([calls(*((f"n{n}", "web_search") for n in range(4)))])
+    chat.append([answers(f"n{n}", text) for n, text in enumerate(several)])
+    shown = [message["content"] for message in chat.fit().messages]
+    assert [text in shown for text in several] == [True] * 4
 
 
 def test_the_same_impossible_request_is_not_explained_for_ever():
@@ -327,7 +385,9 @@ def test_the_same_impossible_request_is_not_explained_for_ever():
     "arguments",
     ["", "{", "[]", "7", '"x"', "null", b"\xff", None, 7, [], {}, {"at": None}, {"at": "x"}, {"at": -1},
      {"at": 1.5}, {"at": True}, {"at": 2, "page": 3}, {"at": 2, "lines": "a-b"}, {"at": [2]}, {2: 2},
-     '{"at": 1e999}', '{"at": 99999999999999999999}', '{"a\\ud800": 1}', "[" * 100_000],
+     '{"at": 2, "lines": "1-%s"}' % ("9" * 5_000), {"at": 2, "lines": (1, 10**30)}, {"at": object()},
+     {"at": 2, "lines": "99999999999999999999-"}, '{"at": 1e999}', '{"at": 99999999999999999999}',
+     '{"a\\ud800": 1}', "[" * 100_000],
 )  # fmt: skip
 def test_whatever_a_model_writes_the_answer_is_a_sentence(arguments):
     chat = hidden(TEXT)

@@ -115,7 +115,7 @@ def test_without_settings_nothing_expires():
 
 
 TEXT = "".join(f"Line {n} of the page says nothing new about flight HAT{n:03}.\n" for n in range(60)) + "!\n"
-HEAD = f"[refold #2 web_search: {len(TEXT):,} characters; first {{0}} shown]\n"
+HEAD = f"[refold #2 web_search: {len(TEXT):,} characters, 61 lines; first {{0}} shown]\n"
 EXPIRED = {
     "compact": ({"mode": "compact"}, HEAD.format(500) + TEXT[:500] + "…"),
     "unsaid": ({}, HEAD.format(500) + TEXT[:500] + "…"),
@@ -123,7 +123,10 @@ EXPIRED = {
         {"mode": "compact", "compact_mode": "first-n-chars", "length": 120},
         HEAD.format(120) + TEXT[:120] + "…",
     ),
-    "remove": ({"mode": "remove"}, f"[refold #2 web_search: {len(TEXT) // 4 + 4:,} tokens, {len(TEXT.splitlines())} lines; removed]"),
+    "remove": (
+        {"mode": "remove"},
+        f"[refold #2 web_search: {len(TEXT) // 4 + 4:,} tokens, {len(TEXT.splitlines())} lines; removed]",
+    ),
 }
 
 
@@ -404,7 +407,7 @@ def test_a_plain_message_takes_the_most_aggressive_setting_of_the_tools_behind_i
     place = chat.append(user(TEXT), tools=["a", "b"])
     chat.append([user("and now?"), {"role": "assistant", "content": "Hm."}])
     messages = chat.fit().messages
-    head = f"[refold #{place} a, b: {len(TEXT):,} characters; first 80 shown]\n"
+    head = f"[refold #{place} a, b: {len(TEXT):,} characters, 61 lines; first 80 shown]\n"
     assert messages[2] == user(head + TEXT[:80] + "…")
     assert chat.get_all()[2].tools == ("a", "b")
 
@@ -911,7 +914,7 @@ def test_after_a_batch_there_is_room_again_unless_what_must_stay_takes_it(run, l
         must = sum(line.tokens for line in view.lines if line.at in kept)
         new = must + sum(line.tokens for line in view.lines if line.step >= view.step - 1)
         most = max(budget.trigger * 3 // 4, must + budget.trigger // 10 + 48)
-        most = max(most, min(budget.threshold, new + budget.target // 3 + 48))
+        most = max(most, min(budget.room, new + budget.target // 3 + 48))
         assert fitted.report.tokens.final <= most
 
 

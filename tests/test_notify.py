@@ -137,6 +137,26 @@ def test_a_compaction_is_told_before_its_summary_is_waited_for():
     assert kinds(seen).count("compaction:start") == 1
 
 
+def test_a_compaction_that_somebody_else_made_meanwhile_ends_as_well(tmp_path):
+    store, seen = f"sqlite:///{tmp_path}/c.db", list[Any]()
+
+    def slow(ask: Any) -> str:
+        with refold.open("c", store=store, model="m", config=agent(8_000)) as other:
+            other.compact(keep_recent=2)
+        return "nothing of use"
+
+    config = agent(8_000)
+    chat = refold.open("c", store=store, model="m", config=config, summarizer=slow, on_event=seen.append)
+    chat.append(user("The task."))
+    for n in range(40):
+        chat.append(step(f"c{n}", output(400, f"value_{n}")))
+        chat.fit()
+    course = [kind for kind in kinds(seen) if kind in ("compaction:start", "compaction:complete")]
+    assert len(course) > 2
+    assert course == ["compaction:start", "compaction:complete"] * (len(course) // 2)
+    chat.close()
+
+
 def test_what_cannot_fit_is_told_as_overflow():
     chat, seen = watched(2_000)
     chat.append(user(output(3_000, "big")))

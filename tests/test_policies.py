@@ -528,7 +528,7 @@ CASES: dict[str, list[Message | list[Message]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_whatever_it_is_it_ends_within_the_room(name):
     view = seen(*CASES[name])
-    assert after(view, Shrink()(view, TINY, COUNT)).tokens <= TINY.threshold
+    assert after(view, Shrink()(view, TINY, COUNT)).tokens <= TINY.room
     shown = after(view, Shrink(spare_newest=False)(view, TINY, COUNT))
     assert shown.tokens <= TINY.target
     fixed = {*view.kept, view.latest}

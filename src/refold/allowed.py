@@ -33,6 +33,7 @@ RANGES = {
     **dict.fromkeys(("window", "max_input", "max_tokens", "token_threshold"), Range(1)),
     **dict.fromkeys(("threshold_percent", "similarity", "share"), Range(0, 1, is_open=True)),
     "threshold": Range(0, 1),
+    "lease_steps": Range(1),
     "timeout_s": Range(0, 86_400, is_open=True),
     "wait_s": Range(0, 86_400),
 }

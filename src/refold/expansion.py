@@ -1,7 +1,6 @@
 """What was hidden, read again: a message as it was said, or all that an edit stands for, or a part of it."""
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate, islice
 
 from refold.core.errors import CannotExpandError, NotFoundError
@@ -70,28 +69,18 @@ class Source:
 
     def _matching(self, pattern: str) -> Cut:
         """What matches, under the place that it comes from."""
-        found, many = list[str](), 0
-        said = self._said()
+        found, said = list[str](), self._said()
         while batch := list(islice(said, BATCH)):
-            for one, hits in _hits(batch, pattern):
-                lines = around(written(one.message), hits)
-                found.append(f"#{one.at} {_who(one.line)}, {lines.label}:\n{lines.shown}")
-                many += 1
+            texts = [written(one.message) for one in batch]
+            for one, text, hits in zip(batch, texts, matches(texts, pattern, find), strict=True):
+                if hits:
+                    lines = around(text, hits)
+                    found.append(f"#{one.at} {_who(one.line)}, {lines.label}:\n{lines.shown}\n")
         if not found:
             raise CannotExpandError(f"nothing in its {self.count:,} messages matches {pattern!r}")
-        text = "\n\n".join(found)
-        return Cut(text, ((0, len(text)),), f"{many:,} of {self.count:,} messages match")
-
-
-def _hits(batch: Sequence[Said], pattern: str) -> Iterator[tuple[Said, list[tuple[int, int]]]]:
-    """Those in which something matches, and where. They are looked through together, which is quicker."""
-    texts = [written(one.message) for one in batch]
-    starts = [0, *accumulate(len(text) + 1 for text in texts)]
-    hits = dict[int, list[tuple[int, int]]]()
-    for start, end in matches("\n".join(texts), pattern, find):
-        n = bisect_right(starts, start) - 1
-        hits.setdefault(n, []).append((start - starts[n], min(end - starts[n], len(texts[n]))))
-    return ((batch[n], own) for n, own in hits.items())
+        ends = [*accumulate(len(text) + 1 for text in found)]
+        spans = tuple((end - len(text) - 1, end - 1) for text, end in zip(found, ends, strict=True))
+        return Cut("\n".join(found), spans, f"{len(found):,} of {self.count:,} messages match")
 
 
 def source(record: Record, at: int) -> Source:
@@ -118,13 +107,13 @@ def source(record: Record, at: int) -> Source:
             raise CannotExpandError(f"#{at} is no message and no summary, but something {what}")
 
 
-def expand(record: Record, at: int, part: Slice) -> str:
-    """The text behind a place, or a part of it; a handle that somebody wrote into it is doubled.
+def text_of(found: Source, part: Slice) -> str:
+    """All of it, or a part; a handle that somebody wrote into it is doubled.
 
     Raises:
-        CannotExpandError: there is no message and no edit there, or no such part.
+        CannotExpandError: there is no such part.
     """
-    return quoted(source(record, at).cut(part).shown)
+    return quoted(found.cut(part).shown)
 
 
 def _who(line: Line) -> str:

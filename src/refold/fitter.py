@@ -275,6 +275,7 @@ class Fitter:
                 raise self._too_much(final, budget)
             self.notifier.overflow(self._moment, "compaction is off", final)
             notices.append(f"The request has {final:,} tokens; there is room for {budget.room:,}")
+        self.notifier.over(self._moment, final)  # somebody else was faster
         counted = self.record.live.tokens + budget.overhead + page.mended
         if not off:
             self._prepare_soon(budget, final, override)
@@ -410,8 +411,11 @@ class Fitter:
             return self.reducer.planned(order, budget, count)
         self.begin("on demand")
         before = self.record.live.tokens
-        edits = self.reducer.compact(order, budget, count)
-        self.notifier.end(self._moment, edits, before)
+        try:
+            edits = self.reducer.compact(order, budget, count)
+            self.notifier.end(self._moment, edits, before)
+        finally:
+            self.notifier.over(self._moment, before)
         return edits
 
     def begin(self, reason: str) -> None:

@@ -147,6 +147,11 @@ class Notifier:
         self._begun = False
         self._complete("compaction:complete", now, edits, before)
 
+    def over(self, now: Moment, tokens: int) -> None:
+        """If it was begun, and nothing came of it."""
+        if self._begun:
+            self.end(now, (), tokens)
+
     def pruned(self, now: Moment, edits: Sequence[Replaced], before: int) -> None:
         if edits:
             self._complete("prune:complete", now, edits, before)

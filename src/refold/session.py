@@ -411,9 +411,11 @@ class Session:
             CannotExpandError: there is nothing to show again, or no such part.
         """
         part = slice_of({"lines": lines, "chars": chars, "items": items, "match": match})
-        with telemetry.work("expand", self.conversation), self._lock:
-            self.record.catch_up()
-            text = expansion.expand(self.record, whole("at", at), part)
+        with telemetry.work("expand", self.conversation):
+            with self._lock:
+                self.record.catch_up()
+                found = expansion.source(self.record, whole("at", at))
+            text = expansion.text_of(found, part)  # which may take long: nobody else waits for it
             self._tell_expanded(at, reason or "")
             return text
 
@@ -423,7 +425,8 @@ class Session:
         event = MessageEvent(
             "message-expanded", self.conversation, at, state.turn, state.step + 1, role, tools, reason
         )
-        self._lock.tell([event])
+        with self._lock:
+            self._lock.tell([event])
 
     def tools(self, dialect: str | None = None) -> list[dict[str, Any]]:
         """Expand and search as tools, for the request; where no handles are shown, search alone."""
@@ -438,11 +441,12 @@ class Session:
 
         `arguments` are a JSON text or a mapping. What cannot be done comes back as a sentence for the model.
         """
-        with telemetry.tool(name, self.conversation), self._lock:
-            self.record.catch_up()
-            meter = self.fitter.meter
-            facts = (meter.limits.window, meter.counter.counter.text, self._found)
-            asked = self.toolbox.call(name, arguments, *facts)
+        with telemetry.tool(str(name), self.conversation):
+            with self._lock:
+                self.record.catch_up()
+                meter = self.fitter.meter
+                facts = (meter.limits.window, meter.counter.counter.text, self._found)
+            asked = self.toolbox.call(name, arguments, self._lock, *facts)
             if asked.at is not None:
                 self._tell_expanded(asked.at, asked.reason)
             return asked.text
@@ -527,6 +531,8 @@ class Session:
         """
         if at is None and to is None and other is None:
             raise SettingError("at", "with what? Give a place, or another conversation as `other`")
+        if other is not None and not isinstance(other, Session):
+            raise SettingError("other", f"expected a session, got {type(other).__name__}")
         old, new = (None if one is None else whole(name, one) for name, one in (("at", at), ("to", to)))
         with self._lock:
             self.record.catch_up()

@@ -2,15 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 
-from refold.core import codec
 from refold.core.errors import CannotExpandError, NotFoundError, RefoldError, SettingError
 from refold.core.event import Event, Expiry, Said
 from refold.core.lease import EXPAND, OWN, SEARCH, is_leased
-from refold.core.message import ToolCall
+from refold.core.message import Message, ToolCall
 from refold.core.slices import Cut, Slice, item_spans, line_spans, slice_of
 from refold.expansion import Source, source
 from refold.policies.reduced import quoted
@@ -19,8 +19,8 @@ from refold.settings import AgentSettings
 
 SHARE = 1 / 8
 """Of the window, that one answer may take where no limit is set."""
-AT_ONCE = 2
-"""How many answers of full length may be shown at the same time."""
+IN_A_STEP, AT_ONCE = 2, 4
+"""How many answers of full length there may be in one step, and how many may be shown at the same time."""
 LEAST = 48
 """Tokens below which an answer says nothing."""
 PATIENCE = 2
@@ -28,6 +28,10 @@ PATIENCE = 2
 LONGEST = 3
 """How often a lease is doubled for what is asked for again and again."""
 HITS, MOST_HITS = 5, 20
+MOST = 1 / 4
+"""Of the window, that an answer may take whatever is set."""
+KEY = 2_000
+"""Characters by which a request is known again."""
 _PART = {"type": "string"}
 _TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
     EXPAND: (
@@ -62,7 +66,8 @@ def declared(dialect: str, names: Iterable[str]) -> list[dict[str, Any]]:
             case "anthropic":
                 found.append({"name": name, "description": about, "input_schema": schema})
             case "openai-responses":
-                found.append({"type": "function", "name": name, "description": about, "parameters": schema})
+                strict = {"parameters": schema, "strict": False}  # or all that is optional would be required
+                found.append({"type": "function", "name": name, "description": about, **strict})
             case "ai-sdk":
                 found.append({"type": "function", "name": name, "description": about, "inputSchema": schema})
             case _:
@@ -84,57 +89,68 @@ class Toolbox:
 
     def __init__(self, record: Record, settings: AgentSettings) -> None:
         self.record, self.settings = record, settings
-        self._in_vain = Counter[bytes]()
-        self._again = Counter[int]()
+        self._in_vain, self._again = Counter[str](), Counter[tuple[int, Slice]]()
+        self._answered = (0, 0)
+        """The newest step in which there were answers, and their tokens."""
 
     def call(
         self,
         name: str,
         arguments: Any,
+        lock: AbstractContextManager[object],
         window: int,
         count: Callable[[str], int],
         search: Callable[[str, int], str],
     ) -> Asked:
         """What a tool answers. Whatever a model wrote, the answer is a text that it can act on.
 
+        The lock is held only while the view is looked at: whatever takes long, nobody else waits for.
+
         Raises:
             SettingError: there is no such tool.
         """
-        if name not in OWN:
+        if not isinstance(name, str) or name not in OWN:
             raise SettingError("name", f"{name!r} is no tool of refold's; known: {', '.join(sorted(OWN))}")
-        given: Mapping[str, Any] = {}
         try:
             given = _read(name, arguments)
             if name == SEARCH:
-                limit = min(MOST_HITS, _whole("limit", given.get("limit", HITS)))
-                return Asked(search(str(given["query"]), limit))
-            most = self._most(window)
-            at = _place(given["at"])
-            return Asked(self._expanded(at, slice_of(given), most, count), at, str(given.get("reason", "")))
-        except (RefoldError, RecursionError) as error:
-            return Asked(self._refused(name, given, str(error)))
+                if not isinstance(given["query"], str):
+                    raise CannotExpandError(f"query is a text, got {given['query']!r}")
+                return Asked(
+                    search(given["query"], min(MOST_HITS, _number("limit", given.get("limit", HITS))))
+                )
+            at, part = _number("at", given["at"]), slice_of(given)
+            with lock:
+                most, found = self._most(window), self._source(at, part)
+                note = ", before it was corrected" if at in self.record.live.state.corrected else ""
+            answer = Asked(_within(found, part, most, count, note), at, str(given.get("reason", "")))
+            self._answered = (self._answered[0], self._answered[1] + count(answer.text))
+            self._in_vain.pop(_key(name, arguments), None)
+            return answer
+        except (RefoldError, RecursionError, ValueError, TypeError) as error:
+            return Asked(self._refused(_key(name, arguments), error))
 
     def _most(self, window: int) -> int:
         """Tokens that an answer may take now."""
-        most = self.settings.expand.max_tokens or int(SHARE * window)
-        live = self.record.live
-        lines = [line for item in live.items for line in item.lines if is_leased(line, live.state.step + 1)]
-        left = AT_ONCE * most - sum(line.tokens for line in lines)
-        if left < LEAST:
-            raise CannotExpandError(
+        most = min(self.settings.expand.max_tokens or int(SHARE * window), int(MOST * window))
+        live, step = self.record.live, self.record.live.state.step
+        if self._answered[0] != step:
+            self._answered = (step, 0)
+        lines = [line for item in live.items for line in item.lines if is_leased(line, step + 1)]
+        said = sum(line.tokens for line in lines if line.step == step)
+        new = max(said, self._answered[1])  # of which some may not be said yet
+        used = sum(line.tokens for line in lines) - said + new
+        left = min(IN_A_STEP * most - new, AT_ONCE * most - used)
+        if used and left < LEAST:
+            raise _LaterError(
                 "What was expanded before takes all the room that is set aside for it. Use it now; it is"
                 f" hidden again after {self.settings.expand.lease_steps} steps, and then there is room"
             )
-        return min(most, left)
+        return max(LEAST, min(most, left))
 
-    def _expanded(self, at: int, part: Slice, most: int, count: Callable[[str], int]) -> str:
+    def _source(self, at: int, part: Slice) -> Source:
         self._demand_hidden(at, part)
-        found = source(self.record, at)
-        if not found.is_one and part.way in ("", "lines"):  # a line has at least one token
-            start, end = part.range if part.way else (1, None)
-            part = Slice("lines", (start, min(end or start + most, start + most)))
-        is_old = found.is_one and found.span.start in self.record.live.state.corrected
-        return _within(found, part, most, count, ", before it was corrected" if is_old else "")
+        return source(self.record, at)
 
     def _demand_hidden(self, at: int, part: Slice) -> None:
         """
@@ -143,7 +159,7 @@ class Toolbox:
         """
         item = self.record.live.item_at(at)
         if item is not None and at in {line.at for line in item.lines}:
-            raise CannotExpandError(f"#{at} is shown whole, in its own place: read it there")
+            raise _LaterError(f"#{at} is shown whole, in its own place: read it there")
         calls, step = dict[str | None, ToolCall](), self.record.live.state.step + 1
         for line, span in ((line, one.span) for one in self.record.live.items for line in one.lines):
             if EXPAND in line.tools and line.calls:
@@ -153,16 +169,16 @@ class Toolbox:
                 and line.at in span
                 and line.answers in calls
                 and _quietly(calls[line.answers]) == (at, part)
+                and _shows(self.record.message(line), at)
             ):
-                raise CannotExpandError(f"#{at} ({part}) was expanded at #{line.at}, which is still shown")
+                raise _LaterError(f"#{at} ({part}) was expanded at #{line.at}, which is still shown")
 
-    def _refused(self, name: str, given: Mapping[str, Any], problem: str) -> str:
-        """A sentence the first times; then one that ends the matter."""
-        key = codec.dumps([name, {key: given[key] for key in sorted(given) if key != "reason"}])
-        self._in_vain[key] += 1
+    def _refused(self, key: str, error: Exception) -> str:
+        """A sentence the first times; then one that ends the matter, unless it is a matter of time."""
+        self._in_vain[key] += not isinstance(error, _LaterError)
         if self._in_vain[key] > PATIENCE:
             return "As before: this cannot be had, and asking again changes nothing. Go on without it."
-        return f"{problem[:1_000]}."
+        return f"{str(error)[:1_000]}."
 
     def leased(self, events: Sequence[Event]) -> Sequence[Event]:
         """What is about to be said: answers of these tools are shown for a few steps only.
@@ -180,9 +196,9 @@ class Toolbox:
             return said
         steps, call = self.settings.expand.lease_steps, calls.get(line.answers) or self._call(line.answers)
         asked = _quietly(call) if call is not None and call.tool == EXPAND else None
-        if asked is not None:
-            steps *= 2 ** min(LONGEST, self._again[asked[0]])
-            self._again[asked[0]] += 1
+        if asked is not None and _shows(said.message, asked[0]):
+            steps *= 2 ** min(LONGEST, self._again[asked])
+            self._again[asked] += 1
         line = msgspec.structs.replace(line, expiry=Expiry(after_steps=steps, mode="remove"))
         return msgspec.structs.replace(said, line=line)
 
@@ -191,6 +207,25 @@ class Toolbox:
         event = self.record.event(at) if at is not None else None
         calls = event.message.calls if isinstance(event, Said) else ()
         return next((call for call in calls if call.call_id == id), None)
+
+
+class _LaterError(CannotExpandError):
+    """It cannot be had now."""
+
+
+def _key(name: str, arguments: Any) -> str:
+    """The same for the same request, whatever reason it has."""
+    try:
+        given = msgspec.json.decode(arguments) if isinstance(arguments, str | bytes) else arguments
+        same = {key: given[key] for key in sorted(given) if key != "reason"}
+        return f"{name} {same!r}"[:KEY]
+    except (msgspec.DecodeError, RecursionError, TypeError, ValueError, LookupError):
+        return f"{name} {type(arguments).__name__} {arguments if isinstance(arguments, str) else ''}"[:KEY]
+
+
+def _shows(message: Message, at: int) -> bool:
+    """It is what was expanded, and no refusal."""
+    return message.text.startswith(f"[refold #{at} ")
 
 
 def _is_own(said: Said) -> bool:
@@ -219,18 +254,14 @@ def _read(name: str, arguments: Any) -> Mapping[str, Any]:
     return given
 
 
-def _place(value: Any) -> int:
-    text = value.strip().lstrip("#") if isinstance(value, str) else value
-    if isinstance(text, str) and text.isdecimal() and len(text) < 16:
+def _number(name: str, value: Any) -> int:
+    text = value.strip().lstrip("#") if isinstance(value, str) else ""
+    if text.isascii() and text.isdecimal() and len(text) < 16:
         return int(text)
-    return _whole("at", value)
-
-
-def _whole(name: str, value: Any) -> int:
     if type(value) is float and value.is_integer():
         value = int(value)
-    if type(value) is not int or value < 0:
-        raise CannotExpandError(f"{name} is a whole number, got {value!r}")
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise CannotExpandError(f"{name} is a whole number, 0 or more; got {value!r}")
     return int(value)
 
 
@@ -238,14 +269,21 @@ def _quietly(call: ToolCall) -> tuple[int, Slice] | None:
     """What a call asks for, if it can be read at all."""
     try:
         given = _read(EXPAND, call.input)
-        return _place(given["at"]), slice_of(given)
+        return _number("at", given["at"]), slice_of(given)
     except (NotFoundError, RecursionError):
         return None
 
 
 def _within(found: Source, part: Slice, most: int, count: Callable[[str], int], note: str) -> str:
     """A part as far as there is room for it, and how to get the rest."""
+    end = None
+    if not found.is_one and part.way in ("", "lines"):  # a line has at least one token
+        start, last = part.range if part.way else (1, None)
+        end = start + most if last is None or last > start + most else None
+        part = Slice("lines", (start, end or last))
     cut = found.cut(part)
+    if end is not None and len(line_spans(cut.text)) > most:
+        cut = msgspec.structs.replace(cut, label=f"{cut.label}; go on with lines {end + 1}-")
 
     def told(shown: str, label: str) -> str:
         return f"[refold #{found.at} {found.name}{note}: {label}]\n{quoted(shown)}"

@@ -25,7 +25,9 @@ from refold.cli.options import (
 from refold.cli.seen import see, sight_json
 from refold.cli.terminal import Cell, Columns, console, emit, fitting, progress, say, say_all
 from refold.cli.words import iso, local, one_line, saved_percent
+from refold.core.errors import CannotExpandError
 from refold.core.live import Live
+from refold.core.slices import slice_of
 from refold.doctor import told
 from refold.record import Record
 from refold.session import Session, parse
@@ -190,6 +192,10 @@ def expand(
     """
     asked = {"lines": lines, "items": items, "chars": chars, "match": match}
     part = {name: value for name, value in asked.items() if value is not None}
+    try:
+        slice_of(part)
+    except CannotExpandError as error:
+        raise typer.BadParameter(str(error)) from error
     text = session.expand(at, **part)
     if json:
         emit({"at": at, **part, "text": text})

@@ -12,8 +12,8 @@ from refold.core.errors import CannotExpandError
 from refold.core.regex import regex
 
 Range: TypeAlias = tuple[int, int | None]
-Find: TypeAlias = Callable[[str, str], list[tuple[int, int]]]
-"""Where a regular expression matches in a text: this may take long, so somebody else bounds it."""
+Find: TypeAlias = Callable[[str, Sequence[str]], list[list[tuple[int, int]]]]
+"""Where a regular expression matches in texts: this may take long, so somebody else bounds it."""
 
 LONG_LINE = 2_000
 """Characters from which on a line that matches is shown only around what matches."""
@@ -24,7 +24,7 @@ TABLE = 3
 WAYS = ("lines", "items", "chars", "match")
 _SPACE = regex(r"[\s,:]*")
 _RULE = regex(r"[\s|:+-]*")
-_FROM_TO = regex(r"\s*(-?\d+)\s*(?:(?:-|\.\.|:|–)\s*(-?\d+)?\s*)?")
+_FROM_TO = regex(r"\s*(-?\d{1,15})?\s*(?:(?P<to>-|\.\.|:|–)\s*(-?\d{1,15})?\s*)?")
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -65,19 +65,17 @@ def slice_of(given: Mapping[str, Any]) -> Slice:
 
 def _range(way: str, value: Any) -> Range:
     ends: Sequence[Any] = ()
-    if isinstance(value, str) and (found := _FROM_TO.fullmatch(value)):
-        start, end = found.groups()
-        has_end = end is not None or value.strip() != start
-        ends = (
-            int(start),
-            int(end) if end is not None else None if has_end else int(start) + (way == "chars"),
-        )
+    if isinstance(value, str) and (found := _FROM_TO.fullmatch(value)) and value.strip():
+        start, to, end = found.groups()
+        first = int(start) if start is not None else 0 if way == "chars" else 1
+        ends = (first, int(end) if end is not None else None if to else first + (way == "chars"))
     elif isinstance(value, int) and not isinstance(value, bool):
         ends = (value, value + (way == "chars"))
     elif isinstance(value, list | tuple) and len(value) in (1, 2):
         ends = (*value, value[0]) if len(value) == 1 else value
+        ends = (0, ends[1]) if way == "chars" and ends[0] is None else ends
     numbers = [end for end in ends if end is not None]
-    if not numbers or ends[0] is None or not all(type(end) is int for end in numbers):
+    if not numbers or ends[0] is None or not all(type(end) is int and abs(end) < 2**53 for end in numbers):
         raise CannotExpandError(f"{way} are two numbers, such as 40-50 or (40, 50); got {value!r}")
     start, end = ends
     if way != "chars" and (start < 1 or (end is not None and end < start)):
@@ -120,7 +118,7 @@ def cut(text: str, part: Slice, find: Find | None = None) -> Cut:
                 raise CannotExpandError(f"it has {len(text):,} characters, none in {part}")
             return Cut(text, ((start, stop),), f"chars {start}-{stop} of {len(text)}")
         case "match":
-            hits = matches(text, part.pattern, find)
+            (hits,) = matches([text], part.pattern, find)
             if not hits:
                 many = f"{len(line_spans(text)):,} lines"
                 raise CannotExpandError(f"nothing in its {many} matches {part.pattern!r}")
@@ -144,13 +142,14 @@ def line_spans(text: str) -> list[tuple[int, int]]:
     return [(start + 1, end) for start, end in pairwise([-1, *ends, len(text)])]
 
 
-def matches(text: str, pattern: str, find: Find | None) -> list[tuple[int, int]]:
-    """Where a text has another in it, in capitals or not; or where a regular expression between slashes
+def matches(texts: Sequence[str], pattern: str, find: Find | None) -> list[list[tuple[int, int]]]:
+    """Where each text has another in it, in capitals or not; or where a regular expression between slashes
     matches.
     """
     if len(pattern) > 2 and pattern[0] == pattern[-1] == "/" and find is not None:
-        return find(pattern[1:-1], text)
-    return [found.span() for found in re.finditer(re.escape(pattern), text, re.IGNORECASE)]
+        return find(pattern[1:-1], texts)
+    plain = re.compile(re.escape(pattern), re.IGNORECASE)
+    return [[found.span() for found in plain.finditer(text)] for text in texts]
 
 
 def around(text: str, hits: Sequence[tuple[int, int]]) -> Cut:

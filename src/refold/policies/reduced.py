@@ -85,7 +85,9 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         if len(text) <= chars + self.is_again:  # with the mark where it was cut before
             return self._shorter(text, self._media, count) if self._media else None
         head = f"first {chars:,} shown" if chars else "none shown"
-        made = self._with(self.header(f"{len(text):,} characters", head), clip(quoted(text), chars + 1))
+        size = ", ".join(filter(None, (f"{len(text):,} characters", size_of(text))))
+        size = self._size("") if self.is_again else size
+        made = self._with(self.header(size, head), clip(quoted(text), chars + 1))
         return made if count(made) < self.line.tokens else None
 
     def as_name(self, why: str, body: str = "") -> Message:

@@ -43,7 +43,7 @@ class Shrink(msgspec.Struct, frozen=True):
         )
         if self.spare_newest:  # and there is room for what stands for the rest
             whole = budget.overhead + sum((must | new).values()) + longest(None, budget)
-            goal = max(goal, min(budget.threshold, budget.tokens(whole)))
+            goal = max(goal, min(budget.room, budget.tokens(whole)))
         best, fewest = list[Edit](), view.tokens
         for way in self._ways():
             after, plan = climb(way, view, msgspec.structs.replace(budget, max_tokens=goal), count)
@@ -173,7 +173,7 @@ def _weight(line: Line, reading: Reading) -> float:
     age = reading.view.step - line.step
     recent = 0.6 + 1.4 / (1 + age / 6)
     if line.answers is None:
-        return recent * (2.0 if line.role == "user" else 1.2)
+        return recent * (2.0 if line.asks else 1.2)
     return recent * (0.5 + reading.importance(line))
 
 
