@@ -18,14 +18,16 @@ class Stream:
 
     def say(self, message: Message, tokens: int | None = None) -> None:
         before = self.said[-1] if self.said else None
-        turn = (before.line.turn if before else 0) + (message.role == "user")
+        retry = message.role == "user" and message.text.startswith("try again")
+        turn = (before.line.turn if before else 0) + (message.role == "user" and not retry)
         step = (before.line.step if before else 0) + (message.role == "assistant")
         calls = tuple(call.call_id for call in message.calls)
         tools = tuple(call.tool for call in message.calls)
         answers = message.results[0].call_id if message.results else None
         cost = len(message.text) + 4 if tokens is None else tokens
         apart = message.role == "system" and message.text.startswith("apart")
-        line = Line(len(self.events), message.role, cost, turn, step, calls, answers, tools, 0, apart)
+        facts = (calls, answers, tools, 0, apart)
+        line = Line(len(self.events), message.role, cost, turn, step, *facts, retry=retry)
         total = (before.total if before else 0) + cost
         self.add(Said(line, message, len(self.said), total, float(len(self.events))))
         self.said.append(self.events[-1])  # type: ignore[arg-type]
@@ -66,6 +68,7 @@ def _results(id: str, text: str) -> Message:
 
 messages = st.one_of(
     st.builds(lambda text: Message("user", [Text(text)]), texts),
+    st.builds(lambda text: Message("user", [Text(f"try again {text}")]), texts),
     st.builds(lambda text: Message("system", [Text(text)]), texts),
     st.builds(lambda text: Message("system", [Text(f"apart {text}")]), texts),
     st.builds(

@@ -5,9 +5,13 @@ from itertools import zip_longest
 
 from hypothesis import given, settings
 
+import refold
 from refold.core import codec
+from refold.core.draft import Draft, Request, number
 from refold.core.event import Event, Line, Measured, Said, Span
-from refold.core.live import Head, Live
+from refold.core.live import Head, Live, State
+from refold.core.message import Message
+from refold.core.plan import Edit, Stamp, settle
 from refold.core.view import fold
 from strategies import streams
 
@@ -54,6 +58,36 @@ def test_the_incremental_view_equals_the_fold(events):
             assert kept_up.freeze() == expected
             assert kept_up.tokens == expected.tokens
         assert kept_up.freeze().messages == fold(events, view).messages
+
+
+def test_what_only_tells_the_model_to_try_again_is_neither_task_nor_turn_nor_latest():
+    draft = [Draft(Message(role, text), 5) for role, text in (("user", "go"), ("assistant", "hm"))]
+    again = Draft(Message("user", "try again"), 5, kind="retry-context")
+    events = number([again, *draft, again], State(), Request("main"), 0.0)
+    assert [event.line.turn for event in events] == [0, 1, 1, 1]
+    for view in (fold(events), live(events).freeze()):
+        assert (view.kept, view.latest) == ({1}, 1)
+    edit = settle(Edit(Span(3, 4), (Message("user", "again"),), "test", "why"), view, Stamp(4, 0.0), len_of)
+    assert [line.place for line in fold([*events, edit]).lines if line.asks] == [1]
+
+
+def test_a_correction_of_what_tells_the_model_to_try_again_asks_for_nothing_either():
+    chat = refold.open("c", store="memory://")
+    chat.append({"role": "user", "content": "go"})
+    at = chat.append(Message("user", "try again"), kind="retry-context")
+    chat.correct(at, "try once more")
+    assert [line.place for line in chat.view().lines if line.asks] == [0]
+
+
+def test_an_entry_from_before_there_were_retries_is_read_as_it_was():
+    entry = codec.encode(number([Draft(Message("user", "go"), 5)], State(), Request("main"), 0.0)[0])
+    older = entry._replace(head=entry.head.removesuffix(b",false]") + b"]")
+    assert older.head != entry.head
+    assert codec.head(older) == codec.head(entry)
+
+
+def len_of(message: Message) -> int:
+    return len(message.text)
 
 
 def _shown(events: list[Event]) -> list[tuple[int, int, int]]:

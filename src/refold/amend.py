@@ -9,6 +9,7 @@ from refold.core.errors import ConflictError, MessageError, NotFoundError
 from refold.core.event import Line, Pinned, Replaced, Said, Span, Undone
 from refold.core.live import Cover, Standing
 from refold.core.message import Message, Part, Reasoning, Text, ToolCall
+from refold.core.pairing import apart, came_as, paired
 from refold.core.plan import Count, Stamp, cost, line_of
 from refold.core.view import Item, display
 from refold.record import Record
@@ -60,8 +61,9 @@ def correct(record: Record, at: int, new: Message | str, count: Count, stamp: St
     assert isinstance(said, Said)
     message = _in_place_of(said, new)
     line = line_of(message, stamp.at, count(message), said.line.turn, said.line.step)
-    told = {"tools": line.tools or said.line.tools, "corrects": at, "apart": said.line.apart}
-    line = msgspec.structs.replace(line, **told, whole=said.line.whole, expiry=said.line.expiry)
+    told = {"tools": line.tools or said.line.tools, "corrects": at}
+    told |= {name: getattr(said.line, name) for name in ("apart", "whole", "expiry", "retry")}
+    line = msgspec.structs.replace(line, **told)
     item = record.live.item_at(at)
     assert item is not None
     cover = Cover(stamp.at, stamp.view, item.span, ())
@@ -167,7 +169,11 @@ def _in_place_of(said: Said, new: Message | str) -> Message:
     new = msgspec.structs.replace(new, id=None, usage=None, summary=line.summary)
     if new.role != line.role:
         raise MessageError("message.role", f"expected {line.role} as in #{at}, got {new.role}")
-    if tuple(result.call_id for result in new.results) != ((line.answers,) if line.answers else ()):
+    calls = apart([came_as(call.call_id) for call in new.calls])
+    new = paired(new, msgspec.structs.replace(line, calls=calls))
+    if tuple(result.call_id for result in new.results) != (
+        (line.answers,) if line.answers is not None else ()
+    ):
         raise MessageError("message", f"#{at} answers {line.answers or 'no call'}; its correction does too")
     if sorted(call.call_id for call in new.calls) != sorted(line.calls):
         made = f"the calls {', '.join(line.calls)}" if line.calls else "no calls"

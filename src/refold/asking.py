@@ -88,7 +88,8 @@ class Matter(msgspec.Struct, frozen=True):
 
 
 def matter_of(part: Part, view: View, record: Record, **about: Any) -> Matter:
-    """What a part of the view was before anything was done to it; errors that say nothing are left out."""
+    """What a part of the view was before anything was done to it; errors that say nothing are left out, and
+    what only told the model to try again."""
     hidden = {(line.at, line.n) for line in part.old.hidden}
     originals, summaries = list[Original](), list[str]()
     for item in part.old.items:
@@ -105,10 +106,11 @@ def _said(item: Item, record: Record) -> Iterator[Original]:
     if item.edit is not None and len(item.span) == 1 and not item.is_corrected:  # reduced where it stands
         event = record.stored(item.span.start)
         if isinstance(event, Said):
-            yield Original(event.at, event.message, event.line.tools)
+            if not event.line.retry:
+                yield Original(event.at, event.message, event.line.tools)
             return
     for line in item.lines:
-        if not line.summary:
+        if not line.summary and not line.retry:
             yield Original(line.place, item.words(line), line.tools)
 
 

@@ -270,7 +270,7 @@ class _Audit:
         counts = (said.index + 1, line.turn, line.step, said.total)
         if self._counts is not None:
             index, turn, step, total = self._counts
-            steps = (1, line.role == "user", line.role == "assistant", line.tokens)
+            steps = (1, line.asks, line.role == "assistant", line.tokens)
             right = tuple(map(sum, zip((index, turn, step, total), steps, strict=True)))
             for name, is_, be in zip(("index", "turn", "step", "total"), counts, right, strict=True):
                 if is_ != be:

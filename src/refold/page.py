@@ -12,11 +12,12 @@ from refold.core.check import Missing, Orphan, Slot, repair
 from refold.core.errors import RefoldError
 from refold.core.event import Line, Piece
 from refold.core.message import Message, Text, ToolResult
+from refold.core.pairing import is_told_apart
 from refold.formats.dialects import FORMATS, is_plain
 from refold.formats.sheet import APART, Sheet
 from refold.record import Record
 from refold.repairs.marks import Mended
-from refold.repairs.targets import mend
+from refold.repairs.targets import mend, told_apart
 from refold.rules.judge import Facts, Judge
 from refold.rules.targets import JUDGES, marked
 from refold.tokens.count import Units
@@ -30,6 +31,7 @@ UNSAID = "{}: {} cannot be said in {}; the record keeps it"
 STALE = "{}: signed thinking is left out, since what stood before it was changed"
 TORN = "{}: a lone surrogate is written as its escape"
 UNTIED = "{}: its id is left out with the reasoning that came before it"
+TOLD_APART = "{}: several calls came with one id; in their order, each has one of its own here"
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -193,8 +195,10 @@ class Page:
         came = codec.came(entry)
         torn = b"\\ud" in entry.body or b"\\uD" in entry.body
         notes = [TORN] if torn and _clean(text := self._record.message(line).text) != text else []
+        notes += [TOLD_APART] if line.calls and is_told_apart(line) else []
         if came is not None and (came.dialect == dialect or is_plain(came.value, dialect)):
             value = self._as_sent(line, _clean(came.value) if torn else came.value, notes)
+            value = value if value is None else told_apart(dialect, value, line)
             whole = came.dialect == dialect
             return Spoken([] if value is None else [value], came.piece, whole, tuple(notes))
         message = _with_tool(self._record.message(line), line)
@@ -239,7 +243,7 @@ class Page:
     def _told(self, notes: dict[str, list[int]]) -> list[str]:
         return [
             note.format(_places(places))
-            if note in (STALE, TORN, UNTIED)
+            if note in (STALE, TORN, UNTIED, TOLD_APART)
             else UNSAID.format(_places(places), note, self._ask.dialect)
             for note, places in notes.items()
         ]

@@ -165,7 +165,7 @@ def tally(record: Record, at: int) -> Tally:
     if said is None:
         return Tally(state.index, state.total, state.turn, state.turn)
     line = said.line
-    return Tally(said.index, said.total - line.tokens, line.turn - (line.role == "user"), line.turn)
+    return Tally(said.index, said.total - line.tokens, line.turn - line.asks, line.turn)
 
 
 def sight_json(sight: Sight) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from refold.core.event import Line
+from refold.core.pairing import came_as, is_shared
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -37,7 +38,7 @@ Slot: TypeAlias = Line | Missing | Orphan
 def repair(lines: Sequence[Line]) -> tuple[list[Slot], list[str]]:
     """The same with every call answered right after it, and a notice for each thing mended.
 
-    Of two results for one call the last wins.
+    Of two results for one call the last wins, unless several calls came with its id: then it is one too many.
     """
     caller: dict[str, int] = {}  # call id to the newest line that makes it
     groups: dict[int, dict[str, int]] = {}  # line that calls, to its results by call id
@@ -46,13 +47,18 @@ def repair(lines: Sequence[Line]) -> tuple[list[Slot], list[str]]:
     for i, line in enumerate(lines):
         if line.answers is not None and line.answers in caller:
             group = groups.setdefault(caller[line.answers], {})
+            if line.answers in group and is_shared(line.answers, lines[caller[line.answers]].calls):
+                notices.append(f"#{line.at} left out: the calls that came with its id have their results")
+                continue
             if line.answers in group:
                 old = lines[group.pop(line.answers)].at
                 notices.append(f"#{old} left out: #{line.at} answers the same call")
             group[line.answers] = i
         elif line.answers is not None:
             orphans.add(i)
-            notices.append(f"#{line.at} shown as text: the call {line.answers!r} it answers is not there")
+            notices.append(
+                f"#{line.at} shown as text: the call {came_as(line.answers)!r} it answers is not there"
+            )
         caller.update(dict.fromkeys(line.calls, i))
     slots: list[Slot] = []
     for i, line in enumerate(lines):
@@ -62,7 +68,9 @@ def repair(lines: Sequence[Line]) -> tuple[list[Slot], list[str]]:
             group = groups.get(i, {})
             slots += [line, *(lines[j] for j in group.values())]
             for call, tool in _unanswered(line, group):
-                notices.append(f"#{line.at}: {call!r} was never answered; an error stands for its result")
+                notices.append(
+                    f"#{line.at}: {came_as(call)!r} was never answered; an error stands for its result"
+                )
                 slots.append(Missing(call, tool))
     return slots, notices
 

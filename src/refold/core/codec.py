@@ -29,6 +29,7 @@ from refold.core.event import (
 )
 from refold.core.live import Bill, Cover, Gauge, Head
 from refold.core.message import Kind, Message, Role, Usage
+from refold.core.pairing import as_came, paired
 
 FORMAT = 1
 """The version of the stored format. Readers refuse a higher one."""
@@ -107,6 +108,7 @@ class _SaidHead(msgspec.Struct, frozen=True, array_like=True):
     whole: int | None = None
     expiry: Expiry | None = None
     summary: bool = False
+    retry: bool = False
 
 
 class _SaidWords(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -197,8 +199,8 @@ def encode(event: Event) -> Entry:
         case Said(line=line, message=message):
             numbers = (line.role, line.tokens, event.index, line.turn, line.step, event.total)
             facts = (line.calls, line.answers, line.tools, line.apart, line.whole)
-            head = _SaidHead(*numbers, *facts, line.expiry, line.summary)
-            told = message if event.raw is None else _beside(message)
+            head = _SaidHead(*numbers, *facts, line.expiry, line.summary, line.retry)
+            told = as_came(message) if event.raw is None else _beside(message)
             beside = (event.tags, event.kind, event.piece)
             body = dumps(_SaidWords(event.time, event.dialect, told, *beside))
             if event.raw is not None:  # spliced in, so that it stays as it was written
@@ -244,7 +246,7 @@ def decode(entry: Entry, parse: Parse) -> Event:
             if message is None:
                 raise CorruptError(f"Event {at} has neither a message nor its JSON")
             rest = (body.dialect, raw, body.tags, body.kind, body.piece)
-            return Said(line, message, said.index, said.total, body.time, *rest)
+            return Said(line, paired(message, line), said.index, said.total, body.time, *rest)
         case "replaced":
             edit = _read(entry, entry.head, _ReplacedHead)
             shown = _read(entry, entry.body, _ReplacedBody)
@@ -316,7 +318,7 @@ def dialect_of(entry: Entry) -> str | None:
 def _line(entry: Entry, head: _SaidHead) -> Line:
     numbers = (head.role, head.tokens, head.turn, head.step)
     rest = (head.apart, head.whole, head.expiry, head.summary)
-    return Line(entry.at, *numbers, head.calls, head.answers, head.tools, 0, *rest)
+    return Line(entry.at, *numbers, head.calls, head.answers, head.tools, 0, *rest, retry=head.retry)
 
 
 def _said_body(entry: Entry) -> _SaidBody:

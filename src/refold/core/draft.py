@@ -1,12 +1,13 @@
 """A message on its way into the record: what it becomes depends on what was said before it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from refold.core.event import Event, Expiry, Measured, Piece, Said
+from refold.core.event import Event, Expiry, Line, Measured, Piece, Said
 from refold.core.live import State
 from refold.core.message import Kind, Message, ToolResult, Usage
+from refold.core.pairing import apart, first_of, paired
 from refold.core.plan import line_of
 
 
@@ -68,23 +69,24 @@ def number(drafts: Iterable[Draft], state: State, request: Request, time: float)
     """The events for messages that are said after `state`, with their places, turns and steps."""
     at, index, turn, step, total = state.next, state.index, state.turn, state.step, state.total
     speaker = state.speaker
-    calls: dict[str, str] = {}
+    waiting = _Waiting(state.open)
     events: list[Event] = []
     for draft in drafts:
         message = draft.message
-        turn += message.role == "user" and not message.summary
+        retry = message.role == "user" and draft.kind == "retry-context"
+        turn += message.role == "user" and not message.summary and not retry
         goes_on = draft.dialect == "openai-responses" and speaker == "assistant"  # item by item
         step += message.role == "assistant" and not goes_on
         speaker = message.role
         total += draft.tokens
         line = line_of(message, at, draft.tokens, turn, step)
-        answers = line.answers or ""
-        known = calls.pop(answers, "") or state.open.get(answers, (0, ""))[1]
+        calls, (answers, known) = apart(line.calls), waiting.answered(line.answers)
         tools = draft.tools or line.tools or ((known,) if known else ())
         whole = None if draft.before is None else at - draft.before
-        known_too = {"apart": draft.apart, "whole": whole, "expiry": draft.expiry}
-        line = msgspec.structs.replace(line, tools=tools, **known_too)
-        calls.update(zip(line.calls, line.tools, strict=False))
+        known_too = {"apart": draft.apart, "whole": whole, "expiry": draft.expiry, "retry": retry}
+        line = msgspec.structs.replace(line, calls=calls, answers=answers, tools=tools, **known_too)
+        waiting.add(line)
+        message = paired(message, line)
         rest = (draft.dialect, draft.raw, draft.tags, draft.kind, draft.piece)
         events.append(Said(line, message, index, total, time, *rest))
         at, index = at + 1, index + 1
@@ -96,3 +98,26 @@ def number(drafts: Iterable[Draft], state: State, request: Request, time: float)
             request = msgspec.structs.replace(request, prefix=None, counted=0)  # each is measured once
             at += 1
     return events
+
+
+class _Waiting:
+    """Calls that have no result yet, while more is said."""
+
+    def __init__(self, open: Mapping[str, tuple[int, str]]) -> None:
+        self._open, self._made, self._answered = open, dict[str, str](), set[str]()
+
+    def add(self, line: Line) -> None:
+        names = (*line.tools, *("" for _ in line.calls))
+        self._made.update(zip(line.calls, names, strict=False))
+
+    def answered(self, id: str | None) -> tuple[str | None, str]:
+        """The call that a result with this id answers, and its tool."""
+        if id is None:
+            return None, ""
+        if not self._waits(id):
+            id = first_of(id, filter(self._waits, (*self._made, *self._open)))
+        self._answered.add(id)
+        return id, self._made.pop(id, "") or self._open.get(id, (0, ""))[1]
+
+    def _waits(self, id: str) -> bool:
+        return id in self._made or (id in self._open and id not in self._answered)

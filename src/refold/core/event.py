@@ -65,7 +65,7 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     role: Role
     tokens: int
     turn: int
-    """User messages up to and including this one."""
+    """Messages of the user that ask for something, up to and including this one."""
     step: int
     """Assistant messages up to and including this one."""
     calls: tuple[str, ...] = ()
@@ -86,6 +86,8 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     """It stands for messages that are not shown: nobody asks for anything with it."""
     corrects: int | None = None
     """Place of the message that somebody put it in the place of."""
+    retry: bool = False
+    """In the user's place it only tells the model to try again: nobody asks for anything with it."""
 
     @property
     def place(self) -> int:
@@ -95,7 +97,7 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     @property
     def asks(self) -> bool:
         """It is the user's own: the task, or a later request."""
-        return self.role == "user" and not self.summary
+        return self.role == "user" and not self.summary and not self.retry
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):

@@ -82,7 +82,7 @@ class Pin(msgspec.Struct, array_like=True):
 class State(msgspec.Struct, array_like=True):
     """What a snapshot keeps: spans, counts and places, never what was said."""
 
-    version: int = 5
+    version: int = 6
     """Of this shape: a snapshot of another one is passed over."""
     next: int = 0
     """The first place not yet applied."""
@@ -194,7 +194,7 @@ class Live:
         if line.asks:
             state.latest = line.at
             state.task = state.task or line
-        call = state.open.pop(line.answers, None) if line.answers else None
+        call = state.open.pop(line.answers, None) if line.answers is not None else None
         if call is not None:
             for pin in state.pins.values():  # a result is pinned with its call
                 pin.lines += [line] if call[0] in {pinned.at for pinned in pin.lines} else []

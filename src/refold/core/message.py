@@ -7,6 +7,7 @@
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
 
 import msgspec
+from msgspec.structs import astuple
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -96,6 +97,9 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     cache_write: int = 0
     calls: int = 1
     """How often the provider called the model for it, with tools of its own between; all are in the sum."""
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
 
 
 class Message(msgspec.Struct, Generic[Meta], frozen=True, omit_defaults=True):

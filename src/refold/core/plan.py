@@ -111,7 +111,8 @@ def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
             turn, step = (lines[-1].turn, lines[-1].step) if lines else (0, 0)
             line = line_of(one, stamp.at, count(one), turn, step, n)
             if len(lines) == 1:  # it goes on in its place, with what was set for it
-                line = msgspec.structs.replace(line, whole=lines[0].whole, expiry=lines[0].expiry)
+                old = lines[0]
+                line = msgspec.structs.replace(line, whole=old.whole, expiry=old.expiry, retry=old.retry)
             after.append(line)
     tokens = (cost(lines), cost(display(after, edit.span, stay_anyway)))
     what, why = (edit.span, tuple(shown), tuple(after), edit.kind), (edit.why, tokens)

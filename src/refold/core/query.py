@@ -53,7 +53,7 @@ _PRIVATE = {ord(char): chr(0xE000 + ord(char)) for char in _JOINERS}
 _APART = dict.fromkeys(map(ord, _PRIVATE.values()), " ")
 _PART = regex(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _ESCAPE = regex(r"\\+(?:u([0-9a-fA-F]{4})|[nrtbf])?")
-_ASKED = regex(r'(?P<filter>tool|role):(?P<value>"[^"]+"|[^\s"]+)|"(?P<phrase>[^"]*)"|(?P<word>[^\s"]+)')
+_ASKED = regex(r'(?P<filter>(?i:tool|role)):(?P<value>"[^"]+"|[^\s"]+)|"(?P<phrase>[^"]*)"|(?P<word>[^\s"]+)')
 
 
 def fold(text: str) -> str:
@@ -164,6 +164,13 @@ class Query(msgspec.Struct, frozen=True):
         )
 
     @property
+    def is_phrase(self) -> bool:
+        """It is one phrase, or one name of several pieces, and no other word says which place is better."""
+        return len(self.wanted) == 1 and any(
+            len(one.terms) > 1 and (one.must or bool(one.name)) for one in self.wanted
+        )
+
+    @property
     def can_relax(self) -> bool:
         """There are several words, any of which may be better than nothing."""
         return len(self.wanted) > 1 and not all(one.must for one in self.wanted)
@@ -186,7 +193,8 @@ def parse_query(text: str) -> Query:
     wanted, filters, plain = dict[Wanted, None](), dict[str, list[str]](tool=[], role=[]), list[str]()
     asked = text if len(text) <= LONGEST else text[:LONGEST].rsplit(None, 1)[0]
     for found in _ASKED.finditer(asked):
-        filter, value = found["filter"], (found["value"] or "").strip('"')
+        filter, value = (found["filter"] or "").lower(), (found["value"] or "").strip('"')
+        value = value.lower() if filter == "role" else value
         if filter == "tool" or (filter == "role" and value in get_args(Role)):
             filters[filter].append(value)
             continue

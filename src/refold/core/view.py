@@ -134,7 +134,7 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
         match event:
             case Said(line=line):
                 said[line.at] = event
-                call = open_calls.pop(line.answers, None) if line.answers else None
+                call = open_calls.pop(line.answers, None) if line.answers is not None else None
                 for lines in pins.values():  # a result is pinned with its call
                     lines += [line] if call in {pinned.at for pinned in lines} else []
                 open_calls.update(dict.fromkeys(line.calls, line.at))

@@ -19,6 +19,7 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
+from refold.core.pairing import AGAIN
 from refold.core.sound import read
 from refold.formats.shape import expect, id_within, kind_of, named, rest_of, sayable
 
@@ -93,8 +94,8 @@ def render_part(part: Part, role: str, lost: list[str]) -> list[Any]:
 
 
 def tool_id(id: str) -> str:
-    """The same id; one that stands for it where it is empty."""
-    return id or id_within(id, 1, "")
+    """The same id; one that stands for it where it is empty, or told apart from another."""
+    return id if id and AGAIN not in id else id_within(id, 1, "")
 
 
 def unread(value: dict[str, Any]) -> list[Any]:

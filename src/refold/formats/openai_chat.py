@@ -20,6 +20,7 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
+from refold.core.pairing import AGAIN
 from refold.formats.shape import expect, id_within, kind_of, name_of, named, rest_of, sayable
 
 DIALECT = "openai-chat"
@@ -201,5 +202,5 @@ def _render_result(result: ToolResult, lost: list[str]) -> dict[str, Any]:
 
 
 def tool_id(id: str) -> str:
-    """The same id, or a shorter one that stands for it."""
-    return id if 0 < len(id) <= 40 else id_within(id, 40, "")
+    """The same id, or one that stands for it where it is too long, empty, or told apart from another."""
+    return id if 0 < len(id) <= 40 and AGAIN not in id else id_within(id, 40, "")

@@ -22,6 +22,7 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
+from refold.core.pairing import AGAIN
 from refold.formats.shape import expect, id_within, kind_of, named, rest_of, sayable
 
 DIALECT = "openai-responses"
@@ -237,5 +238,5 @@ def _render_part(part: Part, lost: list[str]) -> list[Any]:
 
 
 def tool_id(id: str) -> str:
-    """The same id, or a shorter one that stands for it."""
-    return id if 0 < len(id) <= 64 else id_within(id, 64, "")
+    """The same id, or one that stands for it where it is too long, empty, or told apart from another."""
+    return id if 0 < len(id) <= 64 and AGAIN not in id else id_within(id, 64, "")

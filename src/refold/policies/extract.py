@@ -115,7 +115,7 @@ def extract(
     task: int | None = None,
     written: Written = NOTHING,
     focus: Set[str] = frozenset(),
-    following: Sequence[Message] = (),
+    following: Sequence[tuple[Line, Message]] = (),
 ) -> Extract:
     """From messages and summaries in their order, and from what a model `written` of them.
 
@@ -132,12 +132,12 @@ def extract(
     most = max(LEAST_VALUES, MOST_VALUES // size)
     for n, (line, message) in enumerate(said):
         fresh = n / size  # the newer the better
-        later = [*(other for _, other in islice(said, n + 1, None)), *following]
+        later = [*islice(said, n + 1, None), *following]
         if line.summary:
             known = [entry for entry in read(message.text) if not entry.text.endswith(TASK)]
             entries += _renewed(known, later, active, written.states)
             continue
-        if line.role in ("user", "system") and not line.tools:
+        if (line.asks or line.role == "system") and not line.tools:
             entries += _asked(line, message, later, active, fresh, written.states)
         if line.role == "assistant":
             entries += [entry for call in message.calls for entry in _call(call, fresh)]
@@ -168,7 +168,7 @@ def _is_told(entry: Entry, told: set[str]) -> bool:
 def _asked(
     line: Line,
     message: Message,
-    later: Sequence[Message],
+    later: Sequence[tuple[Line, Message]],
     active: int | None,
     fresh: float,
     states: Mapping[int, str],
@@ -238,11 +238,13 @@ def _unwrapped(text: str) -> Iterator[str]:
             size = len(last) + (0 if ended else size)
 
 
-def _state(later: Iterable[Message]) -> str:
+def _state(later: Iterable[tuple[Line, Message]]) -> str:
     """Of a request, by what was said up to the next one."""
     state = "open"
-    for other in later:
-        if other.role == "assistant" and not other.calls and state == "open":
+    for line, other in later:
+        if line.retry:  # what it follows on was no answer
+            state = "open"
+        elif other.role == "assistant" and not other.calls and state == "open":
             state = "done"
         elif other.role == "user":
             return "superseded" if _CHANGED.search(other.text) else state
@@ -250,7 +252,10 @@ def _state(later: Iterable[Message]) -> str:
 
 
 def _renewed(
-    known: Iterable[Entry], later: Sequence[Message], active: int | None, states: Mapping[int, str]
+    known: Iterable[Entry],
+    later: Sequence[tuple[Line, Message]],
+    active: int | None,
+    states: Mapping[int, str],
 ) -> Iterator[Entry]:
     """The entries of an earlier summary, with what became of them."""
     known = list(known)
@@ -284,14 +289,14 @@ def _decisions(text: str, fresh: float) -> Iterator[Entry]:
             yield Entry("decisions", _short(sentence, SENTENCE), WORTH["decisions"] + fresh - 1.0)
 
 
-def _errors(line: Line, message: Message, later: Iterable[Message]) -> Iterator[Entry]:
+def _errors(line: Line, message: Message, later: Iterable[tuple[Line, Message]]) -> Iterator[Entry]:
     text = message.text
     thrown = _THROWN.search(text)
     found = thrown or _FAILED.search(text[:20_000])
     told = any(result.is_error for result in message.results) or (found and found.start() < EARLY)
     if not told and not thrown:
         return
-    next_call = next((call for other in later for call in other.calls), None)
+    next_call = next((call for _, other in later for call in other.calls), None)
     then = f" → {next_call.tool} {_short(next_call.input, 60)}" if next_call else ""
     tool = line.tools[0] if line.tools else "tool"
     what = found.group() if found and len(text) > ERROR else text
@@ -357,7 +362,7 @@ def summary(
     written: Written = NOTHING,
     at_most: int = 0,
     focus: Set[str] = frozenset(),
-    later: Sequence[Message] = (),
+    later: Sequence[tuple[Line, Message]] = (),
 ) -> Summary:
     """Of so many tokens, or `at_most` of so many if what must stay in it needs them.
 

@@ -147,7 +147,7 @@ def fold_away(part: Part, view: View, count: Count, by: Prepared | None = None) 
 
     made = summary(
         [(_at_its_place(line, places), message) for line, message in said],
-        later=[item.words(line) for item in _after(view, old.span) for line in item.lines],
+        later=[(line, item.words(line)) for item in _after(view, old.span) for line in item.lines],
         header=header,
         active=next((line.place for line in view.lines if line.at == view.latest), view.latest),
         elsewhere=rest,

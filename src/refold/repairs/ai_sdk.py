@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from refold.formats.ai_sdk import tool_id
+from refold.core.message import ToolCall, ToolResult
+from refold.formats.ai_sdk import parse, tool_id
 from refold.formats.shape import kind_of
 from refold.repairs.marks import EMPTY, Mended
 
@@ -14,6 +15,16 @@ def mend(messages: Sequence[dict[str, Any]], **_: Any) -> Mended:
     return Mended(
         [_message(message, f"messages[{n}]", notices) for n, message in enumerate(messages)], notices
     )
+
+
+def told_apart(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
+    """The same with these ids for its calls, in their order, or for the call that it answers."""
+    own, parts = map(tool_id, ids), zip(message["content"], parse(message).parts, strict=True)
+    content = [
+        {**value, "toolCallId": next(own)} if isinstance(part, ToolCall | ToolResult) else value
+        for value, part in parts
+    ]
+    return {**message, "content": content}
 
 
 def _message(message: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:

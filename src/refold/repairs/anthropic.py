@@ -9,6 +9,8 @@ from refold.formats.sheet import BEGIN
 from refold.repairs.marks import EMPTY, GO_ON, Mended, again, is_blank
 
 MAX_MARKS = 4
+IDS = {"tool_use": "id", "tool_result": "tool_use_id"}
+"""Where blocks say which call they are, or answer."""
 
 
 def mend(messages: Sequence[dict[str, Any]], *, no_prefill: bool = False, marks: int = 0, **_: Any) -> Mended:
@@ -27,6 +29,16 @@ def mend(messages: Sequence[dict[str, Any]], *, no_prefill: bool = False, marks:
         mended.append({"role": "user", "content": GO_ON})
         notices.append("a note of the user's stands last: this model does not go on from words of its own")
     return Mended(mended, notices)
+
+
+def told_apart(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
+    """The same with these ids for its calls, in their order, or for the call that it answers."""
+    own = map(tool_id, ids)
+    blocks = [
+        {**block, IDS[kind]: next(own)} if (kind := kind_of(block)) in IDS else block
+        for block in message["content"]
+    ]
+    return {**message, "content": blocks}
 
 
 def _addressed(messages: Sequence[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:

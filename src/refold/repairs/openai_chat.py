@@ -19,6 +19,14 @@ def mend(messages: Sequence[dict[str, Any]], **_: Any) -> Mended:
     return Mended(_in_batches(mended, notices), notices)
 
 
+def told_apart(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
+    """The same with these ids for its calls, in their order, or for the call that it answers."""
+    if message.get("role") == "tool":
+        return {**message, "tool_call_id": tool_id(ids[0])}
+    calls = zip(message["tool_calls"], ids, strict=True)
+    return {**message, "tool_calls": [{**call, "id": tool_id(id)} for call, id in calls]}
+
+
 def _message(message: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:
     new = dict(message)
     if "tool_calls" in message:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from refold.formats.openai_responses import role_of, tool_id
+from refold.formats.openai_responses import parse, role_of, tool_id
 from refold.formats.shape import kind_of
 from refold.repairs.marks import EMPTY, Mended, is_blank
 
@@ -31,6 +31,16 @@ def mend(messages: Sequence[dict[str, Any]], *, store: bool | None = None, **_: 
     items = [_item(item, f"input[{n}]", notices) for n, item in enumerate(messages)]
     items = _answered_in_kind(_once(items, notices), notices)
     return Mended(_with_reasoning(items, store, notices), notices)
+
+
+def told_apart(value: Any, ids: Sequence[str]) -> Any:
+    """An item, or those of one answer, with these ids for its calls, or for the call that it answers."""
+    own = map(tool_id, ids)
+    items = [
+        {**item, "call_id": next(own)} if (said := parse(item)).calls or said.results else item
+        for item in (value if isinstance(value, list) else [value])
+    ]
+    return items if isinstance(value, list) else items[0]
 
 
 def _item(item: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:
