@@ -4,8 +4,11 @@ import json
 import re
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 from random import Random
+from threading import Event, Thread
+from warnings import catch_warnings, simplefilter
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +19,7 @@ from refold.core.errors import SettingError
 from refold.core.query import LONGEST, MOST_WORDS, Words, excerpt, fold, names, parse_query, parts
 from refold.searching import LONG, as_tool_text
 from refold.stores.memory import MemoryStore
+from refold.stores.nearest import nearest
 from refold.stores.sqlite import SQLiteStore
 from refold.testing.embedder import WordEmbedder
 from refold.testing.search import PIECES
@@ -81,7 +85,7 @@ def test_names_have_parts_and_hashes_have_none(name, pieces):
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=8).map("".join), st.data())
 def test_a_thing_asked_for_exactly_as_it_was_said_is_found(text, data):
     asked = data.draw(st.sampled_from([text, *text.split()]))
-    if re.search(r"(tool|role):", asked):
+    if re.search(r"(tool|role):", asked, re.IGNORECASE):
         asked = f'"{asked.replace(chr(34), " ")}"'  # which would be filters
     words = Words.of(text, (), "user")
     try:
@@ -123,6 +127,21 @@ def test_whatever_is_in_a_query_is_harmless(text, wanted, store):
     session.search(text)
     if wanted is not None:
         assert [one.terms for one in parse_query(text).wanted] == wanted
+
+
+@pytest.mark.parametrize("text", ["role:user tool:psql", "ROLE:User TOOL:PSQL", 'Role:"USER" tool:"Psql"'])
+def test_case_does_not_matter_in_filters(text):
+    query = parse_query(text)
+    assert (query.wanted, query.roles) == ((), ("user",))
+    assert query.allows(("psql",), "user")
+    assert not query.allows(("psql",), "tool")
+
+
+def test_accents_matter_and_case_does_not(store):
+    session = refold.open("a", store=store)
+    session.append([said("a CAFÉ"), said("the cafe\u0301")])
+    assert sorted(places(session, "café")) == [0, 1]
+    assert places(session, "cafe") == []
 
 
 @pytest.mark.parametrize("text", ["", " ", "!?", "\0", "\ud800", '"', "*", "tool:"[:0]])
@@ -224,6 +243,78 @@ def test_what_is_said_while_others_search_is_found(store):
     for n in range(5):
         session.append(said(f"thing number K-{n}"))
         assert places(other, f"K-{n}") == [n]
+
+
+# Corrections
+
+
+@pytest.fixture(params=["memory", "sqlite", "plain"])
+def corrected(request, tmp_path):
+    """A session in which #1 says something else than was said."""
+    store = SQLiteStore(tmp_path / "refold.db") if request.param == "sqlite" else MemoryStore()
+    store = Plain() if request.param == "plain" else store
+    session = refold.open("a", store=store)
+    answer = {"role": "assistant", "content": "HAT078 costs 120."}
+    session.append([said("what is the price"), answer, said("thanks")])
+    session.correct(1, "HAT118 costs 90.")
+    yield session
+    store.close()
+
+
+def test_what_a_correction_says_is_found_at_the_place_of_what_it_corrects(corrected):
+    (hit,) = corrected.search("HAT118")
+    assert (hit.at, hit.role, hit.in_view, hit.is_corrected) == (1, "assistant", True, False)
+    assert hit.excerpt == "HAT118 costs 90."
+    assert corrected.search("HAT118 role:assistant") == [hit]
+    assert corrected.search("HAT118 role:user") == []
+    assert as_tool_text([hit]) == "#1 assistant (shown above): HAT118 costs 90."
+
+
+def test_what_was_corrected_is_found_and_says_so(corrected):
+    (hit,) = corrected.search("HAT078")
+    assert (hit.at, hit.in_view, hit.is_corrected) == (1, False, True)
+    assert as_tool_text([hit]) == "#1 assistant (before it was corrected): HAT078 costs 120."
+    corrected.correct(1, "HAT200 costs 80.")
+    assert [(hit.at, hit.is_corrected) for hit in corrected.search("HAT118")] == [(1, True)]
+    assert [(hit.at, hit.is_corrected) for hit in corrected.search("HAT200")] == [(1, False)]
+    both = sorted((hit.excerpt, hit.is_corrected) for hit in corrected.search("costs"))
+    assert both == [("HAT078 costs 120.", True), ("HAT118 costs 90.", True), ("HAT200 costs 80.", False)]
+
+
+def test_a_correction_that_was_taken_back_is_not_found_and_takes_no_place(corrected):
+    corrected.undo()
+    assert corrected.search("HAT118") == []
+    (hit,) = corrected.search("costs", limit=1)
+    assert (hit.excerpt, hit.in_view, hit.is_corrected) == ("HAT078 costs 120.", True, False)
+
+
+def test_what_a_correction_means_is_found(store):
+    session = refold.open("a", store=store, embedder=WordEmbedder(("car", "automobile")))
+    session.append([said("my bicycle"), said("bread")])
+    session.correct(0, "my automobile")
+    for query in ("car", "car role:user"):
+        assert [(hit.at, hit.excerpt) for hit in session.search(query)] == [(0, "my automobile")]
+    assert session.search("car role:assistant") == []
+
+
+def test_a_correction_that_is_hidden_is_found_out_of_view(store):
+    session = refold.open("a", store=store)
+    session.append([said(f"the code of item {n} is K-{n:04}") for n in range(30)])
+    session.correct(3, "the code of item 3 is Z-1")
+    session.compact(keep_recent=2)
+    (hit,) = session.search("Z-1")
+    assert (hit.at, hit.in_view, hit.is_corrected) == (3, False, False)
+    elsewhere = refold.open("b", store=store).search("K-0003", limit=1, everywhere=True)
+    assert [(hit.at, hit.is_corrected) for hit in elsewhere] == [(3, True)]
+
+
+def test_a_fork_from_before_a_correction_does_not_know_it(store):
+    session = refold.open("a", store=store)
+    session.append([said("one apple"), said("two")])
+    fork = session.fork("b", at=1)
+    session.correct(0, "one pear")
+    assert fork.search("pear") == []
+    assert [(hit.at, hit.is_corrected) for hit in fork.search("apple")] == [(0, False)]
 
 
 async def _found(url):
@@ -370,6 +461,15 @@ def test_words_that_were_indexed_and_erased_are_gone_from_the_file(tmp_path):
     assert list(store.examine()) == []
 
 
+def test_of_one_phrase_alone_the_newest_come_first(tmp_path):
+    with refold.open("a", store=f"sqlite:///{tmp_path}/refold.db") as session:
+        session.append([said("a red apple " * (5 - n) + "and more " * n) for n in range(5)])
+        assert places(session, '"red apple"', limit=3) == [4, 3, 2]
+        assert places(session, '"red apple" role:user', limit=3) == [4, 3, 2]
+        assert places(session, "red-apple", limit=9) == [4, 3, 2, 1, 0]
+        assert places(session, "red", limit=1) == [0]
+
+
 def test_places_in_the_index_that_outlived_their_entries_are_found_by_an_examination(tmp_path):
     import apsw
 
@@ -405,9 +505,71 @@ def test_a_damaged_entry_is_passed_over_and_the_others_are_found(tmp_path):
     store.close()
 
 
-def test_two_who_index_at_the_same_time_index_once(tmp_path):
-    from threading import Thread
+@pytest.mark.parametrize("what", ["words", "vectors"])
+def test_whoever_read_more_stores_what_is_left_when_somebody_else_was_faster(store, what):
+    session = refold.open("a", store=store)
+    session.append(said("apple"))
+    has_read, may_store = Event(), Event()
 
+    def follow(meanwhile):
+        def words(entry):
+            meanwhile()
+            return Words.of(f"apple {entry.at}", (), "user")
+
+        def vectors(entries):
+            meanwhile()
+            return [[array("f", [1.0, 0.0]).tobytes()] for _ in entries]
+
+        for _ in store.index("default", words) if what == "words" else store.embed("default", "x", vectors):
+            pass
+
+    def faster():
+        has_read.set()
+        assert may_store.wait(60)
+
+    def slower():
+        may_store.set()
+        other.join(60)
+
+    other = Thread(target=follow, args=[faster])
+    other.start()
+    assert has_read.wait(60)
+    session.append([said("apple"), said("apple")])
+    follow(slower)
+    if what == "words":
+        found = store.search("default", parse_query("apple"), 10)
+    else:
+        found = store.nearest("default", "x", array("f", [1.0, 0.0]).tobytes(), 10)
+    assert sorted(one.at for one in found) == [0, 1, 2]
+
+
+SEARCHING = """
+import sys, refold
+me, url = sys.argv[1:]
+session = refold.open("a", store=url)
+for n in range(60):
+    at = session.append({"role": "user", "content": f"unique{me}x{n}"})
+    if not session.search(f"unique{me}x{n}"):
+        sys.exit(f"unique{me}x{n} was not found")
+"""
+
+
+def test_what_a_process_appended_it_finds_though_others_append_and_search(tmp_path):
+    url = f"sqlite:///{tmp_path}/refold.db"
+    refold.open("a", store=url).append(said("start"))
+    command = [sys.executable, "-c", SEARCHING]
+    running = [subprocess.Popen([*command, f"{n}", url], stderr=subprocess.PIPE) for n in range(4)]
+    assert [one.communicate(timeout=120)[1] for one in running] == [b""] * 4
+
+
+def test_where_there_are_no_vectors_nothing_is_near(store):
+    assert nearest(bytes(8), [], 5) == nearest(bytes(8), [("another length", bytes(4))], 5) == []
+    with catch_warnings():
+        simplefilter("error")
+        assert refold.open("a", store=store, embedder=WordEmbedder()).search("apple") == []
+
+
+def test_two_who_index_at_the_same_time_index_once(tmp_path):
     stores = [SQLiteStore(tmp_path / "refold.db") for _ in range(2)]
     session = refold.open("a", store=stores[0])
     session.append([said(f"apple {n}") for n in range(500)])
@@ -464,7 +626,7 @@ def test_the_command_finds_in_all_conversations_or_in_one(tmp_path):
     everywhere = json.loads(run("ERR-4711", "--store", url, "--json").stdout)
     assert sorted(hit["conversation"] for hit in everywhere["hits"]) == ["a", "b"]
     assert set(everywhere["hits"][0]) == {
-        *("conversation", "at", "role", "tools", "excerpt", "score", "in_view", "time")
+        *("conversation", "at", "role", "tools", "excerpt", "score", "in_view", "time", "is_corrected")
     }
     one = run("ERR-4711", "--store", url, "--conversation", "b")
     assert one.returncode == 0

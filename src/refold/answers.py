@@ -8,6 +8,7 @@ import msgspec
 
 from refold.core.event import Expiry, Said, Span
 from refold.core.message import Kind, Message
+from refold.core.pairing import as_came
 
 GIST = 80
 """Characters of a message in a list of many."""
@@ -141,7 +142,7 @@ class StoredMessage(msgspec.Struct, frozen=True):
 def stored(said: Said, conversation: str, **seen: Any) -> StoredMessage:
     line = said.line
     return StoredMessage(
-        said.message,
+        as_came(said.message),
         line.at,
         said.index,
         said.message.id or f"m{line.at}",
@@ -162,10 +163,11 @@ _KINDS: dict[str, Kind] = {"user": "user-input", "system": "system", "tool": "ac
 
 
 class Hit(msgspec.Struct, frozen=True):
-    """A message that was found."""
+    """A message that was found, or what somebody put in the place of one."""
 
     conversation: str
     at: int
+    """Where it was said; of a correction, where that was said which it corrects."""
     role: str
     tools: tuple[str, ...]
     """That it calls or answers for, as far as they are known."""
@@ -176,6 +178,8 @@ class Hit(msgspec.Struct, frozen=True):
     in_view: bool | None
     """The model is shown the whole of it now, in its conversation; None where that cannot be known."""
     time: datetime
+    is_corrected: bool = False
+    """Something else stands in its place since; false where that cannot be known."""
 
 
 class CompactionResult(msgspec.Struct, frozen=True):

@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 from heapq import nlargest
 from itertools import chain
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from refold.answers import Hit
 from refold.asked import whole
 from refold.core import codec
 from refold.core.codec import Entry, Parse
 from refold.core.errors import RefoldError, SettingError, StoreError
-from refold.core.event import Line, Said
+from refold.core.event import Line, Replaced, Said
 from refold.core.lease import OWN
-from refold.core.message import Media, Part, Text, ToolCall, ToolResult
+from refold.core.message import Media, Message, Part, Text, ToolCall, ToolResult
 from refold.core.query import Query, Words, excerpt
 from refold.policies.reduced import quoted
 from refold.record import Record
@@ -37,6 +37,8 @@ NEAR = 0.25
 """Cosine from which on a text has to do with another."""
 LONG = 2_000
 """Events that are not read only to know what is in view."""
+SPARE = 10
+"""Found besides, for those that turn out not to stand any more."""
 RANK = 60
 """How little the first of a list counts for more than the second, where two lists are merged."""
 
@@ -60,10 +62,12 @@ def find(
     embedder: "Embedder | None" = None,
     tick: Callable[[int], None] = lambda n: None,
 ) -> list[Found]:
-    """Places, the best first. What is not in the index yet is taken in before; `tick` hears how much.
+    """Places, the best first, with a few to spare. What is not in the index yet is taken in before; `tick`
+    hears how much.
 
     A store that has no index, or whose index cannot be written now, is read from end to end.
     """
+    limit += SPARE
     by_words = _by_words(store, scope, query, max(limit, CANDIDATES if embedder else 0), parse, tick)
     if embedder is None or not query.text or not isinstance(store, Vectors):
         return by_words[:limit]
@@ -74,7 +78,7 @@ def find(
     except Exception as error:  # whatever an embedder makes of it: words are found without it
         warnings.warn(f"Searched by words only: the embedder failed ({error!r})", stacklevel=3)
         return by_words[:limit]
-    return _merged(by_words, [found for found in by_meaning if _allowed(store, query, found)])[:limit]
+    return _merged(by_words, [found for found in by_meaning if _allowed(store, query, found, parse)])[:limit]
 
 
 def _by_words(
@@ -117,7 +121,9 @@ def _entries(store: Store, scope: Scope) -> Iterator[tuple[Key, Entry]]:
 
 
 def words(entry: Entry, parse: Parse) -> Words | None:
-    """What can be found of an entry: what was said, but for refold's own tools and what they answered."""
+    """What can be found of an entry: what was said or corrected, but for refold's own tools and what they
+    answered.
+    """
     said = _said(entry, parse)
     if said is None:
         return None
@@ -126,17 +132,29 @@ def words(entry: Entry, parse: Parse) -> Words | None:
     return Words.of(text, tools, said.line.role) if text or tools else None
 
 
-def _said(entry: Entry, parse: Parse) -> Said | None:
-    if entry.kind != "said":
+class Corrected(NamedTuple):
+    """What somebody put in the place of a message."""
+
+    line: Line
+    message: Message
+    time: float
+
+
+def _said(entry: Entry, parse: Parse) -> Said | Corrected | None:
+    if entry.kind not in ("said", "replaced"):
         return None
     try:
         event = codec.decode(entry, parse)
+        if isinstance(event, Replaced) and event.kind == "correct":
+            line = next(line for line in event.lines if line.at == event.at and line.place in event.span)
+            shown = event.shown[line.n]
+            return Corrected(line, shown, event.time) if isinstance(shown, Message) else None
     except Exception:  # damaged, or of a newer refold: the others can be found
         return None
     return event if isinstance(event, Said) else None
 
 
-def text_of(said: Said) -> str:
+def text_of(said: Said | Corrected) -> str:
     """What can be found of a message, as it was said."""
     is_own = said.line.answers is not None and not OWN.isdisjoint(said.line.tools)
     return "\n".join(text for part in said.message.parts for text in _texts(part, is_own))
@@ -205,12 +223,12 @@ def _vectors(embedder: "Embedder", texts: Sequence[str]) -> list[bytes | None]:
     ]
 
 
-def _allowed(store: Store, query: Query, found: Found) -> bool:
+def _allowed(store: Store, query: Query, found: Found, parse: Parse) -> bool:
     if not (query.tools or query.roles):
         return True
     link = next(store.read(found.key, found.at, found.at + 1), None)
-    line = codec.head(link.entry) if link else None
-    return isinstance(line, Line) and query.allows(line.tools, line.role)
+    said = _said(link.entry, parse) if link else None
+    return said is not None and query.allows(said.line.tools, said.line.role)
 
 
 def _merged(*lists: Sequence[Found]) -> list[Found]:
@@ -226,21 +244,32 @@ def _merged(*lists: Sequence[Found]) -> list[Found]:
 # What is told
 
 
-def hits(store: Store, query: Query, found: Sequence[Found], parse: Parse, *known: Record) -> list[Hit]:
-    """What was found, with its words, and whether it is in view; `known` are records that are open."""
+def hits(
+    store: Store, query: Query, found: Sequence[Found], limit: int, parse: Parse, *known: Record
+) -> list[Hit]:
+    """What was found, with its words, and whether it is in view; `known` are records that are open.
+
+    A correction is told at the place of what it corrects, unless it was taken back.
+    """
     records: dict[Key, Record | None] = {record.key: record for record in known}
     view = known[0].view if known else "main"
     told = list[Hit]()
     for key, at, score in found:
+        if len(told) == limit:
+            break
         link = next(store.read(key, at, at + 1), None)
         said = _said(link.entry, parse) if link else None
         if said is None:
             continue  # erased meanwhile
         if key not in records:
             records[key] = _record(store, key, view, parse)
-        shown, when = _is_shown(records[key], at), datetime.fromtimestamp(said.time, UTC)
-        text = excerpt(text_of(said), query, EXCERPT_CHARS)
-        told.append(Hit(key.conversation, at, said.line.role, said.line.tools, text, score, shown, when))
+        line, record = said.line, records[key]
+        stands = _stands(record, line)
+        if stands is None and line.corrects is not None and record is not None:
+            continue  # taken back, or of another view
+        text, when = excerpt(text_of(said), query, EXCERPT_CHARS), datetime.fromtimestamp(said.time, UTC)
+        what = (line.place, line.role, line.tools, text, score, _is_shown(record, line), when)
+        told.append(Hit(key.conversation, *what, is_corrected=stands not in (None, at)))
     return told
 
 
@@ -255,9 +284,16 @@ def _record(store: Store, key: Key, view: str, parse: Parse) -> Record | None:
         return None
 
 
-def _is_shown(record: Record | None, at: int) -> bool | None:
-    item = record.live.item_at(at) if record is not None else None
-    return None if record is None else item is not None and any(line.at == at for line in item.lines)
+def _stands(record: Record | None, line: Line) -> int | None:
+    """Place of the correction that stands for a message."""
+    correction = record.live.state.corrected.get(line.place) if record is not None else None
+    return None if correction is None else correction.at
+
+
+def _is_shown(record: Record | None, line: Line) -> bool | None:
+    item = record.live.item_at(line.place) if record is not None else None
+    lines = item.lines if item is not None else ()
+    return None if record is None else any((one.at, one.place) == (line.at, line.place) for one in lines)
 
 
 def as_tool_text(hits: Sequence[Hit], *, handles: bool = True, most_chars: int = TOOL_CHARS) -> str:
@@ -268,7 +304,8 @@ def as_tool_text(hits: Sequence[Hit], *, handles: bool = True, most_chars: int =
     for hit in hits:
         who = " ".join((hit.role, *hit.tools)) if hit.role == "tool" else hit.role
         place = f"#{hit.at} " if handles else ""
-        line = f"{place}{who}{' (shown above)' if hit.in_view else ''}: {quoted(hit.excerpt)}"
+        note = "before it was corrected" if hit.is_corrected else "shown above" if hit.in_view else ""
+        line = f"{place}{who}{f' ({note})' if note else ''}: {quoted(hit.excerpt)}"
         left -= len(line) + 1
         if left < 0 and lines:
             lines.append(f"… and {len(hits) - len(lines):,} more: ask for something more special.")

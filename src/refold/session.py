@@ -477,7 +477,7 @@ class Session:
         found = searching.find(self.store, scope, asked, most, parse, self._embedder)
         with self._lock:
             self.record.catch_up()
-            return searching.hits(self.store, asked, found, parse, self.record)
+            return searching.hits(self.store, asked, found, most, parse, self.record)
 
     # What people do
 

@@ -42,7 +42,7 @@ def search(
             scope = existing(backend, access.url, Key(owner, conversation))
         with progress("Reading") as advance:
             found = find(backend, scope, query, most, parse, tick=advance)
-        told = hits(backend, query, found, parse)
+        told = hits(backend, query, found, most, parse)
     if json:
         emit({"store": access.url, "owner": owner, "query": text, "hits": [asdict(hit) for hit in told]})
     elif told:
@@ -63,11 +63,11 @@ def _print(told: list[Hit]) -> None:
 
 def _row(hit: Hit) -> list[Cell]:
     who = " ".join((hit.role, *hit.tools)) if hit.role == "tool" else hit.role
-    shown = "" if hit.in_view else "dim"
+    shown, note = "" if hit.in_view else "dim", "(before it was corrected) " if hit.is_corrected else ""
     return [
         (one_line(hit.conversation), "bold"),
         (f"#{hit.at}", ""),
         (one_line(who), "cyan"),
         (f"{hit.time.astimezone():%Y-%m-%d %H:%M}", "dim"),
-        (one_line(hit.excerpt), shown),
+        (note + one_line(hit.excerpt), shown),
     ]

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
+from typing import TypeVar
 
 from refold.core.codec import GENESIS, Entry, Link, chain
 from refold.core.errors import ConflictError, NotFoundError
@@ -23,6 +24,8 @@ from refold.stores.store import (
     demand_held,
     demand_next,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -130,12 +133,7 @@ class MemoryStore:
             return dict(self._all[key].snapshots) if key in self._all else {}
 
     def index(self, scope: Scope, words: Callable[[Entry], Words | None], /) -> Iterator[int]:
-        for _, one in self._within(scope):
-            with self._lock:
-                new = [words(link.entry) for link in one.links[len(one.words) :]]
-                one.words += new
-            if new:
-                yield len(new)
+        return self._follow(scope, lambda one: one.words, lambda entries: list(map(words, entries)))
 
     def search(self, scope: Scope, query: Query, limit: int, /) -> list[Found]:
         there = [
@@ -153,13 +151,25 @@ class MemoryStore:
     def embed(
         self, scope: Scope, embedder: str, vectors: Callable[[Sequence[Entry]], Sequence[Sequence[bytes]]], /
     ) -> Iterator[int]:
+        return self._follow(scope, lambda one: one.vectors.setdefault(embedder, []), vectors)
+
+    def _follow(
+        self,
+        scope: Scope,
+        of: Callable[[_Conversation], list[T]],
+        take: Callable[[Sequence[Entry]], Sequence[T]],
+    ) -> Iterator[int]:
+        """What `take` makes of entries is stored; nothing is locked while it is made."""
         for _, one in self._within(scope):
             with self._lock:
-                known = one.vectors.setdefault(embedder, [])
-                new = vectors([link.entry for link in one.links[len(known) :]])
-                known += new
-            if new:
-                yield len(new)
+                known = of(one)
+                start, entries = len(known), [link.entry for link in one.links[len(known) :]]
+            if not entries:
+                continue
+            new = take(entries)
+            with self._lock:
+                known += new[len(known) - start :]  # less what somebody else stored meanwhile
+            yield len(new)
 
     def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[Found]:
         rows = [

@@ -20,11 +20,13 @@ def nearest(vector: bytes, rows: Iterable[tuple[T, bytes]], limit: int) -> list[
 
 
 def _cosines(vector: bytes, blobs: list[bytes]) -> list[float]:
+    if not blobs:
+        return []
     try:
         import numpy
     except ImportError:
         asked = array("f", vector)
         return [sum(map(mul, asked, memoryview(blob).cast("f"))) for blob in blobs]
     matrix = numpy.frombuffer(b"".join(blobs), numpy.float32).reshape(len(blobs), -1)
-    scores: list[float] = (matrix @ numpy.frombuffer(vector, numpy.float32)).tolist() if blobs else []
+    scores: list[float] = (matrix @ numpy.frombuffer(vector, numpy.float32)).tolist()
     return scores

@@ -100,17 +100,18 @@ class SQLiteIndex:
         taken: Iterable[tuple[int, T]],
         put: Callable[[Run, int, bytes, T], None],
     ) -> None:
-        """Unless somebody else did it meanwhile, or erased it."""
+        """Of what was read, all that nobody else took in meanwhile, or erased."""
         with self._file.write(durable=False, wait=True) as run:
-            owners = dict[int, bytes]()
+            left = dict[int, tuple[int, bytes]]()
             for cid, start, next in read:
                 known = run("followed", cid=cid, what=what)
-                if known and known[0][0] == start:
-                    owners[cid] = known[0][1]
+                if known and start <= known[0][0] < next:
+                    left.setdefault(cid, known[0])
                     run("follow", cid=cid, what=what, next=next)
             for place, one in taken:
-                if place >> PLACES in owners:
-                    put(run, place, owners[place >> PLACES], one)
+                first, owner = left.get(place >> PLACES, (place + 1, b""))
+                if place >= first:
+                    put(run, place, owner, one)
 
     def _read(self, row: Sequence[Any]) -> Entry | None:
         try:
@@ -159,7 +160,8 @@ class SQLiteIndex:
             by_name = any(one.name for one in query.wanted)
             best = self._best(run, scope, _all_of(query, by_name=True), limit, POOL) if by_name else []
             if len(best) < limit:
-                best = _more(best, self._best(run, scope, _all_of(query), limit, POOL))
+                score = float(not by_name) if query.is_phrase else None
+                best = _more(best, self._best(run, scope, _all_of(query), limit, POOL, score))
             if len(best) < min(limit, FEW) and query.can_relax:
                 best = _more(best, self._any_of(run, scope, query))
         return best[:limit]
@@ -174,14 +176,18 @@ class SQLiteIndex:
         best = sorted(scores.items(), key=lambda one: one[1], reverse=True)
         return [Found(*place, score) for place, score in best]
 
-    def _best(self, run: Run, scope: Scope, match: str, limit: int, pool: int) -> list[Found]:
+    def _best(
+        self, run: Run, scope: Scope, match: str, limit: int, pool: int, score: float | None = None
+    ) -> list[Found]:
+        """By rank; with a `score` that all have, the newest first: to rank a phrase, FTS5 reads it twice."""
         rows, shared = list[tuple[int, float]](), self._shared(run, scope)
+        most = {"pool": pool if score is None else limit, "limit": limit, "score": score}
         if not isinstance(scope, Key):
             owner = to_bytes(scope)
             only = f" AND {_owner_term(owner)}" if run("several_owners")[0][0] else ""
-            rows += run("match_owned", match=f"({match}){only}", owner=owner, pool=pool, limit=limit)
+            rows += run("match_owned", match=f"({match}){only}", owner=owner, **most)
         for segment, _ in shared:
-            rows += run("match", match=match, **_range(segment), pool=pool, limit=limit)
+            rows += run("match", match=match, **_range(segment), **most)
         rows.sort(key=lambda row: (-row[1], -row[0]))
         return self._found(run, rows[:limit], shared)
 

@@ -1,5 +1,7 @@
 """Finding what was said: for stores that have an index of words, or vectors beside them."""
 
+from collections.abc import Sequence
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -30,6 +32,9 @@ PIECES = [
     "*",
 ]
 PIECES += ["a b", " ", "\n", "/", ".", "tool:t", "\ud800", "\0", "ǅ", "ß", "ﬁ", "½", "한국어", "สวัสดี"]
+
+PATIENCE_S = 20
+"""How long an append may take that waits for nobody."""
 
 
 def words(one: Entry) -> Words | None:
@@ -157,6 +162,22 @@ class SearchContract:
             pass
         assert found(searched, KEY, "apple") == found(searched, KEY.owner, "apple") == []
 
+    def test_nobody_who_appends_waits_for_what_is_taken_in(self, searched: Any) -> None:
+        searched.append(KEY, [entry(0, "apple")])
+        other, done = Key(KEY.owner, "other"), list[bool]()
+
+        def slowly(one: Entry) -> Words | None:
+            thread = Thread(target=searched.append, args=[other, [entry(0, "pear")]], daemon=True)
+            thread.start()
+            thread.join(PATIENCE_S)
+            done.append(not thread.is_alive())
+            return words(one)
+
+        for _ in searched.index(KEY, slowly):
+            pass
+        assert done == [True]
+        assert found(searched, KEY, "apple") == [(KEY.conversation, 0)]
+
     def test_the_index_is_there_when_the_store_is_opened_again(
         self, searched: Any, reopen: Reopen | None
     ) -> None:
@@ -211,6 +232,22 @@ class SearchContract:
             session.search("three")
         assert embedder.asked == ["one", "two", "three", "three"]
         assert vectors.nearest(session.key, "another", bytes(256), 5) == []
+
+    def test_nobody_who_appends_waits_for_an_embedder(self, vectors: Any) -> None:
+        other, done = open("b", store=vectors), list[bool]()
+
+        def slow(texts: Sequence[str]) -> list[list[float]]:
+            if not done:
+                thread = Thread(target=other.append, args=[said("pear")], daemon=True)
+                thread.start()
+                thread.join(PATIENCE_S)
+                done.append(not thread.is_alive())
+            return [[1.0, 0.0] for _ in texts]
+
+        session = open("a", store=vectors, embedder=slow)
+        session.append(said("apple"))
+        assert [hit.at for hit in session.search("apple")] == [0]
+        assert done == [True]
 
     def test_vectors_of_a_fork_are_those_of_what_it_shares(self, vectors: Any, forks: Any) -> None:
         session = open("a", store=vectors, embedder=WordEmbedder(("car", "automobile")))

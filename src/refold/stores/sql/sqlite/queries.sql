@@ -182,13 +182,13 @@ WHERE p.name IS NULL OR p.owner <> :owner ORDER BY up.high DESC
 
 -- name: match
 SELECT place, score FROM (
-    SELECT rowid AS place, -bm25(refold_search, 2.0, 1.0, 0.0) AS score FROM refold_search
+    SELECT rowid AS place, coalesce(:score, -bm25(refold_search, 2.0, 1.0, 0.0)) AS score FROM refold_search
     WHERE refold_search MATCH :match AND rowid >= :low AND rowid < :high ORDER BY rowid DESC LIMIT :pool
 ) ORDER BY score DESC, place DESC LIMIT :limit
 
 -- name: match_owned
 SELECT place, score FROM (
-    SELECT rowid AS place, -bm25(refold_search, 2.0, 1.0, 0.0) AS score FROM refold_search
+    SELECT rowid AS place, coalesce(:score, -bm25(refold_search, 2.0, 1.0, 0.0)) AS score FROM refold_search
     WHERE refold_search MATCH :match AND EXISTS (
         SELECT 1 FROM refold_conversation c
         WHERE c.cid = refold_search.rowid >> 32 AND c.owner = :owner AND c.name IS NOT NULL
