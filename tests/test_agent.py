@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -31,9 +34,13 @@ from refold.agent import (
     Tool,
     Waited,
 )
-from refold.core.errors import SettingError
+from refold.agent.loop import Run
+from refold.aio import aopen
+from refold.core.errors import ConflictError, SettingError
 from refold.core.event import Replaced, Said
 from refold.core.message import Message, Usage
+from refold.stores.memory import MemoryStore
+from refold.stores.store import Key
 from refold.testing.model import ScriptedModel
 from refold.testing.stand_in import InvalidRequestError, Reply, StandIn
 
@@ -155,6 +162,58 @@ def test_a_reply_of_no_use_is_answered_with_why_and_in_the_end_the_run_fails(rep
     assert failing.model.asked == 3
 
 
+def test_what_tells_the_model_to_try_again_is_no_request_and_the_task_at_hand_stays_in_view():
+    seen = []
+
+    def script(request):
+        seen.append([str(message["content"]) for message in request["messages"]])
+        if len(seen) in (1, 40):
+            return "Done."
+        return "" if len(seen) == 2 else calls(("read", {"n": len(seen)}))
+
+    def read(n: int) -> str:
+        return page(n)
+
+    agent = agent_of(script, [read], window=8_000)
+    agent.run("Find the apples", conversation="c")
+    task = " ".join(f"Then collect item-{n} and tell its checksum {n * 7919}." for n in range(20))
+    assert agent.run(task, conversation="c").end == Success("Done.")
+    assert [n for n, said in enumerate(seen[1:]) if task not in said] == []
+    assert any("Your answer was empty" in text for text in seen[2])
+    assert not any("Your answer was empty" in text for text in seen[-1])
+    assert [one.turn for one in stored(agent, "c") if one.message.role == "user"] == [1, 2, 2]
+
+
+def test_a_reply_of_no_use_does_not_answer_a_request():
+    chat = refold.open("c", store="memory://", model="gpt-5")
+    asked = [{"role": "user", "content": text} for text in ("Begin", "Count the red boxes")]
+    chat.append([asked[0], {"role": "assistant", "content": "Begun."}, asked[1]])
+    chat.append({"role": "assistant", "content": "I will n"})
+    chat.append(Message("user", "That was cut off."), kind="retry-context")
+    for n in range(6):
+        call = {"id": f"c{n}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+        chat.append({"role": "assistant", "tool_calls": [call]})
+        chat.append({"role": "tool", "tool_call_id": f"c{n}", "content": page(n)})
+    chat.append({"role": "user", "content": "And the blue ones?"})
+    chat.compact(keep_recent=1)
+    text = "\n".join(message.text for message in chat.view().messages)
+    assert "(open) Count the red boxes" in text
+    assert "cut off" not in text
+
+
+def test_what_cannot_be_expanded_or_searched_is_the_models_to_deal_with():
+    class Damaged(MemoryStore):
+        def search(self, scope, query, limit):
+            raise RuntimeError("the index is damaged")
+
+    agent = agent_of([calls(("refold_search", {"query": "boxes"})), "Done."], store=Damaged())
+    result = agent.run("Go")
+    assert result.end == Success("Done.")
+    (answer,) = results(agent, result.conversation)
+    assert answer.is_error
+    assert answer.output == "refold_search failed: RuntimeError: the index is damaged"
+
+
 def test_calls_in_a_reply_that_was_cut_off_are_not_run():
     ran = []
     agent = agent_of([Reply(calls=(("run", {"x": 1}),), finish="length"), "Done."], [logged(ran)])
@@ -271,6 +330,110 @@ def test_models_that_give_every_call_the_same_id_do_no_harm():
     assert len(results(agent, result.conversation)) == 3
 
 
+def test_calls_with_the_same_id_in_one_reply_get_no_result_of_each_other():
+    def call(x):
+        function = {"name": "run", "arguments": json.dumps({"x": x})}
+        return {"id": "call_0", "type": "function", "function": function}
+
+    def script(request):
+        shown.update({m["tool_call_id"]: m["content"] for m in request["messages"] if m["role"] == "tool"})
+        asked.extend(c for m in request["messages"] for c in m.get("tool_calls", ()))
+        return "Done." if shown else {"role": "assistant", "tool_calls": [call(1), call(2)]}
+
+    ran, asked, shown = [], [], {}
+    Agent("worker", script, [logged(ran)], store="memory://").run("Go")
+    said = {one["id"]: f"ran {json.loads(one['function']['arguments'])['x']}" for one in asked}
+    assert said == shown
+    assert sorted(shown.values()) == [f"ran {x}" for x in sorted(ran)]
+
+
+# One run at a time
+
+
+def test_a_second_run_of_a_conversation_is_told_who_runs_it_and_runs_no_tool():
+    ran, told = [], []
+
+    def pay() -> str:
+        ran.append(1)
+        if len(ran) > 1:
+            return "paid twice"
+        with pytest.raises(ConflictError) as error:
+            agent_of(["Done."], [pay], store=agent.store).run("Go", conversation="c")
+        told.append(str(error.value))
+        return "paid"
+
+    agent = agent_of([calls(("pay", {})), "Done."], [pay])
+    assert agent.run("Go", conversation="c").end == Success("Done.")
+    assert ran == [1]
+    assert told[0].startswith(f"'c' is being run by process {os.getpid()} on ")
+    assert "use another conversation" in told[0]
+    assert agent.run("Go", conversation="c").end == Success("Done.")
+
+
+def test_of_two_first_runs_at_the_same_time_one_begins_the_conversation(tmp_path):
+    lost, ends = threading.Event(), []
+
+    def script(request):
+        assert lost.wait(10)
+        return "Done."
+
+    def run():
+        try:
+            agent = agent_of(script, store=f"sqlite:///{tmp_path}/agent.db", max_retries=0)
+            ends.append(agent.run("Go", conversation="c").end)
+        except ConflictError:
+            lost.set()
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ends == [Success("Done.")]
+    with refold.open("c", store=f"sqlite:///{tmp_path}/agent.db") as chat:
+        assert [one.message.role for one in chat.get_all()] == ["system", "user", "assistant"]
+
+
+def test_a_run_whose_process_was_killed_keeps_nobody_waiting(tmp_path):
+    agent = agent_of(["One.", "Two."], store=f"sqlite:///{tmp_path}/agent.db")
+    agent.run("First", conversation="c")
+    code = f"""
+import os, signal
+from refold.agent.claim import Claim
+from refold.stores.store import Key, open_store
+assert Claim(open_store("sqlite:///{tmp_path}/agent.db"), Key("default", "c")).take()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    assert [lease.name for lease in agent.store.leases(Key("default", "c"), time.time())] == ["run"]
+    assert agent.run("Second", conversation="c").text == "Two."
+
+
+def test_a_run_that_was_taken_over_from_elsewhere_ends_before_its_next_step():
+    key = Key("default", "c")
+
+    def sleep() -> str:
+        (mine,) = agent.store.leases(key, time.time())
+        agent.store.release(key, mine)
+        assert agent.store.acquire(key, "run", "elsewhere 7 x y", time.time(), 60.0)
+        runs[0].claim.renew()
+        return "rested"
+
+    runs = []
+    agent = agent_of([calls(("sleep", {})), "Done."], [sleep])
+    with pytest.raises(ConflictError, match="by process 7 on elsewhere"):
+        asyncio.run(held(agent, runs))
+    assert [one.output for one in results(agent, "c")] == ["rested"]
+    with pytest.raises(ConflictError, match="by process 7 on elsewhere"):
+        agent.run("Go", conversation="c")
+
+
+async def held(agent, runs):
+    async with await aopen("c", store=agent.store, config=agent.config, model="stand-in") as session:
+        runs.append(Run(agent, session, (), None))
+        return await runs[0].result(Message("user", "Go"))
+
+
 # Agents for agents
 
 
@@ -375,7 +538,7 @@ def test_both_sdks_work_with_tools_over_http(dialect):
         agent = Agent("worker", model, [add], store="memory://", system="You add.")
         result = agent.run("What is 1 + 2?")
     assert result.end == Success("It is 3.")
-    assert result.usage == Usage(200, 40)
+    assert result.usage == Usage(200, 40, calls=2)
     assert result.cost > 0
     first, second = server.requests
     assert [tool.get("name") or tool["function"]["name"] for tool in first["tools"]] == [
@@ -423,6 +586,15 @@ def test_a_reply_may_come_in_pieces():
     events = list(Agent("poet", model, store="memory://").stream("Write!"))
     assert len([event for event in events if isinstance(event, Heard)]) == 3
     assert events[-1].result.end == Success("Roses.")
+
+
+@pytest.mark.parametrize("reply", [{"role": "user", "content": "Hi"}, Message("system", "Hi"), []])
+def test_what_is_no_message_of_the_assistant_is_no_reply_and_is_not_stored(reply):
+    agent = Agent("worker", lambda request: reply, store="memory://", max_retries=0)
+    result = agent.run("Go")
+    assert isinstance(result.end, Failed)
+    assert "reply: expected a message of the role assistant, got" in result.text
+    assert [one.message.role for one in stored(agent, result.conversation)] == ["system", "user"]
 
 
 def test_a_model_without_a_key_is_a_setting_to_be_made(monkeypatch):
@@ -572,6 +744,14 @@ def test_what_an_agent_is_told_is_said_once_and_again_when_it_changes():
     assert told[1] == "You count well."
 
 
+def test_an_agent_without_handles_is_told_nothing_of_expanding():
+    agent = agent_of(["Done."], config={"agents": {"default": {"handles": False}}})
+    told = stored(agent, agent.run("Go").conversation)[0].message.text
+    assert "refold_search" in told
+    assert "refold_expand" not in told
+    assert "#N" not in told
+
+
 # Those who watch
 
 
@@ -645,3 +825,44 @@ def test_every_result_in_the_record_has_an_id_of_its_own():
     ids = [event.message.id for event in said if event.message.results]
     assert len(set(ids)) == 2
     assert all(isinstance(event.message, Message) for event in said)
+
+
+def test_usages_of_all_replies_are_added_up():
+    usage = Usage(100, 10, 90)
+    model = StandIn([Reply(calls=(("double", {"n": 1}),), usage=usage), Reply("Two.", usage=usage)])
+
+    def double(n: int) -> int:
+        """Twice as much."""
+        return 2 * n
+
+    result = Agent("adder", model, [double], config=model.config, store="memory://").run("Double one.")
+    assert result.usage == Usage(200, 20, 180, calls=2)
+
+
+def test_an_answer_that_was_corrected_is_the_answer(tmp_path):
+    model, store = StandIn(["It is three."]), f"sqlite:///{tmp_path}/c.db"
+    agent = Agent("adder", model, config=model.config, store=store)
+    agent.run("What is 1 + 1?", conversation="c")
+    with refold.open("c", store=store) as chat:
+        chat.correct(max(one.at for one in chat.get_all()), "It is two.")
+    assert agent.run("What is 1 + 1?", conversation="c").text == "It is two."
+
+
+@pytest.mark.parametrize(
+    "given_",
+    [{"max_steps": "5"}, {"max_steps": -1}, {"max_retries": -1}, {"max_cost": "x"}, {"max_seconds": -2.0},
+     {"tools": None}, {"tools": "grep"}, {"library": 7}, {"sub_agents": {"a": 1}}, {"sub_agents": 3}],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_when_an_agent_is_made(given_):
+    with pytest.raises(SettingError, match=next(iter(given_))):
+        Agent("a", StandIn(["x"]), store="memory://", **given_)
+
+
+def test_a_tool_that_yields_gives_all_that_it_yields():
+    def count(n: int):
+        """Numbers."""
+        yield from range(n)
+
+    model = StandIn([Reply(calls=(("count", {"n": 3}),)), "Done."])
+    Agent("counter", model, [count], config=model.config, store="memory://").run("Count.")
+    assert model.requests[-1]["messages"][-1]["content"] == "[0,1,2]"

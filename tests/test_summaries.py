@@ -1392,7 +1392,7 @@ def test_an_empty_conversation_is_compacted_to_nothing(where, file):
 
 PAGE = "".join(f"Flight HAT{n:03} leaves at {n % 24:02}:40 and costs {100 + n} euros.\n" for n in range(60))
 RULE = {"after_steps": 1, "mode": "compact", "compact_mode": "ai-summary", "length": 300}
-HEAD = f"[refold #2 read_file: {len(PAGE):,} characters; first 300 shown]\n"
+HEAD = f"[refold #2 read_file: {len(PAGE):,} characters, 60 lines; first 300 shown]\n"
 
 
 def told(summary: str) -> str:

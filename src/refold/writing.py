@@ -230,7 +230,8 @@ class Writer:
         answer = outcome.answer
         if answer is not None and answer.usage is not None:
             limits = self._limits or desk.limits(answer.model)
-            self.usage, self._has_price = _sum(self.usage, answer.usage), limits is not None
+            self.usage = answer.usage if self.usage is None else self.usage + answer.usage
+            self._has_price = limits is not None
             self._pay(desk.price(answer.usage, limits))
         elif not outcome.is_free:  # nobody says what it cost
             self._pay(expected)
@@ -317,10 +318,3 @@ def _within(written: Written, tokens: int, count: Callable[[str], int]) -> Writt
             break
         chosen.append(n)
     return Written(tuple(written.entries[n] for n in sorted(chosen)), written.states)
-
-
-def _sum(one: Usage | None, other: Usage) -> Usage:
-    if one is None:
-        return other
-    names = Usage.__struct_fields__
-    return Usage(**{name: getattr(one, name) + getattr(other, name) for name in names})

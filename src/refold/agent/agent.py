@@ -1,7 +1,7 @@
 """An agent: what it is told, what it may use and spend, and the ways to run it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from refold.opening import DEFAULT_STORE
 from refold.stores.store import Store, open_store
 from refold.tokens.limits import find
 
-PROMPT = Path(__file__).with_name("prompt.md")
-"""What every agent is told of the loop; `Agent(prompt=…)` says something else instead."""
+PROMPTS = {True: "prompt.md", False: "prompt-no-handles.md"}
+"""What every agent is told of the loop, by whether what is reduced shows how to get it back;
+`Agent(prompt=…)` says something else instead."""
 COMPACT_AFTER, KEEP_RECENT, TARGET = 100, 20, 0.5
 """Messages before a compaction, messages that it leaves alone, and the share of the threshold it leaves."""
 
@@ -61,7 +62,13 @@ class Agent:
     ) -> None:
         self.name, self.description, self.chat = name, description, chat
         self.model: Model = model_of(model) if isinstance(model, str) else model
-        self.system, self.prompt = system, PROMPT.read_text("utf-8") if prompt is None else prompt
+        limits: dict[str, float | None] = {"max_steps": max_steps, "max_retries": max_retries}
+        for limit, most in (limits | {"max_cost": max_cost, "max_seconds": max_seconds}).items():
+            if type(most) not in ((int, float) if most is not None else (type(None),)) or (most or 0) < 0:
+                raise SettingError(limit, f"expected a number, 0 or more; got {most!r}")
+        for several, given in (("tools", tools), ("library", library), ("sub_agents", sub_agents)):
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise SettingError(several, f"expected a list, got {type(given).__name__}")
         for agent in sub_agents:
             if not isinstance(agent, Agent):
                 raise SettingError("sub_agents", f"expected agents, got {type(agent).__name__}")
@@ -72,6 +79,8 @@ class Agent:
         self.tools = by_name([*map(Tool.of, tools), *helpers, *found])
         self.known = by_name([*self.tools.values(), *self.library.values()])
         self.config, self.settings = _configured(load_config(config), name, self.model)
+        told = Path(__file__).with_name(PROMPTS[self.config.agent(self.settings).shows_handles])
+        self.system, self.prompt = system, told.read_text("utf-8") if prompt is None else prompt
         self.summarizer, self.callbacks = summarizer, callbacks_of(on_event)
         self.max_steps, self.max_retries = max_steps, max_retries
         self.max_cost, self.max_seconds = max_cost, max_seconds

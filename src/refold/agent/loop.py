@@ -13,7 +13,10 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec.structs import replace
+
 from refold import telemetry
+from refold.agent.claim import Claim
 from refold.agent.events import Asked, Heard, Ran, Replied, Result, Waited
 from refold.agent.steps import (
     Action,
@@ -44,6 +47,10 @@ FIRST_WAIT_S = 0.5
 """Before a model that failed is asked again, unless it says how long; twice as long each time."""
 
 
+FIRST = "system 0"
+"""The id of what begins a conversation: of several that begin it at a time, one does."""
+
+
 class StoppedError(Exception):
     """The run cannot go on now: a limit is reached, or the model is out of reach."""
 
@@ -66,8 +73,9 @@ class Run:
     ) -> None:
         self.agent, self.session, self.callbacks, self.parent = agent, session, callbacks, parent
         self.record, self.meter = session.sync.record, session.sync.fitter.meter
+        self.claim = Claim(session.sync.store, session.sync.key)
         self.dialect: str = getattr(agent.model, "dialect", None) or self.meter.dialect
-        self.steps, self.retries, self.cost, self.usage = 0, 0, 0.0, Usage(0)
+        self.steps, self.retries, self.cost, self.usage = 0, 0, 0.0, Usage(0, calls=0)
         own = inf if agent.max_seconds is None else monotonic() + agent.max_seconds
         self.deadline: float = own if parent is None else min(own, parent.deadline)
         if agent.max_cost is not None and self.meter.limits.input is None:
@@ -83,9 +91,12 @@ class Run:
                 end = await self._go(task)
         except (OverBudgetError, StoppedError) as error:
             end = Failed(str(error))
+        finally:
+            await asyncio.to_thread(self.claim.release)
         return Result(end, self.session.conversation, self.steps, self.usage, self.cost)
 
     async def _go(self, task: Message) -> End:
+        await self._begin(task)
         for at in sorted({at for at, _ in self.record.live.state.open.values()}):
             await self._act(self._said(at))  # what a run before this one left undone
         reply = await self._listen(task)
@@ -108,33 +119,39 @@ class Run:
 
     # What is asked of the agent
 
+    async def _begin(self, task: Message) -> None:
+        """From here on nobody else runs it.
+
+        Raises:
+            ConflictError: somebody else does.
+        """
+        if not await asyncio.to_thread(self.claim.take):
+            if not await self._introduce(FIRST):
+                await self.session.append(task)
+            await asyncio.to_thread(self.claim.take)
+        await asyncio.to_thread(self.record.catch_up)  # what the one before did meanwhile
+
     async def _listen(self, task: Message) -> Said | None:
         """Takes the task in, unless it is the one at hand: then the newest reply, if nothing followed it."""
-        newest, asked = next(self.record.backwards(), None), self._asked()
+        newest, latest = next(self.record.backwards(), None), self.record.live.state.latest
+        newest = newest and self._said(newest.at)  # as it was corrected
         reply = newest if newest and newest.line.role == "assistant" else None
         is_answered = reply is not None and isinstance(self._read(reply)[0], Success | Chat)
-        is_another = asked is None or asked.message.parts != task.parts
+        is_another = latest is None or self._said(latest).message.parts != task.parts
         if is_another or (is_answered and self.agent.chat and self.parent is None):
             await self._introduce()
             await self.session.append(task)
             return None
         return reply
 
-    def _asked(self) -> Said | None:
-        """What the user said last, which is not what the loop said in the user's place."""
-        latest = self.record.live.state.latest
-        said = None if latest is None else self._said(latest)
-        if said is None or said.kind != "retry-context":
-            return said
-        users = (one for one in self.record.backwards() if one.line.asks and one.kind != "retry-context")
-        return next(users, None)
-
-    async def _introduce(self) -> None:
-        """Tells the model who it is, unless it was told so before."""
+    async def _introduce(self, id: str | None = None) -> bool:
+        """Tells the model who it is, unless it was told so before; whether it did."""
         text = "\n\n".join(filter(None, (self.agent.system.strip(), self.agent.prompt.strip())))
         told = [self.record.message(line).text for line in self.record.live.state.apart]
-        if text and told != [text]:
-            await self.session.append({"system": text})
+        is_new = bool(text) and told != [text]
+        if is_new:
+            await self.session.append({"system": text}, id=id)
+        return is_new
 
     # Asking the model
 
@@ -143,6 +160,7 @@ class Run:
         if self.steps >= self.agent.max_steps:
             raise StoppedError(f"max_steps: {self.steps} steps were made. Run it again to go on.")
         self._demand_means()
+        self.claim.demand()
         offered, extra = await self._offered(), getattr(self.agent.model, "extra", {})
         fitted = await self.session.fit(dialect=self.dialect, tools=offered or None, request=extra)
         self.steps += 1
@@ -190,10 +208,21 @@ class Run:
         return {"role": "assistant", "content": given} if isinstance(given, str) else given
 
     async def _keep(self, reply: Any) -> Said:
-        places = await self.session.append(reply)
-        said = self._said(places[0] if isinstance(places, list) else places)
+        """
+        Raises:
+            MessageError: it is no reply; nothing was stored.
+        """
+        is_list = isinstance(reply, list | tuple)
+        values, where = ([*reply], "reply[{}]") if is_list else ([reply], "reply")
+        intake = await self.session.intake()
+        drafts = (await asyncio.to_thread(intake.take, values, where.format)).drafts
+        roles = [draft.message.role for draft in drafts]
+        if roles[:1] != ["assistant"] or not {*roles} <= {"assistant", "tool"}:
+            got = " and ".join(dict.fromkeys(roles)) or "nothing"
+            raise MessageError("reply", f"expected a message of the role assistant, got {got}")
+        said = self._said((await self.session.say(drafts))[0])
         if usage := said.message.usage:
-            self.usage = Usage(self.usage.input + usage.input, self.usage.output + usage.output)
+            self.usage += usage
             run: Run | None = self
             while run is not None:  # whoever it works for pays as well
                 run.cost += self.meter.limits.price(usage)
@@ -218,6 +247,7 @@ class Run:
 
     async def _act(self, reply: Said) -> None:
         """Runs the calls in a reply that have no result yet, all at once; each result is stored by itself."""
+        self.claim.demand()
         waiting = {id for id, (at, _) in self.record.live.state.open.items() if at == reply.at}
         todo = [(call, work) for call, work in self._work(reply) if call.call_id in waiting]
         answers = (self._answer(reply, call, work) for call, work in todo)
@@ -258,7 +288,10 @@ class Run:
             return Answered(f"{action.call.tool} failed: {problem(error)}", is_error=True)
 
     async def _look(self, call: ToolCall) -> Answered:
-        return Answered(await self.session.call(call.tool, call.input))
+        try:
+            return Answered(await self.session.call(call.tool, call.input))
+        except Exception as error:  # or each run after this one would end here
+            return Answered(f"{call.tool} failed: {problem(error)}", is_error=True)
 
     async def _refuse(self, why: str) -> Answered:
         return Answered(why, "retry-context", is_error=True)
@@ -295,9 +328,9 @@ class Run:
             run = run.parent
 
     def _said(self, at: int) -> Said:
-        event = self.record.event(at)
+        event, corrected = self.record.event(at), self.record.live.state.corrected.get(at)
         assert isinstance(event, Said)
-        return event
+        return event if corrected is None else replace(event, message=self.record.message(corrected))
 
     async def tell(self, event: Callable[..., Any], **facts: Any) -> None:
         """Whoever watches; what they do wrong harms nothing here."""

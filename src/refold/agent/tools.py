@@ -8,7 +8,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import msgspec
@@ -145,6 +145,8 @@ def output_of(given: Any) -> Output:
             return sendable(given)
         case Text() | Media():
             return (given,)
+        case Iterator():
+            return output_of(list(given))
         case list() | tuple() if given and all(isinstance(one, Text | Media) for one in given):
             return tuple(given)
     return msgspec.json.encode(given, enc_hook=str).decode()
