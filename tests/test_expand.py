@@ -450,7 +450,8 @@ def test_own_loops_have_a_hook_before_and_after_each_step():
 def test_what_was_corrected_says_so_where_it_is_expanded():
     chat = hidden(TEXT)
     chat.undo(2)
-    chat.correct(2, "Nothing was found.")
+    edit = chat.correct(2, "Nothing was found.")
+    assert chat.expand(edit) == "Nothing was found."
     assert chat.call(EXPAND, {"at": 2, "lines": "1-2"}).startswith(
         "[refold #2 tool web_search, before it was corrected: lines 1-2 of 60]\nline 1:"
     )

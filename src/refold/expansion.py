@@ -20,8 +20,10 @@ BATCH = 200
 class Source:
     """What stands behind a place: one message, or those that a summary stands for, read as far as needed."""
 
-    def __init__(self, record: Record, at: int, span: Span, count: int) -> None:
-        self.record, self.at, self.span, self.count = record, at, span, count
+    def __init__(
+        self, record: Record, at: int, span: Span, count: int, correction: Message | None = None
+    ) -> None:
+        self.record, self.at, self.span, self.count, self._correction = record, at, span, count, correction
         self.is_one = count == 1 and len(span) == 1
         """It is a message, not a list of some."""
 
@@ -37,7 +39,7 @@ class Source:
         """
         try:
             if self.is_one:
-                return cut(written(next(self._said()).message), part, find)
+                return cut(written(self._correction or next(self._said()).message), part, find)
             if part.way == "match":
                 return self._matching(part.pattern)
             if part.way == "lines" and part.range[1] is not None:
@@ -99,6 +101,8 @@ def source(record: Record, at: int) -> Source:
     match event:
         case Said():
             return Source(record, at, Span(at, at + 1), 1)
+        case Replaced(kind="correct", span=span, shown=(Message() as message, *_)):
+            return Source(record, at, span, 1, message)
         case Replaced(span=span):
             count = record.index_from(span.end) - record.index_from(span.start)
             return Source(record, at, span, count)
