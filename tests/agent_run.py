@@ -35,9 +35,8 @@ LONGEST = 2_500
 """Characters of a result, so few that the newest are shown whole: the model sees what the tool gave."""
 SETTLED = 100
 """Steps after which the memory of the process must not grow any more."""
-GROWTH_KB = 14_000
-"""What is not growth: caches of a fixed size that fill (words, pages of the store), and how the allocator
-breathes. In 1,500 steps it is hardly more than in 500."""
+GROWTH_KB = 10_000
+"""What is not growth: caches of a fixed size that fill, and how the allocator breathes."""
 PATIENCE_S = 600
 SOURCE = Path(__file__).parents[1] / "src"
 TASK = "Read the folder and tell me its digest. Never delete anything."

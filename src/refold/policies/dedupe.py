@@ -104,7 +104,7 @@ def _hashed(text: str) -> tuple[int, ...]:
     return tuple(sorted(hashes)[:SKETCH])
 
 
-_sketch = lru_cache(maxsize=1_024)(_hashed)
+_sketch = lru_cache(maxsize=256)(_hashed)
 
 
 def _similarity(one: Counter[tuple[str, str]], other: Counter[tuple[str, str]]) -> float:

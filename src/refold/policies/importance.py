@@ -39,7 +39,7 @@ def _exact(text: str) -> frozenset[str]:
     return frozenset(word for word in vocabulary(text) if worth(word) >= PLAIN)
 
 
-_known = lru_cache(maxsize=1_024)(_exact)
+_known = lru_cache(maxsize=256)(_exact)
 
 
 def all_text(message: Message) -> str:

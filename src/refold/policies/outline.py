@@ -181,7 +181,7 @@ def _size(text: str, value: dict[str, Any] | list[Any] | None) -> str:
     return f"{count:,} items" if count else ""
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=256)
 def _remembered(text: str) -> Outline:
     return _outline(text, _nothing)
 
@@ -392,7 +392,7 @@ def worth(word: str) -> float:
     return _worth(word) if 1 < len(word) <= LONGEST_WORD else 0.0
 
 
-@lru_cache(maxsize=1 << 15)
+@lru_cache(maxsize=1 << 13)
 def _worth(word: str) -> float:
     size = len(word)
     if "…" in word:
