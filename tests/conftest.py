@@ -1,11 +1,52 @@
-"""How hard the tests look: `HYPOTHESIS_PROFILE=long pytest` takes its time."""
+"""How hard the tests look (`HYPOTHESIS_PROFILE=long pytest` takes its time), and servers that they share."""
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from servers import ALWAYS, Postgres, Valkey, remove
 
 pytest.register_assert_rewrite("refold.testing")  # failures inside the contract show their values
 settings.register_profile("usual", deadline=None)
 settings.register_profile("long", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A PostgreSQL of one's own, for as long as the tests of this process take."""
+    folder = Path(tempfile.mkdtemp(prefix="refold-postgres-"))  # a socket's path must be short
+    server = Postgres(folder).start()
+    yield server
+    server.stop()
+    remove(folder)
+
+
+@pytest.fixture
+def postgres_url(postgres):
+    """A new, empty database."""
+    return postgres.database()
+
+
+@pytest.fixture(scope="session")
+def valkey():
+    """A Valkey of one's own that loses nothing it acknowledged."""
+    folder = Path(tempfile.mkdtemp(prefix="refold-valkey-"))
+    server = Valkey(folder, *ALWAYS).start()
+    yield server
+    server.stop()
+    remove(folder)
+
+
+@pytest.fixture
+def valkey_url(valkey):
+    """The server, with nothing in it."""
+    import redis
+
+    with redis.Redis(unix_socket_path=str(valkey.socket)) as client:
+        client.flushall()
+        client.function_flush()
+    return valkey.url

@@ -92,8 +92,8 @@ class AsyncSession:
     async def fork(self, new_id: str, *, at: int | None = None) -> "AsyncSession":
         return AsyncSession(await to_thread(self.sync.fork, new_id, at=at), get_running_loop())
 
-    def events(self, after: int = 0) -> AsyncIterator[Event]:
-        return _each(self.sync.events(after))
+    def events(self, after: int = 0, *, follow: bool = False) -> AsyncIterator[Event]:
+        return _each(self.sync.events(after, follow=follow), 1 if follow else CHUNK)
 
     def export(self) -> AsyncIterator[str]:
         return _each(self.sync.export())
@@ -107,8 +107,8 @@ class AsyncSession:
         await self.close()
 
 
-async def _each(source: Iterator[T]) -> AsyncIterator[T]:
-    while chunk := await to_thread(lambda: list(islice(source, CHUNK))):
+async def _each(source: Iterator[T], size: int = CHUNK) -> AsyncIterator[T]:
+    while chunk := await to_thread(lambda: list(islice(source, size))):
         for one in chunk:
             yield one
 

@@ -14,7 +14,7 @@ from refold.core.event import Event, Line, Replaced, Said, Span
 from refold.core.live import Head, Live, State
 from refold.core.message import Message
 from refold.core.view import View
-from refold.stores.store import Key, Lease, Snapshot, Snapshots, Store
+from refold.stores.store import Batched, Key, Lease, Snapshot, Snapshots, Store, Watched
 
 SNAPSHOT_EVERY = 64
 """Events between two snapshots; more for a view that is very long, so that its cost stays small."""
@@ -22,6 +22,8 @@ TRIES = 1_000
 """How often an append is tried against others who write to the same conversation."""
 NEAR = 32
 """What is so close to each other is read in one go."""
+WATCH_S, POLL_S = 5.0, 0.1
+"""How long a store is asked to wait for what comes next; how often one is asked that cannot wait."""
 HELP = "`refold doctor` says what is damaged"
 
 
@@ -30,25 +32,33 @@ class Record:
 
     def __init__(self, store: Store, key: Key, view: str, parse: Parse) -> None:
         self.store, self.key, self.view, self.parse = store, key, view, parse
-        self.live = Live(view, self.message)
+        self._live = Live(view, self.message)
         self.heard: Callable[[Sequence[Event]], None] | None = None
         """Is told what was appended here, once it is safe."""
         self._forget()
-        self.catch_up()
+        if not isinstance(store, Batched):  # one that is far away is asked once there is something to ask
+            self.catch_up()
 
     # Keeping up
+
+    @property
+    def live(self) -> Live:
+        """The view, as of when it was last caught up with."""
+        if not self._known:
+            self.catch_up()
+        return self._live
 
     def catch_up(self) -> None:
         """Applies what was appended elsewhere; starts anew where the conversation was erased meanwhile."""
         if not self._known:
-            self._start()
-        links = self.store.read(self.key, max(0, self.live.state.next - 1))
-        if self.live.state.next:
+            self._apply(self._start())
+            return
+        links = self.store.read(self.key, max(0, self._live.state.next - 1))
+        if self._live.state.next:
             known = next(links, None)
             if known is None or known.digest != self._digest:
                 self._forget()
-                self._start()
-                links = self.store.read(self.key, self.live.state.next)
+                links = self._start()
         self._apply(links)
 
     def _forget(self) -> None:
@@ -60,35 +70,40 @@ class Record:
 
     def _begin(self, state: State) -> None:
         """A live view that nobody takes for the one before."""
-        self._edition = self.live.edition + 1
-        self.live = Live(self.view, self.message, state)
-        self.live.edition = self._edition
+        self._edition = self._live.edition + 1
+        self._live = Live(self.view, self.message, state)
+        self._live.edition = self._edition
 
-    def _start(self) -> None:
-        """From the newest snapshot, if there is one that belongs to this record."""
-        snapshot = self._snapshot()
-        if snapshot:
-            before = next(self.store.read(self.key, snapshot.at - 1, snapshot.at), None)
-            if before and seal(before.digest, snapshot.body) == snapshot.digest:
-                with suppress(msgspec.DecodeError, ValueError):  # of another version: the stream has it all
-                    self._begin(_state(snapshot.body))
-                    self._digest, self._saved = before.digest, snapshot.at
+    def _start(self) -> Iterator[Link]:
+        """What came after the newest snapshot that belongs to this record; it begins with that."""
+        snapshot, links = self._resumed()
         self._known = True
+        before = next(links, None) if snapshot else None
+        if snapshot and before and seal(before.digest, snapshot.body) == snapshot.digest:
+            with suppress(msgspec.DecodeError, ValueError):  # of another version: the stream has it all
+                self._begin(_state(snapshot.body))
+                self._digest, self._saved = before.digest, snapshot.at
+                return links
+        return self.store.read(self.key) if snapshot else links
 
-    def _snapshot(self) -> Snapshot | None:
+    def _resumed(self) -> tuple[Snapshot | None, Iterator[Link]]:
+        snapshot = None
         with suppress(CorruptError):  # only a cache
-            return self.store.saved(self.key).get(self.view) if isinstance(self.store, Snapshots) else None
-        return None
+            if isinstance(self.store, Batched):
+                return self.store.resume(self.key, self.view)
+            if isinstance(self.store, Snapshots):
+                snapshot = self.store.saved(self.key).get(self.view)
+        return snapshot, self.store.read(self.key, snapshot.at - 1 if snapshot else 0)
 
     def _apply(self, links: Iterable[Link]) -> None:
         try:
             for entry, digest in links:
-                if entry.at != self.live.state.next:
+                if entry.at != self._live.state.next:
                     raise CorruptError(
-                        f"{self.key.conversation!r} has no event {self.live.state.next}: {HELP}"
+                        f"{self.key.conversation!r} has no event {self._live.state.next}: {HELP}"
                     )
                 self._entries[entry.at] = entry
-                self.live.apply(codec.head(entry), entry.at, self)
+                self._live.apply(codec.head(entry), entry.at, self)
                 self._digest = digest
         except BaseException:
             self._forget()  # half applied is worse than not known
@@ -97,14 +112,14 @@ class Record:
 
     def _tidy(self) -> None:
         """Forgets the words of what is no longer shown."""
-        if self._edition != self.live.edition:
-            self._edition = self.live.edition
-            shown = {line.at for item in self.live.items for line in item.lines}
+        if self._edition != self._live.edition:
+            self._edition = self._live.edition
+            shown = {line.at for item in self._live.items for line in item.lines}
             self._entries = {at: entry for at, entry in self._entries.items() if at in shown}
 
     def save(self) -> None:
         """Keeps a snapshot. It is only a cache: where the store cannot take it now, a later one will do."""
-        if isinstance(self.store, Snapshots) and self.live.state.next > self._saved:
+        if self._known and isinstance(self.store, Snapshots) and self.live.state.next > self._saved:
             body = codec.dumps(self.live.snapshot())
             with suppress(StoreError):
                 snapshot = Snapshot(self.live.state.next, body, seal(self._digest, body))
@@ -150,6 +165,19 @@ class Record:
     def events(self, start: int = 0, stop: int | None = None) -> Iterator[Event]:
         for link in self.store.read(self.key, start, stop):
             yield codec.decode(link.entry, self.parse)
+
+    def followed(self, start: int) -> Iterator[Event]:
+        """The same, and then whatever is appended by anybody, as it comes; ends when all is erased."""
+        while True:
+            for event in self.events(start):
+                start = event.at + 1
+                yield event
+            if start and next(self.store.read(self.key, start - 1, start), None) is None:
+                return
+            if isinstance(self.store, Watched):
+                self.store.wait(self.key, start, WATCH_S)
+            else:
+                time.sleep(POLL_S)
 
     def entry(self, at: int) -> Entry:
         found = self._entries.get(at)
@@ -206,6 +234,8 @@ class Record:
 
     def _fetch(self, places: set[int]) -> dict[int, Entry]:
         """Entries by place, in as few reads as their places allow."""
+        if places and isinstance(self.store, Batched):
+            return self.store.fetch(self.key, places)
         found: dict[int, Entry] = {}
         missing = sorted(places)
         while missing:

@@ -377,9 +377,13 @@ class Session:
             events = self.record.events(0 if since is None else since + 1)
             return [self._stored(event) for event in events if isinstance(event, Said)]
 
-    def events(self, after: int = 0) -> Iterator[Event]:
-        """What happened, in order; `after` is how many events to leave out, those seen already."""
-        return self.record.events(max(0, whole("after", after)))
+    def events(self, after: int = 0, *, follow: bool = False) -> Iterator[Event]:
+        """What happened, in order; `after` is how many events to leave out, those seen already.
+
+        With `follow` it goes on with what anybody appends, in any process, until the conversation is erased.
+        """
+        start = max(0, whole("after", after))
+        return self.record.followed(start) if follow else self.record.events(start)
 
     def _stored(self, said: Said) -> StoredMessage:
         item = self.record.live.item_at(said.at)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from refold.cli import change, checkup, compact, config, files, look, move, search
+from refold.cli import change, checkup, compact, config, copy, files, look, move, search
 from refold.cli.terminal import complain
 from refold.core.errors import RefoldError, SettingError
 
@@ -29,6 +29,7 @@ Examples:
   refold check request.json          would the provider take it?
   refold count request.json --model gpt-5
   refold config                      every setting, and where it came from
+  refold copy sqlite:///refold.db postgresql://db/agents
   refold doctor                      is all as it was written?
 
 \b
@@ -85,6 +86,7 @@ def refold(
 COMMANDS: dict[str, Callable[..., None]] = {
     "import": move.import_,
     "export": move.export,
+    "copy": copy.copy,
     "list": look.list_,
     "show": look.show,
     "explain": look.explain,

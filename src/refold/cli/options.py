@@ -17,7 +17,7 @@ from refold.intake import Intake
 from refold.meter import Meter
 from refold.opening import DEFAULT_STORE
 from refold.session import Session
-from refold.stores.store import Key, Store, open_store
+from refold.stores.store import Key, Store, open_store, shown_url
 
 CONFIG = "refold.yaml"
 """The configuration that is used when it stands in the folder."""
@@ -91,8 +91,14 @@ def intake_for(config: Config, model: str | None, dialect: str | None) -> Intake
 class Access:
     """Which store a command is about, by its options, the environment and the configuration."""
 
-    url: str
+    given: str
+    """Its URL, and perhaps a password in it."""
     config: Config
+
+    @property
+    def url(self) -> str:
+        """For people to read."""
+        return shown_url(self.given)
 
     @classmethod
     def to(cls, store: str | None, config: Path | None, *, for_settings: bool = False) -> "Access":
@@ -113,7 +119,7 @@ class Access:
             raise NotFoundError(
                 f"There is no store at {file} yet; `refold import FILE` makes one, --store URL names another"
             )
-        store = open_store(self.url)
+        store = open_store(self.given)
         try:
             yield store
         finally:
@@ -122,8 +128,8 @@ class Access:
     @property
     def file(self) -> Path | None:
         """Where a SQLite store is; None for stores of another kind."""
-        path = self.url.removeprefix("sqlite:///").partition("?")[0]
-        return Path(path) if self.url.startswith("sqlite:///") and path not in ("", ":memory:") else None
+        path = self.given.removeprefix("sqlite:///").partition("?")[0]
+        return Path(path) if self.given.startswith("sqlite:///") and path not in ("", ":memory:") else None
 
     @contextmanager
     def session(self, id: str, owner: str, view: str = "main", **rest: Any) -> Iterator[Session]:

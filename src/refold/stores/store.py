@@ -4,8 +4,9 @@ A store keeps entries in order and understands none of them. What only some engi
 a protocol of its own; a session uses it where the store has it.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import urlsplit
 
 from refold.core.codec import Entry, Link
@@ -214,6 +215,121 @@ class Settings(Protocol):
         """Instead of what was set for that agent and tool; with nothing set in it, nothing is left."""
 
 
+@runtime_checkable
+class Batched(Protocol):
+    """What a store across a network answers in one go, where others are asked several times."""
+
+    def resume(self, key: Key, view: str, /) -> tuple[Snapshot | None, Iterator[Link]]:
+        """The newest snapshot of a view, and the entries from the one before it on; without a snapshot, all
+        entries. One round trip, unless there are very many.
+        """
+
+    def fetch(self, key: Key, places: Collection[int], /) -> dict[int, Entry]:
+        """The entries at these places, in one round trip; those that are not there are left out."""
+
+
+@runtime_checkable
+class Watched(Protocol):
+    def wait(self, key: Key, next: int, seconds: float, /) -> bool:
+        """Waits until the conversation has an entry at the place `next`, or for so long; whether it has."""
+
+
+@runtime_checkable
+class Cursors(Protocol):
+    """How far somebody has followed each conversation, by a name; erased with the conversation."""
+
+    def cursor(self, key: Key, name: str, /) -> int | None:
+        """The first place that it has not seen; None where it was never set."""
+
+    def set_cursor(self, key: Key, name: str, next: int, /) -> None:
+        """Durable when this returns. May be set before the conversation begins; never goes back."""
+
+    def behind(self, name: str, /) -> Iterator[Key]:
+        """The conversations whose cursor was set and that have entries at or after it."""
+
+
+class Spoken(NamedTuple):
+    """A message as a service that learns from conversations is told of it."""
+
+    at: int
+    role: str
+    text: str
+    time: float
+
+
+@runtime_checkable
+class Listening(Protocol):
+    """A store that hands what is said to such a service, and so must know what entries say."""
+
+    def listen(self, spoken: Callable[[Entry], Spoken | None], /) -> None:
+        """From now on, this tells what an entry says; None is nothing. Called whenever a session begins."""
+
+
+class Memory(NamedTuple):
+    """Something that a service learned from conversations, in words of its own."""
+
+    id: str
+    text: str
+    score: float | None = None
+    """How near it is to what was asked; more is nearer."""
+    namespace: str | None = None
+    created: float | None = None
+
+
+@runtime_checkable
+class Memories(Protocol):
+    def memories(
+        self, key: Key, query: str | None, limit: int, namespace: str | None, /
+    ) -> Sequence[Memory]:
+        """What has to do with `query`, the nearest first; without one, what there is.
+
+        Raises:
+            StoreError: the service does not answer.
+        """
+
+    @property
+    def recalls(self) -> bool:
+        """Whether models are to be shown what is remembered, unasked."""
+
+
+class Memorizer(Protocol):
+    """A service that learns from conversations: what a hybrid store puts beside a record."""
+
+    @property
+    def name(self) -> str:
+        """Tells it from others: what one has taken in, another has not."""
+
+    def remember(self, key: Key, said: Sequence[Spoken], /) -> None:
+        """Takes in what was said; the same handed in again does no harm, as far as it can tell.
+
+        Raises:
+            StoreError: it cannot take it now.
+            MessageError: it will never take it.
+        """
+
+    def memories(
+        self, key: Key, query: str | None, limit: int, namespace: str | None, /
+    ) -> Sequence[Memory]: ...
+
+    def forget(self, key: Key, /) -> None:
+        """All that was learned from a conversation, as far as it is kept apart from the rest.
+
+        Raises:
+            StoreError: it cannot be reached: then nothing is certain.
+        """
+
+    def close(self) -> None: ...
+
+
+Ability: TypeAlias = Literal["compare-and-append", "whole-batches", "order", "any-size"]
+"""What every store should be able to do, and some engines are not."""
+
+
+def inability(store: object, ability: Ability) -> str | None:
+    """Why a store is not able to do something, in a sentence: what its `cannot` says; None where it is."""
+    return dict(getattr(store, "cannot", {})).get(ability)
+
+
 class Flaw(NamedTuple):
     """Something that a store's own examination found."""
 
@@ -253,14 +369,23 @@ def demand_held(key: Key, lease: Lease, current: Lease | None) -> None:
         )
 
 
+def shown_url(url: str) -> str:
+    """A store's URL for people to read: without the password."""
+    return re.sub(r"(?<=:)[^:/@?#]*(?=@)", "***", url) if "@" in url else url
+
+
 def open_store(url: str) -> Store:
-    """The store behind a URL: `memory://`, `memory://NAME`, `sqlite:///file.db`.
+    """The store behind a URL: `memory://`, `memory://NAME`, `sqlite:///file.db`, `postgresql://…`,
+    `redis://…`, `agentcore://…`, `mem0://…`, `hybrid://…`; each has a page in docs/stores.
 
     Raises:
         SettingError: nothing can be opened by such a URL.
         StoreError: it could not be opened.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise SettingError(f"store {shown_url(url)!r}", f"is no URL: {error}") from error
     match parts.scheme:
         case "memory":
             from refold.stores import memory
@@ -270,4 +395,25 @@ def open_store(url: str) -> Store:
             from refold.stores import sqlite
 
             return sqlite.from_url(url)
-    raise SettingError(f"store {url!r}", "expected memory://, memory://NAME or sqlite:///file.db")
+        case "postgresql" | "postgres":
+            from refold.stores import postgres
+
+            return postgres.from_url(url)
+        case "redis" | "rediss" | "unix":
+            from refold.stores import redis
+
+            return redis.from_url(url)
+        case "agentcore":
+            from refold.stores import agentcore
+
+            return agentcore.from_url(url)
+        case "mem0":
+            from refold.stores import mem0
+
+            return mem0.from_url(url)
+        case "hybrid":
+            from refold.stores import hybrid
+
+            return hybrid.from_url(url)
+    known = "memory://, sqlite:///file.db, postgresql://, redis://, agentcore://, mem0:// or hybrid://"
+    raise SettingError(f"store {shown_url(url)!r}", f"expected {known}")

@@ -17,6 +17,7 @@ only: this needs pytest and hypothesis, which refold itself does not.
 
 import pytest
 
+from refold.testing.batches import BatchesContract
 from refold.testing.forks import ForksContract
 from refold.testing.ids import IdsContract
 from refold.testing.leases import LeasesContract
@@ -45,6 +46,7 @@ class StoreContract(
     SummariesContract,
     SettingsContract,
     SearchContract,
+    BatchesContract,
 ):
     """All of it. The fixture `store` gives a new, empty store."""
 
