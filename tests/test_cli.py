@@ -1106,3 +1106,24 @@ def test_an_older_way_to_write_it_is_told():
     told = run("config", store=None)
     assert "refold.yaml:1: agents.a.transforms: is deprecated; write compact" in told.stderr
     assert re.search(r"^compact.token_threshold +600 +refold.yaml:1$", told.stdout, re.MULTILINE)
+
+
+def test_a_log_is_followed_as_others_append(chat):
+    session = refold.open("live", store=STORE)
+    session.append(user("one"))
+    args = [sys.executable, "-m", "refold", "log", "live", "--follow", "--json", "--store", STORE]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as following:
+        assert json.loads(following.stdout.readline())["at"] == 0
+        session.append([user("two"), user("three")])
+        assert [json.loads(following.stdout.readline())["at"] for _ in range(2)] == [1, 2]
+        session.clear()
+        assert following.stdout.read() == ""
+    assert following.returncode == 0
+    assert "no end" in run("log", "task-42", "--follow", "--limit", 3, code=2).stderr
+
+
+def test_a_password_in_a_url_is_never_printed(chat):
+    url = "postgresql://somebody:s3cret@127.0.0.1:1/db?timeout_s=0.2"
+    for args in (["list"], ["doctor"], ["show", "a"], ["config"]):
+        done = CliRunner().invoke(app, [*args, "--store", url])
+        assert "s3cret" not in done.output

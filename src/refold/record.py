@@ -172,12 +172,8 @@ class Record:
             for event in self.events(start):
                 start = event.at + 1
                 yield event
-            if start and next(self.store.read(self.key, start - 1, start), None) is None:
+            if not go_on(self.store, self.key, start):
                 return
-            if isinstance(self.store, Watched):
-                self.store.wait(self.key, start, WATCH_S)
-            else:
-                time.sleep(POLL_S)
 
     def entry(self, at: int) -> Entry:
         found = self._entries.get(at)
@@ -299,6 +295,17 @@ class Record:
         for link in self.store.read(self.key, 0, self.end_of(at)):
             live.apply(codec.head(link.entry), link.entry.at, self)
         return live
+
+
+def go_on(store: Store, key: Key, start: int) -> bool:
+    """Waits a while for what is appended at a place; False where what came before it was erased."""
+    if start and next(store.read(key, start - 1, start), None) is None:
+        return False
+    if isinstance(store, Watched):
+        store.wait(key, start, WATCH_S)
+    else:
+        time.sleep(POLL_S)
+    return True
 
 
 def _state(body: bytes) -> State:

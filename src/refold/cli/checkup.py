@@ -8,7 +8,7 @@ import typer
 
 import refold
 from refold.cli.options import Access, ConfigFile, Json, StoreUrl, existing, ids
-from refold.cli.terminal import Column, Columns, emit, progress
+from refold.cli.terminal import Column, Columns, emit, progress, say
 from refold.cli.words import iso, local, one_line, plural
 from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError
@@ -43,6 +43,7 @@ def doctor(
     events = 0
     rows: list[Listed] = []
     leases: list[tuple[Key, Lease]] = []
+    cannot: dict[str, str] = {}
     try:
         with access.open() as backend:
             only = None if id is None else existing(backend, access.url, Key(owner or "default", id))
@@ -55,14 +56,17 @@ def doctor(
                     advance(n)
 
                 findings = examine(backend, owner=owner, only=only, tick=tick)
+            cannot = dict(getattr(backend, "cannot", {}))
             leases = _leases(backend, rows)
     except CorruptError as error:  # it cannot even be opened
         findings = [Finding(told(error), BACKUP)]
     counts = {"conversations": len(rows), "events": events}
     if json:
-        emit(_json(access, counts, findings, leases))
+        emit(_json(access, counts, findings, leases) | {"cannot": cannot})
     else:
         _print(access, counts, findings, leases)
+        for ability, why in cannot.items():
+            say(f"This store has no {ability}: {why}")
     if findings:
         raise typer.Exit(1)
 

@@ -12,6 +12,7 @@ from refold.cli.words import glance, glance_json, iso, local, one_line, places, 
 from refold.core import codec
 from refold.core.event import Called, Event, Measured, Pinned, Replaced, Said, Undone, Unknown
 from refold.doctor import Unreadable, links, told
+from refold.record import go_on
 from refold.session import parse
 from refold.stores.store import Key, Store
 
@@ -56,6 +57,16 @@ def events(store: Store, key: Key, start: int, limit: int | None) -> Iterator[Ev
             yield Damaged(link.entry.at, str(link.entry.kind), told(error))
 
 
+def followed(store: Store, key: Key, start: int) -> Iterator[Event | Damaged]:
+    """The same, and then whatever is appended by anybody, as it comes."""
+    while True:
+        for event in events(store, key, start, None):
+            start = event.at + 1
+            yield event
+        if not go_on(store, key, start):
+            return
+
+
 def print_log(found: Iterator[Event | Damaged], names: Names) -> int:
     """Prints a line for each, and returns how many were damaged."""
     count = damaged = 0
@@ -79,19 +90,25 @@ def print_log(found: Iterator[Event | Damaged], names: Names) -> int:
     return damaged
 
 
+def emit_lines(found: Iterator[Event | Damaged]) -> int:
+    """One JSON document a line, for what has no end."""
+    for event in found:
+        typer.echo(codec.dumps(_json(event)))
+    return 0
+
+
+def _json(event: Event | Damaged) -> dict[str, Any]:
+    return event._asdict() if isinstance(event, Damaged) else event_json(event)
+
+
 def emit_log(key: Key, found: Iterator[Event | Damaged]) -> int:
     """The same as one JSON document, written as it goes."""
     damaged, before = 0, b""
     head = codec.dumps({"conversation": key.conversation, "owner": key.owner})
     typer.echo(head[:-1] + b',"events":[', nl=False)
     for event in found:
-        value: dict[str, Any]
-        if isinstance(event, Damaged):
-            damaged += 1
-            value = {"at": event.at, "kind": event.kind, "problem": event.problem}
-        else:
-            value = event_json(event)
-        typer.echo(before + b"\n" + codec.dumps(value), nl=False)
+        damaged += isinstance(event, Damaged)
+        typer.echo(before + b"\n" + codec.dumps(_json(event)), nl=False)
         before = b","
     typer.echo(b"\n]}")
     return damaged

@@ -8,7 +8,7 @@ from msgspec.structs import asdict
 
 from refold.answers import Diff, Moment, Seen
 from refold.cli import show as page
-from refold.cli.log import Names, emit_log, events, print_log
+from refold.cli.log import Names, emit_lines, emit_log, events, followed, print_log
 from refold.cli.options import (
     Access,
     At,
@@ -211,18 +211,27 @@ def log(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="At most so many events.")
     ] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what anybody appends.")] = False,
     store: StoreUrl = None,
     config: ConfigFile = None,
     owner: Owner = "default",
     json: Json = False,
 ) -> None:
-    """What happened: every event, in order."""
+    """What happened: every event, in order.
+
+    With --follow it goes on, whoever appends, until Ctrl-C; with --json too, one document a line.
+    """
+    if follow and limit is not None:
+        raise typer.BadParameter("has no end to be limited", param_hint="--follow")
     access = Access.to(store, config)
     with access.open() as backend:
         key = existing(backend, access.url, Key(owner, id))
         start = 0 if after is None else after + 1
-        found = events(backend, key, start, limit)
-        damaged = emit_log(key, found) if json else print_log(found, Names(backend, key))
+        found = followed(backend, key, start) if follow else events(backend, key, start, limit)
+        if json:
+            damaged = emit_lines(found) if follow else emit_log(key, found)
+        else:
+            damaged = print_log(found, Names(backend, key))
     if damaged:
         raise typer.Exit(1)
 
