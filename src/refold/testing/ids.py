@@ -8,7 +8,7 @@ import pytest
 
 from refold.opening import open
 from refold.stores.store import Ids, Key
-from refold.testing.words import KEY, ODD, entry, named, said, verified
+from refold.testing.words import KEY, ODD, demand_able, entry, named, said, verified
 
 
 class IdsContract:
@@ -32,6 +32,7 @@ class IdsContract:
         assert [message.id for message in session.get_all()] == ["1", "2", "3", "m3", "4"]
 
     def test_an_id_that_threads_race_for_is_stored_once(self, ids: Any) -> None:
+        demand_able(ids, "compare-and-append")
         barrier = Barrier(4)
 
         def race(_: int) -> list[int]:

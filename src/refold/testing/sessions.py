@@ -11,7 +11,7 @@ from refold.core.message import Message, Text
 from refold.opening import load, open
 from refold.session import Session
 from refold.stores.memory import MemoryStore
-from refold.testing.words import ODD, TINY, calling, demand_folded, said, verified
+from refold.testing.words import ODD, TINY, calling, demand_able, demand_folded, said, verified
 
 TEXTS = ["", " ", "\0", "a\0b", "\ud800", "x\udfff\n", "🙂é漢\u2028", '"\\/', "<|endoftext|>", "[refold #1]"]
 
@@ -63,6 +63,7 @@ class SessionsContract:
             assert session.fit().messages == []
 
     def test_erasing_while_others_write_and_read_harms_nobody(self, store: Any) -> None:
+        demand_able(store, "compare-and-append")
         writers = [open("a", store=store, model="tiny", config=TINY) for _ in range(2)]
 
         def work(session: Session) -> None:

@@ -12,7 +12,7 @@ from refold.core.message import Message, Text, ToolCall, ToolResult
 from refold.core.view import fold
 from refold.opening import open
 from refold.session import Session
-from refold.stores.store import Key, Store
+from refold.stores.store import Ability, Key, Store, inability
 
 Reopen: TypeAlias = Callable[[], Store]
 
@@ -55,6 +55,12 @@ def verified(store: Store, key: Key) -> list[Entry]:
 
 def demand(reopen: Reopen | None) -> Reopen:
     return reopen or pytest.skip("this store lives in one process")
+
+
+def demand_able(store: Store, ability: Ability) -> None:
+    """What a store declares that it is not able to do is not demanded of it."""
+    if (why := inability(store, ability)) is not None:
+        pytest.skip(why)
 
 
 def demand_folded(session: Session) -> None:

@@ -10,6 +10,7 @@ from refold.testing.words import (
     KEY,
     Reopen,
     demand,
+    demand_able,
     demand_folded,
     demand_numbered,
     entries,
@@ -22,6 +23,7 @@ from refold.testing.words import (
 
 class WritersContract:
     def test_racing_threads_lose_nothing_and_keep_their_order(self, store: Any) -> None:
+        demand_able(store, "compare-and-append")
         barrier = Barrier(6)
 
         def write(name: int) -> None:
@@ -33,6 +35,7 @@ class WritersContract:
         demand_numbered(store, {str(name): 30 for name in range(6)})
 
     def test_racing_threads_may_share_a_session(self, store: Any) -> None:
+        demand_able(store, "compare-and-append")
         session = open("race", store=store)
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda n: session.append(said(f"{n % 4} {n // 4}")), range(80)))
@@ -44,6 +47,7 @@ class WritersContract:
     def test_racing_processes_lose_nothing_and_keep_their_order(
         self, store: Any, reopen: Reopen | None
     ) -> None:
+        demand_able(store, "compare-and-append")
         opening = demand(reopen)
         with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
             names = ["a", "b", "c"]
@@ -51,6 +55,7 @@ class WritersContract:
         demand_numbered(store, dict.fromkeys(names, 40))
 
     def test_readers_never_see_half_a_batch(self, store: Any) -> None:
+        demand_able(store, "whole-batches")
         with ThreadPoolExecutor(1) as pool:
             batches = [entries(start, start + 5) for start in range(0, 300, 5)]
             writing = pool.submit(lambda: [store.append(KEY, batch) for batch in batches])

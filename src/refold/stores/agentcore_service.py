@@ -1,0 +1,326 @@
+"""AgentCore Memory as a store speaks to it: names that the service allows, events, records, clear errors."""
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from hashlib import blake2b
+from threading import Lock
+from typing import Any, NamedTuple, TypeAlias
+
+from refold.core.codec import to_bytes
+from refold.core.errors import SettingError, StoreError
+from refold.stores.store import Key, Memory
+
+Json: TypeAlias = dict[str, Any]
+
+DEFAULT_OWNER = "default"
+TRIES = 6
+"""Of one request, where the service throttles, fails or cannot be reached."""
+PAGE = 100
+"""The most that the service lists at a time."""
+GLANCES = (3, 25, PAGE)
+"""Events looked at in one go, where few are expected to be new; more each time that there were more."""
+MOST_FOUND = 100
+"""Records that the service finds for a query, at most."""
+MOST_QUERY = 10_000
+"""Characters of a query."""
+MEMORY = re.compile(
+    r"(arn:(aws|aws-cn|aws-us-gov):bedrock-agentcore:[a-z0-9-]+:[0-9]{12}:memory/)?"
+    r"[a-zA-Z][a-zA-Z0-9-_]{0,99}-[a-zA-Z0-9]{10}"
+)
+ACTOR = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9-_/]*(?::[a-zA-Z0-9-_/]+)*")
+PLAIN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,99}")
+NAMESPACE = re.compile(r"[a-zA-Z0-9/*][a-zA-Z0-9_/*:-]{0,700}")
+ENCODED = re.compile(r"--[0-9a-f]{32}$")
+
+
+class Place(NamedTuple):
+    """Where events are: a session of an actor."""
+
+    actor: str
+    session: str
+
+
+class Branch(NamedTuple):
+    name: str
+    root: str
+    """The event after which it begins."""
+
+
+class Service:
+    """A memory at AgentCore. Safe to use from many threads.
+
+    Raises `StoreError` where the service cannot be used, and says what to do about it.
+    """
+
+    def __init__(
+        self,
+        memory_id: str,
+        actor: str | None = None,
+        *,
+        region: str | None = None,
+        client: Any = None,
+        namespace: str | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        if not MEMORY.fullmatch(memory_id):
+            raise SettingError(
+                f"memory id {memory_id!r}", "expected an id such as notes-AbCdEf1234, or the ARN of a memory"
+            )
+        if actor is not None and (len(actor) > 150 or not ACTOR.fullmatch(actor)):
+            raise SettingError(
+                f"actor {actor!r}", "expected up to 150 letters, digits, and - _ / : within them"
+            )
+        self.memory_id, self.actor = memory_id, actor
+        self.namespace = namespace if namespace is None else _namespace(namespace)
+        self._client = client or _client(region, timeout_s)
+        self._owns_client = client is None
+        self._newest = 0
+        self._lock = Lock()
+
+    def place(self, key: Key) -> Place:
+        """Where a conversation's events are. No two conversations have the same place."""
+        owner = safe(key.owner)
+        if self.actor is not None:
+            owner = self.actor if key.owner == DEFAULT_OWNER else f"{self.actor}:{owner}"
+        return Place(owner, safe(key.conversation))
+
+    # Events
+
+    def create(
+        self, place: Place, payload: list[Json], token: str, after: int, branch: Branch | None = None
+    ) -> str:
+        """Creates an event, unless one was created with the same token, and returns the id of that one.
+
+        `after` is a time in milliseconds that the event's own is greater than.
+        """
+        with self._lock:  # no two of a process have the same time, which would leave their order to chance
+            self._newest = max(int(time.time() * 1000), self._newest + 1)
+            now = max(self._newest, after + 1)
+        at: Json = {"eventTimestamp": datetime.fromtimestamp(now / 1000, UTC)}
+        if branch is not None:
+            at["branch"] = {"name": branch.name, "rootEventId": branch.root}
+        event = self._call("create_event", place, payload=payload, clientToken=token, **at)["event"]
+        return str(event["eventId"])
+
+    def event(self, place: Place, id: str) -> Json | None:
+        found = self._call("get_event", place, missing={}, eventId=id)
+        return found.get("event")
+
+    def delete(self, place: Place, id: str) -> None:
+        self._call("delete_event", place, missing={}, eventId=id)
+
+    def events(self, place: Place, branch: str | None = None) -> Iterator[Json]:
+        """All events, the newest first; of a branch, those of its parents before it began included."""
+        return self._list_events(place, branch, PAGE)
+
+    def since(self, place: Place, id: str, branch: str | None = None) -> tuple[list[Json], bool]:
+        """The events after one, the newest first, and whether that one is still there."""
+        found = list[Json]()
+        for size in GLANCES:
+            found = []
+            for event in self._list_events(place, branch, size):
+                if event["eventId"] <= id:
+                    return found, event["eventId"] == id
+                found.append(event)
+                if len(found) == size < PAGE:
+                    break
+            else:
+                break
+        return found, False
+
+    def _list_events(self, place: Place, branch: str | None, size: int) -> Iterator[Json]:
+        only: Json = {"maxResults": size}
+        if branch is not None:
+            only["filter"] = {"branch": {"name": branch, "includeParentBranches": True}}
+        return self._pages("list_events", "events", place, only)
+
+    def sessions(self, actor: str) -> Iterator[str]:
+        only = {"actorId": actor, "maxResults": PAGE, "filter": {"eventFilter": "HAS_EVENTS"}}
+        rows = self._pages("list_sessions", "sessionSummaries", None, only)
+        return (row["sessionId"] for row in rows)
+
+    def actors(self) -> Iterator[str]:
+        """Those that stand for owners."""
+        for row in self._pages("list_actors", "actorSummaries", None, {"maxResults": PAGE}):
+            actor = row["actorId"]
+            if self.actor is None or actor == self.actor or actor.startswith(f"{self.actor}:"):
+                yield actor
+
+    # Records
+
+    def memories(self, key: Key, query: str | None, limit: int, namespace: str | None) -> list[Memory]:
+        """Only what is in a namespace of the key's actor, or of the one that was configured."""
+        place = self.place(key)
+        path = filled(_namespace(namespace or self.namespace or "/"), place)
+        only: Json = {"namespacePath": path, "maxResults": min(max(limit, 1), PAGE)}
+        operation = "list_memory_records"
+        if query is not None and query.strip():
+            operation = "retrieve_memory_records"
+            text = query.encode("utf-8", "replace").decode()[:MOST_QUERY]
+            only["searchCriteria"] = {"searchQuery": text, "topK": MOST_FOUND}
+        found = list[Memory]()
+        for row in self._pages(operation, "memoryRecordSummaries", None, only):
+            names = row.get("namespaces") or [""]
+            if len(found) < limit and self._is_shown(names[0], place):
+                made = row["createdAt"].timestamp()
+                text = row["content"].get("text", "")
+                found.append(Memory(row["memoryRecordId"], text, row.get("score"), names[0], made))
+            if len(found) >= limit:
+                break
+        return found
+
+    def _is_shown(self, namespace: str, place: Place) -> bool:
+        """Whether a record may be shown to an actor, wherever it was looked for."""
+        inside = f"/{namespace.strip('/')}/"
+        if self.namespace is None:  # the service's own layout: /strategies/ID/actors/ACTOR/…
+            return f"/actors/{place.actor}/" in inside
+        before, actor, after = self.namespace.partition("{actorId}")
+        guard = filled(before + actor + after.partition("/")[0], place).strip("/")
+        return inside.startswith(f"/{guard}/" if guard else "/")
+
+    def forget_records(self, place: Place) -> None:
+        """Deletes what was learned from one session, where the namespace keeps sessions apart."""
+        if self.namespace is None or "{sessionId}" not in self.namespace:
+            return
+        only = {"namespacePath": filled(self.namespace, place), "maxResults": PAGE}
+        rows = list(self._pages("list_memory_records", "memoryRecordSummaries", None, only))
+        for start in range(0, len(rows), PAGE):
+            ids = [{"memoryRecordId": row["memoryRecordId"]} for row in rows[start : start + PAGE]]
+            self._call("batch_delete_memory_records", None, records=ids)
+
+    # Calls
+
+    def close(self) -> None:
+        if self._owns_client:
+            self._client.close()
+
+    def _pages(self, operation: str, name: str, place: Place | None, only: Json) -> Iterator[Json]:
+        token: Json = {}
+        while True:
+            page = self._call(operation, place, missing={}, **only, **token)
+            yield from page.get(name, ())
+            if not page.get("nextToken"):
+                return
+            token = {"nextToken": page["nextToken"]}
+
+    def _call(
+        self, operation: str, place: Place | None, *, missing: Json | None = None, **asked: Any
+    ) -> Mapping[str, Any]:
+        """What the service answers; `missing` where it has no such event, session or actor."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        where = {} if place is None else {"actorId": place.actor, "sessionId": place.session}
+        try:
+            answer: Mapping[str, Any] = getattr(self._client, operation)(
+                memoryId=self.memory_id, **where, **asked
+            )
+            return answer
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            message = error.response.get("Error", {}).get("Message", "")
+            gone = code == "ResourceNotFoundException"
+            if gone and missing is not None and not re.search(r"\bmemory\b", message, re.IGNORECASE):
+                return missing
+            raise StoreError(self._advice(operation, code, message)) from error
+        except BotoCoreError as error:
+            raise StoreError(_unreachable(error)) from error
+
+    @staticmethod
+    def code(error: StoreError) -> str:
+        """The service's own name for what went wrong."""
+        response = getattr(error.__cause__, "response", None) or {}
+        return str(response.get("Error", {}).get("Code", ""))
+
+    def _advice(self, operation: str, code: str, message: str) -> str:
+        verb = "".join(word.capitalize() for word in operation.split("_"))
+        match code:
+            case "ResourceNotFoundException":
+                what = f"there is no memory {self.memory_id!r} in this region: check its id and `region`"
+            case "AccessDeniedException" | "UnrecognizedClientException" | "InvalidSignatureException":
+                what = f"it is not allowed: the credentials need bedrock-agentcore:{verb} on this memory"
+            case "ExpiredTokenException" | "ExpiredToken":
+                what = "the credentials have run out: log in again"
+            case "ThrottledException" | "ThrottlingException":
+                what = f"it throttles, {TRIES} times in a row: write less often, or ask for a higher quota"
+            case "ServiceQuotaExceededException":
+                what = "a quota of the account is used up: ask for a higher one"
+            case "413":
+                what = "the request is too large for it"
+            case _:
+                what = code or "an error without a name"
+        return f"AgentCore Memory, {verb}: {what}" + (f" ({message})" if message else "")
+
+
+def safe(name: str) -> str:
+    """A name that the service allows: the same where it is plain, and otherwise one that is nobody else's."""
+    if PLAIN.fullmatch(name) and not ENCODED.search(name):
+        return name
+    readable = re.sub(r"[^a-zA-Z0-9_-]+", "-", name)[:40].strip("-_") or "x"
+    return f"{readable}--{digest(to_bytes(name))}"
+
+
+def digest(*parts: bytes) -> str:
+    """Of parts that cannot run into each other."""
+    return blake2b(b"".join(b"%d " % len(part) + part for part in parts), digest_size=16).hexdigest()
+
+
+def _namespace(template: str) -> str:
+    if not NAMESPACE.fullmatch(filled(template, Place("a", "a"))):
+        raise SettingError(
+            f"namespace {template!r}",
+            "expected a path such as /facts/{actorId}/, which may have {actorId} and {sessionId}",
+        )
+    return template
+
+
+def filled(namespace: str, place: Place) -> str:
+    return namespace.replace("{actorId}", place.actor).replace("{sessionId}", place.session)
+
+
+def _client(region: str | None, timeout_s: float) -> Any:
+    try:
+        import boto3
+        import botocore.session
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, UnknownServiceError
+    except ImportError as error:
+        raise SettingError("agentcore://", 'needs boto3: pip install "refold[agentcore]"') from error
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": TRIES},
+        connect_timeout=timeout_s,
+        read_timeout=timeout_s,
+        max_pool_connections=50,
+    )
+    core = botocore.session.Session()
+    core.register_component("data_loader", _loader())
+    session = boto3.session.Session(botocore_session=core)
+    try:
+        return session.client("bedrock-agentcore", region_name=region, config=config)
+    except UnknownServiceError as error:
+        raise SettingError("agentcore://", "needs a newer boto3, which knows bedrock-agentcore") from error
+    except (BotoCoreError, ValueError) as error:
+        what = "give `region`, or set AWS_DEFAULT_REGION" if "region" in str(error).lower() else str(error)
+        raise SettingError("agentcore://", what) from error
+
+
+@cache
+def _loader() -> Any:
+    """Reads the SDK's models, which is most of what opening a client costs; once is enough."""
+    import botocore.session
+
+    return botocore.session.Session().get_component("data_loader")
+
+
+def _unreachable(error: Exception) -> str:
+    name = type(error).__name__
+    if "Credential" in name or "Token" in name or "SSO" in name:
+        return (
+            f"AgentCore Memory: no AWS credentials ({error}); set AWS_PROFILE, or AWS_ACCESS_KEY_ID and"
+            " AWS_SECRET_ACCESS_KEY, or run where a role gives them"
+        )
+    if name == "ParamValidationError":
+        return f"AgentCore Memory does not take that: {error}"
+    return f"AgentCore Memory cannot be reached, {TRIES} times in a row: {error}; retry"
