@@ -10,6 +10,8 @@ from hypothesis import settings
 from servers import ALWAYS, Postgres, Valkey, remove
 
 pytest.register_assert_rewrite("refold.testing")  # failures inside the contract show their values
+os.environ["MEM0_TELEMETRY"] = "False"  # before anybody imports it: nothing is reported from tests
+os.environ.setdefault("MEM0_DIR", str(Path(tempfile.gettempdir()) / "refold-mem0"))
 settings.register_profile("usual", deadline=None)
 settings.register_profile("long", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
@@ -19,9 +21,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 def postgres():
     """A PostgreSQL of one's own, for as long as the tests of this process take."""
     folder = Path(tempfile.mkdtemp(prefix="refold-postgres-"))  # a socket's path must be short
-    server = Postgres(folder).start()
+    server = Postgres(folder, "fsync=off", "full_page_writes=off").start()  # it is killed, not its machine
     yield server
-    server.stop()
+    server.kill()
     remove(folder)
 
 

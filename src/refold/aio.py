@@ -59,6 +59,7 @@ class AsyncSession:
     after_step = _awaited(Session.after_step)
     explain = _awaited(Session.explain)
     search = _awaited(Session.search)
+    memories = _awaited(Session.memories)
     undo = _awaited(Session.undo)
     restore = _awaited(Session.restore)
     correct = _awaited(Session.correct)

@@ -93,7 +93,7 @@ def matter_of(part: Part, view: View, record: Record, **about: Any) -> Matter:
     hidden = {(line.at, line.n) for line in part.old.hidden}
     originals, summaries = list[Original](), list[str]()
     for item in part.old.items:
-        gone = [line for line in item.lines if (line.at, line.n) in hidden]
+        gone = [line for line in item.lines if (line.at, line.n) in hidden and not line.recalled]
         summaries += [body(item.words(line).text) for line in gone if line.summary]
         if any(not line.summary for line in gone):
             originals += (one for one in _said(item, record) if not _is_only_error(one.message))

@@ -24,9 +24,10 @@ from refold.meter import Meter
 from refold.notify import Moment, Notifier
 from refold.page import Ask, Page, Rendered
 from refold.reducer import Order, Reducer
+from refold.stores.store import Lease
 
 if TYPE_CHECKING:
-    from refold.job import Job
+    from refold.job import Job, UnderWay
     from refold.policies.summarize import Part
     from refold.summaries import Told
 
@@ -131,7 +132,7 @@ class Fitter:
     def _since_compaction(self) -> tuple[int, int]:
         """Turns and messages in the view."""
         since = self.record.live.state.compacted
-        lines = [line for item in self.record.live.items for line in item.lines]
+        lines = [line for item in self.record.live.items for line in item.lines if not line.recalled]
         if since is None:
             return sum(line.asks for line in lines), len(lines)
         new = [line for line in lines if line.at > since]
@@ -165,7 +166,7 @@ class Fitter:
 
     # Summaries, ahead of their time
 
-    def awaited(self, wish: Wish) -> "Job | None":
+    def awaited(self, wish: Wish) -> "UnderWay | None":
         """What the next request would be the better for, if somebody waits for it."""
         summaries, override = self.reducer.summaries, override_of(wish.override)
         if summaries is None or self.settings.is_off or override.off:
@@ -178,8 +179,9 @@ class Fitter:
         due = due and summaries.ready(self.record.live.freeze()) is None
         if due:
             self.begin(", ".join(fired))
-        if summaries.job is not None:
-            return summaries.job if due or messages else None
+        under_way = summaries.under_way if due else summaries.job
+        if under_way is not None:
+            return under_way if due or messages else None
         due = due and not summaries.was_tried
         return self._prepare(messages, lifted if due else None, due) if due or messages else None
 
@@ -198,12 +200,22 @@ class Fitter:
         )
         near = near and not summaries.was_tried
         near = near and summaries.ready(self.record.live.freeze()) is None
+        near = near and summaries.under_way is None
         if near or messages:
             self._prepare(messages, lifted.ahead(tokens) if near else None)
 
     def _prepare(
         self, messages: "Sequence[Told]", ahead: Budget | None, is_due: bool = False
-    ) -> "Job | None":
+    ) -> "UnderWay | None":
+        summaries = self.reducer.summaries
+        assert summaries is not None
+        handed = None if ahead is None else summaries.handed_over(ahead, is_due=is_due)
+        if handed is None or messages:
+            return self.written(messages, None if handed else ahead, is_due)
+        return handed
+
+    def written(self, messages: "Sequence[Told]", ahead: Budget | None, is_due: bool = False) -> "Job | None":
+        """Begins to write what models can write ahead of need, in this process."""
         summaries = self.reducer.summaries
         assert summaries is not None
         view, count = self._at_hand(), self.meter.counter.message
@@ -242,7 +254,8 @@ class Fitter:
 
     # Making it
 
-    def fit(self, wish: Wish) -> Fitted:
+    def fit(self, wish: Wish, told: Sequence[str] = ()) -> Fitted:
+        """`told` is what else the report says."""
         override = override_of(wish.override)
         off = self.settings.is_off or override.off
         beside, count = self._beside(wish), self.meter.counter.message
@@ -253,7 +266,7 @@ class Fitter:
         budget, now = self._measured(beside) if edits else (budget, before)
         counts = budget.turn_threshold is not None or budget.message_threshold is not None
         fired = budget.fired(now, *(self._since_compaction() if counts else (0, 0)))
-        notices = [*self._heard_of_summaries(), *self.notifier.taken()]
+        notices = [*told, *self._heard_of_summaries(), *self.notifier.taken()]
         if fired and not off:
             edits += self._climb(budget, now, override, notices, fired)
         ask = self._ask(wish.dialect or self.dialect, beside)
@@ -311,9 +324,18 @@ class Fitter:
         lifted = budget.above(least)
         lifted = msgspec.structs.replace(lifted, overhead=lifted.overhead + self._mended)
         edits = list[Replaced]()
+
+        round = self.record.live.state.round
+
+        def still() -> bool:
+            if self.record.live.state.round == round:
+                return True
+            now = self._measured_now(budget)
+            return now >= lifted.due and bool(budget.fired(now, *self._since_compaction()))
+
         if tokens >= lifted.due:
             self.begin(", ".join(fired))
-            edits = self.reducer.climb(lifted, self.meter.counter.message, override)
+            edits = self.reducer.climb(lifted, self.meter.counter.message, override, still)
             self.notifier.end(self._moment, edits, tokens)
         after = self._measured_now(budget)
         if after > (budget.enough if edits else budget.target) and not self._told:
@@ -405,14 +427,14 @@ class Fitter:
             edits = self.reducer.finish(self._budget(NOTHING), self.meter.counter.message)
             self.notifier.pruned(self._moment, edits, before)
 
-    def compact(self, order: Order, dry_run: bool) -> list[Replaced]:
+    def compact(self, order: Order, dry_run: bool, lease: Lease | None = None) -> list[Replaced]:
         count, budget = self.meter.counter.message, self._budget(NOTHING, order.target)
         if dry_run:
             return self.reducer.planned(order, budget, count)
         self.begin("on demand")
         before = self.record.live.tokens
         try:
-            edits = self.reducer.compact(order, budget, count)
+            edits = self.reducer.compact(order, budget, count, lease)
             self.notifier.end(self._moment, edits, before)
         finally:
             self.notifier.over(self._moment, before)

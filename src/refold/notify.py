@@ -78,6 +78,10 @@ Happened: TypeAlias = MessageEvent | CompactionEvent
 OnEvent: TypeAlias = Callable[[Happened], Awaitable[None] | None]
 
 
+UNTOLD = ("restore", "correct", "recall")
+"""Kinds of edits that make nothing shorter."""
+
+
 class Moment(NamedTuple):
     """When something happened, and the model's window then."""
 
@@ -244,7 +248,7 @@ def _told(event: Event, conversation: str, turn: int, step: int) -> Iterable[Hap
         case Said(line=line, message=message):
             facts = (conversation, line.at, line.turn, line.step, line.role, line.tools)
             yield MessageEvent("message-added", *facts, message=message)
-        case Replaced(span=span, lines=lines, kind=kind, why=why) if kind not in ("restore", "correct"):
+        case Replaced(span=span, lines=lines, kind=kind, why=why) if kind not in UNTOLD:
             shown = next((one for one in event.shown if isinstance(one, Message)), None)
             role, tools = (lines[0].role, lines[0].tools) if lines else ("", ())
             saved, many = event.tokens[0] - event.tokens[1], span if len(span) > 1 else None

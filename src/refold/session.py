@@ -43,11 +43,14 @@ from refold.intake import Intake
 from refold.notify import MessageEvent, Notifier, OnEvent, callbacks_of
 from refold.record import Record
 from refold.reducer import Order, Reducer
-from refold.stores.store import Forks, Ids, Key, Snapshots, Store
+from refold.stores.store import Attended, Forks, Ids, Key, Listening, Memories, Memory, Snapshots, Store
 from refold.toolbox import Toolbox, declared
 from refold.transfer import export_lines
 
 if TYPE_CHECKING:
+    from refold.core.budget import Budget
+    from refold.job import UnderWay
+    from refold.recall import Recall
     from refold.summaries import Summaries
 
 Part: TypeAlias = str | int | Sequence[int | None] | None
@@ -90,23 +93,56 @@ class Session:
         """What is underneath, for faces and tools."""
         self.reducer = Reducer(self.record, self.config, agent, policies)
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model, self._lock)
-        self._compaction = Compaction(self.fitter, self._holder, self._lock)
+        self.compaction = Compaction(self.fitter, self._holder, self._lock)
         self.toolbox = Toolbox(self.record, self.settings)
         self.record.heard = self._heard
+        self._recall = self._attended()
         self.reducer.summaries = self._summaries()
         if self.settings.compaction.max_tokens is not None:
             place = self.config.place("agents", agent or "default", "compact", "max_tokens")
             demand_sense(self.settings, self.fitter.budget, place)
 
     def _summaries(self) -> "Summaries | None":
-        if self._summarizer is None and not self.settings.summarizer.models:
+        hand_over = self._handing_over()
+        if self._summarizer is None and not self.settings.summarizer.models and hand_over is None:
             return None
         from refold.desk import Desk
         from refold.summaries import Summaries, summarizers_of
 
         given = summarizers_of(self._summarizer, self.settings.summarizer.base_urls)
         facts = (self.record, self.config, self._agent, self._holder)
-        return Summaries(Desk(*facts, lambda: self.fitter.meter.limits.window), given, self._lock)
+        summaries = Summaries(Desk(*facts, lambda: self.fitter.meter.limits.window), given, self._lock)
+        summaries.hand_over = hand_over
+        return summaries
+
+    def _handing_over(self) -> "Callable[[Budget, int], UnderWay] | None":
+        """To workers, where that is how it is set up."""
+        if self.settings.summarizer.run_in != "worker":
+            return None
+        from refold.jobs import Errand, queue_of
+
+        path = ("agents", self._agent or "default", "summarizer", "run_in")
+        queue = queue_of(self.store, self.config.place(*path))
+
+        def hand_over(budget: "Budget", round: int) -> "UnderWay":
+            names: dict[str, Any] = {"agent": self._agent, "model": self.model}
+            facts: dict[str, Any] = {**names, "handles": self.reducer.handles, "budget": budget}
+            return queue.hand_over(Errand(*self.key, self.record.view, round, **facts))
+
+        return hand_over
+
+    def _attended(self) -> "Recall | None":
+        """A store that learns from what is said is told of this session, and asked what it remembers."""
+        store, recalls = self.store, isinstance(self.store, Memories) and self.store.recalls
+        if recalls or isinstance(store, Listening):
+            from refold.recall import Recall, spoken
+
+            if isinstance(store, Listening):
+                store.listen(spoken(parse))
+            if isinstance(store, Attended):
+                store.begin(self.key)
+            return Recall(store, self.key) if isinstance(store, Memories) and recalls else None
+        return None
 
     def _heard(self, events: Sequence[Event]) -> None:
         state = self.record.live.state
@@ -182,7 +218,8 @@ class Session:
         """How messages are taken in: counted for the model, in a dialect or in the one each is in."""
         if dialect is not None:
             format_of(named("dialect", dialect))
-        return Intake(self.fitter.meter.counter, self.fitter.dialect, dialect)
+        with self._lock:  # the dialect is that of the newest message, which may have to be read first
+            return Intake(self.fitter.meter.counter, self.fitter.dialect, dialect)
 
     def say(self, drafts: Sequence[Draft]) -> list[int]:
         """Stores messages that are parsed and counted already; returns their places."""
@@ -236,11 +273,12 @@ class Session:
         named("dialect", "unset" if dialect is None else dialect)
         wish = Wish(dialect, tools, override, fields(request))
         with telemetry.work("fit", self.conversation) as span:
+            told = self._remembered(self._recall) if self._recall is not None else ()
             if self.reducer.summaries is not None:
                 self._wait(wish)
             with self._lock:
                 self.record.catch_up()
-                fitted = self.fitter.fit(wish)
+                fitted = self.fitter.fit(wish, told)
             report, tokens = fitted.report, fitted.report.tokens
             span.note({"refold.tokens.before": tokens.before, "refold.tokens.final": tokens.final})
             span.note({"refold.edits": len(report.edits), "refold.limit": report.limit})
@@ -256,6 +294,35 @@ class Session:
         """The same after it: keeps the model's reply and the results of its calls, all or none."""
         places: list[int] = self.append([reply, *results])
         return places
+
+    def _remembered(self, recall: "Recall") -> Sequence[str]:
+        """Shows what is remembered beside the user's newest message; returns what went wrong."""
+        with self._lock:
+            self.record.catch_up()
+            said = recall.due(self.record)
+        found = recall.ask(said) if said is not None else ()  # nobody else waits: the lock is free
+        if said is not None and found:
+            with self._lock:
+                self.record.catch_up()
+                self.record.append(lambda: recall.shown(self.record, said, found, self.fitter.meter))
+        return recall.taken()
+
+    def memories(
+        self, query: str | None = None, limit: int = 10, namespace: str | None = None
+    ) -> list[Memory]:
+        """What the store's service learned from conversations: what is nearest to a query, or what there is.
+
+        Raises:
+            StoreError: the store has no memories, or the service does not answer.
+        """
+        from refold.searching import limit_of
+
+        if not isinstance(self.store, Memories):
+            kind, known = type(self.store).__name__, "mem0://, hybrid:// and agentcore:// have them"
+            raise StoreError(f"{kind} has no memories; {known}")
+        asked = None if query is None else named("query", query)
+        where = None if namespace is None else named("namespace", namespace)
+        return list(self.store.memories(self.key, asked, limit_of(limit), where))
 
     def _wait(self, wish: Wish) -> None:
         """For what models are writing, as long as is set; nobody else waits, since the lock is free."""
@@ -320,14 +387,14 @@ class Session:
                 raise SettingError(name, f"expected 0 or more, got {given}")
         order = Order(strategy, keep_recent, target_tokens, named("focus", focus) if focus else "")
         with telemetry.work("compact", self.conversation) as span:
-            result = self._compaction.carry_out(order, dry_run)
+            result = self.compaction.carry_out(order, dry_run)
             span.note({"refold.tokens.saved": result.tokens_saved, "refold.strategy": strategy})
             return result
 
     def compactions(self) -> Compactions:
         with self._lock:
             self.record.catch_up()
-            return self._compaction.known
+            return self.compaction.known
 
     # What was said
 
@@ -351,10 +418,17 @@ class Session:
     def get_recent(
         self, max_messages: int = 50, max_tokens: int | None = None, include_system: bool = True
     ) -> list[StoredMessage]:
-        """The newest messages within both limits, in the order they were said."""
+        """The newest messages within both limits, in the order they were said.
+
+        What the store remembers of use comes before them, in one message with the tag `memory` and no place.
+        """
         found: list[StoredMessage] = []
-        tokens, most = 0, whole("max_messages", max_messages)
+        most = whole("max_messages", max_messages)
         limit = None if max_tokens is None else whole("max_tokens", max_tokens)
+        memory: list[StoredMessage] = []
+        if self._recall is not None:
+            memory = self._recall.beside(self.record, self._lock, self.fitter.meter, limit)
+        tokens = sum(one.tokens for one in memory)
         with self._lock:
             self.record.catch_up()
             for event in self.record.backwards():
@@ -363,7 +437,7 @@ class Session:
                     break
                 if include_system or event.line.role != "system":
                     found.append(self._stored(event))
-        return found[::-1]
+        return [*memory, *found[::-1]]
 
     def get_count(self) -> int:
         with self._lock:
@@ -603,6 +677,8 @@ class Session:
                 self.fitter.finish()
             self.record.save()
             self.fitter.meter.save()
+            if isinstance(self.store, Attended):
+                self.store.end(self.key)
             if self._owns_store:
                 self.store.close()
 

@@ -1,21 +1,16 @@
 """One run of a conversation at a time: two of them would run its tools twice."""
 
-import os
 import time
 from contextlib import suppress
-from pathlib import Path
-from platform import node
 from threading import Event, Lock, Thread
-from uuid import uuid4
 
 from refold.core.errors import ConflictError, RefoldError
+from refold.stores.holder import holder, is_dead
 from refold.stores.store import Key, Lease, Leases, Store
 
 NAME = "run"
 LEASE_S = 30.0
 """After so many seconds a run is nobody's whose process died elsewhere; of one that died here, at once."""
-_PROCESS = uuid4().hex[:12]
-"""Tells this process from an earlier one with the same number."""
 
 
 class Claim:
@@ -26,7 +21,7 @@ class Claim:
 
     def __init__(self, store: Store, key: Key) -> None:
         self._store, self._key = store if isinstance(store, Leases) else None, key
-        self._holder = f"{_here()} {os.getpid()} {_PROCESS} {uuid4().hex[:12]}"
+        self._holder = holder()
         self._lease: Lease | None = None
         self._rival: Lease | None = None
         self._lock, self._ended = Lock(), Event()
@@ -50,7 +45,7 @@ class Claim:
         held = self._held()
         if held is None:
             return False
-        if not _is_dead(held.holder):
+        if not is_dead(held.holder):
             raise self._conflict(held)
         self._store.release(self._key, held)  # by its fence: where another one was faster, nothing happens
         return self._take()
@@ -102,35 +97,3 @@ class Claim:
             " its end, or use another conversation. If that process is gone, it is free again in"
             f" {LEASE_S:g} seconds."
         )
-
-
-def _here() -> str:
-    """Where a process has its number: the machine since it was started, and what it calls its processes."""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        return f"{_host()}/{boot}/{os.readlink('/proc/self/ns/pid')}"
-    return _host()
-
-
-def _host() -> str:
-    return node().replace(" ", "-").replace("/", "-") or "?"
-
-
-def _is_dead(holder: str) -> bool:
-    """Whether it is known for sure that the process is gone."""
-    where, pid, process, *_ = (*holder.split(" "), "", "", "")
-    if where != _here() or not pid.isdecimal() or os.name != "posix":
-        return False
-    return process != _PROCESS if int(pid) == os.getpid() else not _is_running(int(pid))
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)  # asks only
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    with suppress(OSError):  # it may be dead and not buried
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] not in ("Z", "X")
-    return True

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from refold.cli import change, checkup, compact, config, copy, files, look, move, search
+from refold.cli import change, checkup, compact, config, copy, files, jobs, look, move, search, sync, worker
 from refold.cli.terminal import complain
 from refold.core.errors import RefoldError, SettingError
 
@@ -31,6 +31,9 @@ Examples:
   refold config                      every setting, and where it came from
   refold copy sqlite:///refold.db postgresql://db/agents
   refold doctor                      is all as it was written?
+  refold sync                        tell a memory store what it was not told yet
+  refold worker                      write summaries for sessions on other machines
+  refold jobs                        what is handed to workers, and what came of it
 
 \b
 Exit codes: 0 done, 1 the answer is no (not found, invalid, damaged), 2 wrong use.
@@ -107,6 +110,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "count": files.count,
     "config": config.config,
     "doctor": checkup.doctor,
+    "sync": sync.sync,
+    "worker": worker.worker,
+    "jobs": jobs.jobs,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)

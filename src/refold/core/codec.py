@@ -6,7 +6,6 @@ Both are JSON. `docs/format.md` is the description for people; a change here is 
 import hashlib
 import json
 from collections.abc import Callable, Hashable
-from functools import cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -92,6 +91,13 @@ def loads(data: bytes) -> Any:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:
         return json.loads(data)
+
+
+def learned(type: Any) -> msgspec.json.Decoder[Any]:
+    """A decoder, made where its type is defined: msgspec learns a type when it is first used, and where two
+    threads do that at once the process crashes.
+    """
+    return msgspec.json.Decoder(type)
 
 
 class _SaidHead(msgspec.Struct, frozen=True, array_like=True):
@@ -323,7 +329,7 @@ def _line(entry: Entry, head: _SaidHead) -> Line:
 
 def _said_body(entry: Entry) -> _SaidBody:
     try:
-        body: _SaidBody = _decoder(_SaidBody).decode(entry.body)
+        body: _SaidBody = _DECODERS[_SaidBody].decode(entry.body)
         return body
     except msgspec.DecodeError:
         value = _json(entry, entry.body)
@@ -334,7 +340,7 @@ def _said_body(entry: Entry) -> _SaidBody:
 
 def _read(entry: Entry, data: bytes, type: type[T]) -> T:
     try:
-        value: T = _decoder(cast(Hashable, type)).decode(data)
+        value: T = _DECODERS[cast(Hashable, type)].decode(data)
         return value
     except msgspec.DecodeError:
         return _convert(entry, _json(entry, data), type)
@@ -354,6 +360,6 @@ def _convert(entry: Entry, value: Any, type: type[T]) -> T:
         raise CorruptError(f"Event {entry.at} is no '{entry.kind}': {error}") from error
 
 
-@cache
-def _decoder(type: Hashable) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(cast(Any, type))
+_HEADS = (_SaidHead, _ReplacedHead, _CalledHead, _PinnedHead, _UndoneHead, _MeasuredHead)
+_BODIES = (_SaidBody, _ReplacedBody, _CalledBody, _MeasuredBody, _Note)
+_DECODERS: dict[Hashable, msgspec.json.Decoder[Any]] = {type: learned(type) for type in (*_HEADS, *_BODIES)}

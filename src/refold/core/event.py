@@ -88,6 +88,8 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     """Place of the message that somebody put it in the place of."""
     retry: bool = False
     """In the user's place it only tells the model to try again: nobody asks for anything with it."""
+    recalled: bool = False
+    """It is what a service remembers, shown beside a message: nobody said it."""
 
     @property
     def place(self) -> int:
@@ -97,7 +99,7 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     @property
     def asks(self) -> bool:
         """It is the user's own: the task, or a later request."""
-        return self.role == "user" and not self.summary and not self.retry
+        return self.role == "user" and not self.summary and not self.retry and not self.recalled
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):

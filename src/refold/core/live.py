@@ -220,7 +220,9 @@ class Live:
         cut = [item for item in self.items[first:last] if not cover.span.covers(item.span)]
         if not cut:
             self._correct(cover)
-            self._splice(first, last, [Item(cover.span, self._display(cover), self.words, cover.at)])
+            follows = last < len(self.items) or not any(line.recalled for line in cover.lines)
+            new = Item(cover.span, self._display(cover), self.words, cover.at)
+            self._splice(first, last, [new], mark=follows)  # else nothing was said on what is changed
         elif not any(item.merged for item in cut):
             return
         else:  # neighbors that show nothing were merged: only the past knows where they end

@@ -232,7 +232,7 @@ def display(lines: Sequence[Line], span: Span, kept: dict[int, Line]) -> tuple[L
 def _may_stand(line: Line, span: Span, kept: dict[int, Line], own: Sequence[Line]) -> bool:
     """It takes no place of what is kept in sight."""
     if line.place not in span:
-        return not _stands_for_one(line, span, own)
+        return line.recalled or not _stands_for_one(line, span, own)
     return kept.get(line.place, line).at == line.at
 
 

@@ -127,7 +127,7 @@ def _first_kept(view: View, stay: set[int], room: int, keep_recent: int, steps: 
         is_new = any(line.step > max(0, newest - steps) for line in items[i].lines)
         if not items[i].is_folded and (is_new or seen < keep_recent):
             required = i
-        seen += len(costs[i])
+        seen += sum(line.at not in stay and not line.recalled for line in items[i].lines)
     first = max(i for i in range(required + 1) if cuts[i])
     used = sum(map(sum, costs[first:]))
     for i in range(first - 1, -1, -1):

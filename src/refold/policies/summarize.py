@@ -130,7 +130,9 @@ def fold_away(part: Part, view: View, count: Count, by: Prepared | None = None) 
     """The edit that shows a summary in its place, a model's or one by rule, if that is shorter."""
     old = part.old
     words = {(line.at, line.n): item.words for item in old.items for line in item.lines}
-    said = [(line, words[line.at, line.n](line)) for line in old.hidden]
+    said = [(line, words[line.at, line.n](line)) for line in old.hidden if not line.recalled]
+    if not said:
+        return ()
     places = {
         (line.at, line.n): line.place if line.place in item.span else item.span.start
         for item in old.items
@@ -147,7 +149,7 @@ def fold_away(part: Part, view: View, count: Count, by: Prepared | None = None) 
 
     made = summary(
         [(_at_its_place(line, places), message) for line, message in said],
-        later=[(line, item.words(line)) for item in _after(view, old.span) for line in item.lines],
+        later=[(line, item.words(line)) for item, line in _after(view, old.span)],
         header=header,
         active=next((line.place for line in view.lines if line.at == view.latest), view.latest),
         elsewhere=rest,
@@ -167,9 +169,10 @@ def fold_away(part: Part, view: View, count: Count, by: Prepared | None = None) 
     return (Edit(old.span, (made.message, *old.kept), part.kind, why, setting, certificate, part.focus),)
 
 
-def _after(view: View, span: Span) -> list[Item]:
-    """The next of what follows: it may answer what was asked before."""
-    return [item for item in view.items if item.span.start >= span.end][:LATER]
+def _after(view: View, span: Span) -> list[tuple[Item, Line]]:
+    """The next of what was said: it may answer what was asked before."""
+    items = [item for item in view.items if item.span.start >= span.end][:LATER]
+    return [(item, line) for item in items for line in item.lines if not line.recalled]
 
 
 def _certificate(made: Summary, by: Prepared | None) -> Certificate:

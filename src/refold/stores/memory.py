@@ -56,6 +56,7 @@ class MemoryStore:
         self._all: dict[Key, _Conversation] = {}
         self._notes: dict[str, bytes] = {}
         self._settings: dict[tuple[str, str], ToolSetting] = {}
+        self._cursors: dict[tuple[Key, str], int] = {}
         self._lock = RLock()
 
     def append(
@@ -92,6 +93,7 @@ class MemoryStore:
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
         with self._lock:
             mine = self._all.pop(key, None)
+            self._cursors = {of: next for of, next in self._cursors.items() if of[0] != key}
             forks = [fork for fork, one in self._all.items() if mine and one.parent == key]
             if with_forks:
                 for fork in forks:
@@ -234,6 +236,18 @@ class MemoryStore:
             kept[digest] = body
             if len(kept) > KEPT_SUMMARIES:
                 del kept[next(iter(kept))]
+
+    def cursor(self, key: Key, name: str, /) -> int | None:
+        return self._cursors.get((key, name))
+
+    def set_cursor(self, key: Key, name: str, next: int, /) -> None:
+        with self._lock:
+            self._cursors[key, name] = max(next, self._cursors.get((key, name), 0))
+
+    def behind(self, name: str, /) -> Iterator[Key]:
+        with self._lock:
+            rows = [(key, next) for (key, of), next in self._cursors.items() if of == name]
+            return iter([key for key, next in rows if key in self._all and len(self._all[key].links) > next])
 
     def settings(self) -> Sequence[ToolSetting]:
         with self._lock:

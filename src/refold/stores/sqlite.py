@@ -5,7 +5,6 @@ Write-ahead log, an fsync for every commit, and threads that append at the same 
 
 import os
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
@@ -17,6 +16,7 @@ from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError, StoreError
 from refold.core.event import Expiry
 from refold.core.query import Query, Words
+from refold.stores.packing import pack, unpack
 from refold.stores.sqlite_file import Run, SQLiteFile
 from refold.stores.sqlite_index import PLACES, Segment, SQLiteIndex
 from refold.stores.store import (
@@ -35,8 +35,6 @@ from refold.stores.store import (
 
 CHUNK = 1_000
 """Rows read at a time."""
-SMALL_BYTES = 1_000
-"""Bodies up to this size are not worth compressing."""
 
 
 class _Row(NamedTuple):
@@ -124,7 +122,7 @@ class SQLiteStore:
             assert row is not None
             digest = chain(digest, entry)
             id = None if entry.id is None else to_bytes(entry.id)
-            place, body = (row.cid << PLACES) + entry.at, _pack(entry.body)
+            place, body = (row.cid << PLACES) + entry.at, pack(entry.body)
             run("append", place=place, kind=entry.kind, id=id, head=entry.head, body=body, digest=digest)
         ticket.digest = digest
 
@@ -198,6 +196,10 @@ class SQLiteStore:
             row = self._row(run, key)
             forks = run("forks", cid=row.cid, and_theirs=with_forks) if row else []
             erased = [row.cid, *(cid for cid, *_ in forks if with_forks)] if row else []
+            names = [(to_bytes(key.owner), to_bytes(key.conversation))]
+            names += [(owner, name) for _, owner, name in forks if with_forks and name is not None]
+            for owner, name in names:
+                run("erase_cursors", owner=owner, name=name)
             for cid in erased:
                 for query in ("erase_snapshots", "erase_leases", "erase_summaries", "bury"):
                     run(query, cid=cid)
@@ -240,7 +242,7 @@ class SQLiteStore:
     def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[Found]:
         return self._index.nearest(scope, embedder, vector, limit)
 
-    # Snapshots, leases, notes, summaries, settings
+    # Snapshots, leases, notes, summaries, cursors, settings
 
     def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
         with self._file.write(durable=False) as run:
@@ -248,13 +250,13 @@ class SQLiteStore:
             if row is not None:
                 at, body, digest = snapshot
                 values = {"cid": row.cid, "view": to_bytes(view), "at": at, "digest": digest}
-                run("save", **values, body=_pack(body))
+                run("save", **values, body=pack(body))
 
     def saved(self, key: Key, /) -> dict[str, Snapshot]:
         with self._file.read() as run:
             row = self._row(run, key)
             rows = [] if row is None else run("saved", cid=row.cid)
-        return {_text(view): Snapshot(at, _unpack(body), digest) for view, at, body, digest in rows}
+        return {_text(view): Snapshot(at, unpack(body), digest) for view, at, body, digest in rows}
 
     def acquire(self, key: Key, name: str, holder: str, now: float, seconds: float, /) -> Lease | None:
         with self._file.write() as run:
@@ -295,14 +297,28 @@ class SQLiteStore:
         with self._file.read() as run:
             owner, name = map(to_bytes, key)
             rows = run("summary", owner=owner, name=name, digest=digest)
-        return _unpack(rows[0][0]) if rows else None
+        return unpack(rows[0][0]) if rows else None
 
     def keep_summary(self, key: Key, digest: bytes, body: bytes, /) -> None:
         with self._file.write() as run:  # durable: a disk is cheaper to wait for than a model
             row = self._row(run, key)
             if row is not None:
-                run("keep_summary", cid=row.cid, digest=digest, body=_pack(body))
+                run("keep_summary", cid=row.cid, digest=digest, body=pack(body))
                 run("drop_summaries", cid=row.cid, keep=KEPT_SUMMARIES)
+
+    def cursor(self, key: Key, name: str, /) -> int | None:
+        with self._file.read() as run:
+            rows = run("cursor", **_named(key), cursor=to_bytes(name))
+        return rows[0][0] if rows else None
+
+    def set_cursor(self, key: Key, name: str, next: int, /) -> None:
+        with self._file.write() as run:
+            run("set_cursor", **_named(key), cursor=to_bytes(name), next=next)
+
+    def behind(self, name: str, /) -> Iterator[Key]:
+        with self._file.read() as run:
+            rows = run("behind_cursor", cursor=to_bytes(name))
+        return (Key(_text(owner), _text(conversation)) for owner, conversation in rows)
 
     def settings(self) -> Sequence[ToolSetting]:
         with self._file.read() as run:
@@ -396,26 +412,14 @@ def from_url(url: str) -> SQLiteStore:
     return SQLiteStore(path, synchronous=synchronous, timeout_s=float(timeout_s))
 
 
+def _named(key: Key) -> dict[str, bytes]:
+    return {"owner": to_bytes(key.owner), "name": to_bytes(key.conversation)}
+
+
 def _entry(row: Sequence[Any]) -> Entry:
     place, kind, id, head, body, *_ = row
     text = None if id is None else _text(id)
-    return Entry(place & ((1 << PLACES) - 1), kind, text, head, _unpack(body))
-
-
-def _pack(body: bytes) -> bytes:
-    if len(body) <= SMALL_BYTES and body[:1] != b"x":
-        return body
-    packed = zlib.compress(body, 1)
-    return packed if len(packed) < len(body) or body[:1] == b"x" else body
-
-
-def _unpack(body: bytes) -> bytes:
-    if body[:1] != b"x":
-        return body
-    try:
-        return zlib.decompress(body)
-    except zlib.error as error:
-        raise CorruptError(f"A stored body cannot be unpacked: {error}") from error
+    return Entry(place & ((1 << PLACES) - 1), kind, text, head, unpack(body))
 
 
 def _text(data: bytes) -> str:

@@ -265,6 +265,17 @@ class Listening(Protocol):
         """From now on, this tells what an entry says; None is nothing. Called whenever a session begins."""
 
 
+@runtime_checkable
+class Attended(Protocol):
+    """A store that has something to do when sessions begin and end. Neither is waited for."""
+
+    def begin(self, key: Key, /) -> None:
+        """A session of this conversation began: what was left undone before is done now."""
+
+    def end(self, key: Key, /) -> None:
+        """It ended: what waited for that is done now."""
+
+
 class Memory(NamedTuple):
     """Something that a service learned from conversations, in words of its own."""
 
@@ -278,9 +289,7 @@ class Memory(NamedTuple):
 
 @runtime_checkable
 class Memories(Protocol):
-    def memories(
-        self, key: Key, query: str | None, limit: int, namespace: str | None, /
-    ) -> Sequence[Memory]:
+    def memories(self, key: Key, query: str | None, limit: int, namespace: str | None, /) -> Sequence[Memory]:
         """What has to do with `query`, the nearest first; without one, what there is.
 
         Raises:
@@ -370,8 +379,10 @@ def demand_held(key: Key, lease: Lease, current: Lease | None) -> None:
 
 
 def shown_url(url: str) -> str:
-    """A store's URL for people to read: without the password."""
-    return re.sub(r"(?<=:)[^:/@?#]*(?=@)", "***", url) if "@" in url else url
+    """A store's URL for people to read: without passwords and keys, those of a URL inside it included."""
+    plain = re.sub(r"(?<=:)[^:/@?#]*(?=@)", "***", url)
+    inside = r"(?i)(?<=%3a)(?:(?!%3a|%2f|[?&]).)*(?=%40)"
+    return re.sub(rf"{inside}|(?<=[?&]key=)[^&]*|(?<=key%3d)(?:(?!%26|&).)*", "***", plain)
 
 
 def open_store(url: str) -> Store:

@@ -10,14 +10,16 @@
             return partial(MyStore, tmp_path / "log")
 
 Streams, writers and sessions are demanded of every store; ids, forks, snapshots, leases, notes,
-summaries, settings and search of those that have them (`refold.stores.store` says what each is). For tests
-only: this needs pytest and hypothesis, which refold itself does not.
+summaries, settings, search and cursors of those that have them (`refold.stores.store` says what each is).
+What a store says in `cannot` that its engine is not able to do is skipped, with its own words.
+For tests only: this needs pytest and hypothesis, which refold itself does not.
 `pytest.register_assert_rewrite("refold.testing")` in a conftest.py makes failures talk.
 """
 
 import pytest
 
 from refold.testing.batches import BatchesContract
+from refold.testing.cursors import CursorsContract
 from refold.testing.forks import ForksContract
 from refold.testing.ids import IdsContract
 from refold.testing.leases import LeasesContract
@@ -47,6 +49,7 @@ class StoreContract(
     SettingsContract,
     SearchContract,
     BatchesContract,
+    CursorsContract,
 ):
     """All of it. The fixture `store` gives a new, empty store."""
 

@@ -14,13 +14,11 @@ from refold.testing.words import KEY, TINY, demand_folded, entries, entry, said
 class BatchesContract:
     @pytest.fixture
     def batched(self, store: Any) -> Any:
-        if not isinstance(store, Batched):
-            pytest.skip("this store answers one question at a time")
-        return store
+        return store if _has(store, Batched) else pytest.skip("this store answers one question at a time")
 
     @pytest.fixture
     def watched(self, store: Any) -> Any:
-        return store if isinstance(store, Watched) else pytest.skip("nobody can wait for this store")
+        return store if _has(store, Watched) else pytest.skip("nobody can wait for this store")
 
     def test_what_is_resumed_is_the_snapshot_and_what_came_after_it(self, batched: Any) -> None:
         assert batched.resume(KEY, "main")[0] is None
@@ -28,7 +26,7 @@ class BatchesContract:
         batched.append(KEY, entries(0, 2_500))
         snapshot, links = batched.resume(KEY, "main")
         assert (snapshot, list(links)) == (None, list(batched.read(KEY)))
-        assert isinstance(batched, Snapshots)
+        assert _has(batched, Snapshots)
         before = next(batched.read(KEY, 1_999, 2_000))
         kept = Snapshot(2_000, b"{}", seal(before.digest, b"{}"))
         batched.save(KEY, "main", kept)
@@ -41,7 +39,7 @@ class BatchesContract:
         assert batched.fetch(KEY, {0, 7}) == batched.fetch(KEY, set()) == {}
         batched.append(KEY, entries(0, 100))
         assert batched.fetch(KEY, {3, 50, 99, 100, 4_000}) == {at: entry(at) for at in (3, 50, 99)}
-        if isinstance(batched, Forks):
+        if _has(batched, Forks):
             fork = Key(KEY.owner, "a fork")
             batched.fork(KEY, fork, 60)
             batched.append(fork, entries(60, 70, "of the fork"))
@@ -93,3 +91,7 @@ class BatchesContract:
             found = following.result()
             assert found == list(range(1, 1 + len(found)))
             assert list(seen) == []
+
+
+def _has(store: object, protocol: type[Any]) -> bool:
+    return isinstance(store, protocol)

@@ -235,3 +235,20 @@ VALUES (CAST(:agent AS TEXT), CAST(:tool AS TEXT), :after_steps, :mode, :compact
 
 -- name: unset_setting
 DELETE FROM refold_setting WHERE agent = CAST(:agent AS TEXT) AND tool = CAST(:tool AS TEXT)
+
+-- name: cursor
+SELECT next FROM refold_cursor WHERE owner = :owner AND name = :name AND cursor = :cursor
+
+-- name: set_cursor
+INSERT INTO refold_cursor (owner, name, cursor, next) VALUES (:owner, :name, :cursor, :next)
+ON CONFLICT DO UPDATE SET next = max(next, excluded.next)
+
+-- name: behind_cursor
+SELECT k.owner, k.name FROM refold_cursor k
+JOIN refold_conversation c ON c.owner = k.owner AND c.name = k.name
+WHERE k.cursor = :cursor AND (k.next < c.fork_at OR EXISTS (
+    SELECT 1 FROM refold_entry e WHERE e.place >= (c.cid << 32) + k.next AND e.place < (c.cid + 1) << 32
+))
+
+-- name: erase_cursors
+DELETE FROM refold_cursor WHERE owner = :owner AND name = :name

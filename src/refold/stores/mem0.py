@@ -1,0 +1,322 @@
+"""What Mem0 learns from conversations, in its cloud or in its open-source library; the record is elsewhere.
+
+Each memory says in its metadata which conversation it came from, so that it can be forgotten with it.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from hashlib import blake2b
+from importlib.util import find_spec
+from threading import RLock
+from typing import Any, Literal, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from refold.core.errors import MessageError, RefoldError, SettingError, StoreError
+from refold.stores.hybrid import HybridStore, joined
+from refold.stores.store import Key, Memory, Spoken, shown_url
+
+Level: TypeAlias = Literal["user", "session", "agent", "org"]
+
+ENTITY = {"user": "user_id", "session": "run_id", "agent": "agent_id", "org": "app_id"}
+"""By level: whose memories they are. Mem0 keeps those of one kind apart from those of another."""
+RECORD = "sqlite:///refold.db"
+ROLES = ("user", "assistant")
+"""Who is listened to. What tools say is not: strangers may have written it."""
+MOST_CHARS = 20_000
+"""Of one message: what is longer is handed over by its beginning."""
+TIMEOUT_S = 20.0
+PAGE = 100
+SETTLE_S = 10.0
+"""How long forgetting waits for what Mem0 has not worked through yet."""
+NEVER = ("HTTP_400", "HTTP_409", "HTTP_413", "HTTP_422")
+"""What Mem0 will not take, however often it is asked."""
+OPTIONS = "host, level=user|session|agent|org, graph=0|1, infer=0|1, recall=0|1, key and record"
+
+
+class Mem0Memorizer:
+    """The cloud by its key, or a `mem0.Memory` of your own as `client`. Opened when first used: a service
+    that is down is no reason not to begin.
+    """
+
+    def __init__(
+        self,
+        client: Any = None,
+        *,
+        api_key: str | None = None,
+        host: str | None = None,
+        user: str | None = None,
+        level: Level = "user",
+        graph: bool | None = None,
+        infer: bool = True,
+        recall: bool = True,
+    ) -> None:
+        """`user` is whose the memories are, or at other levels which agent's or organization's; unset, the
+        conversation's owner. `graph` is sent only where it is set: newer services always have one.
+        """
+        if client is None:
+            api_key = api_key or os.environ.get("MEM0_API_KEY")
+            if not api_key:
+                raise SettingError("mem0", "set MEM0_API_KEY, or give the key as `api_key`")
+            if find_spec("mem0") is None:
+                raise SettingError("mem0", 'is not installed: pip install "refold[mem0]"')
+        if level not in ENTITY:
+            raise SettingError("level", f"{level!r} is not known; known: {', '.join(ENTITY)}")
+        if client is not None and level == "org" and not hasattr(client, "api_key"):
+            raise SettingError("level", "the open-source Memory has user, session and agent, no org")
+        self.recalls = recall
+        self.name = f"mem0 {host or 'cloud' if client is None else 'client'} {level} {user or ''}".rstrip()
+        self._client, self._is_given = client, client is not None
+        self._api_key, self._host, self._user, self._level = api_key, host, user, level
+        self._settings: dict[str, Any] = {"infer": infer} | ({} if graph is None else {"enable_graph": graph})
+        self._lock, self._pid = RLock(), os.getpid()
+        self._sure = set[Key]()
+        """Conversations whose next batch cannot have been handed over already."""
+        self._pending: dict[Key, list[str]] = {}
+        """What Mem0 took in and may not have worked through."""
+
+    # What a hybrid store asks for
+
+    def remember(self, key: Key, said: Sequence[Spoken], /) -> None:
+        said = [one for one in said if one.role in ROLES and one.text.strip()]
+        if key not in self._sure:
+            said = self._unknown(key, said)
+        with self._telling(refusals=True):
+            self._sure.discard(key)
+            if said:
+                messages = [{"role": one.role, "content": _clean(one.text[:MOST_CHARS])} for one in said]
+                about: dict[str, Any] = {"refold": _digest(key), "owner": _clean(key.owner)}
+                about |= {"conversation": _clean(key.conversation)}
+                about |= {"first": said[0].at, "last": said[-1].at}
+                whose = {ENTITY[self._level]: self._whose(key)}
+                answer = self.client.add(messages, **whose, metadata=about, **self._add_settings)
+                if isinstance(answer, dict) and isinstance(answer.get("event_id"), str):
+                    self._pending.setdefault(key, []).append(answer["event_id"])
+                    self._pending[key] = self._pending[key][-PAGE:]
+            self._sure.add(key)
+
+    def memories(self, key: Key, query: str | None, limit: int, namespace: str | None, /) -> Sequence[Memory]:
+        """A namespace is one of the cloud's categories."""
+        with self._telling():
+            if namespace is not None and not self._is_cloud:
+                raise SettingError("namespace", "the open-source Memory has no categories")
+            more = [] if namespace is None else [{"categories": {"in": [_clean(namespace)]}}]
+            filters = self._filters(key, *more)
+            if query is not None and query.strip():
+                found = self.client.search(_clean(query), filters=filters, top_k=limit)
+            elif self._is_cloud:
+                found = self.client.get_all(filters=filters, page=1, page_size=min(limit, PAGE))
+            else:
+                found = self.client.get_all(filters=filters, top_k=limit)
+            return [_memory(one) for one in _results(found)][:limit]
+
+    def forget(self, key: Key, /) -> None:
+        """What came from the conversation; where Mem0 merged it with other things, what still says so."""
+        with self._telling():
+            self._settle(key)
+            for _ in range(PAGE):
+                ids = [one["id"] for one in self._from(key)]
+                if not ids:
+                    self._sure.discard(key)
+                    return
+                self._delete(ids)
+        raise StoreError(f"Mem0 still has memories of {key.conversation!r} after they were deleted; retry")
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, self._client if self._is_given else None
+            if not self._is_given and client is not None and self._pid == os.getpid():
+                client.client.close()
+
+    # The client
+
+    @property
+    def client(self) -> Any:
+        """Mem0's own client, opened when first asked for."""
+        with self._lock:
+            if not self._is_given and self._pid != os.getpid():
+                self._client, self._pid = None, os.getpid()  # a connection must not cross a fork
+            if self._client is None:
+                mem0 = _imported()
+                import httpx
+
+                http = httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=5.0))
+                try:
+                    self._client = mem0.MemoryClient(api_key=self._api_key, host=self._host, client=http)
+                except BaseException:
+                    http.close()
+                    raise
+            return self._client
+
+    @property
+    def _is_cloud(self) -> bool:
+        return not self._is_given or hasattr(self._client, "api_key")
+
+    @property
+    def _add_settings(self) -> dict[str, Any]:
+        return self._settings if self._is_cloud else {"infer": self._settings["infer"]}
+
+    def _whose(self, key: Key) -> str:
+        """At the levels of user and session, owners are kept apart whatever the URL says; agents and
+        organizations are shared by all.
+        """
+        if self._level == "session":
+            return f"refold-{_digest(key)}"
+        name = key.owner if self._user is None else self._user
+        if self._level == "user" and self._user is not None and key.owner != "default":
+            return f"refold-{_digest(Key(self._user, f'owner {key.owner}'))}"
+        return _plain(name)
+
+    def _filters(self, key: Key, *more: dict[str, Any]) -> dict[str, Any]:
+        whose = {ENTITY[self._level]: self._whose(key)}
+        if not self._is_cloud:
+            return {**whose, **{name: value for one in more for name, value in one["metadata"].items()}}
+        return {"AND": [whose, *more]} if more else whose
+
+    def _from(self, key: Key, **places: int) -> list[dict[str, Any]]:
+        """The memories that came from a conversation."""
+        about: list[dict[str, Any]] = [{"metadata": {"refold": _digest(key)}}]
+        about += [{"metadata": {name: value}} for name, value in places.items()]
+        filters, found = self._filters(key, *about), list[dict[str, Any]]()
+        if not self._is_cloud:
+            found = _results(self.client.get_all(filters=filters, top_k=PAGE))
+        for page in range(1, PAGE + 1) if self._is_cloud else ():
+            answer = self.client.get_all(filters=filters, page=page, page_size=PAGE)
+            found += _results(answer)
+            if not isinstance(answer, dict) or not answer.get("next"):
+                break
+        return [one for one in found if (one.get("metadata") or {}).get("refold") == _digest(key)]
+
+    def _unknown(self, key: Key, said: Sequence[Spoken]) -> list[Spoken]:
+        """Without what Mem0 learned from already, before this process died or the line was cut."""
+        found = list[dict[str, Any]]()
+        with (
+            suppress(MessageError),
+            self._telling(refusals=True),
+        ):  # it cannot be asked: so be it
+            found = self._from(key, first=said[0].at) if said else []
+        places = [one["metadata"].get("last") for one in found]
+        last = max((place for place in places if isinstance(place, int)), default=-1)
+        return [one for one in said if one.at > last]
+
+    def _settle(self, key: Key) -> None:
+        """Waits for what Mem0 took in just now: it must not learn from it after it forgot."""
+        until = time.monotonic() + SETTLE_S
+        for event in self._pending.pop(key, []):
+            while self._is_under_way(event):
+                if time.monotonic() > until:
+                    self._pending.setdefault(key, []).append(event)
+                    raise StoreError("Mem0 is still working through what it was told; retry in a while")
+                time.sleep(0.1)
+
+    def _is_under_way(self, event: str) -> bool:
+        answer = self.client.client.get(f"/v1/event/{event}/")
+        if answer.status_code == 404:
+            return False
+        answer.raise_for_status()
+        return answer.json().get("status") in ("PENDING", "RUNNING")
+
+    def _delete(self, ids: Sequence[str]) -> None:
+        if self._is_cloud:
+            self.client.batch_delete([{"memory_id": id} for id in ids[:PAGE]])
+        for id in ids if not self._is_cloud else ():
+            with suppress(ValueError):  # somebody else was faster
+                self.client.delete(id)
+
+    @contextmanager
+    def _telling(self, *, refusals: bool = False) -> Iterator[None]:
+        """Turns the errors of a client and of all that it uses into ours; `refusals` are told from others."""
+        try:
+            yield
+        except RefoldError:
+            raise
+        except Exception as error:
+            told = str(error)[:500] or repr(error)
+            is_never = getattr(error, "error_code", "") in NEVER or type(error).__name__ == "ValidationError"
+            if refusals and is_never:
+                raise MessageError("Mem0", f"refuses it: {told}") from error
+            raise StoreError(f"Mem0 does not answer as it should: {told}; retry") from error
+
+
+def _imported() -> Any:
+    """The library. It reports what it does to its makers unless MEM0_TELEMETRY says no: nobody was asked, so
+    it is imported with that said, unless the user said otherwise or has imported it already.
+    """
+    name, before = "MEM0_TELEMETRY", os.environ.get("MEM0_TELEMETRY")
+    if before is None:
+        os.environ[name] = "False"
+    try:
+        import mem0
+
+        return mem0
+    except ImportError as error:
+        raise StoreError(f'Mem0 cannot be imported ({error}): pip install "refold[mem0]"') from error
+    finally:
+        if before is None:
+            del os.environ[name]
+
+
+def _digest(key: Key) -> str:
+    owner, conversation = (part.encode("utf-8", "surrogatepass") for part in key)
+    return blake2b(b"%d:%b%b" % (len(owner), owner, conversation), digest_size=16).hexdigest()
+
+
+def _plain(name: str) -> str:
+    """A name as Mem0 takes it: no spaces, no wildcard, not too long; others by their digest."""
+    is_plain = re.fullmatch(r"[\w@.+:-]{1,128}", name, re.ASCII) and not name.startswith("refold-")
+    return name if is_plain else f"refold-{_digest(Key(name, ''))}"
+
+
+def _clean(text: str) -> str:
+    """A lone surrogate cannot be sent, and NUL not be stored by all."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def _results(answer: Any) -> list[dict[str, Any]]:
+    found = answer.get("results", []) if isinstance(answer, dict) else answer
+    return [one for one in found or [] if isinstance(one, dict) and "id" in one]
+
+
+def _memory(found: dict[str, Any]) -> Memory:
+    score, categories = found.get("score"), found.get("categories") or []
+    try:
+        created = datetime.fromisoformat(found["created_at"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        created = None
+    namespace = str(categories[0]) if isinstance(categories, list) and categories else None
+    known = float(score) if isinstance(score, int | float) else None
+    return Memory(str(found["id"]), str(found.get("memory") or ""), known, namespace, created)
+
+
+def memorizer(url: str) -> Mem0Memorizer:
+    """Mem0's cloud, or a host that speaks as it does, by `mem0://USER`; without a record."""
+    return _parsed(url)[0]
+
+
+def from_url(url: str) -> HybridStore:
+    """The store behind `mem0://USER?host=…&level=user&record=URL`: a record, and Mem0 told of it at once.
+
+    Options: host, level=user|session|agent|org, graph=0|1, infer=0|1, recall=0|1, key (else MEM0_API_KEY),
+    and record, a URL, percent-encoded.
+    """
+    memorizer, record = _parsed(url)
+    return joined(record, memorizer)
+
+
+def _parsed(url: str) -> tuple[Mem0Memorizer, str]:
+    where = f"store {shown_url(url)!r}"
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    record, level = options.pop("record", RECORD), options.pop("level", "user")
+    given = {name: options.pop(name, None) for name in ("graph", "infer", "recall")}
+    host, key = options.pop("host", None), options.pop("key", None)
+    if options or parts.path.strip("/") or not {*given.values()} <= {None, "0", "1"} or level not in ENTITY:
+        raise SettingError(where, f"expected mem0://USER; its options are {OPTIONS}")
+    if host is not None and urlsplit(host).scheme not in ("http", "https"):
+        raise SettingError(where, f"host is a URL such as https://api.mem0.ai, not {host!r}")
+    flags = {name: value == "1" for name, value in given.items() if value is not None}
+    user = unquote(parts.netloc) or None
+    return Mem0Memorizer(api_key=key, host=host, user=user, level=level, **flags), record  # type: ignore[arg-type]
