@@ -1225,7 +1225,7 @@ def test_whoever_looks_at_the_lease_leaves_it_to_the_job_that_writes():
     talk.fill()
     talk.chat.fit()
     assert begun.wait(WAIT_S)
-    with talk.chat._compaction._announced(True):
+    with talk.chat.compaction._announced(True):
         pass
     assert talk.chat.compactions().running
     go.set()

@@ -1,11 +1,12 @@
 """Compaction on demand: what models write for it is waited for, and then it is done."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from refold.answers import CompactionResult, Compactions
+from refold.core.errors import ConflictError
 from refold.core.event import Replaced
 from refold.core.message import Message
 from refold.fitter import Fitter
@@ -35,13 +36,39 @@ class Compaction:
             if dry_run or not self._has_nothing_to_do:
                 with self._announced(not dry_run):
                     edits = [] if self._has_nothing_to_do else self.fitter.compact(order, dry_run)
-            if not edits:
-                return CompactionResult((), (0, 0), 0, self.record.live.state.round)
-            new = tuple(one for edit in edits for one in edit.shown if isinstance(one, Message))
-            first, last = min(edit.span.start for edit in edits), max(edit.span.end for edit in edits)
-            range = (self.record.index_from(first), self.record.index_from(last))
-            saved = sum(edit.tokens[0] - edit.tokens[1] for edit in edits)
-            return CompactionResult(new, range, saved, edits[0].round)
+            return self._result(edits)
+
+    def fenced(self, order: Order, round: int) -> CompactionResult:
+        """The same for a round and for whoever may be overtaken: then nothing is changed.
+
+        Raises:
+            ConflictError: that round was, or somebody else is at it.
+        """
+        store, key = self.record.store, self.record.key
+        assert isinstance(store, Leases)
+        lease = store.acquire(key, self._name, self._holder, time.time(), LEASE_S)
+        if lease is None:
+            raise ConflictError("Somebody else compacts it now")
+        try:
+            self._wait(order)
+            with self._lock:
+                self.record.catch_up()
+                if self.record.live.state.round + 1 != round:
+                    raise ConflictError("It was compacted meanwhile")
+                return self._result(
+                    [] if self._has_nothing_to_do else self.fitter.compact(order, False, lease)
+                )
+        finally:
+            store.release(key, lease)
+
+    def _result(self, edits: Sequence[Replaced]) -> CompactionResult:
+        if not edits:
+            return CompactionResult((), (0, 0), 0, self.record.live.state.round)
+        new = tuple(one for edit in edits for one in edit.shown if isinstance(one, Message))
+        first, last = min(edit.span.start for edit in edits), max(edit.span.end for edit in edits)
+        range = (self.record.index_from(first), self.record.index_from(last))
+        saved = sum(edit.tokens[0] - edit.tokens[1] for edit in edits)
+        return CompactionResult(new, range, saved, edits[0].round)
 
     @property
     def known(self) -> Compactions:

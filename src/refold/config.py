@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from refold.allowed import Path, given, hints, shown, vet_fields
+from refold.core import codec
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
 from refold.core.event import Expiry
@@ -129,6 +130,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 SOURCED = {name: hint for name, hint in hints(Config).items() if name != "origins"}
 """What a source may say."""
+codec.learned(Config)
 
 One: TypeAlias = Config | Mapping[str, Any] | str | File
 Source: TypeAlias = One | Sequence[One] | None

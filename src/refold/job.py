@@ -1,4 +1,4 @@
-"""Work that goes on in a thread of its own while its owner does something else."""
+"""Work that goes on elsewhere while its owner does something else: in a thread of its own."""
 
 import asyncio
 import os
@@ -6,10 +6,27 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import copy_context
 from threading import Event, Thread
+from typing import Protocol
+
+
+class UnderWay(Protocol):
+    """Work that can be waited for, whoever does it."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why it came to nothing before, and is not tried again."""
+
+    @property
+    def is_running(self) -> bool: ...
+
+    def wait(self, seconds: float | None = None, /) -> bool:
+        """Whether it has ended by then."""
 
 
 class Job:
     """Runs a coroutine to its end, or until it is canceled. Whatever it raises is its own business."""
+
+    problem = None
 
     def __init__(self, work: Callable[[], Awaitable[None]], name: str) -> None:
         self._work = work

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from refold.config import Config
+from refold.core import codec
 from refold.core.errors import StoreError
 from refold.core.live import Gauge
 from refold.stores.store import Notes, Store
@@ -17,6 +18,8 @@ from refold.tokens.limits import find, provider_of, same_model
 
 OFTEN, SELDOM = 3, 20
 """So many measurements are kept at once, and then only one of so many: the rest when a session ends."""
+
+CALIBRATION = codec.learned(Calibration)
 
 
 class Meter:
@@ -51,7 +54,7 @@ class Meter:
             self._calibration = Calibration()
             with suppress(StoreError, msgspec.DecodeError):  # it is no more than a better guess
                 note = self._notes.note(self._name) if self._notes else None
-                self._calibration = msgspec.json.decode(note or b"{}", type=Calibration)
+                self._calibration = CALIBRATION.decode(note or b"{}")
         return self._calibration
 
     def scale(self, gauge: Gauge | None) -> tuple[float, int]:

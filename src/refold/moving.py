@@ -53,10 +53,11 @@ def copy(
 
 def copy_settings(source: Store, target: Store) -> int:
     """When results expire, as far as it is kept in the store; how many such settings there are."""
-    settings = source.settings() if isinstance(source, Settings) else ()
-    for setting in settings if isinstance(target, Settings) else ():
+    if not isinstance(source, Settings) or not isinstance(target, Settings):
+        return 0
+    for setting in source.settings():
         target.set_setting(setting)
-    return len(settings) if isinstance(target, Settings) else 0
+    return len(source.settings())
 
 
 def _begun(source: Store, target: Store, row: Listed, there: int | None, is_parent_there: bool) -> int:
@@ -79,7 +80,7 @@ def _begun(source: Store, target: Store, row: Listed, there: int | None, is_pare
 
 def _copied(source: Store, target: Store, key: Key, start: int) -> Iterator[int]:
     """How many entries were stored and read back, a batch at a time."""
-    batch, size, digest = list[Link](), 0, _digest(source, key, start)
+    batch, size, digest = list[Link](), 0, _digest(source, key, start) or GENESIS
     after = digest
     for link in source.read(key, start):
         if link.entry.at != start or chain(digest, link.entry) != link.digest:

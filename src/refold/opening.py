@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from refold.asked import named
-from refold.config import Source, load_config
+from refold.config import DEFAULT, Source, load_config
 from refold.core.errors import SettingError
 from refold.core.message import Message, Text
 from refold.core.plan import Policy
@@ -72,7 +72,11 @@ def fit(
 
     `system` is text that is sent apart from the messages: it is counted, and not given back.
     """
-    rest: dict[str, Any] = {"model": model, "config": config, "agent": agent, "summarizer": summarizer}
+    settings = load_config(config)
+    if settings.agent(agent).summarizer.run_in == "worker":  # of what is not stored, no worker knows
+        here = {"agents": {agent or DEFAULT: {"summarizer": {"run_in": "thread"}}}}
+        settings = load_config([settings, here])
+    rest: dict[str, Any] = {"model": model, "config": settings, "agent": agent, "summarizer": summarizer}
     session = open("one-off", store="memory://", **rest)
     session.reducer.handles = False  # nothing is stored: there would be nothing to expand
     if session.reducer.summaries is not None:

@@ -25,6 +25,7 @@ NEAR = 32
 WATCH_S, POLL_S = 5.0, 0.1
 """How long a store is asked to wait for what comes next; how often one is asked that cannot wait."""
 HELP = "`refold doctor` says what is damaged"
+STATE = codec.learned(State)
 
 
 class Record:
@@ -211,6 +212,8 @@ class Record:
         known: dict[int, Event] = {}
 
         def words(line: Line) -> Message:
+            if line.at not in found:
+                raise NotFoundError(f"{self.key.conversation!r} has no place {line.at}: it was erased")
             if line.at not in known:
                 known[line.at] = codec.decode(found[line.at], self.parse)
             return _message(known[line.at], line)
@@ -310,7 +313,7 @@ def go_on(store: Store, key: Key, start: int) -> bool:
 
 def _state(body: bytes) -> State:
     try:
-        state = msgspec.json.decode(body, type=State)
+        state: State = STATE.decode(body)
     except msgspec.DecodeError:  # the id of a call may have a lone surrogate
         state = msgspec.convert(codec.loads(body), State, str_keys=True)
     if state.version != State().version:

@@ -12,6 +12,7 @@ from refold.config import DEFAULT, AgentSettings, Config
 from refold.core.budget import Budget
 from refold.core.errors import ConflictError
 from refold.core.event import Certificate, Event, Line, Replaced
+from refold.core.live import Live
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Policy, Stamp, applied, is_reducible, must_stay, settle
 from refold.core.view import Item, View
@@ -56,7 +57,8 @@ class Reducer:
         self._is_fickle = any(expiry.strategy == "relevance" for expiry in self._expiries.values())
         """What is not due now may be due at any later step, whatever its age."""
         self._step = -1
-        self._live, self._left = record.live, set[int]()
+        self._live: Live | None = None  # not asked for before it is needed
+        self._left = set[int]()
         """Places that were looked at and left as they are."""
 
     def arrive(self, budget: Budget, count: Count, override: Override) -> list[Replaced]:
@@ -140,8 +142,13 @@ class Reducer:
         self._left |= {line.at for line in lines} - {edit.span.start for edit in edits}
         return edits
 
-    def climb(self, budget: Budget, count: Count, override: Override) -> list[Replaced]:
-        """All rungs, as far as it takes, after what models have written for it."""
+    def climb(
+        self, budget: Budget, count: Count, override: Override, still: Callable[[], bool] | None = None
+    ) -> list[Replaced]:
+        """All rungs, as far as it takes, after what models have written for it.
+
+        Whenever it is planned, that is only if it is `still` necessary: somebody else may have been faster.
+        """
         from refold import rungs
 
         whole = rungs.ladder(self.settings, self.policies)
@@ -149,7 +156,8 @@ class Reducer:
         def after(swap: "Swap") -> Policy:
             return rungs.swapped(swap, rungs.cheap(self.settings, self.policies), whole)
 
-        return self._swap(after, budget, count, override) or self.reduce(whole, budget, count, override)
+        swapped = self._swap(after, budget, count, override, still)
+        return swapped or self.reduce(whole, budget, count, override, still=still)
 
     def foreseen(self, view: View, budget: Budget, count: Count) -> "list[Part]":
         """What the ladder will have summarized."""
@@ -159,7 +167,12 @@ class Reducer:
         return rungs.foreseen(whole, self.settings, view, budget, count)
 
     def _swap(
-        self, after: "Callable[[Swap], Policy]", budget: Budget, count: Count, override: Override = NONE
+        self,
+        after: "Callable[[Swap], Policy]",
+        budget: Budget,
+        count: Count,
+        override: Override = NONE,
+        still: Callable[[], bool] | None = None,
     ) -> list[Replaced]:
         """What models have written stands for what they wrote about, if that is still as it was."""
         summaries = self.summaries
@@ -171,12 +184,18 @@ class Reducer:
         edits = list[Replaced]()
         with suppress(ConflictError):  # somebody else has newer ones
             policy = after(Swap(ready.prepared))
-            edits = self.reduce(policy, budget, count, override, lease=ready.lease)
+            edits = self.reduce(policy, budget, count, override, lease=ready.lease, still=still)
         summaries.used(ready, edits)
         return edits
 
-    def compact(self, order: "Order", budget: Budget, count: Count) -> list[Replaced]:
-        """On demand, after what models wrote for it."""
+    def compact(
+        self, order: "Order", budget: Budget, count: Count, lease: Lease | None = None
+    ) -> list[Replaced]:
+        """On demand, after what models wrote for it.
+
+        Raises:
+            ConflictError: the `lease` is somebody else's by now.
+        """
         from refold import rungs
 
         way = self._way(order)
@@ -184,7 +203,7 @@ class Reducer:
         def after(swap: "Swap") -> Policy:
             return rungs.down_to_target(self.settings, (swap,), way) if order.reach else swap
 
-        return self._swap(after, budget, count) or self.reduce(way, budget, count)
+        return self._swap(after, budget, count) or self.reduce(way, budget, count, lease=lease)
 
     def ordered(self, order: "Order", view: View, budget: Budget, count: Count) -> "list[Part]":
         """What an order will have summarized."""
@@ -223,8 +242,10 @@ class Reducer:
         *,
         round: bool = True,
         lease: Lease | None = None,
+        still: Callable[[], bool] | None = None,
     ) -> list[Replaced]:
-        """Plans on the view as it is, and again if somebody else edits it meanwhile.
+        """Plans on the view as it is, and again if somebody else edits it meanwhile; each time only if it is
+        `still` necessary.
 
         Raises:
             ConflictError: the `lease` is somebody else's by now.
@@ -232,6 +253,8 @@ class Reducer:
         handles = self.handles and override.keep_originals is not False
 
         def build() -> Sequence[Event]:
+            if still is not None and not still():
+                return []
             return self._settled(policy, budget, count, handles, round=round)
 
         return [event for event in self.record.append(build, lease) if isinstance(event, Replaced)]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from refold.core import codec
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
 from refold.core.message import Message
@@ -20,6 +21,8 @@ from refold.settings import AgentSettings
 
 ROOMIER = 1.25
 """How much longer a model's summary may be than one by rule, where there is little room."""
+
+codec.learned(Edit)
 
 
 def ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> Ladder:

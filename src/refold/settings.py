@@ -67,6 +67,8 @@ class SummarizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """When a summary is given up."""
     wait_s: float = 10.0
     """How long a request waits for one that is not ready; 0 means never."""
+    run_in: Literal["thread", "worker"] = "thread"
+    """Who writes ahead of need: a thread of this process, or `refold worker`, for a store in PostgreSQL."""
     prompts: str | None = None
     """The folder with templates of your own, which take the place of those of the same name."""
     base_urls: dict[str, str] = {}

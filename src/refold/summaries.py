@@ -10,11 +10,13 @@ from weakref import finalize
 import msgspec
 
 from refold.asking import Matter, matter_of
-from refold.core.errors import RefoldError, SettingError
+from refold.core import codec
+from refold.core.budget import Budget
+from refold.core.errors import RefoldError, SettingError, StoreError
 from refold.core.event import Called, Replaced, Span
 from refold.core.view import View
 from refold.desk import Desk, digest_of
-from refold.job import Job
+from refold.job import Job, UnderWay
 from refold.policies.expire import Wanted
 from refold.policies.summarize import Part, Prepared
 from refold.stores.store import Lease
@@ -38,6 +40,9 @@ class Ready(msgspec.Struct, frozen=True):
     """Whoever took it since has newer ones."""
 
 
+codec.learned(Ready)
+
+
 class Summaries:
     """Of one view, for one session: one job at a time."""
 
@@ -55,9 +60,14 @@ class Summaries:
         """Of which of them it is being written."""
         self.problems: list[str] = []
         """Why models were done without, since somebody last looked."""
+        self.again: str | None = None
+        """Why the newest job came to nothing, where it may not another time."""
+        self.hand_over: Callable[[Budget, int], UnderWay] | None = None
+        """Has somebody else write for a budget, in a round, where that is how it is set up."""
         self._own = tuple(summarizers)
         self._models = _models((*desk.prompts.conversation.models, *desk.settings.models), desk)
         self._job: Job | None = None
+        self._handed: UnderWay | None = None
         self._ready: Ready | None = None
         self._end = finalize(self, desk.turn.end_at_exit)
         self._live = self.record.live
@@ -65,9 +75,21 @@ class Summaries:
         """The round that was written for already, and up to which place nothing counts that was."""
 
     @property
+    def can_write(self) -> bool:
+        """There is a model here."""
+        return bool(self._own or self._models)
+
+    @property
     def job(self) -> Job | None:
-        """What is under way."""
+        """What is under way here."""
         return self._job if self._job is not None and self._job.is_running else None
+
+    @property
+    def under_way(self) -> UnderWay | None:
+        """What is under way, here or elsewhere."""
+        if self._handed is not None and not self._handed.is_running:
+            self._handed = None
+        return self.job or self._handed
 
     @property
     def was_tried(self) -> bool:
@@ -92,6 +114,7 @@ class Summaries:
         if self.job is not None:
             return self.job
         self.keep_up()
+        self.again = None
         state, tip = self.record.live.state, self.record.tip
         round, made = state.round + 1, state.next
         self.desk.begin(made, tip)
@@ -99,6 +122,13 @@ class Summaries:
         self.tried |= self.pending
 
         async def work() -> None:
+            try:
+                await write()
+            except Exception as error:
+                self.again = f"{type(error).__name__}: {error}"
+                raise
+
+        async def write() -> None:
             found = parts()
             if (found or is_due) and not self.desk.is_gone:
                 self._tried = round
@@ -106,11 +136,13 @@ class Summaries:
                 return
             lease = await self._turn(patience_s)
             if lease is None and self.desk.turn.is_needed:  # somebody else is at it: another time
+                self.again = "somebody else writes a summary now"
                 if patience_s:
                     self.problems.append("Somebody else writes a summary now: this is done by rule")
                 self.tried -= self.pending
                 self.pending.clear()
                 return
+            found = [] if self._is_written(view) else found
             try:
                 for one in messages:
                     text = await self._tell(one, view)
@@ -120,13 +152,42 @@ class Summaries:
                 about = {"round": round, "focus": focus, "made": made, "tip": tip}
                 matters = [matter_of(part, view, self.record, **about) for part in found]
                 done = [await self._write(matter) for matter in matters if matter.is_new]
-                self._keep(Ready(tuple(one for one in done if one), lease))
+                if self._is_held(lease):
+                    self._keep(Ready(tuple(one for one in done if one), lease))
             finally:
                 self.pending.clear()
                 self.desk.turn.end()
 
         self._job = Job(work, f"refold-summaries-{self.record.key.conversation}")
         return self._job
+
+    def _is_written(self, view: View) -> bool:
+        """Somebody else was faster."""
+        kept = self.desk.kept(self._place, Ready)
+        return kept is not None and any(self._is_as_it_was(one, view) for one in kept.prepared)
+
+    def _is_held(self, lease: Lease | None) -> bool:
+        """Nobody else took it meanwhile, or has written what is newer."""
+        held = self.desk.acquire() if lease is not None else None
+        if lease is not None and (held is None or held.fence != lease.fence):
+            self.again = "somebody else took over"
+            return False
+        return True
+
+    def handed_over(self, budget: Budget, *, is_due: bool = False) -> UnderWay | None:
+        """Somebody else is asked to write what a budget will need; None where it has to be done here."""
+        if self.hand_over is None:
+            return None
+        round = self.record.live.state.round + 1
+        try:
+            self._handed = self.hand_over(budget, round)
+        except StoreError as error:
+            self.problems.append(f"{error}. Summaries are written here instead")
+            return None
+        if is_due:
+            self._tried = round
+            self.problems += [self._handed.problem] if self._handed.problem else []
+        return self._handed
 
     async def _turn(self, patience_s: float) -> Lease | None:
         until = time.monotonic() + patience_s
@@ -222,6 +283,7 @@ class Summaries:
         for summarizer in candidates:
             if self.desk.is_hung(summarizer):  # one call at a time, also where one is given up
                 name = name_of(summarizer)
+                self.again = f"{name} has not come back yet"
                 self.problems.append(f"{name} was given up and has not come back yet: it is not asked")
                 continue
             writer = Writer(self.desk, summarizer, span)
@@ -231,11 +293,13 @@ class Summaries:
                 self._tell_called(writer, str(error))
                 if error.is_final:
                     return None
+                self.again = f"{writer.name}: {error}"
             except BaseException:  # it was ended in the middle, and may be paid for all the same
                 self._tell_called(writer, "it was ended")
                 raise
             else:
                 self._tell_called(writer, None)
+                self.again = None
                 return done
         return None
 

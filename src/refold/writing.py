@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from refold.asking import FRAME, LEAST, SAFE, Briefing, Content, Matter, briefing, fenced, shortened
+from refold.core import codec
 from refold.core.event import Certificate, Span
 from refold.core.message import Message, Usage
 from refold.desk import Desk, digest_of
@@ -84,6 +85,9 @@ class Kept(msgspec.Struct, frozen=True):
         states = {new[at]: state for at, state in written.states.items() if at in new}
         moved = msgspec.structs.replace(written, states=states)
         return msgspec.structs.replace(verdict, written=moved)
+
+
+codec.learned(Kept)
 
 
 class Writer:

@@ -16,6 +16,8 @@ from refold.cli.words import one_line, places, plural, quoted
 from refold.config import DEFAULT
 from refold.core.errors import RefoldError
 from refold.core.event import Called, Certificate, Replaced, Span
+from refold.jobs import Errand, queue_of
+from refold.reducer import Order
 from refold.session import STRATEGIES, Session
 
 WINDOW = "sliding-window"
@@ -72,6 +74,7 @@ def compact(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done by rule; change nothing, ask nobody.")
     ] = False,
+    later: Annotated[bool, typer.Option("--later", help="Leave it to a worker: see `refold jobs`.")] = False,
     store: StoreUrl = None,
     config: ConfigFile = None,
     owner: Owner = "default",
@@ -89,6 +92,13 @@ def compact(
         chosen = strategy or session.settings.compaction.strategy
         _demand_use(session, chosen, agent, focus, summarizer)
         order: dict[str, Any] = {"keep_recent": keep, "target_tokens": target, "focus": focus}
+        if later:
+            if dry_run or summarizer:
+                raise typer.BadParameter(
+                    "it is up to the worker who is asked, and done", param_hint="--later"
+                )
+            _leave(session, agent, Order(chosen, keep, target, focus), json)
+            return
         if dry_run:
             before = session.record.live.tokens
             result = session.compact(chosen, **order, dry_run=True)
@@ -99,6 +109,19 @@ def compact(
             emit(_json(done))
         else:
             _tell(done, target, summarizer)
+
+
+def _leave(session: Session, agent: str | None, order: Order, json: bool) -> None:
+    """Hands it to whoever works in the store's database."""
+    round = session.record.live.state.round + 1
+    names: dict[str, Any] = {"agent": agent, "model": session.model}
+    errand = Errand(*session.key, session.record.view, round, **names, order=order)
+    ticket = queue_of(session.store, f"store {type(session.store).__name__}").put(errand)
+    if json:
+        emit({"did": "queue" if ticket.is_new else None, "job": ticket.id})
+    else:
+        is_there = "" if ticket.is_new else " is in the queue already: it"
+        say(f"Job {ticket.id}{is_there} waits for a worker; refold jobs shows what becomes of it.")
 
 
 def _demand_use(
@@ -220,7 +243,8 @@ def _tell_plan(done: Done, span: Span, summarizer: list[str] | None) -> None:
     summaries = done.session.reducer.summaries
     if summaries is not None and done.strategy != WINDOW:
         set_up = (*summaries.desk.prompts.conversation.models, *summaries.desk.settings.models)
-        say(f"Without --dry-run, {' or '.join(map(one_line, summarizer or set_up))} is asked for a summary.")
+        if asked := " or ".join(map(one_line, summarizer or set_up)):
+            say(f"Without --dry-run, {asked} is asked for a summary.")
 
 
 def _tell_edits(done: Done) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from refold import telemetry
+from refold.core import codec
 from refold.core.errors import MessageError
 from refold.core.message import Usage
 from refold.core.sound import flaw
@@ -23,6 +24,8 @@ FIRST_WAIT_S = 0.5
 """Before the first of them, unless the server says how long; twice as long before the next."""
 MOST_TOKENS = 2**53 - 1
 """Of one kind in one answer: what is more is nonsense, and no JSON number everywhere."""
+
+codec.learned(Answer)
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from refold.core import codec
 from refold.core.message import Usage
 
 
@@ -79,6 +80,9 @@ class Table(msgspec.Struct, frozen=True):
     models: dict[str, ModelLimits]
     aliases: dict[str, str]
     """Other names that no rule leads to their model."""
+
+
+codec.learned(Table)
 
 
 def find(model: str | None, extra: Mapping[str, ModelLimits | ModelSettings] = {}) -> Found:

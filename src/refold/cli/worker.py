@@ -1,0 +1,68 @@
+"""The command that does what sessions hand over: worker."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from refold.cli.options import Access, ConfigFile, StoreUrl
+from refold.cli.terminal import complain
+from refold.cli.words import one_line
+from refold.core.errors import SettingError
+from refold.jobs import Terms
+from refold.stores.store import shown_url
+
+
+def worker(
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", metavar="N", min=1, help="Jobs at a time.")
+    ] = Terms().concurrency,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Shown by refold jobs; else the machine's.")
+    ] = None,
+    summarizer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--summarizer",
+            metavar="MODEL",
+            help="Who writes: openai/gpt-4o-mini, or your own as module:function. Else the configured.",
+        ),
+    ] = None,
+    attempts: Annotated[
+        int, typer.Option("--attempts", metavar="N", min=1, help="Before a job has failed.")
+    ] = Terms().attempts,
+    grace: Annotated[
+        float, typer.Option("--grace", metavar="S", min=0, help="Seconds to end in, told to stop.")
+    ] = Terms().grace_s,
+    once: Annotated[bool, typer.Option("--once", help="Do what waits now, and end.")] = False,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+) -> None:
+    """Write summaries and compact for sessions, until it is told to stop.
+
+    For agents with `summarizer: {run_in: worker}` and a store in PostgreSQL. Any number of workers share the
+    work, on any number of machines; each needs the configuration that the sessions have.
+    """
+    from refold.worker import run
+
+    access = Access.to(store, config, for_settings=True)
+    given = list(map(_summarizer, summarizer or ()))
+    terms = Terms(concurrency=concurrency, attempts=attempts, grace_s=grace, once=once)
+    if not once:
+        complain(f"working for {shown_url(access.url)}, {concurrency} at a time; Ctrl-C ends it")
+    rest: dict[str, Any] = {"config": access.config, "summarizer": given or None, "name": name}
+    run(access.url, **rest, terms=terms, tell=lambda text: complain(one_line(text)))
+
+
+def _summarizer(name: str) -> Any:
+    """A model by its name, or what stands in a module of the user's."""
+    module, is_own, attribute = name.partition(":")
+    if not is_own or "/" in name:
+        return name
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingError(f"--summarizer {name}", f"cannot be loaded: {error}") from error

@@ -1,0 +1,408 @@
+"""Streams in PostgreSQL: for many processes on many machines.
+
+Compare-and-append is one function of the database, in one round trip; what a broken connection leaves
+unknown is found out by the digest that the append would have made.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+from urllib.parse import parse_qsl, quote
+
+from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
+from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError
+from refold.core.event import Expiry
+from refold.core.query import Query, Words
+from refold.stores.packing import pack, unpack
+from refold.stores.postgres_index import PostgresIndex
+from refold.stores.postgres_pool import OPTIONS, PostgresPool, Run, shown
+from refold.stores.postgres_rows import key_digest, owner_digest, to_entry, to_text
+from refold.stores.postgres_watch import PostgresWatch
+from refold.stores.store import (
+    KEPT_SUMMARIES,
+    Flaw,
+    Found,
+    Key,
+    Lease,
+    Listed,
+    Scope,
+    Snapshot,
+    ToolSetting,
+    demand_held,
+    demand_next,
+)
+
+CHUNK, CHUNK_BYTES = 1_000, 8 << 20
+"""What is read at a time: entries, and their bodies as stored."""
+PIECE_BYTES = 64 << 20
+"""What is sent at a time of a batch that is larger than this."""
+END = 1 << 32
+"""No place is as high."""
+
+
+class PostgresStore:
+    """Safe to use from many threads, from many processes, and after a fork of the process."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int = 10,
+        timeout_s: float = 10.0,
+        statement_timeout_s: float = 60.0,
+        schema: str | None = None,
+    ) -> None:
+        self._ask = PostgresPool(url, pool_size, timeout_s, statement_timeout_s, schema)
+        self.pool = self._ask
+        """For what else lives in the same database."""
+        self._index = PostgresIndex(self._ask)
+        self._watch = PostgresWatch(self._ask)
+
+    # Appending and reading
+
+    def append(
+        self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None, lease: Lease | None = None
+    ) -> bytes:
+        places = [entry.at for entry in entries]
+        known = after
+        while True:
+            if known is None or not places or places != list(range(places[0], places[0] + len(places))):
+                name = None if lease is None else to_bytes(lease.name)
+                rows = self._ask("tip", key=key_digest(key), lease=name)
+                next, known, *held = rows[0] if rows else (0, GENESIS, None, None, None)
+                _demand(key, entries, after, lease, next, known, held)
+            if not places:
+                return known
+            digests = [known]
+            for entry in entries:
+                digests.append(chain(digests[-1], entry))
+            stored, next, last, *held = self._append(key, entries, digests, lease)
+            if stored:
+                self._watch.changed(key_digest(key))
+                return digests[-1]
+            _demand(key, entries, after, lease, next, last, held)
+            known = None  # somebody began it anew in between
+
+    def _append(
+        self, key: Key, entries: Sequence[Entry], digests: Sequence[bytes], lease: Lease | None
+    ) -> Sequence[Any]:
+        fence: dict[str, Any] = {"lease": None, "holder": None, "fence": None}
+        if lease is not None:
+            fence = {"lease": to_bytes(lease.name), "holder": to_bytes(lease.holder), "fence": lease.fence}
+        always = {**_named(key), "now": time.time(), **fence}
+        pieces = list(_pieces(entries, digests))
+
+        def one(run: Run) -> Sequence[Any]:
+            for query, values in pieces:
+                row: Sequence[Any] = run(query, **values, **always, again=run.again)[0]
+                if not row[0]:
+                    break
+            return row
+
+        return self._ask.ask(one) if len(pieces) == 1 else self._ask.transact(one)
+
+    def read(
+        self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
+    ) -> Iterator[Link]:
+        where = {"key": key_digest(key), "stop": _place(stop), "but": None if but is None else to_bytes(but)}
+        start, rows = _place(start), None
+        while rows is None or not _is_last(rows):
+            rows = self._ask("read", **where, start=start, rows=CHUNK, bytes=CHUNK_BYTES)
+            for row in rows:
+                start = row[0] + 1
+                yield _link(row)
+
+    def resume(self, key: Key, view: str, /) -> tuple[Snapshot | None, Iterator[Link]]:
+        most = {"stop": END, "rows": CHUNK, "bytes": CHUNK_BYTES}
+        rows = self._ask("resume", key=key_digest(key), view=to_bytes(view), **most)
+        if not rows or rows[0][0] >= 0:
+            return None, self._go_on(key, rows)
+        at, *_, body, digest = rows[0]
+        try:
+            return Snapshot(-1 - at, unpack(body), digest), self._go_on(key, rows[1:])
+        except CorruptError:  # only a cache
+            return None, self.read(key)
+
+    def _go_on(self, key: Key, rows: Sequence[Any]) -> Iterator[Link]:
+        """These entries, and what comes after them."""
+        yield from map(_link, rows)
+        if not _is_last(rows):
+            yield from self.read(key, rows[-1][0] + 1)
+
+    def fetch(self, key: Key, places: Collection[int], /) -> dict[int, Entry]:
+        some = [place for place in places if 0 <= place < END]
+        rows = self._ask("fetch", key=key_digest(key), places=some) if some else []
+        return {row[0]: to_entry(row) for row in rows}
+
+    def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:
+        rows = self._ask("find", key=key_digest(key), ids=list(map(to_bytes, ids))) if ids else []
+        return {to_text(id): at for id, at in rows}
+
+    def wait(self, key: Key, next: int, seconds: float, /) -> bool:
+        def there() -> bool:
+            rows = self._ask("tip", key=key_digest(key), lease=None)
+            return bool(rows) and rows[0][0] > next
+
+        return self._watch.wait(key_digest(key), there, seconds)
+
+    def conversations(self, owner: str | None = None, /) -> Iterator[Listed]:
+        owner_key = None if owner is None else owner_digest(owner)
+        before, rows = 1 << 62, None
+        while rows is None or len(rows) == CHUNK:
+            rows = self._ask("conversations", owner_key=owner_key, before=before, limit=CHUNK)
+            for cid, owned, name, created, next, *parent, fork_at in rows:
+                before = cid
+                of = None if parent[1] is None else Key(*map(to_text, parent))
+                yield Listed(Key(to_text(owned), to_text(name)), created, next, of, fork_at)
+
+    # Forking and erasing
+
+    def fork(self, key: Key, new: Key, at: int, /) -> None:
+        def work(run: Run) -> None:
+            for name in sorted({key_digest(key), key_digest(new)}):
+                run("hold", key=name)
+            rows, there = (run("conversation", key=key_digest(one)) for one in (key, new))
+            if there and run.again and rows and there[0][2:] == (rows[0][0], at):
+                return  # made by the try before
+            if there:
+                raise ConflictError(f"There is a conversation {new.conversation!r} already")
+            tip = run("tip", key=key_digest(key), lease=None)
+            if not tip or not 0 <= at <= tip[0][0]:
+                raise NotFoundError(f"{key.conversation!r} has no place {at}")
+            base = run("digest", key=key_digest(key), at=at - 1) if at else [(GENESIS,)]
+            values = {"family": rows[0][1], "parent": rows[0][0], "fork_at": at, "base": base[0][0]}
+            run("add_fork", **_named(new), now=time.time(), **values)
+
+        self._ask.transact(work)
+
+    def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
+        def work(run: Run) -> list[Key]:
+            cid = self._hold_family(run, key_digest(key))
+            forks = run("forks", cid=cid, and_theirs=with_forks) if cid else []
+            doomed = [(cid, key_digest(key)), *((fork, name) for fork, name, *_ in forks if with_forks)]
+            for _, name in doomed[1:]:
+                if name is not None:
+                    run("hold", key=name)
+            if with_forks and forks != run("forks", cid=cid, and_theirs=True):
+                return work(run)  # somebody forked in between
+            for one, name in doomed:
+                run("erase_cursors", key=name)
+                for query in ("erase_snapshots", "erase_leases", "erase_summaries", "bury"):
+                    run(query, cid=one)
+            for one, _ in reversed(doomed):  # a fork is younger than its parent
+                self._prune(run, one)
+            return [
+                Key(to_text(owner), to_text(name)) for *_, owner, name in forks if name and not with_forks
+            ]
+
+        return self._ask.transact(work)
+
+    def _hold_family(self, run: Run, key: bytes) -> int | None:
+        """The conversation, with all those that share entries with it: nobody else erases any of these."""
+        while rows := run("conversation", key=key):
+            run("hold_family", family=rows[0][1])
+            cid: int | None = run("hold", key=key)[0][0]
+            if cid == rows[0][0]:
+                return cid
+        return None
+
+    def _prune(self, run: Run, cid: int | None) -> None:
+        """Deletes what no fork shares of an erased conversation, and then of the erased ones before it."""
+        while cid is not None and (rows := run("buried", cid=cid)):
+            parent, fork_at, shared = rows[0]
+            keep = max(fork_at, shared or 0)
+            for query in ("erase_entries", "erase_words", "erase_vectors"):
+                run(query, cid=cid, at=keep)
+            if keep > fork_at:
+                run("seal", cid=cid)
+                return
+            for (fork,) in run("hand_over", cid=cid, parent=parent):
+                run("seal", cid=fork)
+            run("erase_followed", cid=cid)
+            run("erase_conversation", cid=cid)
+            cid = parent
+
+    # Searching
+
+    def index(self, scope: Scope, words: Callable[[Entry], Words | None], /) -> Iterator[int]:
+        return self._index.index(scope, words)
+
+    def search(self, scope: Scope, query: Query, limit: int, /) -> list[Found]:
+        return self._index.search(scope, query, limit)
+
+    def embed(
+        self, scope: Scope, embedder: str, vectors: Callable[[Sequence[Entry]], Sequence[Sequence[bytes]]], /
+    ) -> Iterator[int]:
+        return self._index.embed(scope, embedder, vectors)
+
+    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[Found]:
+        return self._index.nearest(scope, embedder, vector, limit)
+
+    # Snapshots, leases, notes, summaries, cursors, settings
+
+    def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
+        at, body, digest = snapshot
+        self._ask("save", key=key_digest(key), view=to_bytes(view), at=at, body=pack(body), digest=digest)
+
+    def saved(self, key: Key, /) -> dict[str, Snapshot]:
+        rows = self._ask("saved", key=key_digest(key))
+        return {to_text(view): Snapshot(at, unpack(body), digest) for view, at, body, digest in rows}
+
+    def acquire(self, key: Key, name: str, holder: str, now: float, seconds: float, /) -> Lease | None:
+        values = {"name": to_bytes(name), "holder": to_bytes(holder), "now": now, "until": now + seconds}
+        rows = self._ask("acquire", key=key_digest(key), **values)
+        return Lease(name, holder, rows[0][0], now + seconds) if rows else None
+
+    def release(self, key: Key, lease: Lease, /) -> None:
+        self._ask("release", key=key_digest(key), name=to_bytes(lease.name), fence=lease.fence)
+
+    def leases(self, key: Key, now: float, /) -> Sequence[Lease]:
+        rows = self._ask("leases", key=key_digest(key), now=now)
+        return [Lease(to_text(name), to_text(holder), fence, until) for name, holder, fence, until in rows]
+
+    def note(self, name: str, /) -> bytes | None:
+        rows = self._ask("note", name=to_bytes(name))
+        return rows[0][0] if rows else None
+
+    def keep_note(self, name: str, body: bytes, /) -> None:
+        self._ask("keep_note", name=to_bytes(name), body=body)
+
+    def summary(self, key: Key, digest: bytes, /) -> bytes | None:
+        rows = self._ask("summary", key=key_digest(key), owner_key=owner_digest(key.owner), digest=digest)
+        return unpack(rows[0][0]) if rows else None
+
+    def keep_summary(self, key: Key, digest: bytes, body: bytes, /) -> None:
+        def work(run: Run) -> None:
+            for (cid,) in run("keep_summary", key=key_digest(key), digest=digest, body=pack(body)):
+                run("drop_summaries", cid=cid, keep=KEPT_SUMMARIES)
+
+        self._ask.transact(work)
+
+    def cursor(self, key: Key, name: str, /) -> int | None:
+        rows = self._ask("cursor", key=key_digest(key), what=to_bytes(name))
+        return rows[0][0] if rows else None
+
+    def set_cursor(self, key: Key, name: str, next: int, /) -> None:
+        owner, conversation = map(to_bytes, key)
+        values = {"key": key_digest(key), "owner": owner, "name": conversation}
+        self._ask("set_cursor", **values, what=to_bytes(name), next=next)
+
+    def behind(self, name: str, /) -> Iterator[Key]:
+        after, rows = b"", None
+        while rows is None or len(rows) == CHUNK:
+            rows = self._ask("cursors_behind", what=to_bytes(name), after=after, limit=CHUNK)
+            for key, owner, conversation, is_behind in rows:
+                after = key
+                if is_behind:
+                    yield Key(to_text(owner), to_text(conversation))
+
+    def settings(self) -> Sequence[ToolSetting]:
+        rows = self._ask("settings")
+        texts: list[list[Any]] = [[to_text(v) if isinstance(v, bytes) else v for v in row] for row in rows]
+        return [ToolSetting(agent, tool, Expiry(*values)) for agent, tool, *values in texts]
+
+    def set_setting(self, setting: ToolSetting, /) -> None:
+        name = {"agent": to_bytes(setting.agent), "tool": to_bytes(setting.tool)}
+        values = {field: getattr(setting.expiry, field) for field in Expiry.__struct_fields__}
+        values["prompt"] = None if values["prompt"] is None else to_bytes(values["prompt"])
+        if setting.expiry == Expiry():
+            self._ask("unset_setting", **name)
+        else:
+            self._ask("set_setting", **name, **values)
+
+    # Health
+
+    def examine(self) -> Iterable[Flaw]:
+        def work(run: Run) -> tuple[list[Any], list[Any]]:
+            run("lift_timeout")
+            return run("altered"), run("strays")
+
+        altered, strays = self._ask.transact(work)
+        for (name,) in altered:
+            shown_name = (name or b"(erased)").decode("utf-8", "replace")
+            yield Flaw(f"conversation {shown_name!r}", "its row was altered: name, owner or fork")
+        for what, count in strays:
+            yield Flaw(self._ask.shown, f"{count} {what} belong to no conversation")
+
+    def close(self) -> None:
+        self._watch.close()
+        self._ask.close()
+
+
+def from_url(url: str) -> PostgresStore:
+    """The store in `postgresql://user:password@host/database`.
+
+    Its own options are `pool_size`, `timeout_s`, `statement_timeout_s` and `schema`; all others are libpq's.
+    """
+    plain, _, query = url.partition("?")
+    given = parse_qsl(query, keep_blank_values=True)
+    ours: dict[str, str] = {name: value for name, value in given if name in _OURS}
+    theirs = "&".join(f"{name}={quote(value, safe='')}" for name, value in given if name not in _OURS)
+    try:
+        options: dict[str, Any] = {name: _OURS[name](value) for name, value in ours.items()}
+    except ValueError:
+        options = {"pool_size": 0}
+    if not all(value and (isinstance(value, str) or 0 < value < 1e6) for value in options.values()):
+        raise SettingError(f"store {shown(url)!r}", f"a size or time is a number above 0; {OPTIONS}")
+    return PostgresStore(f"{plain}?{theirs}" if theirs else plain, **options)
+
+
+_OURS: dict[str, Callable[[str], int | float | str]] = {
+    "pool_size": int,
+    "timeout_s": float,
+    "statement_timeout_s": float,
+    "schema": str,
+}
+
+
+def _named(key: Key) -> dict[str, Any]:
+    owner, name = map(to_bytes, key)
+    return {"key": key_digest(key), "owner_key": owner_digest(key.owner), "owner": owner, "name": name}
+
+
+def _pieces(entries: Sequence[Entry], digests: Sequence[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A batch as statements that append it; the digests begin with the one before it."""
+    ids = [None if entry.id is None else to_bytes(entry.id) for entry in entries]
+    bodies = [pack(entry.body) for entry in entries]
+    if len(entries) == 1:
+        kind, head = to_bytes(entries[0].kind), entries[0].head
+        values = {"kind": kind, "id": ids[0], "head": head, "body": bodies[0], "digest": digests[1]}
+        yield "append_one", {"first": entries[0].at, "after": digests[0], **values}
+        return
+    start, size = 0, 0
+    for n, body in enumerate(bodies, 1):
+        size += len(body)
+        if size >= PIECE_BYTES or n == len(bodies):
+            some = entries[start:n]
+            columns = {"ids": ids[start:n], "bodies": bodies[start:n], "digests": digests[start + 1 : n + 1]}
+            columns |= {"kinds": [to_bytes(one.kind) for one in some], "heads": [one.head for one in some]}
+            yield "append", {"first": some[0].at, "after": digests[start], **columns}
+            start, size = n, 0
+
+
+def _demand(
+    key: Key,
+    entries: Sequence[Entry],
+    after: bytes | None,
+    lease: Lease | None,
+    next: int,
+    last: bytes,
+    held: Sequence[Any],
+) -> None:
+    if lease is not None:
+        by, fence, until = held
+        demand_held(key, lease, None if by is None else Lease(lease.name, to_text(by), fence, until))
+    demand_next(key, entries, next, last, after)
+
+
+def _place(at: int | None) -> int:
+    return END if at is None else max(0, min(at, END))
+
+
+def _is_last(rows: Sequence[Any]) -> bool:
+    """There is nothing after this chunk."""
+    return len(rows) < CHUNK and sum(len(row[4]) for row in rows) < CHUNK_BYTES
+
+
+def _link(row: Sequence[Any]) -> Link:
+    return Link(to_entry(row), row[5])

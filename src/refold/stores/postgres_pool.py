@@ -1,0 +1,329 @@
+"""Connections to PostgreSQL: a pool in each process, patience while a server restarts, errors explained."""
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from threading import Lock
+from typing import Any, Protocol, TypeAlias, TypeVar
+from weakref import WeakSet
+
+from refold.core.codec import FORMAT
+from refold.core.errors import NewerError, SettingError, StoreError
+from refold.stores.sql import migrations, queries
+
+try:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+    from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+except ImportError as error:
+    raise SettingError("store postgresql://", 'needs psycopg: pip install "refold[postgres]"') from error
+
+T = TypeVar("T")
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+Work: TypeAlias = Callable[["Run"], T]
+
+OLDEST_SERVER = 13
+PASSING = {"40001", "40P01", "57P01", "57P02", "57P03", "57P05", "53300", "25006", "25P03", "26000"}
+"""States that go by themselves: crossed transactions, a server that starts, stops, is full or a replica."""
+FINAL = ("password", "does not exist", "pg_hba", "authentication", "certificate", "not permitted")
+"""What a server says to those whom it will never let in."""
+ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""A peer that is gone without a word is missed after a minute, in seconds."""
+
+
+class Run:
+    """Runs named queries on one connection."""
+
+    def __init__(self, connection: Connection, *, again: bool = False) -> None:
+        self._connection = self.connection = connection
+        self._sql = queries("postgres")
+        self.again = again
+        """An earlier try was cut off, and may have been committed."""
+
+    def __call__(self, query: str, /, **values: Any) -> list[Any]:
+        cursor = self._connection.cursor(binary=True)
+        cursor.execute(self._sql[query].encode(), values)
+        return cursor.fetchall() if cursor.rownumber is not None else []
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """One transaction: all that is done in it, or nothing."""
+        with self._connection.transaction():
+            yield
+
+
+class PostgresPool:
+    """Opened when first used, and again after a fork of the process."""
+
+    def __init__(
+        self, url: str, pool_size: int, timeout_s: float, statement_timeout_s: float, schema: str | None
+    ) -> None:
+        self.shown = shown(url)
+        try:
+            known = conninfo_to_dict(url)
+        except psycopg.Error as error:
+            odd = (
+                re.search(r'query parameter: "([a-z_]+)"', str(error))
+                if "@" not in url.partition("?")[2]
+                else None
+            )
+            problem = f"{odd[1]} is no option" if odd else "is no URL of PostgreSQL"
+            raise SettingError(f"store {self.shown!r}", f"{problem}; {OPTIONS}") from None
+        self.url, self.pool_size, self.timeout_s = url, pool_size, timeout_s
+        waits = {"connect_timeout": max(2, round(timeout_s)), "tcp_user_timeout": round(timeout_s * 1000)}
+        beside = {"application_name": "refold", **waits, **ALIVE}
+        self._arguments: dict[str, Any] = {name: v for name, v in beside.items() if name not in known}
+        self._settings = {
+            "schema": None if schema is None else '"' + schema.replace('"', '""') + '"',
+            "statement_ms": str(round(statement_timeout_s * 1000)),
+            "lock_ms": str(round(timeout_s * 1000)),
+            "idle_ms": str(round((timeout_s + statement_timeout_s) * 1000)),
+        }
+        self._schema = schema
+        self._problem: psycopg.Error | None = None
+        """Why the last try to connect failed."""
+        self._pool: ConnectionPool[Connection] | None = None
+        self._opening = Lock()
+        renew_after_fork(self)
+        self.ask(self._migrated)
+
+    # Asking
+
+    def __call__(self, query: str, /, **values: Any) -> list[Any]:
+        """One statement, in one round trip."""
+        return self.ask(lambda run: run(query, **values))
+
+    def transact(self, work: Work[T]) -> T:
+        def whole(run: Run) -> T:
+            with run.whole():
+                return work(run)
+
+        return self.ask(whole)
+
+    def ask(self, work: Work[T], patience_s: float | None = None) -> T:
+        """Does the work on a connection, and again where the connection broke or the server restarts.
+
+        Raises:
+            StoreError: it could not be done in time, or the server refuses it.
+        """
+        until = time.monotonic() + (self.timeout_s if patience_s is None else patience_s)
+        again, wait_s = False, 0.005
+        while True:
+            with self._connection(until) as connection:
+                try:
+                    return work(Run(connection, again=again))
+                except psycopg.Error as error:
+                    passing = connection.closed or connection.broken or error.sqlstate in PASSING
+                    if not passing or time.monotonic() + wait_s > until:
+                        raise self._explained(error, lost=passing) from error
+                    if error.sqlstate not in ("40001", "40P01"):
+                        connection.close()
+            again = True
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, 0.5)
+            self._drop_broken()
+
+    @contextmanager
+    def _connection(self, until: float) -> Iterator[Connection]:
+        wait_s = 0.05
+        while True:
+            pool = self._opened()
+            try:
+                connection = pool.getconn(wait_s)
+                break
+            except PoolClosed:  # by another thread, while this one asked
+                continue
+            except PoolTimeout:
+                problem = self._problem
+                is_final = problem is not None and any(word in str(problem) for word in FINAL)
+                if is_final or time.monotonic() > until:
+                    raise self._unavailable(problem) from problem
+                wait_s = min(2 * wait_s, 1.0)
+        self._problem = None
+        try:
+            yield connection
+        finally:
+            pool.putconn(connection)
+
+    def _opened(self) -> "ConnectionPool[Connection]":
+        pool = self._pool
+        if pool is None:
+            with self._opening:
+                pool = self._pool = self._pool or self._new()
+        return pool
+
+    def _new(self) -> "ConnectionPool[Connection]":
+        logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # what fails is told by errors
+
+        class Told(psycopg.Connection[tuple[Any, ...]]):
+            """Tells why it cannot be opened, which the pool keeps for itself."""
+
+            @classmethod
+            def connect(cls, *args: Any, **kwargs: Any) -> Any:
+                try:
+                    return super().connect(*args, **kwargs)
+                except psycopg.Error as error:
+                    self._problem = error
+                    raise
+
+        return ConnectionPool(
+            self.url,
+            connection_class=Told,
+            kwargs={"autocommit": True, **self._arguments},
+            configure=self.configure,
+            min_size=0,
+            max_size=self.pool_size,
+            reconnect_timeout=0,  # whoever asks has more patience than the pool
+            num_workers=2,
+            open=True,
+        )
+
+    def configure(self, connection: Connection) -> None:
+        Run(connection)("configure", **self._settings)
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """What a pool of another kind connects with, to the same database and schema."""
+        path = {} if self._schema is None else {"options": f"-c search_path={self._settings['schema']}"}
+        return {"conninfo": self.url, "kwargs": {**self._arguments, **path}}
+
+    def alone(self) -> Connection:
+        """A connection beside the pool, to listen on."""
+        connection: Connection = psycopg.connect(self.url, autocommit=True, **self._arguments)
+        return connection
+
+    def _drop_broken(self) -> None:
+        """What broke one connection broke others: those that wait in the pool are looked at."""
+        pool = self._pool
+        if pool is not None:
+            pool.check()
+
+    def close(self) -> None:
+        with self._opening:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def after_fork(self) -> None:
+        """Connections must not cross a fork of the process; the child opens its own."""
+        if self._pool is not None:
+            self._pool._closed = True  # so that it is never closed here: it is the parent's
+            _abandoned.append(self._pool)
+        self._pool, self._opening = None, Lock()
+
+    # The schema
+
+    def _migrated(self, run: Run) -> None:
+        self._demand_server(run)
+        if self._version(run) != (len(migrations("postgres")), FORMAT):
+            with run.whole():
+                self._migrate(run)
+
+    def _demand_server(self, run: Run) -> None:
+        info = run._connection.info
+        if info.server_version < OLDEST_SERVER * 10_000:
+            raise StoreError(f"{self.shown} is older than PostgreSQL {OLDEST_SERVER}; upgrade the server")
+        encoding = info.parameter_status("server_encoding")
+        if encoding != "UTF8":
+            raise StoreError(f"{self.shown} has the encoding {encoding}; create a database with UTF8")
+
+    def _migrate(self, run: Run) -> None:
+        run("lock_schema")
+        if self._schema is not None and not run("has_namespace", name=self._settings["schema"])[0][0]:
+            run._connection.execute(f"CREATE SCHEMA {self._settings['schema']}".encode())
+        version, _ = self._version(run)
+        for step in migrations("postgres")[version:]:
+            run._connection.execute(step.encode())
+        for query in ("create_schema", "clear_schema"):
+            run(query)
+        run("set_schema", version=len(migrations("postgres")), format=FORMAT)
+
+    def _version(self, run: Run) -> tuple[int, int]:
+        """Of the schema and of the format.
+
+        Raises:
+            NewerError: only a newer refold knows one of them.
+        """
+        rows = run("get_schema") if run("has_schema")[0][0] else []
+        version, format = rows[0] if rows else (0, 0)
+        known = len(migrations("postgres"))
+        if version > known or format > FORMAT:
+            raise NewerError(
+                f"{self.shown} was written by a newer refold (schema {version}, format {format}; this one"
+                f" knows {known} and {FORMAT}). Upgrade refold to open it; nothing was changed."
+            )
+        return version, format
+
+    # Errors
+
+    def _unavailable(self, problem: psycopg.Error | None) -> StoreError:
+        if problem is None:
+            return StoreError(
+                f"{self.shown}: all {self.pool_size} connections were in use for {self.timeout_s:g} s;"
+                " retry, or give the store a larger pool_size"
+            )
+        return StoreError(f"{self.shown} cannot be reached: {_line(problem)}; check the URL and the server")
+
+    def _explained(self, error: psycopg.Error, *, lost: bool) -> StoreError:
+        match error:
+            case psycopg.errors.QueryCanceled():
+                advice = "took too long and was stopped; retry, or raise statement_timeout_s"
+            case psycopg.errors.LockNotAvailable():
+                advice = "somebody else holds the conversation for too long; retry, or raise timeout_s"
+            case psycopg.errors.InsufficientPrivilege():
+                advice = "this user may not do that; grant it the rights that docs/stores/postgresql.md names"
+            case psycopg.errors.DiskFull():
+                advice = "the server's disk is full; free some space and retry"
+            case _ if lost:
+                advice = (
+                    "the connection was lost and did not come back in time. Whether the last append was"
+                    " stored is not known: read, or append again with the same ids"
+                )
+            case _:
+                advice = "this is not what refold expects of its tables"
+        return StoreError(f"{self.shown}: {_line(error)}: {advice}")
+
+
+OPTIONS = (
+    "refold's own options are pool_size, timeout_s, statement_timeout_s and schema; all others are libpq's,"
+    " such as sslmode, host or target_session_attrs"
+)
+
+
+def shown(url: str) -> str:
+    """A URL for people to read: without the user's name, password and all options."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+
+
+def _line(error: psycopg.Error) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class Forked(Protocol):
+    def after_fork(self) -> None:
+        """Is called in a new process, before anything else happens there."""
+
+
+_forked: WeakSet[Forked] = WeakSet()
+_abandoned: list[Any] = []
+
+
+def renew_after_fork(one: Forked) -> None:
+    _watch_forks()
+    _forked.add(one)
+
+
+@cache
+def _watch_forks() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_renew)
+
+
+def _renew() -> None:
+    for one in list(_forked):
+        one.after_fork()

@@ -1,0 +1,157 @@
+"""Which conversations there are in a Redis: their keys, and lists of them in the order of their creation.
+
+A conversation is enrolled before it begins, so that none is stored that is not listed. Who enrolls and then
+does not begin leaves a row with nothing behind it: that is passed over, and struck off when it is too late to
+begin.
+"""
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+import msgspec
+
+from refold.core.codec import to_bytes
+from refold.core.errors import CorruptError
+from refold.stores.redis_link import Call, RedisLink
+from refold.stores.store import Key
+
+PAGE = 200
+"""Conversations that are looked at in one go."""
+SWEEP_EVERY = 64
+"""About so many conversations are created for each look at as many old ones as a page has."""
+STALE_US = 1_200_000_000
+"""A conversation that is not there so long after it was enrolled will not begin: twice what `lua` allows."""
+
+KINDS = ("head", "log", "ids", "unsaid", "summaries", "kept")
+"""The keys that a conversation has, as `lua/conversation.lua` expects them."""
+
+
+class Row(NamedTuple):
+    """What the head of a conversation says."""
+
+    key: Key
+    next: int
+    order: bytes
+    """Microseconds, as digits; no two conversations have the same."""
+    parent: bytes
+    """Name and order of what it is a fork of; empty if it is none."""
+    fork_at: int
+    cursor: int | None
+
+    @property
+    def name(self) -> bytes:
+        """Tells it from any other, also from one that has the same key later."""
+        return dumped(self.key, self.order)
+
+
+class Names:
+    """What keys are called. All of one conversation have the same hash tag, and so are in one slot."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.clock, self.all = f"{prefix}:{{list}}:clock", f"{prefix}:{{list}}:all"
+        self.notes, self.settings = f"{prefix}:notes", f"{prefix}:settings"
+
+    def of(self, key: Key, draft: str = "") -> list[str]:
+        return self.by(member(key), draft)
+
+    def by(self, member: bytes, draft: str = "") -> list[str]:
+        return [f"{self._prefix}:{{{member[16:].hex()}}}:{draft}{kind}" for kind in KINDS]
+
+    def owned(self, member: bytes) -> str:
+        return f"{self._prefix}:{{list}}:{member[:16].hex()}"
+
+    def summary(self, owner: str, digest: bytes) -> str:
+        """Where it stands which conversations of the owner keep a summary."""
+        return f"{self._prefix}:{{{_hash(to_bytes(owner)).hex()}}}:summary:{_hash(digest).hex()}"
+
+
+class RedisList:
+    def __init__(self, link: RedisLink, names: Names) -> None:
+        self._link, self._names = link, names
+
+    def row(self, key: Key) -> Row | None:
+        return self.rows([member(key)])[0]
+
+    def rows(self, members: Sequence[bytes], cursor: bytes = b"next") -> list[Row | None]:
+        found = self._link.each([Call("row", self._names.by(one), (cursor,)) for one in members])
+        return [None if head[0] is None else _row(*head) for head in found]
+
+    def pages(self, owner: str | None, cursor: bytes = b"next") -> Iterator[list[Row]]:
+        """All that there are, the newest first."""
+        before: bytes | str = "+inf"
+        of = self._names.all if owner is None else self._names.owned(member(Key(owner, "")))
+        while page := self._page(of, before, cursor):
+            before, rows = page
+            yield rows
+
+    def _page(self, of: str, before: bytes | str, cursor: bytes) -> tuple[bytes, list[Row]] | None:
+        now, *listed = self._link.call("page", [of], before, PAGE)
+        orders = dict(zip(listed[::2], listed[1::2], strict=True))
+        rows = self.rows(list(orders), cursor)
+        gone = [one for one, row in zip(orders, rows, strict=True) if row is None]
+        stale = [one for one in gone if int(now) - int(orders[one]) > STALE_US]
+        self._link.each([self._settling(one, orders[one], b"") for one in stale])
+        there = [row for row in rows if row is not None]
+        return (listed[-1], there) if listed else None
+
+    def enroll(self, key: Key) -> bytes:
+        one = member(key)
+        order: bytes = self._link.call("enroll", self._keys(one), one, durable=True)
+        if int(order) % SWEEP_EVERY == 0:
+            self._page(self._names.all, "", b"next")
+        return order
+
+    def settle(self, one: bytes, before: bytes, after: bytes) -> None:
+        """Corrects where a conversation is listed, as long as it is listed at `before`; nowhere is b""."""
+        if before != after:
+            self._link.each([self._settling(one, before, after)])
+
+    def _settling(self, one: bytes, before: bytes, after: bytes) -> Call:
+        return Call("settle", self._keys(one), (one, before, after))
+
+    def _keys(self, one: bytes) -> list[str]:
+        return [self._names.clock, self._names.all, self._names.owned(one)]
+
+
+def member(key: Key) -> bytes:
+    """A conversation in a list: digests of its owner and of both its names."""
+    owner, name = to_bytes(key.owner), to_bytes(key.conversation)
+    return _hash(owner) + _hash(b"%d " % len(owner) + owner + name)
+
+
+def dumped(key: Key, order: bytes = b"") -> bytes:
+    return msgspec.msgpack.encode((to_bytes(key.owner), to_bytes(key.conversation), order))
+
+
+def loaded(data: bytes) -> tuple[Key, bytes]:
+    try:
+        owner, name, order = msgspec.msgpack.decode(data, type=tuple[bytes, bytes, bytes])
+    except msgspec.DecodeError as error:
+        raise CorruptError(f"The name of a conversation was altered: {error}") from error
+    return Key(text(owner), text(name)), order
+
+
+def text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise CorruptError(f"A stored name or id is no text: {data!r}") from error
+
+
+def _row(
+    next: bytes,
+    order: bytes,
+    owner: bytes,
+    name: bytes,
+    parent: bytes | None,
+    fork_at: bytes | None,
+    cursor: bytes | None,
+) -> Row:
+    at = None if cursor is None else int(cursor)
+    return Row(Key(text(owner), text(name)), int(next), order, parent or b"", int(fork_at or 0), at)
+
+
+def _hash(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()

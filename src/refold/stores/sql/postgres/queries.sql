@@ -1,0 +1,326 @@
+-- name: configure
+SELECT set_config('search_path', coalesce(%(schema)s, current_setting('search_path')), false),
+       set_config('statement_timeout', %(statement_ms)s, false),
+       set_config('lock_timeout', %(lock_ms)s, false),
+       set_config('idle_in_transaction_session_timeout', %(idle_ms)s, false),
+       set_config('default_transaction_isolation', 'read committed', false),
+       set_config('jit', 'off', false)
+
+-- name: has_schema
+SELECT to_regclass('refold_schema') IS NOT NULL
+
+-- name: has_namespace
+SELECT to_regnamespace(%(name)s) IS NOT NULL
+
+-- name: lock_schema
+SELECT pg_advisory_xact_lock(hashtextextended('refold_schema', 0))
+
+-- name: create_schema
+CREATE TABLE IF NOT EXISTS refold_schema (version integer NOT NULL, format integer NOT NULL)
+
+-- name: get_schema
+SELECT version, format FROM refold_schema
+
+-- name: clear_schema
+DELETE FROM refold_schema
+
+-- name: set_schema
+INSERT INTO refold_schema (version, format) VALUES (%(version)s, %(format)s)
+
+-- name: append_one
+SELECT * FROM refold_append(
+    %(key)b, %(owner_key)b, %(owner)b, %(name)b, %(now)b, %(again)b, %(first)s::bigint, %(after)b,
+    %(lease)b, %(holder)b, %(fence)s::bigint, ARRAY[%(kind)b]::bytea[], ARRAY[%(id)b]::bytea[],
+    ARRAY[%(head)b]::bytea[], ARRAY[%(body)b]::bytea[], ARRAY[%(digest)b]::bytea[]
+)
+
+-- name: append
+SELECT * FROM refold_append(
+    %(key)b, %(owner_key)b, %(owner)b, %(name)b, %(now)b, %(again)b, %(first)s::bigint, %(after)b,
+    %(lease)b, %(holder)b, %(fence)s::bigint, %(kinds)b::bytea[], %(ids)b::bytea[],
+    %(heads)b::bytea[], %(bodies)b::bytea[], %(digests)b::bytea[]
+)
+
+-- name: tip
+SELECT coalesce(e.at + 1, c.fork_at), coalesce(e.digest, c.base), l.holder, l.fence, l.until
+FROM refold_conversation c LEFT JOIN LATERAL (
+    SELECT t.at, t.digest FROM refold_entry t WHERE t.cid = c.cid ORDER BY t.at DESC LIMIT 1
+) e ON true LEFT JOIN refold_lease l ON l.cid = c.cid AND sha256(l.name) = sha256(%(lease)b)
+WHERE c.key = %(key)b
+
+-- name: read
+SELECT at, kind, id, head, body, digest
+FROM refold_read(%(key)b, %(start)s, %(stop)s, %(but)b, %(rows)s::integer, %(bytes)s)
+
+-- name: resume
+WITH s AS MATERIALIZED (
+    SELECT s.at, s.body, s.digest FROM refold_conversation c JOIN refold_snapshot s ON s.cid = c.cid
+    WHERE c.key = %(key)b AND sha256(s.view) = sha256(%(view)b)
+)
+SELECT -1 - s.at AS at, NULL::bytea, NULL::bytea, NULL::bytea, s.body, s.digest FROM s
+UNION ALL
+SELECT e.at, e.kind, e.id, e.head, e.body, e.digest FROM refold_read(
+    %(key)b, greatest(coalesce((SELECT s.at FROM s), 0) - 1, 0), %(stop)s, NULL, %(rows)s::integer, %(bytes)s
+) e ORDER BY at
+
+-- name: fetch
+SELECT e.at, e.kind, e.id, e.head, e.body FROM refold_parts(%(key)b) p JOIN refold_entry e
+ON e.cid = p.cid AND e.at = ANY (%(places)s::bigint[]) AND e.at >= p.low AND e.at < p.high
+
+-- name: find
+SELECT e.id, e.at FROM refold_parts(%(key)b) p CROSS JOIN unnest(%(ids)b::bytea[]) i (id) JOIN refold_entry e
+ON e.cid = p.cid AND sha256(e.id) = sha256(i.id) AND e.id = i.id AND e.at >= p.low AND e.at < p.high
+ORDER BY e.at
+
+-- name: conversations
+WITH page AS (
+    (SELECT * FROM refold_conversation WHERE %(owner_key)b::bytea IS NULL
+     AND name IS NOT NULL AND cid < %(before)s ORDER BY cid DESC LIMIT %(limit)s)
+    UNION ALL
+    (SELECT * FROM refold_conversation WHERE owner_key = %(owner_key)b
+     AND name IS NOT NULL AND cid < %(before)s ORDER BY cid DESC LIMIT %(limit)s)
+)
+SELECT c.cid, c.owner, c.name, c.created, coalesce(e.at + 1, c.fork_at), o.owner, o.name, coalesce(o.fork_at, 0)
+FROM page c LEFT JOIN LATERAL (
+    SELECT t.at FROM refold_entry t WHERE t.cid = c.cid ORDER BY t.at DESC LIMIT 1
+) e ON true LEFT JOIN LATERAL (
+    WITH RECURSIVE up (owner, name, parent, fork_at, above) AS (
+        SELECT p.owner, p.name, p.parent, c.fork_at, least(c.fork_at, p.fork_at)
+        FROM refold_conversation p WHERE p.cid = c.parent
+        UNION ALL
+        SELECT p.owner, p.name, p.parent, up.above, least(up.above, p.fork_at)
+        FROM up JOIN refold_conversation p ON p.cid = up.parent WHERE up.name IS NULL
+    )
+    SELECT up.owner, up.name, up.fork_at FROM up WHERE up.name IS NOT NULL
+) o ON c.parent IS NOT NULL
+ORDER BY c.cid DESC
+
+-- name: hold
+SELECT refold_hold(%(key)b)
+
+-- name: add_fork
+SELECT refold_add(%(key)b, %(owner_key)b, %(owner)b, %(name)b, %(now)s, %(family)s, %(parent)s, %(fork_at)s, %(base)b)
+
+-- name: digest
+SELECT e.digest FROM refold_parts(%(key)b) p JOIN refold_entry e
+ON e.cid = p.cid AND e.at = %(at)s AND e.at >= p.low AND e.at < p.high
+
+-- name: conversation
+SELECT cid, family, parent, fork_at FROM refold_conversation WHERE key = %(key)b
+
+-- name: hold_family
+SELECT pg_advisory_xact_lock(hashtextextended('family', %(family)s::bigint))
+
+-- name: forks
+WITH RECURSIVE fork (cid, key, owner, name) AS (
+    SELECT cid, key, owner, name FROM refold_conversation WHERE parent = %(cid)s
+    UNION ALL
+    SELECT c.cid, c.key, c.owner, c.name FROM fork f JOIN refold_conversation c ON c.parent = f.cid
+    WHERE f.name IS NULL OR %(and_theirs)s
+)
+SELECT cid, key, owner, name FROM fork ORDER BY cid
+
+-- name: bury
+UPDATE refold_conversation SET key = NULL, owner_key = '', owner = '', name = NULL, created = 0 WHERE cid = %(cid)s
+
+-- name: buried
+SELECT c.parent, c.fork_at, (SELECT max(f.fork_at) FROM refold_conversation f WHERE f.parent = c.cid)
+FROM refold_conversation c WHERE c.cid = %(cid)s AND c.name IS NULL
+
+-- name: hand_over
+UPDATE refold_conversation SET parent = %(parent)s WHERE parent = %(cid)s RETURNING cid
+
+-- name: seal
+UPDATE refold_conversation c SET seal = refold_seal(c) WHERE c.cid = %(cid)s
+
+-- name: erase_entries
+DELETE FROM refold_entry WHERE cid = %(cid)s AND at >= %(at)s
+
+-- name: erase_words
+DELETE FROM refold_words WHERE cid = %(cid)s AND at >= %(at)s
+
+-- name: erase_vectors
+DELETE FROM refold_vector WHERE cid = %(cid)s AND at >= %(at)s
+
+-- name: erase_snapshots
+DELETE FROM refold_snapshot WHERE cid = %(cid)s
+
+-- name: erase_leases
+DELETE FROM refold_lease WHERE cid = %(cid)s
+
+-- name: erase_summaries
+DELETE FROM refold_summary WHERE cid = %(cid)s
+
+-- name: erase_cursors
+DELETE FROM refold_cursor WHERE key = %(key)b
+
+-- name: erase_followed
+DELETE FROM refold_followed WHERE cid = %(cid)s
+
+-- name: erase_conversation
+DELETE FROM refold_conversation WHERE cid = %(cid)s
+
+-- name: save
+INSERT INTO refold_snapshot AS s (cid, view, at, body, digest)
+SELECT h.cid, %(view)b, %(at)s, %(body)b, %(digest)b
+FROM refold_hold(%(key)b) h (cid), set_config('synchronous_commit', 'off', true) WHERE h.cid IS NOT NULL
+ON CONFLICT (cid, sha256(view)) DO UPDATE SET at = excluded.at, body = excluded.body, digest = excluded.digest
+WHERE excluded.at >= s.at
+
+-- name: saved
+SELECT s.view, s.at, s.body, s.digest FROM refold_conversation c JOIN refold_snapshot s ON s.cid = c.cid
+WHERE c.key = %(key)b
+
+-- name: acquire
+INSERT INTO refold_lease AS l (cid, name, holder, fence, until)
+SELECT h.cid, %(name)b, %(holder)b, 1, %(until)s FROM refold_hold(%(key)b) h (cid) WHERE h.cid IS NOT NULL
+ON CONFLICT (cid, sha256(name)) DO UPDATE SET holder = excluded.holder, until = excluded.until,
+    fence = CASE WHEN l.holder = excluded.holder THEN l.fence ELSE l.fence + 1 END
+WHERE l.until <= %(now)s OR l.holder = excluded.holder
+RETURNING fence
+
+-- name: release
+UPDATE refold_lease l SET until = 0 FROM refold_conversation c
+WHERE c.key = %(key)b AND l.cid = c.cid AND sha256(l.name) = sha256(%(name)b) AND l.fence = %(fence)s
+
+-- name: leases
+SELECT l.name, l.holder, l.fence, l.until FROM refold_conversation c JOIN refold_lease l ON l.cid = c.cid
+WHERE c.key = %(key)b AND l.until > %(now)s
+
+-- name: note
+SELECT body FROM refold_note WHERE sha256(name) = sha256(%(name)b)
+
+-- name: keep_note
+INSERT INTO refold_note (name, body) VALUES (%(name)b, %(body)b)
+ON CONFLICT (sha256(name)) DO UPDATE SET body = excluded.body
+
+-- name: summary
+SELECT s.body FROM refold_summary s JOIN refold_conversation c ON c.cid = s.cid
+WHERE sha256(s.digest) = sha256(%(digest)b) AND c.owner_key = %(owner_key)b AND c.name IS NOT NULL
+ORDER BY c.key = %(key)b DESC LIMIT 1
+
+-- name: keep_summary
+INSERT INTO refold_summary (cid, digest, body) SELECT h.cid, %(digest)b, %(body)b
+FROM refold_hold(%(key)b) h (cid) WHERE h.cid IS NOT NULL
+ON CONFLICT (sha256(digest), cid) DO UPDATE SET body = excluded.body, made = DEFAULT RETURNING cid
+
+-- name: drop_summaries
+DELETE FROM refold_summary WHERE cid = %(cid)s AND made <= (
+    SELECT made FROM refold_summary WHERE cid = %(cid)s ORDER BY made DESC OFFSET %(keep)s LIMIT 1
+)
+
+-- name: settings
+SELECT agent, tool, after_steps, mode, compact_mode, length, prompt, strategy, threshold FROM refold_setting
+
+-- name: set_setting
+INSERT INTO refold_setting (agent, tool, after_steps, mode, compact_mode, length, prompt, strategy, threshold)
+VALUES (%(agent)b, %(tool)b, %(after_steps)s, %(mode)s, %(compact_mode)s, %(length)s,
+        %(prompt)b, %(strategy)s, %(threshold)s)
+ON CONFLICT (sha256(agent), sha256(tool)) DO UPDATE SET after_steps = excluded.after_steps,
+    mode = excluded.mode, compact_mode = excluded.compact_mode, length = excluded.length,
+    prompt = excluded.prompt, strategy = excluded.strategy, threshold = excluded.threshold
+
+-- name: unset_setting
+DELETE FROM refold_setting WHERE sha256(agent) = sha256(%(agent)b) AND sha256(tool) = sha256(%(tool)b)
+
+-- name: cursor
+SELECT next FROM refold_cursor WHERE key = %(key)b AND sha256(what) = sha256(%(what)b)
+
+-- name: set_cursor
+INSERT INTO refold_cursor AS c (key, owner, name, what, next)
+VALUES (%(key)b, %(owner)b, %(name)b, %(what)b, %(next)s)
+ON CONFLICT (sha256(what), key) DO UPDATE SET next = greatest(c.next, excluded.next)
+
+-- name: cursors_behind
+SELECT u.key, u.owner, u.name, coalesce(e.at + 1, c.fork_at) > u.next FROM (
+    SELECT * FROM refold_cursor WHERE sha256(what) = sha256(%(what)b) AND key > %(after)b
+    ORDER BY key LIMIT %(limit)s
+) u LEFT JOIN refold_conversation c ON c.key = u.key LEFT JOIN LATERAL (
+    SELECT t.at FROM refold_entry t WHERE t.cid = c.cid ORDER BY t.at DESC LIMIT 1
+) e ON true ORDER BY u.key
+
+-- name: lift_timeout
+SELECT set_config('statement_timeout', '0', true)
+
+-- name: altered
+SELECT name FROM refold_conversation c WHERE seal <> refold_seal(c)
+
+-- name: strays
+SELECT 'entries', count(*) FROM refold_entry e
+WHERE NOT EXISTS (SELECT 1 FROM refold_conversation c WHERE c.cid = e.cid) HAVING count(*) > 0
+UNION ALL
+SELECT 'summaries', count(*) FROM refold_summary s
+WHERE NOT EXISTS (SELECT 1 FROM refold_conversation c WHERE c.cid = s.cid AND c.name IS NOT NULL) HAVING count(*) > 0
+UNION ALL
+SELECT 'places in the index', count(*) FROM refold_words w
+WHERE NOT EXISTS (SELECT 1 FROM refold_entry e WHERE e.cid = w.cid AND e.at = w.at) HAVING count(*) > 0
+UNION ALL
+SELECT 'vectors', count(*) FROM refold_vector v
+WHERE NOT EXISTS (SELECT 1 FROM refold_entry e WHERE e.cid = v.cid AND e.at = v.at) HAVING count(*) > 0
+
+-- name: behind
+SELECT c.cid, coalesce(f.next, 0), c.owner_key FROM (
+    SELECT s.cid FROM refold_shared(%(key)b, %(owner_key)b) s
+    UNION
+    SELECT o.cid FROM refold_conversation o WHERE %(key)b::bytea IS NULL AND o.owner_key = %(owner_key)b
+) s JOIN refold_conversation c ON c.cid = s.cid LEFT JOIN refold_followed f ON f.cid = c.cid AND f.what = %(what)b
+WHERE EXISTS (SELECT 1 FROM refold_entry e WHERE e.cid = c.cid AND e.at >= coalesce(f.next, 0))
+ORDER BY c.cid
+
+-- name: followed
+SELECT coalesce((SELECT next FROM refold_followed WHERE cid = %(cid)s AND what = %(what)b), 0)
+
+-- name: read_behind
+SELECT cid, at, kind, id, head, body FROM (
+    SELECT e.*, row_number() OVER place AS n, sum(octet_length(e.body)) OVER place AS size
+    FROM unnest(%(cids)s::bigint[], %(starts)s::bigint[]) WITH ORDINALITY b (cid, start, nth) CROSS JOIN LATERAL (
+        SELECT b.nth, r.* FROM refold_entry r WHERE r.cid = b.cid AND r.at >= b.start
+        ORDER BY r.at LIMIT %(rows)s
+    ) e WINDOW place AS (ORDER BY e.nth, e.at)
+) f WHERE n <= %(rows)s AND size - octet_length(body) < %(bytes)s ORDER BY nth, at
+
+-- name: follow
+SELECT * FROM refold_follow(%(what)b, %(cids)s::bigint[], %(starts)s::bigint[], %(nexts)s::bigint[])
+
+-- name: add_words
+INSERT INTO refold_words (cid, at, terms, words, tools, role)
+SELECT e.cid, e.at, u.terms::tsvector, u.words, ARRAY(SELECT decode(t, 'hex') FROM unnest(string_to_array(u.tools, ' ')) t), u.role
+FROM unnest(%(cids)s::bigint[], %(ats)s::bigint[], %(terms)s::text[], %(words)s::text[], %(tools)s::text[],
+            %(roles)b::bytea[]) u (cid, at, terms, words, tools, role)
+JOIN refold_entry e ON e.cid = u.cid AND e.at = u.at ON CONFLICT (cid, at) DO NOTHING
+
+-- name: add_vectors
+INSERT INTO refold_vector (cid, what, at, n, vector) SELECT e.cid, %(what)b, e.at, u.n, u.vector
+FROM unnest(%(cids)s::bigint[], %(ats)s::bigint[], %(ns)s::integer[], %(vectors)b::bytea[]) u (cid, at, n, vector)
+JOIN refold_entry e ON e.cid = u.cid AND e.at = u.at ON CONFLICT DO NOTHING
+
+-- name: search
+WITH part AS MATERIALIZED (SELECT * FROM refold_shared(%(key)b, %(owner_key)b)), within AS MATERIALIZED (
+    SELECT string_agg(one, ' | ')::tsquery AS terms FROM (
+        SELECT %(place)s || cid FROM part UNION ALL SELECT %(owned)s::text WHERE %(key)b::bytea IS NULL
+    ) w (one)
+)
+SELECT w.cid, w.at, w.owner, w.name, w.words, w.tools, w.role
+FROM unnest(%(matches)s::text[], %(phrases)s::text[], %(wholes)s::text[]) m (match, phrases, whole), within
+CROSS JOIN LATERAL (
+    SELECT f.*, row_number() OVER newest AS n, sum(octet_length(f.words)) OVER newest AS size FROM (
+        SELECT t.cid, t.at, t.words, t.tools, t.role,
+            coalesce(p.owner, c.owner) AS owner, coalesce(p.name, c.name) AS name
+        FROM refold_words t LEFT JOIN part p ON p.cid = t.cid AND t.at >= p.low AND t.at < p.high
+        LEFT JOIN refold_conversation c ON c.cid = t.cid AND c.owner_key = %(owner_key)b AND %(key)b::bytea IS NULL
+        WHERE t.terms @@ (m.match::tsquery && within.terms) AND (p.cid IS NOT NULL OR c.cid IS NOT NULL)
+        AND refold_has(t.words, CASE WHEN t.terms @@ %(long)s::tsquery THEN m.whole ELSE m.phrases END)
+        ORDER BY t.cid DESC, t.at DESC LIMIT %(pool)s
+    ) f WINDOW newest AS (ORDER BY f.cid DESC, f.at DESC)
+) w WHERE w.n <= %(limit)s OR w.size <= %(bytes)s
+
+-- name: vectors
+SELECT v.cid, v.at, p.owner, p.name, v.vector FROM refold_shared(%(key)b, %(owner_key)b) p
+JOIN refold_vector v ON v.cid = p.cid AND v.what = %(what)b AND v.at >= p.low AND v.at < p.high
+UNION ALL
+SELECT v.cid, v.at, c.owner, c.name, v.vector FROM refold_conversation c
+JOIN refold_vector v ON v.cid = c.cid AND v.what = %(what)b
+WHERE %(key)b::bytea IS NULL AND c.owner_key = %(owner_key)b AND c.name IS NOT NULL
+
+-- name: tell
+SELECT pg_notify(%(channel)s, %(keys)s), set_config('synchronous_commit', 'off', true)

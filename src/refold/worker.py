@@ -1,0 +1,121 @@
+"""Does the compactions that sessions hand over, beside any number of others on any number of machines."""
+
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from refold.config import Config, Source, load_config
+from refold.core.errors import ConflictError, SettingError
+from refold.core.plan import Policy
+from refold.jobs import AgainError, Errand, Tell, Terms, VainError, queue_of
+from refold.session import Session
+from refold.stores.store import Store, open_store
+
+_LOG = logging.getLogger("refold.worker")
+
+
+def run(
+    store: str,
+    *,
+    config: Source = None,
+    summarizer: Any = None,
+    policies: Sequence[Policy] = (),
+    name: str | None = None,
+    terms: Terms | None = None,
+    tell: Tell = _LOG.info,
+) -> None:
+    """Runs jobs until SIGTERM or SIGINT, on its usual terms or others. `tell` is given a line about each.
+
+    `config`, `summarizer` and `policies` are what the sessions have that hand jobs over.
+
+    Raises:
+        SettingError: the store is none in PostgreSQL, or what it takes is not installed.
+        StoreError: it cannot be used.
+    """
+    settings, opened = load_config(config), open_store(store)
+    try:
+        queue = queue_of(opened)
+        queue.set_up()
+        from refold.shift import Shift  # needs what is known to be installed now
+
+        work = Work(opened, settings, summarizer, policies)
+        Shift(queue, work, name or f"{socket.gethostname()}-{os.getpid()}", terms or Terms(), tell).run()
+    finally:
+        opened.close()
+
+
+class Work:
+    """Carries out errands, several at a time, each with a session of its own."""
+
+    def __init__(
+        self, store: Store, config: Config, summarizer: Any = None, policies: Sequence[Policy] = ()
+    ) -> None:
+        self._store, self._config = store, config
+        self._rest: dict[str, Any] = {"summarizer": summarizer, "policies": policies}
+
+    def __call__(self, errand: Errand) -> str:
+        """What came of it.
+
+        Raises:
+            AgainError: it should be tried again.
+            VainError: nothing will come of it in this round.
+        """
+        if next(self._store.read(errand.key, 0, 1), None) is None:
+            return "there is no such conversation"
+        if errand.agent is not None and errand.agent not in self._config.agents:
+            return f"the agent {errand.agent!r} is not configured here"
+        facts: dict[str, Any] = {"agent": errand.agent, "model": errand.model, "view": errand.view}
+        with Session(self._store, errand.key, config=self._config, **facts, **self._rest) as session:
+            session.reducer.handles = errand.handles
+            with session.notifier:
+                session.record.catch_up()
+            if session.settings.is_off:
+                return "compaction is off"
+            if session.record.live.state.round + 1 != errand.round:
+                return "it was compacted meanwhile"
+            return _ahead(session, errand) if errand.order is None else _ordered(session, errand)
+
+
+def _ahead(session: Session, errand: Errand) -> str:
+    """Has summaries ready for when the view is too large."""
+    summaries = session.reducer.summaries
+    if summaries is None or not summaries.can_write:
+        raise SettingError("summarizer", "no model is configured for this worker, and none was handed in")
+    with session.notifier:
+        if summaries.ready(session.record.live.freeze()) is not None:
+            return "it was written already"
+        job = session.fitter.written((), errand.budget)
+    if job is not None:
+        job.wait()
+    with session.notifier:
+        session.record.catch_up()
+        ready = summaries.ready(session.record.live.freeze())
+    if ready is not None:
+        models = dict.fromkeys(one.certificate.model or "" for one in ready.prepared)
+        return f"written by {', '.join(models)}"
+    if session.record.live.state.round + 1 != errand.round:
+        return "it was compacted meanwhile"
+    if summaries.again is not None:
+        raise AgainError(summaries.again)
+    if summaries.problems:
+        raise VainError(summaries.problems[-1])
+    return "there is nothing to summarize yet"
+
+
+def _ordered(session: Session, errand: Errand) -> str:
+    """Compacts, unless somebody else does or did."""
+    assert errand.order is not None
+    try:
+        result = session.compaction.fenced(errand.order, errand.round)
+    except ConflictError as error:
+        if session.record.live.state.round + 1 == errand.round:
+            raise AgainError(str(error)) from error
+        return "it was compacted meanwhile"
+    summaries = session.reducer.summaries
+    why = f"; {summaries.problems[-1]}" if summaries and summaries.problems else ""
+    if not result.tokens_saved:
+        return f"there is nothing that this would make shorter{why}"
+    first, end = result.compacted_range
+    return f"{end - first:,} messages compacted, {result.tokens_saved:,} tokens saved{why}"

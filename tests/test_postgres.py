@@ -1,0 +1,789 @@
+"""PostgreSQL for real: the contract, and what only a server can do to a store."""
+
+import os
+import re
+import signal
+import socket
+import tempfile
+import threading
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from itertools import count
+from multiprocessing import get_context
+from pathlib import Path
+from threading import Event, Thread
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+import refold
+from refold.bench.stores import Relay, relayed
+from refold.core.codec import GENESIS, Entry, chain
+from refold.core.errors import ConflictError, CorruptError, NewerError, SettingError, StoreError
+from refold.core.query import Words, parse_query
+from refold.stores import sql
+from refold.stores.postgres import PostgresStore, from_url
+from refold.stores.postgres_index import MOST_TERMS_BYTES
+from refold.stores.store import Key, open_store
+from refold.testing import StoreContract
+from refold.testing.words import KEY, ODD, entries, entry, said, verified
+from servers import Postgres, remove
+
+names = count()
+PAGES = Path(__file__).parents[1] / "docs" / "stores"
+
+
+@pytest.fixture(scope="module")
+def database(postgres):
+    """One database for many tests: each has a schema of its own in it, which is made faster."""
+    return postgres.database()
+
+
+@pytest.fixture
+def reopen(database):
+    return partial(PostgresStore, database, schema=f"test {next(names)}")
+
+
+@pytest.fixture
+def store(reopen):
+    store = reopen()
+    yield store
+    store.close()
+
+
+class TestPostgres(StoreContract):
+    @pytest.fixture
+    def reopen(self, reopen):
+        return reopen
+
+
+def run(store, text, *values):
+    """As an administrator would, beside the store."""
+    with psycopg.connect(store._ask.url, autocommit=True) as connection:
+        store._ask.configure(connection)
+        cursor = connection.execute(text, values or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+# Opening
+
+
+def test_a_url_opens_a_store_and_its_options_are_taken_out(postgres_url):
+    for scheme in ("postgresql", "postgres"):
+        url = postgres_url.replace("postgresql", scheme)
+        options = "&pool_size=3&timeout_s=2.5&statement_timeout_s=7&schema=Od%22d%20one&application_name=mine"
+        store = open_store(url + options)
+        ((name, path, statement, lock),) = run(
+            store,
+            "SELECT current_setting('application_name'), current_setting('search_path'),"
+            " current_setting('statement_timeout'), current_setting('lock_timeout')",
+        )
+        assert (path, statement, lock) == ('"Od""d one"', "7s", "2500ms")
+        assert name == "mine"
+        assert store._ask.pool_size == 3
+        store.close()
+    assert [row.key for row in from_url(postgres_url).conversations()] == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["pool_size=0", "pool_size=x", "timeout_s=-1", "timeout_s=nan", "timeout_s=", "schema=", "poolsize=3"],
+)
+def test_an_option_that_is_not_known_or_not_allowed_is_refused(postgres_url, query):
+    with pytest.raises(SettingError, match=r"pool_size, timeout_s, statement_timeout_s and schema"):
+        open_store(f"{postgres_url}&{query}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:s3cr3t@localhost:1/x?timeout_s=0.2",
+        "postgresql://me:s3cr3t@localhost/x?bad=1",
+        "postgresql://me:s3cr3t@localhost/x?pool_size=0&password=s3cr3t",
+        "postgresql://me:s3cr3t%zz@localhost/x",
+        "postgresql://me:s3cr3t?s3cr3t/s3cr3t@localhost:1/x?timeout_s=0.2",
+        "postgresql://localhost:1/x?password=s3cr3t&timeout_s=0.2",
+        "postgresql://no.such.host.invalid/x?password=s3cr3t&timeout_s=0.2",
+    ],
+)
+def test_no_error_shows_a_password(url):
+    with pytest.raises((StoreError, SettingError)) as caught:
+        open_store(url)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "s3cr3t" not in str(error)
+        error = error.__cause__
+
+
+def test_a_wrong_password_or_database_is_told_at_once(postgres, postgres_url):
+    with pytest.raises(StoreError, match=r'cannot be reached.*"nobody" does not exist'):
+        PostgresStore(postgres.url_of("nobody"), timeout_s=300)
+    with pytest.raises(StoreError, match=r'role "nobody" does not exist'):
+        PostgresStore(postgres_url.replace("postgres@", "nobody:s3cr3t@"), timeout_s=300)
+
+
+def test_a_server_that_does_not_answer_is_told_when_the_time_is_over():
+    with pytest.raises(StoreError, match=r"localhost:1/x cannot be reached: .*check the URL"):
+        PostgresStore("postgresql://localhost:1/x", timeout_s=0.3)
+
+
+# Migrations
+
+
+def opened(url):
+    store = PostgresStore(url)
+    store.append(Key("somebody", uuid4().hex), entries(0, 1))
+    store.close()
+
+
+def test_many_processes_may_open_an_empty_database_at_once(postgres_url):
+    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
+        list(pool.map(opened, [postgres_url] * 8))
+    store = PostgresStore(postgres_url)
+    assert run(store, "SELECT count(*) FROM refold_schema") == [(1,)]
+    assert {row.next for row in store.conversations()} == {1}
+    store.close()
+
+
+@pytest.mark.parametrize("change", ["version = version + 1", "format = format + 1"])
+def test_a_database_of_a_newer_refold_is_refused(store, reopen, change):
+    run(store, f"UPDATE refold_schema SET {change}")
+    with pytest.raises(NewerError, match="Upgrade refold"):
+        reopen()
+
+
+def test_an_older_database_is_migrated_and_nothing_in_it_is_lost(reopen, monkeypatch):
+    steps = sql.migrations("postgres")
+    with monkeypatch.context() as patch:
+        patch.setattr("refold.stores.postgres_pool.migrations", lambda engine: steps[:1])
+        old = reopen()
+        old.append(KEY, entries(0, 3), after=GENESIS)
+        old.close()
+    new = reopen()
+    assert verified(new, KEY) == entries(0, 3)
+    assert list(new.index(KEY, lambda one: None)) == [3]
+    new.close()
+
+
+def test_a_migration_that_fails_halfway_leaves_what_was_there(reopen, monkeypatch):
+    steps = sql.migrations("postgres")
+    with monkeypatch.context() as patch:
+        broken = (*steps, "CREATE TABLE refold_new (a integer); SELECT 1 / 0")
+        patch.setattr("refold.stores.postgres_pool.migrations", lambda engine: broken)
+        with pytest.raises(StoreError, match="division by zero"):
+            reopen()
+    store = reopen()
+    assert run(store, "SELECT to_regclass('refold_new')") == [(None,)]
+    store.close()
+
+
+def test_a_user_who_may_not_create_tables_uses_those_that_are_there(postgres, postgres_url):
+    owner = PostgresStore(postgres_url)
+    user = f"user_{next(names)}"
+    for right in (
+        f"CREATE ROLE {user} LOGIN",
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {user}",
+        f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {user}",
+    ):
+        run(owner, right)
+    store = PostgresStore(postgres_url.replace("postgres@", f"{user}@"))
+    store.append(KEY, entries(0, 3))
+    assert list(store.index(KEY, lambda one: Words.of("apple", (), "user"))) == [3]
+    assert len(store.search(KEY, parse_query("apple"), 9)) == 3
+    assert store.erase(KEY) == []
+    empty = postgres.database().replace("postgres@", f"{user}@")
+    with pytest.raises(StoreError, match=r"permission denied.*grant it the rights"):
+        PostgresStore(empty)
+    for one in (store, owner):
+        one.close()
+
+
+def test_schemas_of_one_database_do_not_see_each_other(database):
+    stores = [PostgresStore(database, schema=f"apart {n}") for n in range(2)]
+    stores[0].append(KEY, entries(0, 2))
+    assert list(stores[1].conversations()) == []
+    stores[1].append(KEY, entries(0, 1, "other"))
+    assert verified(stores[0], KEY) == entries(0, 2)
+    for store in stores:
+        store.close()
+
+
+# Appending
+
+
+def test_what_is_asked_for_often_takes_one_round_trip(postgres_url):
+    with relayed(postgres_url) as (url, relay):
+        assert relay is not None
+        store = PostgresStore(url, pool_size=1)
+        session = refold.open("long", store=store, owner=KEY.owner)
+        session.append([said(f"message {n}") for n in range(3_000)])
+        session.close()
+        store._watch.close()  # whose notices are asked beside
+        key, digest, taken = session.key, None, Counter[str]()
+        for n in range(8):  # until all is prepared
+            for name, deed in {
+                "append": lambda: store.append(KEY, [entry(n)], after=digest),  # noqa: B023
+                "resume": lambda: [*store.resume(key, "main")[1]],
+                "fetch": lambda: store.fetch(key, range(0, 3_000, 40)),
+                "find": lambda: store.find(key, ["a", "b", "c"]),
+                "acquire": lambda: store.acquire(key, "a", "me", 1.0, 1.0),
+                "conversations": lambda: list(store.conversations()),
+                "open": lambda: refold.open("long", store=store, owner=KEY.owner).view().messages,
+            }.items():
+                before = relay.round_trips
+                result = deed()
+                taken[name] = relay.round_trips - before
+                if name == "append":
+                    digest = result
+                    store._watch.close()
+        assert max(taken[name] for name in taken if name != "open") == 1
+        assert taken["open"] <= 3
+        store.close()
+
+
+def test_large_batches_are_stored_whole_and_read_in_pieces(store, monkeypatch):
+    monkeypatch.setattr("refold.stores.postgres.PIECE_BYTES", 15 << 20)
+    body = os.urandom(10 << 20)
+    many = [Entry(at, "said", str(at), b"[]", b"%d" % at) for at in range(5_000)]
+    large = [Entry(at, "noted", None, b"[]", b"%d" % at + body) for at in range(5_000, 5_003)]
+    small = [entry(at) for at in range(5_003, 5_005)]
+    store.append(KEY, [*many, *large, *small], after=GENESIS)
+    assert verified(store, KEY) == [*many, *large, *small]
+    assert [link.entry.at for link in store.read(KEY, 4_998, but="said")] == list(range(5_000, 5_005))
+    assert store.find(KEY, ["7", "4999"]) == {"7": 7, "4999": 4_999}
+    with pytest.raises(ConflictError):
+        store.append(KEY, [*large, *small])
+    assert len(store.fetch(KEY, {1, 5_002, 5_004})) == 3
+
+
+def test_a_large_batch_that_meets_a_conflict_in_the_middle_leaves_nothing(store, monkeypatch):
+    monkeypatch.setattr("refold.stores.postgres.PIECE_BYTES", 1)
+    store.append(KEY, entries(0, 2))
+    columns = "kind, id, head, body, digest FROM refold_entry WHERE at = 0"
+    run(store, f"INSERT INTO refold_entry SELECT cid, 7, {columns}")
+    with pytest.raises(ConflictError):
+        store.append(KEY, entries(2, 9))
+    run(store, "DELETE FROM refold_entry WHERE at = 7")
+    assert verified(store, KEY) == entries(0, 2)
+    store.append(KEY, entries(2, 9))
+    assert verified(store, KEY) == entries(0, 9)
+
+
+def test_what_an_administrator_set_for_transactions_does_no_harm(postgres_url):
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        setting = "default_transaction_isolation TO serializable"
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET {setting}")
+    store = PostgresStore(postgres_url)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: refold.open("a", store=store).append(said(str(n))), range(40)))
+    assert len(verified(store, Key("default", "a"))) == 40
+    store.close()
+
+
+def test_names_and_ids_of_any_length_and_any_text_are_found(store):
+    long = "🙂\x00\ud800" * 5_000
+    store.append(Key(long, long), [entry(0, id=long), entry(1, id=long[:-1])])
+    assert store.find(Key(long, long), [long, long[:-1]]) == {long: 0, long[:-1]: 1}
+    lease = store.acquire(Key(long, long), long, long, 1.0, 1.0)
+    store.append(Key(long, long), [entry(2)], lease=lease)
+    store.set_cursor(Key(long, long), long, 1)
+    assert list(store.behind(long)) == [Key(long, long)]
+    assert [row.key for row in store.conversations(long)] == [Key(long, long)]
+    for name in ODD:
+        assert list(store.read(Key(name, long))) == list(store.conversations(name)) == []
+
+
+# When a connection or the server breaks
+
+
+@pytest.fixture
+def server():
+    folder = Path(tempfile.mkdtemp(prefix="refold-own-"))
+    server = Postgres(folder).start()
+    yield server
+    server.kill()
+    remove(folder)
+
+
+def cut(store):
+    """Ends all connections of a store, as an administrator may."""
+    mine = "application_name = 'refold' AND datname = current_database()"
+    ended = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {mine}"
+    with psycopg.connect(store._ask.url, autocommit=True) as connection:
+        connection.execute(ended)
+
+
+def test_connections_that_were_ended_are_replaced_and_nobody_notices(postgres_url):
+    store = PostgresStore(postgres_url)
+    with ThreadPoolExecutor(8) as pool:  # all connections of the pool
+        list(pool.map(lambda n: store.append(Key("a", str(n)), entries(0, 1)), range(64)))
+    for n in range(5):
+        cut(store)
+        store.append(KEY, entries(n, n + 1))
+        cut(store)
+        assert verified(store, KEY) == entries(0, n + 1)
+        assert store.fork(KEY, Key("a", f"fork {n}"), n) is None
+    store.close()
+
+
+def test_appends_are_stored_exactly_once_while_connections_are_ended(postgres_url):
+    store, done = PostgresStore(postgres_url), Event()
+
+    def disturb():
+        while not done.wait(0.01):
+            cut(store)
+
+    disturbing = Thread(target=disturb)
+    disturbing.start()
+    digest = GENESIS
+    try:
+        for n in range(100):
+            digest = store.append(KEY, [entry(n)], after=digest)
+    finally:
+        done.set()
+        disturbing.join()
+    assert verified(store, KEY) == entries(0, 100)
+    store.close()
+
+
+class Cutting(Relay):
+    """Cuts a connection when an answer comes: what was asked has been done, and nobody hears of it."""
+
+    left: int | None = None
+    """Answers that still come through; None for all."""
+    cuts = 0
+    meanwhile = staticmethod(lambda: None)
+    """Happens before anybody knows."""
+
+    def _pass(self, one, other, asks, answered):
+        class Way:
+            shutdown = one.shutdown
+
+            def recv(way, size):
+                data = one.recv(size)
+                if asks or not data or self.left is None:
+                    return data
+                self.left -= 1
+                if self.left >= 0:
+                    return data
+                self.left = None
+                self.cuts += 1
+                self.meanwhile()
+                return b""
+
+        super()._pass(Way(), other, asks, answered)
+
+
+@pytest.fixture
+def cutting(postgres, postgres_url, tmp_path_factory):
+    folder = Path(tempfile.mkdtemp(prefix="refold-relay-"))
+
+    def connect():
+        made = socket.socket(socket.AF_UNIX)
+        made.connect(str(postgres.socket))
+        return made
+
+    relay = Cutting(folder, ".s.PGSQL.5432", connect)
+    store = PostgresStore(postgres_url.replace(str(postgres.folder), str(folder)), pool_size=1)
+    store.append(Key("a", "to prepare"), entries(0, 1))
+    store._watch.close()
+    yield store, relay
+    store.close()
+    relay.close()
+    remove(folder)
+
+
+def test_an_append_whose_answer_was_lost_is_found_and_not_stored_again(cutting, postgres_url):
+    (store, relay), digest = cutting, GENESIS
+    other = PostgresStore(postgres_url)
+    for n in range(0, 20, 2):
+        before, digest = digest, chain(digest, entry(n))
+
+        def go_on(at=n + 1, after=digest):  # before it is tried again
+            other.append(KEY, [entry(at)], after=after)
+
+        relay.meanwhile, relay.left = go_on, 0
+        assert store.append(KEY, [entry(n)], after=before) == digest
+        store._watch.close()
+        digest = chain(digest, entry(n + 1))
+    assert relay.cuts == 10
+    assert verified(other, KEY) == entries(0, 20)
+    other.close()
+
+
+def test_an_append_that_was_cut_off_and_lost_the_race_is_a_conflict(cutting, postgres_url):
+    store, relay = cutting
+    other = PostgresStore(postgres_url)
+
+    def instead():
+        other.erase(KEY)
+        other.append(KEY, entries(0, 3, "somebody else"))
+
+    relay.meanwhile, relay.left = instead, 0
+    with pytest.raises(ConflictError):
+        store.append(KEY, entries(0, 1), after=GENESIS)
+    assert verified(other, KEY) == entries(0, 3, "somebody else")
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        lambda store, key: store.append(key, entries(3, 4)),
+        lambda store, key: store.append(key, entries(3, 6)),
+        lambda store, key: store.fork(key, Key("a", f"fork of {key.conversation}"), 2),
+        lambda store, key: store.acquire(key, "a", "me", 1.0, 9.0),
+        lambda store, key: store.keep_summary(key, b"a", b"b"),
+        lambda store, key: store.set_cursor(key, "a", 2),
+        lambda store, key: list(store.index(key, lambda one: Words.of("apple", (), "user"))),
+        lambda store, key: store.erase(key),
+    ],
+)
+def test_whatever_is_cut_off_is_done_once(cutting, deed, monkeypatch):
+    store, relay = cutting
+    monkeypatch.setattr("refold.stores.postgres.PIECE_BYTES", 1)  # so that a batch is several statements
+    found = set()
+    for n in count():  # each of the answers in turn
+        key, cuts = Key("a", str(n)), relay.cuts
+        store.append(key, entries(0, 3))
+        store._watch.close()
+        relay.left = n
+        deed(store, key)
+        store._watch.close()
+        is_whole, relay.left = relay.cuts == cuts, None
+        fork = [entry.body for entry in verified(store, Key("a", f"fork of {key.conversation}"))]
+        leases = [(one.name, one.fence) for one in store.leases(key, 2.0)]
+        hits = len(store.search(key, parse_query("apple"), 9))
+        kept = (store.summary(key, b"a"), store.cursor(key, "a"), hits)
+        found.add((len(verified(store, key)), *fork, *leases, kept))
+        if is_whole:
+            break
+    assert relay.cuts >= 1
+    assert len(found) == 1
+    assert not list(store.examine())
+
+
+def test_a_server_that_is_killed_and_restarted_loses_nothing_acknowledged(server):
+    store = PostgresStore(server.database(), timeout_s=30)
+    done, acknowledged = Event(), list[bytes]()
+
+    def write():
+        digest = GENESIS
+        while not done.is_set():
+            digest = store.append(KEY, [entry(len(acknowledged))], after=digest)
+            acknowledged.append(digest)
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        for end in (server.kill, server.stop, server.kill):
+            before = len(acknowledged)
+            while len(acknowledged) < before + 20:
+                assert not writing.done(), writing.result()
+            end()
+            server.start()
+        done.set()
+        writing.result()
+    assert [link.digest for link in store.read(KEY)] == acknowledged
+    store.close()
+
+
+def test_a_server_that_stays_away_is_told_with_what_to_do(server):
+    store = PostgresStore(server.database(), timeout_s=0.5)
+    store.append(KEY, entries(0, 1))
+    server.kill()
+    with pytest.raises(StoreError, match=r"not known.*append again with the same ids|cannot be reached"):
+        store.append(KEY, entries(1, 2), after=GENESIS)
+    with pytest.raises(StoreError):
+        list(store.read(KEY))
+    server.start()
+    assert verified(store, KEY) == entries(0, 1)
+    store.close()
+
+
+def test_a_statement_that_takes_too_long_is_stopped_and_told(database):
+    store = PostgresStore(database, schema="slow", statement_timeout_s=0.2)
+    slow = "refold_hold(of bytea) RETURNS bigint LANGUAGE sql AS 'SELECT 1 FROM pg_sleep(60)'"
+    run(store, f"CREATE OR REPLACE FUNCTION {slow}")
+    with pytest.raises(StoreError, match=r"took too long.*statement_timeout_s"):
+        store.acquire(KEY, "a", "me", 1.0, 1.0)
+    store.append(KEY, entries(0, 1))
+    store.close()
+
+
+def test_a_conversation_that_somebody_holds_is_told(reopen):
+    store = reopen(timeout_s=0.2)
+    store.append(KEY, entries(0, 1))
+    with psycopg.connect(store._ask.url) as connection:
+        store._ask.configure(connection)
+        connection.execute("SELECT refold_hold(key) FROM refold_conversation")
+        with pytest.raises(StoreError, match="holds the conversation for too long"):
+            store.append(KEY, entries(1, 2))
+        store.append(Key("a", "another"), entries(0, 1))
+    store.append(KEY, entries(1, 2))
+    store.close()
+
+
+def test_a_pool_that_is_too_small_is_told(reopen):
+    store, waiting, free = reopen(pool_size=1, timeout_s=0.2), Event(), Event()
+    with ThreadPoolExecutor(1) as pool:
+        holding = pool.submit(store._ask.ask, lambda run: waiting.set() or free.wait(30))
+        assert waiting.wait(30)
+        with pytest.raises(StoreError, match=r"all 1 connections were in use.*larger pool_size"):
+            list(store.read(KEY))
+        free.set()
+        holding.result()
+    assert list(store.read(KEY)) == []
+    store.close()
+
+
+# Processes and threads
+
+
+def test_a_forked_process_and_its_parent_both_go_on(store):
+    store.append(KEY, entries(0, 1))
+    stop = Event()
+    threads = [Thread(target=lambda n=n: hammer(store, Key("a", str(n)), stop)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for n in range(1, 6):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    signal.alarm(60)
+                    store.append(KEY, entries(n, n + 1))
+                    assert store.wait(KEY, n, 60.0)
+                    os._exit(0 if verified(store, KEY) == entries(0, n + 1) else 1)
+                finally:
+                    os._exit(2)
+            assert os.waitpid(pid, 0)[1] == 0
+            assert verified(store, KEY) == entries(0, n + 1)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def hammer(store, key, stop):
+    for n in count():
+        if stop.is_set():
+            return
+        store.append(key, [entry(n)])
+
+
+def test_a_closed_store_opens_again_when_it_is_used(store):
+    store.append(KEY, entries(0, 1))
+    store.close()
+    store.close()
+    store.append(KEY, entries(1, 2))
+    assert verified(store, KEY) == entries(0, 2)
+
+
+def test_no_thread_and_no_connection_is_left_when_a_store_is_closed(postgres_url):
+    before = set(threading.enumerate())
+    store = PostgresStore(postgres_url)
+    store.append(KEY, entries(0, 1))
+    assert not store.wait(KEY, 5, 0.05)
+    store.close()
+    assert set(threading.enumerate()) - before == set()
+    mine = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        until(lambda: connection.execute(mine).fetchone() == (0,))
+
+
+def until(there):
+    for _ in range(3_000):
+        if there():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it never came")
+
+
+def append_elsewhere(reopen, at):
+    store = reopen()
+    store.append(KEY, entries(at, at + 1))
+    store.close()
+
+
+def test_whoever_waits_is_woken_by_another_process(store, reopen, monkeypatch):
+    monkeypatch.setattr("refold.stores.postgres_watch.LOOK_S", 600.0)  # so that only a notice wakes him
+    store.append(KEY, entries(0, 1))
+    with ThreadPoolExecutor(3) as threads, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        for at in (1, 2):
+            waiting = [threads.submit(store.wait, KEY, at, 500.0) for _ in range(2)]
+            listening = "SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN refold'"
+            until(lambda listening=listening: run(store, listening)[0][0] >= 1)
+            pool.submit(append_elsewhere, reopen, at).result()
+            assert [one.result() for one in waiting] == [True, True]
+
+
+def test_whoever_waits_sees_what_no_notice_told(store, reopen):
+    """A notice may get lost: this one is never sent."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.wait, KEY, 2, 60.0)
+        other = reopen()
+        other._watch.changed = lambda key: None
+        other.append(KEY, entries(0, 3))
+        assert waiting.result()
+        other.close()
+
+
+def test_the_same_entries_are_taken_in_once_whoever_comes_first(store, reopen):
+    store.append(KEY, [entry(at, f"apple {at}") for at in range(350)])
+    others = [reopen() for _ in range(3)]
+
+    def words(one):
+        return Words.of(one.body.decode(), (), "user")
+
+    with ThreadPoolExecutor(4) as pool:
+        taken = list(pool.map(lambda one: sum(one.index(KEY, words)), [store, *others]))
+    assert sum(taken) == 350
+    assert len(store.search(KEY, parse_query("apple"), 1_000)) == 350
+    for one in others:
+        one.close()
+
+
+# Searching
+
+
+def test_phrases_are_found_wherever_they_stand_in_a_long_text(store):
+    numbers = " ".join(f"n{n:06d}" for n in range(60_000))
+    text = f"the first words {numbers} red apple and apple tree {numbers[::-1]} the last words"
+    store.append(
+        KEY, [Entry(0, "said", None, b"[]", text.encode()), entry(1, "apple red"), entry(2, "n059999")]
+    )
+    assert len(numbers) > MOST_TERMS_BYTES
+
+    def found(asked):
+        for _ in store.index(KEY, lambda one: Words.of(one.body.decode(), ("a tool",), "tool")):
+            pass
+        return sorted(hit.at for hit in store.search(KEY, parse_query(asked), 10))
+
+    for asked, places in {
+        '"first words"': [0],
+        '"last words"': [0],
+        '"red apple"': [0],
+        "apple red": [0, 1],
+        "n059999": [0, 2],
+        '"n059998 n059999 red"': [0],
+        '"n059999 apple"': [],
+        "n0599*": [0, 2],
+        "nowhere": [],
+        "tool:a* tree": [0],
+        "role:user": [],
+    }.items():
+        assert found(asked) == places, asked
+
+
+def test_a_tool_with_a_name_of_any_length_is_found(store):
+    long = "Tool 🙂\x00\ud800" * 500
+    store.append(KEY, [entry(0), entry(1)])
+    tools = iter([(long + "a",), (long + "b",)])
+    assert list(store.index(KEY, lambda one: Words("", "", next(tools), "tool"))) == [2]
+    query = parse_query("tool:x")
+    for tool, places in ((long + "A", [0]), (long + "b", [1]), (long + "*", [0, 1]), (long, [])):
+        asked = type(query)((), (tool,))
+        assert sorted(hit.at for hit in store.search(KEY, asked, 9)) == places
+
+
+# Health
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "owner = '\\x41'",
+        "name = '\\x41'",
+        "created = created + 1",
+        "fork_at = 1",
+        "base = '\\x00'",
+        "parent = cid",
+    ],
+)
+def test_rows_that_somebody_altered_are_found(store, change):
+    store.append(KEY, entries(0, 3))
+    assert list(store.examine()) == []
+    run(store, f"UPDATE refold_conversation SET {change}")
+    assert ["altered" in flaw.problem for flaw in store.examine()] == [True]
+
+
+def test_rows_that_belong_to_nothing_are_found(store):
+    store.append(KEY, entries(0, 3))
+    store.keep_summary(KEY, b"a", b"b")
+    assert list(store.index(KEY, lambda one: Words.of("apple", (), "user"))) == [3]
+    run(store, "DELETE FROM refold_conversation")
+    assert [flaw.problem for flaw in store.examine()] == [
+        "3 entries belong to no conversation",
+        "1 summaries belong to no conversation",
+    ]
+    run(store, "DELETE FROM refold_entry WHERE at = 1")
+    assert "1 places in the index belong to no conversation" in [flaw.problem for flaw in store.examine()]
+
+
+def test_a_body_that_somebody_altered_is_an_error_of_ours_and_a_snapshot_is_passed_over(store):
+    session = refold.open("a", store=store)
+    session.append([said(f"message {n} " * 400) for n in range(70)])
+    session.close()
+    run(store, "UPDATE refold_snapshot SET body = 'x!'")
+    assert store.resume(session.key, "main")[0] is None
+    assert len(refold.open("a", store=store).view().messages) == 70
+    run(store, "UPDATE refold_entry SET body = 'x!' WHERE at = 3")
+    with pytest.raises(CorruptError, match="cannot be unpacked"):
+        list(store.read(session.key))
+
+
+def test_erasing_leaves_no_row_behind(store):
+    fork = Key(KEY.owner, "fork")
+    store.append(KEY, [entry(at, "apple") for at in range(9)])
+    store.fork(KEY, fork, 4)
+    store.append(fork, [entry(4)])
+    for key in (KEY, fork):
+        store.acquire(key, "a", "me", 1.0, 1.0)
+        store.keep_summary(key, b"a", b"b")
+        store.set_cursor(key, "a", 1)
+        list(store.index(key, lambda one: Words.of("apple", (), "user")))
+        list(store.embed(key, "e", lambda some: [[b"\0" * 8]] * len(some)))
+    assert store.erase(KEY) == [fork]
+    kept = run(store, "SELECT count(*), (SELECT count(*) FROM refold_words) FROM refold_entry")
+    assert kept == [(5, 5)]
+    assert store.erase(fork) == []
+    for table in sorted(name for (name,) in run(store, TABLES)):
+        assert run(store, f"SELECT count(*) FROM {table}") == [(table == "refold_schema",)], table
+
+
+TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
+
+
+# The pages
+
+
+def test_the_example_on_the_page_runs(postgres_url, capsys):
+    page = (PAGES / "postgresql.md").read_text()
+    (block,) = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(block.replace("postgresql://app:secret@db.example/refold", postgres_url), {})
+    assert "why the import fails" in capsys.readouterr().out
+
+
+def test_the_statements_of_the_page_on_scaling_partition_a_store(store, reopen):
+    page = (PAGES / "scaling-postgresql.md").read_text()
+    (statements,) = re.findall(r"^```sql\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[:1]
+    for n in range(40):
+        store.append(Key("a", str(n)), [entry(at, "apple", id=str(at)) for at in range(5)])
+    store.close()
+    run(store, statements)
+    store.append(Key("a", "7"), [entry(5)])
+    store.fork(Key("a", "7"), KEY, 3)
+    assert len(verified(store, Key("a", "7"))) == 6
+    assert store.find(KEY, ["2", "4"]) == {"2": 2}
+    assert Counter(row.next for row in store.conversations()) == {3: 1, 6: 1, 5: 39}
+    with pytest.raises(ConflictError):
+        store.append(Key("a", "7"), [entry(5)])
+    filled = "SELECT count(*) FROM (SELECT tableoid FROM refold_entry GROUP BY 1) t"
+    assert run(store, filled)[0][0] > 10
+    assert not list(store.examine())
+    assert store.erase(Key("a", "7")) == [KEY]
+    assert verified(store, KEY) == [entry(at, "apple", id=str(at)) for at in range(3)]
