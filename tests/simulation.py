@@ -25,7 +25,8 @@ from refold.rules.targets import check_request
 from refold.session import Session, parse
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
-from simulated import Crashed, Process, Weather, World, inside, simulated, store_of
+from simulated import inside, simulated, store_of
+from world import Crashed, Process, Weather, World
 
 CONVERSATION = Key("somebody", "a conversation")
 SETTINGS: dict[str, Any] = {

@@ -7,7 +7,7 @@ import hammer
 
 @pytest.mark.parametrize("engine", ["postgresql", "valkey"])
 def test_a_killed_server_loses_nothing_that_was_acknowledged(engine):
-    done = hammer.run(engine, writers=3, messages=100, conversations=1, kill_each=80)
+    done = hammer.run(engine, writers=3, messages=100, conversations=1, kill_each=80, timeout_s=0.2)
     assert done.acknowledged == 300
     assert done.kills >= 3
 

@@ -530,7 +530,7 @@ def test_an_append_waits_until_it_is_on_disk_if_told_to(server):
     before = waits(client)
     store.append(KEY, entries(1, 2))
     assert waits(client) == before + 1
-    hopeful = from_url(f"{server.url}?wait_aof=1,1&timeout_s=0.2")
+    hopeful = from_url(f"{server.url}?wait_aof=1,1&timeout_s=2")
     with pytest.raises(StoreError, match="it is stored, but not yet certain on disk"):
         hopeful.append(KEY, entries(2, 3))
     assert verified(store, KEY) == entries(0, 3)

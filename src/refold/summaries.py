@@ -230,6 +230,7 @@ class Summaries:
         """Where the record was begun anew, nothing is known of it yet."""
         if self._live is not self.record.live:
             self._live, self._ready, self._tried, self._forgotten = self.record.live, None, 0, 0
+            self._handed = None
             self.told.clear()
             self.tried.clear()
 

@@ -233,7 +233,7 @@ class PostgresPool:
 
     def _migrate(self, run: Run) -> None:
         run("lock_schema")
-        if self._schema is not None and not run("has_namespace", name=self._settings["schema"])[0][0]:
+        if self._schema is not None and not run("has_namespace", name=self._schema)[0][0]:
             run._connection.execute(f"CREATE SCHEMA {self._settings['schema']}".encode())
         version, _ = self._version(run)
         for step in migrations("postgres")[version:]:

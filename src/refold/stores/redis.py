@@ -114,7 +114,10 @@ class RedisStore:
         enrolled = self._list.enroll(key) if at[0] == 0 else b""
         names = (enrolled, to_bytes(key.owner), to_bytes(key.conversation))
         args = (self._ttl, *at, *names, *fence, *rows)
-        state, *tip = self._link.call("append", self._names.of(key), *args, durable=True)
+        answer = self._link.call("append", self._names.of(key), *args, durable=True)
+        if answer == b"stored":
+            return None
+        state, *tip = answer
         if state == b"torn":
             raise CorruptError(f"{key.conversation!r} cannot go on: some of its keys were evicted or deleted")
         if state == b"stored":

@@ -138,7 +138,7 @@ class RedisLink:
         wire = [self._wire(one, again) if isinstance(one, Call) else one for one in asked]
         waits = durable and any(self._wait_aof)
         if waits:
-            wire.append(("WAITAOF", *self._wait_aof, int(self.timeout_s * 800)))
+            wire.append(("WAITAOF", *self._wait_aof, int(self.timeout_s * 500)))
         answers = _exchange(client.connection_pool, wire)
         if waits:
             self._demand_safe(answers.pop())

@@ -93,8 +93,8 @@ verbs.tip = function(keys, _, args)
   return (tip(keys, args[1]))
 end
 
--- "stored", its order, and that again if it is time to see that it is listed; or "late", where it has to be
--- enrolled anew; "torn", where its keys do not belong together; or "conflict" and the tip.
+-- "stored", and if they are of interest its order, and that again if it is time to see that it is listed; or
+-- "late", where it has to be enrolled anew; "torn", where its keys do not belong together; or "conflict" and the tip.
 verbs.append = function(keys, again, args)
   local ttl, first, after, digest, order, owner, name, lease, fence, holder = unpack(args, 1, 10)
   local start = 11 -- then each entry: s or u for said or not, with = and its id if it has one; all of it
@@ -134,7 +134,7 @@ verbs.append = function(keys, again, args)
     state[3] = order
   end
   local due = touch(keys, ttl, new, { head[4], head[5] }) and head[1]
-  return { 'stored', state[3], due and state[3] or '' }
+  return (due or order ~= '') and { 'stored', state[3], due and state[3] or '' } or 'stored'
 end
 
 -- Adds entries to `answer` until it is large; the place to go on at, or "" where there are no more.

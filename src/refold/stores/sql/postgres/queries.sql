@@ -7,10 +7,11 @@ SELECT set_config('search_path', coalesce(%(schema)s, current_setting('search_pa
        set_config('jit', 'off', false)
 
 -- name: has_schema
-SELECT to_regclass('refold_schema') IS NOT NULL
+-- Not by to_regclass: what that remembers of the catalog may be older than the lock that was waited for.
+SELECT EXISTS (SELECT 1 FROM pg_class WHERE relname = 'refold_schema' AND pg_table_is_visible(oid))
 
 -- name: has_namespace
-SELECT to_regnamespace(%(name)s) IS NOT NULL
+SELECT EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = %(name)s)
 
 -- name: lock_schema
 SELECT pg_advisory_xact_lock(hashtextextended('refold_schema', 0))
