@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
 import refold
-from hammer import message, retried
+from hammer import retried
 from refold.stores.store import Key, open_store
 from refold.testing.words import demand_folded, verified
 from servers import ALWAYS, Postgres, Valkey, remove
@@ -27,6 +27,8 @@ from servers import ALWAYS, Postgres, Valkey, remove
 Way = Literal["asked", "answered"]
 WAYS: tuple[Way, Way] = ("asked", "answered")
 """What the client sends, and what the server sends."""
+TOGETHER = 20
+"""Messages in one conversation, of those that are said on new connections: it is read at their beginning."""
 ABRUPT = struct.pack("ii", 1, 0)
 """A connection is reset instead of ended."""
 
@@ -167,17 +169,19 @@ class Cutting:
                 self._points += 1
 
     def _say_anew(self, name: str) -> None:
+        where = f"anew {self._points // TOGETHER}"
+
         def append() -> int:
             store = open_store(self._url)
             try:
-                return refold.open("anew", store=store).append(message(name))
+                return _append(refold.open(where, store=store), name)
             finally:
                 store.close()
 
-        self._acknowledge("anew", name, append)
+        self._acknowledge(where, name, append)
 
     def _say(self, session: refold.Session, name: str) -> None:
-        self._acknowledge(session.conversation, name, lambda: session.append(message(name)))
+        self._acknowledge(session.conversation, name, lambda: _append(session, name))
 
     def _acknowledge(self, where: str, name: str, append: Callable[[], int]) -> None:
         """Whoever is told an error tries again, with the same id."""
@@ -194,6 +198,10 @@ class Cutting:
             demand_folded(refold.open(where, store=self._direct))
         self._direct.close()
         return Done(self._points, self._proxy.cuts, self._stored, self._errors)
+
+
+def _append(session: refold.Session, name: str) -> int:
+    return session.append({"role": "user", "content": f"This is {name}."}, id=name)
 
 
 def run(

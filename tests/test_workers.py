@@ -278,12 +278,15 @@ def test_what_a_killed_worker_was_at_is_done_by_another(postgres_url, queue):
         assert len(server.requests) == 2  # what the first was answered is not known to anybody
 
 
-def test_a_worker_that_is_told_to_stop_gives_back_what_it_cannot_end(postgres_url, queue):
+def test_a_step_waits_as_long_as_is_set_and_a_worker_gives_back_what_it_cannot_end(postgres_url, queue):
     with ScriptedModel(Reply(GOOD, hang=threading.Event())) as server:
-        filled(postgres_url, config(server))
+        chat = filled(postgres_url, config(server, wait_s=0.2))
         ticket = queue.put(ahead())
         with working(postgres_url, config(server), grace_s=0.1) as [worker]:
             assert server.until(lambda: len(server.requests) == 1, WAIT_S)
+            notices = chat.fit().report.notices
+            assert "No summary was ready after 0.2 s: this is done by rule" in notices
+            assert [edit.certificate.model for edit in edits(chat)] == [None]
             worker.terminate()
             assert worker.wait(WAIT_S) == 0
         assert queue.one(ticket.id).status == "queued"
@@ -420,7 +423,14 @@ def test_without_a_queue_summaries_are_written_here(postgres, postgres_url):
         assert [edit.certificate.model for edit in edits(chat)] == ["a-model"]
         with pytest.raises(StoreError, match="run `refold jobs --store URL` once as a role that may"):
             run(poor, terms=Terms(once=True))
+        store = open_store(postgres_url)
+        queue_of(store).set_up()
         with psycopg.connect(postgres_url, autocommit=True) as connection:
+            for what in ("TABLES", "SEQUENCES"):
+                connection.execute(f"GRANT ALL ON ALL {what} IN SCHEMA public TO poor")
+            assert queue_of(chat.store).put(ahead()).is_new  # made by somebody else
+            chat.store.close()
+            store.close()
             connection.execute("DROP OWNED BY poor")
             connection.execute("DROP ROLE poor")
 

@@ -57,15 +57,14 @@ def correct(record: Record, at: int, new: Message | str, count: Count, stamp: St
         MessageError: it is of another role, or answers or makes other calls.
         NotFoundError: no message was said there, or it is hidden together with others.
     """
-    said = record.event(_said(record, at).at)
-    assert isinstance(said, Said)
+    said, item = record.event(_said(record, at).at), record.live.item_at(at)
+    if item is None or not isinstance(said, Said):
+        raise NotFoundError(f"#{at} was said, or erased, this very moment; look again")
     message = _in_place_of(said, new)
     line = line_of(message, stamp.at, count(message), said.line.turn, said.line.step)
     told = {"tools": line.tools or said.line.tools, "corrects": at}
     told |= {name: getattr(said.line, name) for name in ("apart", "whole", "expiry", "retry")}
     line = msgspec.structs.replace(line, **told)
-    item = record.live.item_at(at)
-    assert item is not None
     cover = Cover(stamp.at, stamp.view, item.span, ())
     if len(item.span) > 1:  # it is for an edit of others too to show it
         standing = Standing(record.view, record.facts(record.live.state.next))

@@ -16,7 +16,7 @@ from procrastinate.jobs import Job
 from procrastinate.retry import BaseRetryStrategy, RetryDecision
 
 from refold.core.errors import CorruptError, NewerError, SettingError, StoreError
-from refold.jobs import QUEUE, TASK, AgainError, Errand, Queue, Tell, Terms, VainError, errand_of
+from refold.jobs import ALIVE_S, QUEUE, TASK, AgainError, Errand, Queue, Tell, Terms, VainError, errand_of
 
 T = TypeVar("T")
 LONGEST_S = 300.0
@@ -97,15 +97,16 @@ class Shift:
                 wait=not terms.once,
                 fetch_job_polling_interval=min(POLL_S, terms.retry_s),
                 shutdown_graceful_timeout=terms.grace_s,
-                update_heartbeat_interval=terms.lost_s / 3,
+                update_heartbeat_interval=min(terms.lost_s, ALIVE_S) / 3,
                 stalled_worker_timeout=terms.lost_s,
                 install_signal_handlers=False,
             )
             self._serving = asyncio.create_task(work)
             looking = asyncio.create_task(self._look_after())
+            if self._is_over:  # told to stop while it began
+                self._serving.cancel()
             try:
-                if not self._is_over:
-                    await self._serving
+                await self._serving
             except asyncio.CancelledError:
                 if not self._is_over:
                     raise
