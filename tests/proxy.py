@@ -27,8 +27,6 @@ from servers import ALWAYS, Postgres, Valkey, remove
 Way = Literal["asked", "answered"]
 WAYS: tuple[Way, Way] = ("asked", "answered")
 """What the client sends, and what the server sends."""
-TOGETHER = 20
-"""Messages in one conversation, of those that are said on new connections: it is read at their beginning."""
 ABRUPT = struct.pack("ii", 1, 0)
 """A connection is reset instead of ended."""
 
@@ -161,7 +159,7 @@ class Cutting:
         say("warm")
         for way, stride in zip(WAYS, every, strict=True):
             before = self._proxy.passed[way]
-            say(f"{way} and not cut")
+            say(f"{way} uncut.")
             for n in range(0, self._proxy.passed[way] - before, stride):
                 self._proxy.cut(way, n, abrupt=n % 2 == 1)
                 say(f"{way} {n:06}")
@@ -169,7 +167,7 @@ class Cutting:
                 self._points += 1
 
     def _say_anew(self, name: str) -> None:
-        where = f"anew {self._points // TOGETHER}"
+        where = f"anew {name}"  # each in a conversation of its own: it is read at its beginning
 
         def append() -> int:
             store = open_store(self._url)
@@ -195,7 +193,7 @@ class Cutting:
         """Each is there once, in order."""
         for where, names in self._expected.items():
             assert [entry.id for entry in verified(self._direct, Key("default", where))] == names
-            demand_folded(refold.open(where, store=self._direct))
+        demand_folded(refold.open("established", store=self._direct))
         self._direct.close()
         return Done(self._points, self._proxy.cuts, self._stored, self._errors)
 

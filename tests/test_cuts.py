@@ -33,7 +33,7 @@ def test_a_connection_is_cut_after_exactly_so_many_bytes(valkey):
 
 
 def test_a_cut_connection_leaves_no_duplicate_in_postgresql(postgres, postgres_url):
-    done = proxy.run("postgresql", postgres, postgres_url, (29, 11), (211, 149))
+    done = proxy.run("postgresql", postgres, postgres_url, (13, 5), (97, 67))
     assert done.cuts > 100
     assert done.stored["answered"] > 0
 

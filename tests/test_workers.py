@@ -435,6 +435,18 @@ def test_without_a_queue_summaries_are_written_here(postgres, postgres_url):
             connection.execute("DROP ROLE poor")
 
 
+def test_the_queue_is_in_the_schema_of_the_store(postgres_url):
+    url = f"{postgres_url}&schema=an%20other"
+    with ScriptedModel(GOOD) as server:
+        chat = filled(url, config(server))
+        queue_of(chat.store).put(ahead())
+        once(url, config(server))
+        chat.fit()
+        assert [edit.certificate.model for edit in edits(chat)] == ["a-model"]
+    with psycopg.connect(postgres_url) as connection:
+        assert connection.execute("SELECT to_regclass('procrastinate_jobs')").fetchone() == (None,)
+
+
 def test_many_processes_set_the_queue_up_at_once(postgres_url):
     stores = [open_store(postgres_url) for _ in range(8)]
     with ThreadPoolExecutor(8) as threads:

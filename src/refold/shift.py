@@ -21,13 +21,15 @@ from refold.jobs import ALIVE_S, QUEUE, TASK, AgainError, Errand, Queue, Tell, T
 T = TypeVar("T")
 LONGEST_S = 300.0
 """Between two attempts."""
-POLL_S = 5.0
+SOONEST_S, POLL_S = 0.1, 5.0
 """How often it looks by itself: new jobs are told of, those that are due again are not."""
 FORGET_S = 3_600.0
 """Between two looks at what is done for long."""
 
 
 class Shift:
+    """Of one worker: several jobs at a time, each in a thread."""
+
     def __init__(
         self, queue: Queue, work: Callable[[Errand], str], name: str, terms: Terms, tell: Tell
     ) -> None:
@@ -48,12 +50,14 @@ class Shift:
                 try:
                     await self._serve()
                 except (ConnectorException, psycopg.Error, StoreError) as error:
-                    self._tell(f"The queue cannot be used now: {error.__cause__ or error}")
+                    why = f"The queue of jobs cannot be used now: {error.__cause__ or error}"
+                    if self._terms.once:
+                        raise StoreError(why) from error
+                    self._tell(why)
                 if self._terms.once or self._is_over:
                     return
-                wait_s = (
-                    min(LONGEST_S, 2 * wait_s) if time.monotonic() - begun < wait_s else self._terms.retry_s
-                )
+                is_short = time.monotonic() - begun < wait_s
+                wait_s = min(LONGEST_S, 2 * wait_s) if is_short else self._terms.retry_s
                 self._serving = asyncio.create_task(asyncio.sleep(wait_s))
                 with suppress(asyncio.CancelledError):
                     await self._serving
@@ -62,9 +66,8 @@ class Shift:
     def _signals(self) -> Iterator[None]:
         """The first one ends it gently, the second at once."""
         loop = asyncio.get_running_loop()
-        known = (
-            (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-        )
+        is_main = threading.current_thread() is threading.main_thread()  # others get no signals
+        known = (signal.SIGTERM, signal.SIGINT) if is_main else ()
 
         def stop() -> None:
             self._is_over = True
@@ -95,7 +98,7 @@ class Shift:
                 name=self._name,
                 concurrency=terms.concurrency,
                 wait=not terms.once,
-                fetch_job_polling_interval=min(POLL_S, terms.retry_s),
+                fetch_job_polling_interval=max(SOONEST_S, min(POLL_S, terms.retry_s)),
                 shutdown_graceful_timeout=terms.grace_s,
                 update_heartbeat_interval=min(terms.lost_s, ALIVE_S) / 3,
                 stalled_worker_timeout=terms.lost_s,

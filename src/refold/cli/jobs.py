@@ -22,10 +22,10 @@ STYLES = {"queued": "", "running": "yellow", "done": "green", "failed": "red"}
 def jobs(
     action: Annotated[
         str | None,
-        typer.Argument(metavar="[retry|drop]", help="Try one that failed again, or forget it."),
+        typer.Argument(metavar="retry|drop", help="Try one that failed again, or forget it."),
     ] = None,
     id: Annotated[
-        int | None, typer.Argument(metavar="[ID]", help="Which one to retry or drop.", show_default=False)
+        int | None, typer.Argument(metavar="ID", help="Which one to retry or drop.", show_default=False)
     ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only those that failed.")] = False,
     every: Annotated[
@@ -35,8 +35,9 @@ def jobs(
     config: ConfigFile = None,
     json: Json = False,
 ) -> None:
-    """Compactions that are handed to workers: queued, running, done and failed.
+    """What workers are handed, and what came of it.
 
+    Summaries that are to be written ahead, and compactions: queued, running, done and failed.
     What failed stays here until it is tried again (refold jobs retry ID) or dropped (refold jobs drop ID).
     """
     if action not in (None, *ACTIONS):

@@ -188,7 +188,8 @@ class PostgresPool:
     @property
     def beside(self) -> dict[str, Any]:
         """What a pool of another kind connects with, to the same database and schema."""
-        path = {} if self._schema is None else {"options": f"-c search_path={self._settings['schema']}"}
+        schema = str(self._settings["schema"]).replace("\\", "\\\\").replace(" ", "\\ ")
+        path = {} if self._schema is None else {"options": f"-c search_path={schema}"}
         return {"conninfo": self.url, "kwargs": {**self._arguments, **path}}
 
     def alone(self) -> Connection:
