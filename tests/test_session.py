@@ -1,5 +1,6 @@
 """What a user does with a conversation, as they would type it."""
 
+import asyncio
 import json
 from threading import Thread
 
@@ -799,3 +800,25 @@ def test_fields_inside_parts_and_calls_are_counted(chat):
     )
     chat.append([odd, Message("user", "x", name="word " * 100)])
     assert all(stored.tokens > 100 for stored in chat.get_all()[1:])
+
+
+def test_followers_keep_nobody_from_working_and_end_when_they_are_given_up(tmp_path):
+    async def follow(session, seen):
+        async for event in session.events(follow=True):
+            seen.append(event.at)
+
+    async def main():
+        chats = [await refold.aopen("live", store=f"sqlite:///{tmp_path}/a.db") for _ in range(20)]
+        seen = [[] for _ in chats]
+        tasks = [asyncio.create_task(follow(*one)) for one in zip(chats, seen, strict=True)]
+        for n in range(3):
+            await chats[0].append({"role": "user", "content": str(n)})
+        while min(map(len, seen)) < 3:
+            await asyncio.sleep(0.01)
+        for task in tasks[1:]:
+            task.cancel()
+        await chats[0].clear()
+        await tasks[0]
+        return seen
+
+    assert asyncio.run(main()) == [[0, 1, 2]] * 20

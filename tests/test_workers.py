@@ -597,3 +597,13 @@ def test_what_is_done_for_long_is_forgotten(postgres_url, queue):
         connection.execute("UPDATE procrastinate_events SET at = at - interval '2 days'")
     queue.forget()
     assert [job.id for job in every(queue)] == [failed.id]
+
+
+def test_workers_of_other_queues_are_none_of_ours(postgres_url, queue):
+    queue.set_up()
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("INSERT INTO procrastinate_workers DEFAULT VALUES")
+    with pytest.raises(StoreError, match="No worker was heard of"):
+        queue.hand_over(ahead())
+    queue.recover(1, 60.0)
+    assert queue.hand_over(ahead()).is_running

@@ -9,7 +9,9 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from refold import opening
 from refold.answers import Diff
+from refold.asked import whole
 from refold.core.event import Event
+from refold.job import in_thread
 from refold.session import Session
 
 P = ParamSpec("P")
@@ -94,7 +96,8 @@ class AsyncSession:
         return AsyncSession(await to_thread(self.sync.fork, new_id, at=at), get_running_loop())
 
     def events(self, after: int = 0, *, follow: bool = False) -> AsyncIterator[Event]:
-        return _each(self.sync.events(after, follow=follow), 1 if follow else CHUNK)
+        start = max(0, whole("after", after))
+        return _followed(self.sync.record.followed(start)) if follow else _each(self.sync.events(start))
 
     def export(self) -> AsyncIterator[str]:
         return _each(self.sync.export())
@@ -108,9 +111,27 @@ class AsyncSession:
         await self.close()
 
 
-async def _each(source: Iterator[T], size: int = CHUNK) -> AsyncIterator[T]:
-    while chunk := await to_thread(lambda: list(islice(source, size))):
+async def _each(source: Iterator[T]) -> AsyncIterator[T]:
+    while chunk := await to_thread(lambda: list(islice(source, CHUNK))):
         for one in chunk:
+            yield one
+
+
+async def _followed(source: Iterator[T | None]) -> AsyncIterator[T]:
+    """In threads of their own: who waits for what others say keeps nobody else from working."""
+
+    def some() -> tuple[list[T], bool]:
+        found = list[T]()
+        for one in source:
+            if one is None or len(found) == CHUNK:
+                return ([*found, one] if one is not None else found), False
+            found.append(one)
+        return found, True
+
+    is_over = False
+    while not is_over:
+        found, is_over = await in_thread(some)
+        for one in found:
             yield one
 
 

@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import copy_context
 from threading import Event, Thread
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class UnderWay(Protocol):
@@ -64,3 +66,29 @@ class Job:
                 await self._work()
         finally:
             self._done.set()  # whatever it left running is nobody's to wait for
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """In a thread that nobody has to wait for when the process ends."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # nobody is there any more
+            loop.call_soon_threadsafe(tell, result, error)
+
+    Thread(target=run, daemon=True).start()
+    return await done

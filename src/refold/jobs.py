@@ -207,7 +207,7 @@ class Queue:
 
     def look(self, id: int) -> Literal["awaited", "unheard", "ended"]:
         """Whether a job is worth waiting for: not where no worker was heard of for long."""
-        for is_open, is_served in self._do(lambda ask: ask("look", ALIVE_S, id)):
+        for is_open, is_served in self._do(lambda ask: ask("look", ALIVE_S, ALIVE_S, id)):
             return "ended" if not is_open else "awaited" if is_served else "unheard"
         return "ended"
 
@@ -266,7 +266,10 @@ class Queue:
         self._do(lambda ask: ask("note", told, id))
 
     def recover(self, attempts: int, lost_s: float) -> list[int]:
-        """Puts back what workers left that are gone; after so many attempts it has failed."""
+        """Says that somebody works, and puts back what workers left that are gone; after so many attempts it
+        has failed.
+        """
+        self._do(lambda ask: ask("beat"))
         return [id for (id,) in self._do(lambda ask: ask("recover", lost_s, attempts))]
 
     def forget(self) -> None:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import chain
 
 import msgspec
 
@@ -78,8 +79,8 @@ class Record:
     def _start(self) -> Iterator[Link]:
         """What came after the newest snapshot that belongs to this record; it begins with that."""
         snapshot, links = self._resumed()
-        self._known = True
         before = next(links, None) if snapshot else None
+        self._known = True
         if snapshot and before and seal(before.digest, snapshot.body) == snapshot.digest:
             with suppress(msgspec.DecodeError, ValueError):  # of another version: the stream has it all
                 self._begin(_state(snapshot.body))
@@ -167,14 +168,10 @@ class Record:
         for link in self.store.read(self.key, start, stop):
             yield codec.decode(link.entry, self.parse)
 
-    def followed(self, start: int) -> Iterator[Event]:
-        """The same, and then whatever is appended by anybody, as it comes; ends when all is erased."""
-        while True:
-            for event in self.events(start):
-                start = event.at + 1
-                yield event
-            if not go_on(self.store, self.key, start):
-                return
+    def followed(self, start: int) -> Iterator[Event | None]:
+        """The same, and then whatever is appended by anybody, as it comes (see `follow`)."""
+        for link in follow(self.store, self.key, start):
+            yield None if link is None else codec.decode(link.entry, self.parse)
 
     def entry(self, at: int) -> Entry:
         found = self._entries.get(at)
@@ -300,15 +297,36 @@ class Record:
         return live
 
 
-def go_on(store: Store, key: Key, start: int) -> bool:
-    """Waits a while for what is appended at a place; False where what came before it was erased."""
-    if start and next(store.read(key, start - 1, start), None) is None:
-        return False
-    if isinstance(store, Watched):
-        store.wait(key, start, WATCH_S)
-    else:
-        time.sleep(POLL_S)
-    return True
+def follow(store: Store, key: Key, start: int) -> Iterator[Link | None]:
+    """A stream from a place on, with what is appended later; ends when it was erased, be it begun anew.
+
+    None stands for a moment in which there is no more: whoever waits may give up there, or do something else.
+    """
+    last = None if start else GENESIS
+    while True:
+        links = store.read(key, start)
+        first = next(links, None)
+        if first is not None and last not in (None, _before(store, key, start)):
+            return
+        for link in chain([first] if first else [], links):
+            start, last = link.entry.at + 1, link.digest
+            yield link
+        yield None
+        if start:
+            before = _before(store, key, start)
+            if last not in (None, before):
+                return
+            last = before
+        if isinstance(store, Watched):
+            store.wait(key, start, WATCH_S)
+        else:
+            time.sleep(POLL_S)
+
+
+def _before(store: Store, key: Key, at: int) -> bytes | None:
+    """The digest before a place."""
+    link = next(store.read(key, at - 1, at), None) if at else None
+    return GENESIS if not at else link.digest if link else None
 
 
 def _state(body: bytes) -> State:

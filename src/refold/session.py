@@ -457,7 +457,9 @@ class Session:
         With `follow` it goes on with what anybody appends, in any process, until the conversation is erased.
         """
         start = max(0, whole("after", after))
-        return self.record.followed(start) if follow else self.record.events(start)
+        if not follow:
+            return self.record.events(start)
+        return (event for event in self.record.followed(start) if event is not None)
 
     def _stored(self, said: Said) -> StoredMessage:
         item = self.record.live.item_at(said.at)

@@ -16,6 +16,7 @@ from procrastinate.jobs import Job
 from procrastinate.retry import BaseRetryStrategy, RetryDecision
 
 from refold.core.errors import CorruptError, NewerError, SettingError, StoreError
+from refold.job import in_thread
 from refold.jobs import ALIVE_S, QUEUE, TASK, AgainError, Errand, Queue, Tell, Terms, VainError, errand_of
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class Shift:
 
         @app.task(name=TASK, queue=QUEUE, pass_context=True, retry=_Retry(terms))
         async def compact(context: Any, /, errand: str, **_: Any) -> None:
-            await _in_thread(lambda: self._run(context.job.id, errand))
+            await in_thread(lambda: self._run(context.job.id, errand))
 
         async with app.open_async():
             work = app.run_worker_async(
@@ -125,7 +126,7 @@ class Shift:
                 if time.monotonic() - forgot > FORGET_S:
                     await asyncio.to_thread(self._queue.forget)
                     forgot = time.monotonic()
-            await asyncio.sleep(self._terms.lost_s / 3)
+            await asyncio.sleep(min(self._terms.lost_s, ALIVE_S) / 3)
 
     def _run(self, id: int, given: str) -> None:
         """One job; what came of it is kept beside it.
@@ -170,29 +171,3 @@ class _Retry(BaseRetryStrategy):
             return None
         wait_s = min(LONGEST_S, self._terms.retry_s * 2**job.attempts)
         return RetryDecision(retry_in={"milliseconds": int(1_000 * wait_s)})
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """In a thread that nobody has to wait for when the process ends."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def tell(result: T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except BaseException as raised:
-            error = raised
-        with suppress(RuntimeError):  # nobody is there any more
-            loop.call_soon_threadsafe(tell, result, error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return await done

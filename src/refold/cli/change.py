@@ -196,7 +196,7 @@ def delete(
     """Erase a conversation for good."""
     access = Access.to(store, config)
     with access.open() as backend:
-        key = existing(backend, access.url, Key(owner, id))
+        key = existing(backend, access.shown, Key(owner, id))
         rows = list(backend.conversations())
         forks = _forks(rows, key, deep=with_forks)
         if not yes:

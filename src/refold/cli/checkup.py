@@ -46,7 +46,7 @@ def doctor(
     cannot: dict[str, str] = {}
     try:
         with access.open() as backend:
-            only = None if id is None else existing(backend, access.url, Key(owner or "default", id))
+            only = None if id is None else existing(backend, access.shown, Key(owner or "default", id))
             rows = [row for row in list_safely(backend, owner)[0] if only in (None, row.key)]
             with progress("Checking", sum(row.next for row in rows)) as advance:
 
@@ -98,7 +98,7 @@ def _json(
 ) -> dict[str, Any]:
     return {
         "healthy": not findings,
-        "store": access.url,
+        "store": access.shown,
         "versions": _versions(access),
         **counts,
         "findings": [
@@ -132,7 +132,7 @@ def _print(
     versions = " · ".join(f"{names[name]} {version}" for name, version in _versions(access).items())
     page.line((versions, "dim"))
     read = ", ".join(plural(n, what.removesuffix("s")) for what, n in counts.items())
-    page.line((f"{read} in {one_line(access.url)}", ""), wrap=True)
+    page.line((f"{read} in {one_line(access.shown)}", ""), wrap=True)
     for key, lease in leases:
         held = f"{one_line(lease.holder)} until {local(lease.until)}"
         page.line((f"lease {one_line(lease.name)} of {one_line(key.conversation)} held by {held}", "yellow"))

@@ -61,7 +61,7 @@ def config(
     is_there = access.file is None or access.file.exists()
     with access.open() if is_there else nullcontext() as backend:
         found = said if backend is None else with_database(said, backend)
-    general = _general(found, access.url, store)
+    general = _general(found, access.shown, store)
     names = dict.fromkeys([agent] if agent is not None else [*(said.agents or [DEFAULT]), *found.agents])
     agents = {name: _of_agent(found, None if name == DEFAULT else name) for name in names}
     if json:
@@ -124,10 +124,10 @@ def _json(setting: Setting) -> dict[str, Any]:
 def _tell(setting: ToolSetting, access: Access, json: bool) -> None:
     agent, tool, values = setting.agent or EVERY, setting.tool, given(setting.expiry)
     if json:
-        emit({"store": access.url, "agent": agent, "tool": tool, "set": values})
+        emit({"store": access.shown, "agent": agent, "tool": tool, "set": values})
         return
     told = ", ".join(f"{name} = {value}" for name, value in values.items()) or "nothing"
-    say(f"Set for tool {one_line(tool)!r} of agent {one_line(agent)!r} in {one_line(access.url)}: {told}")
+    say(f"Set for tool {one_line(tool)!r} of agent {one_line(agent)!r} in {one_line(access.shown)}: {told}")
 
 
 def _set(access: Access, text: str) -> ToolSetting:
@@ -149,7 +149,7 @@ def _unset(access: Access, text: str) -> ToolSetting:
         before = _stored(store).get((agent, tool), Expiry())
         after = msgspec.structs.replace(before, **{field: None}) if is_field else Expiry()
         if before == after:
-            raise NotFoundError(f"{text} is not set in {access.url}; `refold config` shows what is")
+            raise NotFoundError(f"{text} is not set in {access.shown}; `refold config` shows what is")
         return _kept(store, ToolSetting(agent, tool, after))
 
 

@@ -9,7 +9,6 @@ from refold.cli.options import Access, ConfigFile, Json, StoreUrl
 from refold.cli.terminal import Cell, Columns, console, emit, fitting, say
 from refold.cli.words import iso, one_line, plural
 from refold.jobs import NAMES, Posted, Queue, Status, queue_of
-from refold.stores.store import shown_url
 
 RECENT_S = 3_600.0
 """How long what is done is shown unasked."""
@@ -46,7 +45,7 @@ def jobs(
         raise typer.BadParameter("say which: refold jobs retry ID")
     access = Access.to(store, config)
     with access.open() as backend:
-        queue = queue_of(backend, f"store {shown_url(access.url)!r}")
+        queue = queue_of(backend, f"store {access.shown!r}")
         if action is not None and id is not None:
             _act(queue, action, id, json)
             return
@@ -54,7 +53,7 @@ def jobs(
         since = 0.0 if every or failed else time.time() - RECENT_S
         found = queue.posted(wanted, None if json else MOST + 1, since)
     if json:
-        emit({"store": shown_url(access.url), "jobs": list(map(_json, found))})
+        emit({"store": access.shown, "jobs": list(map(_json, found))})
     elif found:
         _print(found)
     else:

@@ -10,9 +10,10 @@ from msgspec.structs import asdict
 from refold.cli.terminal import Column, Columns
 from refold.cli.words import glance, glance_json, iso, local, one_line, places, plural
 from refold.core import codec
+from refold.core.codec import Link
 from refold.core.event import Called, Event, Measured, Pinned, Replaced, Said, Undone, Unknown
 from refold.doctor import Unreadable, links, told
-from refold.record import go_on
+from refold.record import follow
 from refold.session import parse
 from refold.stores.store import Key, Store
 
@@ -48,23 +49,24 @@ class Names:
 def events(store: Store, key: Key, start: int, limit: int | None) -> Iterator[Event | Damaged]:
     """The events from a place on; damaged ones do not hide those that follow."""
     for link in islice(links(store, key, start), limit):
-        if isinstance(link, Unreadable):
-            yield Damaged(link.at, "?", told(link.error))
-            continue
-        try:
-            yield codec.decode(link.entry, parse)
-        except Exception as error:
-            yield Damaged(link.entry.at, str(link.entry.kind), told(error))
+        yield from _decoded(link)
+
+
+def _decoded(link: Link | Unreadable) -> Iterator[Event | Damaged]:
+    if isinstance(link, Unreadable):
+        yield Damaged(link.at, "?", told(link.error))
+        return
+    try:
+        yield codec.decode(link.entry, parse)
+    except Exception as error:
+        yield Damaged(link.entry.at, str(link.entry.kind), told(error))
 
 
 def followed(store: Store, key: Key, start: int) -> Iterator[Event | Damaged]:
     """The same, and then whatever is appended by anybody, as it comes."""
-    while True:
-        for event in events(store, key, start, None):
-            start = event.at + 1
-            yield event
-        if not go_on(store, key, start):
-            return
+    for link in follow(store, key, start):
+        if link is not None:
+            yield from _decoded(link)
 
 
 def print_log(found: Iterator[Event | Damaged], names: Names) -> int:

@@ -72,13 +72,13 @@ def list_(
                 found.append(_open(backend, row))
                 advance(1)
     if json:
-        emit({"store": access.url, "owner": owner, "conversations": list(map(_listed_json, found))})
+        emit({"store": access.shown, "owner": owner, "conversations": list(map(_listed_json, found))})
     elif found:
         _list(found)
     elif others:
         say(f"No conversations of {owner!r} here, but of {', '.join(map(one_line, others))}: use --owner.")
     else:
-        say(f"No conversations yet in {one_line(access.url)}. Add one with: refold import FILE")
+        say(f"No conversations yet in {one_line(access.shown)}. Add one with: refold import FILE")
     if any(one.problem for one in found):
         raise typer.Exit(1)
 
@@ -225,7 +225,7 @@ def log(
         raise typer.BadParameter("has no end to be limited", param_hint="--follow")
     access = Access.to(store, config)
     with access.open() as backend:
-        key = existing(backend, access.url, Key(owner, id))
+        key = existing(backend, access.shown, Key(owner, id))
         start = 0 if after is None else after + 1
         found = followed(backend, key, start) if follow else events(backend, key, start, limit)
         if json:

@@ -77,7 +77,7 @@ def import_(
         with access.open(create=True) as backend:
             done = _store(backend, drafts, owner, append)
     if json:
-        emit({"did": "import", "store": access.url, "conversations": [one._asdict() for one in done]})
+        emit({"did": "import", "store": access.shown, "conversations": [one._asdict() for one in done]})
         return
     for one in done[:MOST_NAMED]:
         say(f"{one_line(one.id)}: {plural(one.messages, 'message')}, {plural(one.tokens, 'token')}")
@@ -148,7 +148,7 @@ def export(
     """Write a whole record as lines, for `refold import`."""
     access = Access.to(store, config)
     with access.open() as backend, blaming_damage(id):
-        key = existing(backend, access.url, Key(owner, id))
+        key = existing(backend, access.shown, Key(owner, id))
         lines = (line.encode() + b"\n" for line in export_lines(backend, key))
         if out is None:
             for line in lines:

@@ -96,7 +96,7 @@ class Access:
     config: Config
 
     @property
-    def url(self) -> str:
+    def shown(self) -> str:
         """For people to read."""
         return shown_url(self.given)
 
@@ -139,7 +139,7 @@ class Access:
             NotFoundError: it is not, with the way to see what is.
         """
         with self.open() as store:
-            key = existing(store, self.url, Key(owner, id))
+            key = existing(store, self.shown, Key(owner, id))
             with blaming_damage(id):
                 yield Session(store, key, config=self.config, view=view, **rest)
 

@@ -39,12 +39,12 @@ def search(
     with access.open() as backend:
         scope: Scope = owner
         if conversation is not None:
-            scope = existing(backend, access.url, Key(owner, conversation))
+            scope = existing(backend, access.shown, Key(owner, conversation))
         with progress("Reading") as advance:
             found = find(backend, scope, query, most, parse, tick=advance)
         told = hits(backend, query, found, most, parse)
     if json:
-        emit({"store": access.url, "owner": owner, "query": text, "hits": [asdict(hit) for hit in told]})
+        emit({"store": access.shown, "owner": owner, "query": text, "hits": [asdict(hit) for hit in told]})
     elif told:
         _print(told)
     else:

@@ -23,7 +23,7 @@ def sync(store: StoreUrl = None, config: ConfigFile = None, json: Json = False) 
     problems = list[tuple[Key, str]]()
     with access.open() as backend:
         if not isinstance(backend, HybridStore):
-            raise SettingError(f"store {access.url!r}", "has no memory beside it to hand anything to")
+            raise SettingError(f"store {access.shown!r}", "has no memory beside it to hand anything to")
         backend.listen(spoken(parse))
         keys = backend.left()
         with progress("Handing over", len(keys)) as advance:

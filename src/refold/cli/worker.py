@@ -12,7 +12,6 @@ from refold.cli.terminal import complain
 from refold.cli.words import one_line
 from refold.core.errors import SettingError
 from refold.jobs import Terms
-from refold.stores.store import shown_url
 
 
 def worker(
@@ -51,9 +50,9 @@ def worker(
     given = list(map(_summarizer, summarizer or ()))
     terms = Terms(concurrency=concurrency, attempts=attempts, grace_s=grace, once=once)
     if not once:
-        complain(f"working for {shown_url(access.url)}, {concurrency} at a time; Ctrl-C ends it")
+        complain(f"working for {access.shown}, {concurrency} at a time; Ctrl-C ends it")
     rest: dict[str, Any] = {"config": access.config, "summarizer": given or None, "name": name}
-    run(access.url, **rest, terms=terms, tell=lambda text: complain(one_line(text)))
+    run(access.given, **rest, terms=terms, tell=lambda text: complain(one_line(text)))
 
 
 def _summarizer(name: str) -> Any:

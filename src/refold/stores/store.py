@@ -7,7 +7,7 @@ a protocol of its own; a session uses it where the store has it.
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from refold.core.codec import Entry, Link
 from refold.core.errors import ConflictError, SettingError
@@ -380,9 +380,21 @@ def demand_held(key: Key, lease: Lease, current: Lease | None) -> None:
 
 def shown_url(url: str) -> str:
     """A store's URL for people to read: without passwords and keys, those of a URL inside it included."""
-    plain = re.sub(r"(?<=:)[^:/@?#]*(?=@)", "***", url)
-    inside = r"(?i)(?<=%3a)(?:(?!%3a|%2f|[?&]).)*(?=%40)"
-    return re.sub(rf"{inside}|(?<=[?&]key=)[^&]*|(?<=key%3d)(?:(?!%26|&).)*", "***", plain)
+    scheme, sep, rest = url.partition("://")
+    user, at, host = rest.rpartition("@")
+    name = user.partition(":")[0]
+    kept = name if name == user and not re.search(r"[/?#]", user) else f"{name}:***"
+    plain = f"{scheme}{sep}{kept}{at}{host}" if at else url
+    before, mark, query = plain.partition("?")
+    return before + mark + "&".join(map(_shown_option, query.split("&")))
+
+
+def _shown_option(option: str) -> str:
+    name, sign, value = option.partition("=")
+    inner = unquote(value)
+    if re.search(r"(?i)password|passfile|key|token|secret", name):
+        return f"{name}{sign}***"
+    return f"{name}{sign}{quote(shown_url(inner), safe='*')}" if "://" in inner else option
 
 
 def open_store(url: str) -> Store:

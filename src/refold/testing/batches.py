@@ -1,6 +1,7 @@
 """What is answered in one go, and waking those who wait: demanded of stores that do either."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -76,6 +77,15 @@ class BatchesContract:
             watched.append(KEY, [entry(5)])
             assert waiting.result()
             assert not others.result()
+
+    def test_a_record_that_is_begun_anew_is_not_the_one_that_was_followed(self, store: Any) -> None:
+        session = open("a", store=store)
+        session.append([said("old") for _ in range(3)])
+        following = session.record.followed(0)
+        assert [event and event.at for event in islice(following, 4)] == [0, 1, 2, None]
+        store.erase(session.key)
+        session.append([said("new") for _ in range(5)])
+        assert list(following) == []
 
     def test_events_are_followed_as_they_come_until_all_is_erased(self, store: Any) -> None:
         session = open("a", store=store)

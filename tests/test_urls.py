@@ -1,0 +1,60 @@
+"""URLs of stores: what is opened, and what people get to see of them."""
+
+from urllib.parse import quote
+
+import pytest
+from typer.testing import CliRunner
+
+import refold
+from refold.cli import app
+from refold.core.errors import SettingError
+from refold.stores.store import open_store, shown_url
+
+SECRETS = [
+    "postgresql://u:S3CRET@h/db",
+    "postgresql://h/db?user=u&password=S3CRET",
+    "postgresql://u:S3CRET@h/db?sslpassword=S3CRET",
+    "redis://:x/S3CRET@h:1/0",
+    "redis://u:x:S3CRET@h",
+    "redis://u:x?S3CRET@h",
+    "redis://u:S3CRET%40S3CRET@h",
+    "mem0://bob?key=S3CRET&record=sqlite:///a.db",
+]
+
+
+@pytest.mark.parametrize("url", SECRETS)
+def test_no_password_and_no_key_is_shown_also_not_that_of_a_url_inside(url):
+    memory = quote("mem0://x?record=" + quote(url, safe=""), safe="")
+    for one in (
+        url,
+        f"hybrid://?record={quote(url, safe='')}&memory=x",
+        f"hybrid://?memory={memory}&record=y",
+    ):
+        assert "S3CRET" not in shown_url(one)
+        assert "***" in shown_url(one)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["sqlite:///a.db", "memory://", "redis://h:6379/0", "postgresql://app@/db?host=/run", "agentcore://M/A"],
+)
+def test_what_has_no_secret_is_shown_as_it_is(url):
+    assert shown_url(url) == url
+
+
+@pytest.mark.parametrize("url", ["", "nowhere://x", "file.db", "postgresql//x", "http://[", "sqlite://"])
+def test_what_is_no_store_is_told_with_what_there_is(url):
+    with pytest.raises(SettingError, match=r"expected|is no URL"):
+        open_store(url)
+
+
+def test_a_worker_opens_the_url_that_it_was_given(monkeypatch):
+    opened = []
+    monkeypatch.setattr("refold.worker.run", lambda url, **rest: opened.append(url))
+    run = CliRunner().invoke(app, ["worker", "--store", SECRETS[0], "--once"])
+    assert (run.exit_code, opened) == (0, [SECRETS[0]])
+    assert "S3CRET" not in run.output
+
+
+def test_a_session_opens_what_its_url_says(tmp_path):
+    assert type(refold.open("a", store=f"sqlite:///{tmp_path}/a.db").store).__name__ == "SQLiteStore"
