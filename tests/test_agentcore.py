@@ -1,6 +1,7 @@
 """Streams at AgentCore Memory, against a stub that reads every request by botocore's own model."""
 
 import json
+import os
 import random
 import re
 from contextlib import suppress
@@ -25,6 +26,7 @@ from refold.core.errors import (
 from refold.stores import agentcore_reading
 from refold.stores.agentcore import AgentCoreStore, from_url, memorizer
 from refold.stores.agentcore_service import ACTOR, PLAIN, Place, safe
+from refold.stores.hybrid import HybridStore
 from refold.stores.store import Forks, Ids, Key, Leases, Listening, Memories, Spoken, inability, open_store
 from refold.testing import StoreContract
 from refold.testing.agentcore import MEMORY, AgentCoreStub, Refusal
@@ -658,6 +660,44 @@ def test_a_memorizer_is_told_what_was_said_and_forgets_it(stub):
     one.close()
 
 
+def test_a_memorizer_is_told_the_same_words_again_after_it_forgot_them(stub):
+    one, key = memorizer(stub.url), Key("ann", "a")
+    for time in (1.0, 2.0):  # of two conversations with the same name, one after the other
+        one.remember(key, [Spoken(0, "user", "hello", time)])
+        assert [text for event in stub.events() for _, text in texts(event)] == ["hello"]
+        one.forget(key)
+    one.close()
+
+
+def test_a_memorizer_takes_each_message_once_however_they_are_batched(stub):
+    one, key = memorizer(stub.url), Key("ann", "a")
+    batch = [Spoken(n, "user", f"fact {n}", float(n)) for n in range(6)]
+    for some in (batch[:3], batch[:5], batch[1:2], batch[2:]):
+        one.remember(key, some)
+    assert [text for event in stub.events() for _, text in texts(event)] == [said.text for said in batch]
+    one.close()
+
+
+def test_what_is_refused_in_the_middle_of_a_batch_doubles_nothing(stub, monkeypatch):
+    store = HybridStore(open_store("memory://"), memorizer(stub.url), sync="end")
+    client = store.memorizer._service._client
+    create = client.create_event
+
+    def refusing(**asked):
+        if "fact 2" in str(asked["payload"]):
+            stub.fail("ValidationException", 400)
+        return create(**asked)
+
+    monkeypatch.setattr(client, "create_event", refusing)
+    with refold.open("a", store=store, owner="ann") as chat:
+        chat.append([said(f"fact {n}") for n in range(4)])
+        assert store.drain(chat.key)
+        assert [one.at for one in store.refused(chat.key)] == [2]
+    told = [text for event in stub.events("ann", "a") for _, text in texts(event)]
+    assert told == ["fact 0", "fact 1", "fact 3"]
+    store.close()
+
+
 def test_a_hybrid_store_hands_what_is_said_to_it(stub, tmp_path):
     from urllib.parse import quote
 
@@ -735,3 +775,18 @@ def test_the_stub_refuses_what_the_sdk_would_not_send(stub):
     ):
         with pytest.raises(Refusal, match=why):
             stub.answer("POST", f"/memories/{MEMORY}/events", body)
+
+
+def test_connections_do_not_cross_a_fork_of_the_process(stub, store):
+    store.append(KEY, entries(0, 1))
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        try:
+            store.append(KEY, entries(1, 2))
+            os.write(writing, b"%d" % id(store._service._client))
+        finally:
+            os._exit(0)
+    os.wait()
+    told = os.read(reading, 100)
+    assert told not in (b"", b"%d" % id(store._service._client))
+    assert verified(store, KEY) == entries(0, 2)

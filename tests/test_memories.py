@@ -3,7 +3,9 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +22,7 @@ from refold.rules.targets import check
 from refold.stores.hybrid import HybridStore
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key, Memory, Spoken
+from refold.testing.mem0 import Mem0Stub
 from refold.testing.words import demand_folded
 
 TEA = "The user likes green tea."
@@ -284,6 +287,23 @@ def test_recent_messages_come_after_what_is_remembered(service):
     assert [one.at for one in chat.get_all()] == [0, 1, 2]
 
 
+def test_memories_take_the_place_of_no_recent_message_but_old_ones(service):
+    chat = opened(service)
+    chat.append([user("Which tea? " * 10), answer("green " * 10), user("And which cup? " * 10)])
+    said = chat.get_all()
+    plain = [one.tokens for one in said]
+    for limit in range(400):
+        memory, rest = [], chat.get_recent(max_tokens=limit)
+        if rest and rest[0].tags == ("memory",):
+            memory, rest = rest[:1], rest[1:]
+        assert sum(one.tokens for one in (*memory, *rest)) <= limit
+        assert sum(one.tokens for one in memory) <= limit // 4
+        assert [one.at for one in rest] == list(range(3))[3 - len(rest) :]
+        assert bool(rest) == (limit >= plain[-1])
+    assert memory
+    assert len(rest) == 3
+
+
 def test_a_results_message_of_anthropic_with_words_behind_it_stays_valid(service):
     chat = opened(service)
     use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
@@ -380,3 +400,19 @@ def test_a_store_without_memories_says_which_have_them():
     with pytest.raises(StoreError, match="MemoryStore has no memories; mem0://, hybrid://"):
         chat.memories()
     assert chat._recall is None
+
+
+def test_many_threads_may_ask_for_what_is_remembered_at_once(tmp_path):
+    with Mem0Stub() as stub:
+        record = quote(f"sqlite:///{tmp_path}/a.db", safe="")
+        url = f"mem0://ann?host={stub.host}&key={stub.key}&record={record}"
+        with refold.open("a", store=url, model="gpt-5") as chat:
+
+            def work(name):
+                for n in range(4):
+                    chat.append({"role": "user", "content": f"{name} {n}"})
+                    chat.fit()
+
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(work, range(8)))
+            assert chat.get_count() == 32

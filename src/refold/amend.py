@@ -16,6 +16,7 @@ from refold.record import Record
 
 REACH = 64
 """Places looked at in one go when the other messages of a group are sought."""
+MOMENT = "#{} was said, or erased, this very moment; look again"
 
 
 def pin(record: Record, at: int, stamp: Stamp, why: str) -> Pinned:
@@ -59,7 +60,7 @@ def correct(record: Record, at: int, new: Message | str, count: Count, stamp: St
     """
     said, item = record.event(_said(record, at).at), record.live.item_at(at)
     if item is None or not isinstance(said, Said):
-        raise NotFoundError(f"#{at} was said, or erased, this very moment; look again")
+        raise NotFoundError(MOMENT.format(at))
     message = _in_place_of(said, new)
     line = line_of(message, stamp.at, count(message), said.line.turn, said.line.step)
     told = {"tools": line.tools or said.line.tools, "corrects": at}
@@ -68,7 +69,10 @@ def correct(record: Record, at: int, new: Message | str, count: Count, stamp: St
     cover = Cover(stamp.at, stamp.view, item.span, ())
     if len(item.span) > 1:  # it is for an edit of others too to show it
         standing = Standing(record.view, record.facts(record.live.state.next))
-        cover = next(one for one in standing.widest if at in one.span)
+        covers = [one for one in standing.widest if at in one.span]
+        if not covers:
+            raise NotFoundError(MOMENT.format(at))
+        cover = covers[0]
     if not item.lines and item.edit is None:
         raise NotFoundError(f"#{at} is not shown any more: newer system text took its place; correct that")
     if not _is_shown(item, at):

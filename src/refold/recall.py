@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from threading import Thread
+from threading import Lock, Thread
 
 from refold.answers import StoredMessage
 from refold.core.codec import Entry, Parse, decode
@@ -54,6 +54,7 @@ class Recall:
     def __init__(self, store: Memories, key: Key) -> None:
         self._store, self._key = store, key
         self._asking: Thread | None = None
+        self._starting = Lock()
         self._known: tuple[tuple[int, str], Sequence[Memory]] | None = None
         """The newest answer, and for which message it was asked: its place and its text."""
         self._problems: list[str] = []
@@ -115,9 +116,6 @@ class Recall:
         return problems
 
     def _wait_for(self, query: str) -> Sequence[Memory] | None:
-        if self._asking is not None and self._asking.is_alive():
-            self._problems.append("What is remembered is not shown: the memory store has not answered yet")
-            return None
         answer, problems = list[Sequence[Memory]](), list[str]()
 
         def ask() -> None:
@@ -126,9 +124,13 @@ class Recall:
             except Exception as error:  # whatever a service makes of it: the request is made without it
                 problems.append(str(error) or repr(error))
 
-        self._asking = Thread(target=ask, name="refold-recall", daemon=True)
-        self._asking.start()
-        self._asking.join(WAIT_S)
+        with self._starting:
+            if self._asking is not None and self._asking.is_alive():
+                self._problems.append("What is remembered is not shown: the store has not answered yet")
+                return None
+            asking = self._asking = Thread(target=ask, name="refold-recall", daemon=True)
+            asking.start()
+        asking.join(WAIT_S)
         if answer:
             return answer[0]
         why = problems[0] if problems else f"no answer after {WAIT_S:g} s"

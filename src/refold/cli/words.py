@@ -183,8 +183,8 @@ def plural(n: int, what: str) -> str:
 
 
 def saved_percent(said: int, shown: int) -> int:
-    """Rounded down, so that 100 means all of it."""
-    return int(100 * (said - shown) / said) if said else 0
+    """Rounded down, so that 100 means all of it; 0 also where what is remembered makes it more."""
+    return max(0, int(100 * (said - shown) / said)) if said else 0
 
 
 def local(time: float) -> str:

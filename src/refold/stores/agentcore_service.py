@@ -1,5 +1,6 @@
 """AgentCore Memory as a store speaks to it: names that the service allows, events, records, clear errors."""
 
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -75,8 +76,9 @@ class Service:
             )
         self.memory_id, self.actor = memory_id, actor
         self.namespace = namespace if namespace is None else _namespace(namespace)
-        self._client = client or _client(region, timeout_s)
-        self._owns_client = client is None
+        self._how = (region, timeout_s)
+        self._given, self._pid = client, os.getpid()
+        self._made: Any = None if client is not None else _client(*self._how)
         self._newest = 0
         self._lock = Lock()
 
@@ -193,9 +195,18 @@ class Service:
 
     # Calls
 
+    @property
+    def _client(self) -> Any:
+        """Connections must not cross a fork of the process; the child opens its own."""
+        if self._given is not None:
+            return self._given
+        if self._pid != os.getpid():
+            self._made, self._pid, self._lock = _client(*self._how), os.getpid(), Lock()
+        return self._made
+
     def close(self) -> None:
-        if self._owns_client:
-            self._client.close()
+        if self._made is not None and self._pid == os.getpid():
+            self._made.close()
 
     def _pages(self, operation: str, name: str, place: Place | None, only: Json) -> Iterator[Json]:
         token: Json = {}

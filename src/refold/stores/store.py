@@ -422,10 +422,10 @@ def open_store(url: str) -> Store:
             from refold.stores import postgres
 
             return postgres.from_url(url)
-        case "redis" | "rediss" | "unix":
+        case "redis" | "rediss" | "unix" | "valkey" | "valkeys":
             from refold.stores import redis
 
-            return redis.from_url(url)
+            return redis.from_url(re.sub("^valkey", "redis", url))
         case "agentcore":
             from refold.stores import agentcore
 
@@ -438,5 +438,8 @@ def open_store(url: str) -> Store:
             from refold.stores import hybrid
 
             return hybrid.from_url(url)
-    known = "memory://, sqlite:///file.db, postgresql://, redis://, agentcore://, mem0:// or hybrid://"
+    known = (
+        "memory://, sqlite:///file.db, postgresql://, redis://, rediss://, unix://, agentcore://, mem0:// or"
+    )
+    known += " hybrid://"
     raise SettingError(f"store {shown_url(url)!r}", f"expected {known}")
