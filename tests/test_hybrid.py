@@ -13,11 +13,12 @@ from urllib.parse import quote
 import pytest
 
 import refold
-from refold.core.errors import MessageError, SettingError, StoreError
+from refold.core.errors import CorruptError, MessageError, SettingError, StoreError
 from refold.recall import spoken
 from refold.session import parse
-from refold.stores import hybrid
-from refold.stores.hybrid import HybridStore, Refused
+from refold.stores import hybrid, hybrid_follower, hybrid_turns
+from refold.stores.hybrid import HybridStore
+from refold.stores.hybrid_refused import Refused
 from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import (
@@ -51,8 +52,9 @@ class Notebook:
         self.said: dict[Key, list[Spoken]] = {}
         self.calls: list[tuple[Key, int]] = []
         """How many messages each came with."""
-        self.is_down = False
-        self.refuses = ""
+        self.forgotten = 0
+        self.is_down = self.forgets_nothing = False
+        self.refuses: str | None = None
         self.gate: Event | None = None
         self.entered = Event()
         self.changed = Condition()
@@ -66,7 +68,7 @@ class Notebook:
             self.changed.notify_all()
             if self.is_down:
                 raise StoreError("the service is down")
-            if self.refuses and any(self.refuses in one.text for one in said):
+            if self.refuses is not None and any(self.refuses in one.text for one in said):
                 raise MessageError("message", f"has {self.refuses!r} in it")
             self.said.setdefault(key, []).extend(said)
 
@@ -74,9 +76,12 @@ class Notebook:
         return [Memory(str(one.at), one.text) for one in self.said.get(key, [])][:limit]
 
     def forget(self, key: Key, /) -> None:
-        if self.is_down:
-            raise StoreError("the service is down")
-        self.said.pop(key, None)
+        with self.changed:
+            self.forgotten += 1
+            self.changed.notify_all()
+            if self.is_down or self.forgets_nothing:
+                raise StoreError("the service is down")
+            self.said.pop(key, None)
 
     def close(self) -> None:
         pass
@@ -280,10 +285,125 @@ def test_the_doctor_is_told_of_what_was_refused(notebook, tmp_path):
     notebook.refuses = "poison"
     store = listening(HybridStore(SQLiteStore(tmp_path / "a.db"), notebook))
     chat = opened(store)
-    chat.append(user("poison"))
+    chat.append([user("poison"), user("food")])
     assert store.drain(KEY)
-    assert store.refused(KEY) == [Refused(KEY, 0, "message: has 'poison' in it")]
+    assert store.refused(KEY) == store.refused() == [Refused(KEY, 0, "has 'poison' in it")]
     assert ["refused" in flaw.problem for flaw in store.examine()] == [True]
+    store.close()
+
+
+def test_a_service_that_refuses_everything_is_as_good_as_down_and_then_has_all(notebook):
+    notebook.refuses = ""
+    store = HybridStore(MemoryStore(), notebook)
+    chat = opened(store)
+    texts = [f"message {n}" for n in range(300)]
+    chat.append([user(text) for text in texts])
+    with pytest.raises(StoreError, match=r"notebook refuses .* from #0 on"):
+        store.drain(KEY)
+    assert notebook.until(lambda: store.problem is not None)
+    assert len(notebook.calls) < 100  # it is not asked for every message
+    assert (store.left(), store.refused(KEY)) == ([KEY], [])
+    notebook.refuses = None
+    assert store.drain(KEY)
+    assert notebook.texts() == texts
+    store.close()
+
+
+def test_a_service_that_begins_to_refuse_everything_is_told_the_rest_later(notebook):
+    store = listening(HybridStore(MemoryStore(), notebook, sync="end"))
+    chat = opened(store)
+    chat.append([user("one"), user("two")])
+    assert store.drain(KEY)
+    notebook.refuses = ""
+    chat.append([user(f"message {n}") for n in range(50)])
+    for _ in range(3):
+        with pytest.raises(StoreError, match="from #2 on"):
+            store.drain(KEY)
+    notebook.refuses = None
+    assert store.drain(KEY)
+    assert (len(notebook.texts()), store.refused(KEY)) == (52, [])
+
+
+@pytest.mark.parametrize("batch_size", [1, 20])
+def test_a_refused_message_at_the_end_waits_for_another_that_is_taken(notebook, batch_size):
+    notebook.refuses = "poison"
+    store = listening(HybridStore(MemoryStore(), notebook, sync="end", batch_size=batch_size))
+    chat = opened(store)
+    chat.append(user("poison"))
+    with pytest.raises(StoreError, match="took nothing else meanwhile"):
+        store.drain(KEY)
+    chat.append(user("food"))
+    assert store.drain(KEY)
+    assert (notebook.texts(), [one.at for one in store.refused(KEY)]) == (["food"], [0])
+
+
+def test_what_is_refused_while_other_conversations_are_taken_is_passed_over(notebook):
+    notebook.refuses = "poison"
+    store = listening(HybridStore(MemoryStore(), notebook, sync="end"))
+    opened(store).append(user("poison"))
+    with pytest.raises(StoreError):
+        store.drain(KEY)
+    other = opened(store, "other")
+    other.append(user("food"))
+    assert store.drain(other.key)
+    assert store.drain(KEY)
+    assert [one.at for one in store.refused(KEY)] == [0]
+    assert store.left() == []
+
+
+def test_all_that_was_refused_is_noted_and_can_be_handed_in_again(notebook, tmp_path):
+    notebook.refuses = "poison"
+    store = listening(HybridStore(SQLiteStore(tmp_path / "a.db"), notebook, sync="end"))
+    chat = opened(store)
+    for n in range(150):
+        chat.append([user(f"poison {n}"), user(f"food {n}")])
+    assert store.drain(KEY)
+    assert [one.at for one in store.refused(KEY)] == list(range(0, 300, 2))
+    notebook.refuses = "poison 1"
+    assert store.drain(KEY, with_refused=True)
+    assert [one.at for one in store.refused(KEY)] == [2 * n for n in range(150) if str(n).startswith("1")]
+    notebook.refuses = None
+    assert store.drain(KEY, with_refused=True)
+    assert store.refused(KEY) == []
+    assert sorted(notebook.texts()) == sorted(
+        f"{what} {n}" for n in range(150) for what in ("poison", "food")
+    )
+    store.close()
+
+
+def test_two_who_note_what_was_refused_do_not_lose_each_others(notebook):
+    notebook.refuses = "poison"
+    record = MemoryStore()
+    stores = [listening(HybridStore(record, notebook, sync="end")) for _ in range(2)]
+    chats = [opened(store, f"chat {n}") for n, store in enumerate(stores)]
+
+    def told(n):
+        for _ in range(20):
+            chats[n].append([user("poison"), user("food")])
+            stores[n].drain(chats[n].key)
+
+    threads = [Thread(target=told, args=[n]) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [len(stores[0].refused(chat.key)) for chat in chats] == [20, 20]
+
+
+@pytest.mark.parametrize("note", [b"{", b"x?", b"[]", b'{"of": 1, "refused": 7}', b"\xff"])
+def test_a_damaged_note_of_what_was_refused_is_told_and_holds_up_nothing(notebook, tmp_path, note):
+    notebook.refuses = "poison"
+    store = listening(HybridStore(SQLiteStore(tmp_path / "a.db"), notebook, sync="end"))
+    chat = opened(store)
+    chat.append([user("poison"), user("food")])
+    assert store.drain(KEY)
+    store.record.keep_note(store._follower.refusals._title(KEY), note)
+    with pytest.raises(CorruptError):
+        store.refused(KEY)
+    assert ["cannot be" in flaw.problem for flaw in store.examine()] == [True]
+    chat.append([user("more poison"), user("more food")])
+    assert store.drain(KEY)
+    assert [one.at for one in store.refused(KEY)] == [2]
     store.close()
 
 
@@ -335,7 +455,7 @@ def test_what_another_process_is_handing_over_is_left_to_it(notebook, monkeypatc
     mine, theirs = (listening(HybridStore(record, notebook)) for _ in range(2))
     opened(mine).append(user("one"))
     assert notebook.until(lambda: notebook.texts() == ["one"])
-    with theirs._alone(KEY) as is_alone:
+    with theirs._follower.alone(KEY) as is_alone:
         assert is_alone
         with pytest.raises(StoreError, match="being handed over"):
             mine.erase(KEY)
@@ -367,6 +487,47 @@ def test_a_fork_is_handed_over_from_where_it_goes_its_own_way(notebook):
     chat.clear(with_forks=True)
     assert notebook.said == {}
     store.close()
+
+
+def test_a_fork_without_a_cursor_is_handed_over_from_where_it_goes_its_own_way_too(notebook):
+    class Cut(MemoryStore):
+        is_cut = False
+
+        def set_cursor(self, *what):
+            if self.is_cut:
+                raise StoreError("cut")
+            super().set_cursor(*what)
+
+    record = Cut()
+    store = listening(HybridStore(record, notebook, sync="end"))
+    chat = opened(store)
+    chat.append([user("one"), user("two")])
+    record.is_cut = True
+    with pytest.raises(StoreError, match="cut"):
+        chat.fork("fork")
+    record.is_cut = False
+    fork = opened(store, "fork")
+    fork.append(user("three"))
+    assert store.drain(fork.key)
+    assert notebook.texts(fork.key) == ["three"]
+
+
+@pytest.mark.parametrize("sync", ["immediate", "end"])
+def test_a_process_with_many_conversations_remembers_few_and_hands_over_all(notebook, monkeypatch, sync):
+    for module in (hybrid, hybrid_follower):
+        monkeypatch.setattr(module, "MOST_KNOWN", 3)
+    monkeypatch.setattr(hybrid_follower, "LONGEST_WAIT_S", 0.01)
+    notebook.is_down = True
+    store = HybridStore(MemoryStore(), notebook, sync=sync)
+    keys = [Key("default", f"chat {n}") for n in range(20)]
+    for key in keys:
+        opened(store, key.conversation).append(user("one"))
+    follower = store._follower
+    assert max(map(len, (follower.new, follower._known, follower._due))) <= 4
+    notebook.is_down = False
+    assert notebook.until(lambda: len(notebook.said) >= (20 if sync == "immediate" else 17))
+    store.close()
+    assert [notebook.texts(key) for key in keys] == [["one"]] * 20
 
 
 # Erasing
@@ -410,6 +571,105 @@ def test_nothing_that_was_on_its_way_lands_after_it_was_forgotten(notebook):
     store.close()
     assert notebook.said == {}
     assert list(store.conversations()) == []
+
+
+def test_a_slow_service_holds_up_the_erasing_of_no_other_conversation(notebook, monkeypatch):
+    store = listening(HybridStore(MemoryStore(), notebook))
+    other = opened(store, "other")
+    other.append(user("two"))
+    assert store.drain(other.key)
+    notebook.entered.clear()
+    notebook.gate = Event()
+    opened(store).append(user("one"))
+    assert notebook.entered.wait(10)
+    monkeypatch.setattr(hybrid, "PATIENCE_S", 0.0)
+    other.clear()
+    assert other.get_all() == []
+    notebook.gate.set()
+    store.close()
+
+
+def test_the_right_to_hand_over_is_renewed_while_the_service_is_waited_for(notebook, monkeypatch):
+    monkeypatch.setattr(hybrid_turns, "LEASE_S", 0.3)
+    monkeypatch.setattr(hybrid, "PATIENCE_S", 0.0)
+    renewed = Condition()
+
+    class Renewed(MemoryStore):
+        first = last = 0.0
+
+        def acquire(self, *asked):
+            with renewed:
+                lease = super().acquire(*asked)
+                self.last = lease.until if lease else self.last
+                self.first = self.first or self.last
+                renewed.notify_all()
+                return lease
+
+    record = Renewed()
+    notebook.gate = Event()
+    mine, theirs = HybridStore(record, notebook), HybridStore(record, notebook)
+    opened(mine).append(user("one"))
+    assert notebook.entered.wait(10)
+    with renewed:
+        assert renewed.wait_for(lambda: record.last > record.first + 0.6, 10)  # it would have run out by then
+    with pytest.raises(StoreError, match="being handed over"):
+        theirs.erase(KEY)
+    notebook.gate.set()
+    assert mine.drain(KEY)
+    theirs.erase(KEY)
+    assert notebook.said == {}
+    mine.close()
+
+
+@pytest.mark.parametrize("forgets_at_once", [True, False])
+@pytest.mark.parametrize("is_begun_anew", [True, False])
+def test_what_lands_after_it_was_erased_elsewhere_is_forgotten(notebook, forgets_at_once, is_begun_anew):
+    notebook.gate = Event()
+    notebook.forgets_nothing = not forgets_at_once
+    record = MemoryStore()
+    store = listening(HybridStore(record, notebook))
+    opened(store).append([user("a"), user("secret")])
+    assert notebook.entered.wait(10)
+    record.erase(KEY)  # by nobody who would ask the memory
+    if is_begun_anew:
+        opened(record).append([user("b"), user("c"), user("d")])
+    notebook.gate.set()
+    assert notebook.until(lambda: notebook.forgotten)
+    notebook.forgets_nothing = False
+    assert notebook.until(lambda: KEY not in notebook.said or "secret" not in notebook.texts())
+    anew = opened(store)
+    anew.append(user("anew"))
+    expected = [*("bcd" if is_begun_anew else ""), "anew"]
+    assert notebook.until(lambda: notebook.texts() == expected)
+    store.close()
+
+
+def test_a_closed_record_is_left_alone_by_who_still_waits_for_the_service(notebook, monkeypatch):
+    monkeypatch.setattr(hybrid_follower, "PATIENCE_S", 0.0)
+    late = list[str]()
+
+    class Closed(MemoryStore):
+        is_closed = False
+
+        def close(self):
+            self.is_closed = True
+
+        def __getattribute__(self, name):
+            if not name.startswith("_") and name not in ("is_closed", "close") and self.is_closed:
+                late.append(name)
+            return super().__getattribute__(name)
+
+    notebook.gate = Event()
+    store = HybridStore(Closed(), notebook)
+    opened(store).append([user("one"), user("two")])
+    assert notebook.entered.wait(10)
+    thread = store._follower._thread
+    store.close()
+    notebook.gate.set()
+    thread.join(10)
+    assert (thread.is_alive(), late) == (False, [])
+    store.record.is_closed = False
+    assert store.left() == [KEY]  # so it is handed over again
 
 
 def test_erased_and_begun_anew_elsewhere_it_is_handed_over_too(notebook, tmp_path):
@@ -469,6 +729,24 @@ def test_what_a_killed_process_said_and_did_not_hand_over_is_handed_over_by_sync
         assert json.loads(again.stdout) == {"conversations": 0, "left": [], "refused": []}
 
 
+def test_what_was_refused_is_handed_in_again_by_sync(tmp_path):
+    with Mem0Stub() as stub:
+        stub.refuses = lambda text: "poison" in text
+        record = quote(f"sqlite:///{tmp_path}/a.db", safe="")
+        url = f"mem0://alice?host={stub.host}&key={stub.key}&record={record}"
+        with refold.open("chat", store=url, model="gpt-5") as chat:
+            chat.append([user("one"), user("poison"), user("three")])
+            assert chat.store.drain(chat.key)
+        again = run("sync", "--refused", "--store", url, "--json")
+        assert [one["at"] for one in json.loads(again.stdout)["refused"]] == [1]
+        stub.refuses = lambda text: False
+        assert json.loads(run("sync", "--store", url, "--json").stdout)["conversations"] == 0
+        done = run("sync", "--refused", "--store", url)
+        assert (done.returncode, done.stdout.strip()) == (0, "1 conversation handed over, 0 left")
+        assert sorted(stub.texts) == ["one", "poison", "three"]
+        assert json.loads(run("sync", "--refused", "--store", url, "--json").stdout)["conversations"] == 0
+
+
 def test_a_forked_process_has_a_thread_of_its_own(tmp_path):
     code = """
 import os, sys, refold
@@ -515,7 +793,7 @@ def test_agentcore_can_be_the_memory(tmp_path, monkeypatch):
         with refold.open("chat", store=f"hybrid://?record={record}&memory={memory}", model="gpt-5") as chat:
             chat.append([user("one"), user("two")])
             assert chat.store.drain(chat.key)
-            assert stub.calls.count("CreateEvent") == 1
+            assert stub.calls.count("CreateEvent") == 2
             chat.clear()
             assert "DeleteEvent" in stub.calls
 

@@ -130,6 +130,17 @@ def test_what_was_handed_over_before_a_crash_is_not_handed_over_twice(stub, memo
     assert stub.texts == ["one", "two", "three"]
 
 
+def test_a_process_with_many_conversations_remembers_few_and_hands_over_nothing_twice(stub, monkeypatch):
+    monkeypatch.setattr(ours, "MOST_KNOWN", 3)
+    memorizer = Mem0Memorizer(api_key=stub.key, host=stub.host)
+    keys = [Key("default", f"chat {n}") for n in range(10)]
+    for at in range(2):
+        for key in keys:
+            memorizer.remember(key, said(f"{key.conversation} {at}", start=at))
+    assert max(len(memorizer._sure), len(memorizer._pending)) <= 3
+    assert sorted(stub.texts) == sorted(f"{key.conversation} {at}" for key in keys for at in range(2))
+
+
 def test_a_line_that_is_cut_after_the_effect_leaves_no_duplicate(stub, memorizer):
     stub.fault = "cut"
     with pytest.raises(StoreError, match="does not answer"):

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
-from threading import Event, Thread
+from threading import Barrier, Event, Thread
 from uuid import uuid4
 
 import psycopg
@@ -465,6 +465,102 @@ def test_whatever_is_cut_off_is_done_once(cutting, deed, monkeypatch):
     assert not list(store.examine())
 
 
+class Hanging(Relay):
+    """Takes what is asked, and on some connections brings no answers any more."""
+
+    def __init__(self, *args):
+        self.hung, self.free = Event(), Event()
+        super().__init__(*args)
+
+    def hang_those_there(self):
+        before, self.hung = self.hung, Event()
+        before.set()
+
+    def _pass(self, one, other, asks, answered):
+        hung = self.hung
+
+        class Way:
+            shutdown = one.shutdown
+
+            def recv(way, size):
+                data = one.recv(size)
+                if hung.is_set() and not asks:
+                    self.free.wait(60)
+                return data
+
+        super()._pass(Way(), other, asks, answered)
+
+
+@pytest.fixture
+def hanging(postgres, postgres_url):
+    folder = Path(tempfile.mkdtemp(prefix="refold-relay-"))
+
+    def connect():
+        made = socket.socket(socket.AF_UNIX)
+        made.connect(str(postgres.socket))
+        return made
+
+    relay = Hanging(folder, ".s.PGSQL.5432", connect)
+    yield relay, partial(PostgresStore, postgres_url.replace(str(postgres.folder), str(folder)))
+    relay.free.set()
+    relay.close()
+    remove(folder)
+
+
+def test_a_peer_that_answers_no_more_is_given_up_and_what_was_asked_is_done_once(hanging, postgres_url):
+    relay, opened = hanging
+    store, all_there = opened(pool_size=3, statement_timeout_s=0.3, timeout_s=3), Barrier(3)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: store._ask.ask(lambda run: all_there.wait(30)), range(3)))
+        digest = store.append(KEY, entries(0, 1))
+        relay.hang_those_there()
+        tried = pool.submit(store.append, KEY, entries(1, 2), after=digest)
+        assert tried.result(30) == chain(digest, entry(1))
+        assert verified(store, KEY) == entries(0, 2)
+    store.close()
+
+
+def test_peers_that_never_answer_again_are_told_in_time(hanging):
+    relay, opened = hanging
+    store = opened(statement_timeout_s=0.2, timeout_s=0.2)
+    digest = store.append(KEY, entries(0, 1))
+    store._watch.close()
+    relay.hung.set()
+    with ThreadPoolExecutor(1) as pool:
+        tried = pool.submit(store.append, KEY, entries(1, 2), after=digest)
+        with pytest.raises(StoreError, match=r"not known: read, or append again with the same ids"):
+            tried.result(30)
+        pool.submit(store.close).result(30)
+
+
+def test_closing_waits_for_nobody_who_listens_to_a_peer_that_does_not_answer(hanging):
+    relay, opened = hanging
+    store = opened(timeout_s=50)
+    store.append(KEY, entries(0, 1))
+    until(lambda: not store._watch._changed)
+    relay.hung = Event()
+    relay.hung.set()  # connections from now on
+    assert not store.wait(KEY, 5, 0.05)
+    listener = store._watch._listener
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(store.close).result(30)
+    assert listener.is_alive()
+    relay.free.set()
+    listener.join(30)
+    assert not listener.is_alive()
+
+
+def test_nobody_listens_for_ever_to_a_server_that_is_away(server, monkeypatch):
+    monkeypatch.setattr("refold.stores.postgres_watch.IDLE_S", 0.1)
+    store = PostgresStore(server.database(), timeout_s=0.5)
+    assert not store.wait(KEY, 5, 0.05)
+    listener = store._watch._listener
+    server.kill()
+    until(lambda: not listener.is_alive())
+    assert store._watch._listener is None
+    store.close()
+
+
 def test_a_server_that_is_killed_and_restarted_loses_nothing_acknowledged(server):
     store = PostgresStore(server.database(), timeout_s=30)
     done, acknowledged = Event(), list[bytes]()
@@ -573,12 +669,62 @@ def hammer(store, key, stop):
         store.append(key, [entry(n)])
 
 
-def test_a_closed_store_opens_again_when_it_is_used(store):
+def test_a_closed_store_is_used_no_more(store, reopen):
     store.append(KEY, entries(0, 1))
     store.close()
     store.close()
-    store.append(KEY, entries(1, 2))
-    assert verified(store, KEY) == entries(0, 2)
+    uses = [lambda: store.append(KEY, entries(1, 2)), lambda: list(store.read(KEY)), store._ask.alone]
+    for use in (*uses, lambda: store.wait(KEY, 5, 1.0)):
+        with pytest.raises(StoreError, match="was closed here; open the store anew"):
+            use()
+    other = reopen()
+    assert verified(other, KEY) == entries(0, 1)
+    other.close()
+
+
+def test_a_session_may_be_closed_twice(postgres_url):
+    chat = refold.open("a", store=postgres_url, model="gpt-5")
+    chat.append({"role": "user", "content": "Hello."})
+    chat.close()
+    chat.close()
+
+
+def test_connections_are_given_in_the_order_in_which_they_are_asked_for(reopen):
+    store, order, held, free = reopen(pool_size=1), list[int](), Event(), Event()
+    waiting = store._ask._turns._waiting
+    with ThreadPoolExecutor(9) as pool:
+        pool.submit(store._ask.ask, lambda run: held.set() or free.wait(30))
+        assert held.wait(30)
+        for n in range(8):
+            pool.submit(store._ask.ask, lambda run, n=n: order.append(n))
+            until(lambda n=n: len(waiting) == n + 1)
+        free.set()
+    assert order == list(range(8))
+    store.close()
+
+
+def test_who_waited_in_vain_leaves_his_turn_to_others(reopen):
+    store, held, free = reopen(pool_size=1, timeout_s=0.1), Event(), Event()
+    with ThreadPoolExecutor(1) as pool:
+        holding = pool.submit(store._ask.ask, lambda run: held.set() or free.wait(30))
+        assert held.wait(30)
+        for _ in range(3):
+            with pytest.raises(StoreError, match="all 1 connections were in use"):
+                store.append(KEY, entries(0, 1))
+        free.set()
+        holding.result()
+    assert store._ask._turns._free == 1
+    store.append(KEY, entries(0, 1))
+    store.close()
+
+
+def test_what_connects_beside_the_pool_keeps_the_options_of_the_url(postgres_url):
+    store = PostgresStore(f"{postgres_url}&options=-c%20work_mem%3D5MB", schema="a b")
+    beside = store.pool.beside
+    with psycopg.connect(beside["conninfo"], **beside["kwargs"]) as connection:
+        assert connection.execute("SHOW work_mem").fetchone() == ("5MB",)
+        assert connection.execute("SELECT current_schema()").fetchone() == ("a b",)
+    store.close()
 
 
 def test_no_thread_and_no_connection_is_left_when_a_store_is_closed(postgres_url):
@@ -619,6 +765,21 @@ def test_whoever_waits_is_woken_by_another_process(store, reopen, monkeypatch):
             until(lambda listening=listening: run(store, listening)[0][0] >= 1)
             pool.submit(append_elsewhere, reopen, at).result()
             assert [one.result() for one in waiting] == [True, True]
+
+
+def test_what_others_say_on_the_channel_deafens_nobody(store, reopen, monkeypatch):
+    monkeypatch.setattr("refold.stores.postgres_watch.LOOK_S", 600.0)
+    store.append(KEY, entries(0, 1))
+    other = reopen()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(store.wait, KEY, 1, 500.0)
+        until(lambda: run(store, "SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN refold'")[0][0])
+        for told in ("hello", "abc", "00 zz", "", "é"):
+            run(other, f"NOTIFY refold, '{told}'")
+        other.append(KEY, entries(1, 2))
+        assert waiting.result(30)
+    assert store._watch._listener.is_alive()
+    other.close()
 
 
 def test_whoever_waits_sees_what_no_notice_told(store, reopen):
@@ -775,6 +936,7 @@ def test_the_statements_of_the_page_on_scaling_partition_a_store(store, reopen):
         store.append(Key("a", str(n)), [entry(at, "apple", id=str(at)) for at in range(5)])
     store.close()
     run(store, statements)
+    store = reopen()
     store.append(Key("a", "7"), [entry(5)])
     store.fork(Key("a", "7"), KEY, 3)
     assert len(verified(store, Key("a", "7"))) == 6

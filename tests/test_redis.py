@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from random import randrange
 from select import select
-from threading import Thread
+from threading import Barrier, Thread
 
 import pytest
 import redis
@@ -524,6 +524,31 @@ def test_a_conversation_of_which_keys_were_evicted_is_refused_and_found(store, r
 # Durability and round trips
 
 
+def test_a_conversation_that_is_not_certain_to_be_listed_is_not_begun(server):
+    hopeful = from_url(f"{server.url}?wait_aof=1,1&timeout_s=2")
+    with pytest.raises(StoreError, match="it is not stored, since what lists it is not yet certain on disk"):
+        hopeful.append(KEY, entries(0, 1))
+    store = from_url(server.url)
+    assert verified(store, KEY) == []
+    store.append(KEY, entries(0, 1))
+    assert verified(hopeful, KEY) == entries(0, 1)
+
+
+def test_an_answer_has_an_end_in_bytes(store):
+    large = [Entry(at, "said", None, b"{}", os.urandom(1_000_000)) for at in range(25)]
+    large += [Entry(at, "noted", None, b"{}", os.urandom(1_000_000)) for at in range(25, 50)]
+    store.append(KEY, large)
+    keys = NAMES.of(KEY)
+    for verb, args in (("read", (0, 0, "", b"")), ("read", (0, 0, "", b"said")), ("resume", (0, b"main"))):
+        answer = store._link.call(verb, keys, *args)
+        assert 8_000_000 <= sum(map(len, answer)) <= 9_100_000
+    assert [link.entry for link in store.read(KEY)] == large
+    assert [link.entry for link in store.read(KEY, but="said")] == large[25:]
+    assert [link.entry for link in store.resume(KEY, "main")[1]] == large
+    store.fork(KEY, OTHER, 40)
+    assert [link.entry for link in store.read(OTHER)] == large[:40]
+
+
 def test_an_append_waits_until_it_is_on_disk_if_told_to(server):
     store, client = from_url(f"{server.url}?wait_aof=1"), server.client()
     store.append(KEY, entries(0, 1))
@@ -585,6 +610,32 @@ def test_whoever_waits_is_woken_by_another_process(store, valkey_url):
         waiting = threads.submit(store.wait, KEY, 1, SECONDS)
         pool.submit(append_elsewhere, valkey_url, 1, 2).result()
         assert waiting.result()
+
+
+def test_a_closed_store_is_used_no_more(store, valkey_url):
+    store.append(KEY, entries(0, 1))
+    store.close()
+    store.close()
+    for use in (lambda: store.append(KEY, entries(1, 2)), lambda: list(store.read(KEY))):
+        with pytest.raises(StoreError, match="was closed here; open the store anew"):
+            use()
+    assert verified(from_url(valkey_url), KEY) == entries(0, 1)
+
+
+def test_a_session_may_be_closed_twice(valkey_url):
+    chat = open("a", store=valkey_url, model="gpt-5")
+    chat.append({"role": "user", "content": "Hello."})
+    chat.close()
+    chat.close()
+
+
+def test_threads_that_come_first_together_share_their_connections(store, monkeypatch):
+    both, make = Barrier(2), redis.Redis.from_url
+    store._link._made.clear()  # as after a fork
+    monkeypatch.setattr(redis.Redis, "from_url", lambda *args, **how: (both.wait(30), make(*args, **how))[1])
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: store._link._connected(), range(2))
+    assert one is other
 
 
 def test_a_store_can_be_used_on_both_sides_of_a_fork(store):

@@ -420,15 +420,14 @@ class Session:
     ) -> list[StoredMessage]:
         """The newest messages within both limits, in the order they were said.
 
-        What the store remembers of use comes before them, in one message with the tag `memory` and no place.
+        What the store remembers of use comes before them, in one message with the tag `memory` and no place:
+        where there is a limit, in a quarter of it at most and never instead of the newest message.
         """
         found: list[StoredMessage] = []
         most = whole("max_messages", max_messages)
         limit = None if max_tokens is None else whole("max_tokens", max_tokens)
         memory: list[StoredMessage] = []
-        if self._recall is not None:
-            memory = self._recall.beside(self.record, self._lock, self.fitter.meter, limit)
-        tokens = sum(one.tokens for one in memory)
+        tokens = 0
         with self._lock:
             self.record.catch_up()
             for event in self.record.backwards():
@@ -437,6 +436,11 @@ class Session:
                     break
                 if include_system or event.line.role != "system":
                     found.append(self._stored(event))
+        if self._recall is not None and found:
+            room = None if limit is None else min(limit // 4, limit - found[0].tokens)
+            memory = self._recall.beside(self.record, self._lock, self.fitter.meter, room)
+        while limit is not None and sum(one.tokens for one in (*memory, *found)) > limit:
+            found.pop()
         return [*memory, *found[::-1]]
 
     def get_count(self) -> int:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from refold.core.codec import to_bytes
 from refold.core.errors import MessageError, StoreError
-from refold.stores.agentcore_events import conversational, grouped
+from refold.stores.agentcore_events import conversational
 from refold.stores.agentcore_service import Service, digest
 from refold.stores.store import Key, Memory, Spoken
 
 
 class AgentCoreMemorizer:
-    """What was said, as events without a blob; the same batch handed in again is one event."""
+    """What was said, an event without a blob for each message; the same handed in again is one event."""
 
     def __init__(self, service: Service, *, long_term: bool = True) -> None:
         self._service = service
@@ -23,14 +23,14 @@ class AgentCoreMemorizer:
 
     def remember(self, key: Key, said: Sequence[Spoken], /) -> None:
         place = self._service.place(key)
-        handed = [to_bytes(f"{one.at} {one.role} {one.text}") for one in said]
-        for n, texts in enumerate(grouped(conversational(said))):
-            token = digest(*map(to_bytes, (*place, *key)), b"%d" % n, *handed)
+        for one in said:
+            token = digest(*map(to_bytes, (*place, *key, f"{one.at} {one.time!r}")))  # erased, it is another
             try:
-                self._service.create(place, list(texts), token, 0)
+                if texts := list(conversational([one])):
+                    self._service.create(place, texts, token, 0)
             except StoreError as error:
                 if self._service.code(error) in ("ValidationException", "InvalidInputException", "413"):
-                    raise MessageError(f"message {said[0].at} of {key.conversation!r}", str(error)) from error
+                    raise MessageError(f"message {one.at} of {key.conversation!r}", str(error)) from error
                 raise
 
     def memories(self, key: Key, query: str | None, limit: int, namespace: str | None, /) -> list[Memory]:

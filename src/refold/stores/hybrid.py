@@ -5,18 +5,16 @@ an append never waits for the service, and whatever becomes of the service or of
 after the cursor is handed over later.
 """
 
-import json
-import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from threading import Condition, RLock, Thread
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args
+from contextlib import ExitStack
+from typing import Any, Literal, Self, TypeAlias, get_args
 from urllib.parse import parse_qsl, urlsplit
 
 from refold.core.codec import Entry, Link
-from refold.core.errors import MessageError, SettingError, StoreError
-from refold.stores.holder import holder, is_dead
+from refold.core.errors import CorruptError, SettingError, StoreError
+from refold.stores.hybrid_follower import MOST_KNOWN, PATIENCE_S, Follower
+from refold.stores.hybrid_refused import Refused
+from refold.stores.hybrid_turns import LEASE_S
 from refold.stores.store import (
     Batched,
     Cursors,
@@ -50,28 +48,6 @@ PASSED_ON = (
     *(Batched, Watched, Cursors, Examined),
 )
 """What a record may be able to do besides, and this store then too."""
-BATCH_CHARS = 100_000
-"""Of what is handed over in one go, about."""
-PATIENCE_S = 5.0
-"""How long closing waits for the service, and erasing for somebody else who hands over."""
-LEASE_S = 30.0
-"""For handing over one batch; longer than a service is waited for."""
-IDLE_S = 10.0
-"""A thread without work ends after so long."""
-WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
-"""Before a service that failed is asked again: doubled with every failure."""
-CHUNK = 128
-"""Entries read at a time. After so many that say nothing, the cursor is moved for them alone."""
-MOST_REFUSED = 100
-"""Refused messages that are remembered; the oldest are forgotten."""
-
-
-class Refused(NamedTuple):
-    """A message that the service will never take. It is in the record."""
-
-    key: Key
-    at: int
-    why: str
 
 
 class HybridStore:
@@ -103,49 +79,28 @@ class HybridStore:
         self.record, self.memorizer, self.sync = record, memorizer, sync
         self.batch_size, self.batch_s = batch_size, batch_s
         self.cannot = getattr(record, "cannot", {})
-        self.problem: str | None = None
-        """Why the service did not take what was handed over last; None where it did."""
-        self._cursors: Cursors = record
-        self._name = f"memory:{memorizer.name}"
-        self._spoken: Callable[[Entry], Spoken | None] | None = None
-        self._refused: list[Refused] = []
-        self._start()
-
-    def _start(self) -> None:
-        self._pid, self._holder = os.getpid(), holder()
-        self._news, self._handing = Condition(), RLock()
-        self._due: dict[Key, float] = {}
-        """When what is new in them is handed over."""
-        self._new: dict[Key, int] = {}
-        """How many entries were appended here since."""
-        self._known = set[Key]()
-        """Those that have a cursor, and were appended to here."""
-        self._busy: Key | None = None
-        self._thread: Thread | None = None
-        self._failures, self._not_before, self._is_closed = 0, 0.0, False
-
-    def _here(self) -> None:
-        """Threads and locks do not come with a fork of the process."""
-        if self._pid != os.getpid():
-            self._start()
+        self._follower = Follower(record, memorizer, batch_size)
 
     # The record
 
     def append(
         self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None, lease: Lease | None = None
     ) -> bytes:
-        self._here()
-        if entries and (key not in self._known or entries[0].at == 0):
-            if self._cursors.cursor(key, self._name) is None:
-                self._cursors.set_cursor(key, self._name, 0)  # before it can be said: nothing is missed
-            self._known.add(key)
+        follower, new = self._follower, self._follower.new
+        follower.open()
+        if entries:
+            follower.expect(key, is_new=entries[0].at == 0)
         fence = {} if lease is None else {"lease": lease}
         digest = self.record.append(key, entries, after=after, **fence)
         if entries:
-            self._new[key] = new = self._new.get(key, 0) + len(entries)
-            at_once = self.sync == "immediate" or new >= self.batch_size
+            new[key] = count = new.get(key, 0) + len(entries)
+            at_once = self.sync == "immediate" or count >= self.batch_size
             if self.sync != "end":
-                self._wake(key, 0.0 if at_once else self.batch_s)
+                follower.wake(key, 0.0 if at_once else self.batch_s)
+            if len(new) > MOST_KNOWN:  # so many that did not end: the oldest does not wait for it
+                oldest = next(iter(new))
+                new.pop(oldest, None)
+                follower.wake(oldest, 0.0)
         return digest
 
     def read(
@@ -162,16 +117,17 @@ class HybridStore:
         Raises:
             StoreError: the service cannot be reached, or somebody else is handing over: nothing is erased.
         """
-        self._here()
+        self._follower.open()
         keys = [key, *(self._forks_of(key) if with_forks else ())]
         with ExitStack() as stack:
             for gone in keys:
-                if self._cursors.cursor(gone, self._name) is not None:
-                    if not stack.enter_context(self._alone(gone, PATIENCE_S)):
+                if self._follower.cursor(gone) is not None:
+                    if not stack.enter_context(self._follower.alone(gone, PATIENCE_S)):
                         raise StoreError(f"{gone.conversation!r} is being handed over right now; retry")
                     self.memorizer.forget(gone)
             heirs = self.record.erase(key, with_forks=with_forks)
-        self._note([one for one in self._all_refused() if one.key not in keys])
+            for gone in keys:
+                self._follower.forgotten(gone)
         return heirs
 
     def _forks_of(self, key: Key) -> list[Key]:
@@ -182,48 +138,39 @@ class HybridStore:
 
     def _fork(self, key: Key, new: Key, at: int, /) -> None:
         assert isinstance(self.record, Forks)
+        self._follower.open()
         self.record.fork(key, new, at)
-        self._cursors.set_cursor(new, self._name, at)  # what it shares was learned from the parent
+        self._follower.set_cursor(new, at)  # what it shares was learned from the parent
 
     def _examine(self) -> Iterable[Flaw]:
         assert isinstance(self.record, Examined)
         yield from self.record.examine()
-        for key, at, why in self._all_refused():
-            yield Flaw(
-                f"conversation {key.conversation!r}, #{at}", f"{self.memorizer.name} refused it: {why}"
-            )
+        for row in self.record.conversations():
+            where = f"conversation {row.key.conversation!r}"
+            try:
+                for _, at, why in self._follower.refusals.of(row.key):
+                    yield Flaw(f"{where}, #{at}", f"{self.memorizer.name} refused it: {why}")
+            except CorruptError as error:
+                yield Flaw(where, str(error))
 
     def close(self) -> None:
         """Waits a little for what is being handed over; the rest is handed over another time."""
-        self._here()
-        for key in list(self._new):
-            self._wake(key, 0.0)
-        with self._news:
-            self._news.wait_for(lambda: self._failures or not self._owes, PATIENCE_S)
-            self._is_closed = True
-            self._news.notify_all()
+        self._follower.close()
         self.memorizer.close()
         self.record.close()
-
-    @property
-    def _owes(self) -> bool:
-        """Something is being handed over, or was appended here and is about to be."""
-        is_due = self._busy is not None or any(key in self._known for key in self._due)
-        return self._thread is not None and is_due
 
     # The memory
 
     def listen(self, spoken: Callable[[Entry], Spoken | None], /) -> None:
-        self._spoken = spoken
+        self._follower.spoken = spoken
 
     def begin(self, key: Key, /) -> None:
         if self.sync != "end":
-            self._here()
-            self._wake(key, 0.0)
+            self.end(key)
 
     def end(self, key: Key, /) -> None:
-        self._here()
-        self._wake(key, 0.0)
+        self._follower.open()
+        self._follower.wake(key, 0.0)
 
     @property
     def recalls(self) -> bool:
@@ -232,184 +179,35 @@ class HybridStore:
     def memories(self, key: Key, query: str | None, limit: int, namespace: str | None, /) -> Sequence[Memory]:
         return self.memorizer.memories(key, query, limit, namespace)
 
-    def refused(self, key: Key, /) -> list[Refused]:
-        """What the service will never take of a conversation."""
-        return [one for one in self._all_refused() if one.key == key]
+    @property
+    def problem(self) -> str | None:
+        """Why the service did not take what was handed over last; None where it did."""
+        return self._follower.problem
+
+    def refused(self, key: Key | None = None, /) -> list[Refused]:
+        """What the service did not take of a conversation, or of all, though it took others."""
+        refusals = self._follower.refusals
+        return list(refusals.all()) if key is None else refusals.of(key)
 
     def left(self) -> list[Key]:
         """Conversations of which something was not handed over yet."""
-        return list(self._cursors.behind(self._name))
+        return self._follower.behind()
 
-    def drain(self, key: Key, /, patience_s: float = LEASE_S + PATIENCE_S) -> bool:
+    def drain(
+        self, key: Key, /, patience_s: float = LEASE_S + PATIENCE_S, *, with_refused: bool = False
+    ) -> bool:
         """Hands over all that is left of a conversation, now; False where somebody else does for so long.
 
         Raises:
             StoreError: the service does not take it now.
         """
-        self._here()
-        with self._alone(key, patience_s) as is_alone:
+        self._follower.open()
+        with self._follower.alone(key, patience_s) as is_alone:
+            if is_alone and with_refused:
+                self._follower.hand_in_again(key)
             if is_alone:
-                self._hand_over(key, to_the_end=True)
+                self._follower.hand_over(key, to_the_end=True)
             return is_alone
-
-    # Following
-
-    def _wake(self, key: Key, seconds: float) -> None:
-        if self._spoken is None:
-            return
-        with self._news:
-            self._is_closed = False
-            due = time.monotonic() + seconds
-            self._due[key] = min(due, self._due.get(key, due))
-            if self._thread is None:
-                self._thread = Thread(target=self._follow, name="refold-memory", daemon=True)
-                self._thread.start()
-            self._news.notify_all()
-
-    def _follow(self) -> None:
-        while (key := self._next()) is not None:
-            again: float | None = None
-            try:
-                if self._has_news(key):
-                    with self._alone(key) as is_alone:
-                        if is_alone:
-                            self._hand_over(key)
-                            self._failures, self.problem = 0, None
-                    again = None if is_alone else WAIT_S
-            except Exception as error:  # whatever a service, or a client of one, makes of it
-                self.problem = str(error) or repr(error)
-                again = min(LONGEST_WAIT_S, WAIT_S * 2 ** min(self._failures, 16))
-                self._failures += 1
-                self._not_before = time.monotonic() + again
-            with self._news:
-                self._busy = None
-                if again is not None:
-                    self._due.setdefault(key, time.monotonic() + again)
-                self._news.notify_all()
-
-    def _next(self) -> Key | None:
-        """Waits for a conversation that is due; None when there was none for long."""
-        with self._news:
-            idle = time.monotonic() + IDLE_S
-            while not self._is_closed:
-                now = time.monotonic()
-                if now < self._not_before:
-                    self._news.wait(self._not_before - now)
-                    continue
-                key = min(self._due, key=self._due.__getitem__, default=None)
-                due = idle if key is None else self._due[key]
-                if due <= now:
-                    if key is None:
-                        break
-                    self._busy = key
-                    del self._due[key]
-                    self._new.pop(key, None)
-                    return key
-                self._news.wait(due - now)
-            self._thread = None
-            self._news.notify_all()
-            return None
-
-    @contextmanager
-    def _alone(self, key: Key, patience_s: float = 0.0) -> Iterator[bool]:
-        """Whether nobody else, in this process or another, hands over the conversation meanwhile."""
-        until = time.monotonic() + patience_s
-        if not self._handing.acquire(timeout=max(patience_s, 0.001)):
-            yield False
-            return
-        try:
-            lease = self._lease(key)
-            while lease is None and time.monotonic() < until:
-                time.sleep(0.05)
-                lease = self._lease(key)
-            try:
-                yield lease is not None
-            finally:
-                if isinstance(lease, Lease) and isinstance(self.record, Leases):
-                    with suppress(StoreError):  # it runs out by itself
-                        self.record.release(key, lease)
-        finally:
-            self._handing.release()
-
-    def _lease(self, key: Key) -> Lease | Literal["none needed"] | None:
-        """None where somebody else has it."""
-        if not isinstance(self.record, Leases):
-            return "none needed"
-        now = time.time()
-        lease = self.record.acquire(key, self._name, self._holder, now, LEASE_S)
-        if lease is None:
-            held = next((one for one in self.record.leases(key, now) if one.name == self._name), None)
-            if held is None:
-                return "none needed"  # there is no such conversation
-            if is_dead(held.holder):
-                self.record.release(key, held)
-                return self._lease(key)
-        return lease
-
-    def _has_news(self, key: Key) -> bool:
-        """Something was said after the cursor, as far as one look can tell."""
-        cursor = self._cursors.cursor(key, self._name)
-        if cursor is None:
-            return key in self._known  # erased meanwhile, and begun anew
-        links = list(self.record.read(key, cursor, cursor + CHUNK))
-        return len(links) == CHUNK or any(self._said(link.entry) for link in links)
-
-    def _said(self, entry: Entry) -> Spoken | None:
-        return self._spoken(entry) if self._spoken else None
-
-    def _hand_over(self, key: Key, *, to_the_end: bool = False) -> None:
-        """All that is after the cursor, in order, which moves on with every batch."""
-        done = next = self._cursors.cursor(key, self._name) or 0
-        batch = list[Spoken]()
-        while links := list(self.record.read(key, next, next + CHUNK)):  # nothing is open while it is told
-            for entry, _ in links:
-                said, next = self._said(entry), entry.at + 1
-                batch += [said] if said else []
-                if len(batch) >= self.batch_size or sum(len(one.text) for one in batch) >= BATCH_CHARS:
-                    done, batch = self._tell(key, batch, next), []
-        if batch:
-            done = self._tell(key, batch, next)
-        if next - done >= (1 if to_the_end else CHUNK):
-            self._cursors.set_cursor(key, self._name, next)
-
-    def _tell(self, key: Key, batch: Sequence[Spoken], next: int) -> int:
-        """One batch, or each of its messages alone where the service refuses something in it."""
-        if self._is_closed or self._lease(key) is None:  # which lasts longer from now on
-            raise StoreError("handing over ends here; what is left is handed over another time")
-        begun = time.monotonic()
-        try:
-            self.memorizer.remember(key, batch)
-        except MessageError as error:
-            if len(batch) == 1:
-                refused = Refused(key, batch[0].at, str(error))
-                self._note([*self._all_refused(), refused])
-            for one in batch if len(batch) > 1 else ():
-                self._tell(key, [one], one.at + 1)
-        if time.monotonic() - begun > LEASE_S / 2 and self._is_lost(key):
-            raise StoreError("it took so long that somebody else goes on from here")
-        if not self._is_closed:
-            self._cursors.set_cursor(key, self._name, next)
-        return next
-
-    def _is_lost(self, key: Key) -> bool:
-        """Somebody else has the lease by now, or erased the conversation."""
-        return isinstance(self.record, Leases) and not isinstance(self._lease(key), Lease)
-
-    # What was refused
-
-    def _all_refused(self) -> list[Refused]:
-        if not isinstance(self.record, Notes):
-            return self._refused
-        rows = json.loads(self.record.note(f"refused by {self._name}") or b"[]")
-        return [Refused(Key(owner, conversation), at, why) for owner, conversation, at, why in rows]
-
-    def _note(self, refused: Sequence[Refused]) -> None:
-        if list(refused) == self._all_refused():
-            return
-        self._refused = list(dict.fromkeys(refused))[-MOST_REFUSED:]
-        if isinstance(self.record, Notes):
-            body = json.dumps([(*key, at, why) for key, at, why in self._refused]).encode()
-            self.record.keep_note(f"refused by {self._name}", body)
 
 
 def _passing(name: str) -> Callable[..., Any]:

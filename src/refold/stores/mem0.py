@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from refold.core.errors import MessageError, RefoldError, SettingError, StoreError
 from refold.stores.hybrid import HybridStore, joined
+from refold.stores.recent import Recent
 from refold.stores.store import Key, Memory, Spoken, shown_url
 
 Level: TypeAlias = Literal["user", "session", "agent", "org"]
@@ -30,6 +31,8 @@ MOST_CHARS = 20_000
 """Of one message: what is longer is handed over by its beginning."""
 TIMEOUT_S = 20.0
 PAGE = 100
+MOST_KNOWN = 10_000
+"""Conversations and requests that a process remembers; Mem0 has worked through older ones long since."""
 SETTLE_S = 10.0
 """How long forgetting waits for what Mem0 has not worked through yet."""
 NEVER = ("HTTP_400", "HTTP_409", "HTTP_413", "HTTP_422")
@@ -73,10 +76,10 @@ class Mem0Memorizer:
         self._api_key, self._host, self._user, self._level = api_key, host, user, level
         self._settings: dict[str, Any] = {"infer": infer} | ({} if graph is None else {"enable_graph": graph})
         self._lock, self._pid = RLock(), os.getpid()
-        self._sure = set[Key]()
+        self._sure = Recent[Key, None](MOST_KNOWN)
         """Conversations whose next batch cannot have been handed over already."""
-        self._pending: dict[Key, list[str]] = {}
-        """What Mem0 took in and may not have worked through."""
+        self._pending = Recent[str, Key](MOST_KNOWN)
+        """What Mem0 took in and may not have worked through, and where it came from."""
 
     # What a hybrid store asks for
 
@@ -85,7 +88,7 @@ class Mem0Memorizer:
         if key not in self._sure:
             said = self._unknown(key, said)
         with self._telling(refusals=True):
-            self._sure.discard(key)
+            self._sure.pop(key, None)
             if said:
                 messages = [{"role": one.role, "content": _clean(one.text[:MOST_CHARS])} for one in said]
                 about: dict[str, Any] = {"refold": _digest(key), "owner": _clean(key.owner)}
@@ -94,9 +97,8 @@ class Mem0Memorizer:
                 whose = {ENTITY[self._level]: self._whose(key)}
                 answer = self.client.add(messages, **whose, metadata=about, **self._add_settings)
                 if isinstance(answer, dict) and isinstance(answer.get("event_id"), str):
-                    self._pending.setdefault(key, []).append(answer["event_id"])
-                    self._pending[key] = self._pending[key][-PAGE:]
-            self._sure.add(key)
+                    self._pending[answer["event_id"]] = key
+            self._sure[key] = None
 
     def memories(self, key: Key, query: str | None, limit: int, namespace: str | None, /) -> Sequence[Memory]:
         """A namespace is one of the cloud's categories."""
@@ -120,7 +122,7 @@ class Mem0Memorizer:
             for _ in range(PAGE):
                 ids = [one["id"] for one in self._from(key)]
                 if not ids:
-                    self._sure.discard(key)
+                    self._sure.pop(key, None)
                     return
                 self._delete(ids)
         raise StoreError(f"Mem0 still has memories of {key.conversation!r} after they were deleted; retry")
@@ -205,12 +207,12 @@ class Mem0Memorizer:
     def _settle(self, key: Key) -> None:
         """Waits for what Mem0 took in just now: it must not learn from it after it forgot."""
         until = time.monotonic() + SETTLE_S
-        for event in self._pending.pop(key, []):
+        for event in [event for event, of in list(self._pending.items()) if of == key]:
             while self._is_under_way(event):
                 if time.monotonic() > until:
-                    self._pending.setdefault(key, []).append(event)
                     raise StoreError("Mem0 is still working through what it was told; retry in a while")
                 time.sleep(0.1)
+            self._pending.pop(event, None)
 
     def _is_under_way(self, event: str) -> bool:
         answer = self.client.client.get(f"/v1/event/{event}/")

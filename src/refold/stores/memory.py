@@ -209,7 +209,7 @@ class MemoryStore:
     def release(self, key: Key, lease: Lease, /) -> None:
         with self._lock:
             held = self._all[key].leases.get(lease.name) if key in self._all else None
-            if held and held.fence == lease.fence:
+            if held and (held.holder, held.fence) == (lease.holder, lease.fence):
                 self._all[key].leases[lease.name] = lease._replace(until=0.0)
 
     def leases(self, key: Key, now: float, /) -> Sequence[Lease]:

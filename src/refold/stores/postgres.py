@@ -86,13 +86,13 @@ class PostgresStore:
     def _append(
         self, key: Key, entries: Sequence[Entry], digests: Sequence[bytes], lease: Lease | None
     ) -> Sequence[Any]:
-        fence: dict[str, Any] = {"lease": None, "holder": None, "fence": None}
-        if lease is not None:
-            fence = {"lease": to_bytes(lease.name), "holder": to_bytes(lease.holder), "fence": lease.fence}
-        always = {**_named(key), "now": time.time(), **fence}
         pieces = list(_pieces(entries, digests))
+        is_next = len(entries) == 1 and entries[0].at > 0 and lease is None
 
         def one(run: Run) -> Sequence[Any]:
+            if is_next and not run.again and run("append_next", key=key_digest(key), **pieces[0][1])[0][0]:
+                return True, None, None
+            always = {**_named(key), **_fenced(lease), "now": time.time()}
             for query, values in pieces:
                 row: Sequence[Any] = run(query, **values, **always, again=run.again)[0]
                 if not row[0]:
@@ -254,7 +254,8 @@ class PostgresStore:
         return Lease(name, holder, rows[0][0], now + seconds) if rows else None
 
     def release(self, key: Key, lease: Lease, /) -> None:
-        self._ask("release", key=key_digest(key), name=to_bytes(lease.name), fence=lease.fence)
+        name, holder = to_bytes(lease.name), to_bytes(lease.holder)
+        self._ask("release", key=key_digest(key), name=name, holder=holder, fence=lease.fence)
 
     def leases(self, key: Key, now: float, /) -> Sequence[Lease]:
         rows = self._ask("leases", key=key_digest(key), now=now)
@@ -314,7 +315,7 @@ class PostgresStore:
 
     def examine(self) -> Iterable[Flaw]:
         def work(run: Run) -> tuple[list[Any], list[Any]]:
-            run("lift_timeout")
+            run.take_time()
             return run("altered"), run("strays")
 
         altered, strays = self._ask.transact(work)
@@ -358,6 +359,12 @@ _OURS: dict[str, Callable[[str], int | float | str]] = {
 def _named(key: Key) -> dict[str, Any]:
     owner, name = map(to_bytes, key)
     return {"key": key_digest(key), "owner_key": owner_digest(key.owner), "owner": owner, "name": name}
+
+
+def _fenced(lease: Lease | None) -> dict[str, Any]:
+    if lease is None:
+        return {"lease": None, "holder": None, "fence": None}
+    return {"lease": to_bytes(lease.name), "holder": to_bytes(lease.holder), "fence": lease.fence}
 
 
 def _pieces(entries: Sequence[Entry], digests: Sequence[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -13,18 +13,20 @@ from weakref import WeakSet
 
 from refold.core.codec import FORMAT
 from refold.core.errors import NewerError, SettingError, StoreError
+from refold.stores.postgres_turns import Turns
 from refold.stores.sql import migrations, queries
 
 try:
     import psycopg
+    from psycopg.abc import PQGen
     from psycopg.conninfo import conninfo_to_dict
     from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 except ImportError as error:
     raise SettingError("store postgresql://", 'needs psycopg: pip install "refold[postgres]"') from error
 
 T = TypeVar("T")
-Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 Work: TypeAlias = Callable[["Run"], T]
+Answer = TypeVar("Answer")
 
 OLDEST_SERVER = 13
 PASSING = {"40001", "40P01", "57P01", "57P02", "57P03", "57P05", "53300", "25006", "25P03", "26000"}
@@ -33,6 +35,27 @@ FINAL = ("password", "does not exist", "pg_hba", "authentication", "certificate"
 """What a server says to those whom it will never let in."""
 ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """A peer that is gone without a word is missed after a minute, in seconds."""
+UNKNOWN = "Whether the last append was stored is not known: read, or append again with the same ids"
+
+
+class Connection(psycopg.Connection[tuple[Any, ...]]):
+    """One that is given up where nobody answers any more, as behind a proxy that hangs."""
+
+    limit_s: float | None = None
+    """How long a statement may take, there and back."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.made = time.monotonic()
+
+    def wait(self, gen: PQGen[Answer], interval: float = 0.1, timeout: float | None = None) -> Answer:
+        if timeout is not None:
+            return super().wait(gen, interval, timeout)
+        try:
+            return super().wait(gen, interval, self.limit_s)
+        except psycopg.errors._WaitTimeout as error:
+            self.close()
+            raise psycopg.OperationalError(f"no answer for {self.limit_s:g} s") from error
 
 
 class Run:
@@ -40,13 +63,13 @@ class Run:
 
     def __init__(self, connection: Connection, *, again: bool = False) -> None:
         self._connection = self.connection = connection
-        self._sql = queries("postgres")
         self.again = again
         """An earlier try was cut off, and may have been committed."""
 
     def __call__(self, query: str, /, **values: Any) -> list[Any]:
         cursor = self._connection.cursor(binary=True)
-        cursor.execute(self._sql[query].encode(), values)
+        sql, names = _statement(query)
+        cursor.execute(sql, [values[name] for name in names] if names else values)
         return cursor.fetchall() if cursor.rownumber is not None else []
 
     @contextmanager
@@ -54,6 +77,21 @@ class Run:
         """One transaction: all that is done in it, or nothing."""
         with self._connection.transaction():
             yield
+
+    def take_time(self) -> None:
+        """For the rest of a transaction nothing takes too long."""
+        self("lift_timeout")
+        self._connection.limit_s = None
+
+
+@cache
+def _statement(query: str) -> tuple[bytes, list[str]]:
+    """Its text, and the names of its values in order, where none comes twice: psycopg is faster with these."""
+    sql = queries("postgres")[query]
+    names = re.findall(r"%\((\w+)\)", sql)
+    if len(set(names)) < len(names):
+        return sql.encode(), []
+    return re.sub(r"%\(\w+\)", "%", sql).encode(), names
 
 
 class PostgresPool:
@@ -74,6 +112,8 @@ class PostgresPool:
             problem = f"{odd[1]} is no option" if odd else "is no URL of PostgreSQL"
             raise SettingError(f"store {self.shown!r}", f"{problem}; {OPTIONS}") from None
         self.url, self.pool_size, self.timeout_s = url, pool_size, timeout_s
+        self._limit_s = statement_timeout_s + timeout_s
+        self._options = str(known.get("options") or os.environ.get("PGOPTIONS", ""))
         waits = {"connect_timeout": max(2, round(timeout_s)), "tcp_user_timeout": round(timeout_s * 1000)}
         beside = {"application_name": "refold", **waits, **ALIVE}
         self._arguments: dict[str, Any] = {name: v for name, v in beside.items() if name not in known}
@@ -87,7 +127,10 @@ class PostgresPool:
         self._problem: psycopg.Error | None = None
         """Why the last try to connect failed."""
         self._pool: ConnectionPool[Connection] | None = None
-        self._opening = Lock()
+        self._opening, self._closed = Lock(), False
+        self._turns = Turns(pool_size)
+        self._drained = 0.0
+        """When all connections that there were had been given up."""
         renew_after_fork(self)
         self.ask(self._migrated)
 
@@ -107,17 +150,23 @@ class PostgresPool:
     def ask(self, work: Work[T], patience_s: float | None = None) -> T:
         """Does the work on a connection, and again where the connection broke or the server restarts.
 
+        Patience is for a connection, and then once more from the first trouble on.
+
         Raises:
             StoreError: it could not be done in time, or the server refuses it.
         """
-        until = time.monotonic() + (self.timeout_s if patience_s is None else patience_s)
+        limit_s = self._limit_s if patience_s is None else patience_s
+        patience_s = self.timeout_s if patience_s is None else patience_s
+        until = time.monotonic() + patience_s
         again, wait_s = False, 0.005
         while True:
-            with self._connection(until) as connection:
+            with self._connection(until, again) as connection:
+                connection.limit_s = limit_s
                 try:
                     return work(Run(connection, again=again))
                 except psycopg.Error as error:
                     passing = connection.closed or connection.broken or error.sqlstate in PASSING
+                    until = until if again else time.monotonic() + patience_s
                     if not passing or time.monotonic() + wait_s > until:
                         raise self._explained(error, lost=passing) from error
                     if error.sqlstate not in ("40001", "40P01"):
@@ -125,42 +174,61 @@ class PostgresPool:
             again = True
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, 0.5)
-            self._drop_broken()
+            if connection.closed:
+                self._drain(connection.made)
 
     @contextmanager
-    def _connection(self, until: float) -> Iterator[Connection]:
+    def _connection(self, until: float, again: bool) -> Iterator[Connection]:
+        turns = self._turns
+        if not turns.take(until - time.monotonic()):
+            raise self._unavailable(self._problem, f"all {self.pool_size} connections were in use", again)
+        try:
+            pool, connection = self._got(until, again)
+            try:
+                yield connection
+            finally:
+                pool.putconn(connection)
+        finally:
+            turns.give()
+
+    def _got(self, until: float, again: bool) -> "tuple[ConnectionPool[Connection], Connection]":
+        """A connection, which is free or has to be made: whoever has a turn waits for nobody else."""
         wait_s = 0.05
         while True:
             pool = self._opened()
             try:
                 connection = pool.getconn(wait_s)
-                break
             except PoolClosed:  # by another thread, while this one asked
                 continue
             except PoolTimeout:
                 problem = self._problem
                 is_final = problem is not None and any(word in str(problem) for word in FINAL)
                 if is_final or time.monotonic() > until:
-                    raise self._unavailable(problem) from problem
+                    raise self._unavailable(problem, "it gave no connection", again) from problem
                 wait_s = min(2 * wait_s, 1.0)
-        self._problem = None
-        try:
-            yield connection
-        finally:
-            pool.putconn(connection)
+            else:
+                self._problem = None
+                return pool, connection
 
     def _opened(self) -> "ConnectionPool[Connection]":
         pool = self._pool
         if pool is None:
             with self._opening:
+                self._demand_open()
                 pool = self._pool = self._pool or self._new()
         return pool
+
+    def _demand_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self.shown} was closed here; open the store anew to use it")
 
     def _new(self) -> "ConnectionPool[Connection]":
         logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # what fails is told by errors
 
-        class Told(psycopg.Connection[tuple[Any, ...]]):
+        class Told(Connection):
             """Tells why it cannot be opened, which the pool keeps for itself."""
+
+            limit_s = self.timeout_s
 
             @classmethod
             def connect(cls, *args: Any, **kwargs: Any) -> Any:
@@ -189,22 +257,29 @@ class PostgresPool:
     def beside(self) -> dict[str, Any]:
         """What a pool of another kind connects with, to the same database and schema."""
         schema = str(self._settings["schema"]).replace("\\", "\\\\").replace(" ", "\\ ")
-        path = {} if self._schema is None else {"options": f"-c search_path={schema}"}
+        path = {} if self._schema is None else {"options": f"{self._options} -c search_path={schema}".strip()}
         return {"conninfo": self.url, "kwargs": {**self._arguments, **path}}
 
     def alone(self) -> Connection:
         """A connection beside the pool, to listen on."""
-        connection: Connection = psycopg.connect(self.url, autocommit=True, **self._arguments)
+        self._demand_open()
+        connection = Connection.connect(self.url, autocommit=True, **self._arguments)
+        connection.limit_s = self.timeout_s
         return connection
 
-    def _drop_broken(self) -> None:
-        """What broke one connection broke others: those that wait in the pool are looked at."""
-        pool = self._pool
+    def _drain(self, made: float) -> None:
+        """What broke one connection, made then, broke others: all that there are make way for new ones."""
+        with self._opening:
+            pool = self._pool if made > self._drained else None  # or else that was done already
+            if pool is not None:
+                self._drained = time.monotonic()
         if pool is not None:
-            pool.check()
+            pool.drain()
 
     def close(self) -> None:
+        """For good: whoever asks after that is refused."""
         with self._opening:
+            self._closed = True
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -214,7 +289,7 @@ class PostgresPool:
         if self._pool is not None:
             self._pool._closed = True  # so that it is never closed here: it is the parent's
             _abandoned.append(self._pool)
-        self._pool, self._opening = None, Lock()
+        self._pool, self._opening, self._turns = None, Lock(), Turns(self.pool_size)
 
     # The schema
 
@@ -261,13 +336,14 @@ class PostgresPool:
 
     # Errors
 
-    def _unavailable(self, problem: psycopg.Error | None) -> StoreError:
+    def _unavailable(self, problem: psycopg.Error | None, otherwise: str, again: bool) -> StoreError:
+        doubt = f". {UNKNOWN}" if again else ""
         if problem is None:
-            return StoreError(
-                f"{self.shown}: all {self.pool_size} connections were in use for {self.timeout_s:g} s;"
-                " retry, or give the store a larger pool_size"
-            )
-        return StoreError(f"{self.shown} cannot be reached: {_line(problem)}; check the URL and the server")
+            advice = "retry, or give the store a larger pool_size or timeout_s"
+            return StoreError(f"{self.shown}: {otherwise} for {self.timeout_s:g} s; {advice}{doubt}")
+        return StoreError(
+            f"{self.shown} cannot be reached: {_line(problem)}; check the URL and the server{doubt}"
+        )
 
     def _explained(self, error: psycopg.Error, *, lost: bool) -> StoreError:
         match error:
@@ -280,10 +356,7 @@ class PostgresPool:
             case psycopg.errors.DiskFull():
                 advice = "the server's disk is full; free some space and retry"
             case _ if lost:
-                advice = (
-                    "the connection was lost and did not come back in time. Whether the last append was"
-                    " stored is not known: read, or append again with the same ids"
-                )
+                advice = f"the connection was lost and did not come back in time. {UNKNOWN}"
             case _:
                 advice = "this is not what refold expects of its tables"
         return StoreError(f"{self.shown}: {_line(error)}: {advice}")

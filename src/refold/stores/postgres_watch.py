@@ -8,7 +8,7 @@ get lost, whoever waits also looks for himself once in a while.
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from threading import Condition, Event, Thread
+from threading import Condition, Event, Thread, current_thread
 
 import psycopg
 
@@ -42,6 +42,8 @@ class PostgresWatch:
         self._waiting: dict[bytes, list[Event]] = {}
         self._teller: Thread | None = None
         self._listener: Thread | None = None
+        self._waited = time.monotonic()
+        """When somebody waited last."""
 
     def after_fork(self) -> None:
         self._begin()
@@ -55,17 +57,19 @@ class PostgresWatch:
             self._lock.notify_all()
             self._wake([key])
             if self._teller is None:
-                self._teller = Thread(target=self._tell, name="refold-notify", daemon=True)
+                self._teller = Thread(
+                    target=self._tell, args=(self._ending,), name="refold-notify", daemon=True
+                )
                 self._teller.start()
 
-    def _tell(self) -> None:
-        while not self._ending.is_set():
+    def _tell(self, ending: Event) -> None:
+        while not ending.is_set():
             with self._lock:
-                if not self._lock.wait_for(lambda: self._changed or self._ending.is_set(), IDLE_S):
+                if not self._lock.wait_for(lambda: self._changed or ending.is_set(), IDLE_S):
                     self._teller = None
                     return
             self._tell_once()
-            self._ending.wait(EVERY_S)
+            ending.wait(EVERY_S)
 
     def _tell_once(self) -> None:
         with self._lock:
@@ -85,7 +89,9 @@ class PostgresWatch:
         with self._lock:
             self._waiting.setdefault(key, []).append(news)
             if self._listener is None:
-                self._listener = Thread(target=self._listen, name="refold-listen", daemon=True)
+                self._listener = Thread(
+                    target=self._listen, args=(self._ending,), name="refold-listen", daemon=True
+                )
                 self._listener.start()
         try:
             while not there():
@@ -100,25 +106,39 @@ class PostgresWatch:
                 self._waiting[key].remove(news)
                 if not self._waiting[key]:
                     del self._waiting[key]
+                self._waited = time.monotonic()
 
-    def _listen(self) -> None:
-        idle_since = time.monotonic()
-        while not self._ending.is_set():
-            with suppress(psycopg.Error), self._ask.alone() as connection:
-                connection.execute(f"LISTEN {CHANNEL}")
-                while not self._ending.is_set() and not connection.closed:
-                    for notice in connection.notifies(timeout=POLL_S, stop_after=1):
-                        with self._lock:
-                            told = notice.payload
-                            self._wake(
-                                list(self._waiting) if told == ALL else map(bytes.fromhex, told.split())
-                            )
-                    with self._lock:
-                        idle_since = time.monotonic() if self._waiting else idle_since
-                        if time.monotonic() - idle_since > IDLE_S:
-                            self._listener = None
-                            return
-            self._ending.wait(POLL_S)
+    def _listen(self, ending: Event) -> None:
+        try:
+            while not ending.is_set() and not self._is_over():
+                with suppress(psycopg.Error, StoreError):
+                    self._listen_on(ending)
+                ending.wait(POLL_S)
+        finally:
+            self._is_over(at_once=True)
+
+    def _listen_on(self, ending: Event) -> None:
+        """On one connection, for as long as there is one."""
+        with self._ask.alone() as connection:
+            connection.execute(f"LISTEN {CHANNEL}")
+            while not ending.is_set() and not connection.closed and self._is_needed():
+                for notice in connection.notifies(timeout=POLL_S, stop_after=1):
+                    self._hear(notice.payload)
+
+    def _hear(self, told: str) -> None:
+        with self._lock, suppress(ValueError):  # anybody may say anything on the channel
+            self._wake(list(self._waiting) if told == ALL else map(bytes.fromhex, told.split()))
+
+    def _is_needed(self) -> bool:
+        return bool(self._waiting) or time.monotonic() - self._waited <= IDLE_S
+
+    def _is_over(self, *, at_once: bool = False) -> bool:
+        """Whether this thread should listen no more: then the next who waits begins another."""
+        with self._lock:
+            is_over = at_once or not self._is_needed()
+            if is_over and self._listener is current_thread():
+                self._listener = None
+            return is_over
 
     def _wake(self, keys: Iterable[bytes]) -> None:
         for key in keys:
@@ -131,6 +151,6 @@ class PostgresWatch:
             self._lock.notify_all()
             threads = [thread for thread in (self._teller, self._listener) if thread is not None]
         for thread in threads:
-            thread.join()
+            thread.join(LOOK_S)  # one that waits for a server that is away ends by itself
         self._tell_once()
         self._begin()

@@ -291,7 +291,8 @@ class RedisStore:
         return None if fence is None else Lease(name, holder, int(fence), until)
 
     def release(self, key: Key, lease: Lease, /) -> None:
-        self._link.call("release", self._names.of(key), b"l:" + to_bytes(lease.name), lease.fence)
+        args = (b"l:" + to_bytes(lease.name), lease.fence, to_bytes(lease.holder))
+        self._link.call("release", self._names.of(key), *args)
 
     def leases(self, key: Key, now: float, /) -> Sequence[Lease]:
         fields = self._link.call("fields", self._names.of(key), b"l:")

@@ -33,6 +33,8 @@ PASSING_WORDS = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
 GENTLE = {"tip", "read", "resume", "fetch", "find", "row", "use", "fields", "summary"}
 GENTLE |= {"release", "reparent", "erase", "examine", "settle", "page"}
 """Verbs that take no memory, and so are allowed when there is none left."""
+STORED = "it is stored, but not yet certain on disk"
+"""What is told where the server has a write, and too few disks have it in time."""
 
 Command: TypeAlias = tuple[Any, ...]
 
@@ -52,8 +54,9 @@ class RedisLink:
         self.shown = shown_url(url.partition("?")[0])
         self.timeout_s = timeout_s
         self._url, self._wait_aof, self._is_cluster = url, wait_aof, cluster
-        self._made: Any = None
-        self._pid = 0
+        self._made: dict[int, Any] = {}
+        """By process: a connection must not cross a fork."""
+        self._closed = False
         self._has_functions = True
         self._answered = False
         try:
@@ -62,28 +65,33 @@ class RedisLink:
             raise SettingError(f"store {self.shown!r}", f"an option is not allowed here: {error}") from error
 
     def close(self) -> None:
-        made, self._made = self._made, None
-        if made is not None and self._pid == os.getpid():
+        """For good: whoever asks after that is refused."""
+        self._closed = True
+        made = self._made.pop(os.getpid(), None)
+        if made is not None:
             made.close()
 
     # Asking
 
-    def call(self, verb: str, keys: Sequence[str], *args: Any, durable: bool = False) -> Any:
-        """What the verb answers; a `durable` one, when it is as safe as the store was told to make it.
+    def call(
+        self, verb: str, keys: Sequence[str], *args: Any, durable: bool = False, unsafe: str = STORED
+    ) -> Any:
+        """What the verb answers; a `durable` one, when it is as safe as the store was told to make it, and
+        where it is not, `unsafe` is told.
 
         Raises:
             StoreError: there was no answer in time, or none can be given.
         """
-        return self.ask(keys[0], Call(verb, keys, args), durable=durable)[0]
+        return self.ask(keys[0], Call(verb, keys, args), durable=durable, unsafe=unsafe)[0]
 
-    def ask(self, key: str, *asked: Call | Command, durable: bool = False) -> list[Any]:
+    def ask(self, key: str, *asked: Call | Command, durable: bool = False, unsafe: str = STORED) -> list[Any]:
         """The answers to commands on keys in the slot of `key`, by one connection in one round trip."""
         until = time.monotonic() + self.timeout_s
         again, client = False, None
         for attempt in count():
             try:
                 client = self._client(key)
-                answers = self._run(client, asked, again, durable)
+                answers = self._run(client, asked, again, durable, unsafe)
             except ERRORS as error:
                 is_late = time.monotonic() > until
                 problem = error if is_late or client is None else self._mend(client, error)
@@ -133,7 +141,12 @@ class RedisLink:
         return {}
 
     def _run(
-        self, client: Any, asked: Sequence[Call | Command], again: bool = False, durable: bool = False
+        self,
+        client: Any,
+        asked: Sequence[Call | Command],
+        again: bool = False,
+        durable: bool = False,
+        unsafe: str = STORED,
     ) -> list[Any]:
         wire = [self._wire(one, again) if isinstance(one, Call) else one for one in asked]
         waits = durable and any(self._wait_aof)
@@ -141,7 +154,7 @@ class RedisLink:
             wire.append(("WAITAOF", *self._wait_aof, int(self.timeout_s * 500)))
         answers = _exchange(client.connection_pool, wire)
         if waits:
-            self._demand_safe(answers.pop())
+            self._demand_safe(answers.pop(), unsafe)
         return answers
 
     def _wire(self, call: Call, again: bool) -> Command:
@@ -154,14 +167,22 @@ class RedisLink:
     # Connecting
 
     def _connected(self) -> Any:
-        if self._made is None or self._pid != os.getpid():
-            how: dict[str, Any] = {"protocol": 2, "socket_timeout": self.timeout_s}
-            if self._is_cluster:
-                made: Any = RedisCluster.from_url(self._url, **how)
-            else:
-                made = redis.Redis.from_url(self._url, **how, retry=Retry(NoBackoff(), 0))
-            self._made, self._pid = made, os.getpid()
-        return self._made
+        pid = os.getpid()
+        made = self._made.get(pid)
+        if made is None:
+            if self._closed:
+                raise StoreError(f"{self.shown} was closed here; open the store anew to use it")
+            mine = self._new()
+            made = self._made.setdefault(pid, mine)
+            if made is not mine:  # another thread was faster
+                mine.close()
+        return made
+
+    def _new(self) -> Any:
+        how: dict[str, Any] = {"protocol": 2, "socket_timeout": self.timeout_s}
+        if self._is_cluster:
+            return RedisCluster.from_url(self._url, **how)
+        return redis.Redis.from_url(self._url, **how, retry=Retry(NoBackoff(), 0))
 
     def _client(self, key: str) -> Any:
         made = self._connected()
@@ -217,11 +238,11 @@ class RedisLink:
         moved = self._is_cluster and isinstance(error, exceptions.AskError)  # or is just being moved
         return moved or (broken and self._answered)  # a server that never answered is not waited for
 
-    def _demand_safe(self, reached: Sequence[int]) -> None:
+    def _demand_safe(self, reached: Sequence[int], unsafe: str) -> None:
         if any(have < want for have, want in zip(reached, self._wait_aof, strict=True)):
             raise StoreError(
-                f"{self.shown}: it is stored, but not yet certain on disk: {list(reached)} of"
-                f" {list(self._wait_aof)} disks, here and of replicas. Read before you write it again"
+                f"{self.shown}: {unsafe}: {list(reached)} of {list(self._wait_aof)} disks, here and of"
+                " replicas. Read before you write it again"
             )
 
     def _told(self, error: Exception) -> StoreError:

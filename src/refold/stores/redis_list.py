@@ -18,6 +18,7 @@ from refold.stores.store import Key
 
 PAGE = 200
 """Conversations that are looked at in one go."""
+NOT_BEGUN = "it is not stored, since what lists it is not yet certain on disk"
 SWEEP_EVERY = 64
 """About so many conversations are created for each look at as many old ones as a page has."""
 STALE_US = 1_200_000_000
@@ -98,7 +99,8 @@ class RedisList:
 
     def enroll(self, key: Key) -> bytes:
         one = member(key)
-        order: bytes = self._link.call("enroll", self._keys(one), one, durable=True)
+        keys = self._keys(one)
+        order: bytes = self._link.call("enroll", keys, one, durable=True, unsafe=NOT_BEGUN)
         if int(order) % SWEEP_EVERY == 0:
             self._page(self._names.all, "", b"next")
         return order

@@ -276,7 +276,8 @@ class SQLiteStore:
         with self._file.write() as run:
             row = self._row(run, key)
             if row is not None:
-                run("end_lease", cid=row.cid, name=to_bytes(lease.name), fence=lease.fence)
+                name, holder = to_bytes(lease.name), to_bytes(lease.holder)
+                run("end_lease", cid=row.cid, name=name, holder=holder, fence=lease.fence)
 
     def leases(self, key: Key, now: float, /) -> Sequence[Lease]:
         with self._file.read() as run:

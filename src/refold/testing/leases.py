@@ -55,6 +55,15 @@ class LeasesContract:
         assert list(leases.leases(KEY, 101.0)) == []
         assert leases.acquire(KEY, "a", "you", 101.0, 10.0) is not None
 
+    def test_a_late_release_frees_nothing_that_began_anew(self, leases: Any) -> None:
+        late = leases.acquire(KEY, "a", "late", 100.0, 10.0)
+        leases.erase(KEY)
+        leases.append(KEY, entries(0, 1))
+        current = leases.acquire(KEY, "a", "current", 101.0, 10.0)
+        leases.release(KEY, late)
+        assert list(leases.leases(KEY, 102.0)) == [current]
+        leases.append(KEY, entries(1, 2), lease=current)
+
     # The fence of an append
 
     def test_the_current_holder_appends_though_its_time_ran_out(self, leases: Any) -> None:

@@ -13,7 +13,7 @@
 
 local HEAD, LOG, IDS, UNSAID, SUMMARIES, KEPT = 1, 2, 3, 4, 5, 6
 local GENESIS = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
-local PAGE = 100 -- entries that are looked at in one go
+local PAGE = 25 -- entries that are looked at in one go
 local MOST = 1000 -- entries in an answer that could be given in several
 local MOST_BYTES = 8000000 -- the same in bytes
 local ENROLLED_US = 600000000 -- so long after it was enrolled, a conversation may still begin
@@ -145,24 +145,29 @@ local function collect(keys, answer, start, stop)
     local rows = call('XRANGE', keys[LOG], whole(start + 1), last, 'COUNT', PAGE)
     for _, row in ipairs(rows) do
       table.insert(answer, row[2][2])
-      bytes = bytes + #row[2][2]
+      start, bytes = start + 1, bytes + #row[2][2]
+      if #answer >= MOST or bytes >= MOST_BYTES then
+        return whole(start)
+      end
     end
-    start = start + #rows
     if #rows < PAGE then
       return ''
-    elseif #answer >= MOST or bytes >= MOST_BYTES then
-      return whole(start)
     end
   end
 end
 
 local function collect_unsaid(keys, answer, start, stop)
   local last = stop == '' and '+inf' or '(' .. stop
-  local places = call('ZRANGEBYSCORE', keys[UNSAID], start, last, 'LIMIT', 0, MOST)
-  for _, place in ipairs(places) do
-    table.insert(answer, entry(keys, place) or '')
+  local places, bytes = call('ZRANGEBYSCORE', keys[UNSAID], start, last, 'LIMIT', 0, MOST), 0
+  for n, place in ipairs(places) do
+    local row = entry(keys, place) or ''
+    table.insert(answer, row)
+    bytes = bytes + #row
+    if n == MOST or bytes >= MOST_BYTES then
+      return whole(place + 1)
+    end
   end
-  return #places == MOST and whole(places[MOST] + 1) or ''
+  return ''
 end
 
 -- Its order if it is time to see that it is listed, where to go on, and entries from there on.
@@ -243,9 +248,9 @@ verbs.acquire = function(keys, _, args)
 end
 
 verbs.release = function(keys, _, args)
-  local lease, fence = unpack(args)
+  local lease, fence, holder = unpack(args)
   local known, _, by = parsed(call('HGET', keys[HEAD], lease) or '0 0 ')
-  if known == fence then
+  if known == fence and by == holder then
     call('HSET', keys[HEAD], lease, fence .. ' 0 ' .. by)
   end
 end

@@ -28,6 +28,11 @@ DELETE FROM refold_schema
 -- name: set_schema
 INSERT INTO refold_schema (version, format) VALUES (%(version)s, %(format)s)
 
+-- name: append_next
+SELECT refold_append_next(
+    %(key)b, %(first)s::bigint, %(after)b, %(kind)b, %(id)b, %(head)b, %(body)b, %(digest)b
+)
+
 -- name: append_one
 SELECT * FROM refold_append(
     %(key)b, %(owner_key)b, %(owner)b, %(name)b, %(now)b, %(again)b, %(first)s::bigint, %(after)b,
@@ -182,7 +187,8 @@ RETURNING fence
 
 -- name: release
 UPDATE refold_lease l SET until = 0 FROM refold_conversation c
-WHERE c.key = %(key)b AND l.cid = c.cid AND sha256(l.name) = sha256(%(name)b) AND l.fence = %(fence)s
+WHERE c.key = %(key)b AND l.cid = c.cid AND sha256(l.name) = sha256(%(name)b)
+    AND l.fence = %(fence)s AND l.holder = %(holder)b
 
 -- name: leases
 SELECT l.name, l.holder, l.fence, l.until FROM refold_conversation c JOIN refold_lease l ON l.cid = c.cid

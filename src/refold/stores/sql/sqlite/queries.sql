@@ -125,7 +125,7 @@ INSERT INTO refold_lease (cid, name, holder, fence, until) VALUES (:cid, :name, 
 ON CONFLICT DO UPDATE SET holder = excluded.holder, fence = excluded.fence, until = excluded.until
 
 -- name: end_lease
-UPDATE refold_lease SET until = 0 WHERE cid = :cid AND name = :name AND fence = :fence
+UPDATE refold_lease SET until = 0 WHERE cid = :cid AND name = :name AND holder = :holder AND fence = :fence
 
 -- name: strays
 SELECT 'entries', count(*) AS strays FROM refold_entry

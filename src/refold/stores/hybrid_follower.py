@@ -1,0 +1,358 @@
+"""Follows a record and tells a service that learns what is said in it; a cursor says how far it was told."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from threading import Condition, Thread
+from typing import NamedTuple
+
+from refold.core.codec import Entry, Link
+from refold.core.errors import MessageError, StoreError
+from refold.stores.hybrid_refused import Refusals, Refused
+from refold.stores.hybrid_turns import Turns
+from refold.stores.recent import Recent
+from refold.stores.store import Cursors, Forks, Key, Memorizer, Spoken, Store
+
+BATCH_CHARS = 100_000
+"""Of what is handed over in one go, about."""
+PATIENCE_S = 5.0
+"""How long closing waits for the service, and erasing for somebody else who hands over."""
+IDLE_S = 10.0
+"""A thread without work ends after so long."""
+WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
+"""Before a service that failed is asked again: doubled with every failure."""
+CHUNK = 128
+"""Entries read at a time. After so many that say nothing, the cursor is moved for them alone."""
+IN_A_ROW = 20
+"""Messages refused one after the other, before nothing more is tried."""
+MOST_KNOWN = 10_000
+"""Conversations that this process remembers something of; it asks the record about others."""
+
+
+class Told(NamedTuple):
+    """What an entry says, and the entry."""
+
+    said: Spoken
+    link: Link
+
+
+class Follower:
+    """One conversation at a time, by a thread that ends when there is nothing to do. Others may hand over
+    as well: two never do so with the same conversation.
+    """
+
+    def __init__(self, record: Store, memorizer: Memorizer, batch_size: int) -> None:
+        assert isinstance(record, Cursors)
+        self._record, self._memorizer, self._batch_size = record, memorizer, batch_size
+        self._cursors: Cursors = record
+        self._name = f"memory:{memorizer.name}"
+        self.refusals = Refusals(record, self._name)
+        self.spoken: Callable[[Entry], Spoken | None] | None = None
+        self.problem: str | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._news = Condition()
+        self._due: dict[Key, float] = {}
+        """When what is new in them is handed over."""
+        self.new: dict[Key, int] = {}
+        """How many entries were appended here since."""
+        self._is_more = False
+        """There were too many that are due: the record knows which."""
+        self._known = Recent[Key, None](MOST_KNOWN)
+        """Those that have a cursor, and were appended to here."""
+        self._turns = Turns(self._record, self._name, self._using)
+        self.alone = self._turns.alone
+        self._erased = set[Key]()
+        """Those that were erased while they were handed over: what landed is to be forgotten."""
+        self._accepted = 0
+        """How often the service took something."""
+        self._stuck = Recent[Key, int](MOST_KNOWN)
+        """How often it had when it began to refuse what is next of a conversation."""
+        self._busy: Key | None = None
+        self._thread: Thread | None = None
+        self._users = 0
+        self._failures, self._not_before, self._is_closed = 0, 0.0, False
+
+    def open(self) -> None:
+        """Who closed it may go on."""
+        self._here()
+        self._is_closed = False
+
+    def _here(self) -> None:
+        """Threads and locks do not come with a fork of the process."""
+        if self._pid != os.getpid():
+            self._start()
+
+    def close(self) -> None:
+        """Waits a little for what is to be handed over. From then on, it leaves the record alone."""
+        self._here()
+        for key in list(self.new):
+            self.wake(key, 0.0)
+        with self._news:
+            self._news.wait_for(lambda: self._failures or not self._owes, PATIENCE_S)
+            self._is_closed = True
+            self._news.notify_all()
+            self._news.wait_for(lambda: not self._users, PATIENCE_S)
+
+    @property
+    def _owes(self) -> bool:
+        """Something is being handed over, or was appended here and is about to be."""
+        soon = time.monotonic() + PATIENCE_S
+        is_due = any(due < soon and key in self._known for key, due in self._due.items())
+        return self._thread is not None and (is_due or self._busy is not None)
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """The record is closed while nobody uses it: it would open again, and nobody would close it."""
+        with self._news:
+            if self._is_closed:
+                raise StoreError("handing over ends here; what is left is handed over another time")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._news:
+                self._users -= 1
+                self._news.notify_all()
+
+    # When
+
+    def expect(self, key: Key, *, is_new: bool) -> None:
+        """Something is about to be said: from now on, a crash leaves it behind the cursor."""
+        if (is_new or key not in self._known) and self.cursor(key) is None:
+            self.set_cursor(key, 0 if is_new else self._beginning(key))
+        self._known[key] = None
+
+    def wake(self, key: Key, seconds: float) -> None:
+        if self.spoken is None:
+            return
+        with self._news:
+            due = time.monotonic() + seconds
+            if key in self._due or len(self._due) < MOST_KNOWN:
+                self._due[key] = min(due, self._due.get(key, due))
+            else:
+                self._is_more = True
+            if self._thread is None:
+                self._thread = Thread(target=self._follow, name="refold-memory", daemon=True)
+                self._thread.start()
+            self._news.notify_all()
+
+    def _follow(self) -> None:
+        while (key := self._next()) is not None:
+            again: float | None = None
+            try:
+                if key in self._erased or self._has_news(key):
+                    with self.alone(key) as is_alone:
+                        if is_alone:
+                            self.hand_over(key)
+                            self._failures, self.problem = 0, None
+                    again = None if is_alone else WAIT_S
+                if self._is_more and not self._due:
+                    self._catch_up()
+            except Exception as error:  # whatever a service, or a client of one, makes of it
+                again = 0.0 if self._is_closed else self._wait_after(error, key)
+            with self._news:
+                self._busy = None
+                if again is not None:
+                    self._due.setdefault(key, time.monotonic() + again)
+                self._news.notify_all()
+
+    def _wait_after(self, error: Exception, key: Key) -> float:
+        self.problem = str(error) or repr(error)
+        if key in self._stuck:  # which may be because of what it says: others are tried meanwhile
+            return LONGEST_WAIT_S
+        seconds: float = min(LONGEST_WAIT_S, WAIT_S * 2 ** min(self._failures, 16))
+        self._failures += 1
+        self._not_before = time.monotonic() + seconds
+        return seconds
+
+    def _catch_up(self) -> None:
+        self._is_more = False
+        with self._using():
+            keys = list(islice(self._cursors.behind(self._name), MOST_KNOWN + 1))
+        for key in keys:
+            self.wake(key, 0.0)
+
+    def _next(self) -> Key | None:
+        """Waits for a conversation that is due; None when there was none for long."""
+        with self._news:
+            idle = time.monotonic() + IDLE_S
+            while not self._is_closed:
+                now = time.monotonic()
+                if now < self._not_before:
+                    self._news.wait(self._not_before - now)
+                    continue
+                key = min(self._due, key=self._due.__getitem__, default=None)
+                due = idle if key is None else self._due[key]
+                if due <= now:
+                    if key is None:
+                        break
+                    self._busy = key
+                    del self._due[key]
+                    self.new.pop(key, None)
+                    return key
+                self._news.wait(due - now)
+            self._thread = None
+            self._news.notify_all()
+            return None
+
+    def _has_news(self, key: Key) -> bool:
+        """Something was said after the cursor, as far as one look can tell."""
+        cursor = self.cursor(key)
+        if cursor is None:
+            return key in self._known  # erased meanwhile, and begun anew
+        links = self._read(key, cursor, CHUNK)
+        return len(links) == CHUNK or any(self._said(link.entry) for link in links)
+
+    # What
+
+    def hand_over(self, key: Key, *, to_the_end: bool = False) -> None:
+        """All that is after the cursor, in order, which moves on with every batch.
+
+        Raises:
+            StoreError: the service does not take it now: it fails, or refuses one message after the other.
+        """
+        self._forget_erased(key)
+        done, refused = self.cursor(key), list[Refused]()
+        done = self._beginning(key) if done is None else done
+        for batch, last in self._batches(key, done):
+            if batch:
+                self._tell(key, batch, last, refused)
+                if not refused:
+                    self._stuck.pop(key, None)
+                    done = last.entry.at + 1
+            elif not refused and last.entry.at + 1 - done >= (1 if to_the_end else CHUNK):
+                self._move(key, last, refused)
+        if refused:
+            raise self._refusing(refused)
+
+    def hand_in_again(self, key: Key) -> None:
+        """What was refused before; what is refused again stays noted.
+
+        Raises:
+            StoreError: the service does not take it now.
+        """
+        left = {one.at: one for one in self.refusals.of(key)}
+        try:
+            for one in list(left.values()):
+                for link in self._read(key, one.at, 1):
+                    try:
+                        if said := self._said(link.entry):
+                            self._memorizer.remember(key, [said])
+                        del left[one.at]
+                    except MessageError as error:
+                        left[one.at] = one._replace(why=error.problem)
+                    self._demand(key, link)
+        finally:
+            with self._using():
+                self.refusals.set(key, left.values())
+
+    def _batches(self, key: Key, next: int) -> Iterator[tuple[list[Told], Link]]:
+        """What was said, and the last entry that was looked at; at the end perhaps nothing was."""
+        batch, last = list[Told](), None
+        while links := self._read(key, next, CHUNK):  # nothing is open while it is told
+            for last in links:
+                said, next = self._said(last.entry), last.entry.at + 1
+                batch += [Told(said, last)] if said else []
+                if len(batch) >= self._batch_size or sum(len(one.said.text) for one in batch) >= BATCH_CHARS:
+                    yield batch, last
+                    batch = []
+        if last is not None:
+            yield batch, last
+
+    def _tell(self, key: Key, batch: Sequence[Told], last: Link, refused: list[Refused]) -> None:
+        """One batch, or each of its messages alone where the service refuses something in it.
+
+        A message is passed over where the service takes others around it. Where it takes none, it is not the
+        message that is wrong, and `refused` holds what is to be tried again.
+        """
+        if self._is_closed:
+            raise StoreError("handing over ends here; what is left is handed over another time")
+        try:
+            self._memorizer.remember(key, [one.said for one in batch])
+        except MessageError as error:
+            before = self._stuck.setdefault(key, self._accepted)
+            if len(batch) == 1:
+                refused.append(Refused(key, batch[0].said.at, error.problem))
+            for one in batch if len(batch) > 1 else ():
+                self._tell(key, [one], one.link, refused)
+            if self._accepted == before:
+                if len(refused) >= IN_A_ROW:
+                    raise self._refusing(refused) from error
+                return
+        else:
+            self._accepted += 1
+        self._move(key, last, refused)
+
+    def _refusing(self, refused: Sequence[Refused]) -> StoreError:
+        key, at, why = refused[0]
+        return StoreError(
+            f"{self._memorizer.name} refuses what it is told of {key.conversation!r} from #{at} on, and took"
+            f" nothing else meanwhile: {why}. It is kept, and handed in again"
+        )
+
+    def _move(self, key: Key, last: Link, refused: list[Refused]) -> None:
+        """The cursor, behind what the service took or will not take."""
+        self._demand(key, last)
+        if self._turns.lease(key) is None:
+            raise StoreError("it took so long that somebody else goes on from here")
+        with self._using():
+            if refused:
+                self.refusals.add(key, refused)
+                refused.clear()
+            self._cursors.set_cursor(key, self._name, last.entry.at + 1)
+
+    def _demand(self, key: Key, last: Link) -> None:
+        """That the conversation is still there: what landed after it was erased is forgotten.
+
+        Raises:
+            StoreError: it is not.
+        """
+        if [link.digest for link in self._read(key, last.entry.at, 1)] != [last.digest]:
+            self._erased.add(key)
+            self.wake(key, WAIT_S)  # should the service fail now
+            self._forget_erased(key)
+            raise StoreError(f"{key.conversation!r} was erased while it was handed over")
+
+    def _forget_erased(self, key: Key) -> None:
+        if key in self._erased:
+            self._memorizer.forget(key)
+            self._erased.discard(key)
+
+    def forgotten(self, key: Key) -> None:
+        """Nothing is known of a conversation that was erased."""
+        self._known.pop(key, None)
+        self._stuck.pop(key, None)
+        self._erased.discard(key)
+        self.refusals.set(key, ())
+
+    def _said(self, entry: Entry) -> Spoken | None:
+        return self.spoken(entry) if self.spoken else None
+
+    def _read(self, key: Key, start: int, count: int) -> list[Link]:
+        with self._using():
+            return list(self._record.read(key, start, start + count))
+
+    # How far
+
+    def cursor(self, key: Key) -> int | None:
+        with self._using():
+            return self._cursors.cursor(key, self._name)
+
+    def set_cursor(self, key: Key, next: int) -> None:
+        with self._using():
+            self._cursors.set_cursor(key, self._name, next)
+
+    def behind(self) -> list[Key]:
+        return list(self._cursors.behind(self._name))
+
+    def _beginning(self, key: Key) -> int:
+        """Where a conversation goes its own way: what it shares was learned from another."""
+        if not isinstance(self._record, Forks):
+            return 0
+        with self._using():
+            return next((row.fork_at for row in self._record.conversations(key.owner) if row.key == key), 0)

@@ -1,0 +1,28 @@
+"""A dictionary that does not grow with the life of a process: what was set longest ago is forgotten.
+
+>>> recent = Recent[str, int](2)
+>>> for name in ("a", "b", "a", "c"):
+...     recent[name] = len(recent)
+>>> list(recent)
+['a', 'c']
+"""
+
+from collections import OrderedDict
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Recent(OrderedDict[K, V]):
+    """At most so many entries."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        while len(self) > self._most:
+            self.popitem(last=False)
