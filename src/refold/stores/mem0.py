@@ -63,7 +63,9 @@ class Mem0Memorizer:
         if client is None:
             api_key = api_key or os.environ.get("MEM0_API_KEY")
             if not api_key:
-                raise SettingError("mem0", "set MEM0_API_KEY, or give the key as `api_key`")
+                raise SettingError(
+                    "mem0", "set MEM0_API_KEY, or give the key: `api_key=` in Python, `key=` in a URL"
+                )
             if find_spec("mem0") is None:
                 raise SettingError("mem0", 'is not installed: pip install "refold[mem0]"')
         if level not in ENTITY:
@@ -128,10 +130,14 @@ class Mem0Memorizer:
         raise StoreError(f"Mem0 still has memories of {key.conversation!r} after they were deleted; retry")
 
     def close(self) -> None:
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return  # it is just being opened, by somebody who waits for a host that may never answer
+        try:
             client, self._client = self._client, self._client if self._is_given else None
             if not self._is_given and client is not None and self._pid == os.getpid():
                 client.client.close()
+        finally:
+            self._lock.release()
 
     # The client
 
@@ -222,8 +228,8 @@ class Mem0Memorizer:
         return answer.json().get("status") in ("PENDING", "RUNNING")
 
     def _delete(self, ids: Sequence[str]) -> None:
-        if self._is_cloud:
-            self.client.batch_delete([{"memory_id": id} for id in ids[:PAGE]])
+        for start in range(0, len(ids), PAGE) if self._is_cloud else ():
+            self.client.batch_delete([{"memory_id": id} for id in ids[start : start + PAGE]])
         for id in ids if not self._is_cloud else ():
             with suppress(ValueError):  # somebody else was faster
                 self.client.delete(id)
