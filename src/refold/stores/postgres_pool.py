@@ -63,13 +63,13 @@ class Run:
 
     def __init__(self, connection: Connection, *, again: bool = False) -> None:
         self._connection = self.connection = connection
+        self._sql = queries("postgres")
         self.again = again
         """An earlier try was cut off, and may have been committed."""
 
     def __call__(self, query: str, /, **values: Any) -> list[Any]:
         cursor = self._connection.cursor(binary=True)
-        sql, names = _statement(query)
-        cursor.execute(sql, [values[name] for name in names] if names else values)
+        cursor.execute(self._sql[query].encode(), values)
         return cursor.fetchall() if cursor.rownumber is not None else []
 
     @contextmanager
@@ -82,16 +82,6 @@ class Run:
         """For the rest of a transaction nothing takes too long."""
         self("lift_timeout")
         self._connection.limit_s = None
-
-
-@cache
-def _statement(query: str) -> tuple[bytes, list[str]]:
-    """Its text, and the names of its values in order, where none comes twice: psycopg is faster with these."""
-    sql = queries("postgres")[query]
-    names = re.findall(r"%\((\w+)\)", sql)
-    if len(set(names)) < len(names):
-        return sql.encode(), []
-    return re.sub(r"%\(\w+\)", "%", sql).encode(), names
 
 
 class PostgresPool:
