@@ -331,6 +331,60 @@ def test_a_service_that_does_not_answer_in_time_is_a_clear_error(stub):
         list(store.read(KEY))
 
 
+def test_a_service_that_does_not_answer_is_waited_for_once(stub):
+    store = from_url(f"{stub.url}?timeout_s=0.5")
+    stub.seconds = 2.0
+    for ask in (
+        lambda: list(store.read(KEY)),
+        lambda: store.append(KEY, entries(0, 1)),
+        lambda: store.memories(KEY, "tea", 10, None),
+    ):
+        with stub.counted() as calls, pytest.raises(StoreError, match="cannot be reached in time"):
+            ask()
+        assert len(calls) == 1
+
+
+def test_all_tries_of_a_request_share_its_time(stub):
+    store = from_url(f"{stub.url}?timeout_s=0.8")
+    stub.seconds = 0.25
+    stub.fail("ThrottledException", 429, times=9)
+    with stub.counted() as calls, pytest.raises(StoreError, match=r"higher quota|cannot be reached in time"):
+        list(store.read(KEY))
+    assert len(calls) <= 3  # a try begins while there is time for an answer
+
+
+def test_each_try_waits_for_no_more_than_what_is_left(stub, store):
+    left = []
+    events = store._service._client.meta.events
+    events.register(
+        "before-send.bedrock-agentcore.ListEvents",
+        lambda request, **_: left.append(request.context["read_timeout"]),
+    )
+    stub.fail("ThrottledException", 429, times=2)
+    assert list(store.read(KEY)) == []
+    assert len(left) == 3
+    assert 8.5 >= left[0] > left[1] > left[2]
+
+
+def test_looking_through_many_memories_has_an_end(stub):
+    store = from_url(f"{stub.url}?timeout_s=4")
+    stub.page, stub.seconds = 1, 0.1
+    for n in range(100):
+        stub.add_record(LAYOUT.format("bob"), f"fact {n}")
+    with stub.counted() as calls, pytest.raises(StoreError, match="name a `namespace`"):
+        store.memories(Key("ann", "a"), None, 1, None)
+    assert len(calls) < 20
+
+
+def test_an_event_that_is_never_listed_is_told_after_the_last_look(stub, store, monkeypatch):
+    stub.lag = 1_000_000
+    asked = []
+    monkeypatch.setattr("time.sleep", lambda seconds: asked.append(len(stub.calls)))
+    with pytest.raises(StoreError, match="does not list it yet"):
+        store.append(KEY, entries(0, 1))
+    assert len(stub.calls) > asked[-1]
+
+
 def test_without_credentials_or_a_region_it_says_what_to_set(stub, monkeypatch, tmp_path):
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))

@@ -397,9 +397,12 @@ def test_a_list_has_what_was_said_and_what_is_shown(chat):
     assert f"{row['tokens']['saved_percent']} %" in task
 
 
-def test_a_list_is_of_one_owner_and_names_the_others():
+def test_a_list_is_of_one_owner_and_tells_nothing_of_the_others():
     refold.open("hers", store=STORE, owner="alice").append(user("hello"))
-    assert "alice" in run("list").stdout
+    for owner in ("default", "nobody"):
+        told = run("list", "--owner", owner).stdout
+        assert told == f"No conversations of {owner!r} in {STORE}; --owner NAME lists another's.\n"
+        assert ask("list", "--owner", owner)["conversations"] == []
     assert [row["id"] for row in ask("list", "--owner", "alice")["conversations"]] == ["hers"]
     assert ask("show", "hers", "--owner", "alice")["owner"] == "alice"
     run("show", "hers", code=1)

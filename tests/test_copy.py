@@ -171,6 +171,31 @@ def test_the_command_copies_tells_and_can_be_run_again(tmp_path):
     run = CliRunner().invoke(app, ["copy", *urls, "--json"])
     told = json.loads(run.stdout)
     assert [(one["owner"], one["new"]) for one in told["conversations"]] == [("ann", 0), ("bob", 2)]
-    missing = CliRunner().invoke(app, ["copy", *urls, "--id", "nothing"])
-    assert (missing.exit_code, "nothing" in missing.stderr) == (1, True)
     assert CliRunner().invoke(app, ["copy", urls[0], urls[0]]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--id", "nothing"], "There is no conversation 'nothing' in"),
+        (["--id", "chat", "--id", "nothing"], "There is no conversation 'nothing' in"),
+        (["--owner", "nobody"], "There is no conversation of 'nobody' in"),
+        (["--id", "chat", "--owner", "nobody"], "There is no conversation 'chat' of 'nobody' in"),
+    ],
+)
+def test_what_is_not_there_is_told_and_leaves_nothing_behind(tmp_path, options, told):
+    urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two")]
+    with refold.open("chat", store=urls[0], owner="ann") as session:
+        session.append(said("hello"))
+    run = CliRunner().invoke(app, ["copy", *urls, *options])
+    assert (run.exit_code, run.stdout) == (1, "")
+    assert told in run.stderr
+    assert [file.name for file in tmp_path.glob("two*")] == []
+
+
+def test_messages_keep_the_time_at_which_they_were_said(source, target):
+    session = refold.open("chat", store=source)
+    session.append([said("hello"), said("there")])
+    list(copy(source, target, rows(source)))
+    times = [[one.timestamp for one in refold.open("chat", store=one).get_all()] for one in (source, target)]
+    assert times[0] == times[1]

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from urllib.parse import quote
 
 import apsw
 import msgspec
@@ -14,11 +15,14 @@ from refold.cli import app
 from refold.core import codec
 from refold.core.codec import GENESIS, Entry, chain
 from refold.core.event import Said
-from refold.doctor import check, examine
+from refold.doctor import check, examine, without
 from refold.record import seal
+from refold.stores import store as protocols
 from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key
+from refold.testing.mem0 import Mem0Stub
+from servers import Valkey
 from strategies import streams
 
 SMALL = {"models": {"m": {"window": 1_000, "max_output": 200}}}
@@ -296,6 +300,80 @@ def test_leases_that_are_held_are_shown(file):
         "worker-7",
     )
     assert "worker-7" in CliRunner().invoke(app, ["doctor", "--store", f"sqlite:///{file}"]).stdout
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """The URL of a record with a memory beside it, which refuses one message."""
+    monkeypatch.setenv("MEM0_TELEMETRY", "False")
+    with Mem0Stub() as stub:
+        stub.refuses = lambda text: "poison" in text
+        record = quote(f"sqlite:///{tmp_path}/record.db", safe="")
+        url = f"mem0://alice?host={stub.host}&key={stub.key}&record={record}"
+        with refold.open("chat", store=url, model="gpt-5") as chat:
+            chat.append([{"role": "user", "content": text} for text in ("one", "poison", "three")])
+            assert chat.store.drain(chat.key)
+        yield url
+
+
+def test_what_a_memory_refused_is_told_as_that_with_how_to_hand_it_in_again(memory):
+    found = CliRunner().invoke(app, ["doctor", "--store", memory, "--json"])
+    (finding,) = json.loads(found.stdout)["findings"]
+    assert "#1: mem0 " in finding["problem"]
+    assert "refused it" in finding["problem"]
+    assert "refold sync --refused" in finding["advice"]
+    assert "backup" not in finding["advice"]
+
+
+def test_sync_tells_each_time_what_was_refused_and_how_to_hand_it_in_again(memory):
+    told = CliRunner().invoke(app, ["sync", "--store", memory])
+    assert told.stdout == (
+        "0 conversations handed over, 0 left, 1 message refused; to try again: `refold sync --refused`\n"
+    )
+    assert "chat #1 was refused and is passed over: " in told.stderr
+    found = json.loads(CliRunner().invoke(app, ["sync", "--store", memory, "--json"]).stdout)
+    assert [(one["conversation"], one["at"]) for one in found["refused"]] == [("chat", 1)]
+
+
+def test_a_note_of_refusals_that_was_altered_keeps_sync_from_nothing_and_is_told(memory, tmp_path):
+    change(
+        tmp_path / "record.db", "UPDATE refold_note SET body = x'7b' WHERE CAST(name AS TEXT) LIKE 'refused%'"
+    )
+    for args in (["sync"], ["sync", "--refused"]):
+        told = CliRunner().invoke(app, [*args, "--store", memory])
+        assert (told.exit_code, told.stdout) == (1, "0 conversations handed over, 1 left\n")
+        assert "The note of what was refused of 'chat' cannot be read" in told.stderr
+
+
+def test_settings_of_a_server_that_lose_data_are_told_with_what_they_should_be(tmp_path):
+    server = Valkey(tmp_path / "valkey").start()
+    try:
+        found = CliRunner().invoke(app, ["doctor", "--store", server.url, "--json"])
+    finally:
+        server.stop()
+    (finding,) = json.loads(found.stdout)["findings"]
+    assert "appendonly is off" in finding["problem"]
+    assert finding["advice"] == "set it to yes"
+
+
+def test_what_a_store_cannot_do_and_does_without_is_shown(file, monkeypatch):
+    args = ["doctor", "--store", f"sqlite:///{file}"]
+    monkeypatch.setattr(SQLiteStore, "cannot", {"order": "it has none"}, raising=False)
+    report = json.loads(CliRunner().invoke(app, [*args, "--json"]).stdout)
+    assert report["cannot"] == {"order": "it has none"}
+    assert list(report["without"]) == ["Batched", "Watched", "Memories"]
+    shown = CliRunner().invoke(app, args).stdout.splitlines()
+    assert "without order: it has none" in shown
+    assert "without Watched: who follows events looks for them, ten times a second" in shown
+
+
+def test_the_doctor_knows_what_it_means_to_be_without_any_protocol():
+    class Bare:
+        append = read = erase = conversations = close = None
+
+    internal = {"Store", "Memorizer", "Listening", "Attended"}
+    known = {name for name, one in vars(protocols).items() if getattr(one, "_is_protocol", False)}
+    assert set(without(Bare())) == known - internal - {"Protocol"}
 
 
 def test_what_was_changed_is_named_in_words(file):

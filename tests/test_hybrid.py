@@ -20,6 +20,7 @@ from refold.stores import hybrid, hybrid_follower, hybrid_turns
 from refold.stores.hybrid import HybridStore
 from refold.stores.hybrid_refused import Refused
 from refold.stores.memory import MemoryStore
+from refold.stores.recent import Recent
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import (
     Attended,
@@ -407,6 +408,19 @@ def test_a_damaged_note_of_what_was_refused_is_told_and_holds_up_nothing(noteboo
     store.close()
 
 
+def test_nothing_counts_as_handed_over_where_nobody_said_what_entries_say(notebook):
+    record = MemoryStore()
+    store = HybridStore(record, notebook, sync="end")
+    chat = opened(store)
+    chat.append(user("one"))
+    deaf = HybridStore(record, notebook)
+    with pytest.raises(StoreError, match="refold sync"):
+        deaf.drain(KEY)
+    assert deaf.left() == [KEY]
+    store.close()
+    assert notebook.texts() == ["one"]
+
+
 @pytest.mark.parametrize("sync", ["immediate", "batch", "end"])
 def test_each_way_of_syncing_has_all_when_the_session_ends(notebook, sync):
     store = HybridStore(MemoryStore(), notebook, sync=sync, batch_size=3, batch_s=1e6)
@@ -514,8 +528,7 @@ def test_a_fork_without_a_cursor_is_handed_over_from_where_it_goes_its_own_way_t
 
 @pytest.mark.parametrize("sync", ["immediate", "end"])
 def test_a_process_with_many_conversations_remembers_few_and_hands_over_all(notebook, monkeypatch, sync):
-    for module in (hybrid, hybrid_follower):
-        monkeypatch.setattr(module, "MOST_KNOWN", 3)
+    monkeypatch.setattr(hybrid_follower, "MOST_KNOWN", 3)
     monkeypatch.setattr(hybrid_follower, "LONGEST_WAIT_S", 0.01)
     notebook.is_down = True
     store = HybridStore(MemoryStore(), notebook, sync=sync)
@@ -530,7 +543,132 @@ def test_a_process_with_many_conversations_remembers_few_and_hands_over_all(note
     assert [notebook.texts(key) for key in keys] == [["one"]] * 20
 
 
+def test_a_conversation_with_much_to_tell_lets_others_have_their_turn(notebook):
+    store = HybridStore(MemoryStore(), notebook, batch_size=1)
+    notebook.gate = Event()
+    long, short = opened(store, "long"), opened(store, "short")
+    long.append([user(f"message {n}") for n in range(50)])
+    assert notebook.entered.wait(10)
+    short.append(user("hello"))
+    notebook.gate.set()
+    assert notebook.until(lambda: len(notebook.calls) == 51)
+    assert notebook.calls.index((short.key, 1)) <= hybrid_follower.BATCHES + 1
+    assert notebook.texts(long.key) == [f"message {n}" for n in range(50)]
+    store.close()
+
+
+def test_what_a_full_process_left_to_the_record_is_found_though_another_is_refused(notebook, monkeypatch):
+    monkeypatch.setattr(hybrid_follower, "MOST_KNOWN", 3)
+    notebook.refuses = "poison"
+    store = HybridStore(MemoryStore(), notebook)
+    opened(store, "stuck").append(user("poison"))
+    assert notebook.until(lambda: store.problem is not None)
+    notebook.entered.clear()
+    notebook.gate = Event()
+    chats = [opened(store, f"chat {n}") for n in range(10)]
+    for chat in chats:
+        chat.append(user("food"))
+    notebook.gate.set()
+    assert notebook.until(lambda: [notebook.texts(chat.key) for chat in chats] == [["food"]] * 10)
+    store.close()
+
+
+class Watching(MemoryStore):
+    """Tells when a cursor is moved, and may fail to say which conversations are behind."""
+
+    def __init__(self):
+        super().__init__()
+        self.moved, self.fails = Condition(), 0
+
+    def set_cursor(self, *what):
+        with self.moved:
+            super().set_cursor(*what)
+            self.moved.notify_all()
+
+    def behind(self, name):
+        self.fails -= 1
+        if self.fails >= 0:
+            raise StoreError("the record is down")
+        return super().behind(name)
+
+
+@pytest.mark.parametrize("fails", [0, 2])
+def test_what_says_nothing_keeps_nobody_busy_where_the_record_says_what_is_new(notebook, monkeypatch, fails):
+    monkeypatch.setattr(hybrid_follower, "MOST_KNOWN", 3)
+    monkeypatch.setattr(hybrid_follower, "LONGEST_WAIT_S", 0.01)
+    record = Watching()
+    store = listening(HybridStore(record, notebook, sync="end"))
+    chats = [opened(store, f"chat {n}") for n in range(10)]
+    for chat in chats:
+        chat.append(user("one"))
+        assert store.drain(chat.key)
+        chat.pin(0)
+    record.fails = fails
+    for chat in chats:  # more than are remembered
+        store._follower.wake(chat.key, 0.0)
+    name = store._follower._name
+    with record.moved:
+        assert record.moved.wait_for(lambda: len(list(MemoryStore.behind(record, name))) <= 3, 10)
+    store.close()
+
+
+def test_what_is_recent_may_be_set_by_many_threads():
+    recent, problems = Recent[int, int](2), []
+
+    def work(first):
+        try:
+            for n in range(30_000):
+                recent[(first + n) % 5] = n
+        except KeyError as error:
+            problems.append(error)
+
+    threads = [Thread(target=work, args=[n]) for n in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    finally:
+        sys.setswitchinterval(before)
+    assert (problems, len(recent)) == ([], 2)
+
+
+def test_a_memory_that_cannot_be_closed_keeps_no_record_open(notebook):
+    class Stubborn(Notebook):
+        def close(self):
+            raise StoreError("not now")
+
+    class Closed(MemoryStore):
+        is_closed = False
+
+        def close(self):
+            self.is_closed = True
+
+    record = Closed()
+    with pytest.raises(StoreError, match="not now"):
+        HybridStore(record, Stubborn()).close()
+    assert record.is_closed
+
+
 # Erasing
+
+
+def test_what_landed_after_an_erasure_elsewhere_is_forgotten_by_the_next_erasure(notebook, monkeypatch):
+    monkeypatch.setattr(hybrid_follower, "WAIT_S", 1e6)
+    notebook.gate, notebook.forgets_nothing = Event(), True
+    record = MemoryStore()
+    store = listening(HybridStore(record, notebook))
+    opened(store).append(user("secret"))
+    assert notebook.entered.wait(10)
+    record.erase(KEY)
+    notebook.gate.set()
+    assert notebook.until(lambda: notebook.forgotten)
+    notebook.forgets_nothing = False
+    store.erase(KEY)
+    assert notebook.said == {}
+    store.close()
 
 
 def test_a_service_that_cannot_be_reached_keeps_a_conversation_from_being_erased(notebook):
@@ -824,12 +962,32 @@ def test_a_url_says_which_record_and_which_memory(tmp_path, monkeypatch):
         ("record=memory%3A%2F%2F&memory=mem0%3A%2F%2Fa&batch_s=soon", "batch_size is a number"),
         ("record=memory%3A%2F%2F&memory=sqlite%3A%2F%2F%2Fa.db", "memory is mem0://"),
         ("record=nothing%3A%2F%2F&memory=mem0%3A%2F%2Fa", "expected memory://"),
+        ("record=mem0%3A%2F%2Fb&memory=mem0%3A%2F%2Fa", "a record is sqlite://, postgresql://, redis:// or"),
+        ("record=hybrid%3A%2F%2F%3Fa&memory=mem0%3A%2F%2Fa", "a record is sqlite://"),
+        ("record=agentcore%3A%2F%2Fa&memory=mem0%3A%2F%2Fa", "a record is sqlite://"),
     ],
 )
 def test_a_url_that_says_something_else_is_refused(query, problem, monkeypatch):
     monkeypatch.setenv("MEM0_API_KEY", "a-key")
     with pytest.raises(SettingError, match=problem):
         open_store(f"hybrid://?{query}")
+
+
+def test_a_way_of_syncing_that_is_not_known_is_refused(notebook):
+    with pytest.raises(SettingError, match="sync is immediate, batch or end, not 'later'"):
+        HybridStore(MemoryStore(), notebook, sync="later")
+
+
+def test_a_record_that_has_a_memory_is_refused_before_it_is_opened(notebook, monkeypatch, tmp_path):
+    monkeypatch.setenv("MEM0_API_KEY", "a-key")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        SettingError, match=r"'mem0://b\?key=\*\*\*' has a memory already; a record is sqlite://"
+    ):
+        open_store(f"mem0://a?record={quote('mem0://b?key=secret', safe='')}")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SettingError, match="HybridStore has a memory already; a record is sqlite://"):
+        HybridStore(HybridStore(MemoryStore(), notebook), notebook)
 
 
 def test_no_password_and_no_key_is_shown():

@@ -4,10 +4,12 @@ import inspect
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
-from threading import Thread
+from threading import Event, Thread
 from urllib.parse import quote
 
 import pytest
@@ -199,6 +201,131 @@ def test_a_wrong_key_is_told_and_loses_nothing(stub, tmp_path):
         assert stub.until(lambda: stub.texts == ["hello"])
 
 
+@pytest.mark.parametrize("fault", ["unknown", "withdrawn", "forbid"])
+def test_a_key_that_is_not_taken_is_named_and_nothing_is_refused(stub, tmp_path, fault, monkeypatch):
+    record = quote(f"sqlite:///{tmp_path}/a.db", safe="")
+    url = f"mem0://alice?host={stub.host}&record={record}"
+    monkeypatch.setenv("MEM0_API_KEY", "a-wrong-key" if fault == "unknown" else stub.key)
+    store = open_store(url)
+    with refold.open("chat", store=store, model="gpt-5") as chat:
+        if fault != "unknown":
+            assert chat.memories() == []
+        if fault == "withdrawn":
+            stub.key = "another"
+        if fault == "forbid":
+            stub.fault = "forbid"
+        chat.append([{"role": "user", "content": text} for text in ("one", "two")])
+        for ask in (chat.memories, chat.clear, lambda: store.drain(chat.key)):
+            with pytest.raises(StoreError, match="does not take the key from MEM0_API_KEY") as error:
+                ask()
+            assert "retry" not in str(error.value)
+            assert os.environ["MEM0_API_KEY"] not in str(error.value)
+        assert (store.left(), store.refused()) == ([chat.key], [])
+        (flaw,) = store.examine()
+        assert "MEM0_API_KEY" in flaw.problem
+        assert "refold sync" in flaw.advice
+    store.close()
+    stub.fault = None
+    monkeypatch.setenv("MEM0_API_KEY", stub.key)
+    store = open_store(url)
+    with refold.open("chat", store=store, model="gpt-5"):
+        assert stub.until(lambda: stub.texts == ["one", "two"])
+        assert store.drain(KEY)
+    assert list(store.examine()) == []
+    store.close()
+
+
+def test_sync_tells_of_a_key_that_is_not_taken(stub, tmp_path):
+    record = quote(f"sqlite:///{tmp_path}/a.db", safe="")
+    url = f"mem0://alice?host={stub.host}&record={record}&key=a-wrong-key"
+    with refold.open("chat", store=url, model="gpt-5") as chat:
+        chat.append({"role": "user", "content": "hello"})
+    command = [sys.executable, "-m", "refold", "sync", "--store", url, "--json"]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    (left,) = json.loads(made.stdout)["left"]
+    assert made.returncode == 1
+    assert "does not take the key from `api_key` or `key`" in left["problem"]
+    assert "a-wrong-key" not in made.stdout + made.stderr
+
+
+@pytest.fixture
+def mute():
+    """The address of a host that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def ended(deed, seconds: float = 10.0) -> bool:
+    """Whether a deed comes to an end, in a thread of its own."""
+    thread = Thread(target=deed, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def asking(memorizer, told):
+    def ask():
+        try:
+            told.append(memorizer.memories(KEY, "tea", 10, None))
+        except StoreError as error:
+            told.append(str(error))
+
+    return ask
+
+
+def test_a_service_that_hangs_is_asked_for_memories_for_a_few_seconds(stub, mute, monkeypatch):
+    monkeypatch.setattr(ours, "TIMEOUT_S", 1e6)
+    told = []
+    unopened = Mem0Memorizer(api_key="k", host=mute, timeout_s=0.1)
+    assert ended(asking(unopened, told))
+    opened = Mem0Memorizer(api_key=stub.key, host=stub.host, timeout_s=5.0)
+    assert opened.memories(KEY, "tea", 10, None) == []
+    stub.fault, opened._timeout_s = "slow", 0.1
+    assert ended(asking(opened, told))
+    assert ["does not answer" in one for one in told] == [True, True]
+
+
+def test_who_opens_the_client_keeps_nobody_from_asking_or_closing(mute, monkeypatch):
+    monkeypatch.setattr(ours, "TIMEOUT_S", 1e6)
+    memorizer = Mem0Memorizer(api_key="k", host=mute, timeout_s=0.1)
+
+    def remember():
+        with suppress(StoreError):
+            memorizer.remember(KEY, said("hello"))
+
+    Thread(target=remember, daemon=True).start()
+    while memorizer._lock.acquire(blocking=False):  # until it is being opened
+        memorizer._lock.release()
+    told = []
+    assert ended(asking(memorizer, told))
+    assert "is being opened" in told[0]
+    assert ended(memorizer.close)
+
+
+def test_a_fork_of_the_process_does_not_wait_for_who_opened_the_client_before_it(stub):
+    memorizer = Mem0Memorizer(api_key=stub.key, host=stub.host)
+    ours._imported()
+    entered, go_on = Event(), Event()
+
+    def hold():
+        with memorizer._lock:
+            entered.set()
+            go_on.wait()
+
+    Thread(target=hold, daemon=True).start()
+    assert entered.wait(10)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            memorizer.remember(KEY, said("hello"))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    go_on.set()
+    assert stub.texts == ["hello"]
+
+
 def test_a_missing_key_is_told_at_once(monkeypatch):
     monkeypatch.delenv("MEM0_API_KEY", raising=False)
     with pytest.raises(SettingError, match="MEM0_API_KEY"):
@@ -207,11 +334,19 @@ def test_a_missing_key_is_told_at_once(monkeypatch):
 
 @pytest.mark.parametrize(
     "url",
-    ["mem0://a?level=team", "mem0://a?graph=yes", "mem0://a?user=b", "mem0://a/b", "mem0://a?host=api.com"],
+    [
+        "mem0://a?timeout_s=soon",
+        "mem0://a?timeout_s=0",
+        "mem0://a?level=team",
+        "mem0://a?graph=yes",
+        "mem0://a?user=b",
+        "mem0://a/b",
+        "mem0://a?host=api.com",
+    ],
 )
 def test_a_url_that_says_something_else_is_refused(url, monkeypatch):
     monkeypatch.setenv("MEM0_API_KEY", "k")
-    with pytest.raises(SettingError, match=r"its options are host, level|host is a URL"):
+    with pytest.raises(SettingError, match=r"its options are host, level|host is a URL|number of seconds"):
         open_store(url)
 
 
@@ -240,6 +375,16 @@ def test_forgetting_deletes_what_came_from_the_conversation_and_nothing_else(stu
     memorizer.forget(KEY)
     memorizer.remember(KEY, said("anew"))
     assert stub.texts == ["coffee", "anew"]
+
+
+def test_many_memories_are_listed_once_to_forget_them_and_once_to_be_sure(stub, memorizer):
+    memorizer.remember(KEY, said(*(f"tea {n}" for n in range(250))))
+    before = len(stub.asked)
+    memorizer.forget(KEY)
+    asked = [(one.verb, one.path) for one in stub.asked[before:] if "event" not in one.path]
+    pages, deeds = [("POST", "/v3/memories/")], [("DELETE", "/v1/batch/")]
+    assert asked == pages * 3 + deeds * 3 + pages
+    assert stub.texts == []
 
 
 def test_forgetting_waits_for_what_is_still_being_worked_through(stub, memorizer, monkeypatch):

@@ -248,6 +248,35 @@ def test_a_service_that_is_slow_is_waited_for_a_little(service, monkeypatch):
     assert len(chat.fit().messages) == 2
 
 
+def test_an_answer_that_came_late_is_shown_and_not_asked_for_again(service, monkeypatch):
+    monkeypatch.setattr(recall, "WAIT_S", 0.01)
+    service.gate = Event()
+    chat = opened(service)
+    chat.append(user("Which tea?"))
+    assert len(chat.fit().messages) == 1
+    service.gate.set()
+    chat._recall._asking.join(10)
+    assert len(chat.fit().messages) == 2
+    assert service.asked == ["Which tea?"]
+
+
+def test_a_service_that_did_not_answer_is_left_alone_for_a_while(service, monkeypatch):
+    monkeypatch.setattr(recall, "WAIT_S", 0.01)
+    service.gate, service.is_down = Event(), True
+    chat = opened(service)
+    chat.append(user("Which tea?"))
+    chat.fit()
+    service.gate.set()
+    chat._recall._asking.join(10)
+    monkeypatch.setattr(recall, "WAIT_S", 10)
+    for text in ("And which cup?", "And which water?"):
+        chat.append([answer("hm"), user(text)])
+        assert "is not asked again for 30 s" in chat.fit().report.notices[0]
+    assert service.asked == ["Which tea?"]
+    service.is_down, chat._recall._not_before = False, 0.0  # the time has passed
+    assert chat.fit().messages[-2]["content"].startswith("[refold memory")
+
+
 def test_a_long_message_is_asked_about_by_its_beginning_and_its_end(service):
     chat = opened(service)
     chat.append(user("begin " + "x" * 5_000 + " end"))

@@ -14,6 +14,7 @@ SECRETS = [
     "postgresql://u:S3CRET@h/db",
     "postgresql://h/db?user=u&password=S3CRET",
     "postgresql://u:S3CRET@h/db?sslpassword=S3CRET",
+    "postgresql://u:x@h/db?password=S3CRET@S3CRET",
     "redis://:x/S3CRET@h:1/0",
     "redis://u:x:S3CRET@h",
     "redis://u:x?S3CRET@h",
@@ -46,6 +47,30 @@ def test_what_has_no_secret_is_shown_as_it_is(url):
 def test_what_is_no_store_is_told_with_what_there_is(url):
     with pytest.raises(SettingError, match=r"expected|is no URL"):
         open_store(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["memory://?x=1", "memory://name?x=1", "memory://a/b", "memory:///a", "memory://#x"]
+)
+def test_memory_has_no_options(url):
+    with pytest.raises(SettingError, match="has no options"):
+        open_store(url)
+
+
+def test_an_option_that_is_not_known_is_told_with_those_that_are(tmp_path):
+    inner = quote("memory://?x=1", safe="")
+    for url, known in (
+        (f"sqlite:///{tmp_path}/a.db?x=1", "synchronous=full|normal and timeout_s"),
+        ("postgresql://h/db?x=1", "pool_size, timeout_s"),
+        ("redis://h?x=1", "ttl_s, wait_aof"),
+        ("agentcore://M/A?x=1", "region, long_term"),
+        ("mem0://a?key=k&x=1", "infer=0|1"),
+        ("hybrid://?record=a&memory=b&x=1", "sync, batch_size"),
+        (f"mem0://a?key=k&record={inner}", "memory://NAME"),
+    ):
+        with pytest.raises(SettingError) as error:
+            open_store(url)
+        assert known in str(error.value)
 
 
 def test_a_worker_opens_the_url_that_it_was_given(monkeypatch):

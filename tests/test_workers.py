@@ -473,6 +473,45 @@ def test_what_is_not_installed_is_named(postgres_url, monkeypatch):
     monkeypatch.setattr("refold.jobs.find_spec", lambda name: None)
     with pytest.raises(SettingError, match=r'pip install "refold\[worker\]"'):
         opened(postgres_url, config(None))
+    told = invoke(postgres_url, "worker")
+    assert (told.exit_code, told.output.count("\n"), "refold[worker]" in told.output) == (2, 1, True)
+
+
+def test_a_worker_says_that_it_works_only_where_it_can(postgres_url):
+    refused = invoke("memory://", "worker")
+    assert (refused.exit_code, "working for" in refused.output) == (2, False)
+    command = [sys.executable, "-m", "refold", "worker", "--concurrency", "2", "--store", postgres_url]
+    worker = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: alive(postgres_url) == 1)
+    finally:
+        worker.terminate()
+        _, told = worker.communicate(timeout=WAIT_S)
+    assert told == f"refold: working for {postgres_url}, 2 at a time; Ctrl-C ends it\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("frobnicate", "expected openai/MODEL, anthropic/MODEL, or your own as module:function"),
+        ("frob/nicate", "'frob' is not a known provider"),
+        ("openai/", "names no model"),
+        ("os:name", "is no function but a str"),
+        ("os:frobnicate", "cannot be loaded"),
+    ],
+)
+def test_who_cannot_write_is_refused_before_there_is_a_job(postgres_url, name, told):
+    refused = invoke(postgres_url, "worker", "--once", "--summarizer", name)
+    assert (refused.exit_code, told in refused.output) == (2, True), refused.output
+
+
+@pytest.mark.parametrize("summarizer", [{"models": ["frob/nicate"]}, {"prompts": "prompts"}])
+def test_what_is_wrong_with_any_agent_is_told_before_there_is_a_job(postgres_url, tmp_path, summarizer):
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "conversation.md").write_text("---\nmodels: [frob/nicate]\n---\n{{ messages }}\n")
+    settings = {"agents": {"default": {}, "other": {"summarizer": summarizer}}}
+    with pytest.raises(SettingError, match="'frob' is not a known provider"):
+        run(postgres_url, config=settings, terms=Terms(once=True))
 
 
 def test_importing_refold_imports_no_queue():

@@ -20,6 +20,7 @@ from refold.core.message import Message
 from refold.core.plan import line_of
 from refold.record import seal
 from refold.session import parse
+from refold.stores import store as protocols
 from refold.stores.store import Examined, Key, Listed, Snapshot, Snapshots, Store
 
 MOST_UNREADABLE = 20
@@ -29,6 +30,25 @@ BACKUP = "restore it from a backup or an export"
 CACHE = "it is only a cache: nothing is lost, and refold writes a new one; until then it opens more slowly"
 USED_CACHE = "it is only a cache, but in use: export the conversation and import it under another id"
 NEWER = "upgrade refold to read it"
+
+WITHOUT: dict[type, str] = {
+    protocols.Ids: "what is appended again under the same id is stored again",
+    protocols.Located: "a message is found by its id only where its conversation is named",
+    protocols.Forks: "a conversation cannot be forked, only exported and imported under another id",
+    protocols.Snapshots: "a conversation is folded from its beginning when it is opened",
+    protocols.Leases: "two who compact the same conversation may both pay for a summary",
+    protocols.Notes: "how far the counts of a model are off is learned anew by each process",
+    protocols.Summaries: "a summary that was paid for once may be paid for again",
+    protocols.Searched: "a search reads all from end to end",
+    protocols.Vectors: "a search is by words, not by meaning",
+    protocols.Settings: "settings of tools are in files only",
+    protocols.Batched: "opening a conversation asks it several times, which is slow only from far away",
+    protocols.Watched: "who follows events looks for them, ten times a second",
+    protocols.Cursors: "it cannot be the record of a hybrid store",
+    protocols.Memories: "nothing is learned from what is said",
+    Examined: "only the conversations in it are verified, not the engine itself",
+}
+"""What it means that a store lacks a protocol."""
 
 Tick: TypeAlias = Callable[[int], None]
 """Called with the number of events that were just checked."""
@@ -69,6 +89,11 @@ def examine(
     if broken is not None:
         findings.append(Finding(f"the list of conversations cannot be read: {told(broken)}", BACKUP))
     return findings
+
+
+def without(store: Store) -> dict[str, str]:
+    """Which protocols a store lacks, each with what that means."""
+    return {one.__name__: what for one, what in WITHOUT.items() if not isinstance(store, one)}
 
 
 def check(store: Store, key: Key, tick: Tick | None = None) -> list[Finding]:
@@ -116,8 +141,8 @@ def told(error: Exception) -> str:
 def _engine(store: Store) -> Iterator[Finding]:
     if isinstance(store, Examined):
         try:
-            for where, problem in store.examine():
-                yield Finding(f"{where}: {problem}", BACKUP)
+            for where, problem, advice in store.examine():
+                yield Finding(f"{where}: {problem}", advice or BACKUP)
         except Exception as error:
             yield Finding(f"the store cannot be examined: {told(error)}", BACKUP)
 

@@ -21,6 +21,8 @@ from refold.stores.store import Key, Memories, Memory, Spoken
 
 WAIT_S = 3.0
 """For a service that remembers, before a request is made without it."""
+PAUSE_S = 30.0
+"""Before a service that did not answer in time is asked about something else."""
 MOST = 10
 """Memories shown."""
 MOST_TOKENS, SHARE = 2_000, 0.05
@@ -57,6 +59,7 @@ class Recall:
         self._starting = Lock()
         self._known: tuple[tuple[int, str], Sequence[Memory]] | None = None
         """The newest answer, and for which message it was asked: its place and its text."""
+        self._not_before = 0.0
         self._problems: list[str] = []
 
     def due(self, record: Record) -> Said | None:
@@ -72,15 +75,14 @@ class Recall:
         return said if isinstance(said, Said) else None
 
     def ask(self, said: Said) -> Sequence[Memory]:
-        """What has to do with a message, asked for once; nothing where the service is down or slow."""
-        text = text_of(said)
-        if self._known is None or self._known[0] != (said.at, text):
-            found = self._wait_for(_query(text))
-            if found is None:
-                return ()
-            new = [one for one in found if one.text.strip() and one.text not in text]
-            self._known = ((said.at, text), new)
-        return self._known[1]
+        """What has to do with a message, asked for once; nothing where the service is down or slow. An answer
+        that comes late is there when it is asked for again.
+        """
+        asked = (said.at, text_of(said))
+        if (self._known is None or self._known[0] != asked) and (why := self._kept_by(asked)):
+            self._problems.append(f"What is remembered is not shown: {why}")
+        known = self._known
+        return known[1] if known is not None and known[0] == asked else ()
 
     def shown(self, record: Record, said: Said, found: Sequence[Memory], meter: Meter) -> list[Replaced]:
         """The edit that shows memories beside a message, which stays as it is; none if that is edited now."""
@@ -115,27 +117,32 @@ class Recall:
         problems, self._problems = self._problems, []
         return problems
 
-    def _wait_for(self, query: str) -> Sequence[Memory] | None:
-        answer, problems = list[Sequence[Memory]](), list[str]()
+    def _kept_by(self, asked: tuple[int, str]) -> str | None:
+        """Asks and waits a little: why it is not known then."""
+        text, problems = asked[1], list[str]()
 
         def ask() -> None:
             try:
-                answer.append(self._store.memories(self._key, query or None, MOST, None))
+                found = self._store.memories(self._key, _query(text) or None, MOST, None)
             except Exception as error:  # whatever a service makes of it: the request is made without it
                 problems.append(str(error) or repr(error))
+            else:
+                new = [one for one in found if one.text.strip() and one.text not in text]
+                self._known, self._not_before = (asked, new), 0.0
 
         with self._starting:
             if self._asking is not None and self._asking.is_alive():
-                self._problems.append("What is remembered is not shown: the store has not answered yet")
-                return None
+                return "the store has not answered yet"
+            if time.monotonic() < self._not_before:
+                return f"the store did not answer, and is not asked again for {PAUSE_S:g} s"
+            self._not_before = time.monotonic() + PAUSE_S
             asking = self._asking = Thread(target=ask, name="refold-recall", daemon=True)
             asking.start()
         asking.join(WAIT_S)
-        if answer:
-            return answer[0]
-        why = problems[0] if problems else f"no answer after {WAIT_S:g} s"
-        self._problems.append(f"What is remembered is not shown: {why}")
-        return None
+        if asking.is_alive():
+            return f"no answer after {WAIT_S:g} s"
+        self._not_before = 0.0
+        return problems[0] if problems else None
 
 
 def context(memories: Sequence[Memory], count: Count, most: int) -> Message | None:

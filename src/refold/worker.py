@@ -11,7 +11,8 @@ from refold.core.errors import ConflictError, SettingError
 from refold.core.plan import Policy
 from refold.jobs import AgainError, Errand, Tell, Terms, VainError, queue_of
 from refold.session import Session
-from refold.stores.store import Store, open_store
+from refold.stores.store import Store, open_store, shown_url
+from refold.summaries import summarizers_of
 
 _LOG = logging.getLogger("refold.worker")
 
@@ -31,19 +32,32 @@ def run(
     `config`, `summarizer` and `policies` are what the sessions have that hand jobs over.
 
     Raises:
-        SettingError: the store is none in PostgreSQL, or what it takes is not installed.
+        SettingError: the store is none in PostgreSQL, what it takes is not installed, or a summarizer or a
+            prompt, also of one agent only, cannot be used.
         StoreError: it cannot be used.
     """
-    settings, opened = load_config(config), open_store(store)
+    settings, terms = load_config(config), terms or Terms()
+    _demand_writers(settings, summarizer)
+    opened = open_store(store)
     try:
         queue = queue_of(opened)
         queue.set_up()
         from refold.shift import Shift  # needs what is known to be installed now
 
         work = Work(opened, settings, summarizer, policies)
-        Shift(queue, work, name or f"{socket.gethostname()}-{os.getpid()}", terms or Terms(), tell).run()
+        if not terms.once:
+            tell(f"working for {shown_url(store)}, {terms.concurrency} at a time; Ctrl-C ends it")
+        Shift(queue, work, name or f"{socket.gethostname()}-{os.getpid()}", terms, tell).run()
     finally:
         opened.close()
+
+
+def _demand_writers(config: Config, given: Any) -> None:
+    """Before there is a job: who is to write for any agent, and what it is asked."""
+    summarizers_of(given, {})
+    for agent in (None, *config.agents):
+        settings = config.agent(agent).summarizer
+        summarizers_of([*config.prompts(agent).conversation.models, *settings.models], settings.base_urls)
 
 
 class Work:

@@ -8,11 +8,11 @@ import typer
 
 import refold
 from refold.cli.options import Access, ConfigFile, Json, StoreUrl, existing, ids
-from refold.cli.terminal import Column, Columns, emit, progress, say
+from refold.cli.terminal import Column, Columns, emit, progress
 from refold.cli.words import iso, local, one_line, plural
 from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError
-from refold.doctor import BACKUP, Finding, examine, list_safely, told
+from refold.doctor import BACKUP, Finding, examine, list_safely, told, without
 from refold.stores.store import Key, Lease, Leases, Listed, Store
 
 MOST_FINDINGS = 50
@@ -37,13 +37,13 @@ def doctor(
     """Verify that all is stored as it was written.
 
     Every chain of digests, every number beside the words, every snapshot and the engine's own files are
-    checked; versions and leases are shown. Nothing is changed.
+    checked; versions, leases and what such a store does without are shown. Nothing is changed.
     """
     access = Access.to(store, config)
     events = 0
     rows: list[Listed] = []
     leases: list[tuple[Key, Lease]] = []
-    cannot: dict[str, str] = {}
+    cannot, lacks = dict[str, str](), dict[str, str]()
     try:
         with access.open() as backend:
             only = None if id is None else existing(backend, access.shown, Key(owner or "default", id))
@@ -56,17 +56,15 @@ def doctor(
                     advance(n)
 
                 findings = examine(backend, owner=owner, only=only, tick=tick)
-            cannot = dict(getattr(backend, "cannot", {}))
+            cannot, lacks = dict(getattr(backend, "cannot", {})), without(backend)
             leases = _leases(backend, rows)
     except CorruptError as error:  # it cannot even be opened
         findings = [Finding(told(error), BACKUP)]
     counts = {"conversations": len(rows), "events": events}
     if json:
-        emit(_json(access, counts, findings, leases) | {"cannot": cannot})
+        emit(_json(access, counts, findings, leases) | {"cannot": cannot, "without": lacks})
     else:
-        _print(access, counts, findings, leases)
-        for ability, why in cannot.items():
-            say(f"This store has no {ability}: {why}")
+        _print(access, counts, findings, leases, cannot | lacks)
     if findings:
         raise typer.Exit(1)
 
@@ -125,7 +123,11 @@ def _json(
 
 
 def _print(
-    access: Access, counts: dict[str, int], findings: list[Finding], leases: list[tuple[Key, Lease]]
+    access: Access,
+    counts: dict[str, int],
+    findings: list[Finding],
+    leases: list[tuple[Key, Lease]],
+    lacks: dict[str, str],
 ) -> None:
     page = Columns(Column("", 1), Column("", 0))
     names = {"refold": "refold", "format": "format", "python": "Python", "sqlite": "SQLite"}
@@ -136,6 +138,8 @@ def _print(
     for key, lease in leases:
         held = f"{one_line(lease.holder)} until {local(lease.until)}"
         page.line((f"lease {one_line(lease.name)} of {one_line(key.conversation)} held by {held}", "yellow"))
+    for name, why in lacks.items():
+        page.line((f"without {name}: {one_line(why)}", "dim"), wrap=True)
     for one in findings[:MOST_FINDINGS]:
         where = "" if one.key is None else one_line(one.key.conversation)
         where += "" if one.place is None else f" #{one.place}"

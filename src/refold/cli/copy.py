@@ -33,11 +33,12 @@ def copy(
     """
     if source == target:
         raise typer.BadParameter("is the same store", param_hint="TO")
-    with Access.to(source, None).open() as old, Access.to(target, None).open(create=True) as new:
-        rows = _chosen(old, source, owner, id)
-        with progress("Copying", sum(row.next for row in rows)) as advance:
-            done = list(copied(old, new, rows, advance))
-        settings = 0 if id or owner is not None else copy_settings(old, new)
+    with Access.to(source, None).open() as old:
+        rows = _chosen(old, source, owner, id)  # before there is anything of the other
+        with Access.to(target, None).open(create=True) as new:
+            with progress("Copying", sum(row.next for row in rows)) as advance:
+                done = list(copied(old, new, rows, advance))
+            settings = 0 if id or owner is not None else copy_settings(old, new)
     failed = [one for one in done if one.problem]
     if json:
         told = [{"owner": one.key.owner, "conversation": one.key.conversation, **_json(one)} for one in done]
@@ -55,12 +56,12 @@ def copy(
 
 def _chosen(store: Store, url: str, owner: str | None, ids: list[str] | None) -> list[Listed]:
     rows = list(store.conversations(owner))
-    if not ids:
-        return rows
-    missing = {*ids} - {row.key.conversation for row in rows}
-    if missing:
-        raise NotFoundError(f"There is no conversation {min(missing)!r} in {shown_url(url)}")
-    return [row for row in rows if row.key.conversation in ids]
+    whose = "" if owner is None else f" of {owner!r}"
+    if missing := {*(ids or ())} - {row.key.conversation for row in rows}:
+        raise NotFoundError(f"There is no conversation {min(missing)!r}{whose} in {shown_url(url)}")
+    if whose and not rows:
+        raise NotFoundError(f"There is no conversation{whose} in {shown_url(url)}")
+    return [row for row in rows if not ids or row.key.conversation in ids]
 
 
 def _json(one: Moved) -> dict[str, object]:

@@ -65,7 +65,7 @@ def list_(
     access = Access.to(store, config)
     with access.open() as backend, blaming_damage("The list of conversations"):
         rows = list(backend.conversations(owner))
-        others = [] if rows else sorted({row.key.owner for row in backend.conversations()})
+        is_empty = not rows and next(iter(backend.conversations()), None) is None
         found = []
         with progress("Reading", len(rows)) as advance:
             for row in rows:
@@ -75,10 +75,10 @@ def list_(
         emit({"store": access.shown, "owner": owner, "conversations": list(map(_listed_json, found))})
     elif found:
         _list(found)
-    elif others:
-        say(f"No conversations of {owner!r} here, but of {', '.join(map(one_line, others))}: use --owner.")
-    else:
+    elif is_empty:
         say(f"No conversations yet in {one_line(access.shown)}. Add one with: refold import FILE")
+    else:
+        say(f"No conversations of {owner!r} in {one_line(access.shown)}; --owner NAME lists another's.")
     if any(one.problem for one in found):
         raise typer.Exit(1)
 

@@ -1,15 +1,22 @@
 """The command that hands over what a memory store was not told yet: sync."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from refold.cli.options import Access, ConfigFile, Json, StoreUrl
 from refold.cli.terminal import complain, emit, progress, say
 from refold.cli.words import plural
-from refold.core.errors import RefoldError, SettingError
+from refold.core.errors import CorruptError, RefoldError, SettingError
 from refold.session import parse
 from refold.stores.store import Key
+
+if TYPE_CHECKING:
+    from refold.stores.hybrid import HybridStore
+    from refold.stores.hybrid_refused import Refused
+
+MOST_REFUSED = 50
+"""Messages told one by one to people."""
 
 WithRefused = Annotated[
     bool, typer.Option("--refused", help="Hand in again what was refused and passed over.")
@@ -22,7 +29,8 @@ def sync(
     """Hand over what was said and a memory store was not told yet.
 
     For stores with a memory, such as mem0:// and hybrid://. It is done by itself as conversations go on;
-    this is for what a crash or a service that was down has left.
+    this is for what a crash or a service that was down has left. What the memory refused while it took
+    others is passed over and named each time, until --refused hands it in again.
     """
     from refold.recall import spoken
     from refold.stores.hybrid import HybridStore
@@ -33,7 +41,7 @@ def sync(
         if not isinstance(backend, HybridStore):
             raise SettingError(f"store {access.shown!r}", "has no memory beside it to hand anything to")
         backend.listen(spoken(parse))
-        passed_over = [one.key for one in backend.refused()] if refused else []
+        passed_over = [one.key for one in _refused(backend, [])] if refused else []
         keys = list(dict.fromkeys([*backend.left(), *passed_over]))
         with progress("Handing over", len(keys)) as advance:
             for key in keys:
@@ -43,7 +51,8 @@ def sync(
                 except RefoldError as error:
                     problems.append((key, str(error)))
                 advance(1)
-        still = [one for key in keys for one in backend.refused(key)]
+        done = len(keys) - len(problems)
+        still = _refused(backend, problems)
     if json:
         left = [{**key._asdict(), "problem": why} for key, why in problems]
         passed = [{**key._asdict(), "at": at, "problem": why} for key, at, why in still]
@@ -51,9 +60,23 @@ def sync(
     else:
         for (_, conversation), why in problems:
             complain(f"{conversation}: {why}")
-        for (_, conversation), at, why in still:
+        for (_, conversation), at, why in still[:MOST_REFUSED]:
             complain(f"{conversation} #{at} was refused and is passed over: {why}")
-        done = plural(len(keys) - len(problems), "conversation")
-        say(f"{done} handed over, {len(problems)} left")
+        if len(still) > MOST_REFUSED:
+            complain(f"… and {len(still) - MOST_REFUSED:,} more: see --json")
+        told = f"{plural(done, 'conversation')} handed over, {len(problems)} left"
+        tip = f", {plural(len(still), 'message')} refused; to try again: `refold sync --refused`"
+        say(told + tip if still else told)
     if problems:
         raise typer.Exit(1)
+
+
+def _refused(store: "HybridStore", problems: list[tuple[Key, str]]) -> "list[Refused]":
+    """What was passed over of all conversations; a note of it that cannot be read is one more problem."""
+    found: list[Refused] = []
+    for row in store.conversations():
+        try:
+            found += store.refused(row.key)
+        except CorruptError as error:
+            problems.append((row.key, str(error)))
+    return found

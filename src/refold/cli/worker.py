@@ -49,19 +49,23 @@ def worker(
     access = Access.to(store, config, for_settings=True)
     given = list(map(_summarizer, summarizer or ()))
     terms = Terms(concurrency=concurrency, attempts=attempts, grace_s=grace, once=once)
-    if not once:
-        complain(f"working for {access.shown}, {concurrency} at a time; Ctrl-C ends it")
     rest: dict[str, Any] = {"config": access.config, "summarizer": given or None, "name": name}
     run(access.given, **rest, terms=terms, tell=lambda text: complain(one_line(text)))
 
 
 def _summarizer(name: str) -> Any:
     """A model by its name, or what stands in a module of the user's."""
+    where = f"--summarizer {name}"
     module, is_own, attribute = name.partition(":")
-    if not is_own or "/" in name:
+    if "/" in name:
         return name
+    if not is_own:
+        raise SettingError(where, "expected openai/MODEL, anthropic/MODEL, or your own as module:function")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        return getattr(import_module(module), attribute)
+        found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise SettingError(f"--summarizer {name}", f"cannot be loaded: {error}") from error
+        raise SettingError(where, f"cannot be loaded: {error}") from error
+    if not callable(found):
+        raise SettingError(where, f"is no function but a {type(found).__name__}")
+    return found

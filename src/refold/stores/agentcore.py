@@ -78,7 +78,8 @@ class AgentCoreStore:
     ) -> None:
         """`client` is boto3's for bedrock-agentcore, if you have one. With `long_term`, models are shown what
         the service learned; `namespace` is where that is, as the memory's strategies name it, such as
-        `/facts/{actorId}/`.
+        `/facts/{actorId}/`. One request takes `timeout_s` at most, all its tries together; a client that was
+        given has times and tries of its own.
         """
         self._service = Service(
             memory_id, actor, region=region, client=client, namespace=namespace, timeout_s=timeout_s
@@ -146,6 +147,7 @@ class AgentCoreStore:
                     return False
                 raise
             for look in range(LOOKS):
+                time.sleep(look and 0.01 * 4**look)
                 held = claim.holder(self._reading.fresh(place, key))
                 if held == nonce:
                     return True
@@ -157,7 +159,6 @@ class AgentCoreStore:
                 if not is_ours:
                     self._skip(words, salt)
                     break
-                time.sleep(0.01 * 4**look)
             else:
                 raise StoreError(f"Event {id} was created, but AgentCore Memory does not list it yet; retry")
         raise StoreError(f"{key.conversation!r} was erased {SALTS} times in an hour; wait, then retry")

@@ -1,11 +1,13 @@
 """AgentCore Memory as a store speaks to it: names that the service allows, events, records, clear errors."""
 
 import os
+import random
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
@@ -18,7 +20,13 @@ Json: TypeAlias = dict[str, Any]
 
 DEFAULT_OWNER = "default"
 TRIES = 6
-"""Of one request, where the service throttles, fails or cannot be reached."""
+"""Of one request, at most, where the service throttles, fails or cannot be reached."""
+WAIT_S = 0.2
+"""Before a request is tried again, at most: doubled with every try."""
+CONNECTING = 0.15
+"""The part of the time for a request that a connection may take; no try begins with less than twice that."""
+MEMORIES = 0.5
+"""The part of that time that asking for memories may take, however many requests it needs."""
 PAGE = 100
 """The most that the service lists at a time."""
 GLANCES = (3, 25, PAGE)
@@ -35,6 +43,9 @@ ACTOR = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9-_/]*(?::[a-zA-Z0-9-_/]+)*")
 PLAIN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,99}")
 NAMESPACE = re.compile(r"[a-zA-Z0-9/*][a-zA-Z0-9_/*:-]{0,700}")
 ENCODED = re.compile(r"--[0-9a-f]{32}$")
+
+_UNTIL: ContextVar[float] = ContextVar("until")
+"""When the request that is under way must have been answered."""
 
 
 class Place(NamedTuple):
@@ -77,6 +88,7 @@ class Service:
         self.memory_id, self.actor = memory_id, actor
         self.namespace = namespace if namespace is None else _namespace(namespace)
         self._how = (region, timeout_s)
+        self._timeout_s = timeout_s
         self._given, self._pid = client, os.getpid()
         self._made: Any = None if client is not None else _client(*self._how)
         self._newest = 0
@@ -155,7 +167,7 @@ class Service:
 
     def memories(self, key: Key, query: str | None, limit: int, namespace: str | None) -> list[Memory]:
         """Only what is in a namespace of the key's actor, or of the one that was configured."""
-        place = self.place(key)
+        place, until = self.place(key), time.monotonic() + self._timeout_s * MEMORIES
         path = filled(_namespace(namespace or self.namespace or "/"), place)
         only: Json = {"namespacePath": path, "maxResults": min(max(limit, 1), PAGE)}
         operation = "list_memory_records"
@@ -164,7 +176,7 @@ class Service:
             text = query.encode("utf-8", "replace").decode()[:MOST_QUERY]
             only["searchCriteria"] = {"searchQuery": text, "topK": MOST_FOUND}
         found = list[Memory]()
-        for row in self._pages(operation, "memoryRecordSummaries", None, only):
+        for row in self._pages(operation, "memoryRecordSummaries", None, only, until):
             names = row.get("namespaces") or [""]
             if len(found) < limit and self._is_shown(names[0], place):
                 made = row["createdAt"].timestamp()
@@ -208,27 +220,33 @@ class Service:
         if self._made is not None and self._pid == os.getpid():
             self._made.close()
 
-    def _pages(self, operation: str, name: str, place: Place | None, only: Json) -> Iterator[Json]:
+    def _pages(
+        self, operation: str, name: str, place: Place | None, only: Json, until: float | None = None
+    ) -> Iterator[Json]:
         token: Json = {}
         while True:
-            page = self._call(operation, place, missing={}, **only, **token)
+            page = self._call(operation, place, missing={}, until=until, **only, **token)
             yield from page.get(name, ())
             if not page.get("nextToken"):
                 return
             token = {"nextToken": page["nextToken"]}
 
     def _call(
-        self, operation: str, place: Place | None, *, missing: Json | None = None, **asked: Any
+        self,
+        operation: str,
+        place: Place | None,
+        *,
+        missing: Json | None = None,
+        until: float | None = None,
+        **asked: Any,
     ) -> Mapping[str, Any]:
-        """What the service answers; `missing` where it has no such event, session or actor."""
+        """What the service answers, by a time; `missing` where it has no such event, session or actor."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         where = {} if place is None else {"actorId": place.actor, "sessionId": place.session}
+        ask = partial(getattr(self._client, operation), memoryId=self.memory_id, **where, **asked)
         try:
-            answer: Mapping[str, Any] = getattr(self._client, operation)(
-                memoryId=self.memory_id, **where, **asked
-            )
-            return answer
+            return self._tried(ask, until or time.monotonic() + self._timeout_s)
         except ClientError as error:
             code = error.response.get("Error", {}).get("Code", "")
             message = error.response.get("Error", {}).get("Message", "")
@@ -238,6 +256,27 @@ class Service:
             raise StoreError(self._advice(operation, code, message)) from error
         except BotoCoreError as error:
             raise StoreError(_unreachable(error)) from error
+
+    def _tried(self, ask: Callable[[], Mapping[str, Any]], until: float) -> Mapping[str, Any]:
+        """Asks again where that may help and there is time. A client that was given does that by itself."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        last, tries = until - 2 * CONNECTING * self._timeout_s, 0
+        if time.monotonic() > last:
+            raise StoreError(
+                "AgentCore Memory took too long to look through what it has: name a `namespace`, or raise"
+                " `timeout_s`"
+            )
+        _UNTIL.set(until)
+        while True:
+            try:
+                return ask()
+            except (BotoCoreError, ClientError) as error:
+                wait, tries = random.random() * WAIT_S * 2**tries, tries + 1
+                is_over = tries == TRIES or time.monotonic() + wait > last
+                if is_over or self._given is not None or not _passes(error):
+                    raise
+            time.sleep(wait)
 
     @staticmethod
     def code(error: StoreError) -> str:
@@ -255,7 +294,7 @@ class Service:
             case "ExpiredTokenException" | "ExpiredToken":
                 what = "the credentials have run out: log in again"
             case "ThrottledException" | "ThrottlingException":
-                what = f"it throttles, {TRIES} times in a row: write less often, or ask for a higher quota"
+                what = "it throttles, however often it is asked: write less often, or ask for a higher quota"
             case "ServiceQuotaExceededException":
                 what = "a quota of the account is used up: ask for a higher one"
             case "413":
@@ -299,17 +338,21 @@ def _client(region: str | None, timeout_s: float) -> Any:
         from botocore.exceptions import BotoCoreError, UnknownServiceError
     except ImportError as error:
         raise SettingError("agentcore://", 'needs boto3: pip install "refold[agentcore]"') from error
-    config = Config(
-        retries={"mode": "standard", "total_max_attempts": TRIES},
-        connect_timeout=timeout_s,
-        read_timeout=timeout_s,
-        max_pool_connections=50,
-    )
+    connect_s = timeout_s * CONNECTING
+    times = {"connect_timeout": connect_s, "read_timeout": timeout_s - connect_s}
+    config = Config(retries={"total_max_attempts": 1}, max_pool_connections=50, **times)
+
+    def hurry(request: Any, **_: Any) -> None:
+        """What is left may be waited for; an SDK that does not heed it waits as it was configured."""
+        request.context["read_timeout"] = max(_UNTIL.get() - time.monotonic() - connect_s, 0.001)
+
     core = botocore.session.Session()
     core.register_component("data_loader", _loader())
     session = boto3.session.Session(botocore_session=core)
     try:
-        return session.client("bedrock-agentcore", region_name=region, config=config)
+        client = session.client("bedrock-agentcore", region_name=region, config=config)
+        client.meta.events.register("request-created.bedrock-agentcore", hurry)
+        return client
     except UnknownServiceError as error:
         raise SettingError("agentcore://", "needs a newer boto3, which knows bedrock-agentcore") from error
     except (BotoCoreError, ValueError) as error:
@@ -325,6 +368,17 @@ def _loader() -> Any:
     return botocore.session.Session().get_component("data_loader")
 
 
+def _passes(error: Any) -> bool:
+    """Whether what went wrong may be over soon."""
+    from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
+
+    if not isinstance(error, ClientError):
+        return isinstance(error, ConnectionError | HTTPClientError)
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    code = error.response.get("Error", {}).get("Code", "")
+    return status == 429 or status >= 500 or bool(code.startswith(("Throttl", "Retryable")))
+
+
 def _unreachable(error: Exception) -> str:
     name = type(error).__name__
     if "Credential" in name or "Token" in name or "SSO" in name:
@@ -334,4 +388,4 @@ def _unreachable(error: Exception) -> str:
         )
     if name == "ParamValidationError":
         return f"AgentCore Memory does not take that: {error}"
-    return f"AgentCore Memory cannot be reached, {TRIES} times in a row: {error}; retry"
+    return f"AgentCore Memory cannot be reached in time: {error}; retry"

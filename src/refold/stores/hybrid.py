@@ -11,8 +11,8 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 from urllib.parse import parse_qsl, urlsplit
 
 from refold.core.codec import Entry, Link
-from refold.core.errors import CorruptError, SettingError, StoreError
-from refold.stores.hybrid_follower import MOST_KNOWN, PATIENCE_S, Follower
+from refold.core.errors import CorruptError, RefoldError, SettingError, StoreError
+from refold.stores.hybrid_follower import PATIENCE_S, Follower
 from refold.stores.hybrid_refused import Refused
 from refold.stores.hybrid_turns import LEASE_S
 from refold.stores.store import (
@@ -26,6 +26,7 @@ from refold.stores.store import (
     Lease,
     Leases,
     Listed,
+    Memories,
     Memorizer,
     Memory,
     Notes,
@@ -48,6 +49,9 @@ PASSED_ON = (
     *(Batched, Watched, Cursors, Examined),
 )
 """What a record may be able to do besides, and this store then too."""
+RECORDS = "a record is sqlite://, postgresql://, redis:// or memory://"
+LEFT = "the record has all of it: mend what is said, and `refold sync` hands it over"
+REFUSED = "the record has it, only the memory has not: `refold sync --refused` hands it in again"
 
 
 class HybridStore:
@@ -70,14 +74,17 @@ class HybridStore:
         batch_size: int = 20,
         batch_s: float = 5.0,
     ) -> None:
+        if sync not in get_args(Sync):
+            raise SettingError("hybrid", f"sync is immediate, batch or end, not {sync!r}")
+        if isinstance(record, Memories):
+            raise SettingError("record", f"{type(record).__name__} has a memory already; {RECORDS}")
         if not isinstance(record, Cursors):
-            raise SettingError(
-                "record",
-                f"{type(record).__name__} keeps no cursors, so nobody would know what was handed over;"
-                " use sqlite://, postgresql:// or redis://",
-            )
+            kind = type(record).__name__
+            what = f"{kind} keeps no cursors, so nobody would know what was handed over; {RECORDS}"
+            raise SettingError("record", what)
         self.record, self.memorizer, self.sync = record, memorizer, sync
         self.batch_size, self.batch_s = batch_size, batch_s
+        self._wait_s = {"immediate": 0.0, "batch": batch_s, "end": None}[sync]
         self.cannot = getattr(record, "cannot", {})
         self._follower = Follower(record, memorizer, batch_size)
 
@@ -86,21 +93,14 @@ class HybridStore:
     def append(
         self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None, lease: Lease | None = None
     ) -> bytes:
-        follower, new = self._follower, self._follower.new
+        follower = self._follower
         follower.open()
         if entries:
             follower.expect(key, is_new=entries[0].at == 0)
         fence = {} if lease is None else {"lease": lease}
         digest = self.record.append(key, entries, after=after, **fence)
         if entries:
-            new[key] = count = new.get(key, 0) + len(entries)
-            at_once = self.sync == "immediate" or count >= self.batch_size
-            if self.sync != "end":
-                follower.wake(key, 0.0 if at_once else self.batch_s)
-            if len(new) > MOST_KNOWN:  # so many that did not end: the oldest does not wait for it
-                oldest = next(iter(new))
-                new.pop(oldest, None)
-                follower.wake(oldest, 0.0)
+            follower.appended(key, len(entries), self._wait_s)
         return digest
 
     def read(
@@ -121,7 +121,7 @@ class HybridStore:
         keys = [key, *(self._forks_of(key) if with_forks else ())]
         with ExitStack() as stack:
             for gone in keys:
-                if self._follower.cursor(gone) is not None:
+                if self._follower.may_have_told(gone):
                     if not stack.enter_context(self._follower.alone(gone, PATIENCE_S)):
                         raise StoreError(f"{gone.conversation!r} is being handed over right now; retry")
                     self.memorizer.forget(gone)
@@ -145,19 +145,27 @@ class HybridStore:
     def _examine(self) -> Iterable[Flaw]:
         assert isinstance(self.record, Examined)
         yield from self.record.examine()
+        if left := self.left():
+            try:
+                self.memorizer.memories(left[0], None, 1, None)
+            except RefoldError as error:
+                waiting = f"{error} (conversations not handed over: {len(left)})"
+                yield Flaw(f"memory {self.memorizer.name}", waiting, LEFT)
         for row in self.record.conversations():
             where = f"conversation {row.key.conversation!r}"
             try:
                 for _, at, why in self._follower.refusals.of(row.key):
-                    yield Flaw(f"{where}, #{at}", f"{self.memorizer.name} refused it: {why}")
+                    yield Flaw(f"{where}, #{at}", f"{self.memorizer.name} refused it: {why}", REFUSED)
             except CorruptError as error:
                 yield Flaw(where, str(error))
 
     def close(self) -> None:
         """Waits a little for what is being handed over; the rest is handed over another time."""
         self._follower.close()
-        self.memorizer.close()
-        self.record.close()
+        try:
+            self.memorizer.close()
+        finally:
+            self.record.close()
 
     # The memory
 
@@ -199,9 +207,11 @@ class HybridStore:
         """Hands over all that is left of a conversation, now; False where somebody else does for so long.
 
         Raises:
-            StoreError: the service does not take it now.
+            StoreError: the service does not take it now, or nobody said what entries say (`listen`).
         """
         self._follower.open()
+        if self._follower.spoken is None:
+            raise StoreError("what entries say is not known: open a session, or use `refold sync`")
         with self._follower.alone(key, patience_s) as is_alone:
             if is_alone and with_refused:
                 self._follower.hand_in_again(key)
@@ -234,13 +244,15 @@ def from_url(url: str) -> HybridStore:
         )
     if sync not in get_args(Sync):
         raise SettingError(where, f"sync is immediate, batch or end, not {sync!r}")
-    if not (size.isascii() and size.isdecimal() and int(size) and _is_number(seconds)):
+    if not (size.isascii() and size.isdecimal() and int(size) and is_number(seconds)):
         raise SettingError(where, "batch_size is a number of messages, batch_s one of seconds")
     return joined(record, memorizer(memory, where), sync=sync, batch_size=int(size), batch_s=float(seconds))
 
 
 def joined(record: str, memorizer: Memorizer, **how: Any) -> HybridStore:
     """A record that is opened by its URL, with a memory beside it."""
+    if urlsplit(record).scheme in ("agentcore", "hybrid", "mem0"):
+        raise SettingError("record", f"{shown_url(record)!r} has a memory already; {RECORDS}")
     store = open_store(record)
     try:
         return HybridStore(store, memorizer, **how)
@@ -263,5 +275,5 @@ def memorizer(url: str, where: str) -> Memorizer:
     raise SettingError(where, f"memory is mem0://… or agentcore://…, not {shown_url(url)!r}")
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     return text.isascii() and text.replace(".", "", 1).isdecimal()

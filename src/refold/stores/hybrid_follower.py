@@ -1,5 +1,6 @@
 """Follows a record and tells a service that learns what is said in it; a cursor says how far it was told."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,8 @@ WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 """Before a service that failed is asked again: doubled with every failure."""
 CHUNK = 128
 """Entries read at a time. After so many that say nothing, the cursor is moved for them alone."""
+BATCHES = 10
+"""Handed over of a conversation before it is the turn of others that wait."""
 IN_A_ROW = 20
 """Messages refused one after the other, before nothing more is tried."""
 MOST_KNOWN = 10_000
@@ -90,7 +93,9 @@ class Follower:
     def close(self) -> None:
         """Waits a little for what is to be handed over. From then on, it leaves the record alone."""
         self._here()
-        for key in list(self.new):
+        with self._news:
+            left = list(self.new)
+        for key in left:
             self.wake(key, 0.0)
         with self._news:
             self._news.wait_for(lambda: self._failures or not self._owes, PATIENCE_S)
@@ -127,6 +132,21 @@ class Follower:
             self.set_cursor(key, 0 if is_new else self._beginning(key))
         self._known[key] = None
 
+    def appended(self, key: Key, count: int, seconds: float | None) -> None:
+        """So many entries, to be handed over after so long, or at the end of the session if None; at once
+        where they make a batch.
+        """
+        with self._news:
+            self.new[key] = count = self.new.get(key, 0) + count
+            oldest = next(iter(self.new))
+            is_over = len(self.new) > MOST_KNOWN  # so many that did not end: the oldest does not wait for it
+            if is_over:
+                del self.new[oldest]
+        if seconds is not None:
+            self.wake(key, 0.0 if count >= self._batch_size else seconds)
+        if is_over:
+            self.wake(oldest, 0.0)
+
     def wake(self, key: Key, seconds: float) -> None:
         if self.spoken is None:
             return
@@ -145,13 +165,13 @@ class Follower:
         while (key := self._next()) is not None:
             again: float | None = None
             try:
-                if key in self._erased or self._has_news(key):
+                if key in self._erased or self._is_more or self._has_news(key):
+                    again = WAIT_S
                     with self.alone(key) as is_alone:
                         if is_alone:
-                            self.hand_over(key)
+                            again = self._hand_over_some(key)
                             self._failures, self.problem = 0, None
-                    again = None if is_alone else WAIT_S
-                if self._is_more and not self._due:
+                if self._is_more and self._is_free:
                     self._catch_up()
             except Exception as error:  # whatever a service, or a client of one, makes of it
                 again = 0.0 if self._is_closed else self._wait_after(error, key)
@@ -160,6 +180,12 @@ class Follower:
                 if again is not None:
                     self._due.setdefault(key, time.monotonic() + again)
                 self._news.notify_all()
+
+    def _hand_over_some(self, key: Key) -> float | None:
+        """When it is the conversation's turn again; None where all was handed over. What says nothing is left
+        where it is, unless the record is to tell which conversations have something new.
+        """
+        return None if self.hand_over(key, to_the_end=self._is_more, batches=BATCHES) else 0.0
 
     def _wait_after(self, error: Exception, key: Key) -> float:
         self.problem = str(error) or repr(error)
@@ -170,12 +196,24 @@ class Follower:
         self._not_before = time.monotonic() + seconds
         return seconds
 
+    @property
+    def _is_free(self) -> bool:
+        """Nothing is due now, and there is room for more."""
+        with self._news:
+            soonest = min(self._due.values(), default=math.inf)
+            return len(self._due) < MOST_KNOWN and soonest > time.monotonic()
+
     def _catch_up(self) -> None:
         self._is_more = False
-        with self._using():
-            keys = list(islice(self._cursors.behind(self._name), MOST_KNOWN + 1))
+        try:
+            with self._using():
+                keys = list(islice(self._cursors.behind(self._name), MOST_KNOWN + 1))
+        except BaseException:
+            self._is_more = True
+            raise
         for key in keys:
-            self.wake(key, 0.0)
+            if key not in self._due:  # else it waits for a reason
+                self.wake(key, 0.0)
 
     def _next(self) -> Key | None:
         """Waits for a conversation that is due; None when there was none for long."""
@@ -210,8 +248,9 @@ class Follower:
 
     # What
 
-    def hand_over(self, key: Key, *, to_the_end: bool = False) -> None:
-        """All that is after the cursor, in order, which moves on with every batch.
+    def hand_over(self, key: Key, *, to_the_end: bool = False, batches: float = math.inf) -> bool:
+        """What is after the cursor, in order, which moves on with every batch; False where so many were not
+        all. `to_the_end` it moves behind what says nothing, too.
 
         Raises:
             StoreError: the service does not take it now: it fails, or refuses one message after the other.
@@ -222,13 +261,17 @@ class Follower:
         for batch, last in self._batches(key, done):
             if batch:
                 self._tell(key, batch, last, refused)
+                batches -= 1
                 if not refused:
                     self._stuck.pop(key, None)
                     done = last.entry.at + 1
+                    if batches <= 0:
+                        return False
             elif not refused and last.entry.at + 1 - done >= (1 if to_the_end else CHUNK):
                 self._move(key, last, refused)
         if refused:
             raise self._refusing(refused)
+        return True
 
     def hand_in_again(self, key: Key) -> None:
         """What was refused before; what is refused again stays noted.
@@ -322,6 +365,10 @@ class Follower:
         if key in self._erased:
             self._memorizer.forget(key)
             self._erased.discard(key)
+
+    def may_have_told(self, key: Key) -> bool:
+        """Whether the service may know something of a conversation."""
+        return key in self._erased or self.cursor(key) is not None
 
     def forgotten(self, key: Key) -> None:
         """Nothing is known of a conversation that was erased."""

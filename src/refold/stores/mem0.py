@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import datetime
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -16,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from refold.core.errors import MessageError, RefoldError, SettingError, StoreError
-from refold.stores.hybrid import HybridStore, joined
+from refold.stores.hybrid import HybridStore, is_number, joined
 from refold.stores.recent import Recent
 from refold.stores.store import Key, Memory, Spoken, shown_url
 
@@ -29,7 +30,12 @@ ROLES = ("user", "assistant")
 """Who is listened to. What tools say is not: strangers may have written it."""
 MOST_CHARS = 20_000
 """Of one message: what is longer is handed over by its beginning."""
-TIMEOUT_S = 20.0
+TIMEOUT_S, CONNECT_S = 20.0, 5.0
+"""For a request that nobody waits for, and for its connection."""
+MEMORIES_S = 5.0
+"""For asking for memories, opening the client included, unless `timeout_s` says otherwise."""
+PARTS = {"pool": 0.125, "connect": 0.25, "write": 0.125, "read": 0.5}
+"""What each step of such a request may take of what is left."""
 PAGE = 100
 MOST_KNOWN = 10_000
 """Conversations and requests that a process remembers; Mem0 has worked through older ones long since."""
@@ -37,7 +43,10 @@ SETTLE_S = 10.0
 """How long forgetting waits for what Mem0 has not worked through yet."""
 NEVER = ("HTTP_400", "HTTP_409", "HTTP_413", "HTTP_422")
 """What Mem0 will not take, however often it is asked."""
-OPTIONS = "host, level=user|session|agent|org, graph=0|1, infer=0|1, recall=0|1, key and record"
+OPTIONS = "host, level=user|session|agent|org, graph=0|1, infer=0|1, recall=0|1, timeout_s, key and record"
+
+_UNTIL: ContextVar[float | None] = ContextVar("until", default=None)
+"""When memories that are asked for must be there."""
 
 
 class Mem0Memorizer:
@@ -56,11 +65,14 @@ class Mem0Memorizer:
         graph: bool | None = None,
         infer: bool = True,
         recall: bool = True,
+        timeout_s: float = MEMORIES_S,
     ) -> None:
         """`user` is whose the memories are, or at other levels which agent's or organization's; unset, the
-        conversation's owner. `graph` is sent only where it is set: newer services always have one.
+        conversation's owner. `graph` is sent only where it is set: newer services always have one. Asking
+        for memories takes `timeout_s` at most; a `client` that was given has times of its own.
         """
         if client is None:
+            self._key_from = "`api_key` or `key`" if api_key else "MEM0_API_KEY"
             api_key = api_key or os.environ.get("MEM0_API_KEY")
             if not api_key:
                 raise SettingError(
@@ -77,6 +89,7 @@ class Mem0Memorizer:
         self._client, self._is_given = client, client is not None
         self._api_key, self._host, self._user, self._level = api_key, host, user, level
         self._settings: dict[str, Any] = {"infer": infer} | ({} if graph is None else {"enable_graph": graph})
+        self._timeout_s = timeout_s
         self._lock, self._pid = RLock(), os.getpid()
         self._sure = Recent[Key, None](MOST_KNOWN)
         """Conversations whose next batch cannot have been handed over already."""
@@ -104,7 +117,7 @@ class Mem0Memorizer:
 
     def memories(self, key: Key, query: str | None, limit: int, namespace: str | None, /) -> Sequence[Memory]:
         """A namespace is one of the cloud's categories."""
-        with self._telling():
+        with self._telling(), self._within(self._timeout_s):
             if namespace is not None and not self._is_cloud:
                 raise SettingError("namespace", "the open-source Memory has no categories")
             more = [] if namespace is None else [{"categories": {"in": [_clean(namespace)]}}]
@@ -130,11 +143,11 @@ class Mem0Memorizer:
         raise StoreError(f"Mem0 still has memories of {key.conversation!r} after they were deleted; retry")
 
     def close(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            return  # it is just being opened, by somebody who waits for a host that may never answer
+        if self._is_given or self._pid != os.getpid() or not self._lock.acquire(blocking=False):
+            return  # it may just be opened, by somebody who waits for a host that never answers
         try:
-            client, self._client = self._client, self._client if self._is_given else None
-            if not self._is_given and client is not None and self._pid == os.getpid():
+            client, self._client = self._client, None
+            if client is not None:
                 client.client.close()
         finally:
             self._lock.release()
@@ -144,20 +157,43 @@ class Mem0Memorizer:
     @property
     def client(self) -> Any:
         """Mem0's own client, opened when first asked for."""
-        with self._lock:
-            if not self._is_given and self._pid != os.getpid():
-                self._client, self._pid = None, os.getpid()  # a connection must not cross a fork
-            if self._client is None:
-                mem0 = _imported()
-                import httpx
-
-                http = httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=5.0))
-                try:
-                    self._client = mem0.MemoryClient(api_key=self._api_key, host=self._host, client=http)
-                except BaseException:
-                    http.close()
-                    raise
+        if self._is_given:
             return self._client
+        if self._pid != os.getpid():  # neither connections nor locks may cross a fork
+            self._client, self._lock, self._pid = None, RLock(), os.getpid()
+        if not self._lock.acquire(timeout=_left() or TIMEOUT_S):
+            raise StoreError("Mem0 is being opened, and its host has not answered yet; retry")
+        try:
+            self._client = self._client or self._opened()
+            return self._client
+        finally:
+            self._lock.release()
+
+    def _opened(self) -> Any:
+        mem0 = _imported()
+        import httpx
+
+        def hurry(request: Any) -> None:
+            if (left := _left()) is not None:
+                request.extensions["timeout"] |= {what: left * part for what, part in PARTS.items()}
+
+        times = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S)
+        http = httpx.Client(timeout=times, event_hooks={"request": [hurry]})
+        try:
+            return mem0.MemoryClient(api_key=self._api_key, host=self._host, client=http)
+        except BaseException:
+            http.close()
+            raise
+
+    @contextmanager
+    def _within(self, seconds: float) -> Iterator[None]:
+        if not self._is_given:
+            _imported()  # which takes a second or two, and is not the service's fault
+        before = _UNTIL.set(time.monotonic() + seconds)
+        try:
+            yield
+        finally:
+            _UNTIL.reset(before)
 
     @property
     def _is_cloud(self) -> bool:
@@ -244,9 +280,26 @@ class Mem0Memorizer:
         except Exception as error:
             told = str(error)[:500] or repr(error)
             is_never = getattr(error, "error_code", "") in NEVER or type(error).__name__ == "ValidationError"
+            if _status(error) in (401, 403) and not self._is_given:
+                raise StoreError(
+                    f"Mem0 does not take the key from {self._key_from}: {told}. Give one that is valid"
+                    f" for {self._host or 'https://api.mem0.ai'}; nothing is lost meanwhile"
+                ) from error
             if refusals and is_never:
                 raise MessageError("Mem0", f"refuses it: {told}") from error
             raise StoreError(f"Mem0 does not answer as it should: {told}; retry") from error
+
+
+def _status(error: BaseException) -> int | None:
+    """Of the answer that an error was made of: the client tells it only sometimes."""
+    answers = (getattr(one, "response", None) for one in (error, error.__context__))
+    return next((answer.status_code for answer in answers if answer is not None), None)
+
+
+def _left() -> float | None:
+    """The seconds that are left, where something must be there by a time."""
+    until = _UNTIL.get()
+    return None if until is None else max(0.001, until - time.monotonic())
 
 
 def _imported() -> Any:
@@ -264,7 +317,7 @@ def _imported() -> Any:
         raise StoreError(f'Mem0 cannot be imported ({error}): pip install "refold[mem0]"') from error
     finally:
         if before is None:
-            del os.environ[name]
+            os.environ.pop(name, None)
 
 
 def _digest(key: Key) -> str:
@@ -307,8 +360,8 @@ def memorizer(url: str) -> Mem0Memorizer:
 def from_url(url: str) -> HybridStore:
     """The store behind `mem0://USER?host=…&level=user&record=URL`: a record, and Mem0 told of it at once.
 
-    Options: host, level=user|session|agent|org, graph=0|1, infer=0|1, recall=0|1, key (else MEM0_API_KEY),
-    and record, a URL, percent-encoded.
+    Options: host, level=user|session|agent|org, graph=0|1, infer=0|1, recall=0|1, timeout_s (of asking for
+    memories), key (else MEM0_API_KEY), and record, a URL, percent-encoded.
     """
     memorizer, record = _parsed(url)
     return joined(record, memorizer)
@@ -320,11 +373,17 @@ def _parsed(url: str) -> tuple[Mem0Memorizer, str]:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     record, level = options.pop("record", RECORD), options.pop("level", "user")
     given = {name: options.pop(name, None) for name in ("graph", "infer", "recall")}
-    host, key = options.pop("host", None), options.pop("key", None)
+    host, key, seconds = (
+        options.pop("host", None),
+        options.pop("key", None),
+        options.pop("timeout_s", f"{MEMORIES_S}"),
+    )
     if options or parts.path.strip("/") or not {*given.values()} <= {None, "0", "1"} or level not in ENTITY:
         raise SettingError(where, f"expected mem0://USER; its options are {OPTIONS}")
     if host is not None and urlsplit(host).scheme not in ("http", "https"):
         raise SettingError(where, f"host is a URL such as https://api.mem0.ai, not {host!r}")
-    flags = {name: value == "1" for name, value in given.items() if value is not None}
-    user = unquote(parts.netloc) or None
-    return Mem0Memorizer(api_key=key, host=host, user=user, level=level, **flags), record  # type: ignore[arg-type]
+    if not is_number(seconds) or not float(seconds):
+        raise SettingError(where, f"timeout_s is a number of seconds, not {seconds!r}")
+    flags: dict[str, Any] = {name: value == "1" for name, value in given.items() if value is not None}
+    flags |= {"level": level, "timeout_s": float(seconds)}
+    return Mem0Memorizer(api_key=key, host=host, user=unquote(parts.netloc) or None, **flags), record

@@ -90,6 +90,16 @@ class MemoryStore:
             places = self._all[key].places if key in self._all else {}
             return {id: places[id] for id in ids if id in places}
 
+    def locate(self, owner: str, ids: Collection[str], /) -> dict[str, tuple[Key, int]]:
+        with self._lock:
+            mine = [(key, one) for key, one in self._all.items() if key.owner == owner]
+            return {
+                id: (key, one.places[id])
+                for key, one in mine
+                for id in ids
+                if one.places.get(id, -1) >= one.fork_at
+            }
+
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
         with self._lock:
             mine = self._all.pop(key, None)

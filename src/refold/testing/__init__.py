@@ -21,7 +21,7 @@ import pytest
 from refold.testing.batches import BatchesContract
 from refold.testing.cursors import CursorsContract
 from refold.testing.forks import ForksContract
-from refold.testing.ids import IdsContract
+from refold.testing.ids import IdsContract, LocatedContract
 from refold.testing.leases import LeasesContract
 from refold.testing.notes import NotesContract
 from refold.testing.search import SearchContract
@@ -41,6 +41,7 @@ class StoreContract(
     WritersContract,
     SessionsContract,
     IdsContract,
+    LocatedContract,
     ForksContract,
     SnapshotsContract,
     LeasesContract,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from refold.opening import open
-from refold.stores.store import Ids, Key
+from refold.stores.store import LOCATED, Forks, Ids, Key, Located
 from refold.testing.words import KEY, ODD, demand_able, entry, named, said, verified
 
 
@@ -51,3 +51,53 @@ class IdsContract:
         assert ids.find(KEY, [*ODD, "not there"]) == {id: at for at, id in enumerate(ODD)}
         assert ids.find(KEY, ODD[3:4]) == {ODD[3]: 3}
         assert ids.find(KEY, []) == ids.find(Key("b", KEY.conversation), ODD) == {}
+
+
+class LocatedContract:
+    @pytest.fixture
+    def located(self, store: Any) -> Any:
+        return store if isinstance(store, Located) else pytest.skip("this store does not locate ids")
+
+    def test_an_id_is_located_in_whatever_conversation_of_the_owner_said_it(self, located: Any) -> None:
+        ids = [f"{LOCATED}{n}" for n in range(6)]
+        one, other, stranger = Key("o", "one"), Key("o", "../* {two}"), Key("p", "one")
+        located.append(one, [entry(n, id=ids[n]) for n in range(3)])
+        located.append(other, [entry(0, id=ids[3]), entry(1, id="another"), entry(2)])
+        located.append(stranger, [entry(0, id=ids[4]), entry(1, id=ids[0])])
+        assert located.locate("o", ids) == {**{ids[n]: (one, n) for n in range(3)}, ids[3]: (other, 0)}
+        assert located.locate("p", ids) == {ids[4]: (stranger, 0), ids[0]: (stranger, 1)}
+        assert located.locate("q", ids) == located.locate("o", []) == {}
+
+    def test_of_several_that_said_the_same_the_newest_is_located(self, located: Any) -> None:
+        old, new = Key("o", "old"), Key("o", "new")
+        located.append(old, [entry(0, id="~x")])
+        located.append(new, [entry(0), entry(1, id="~x")])
+        located.append(old, [entry(1)])
+        assert located.locate("o", ["~x"]) == {"~x": (new, 1)}
+        located.erase(new)
+        assert located.locate("o", ["~x"]) == {"~x": (old, 0)}
+        located.erase(old)
+        assert located.locate("o", ["~x"]) == {}
+
+    def test_what_forks_share_is_located_where_it_was_said_and_then_in_those_that_keep_it(
+        self, located: Any
+    ) -> None:
+        if not isinstance(located, Forks):
+            pytest.skip("this store cannot fork")
+        parent, fork, below = Key("o", "parent"), Key("o", "fork"), Key("o", "below")
+        located.append(parent, [entry(n, id=f"~{n}") for n in range(4)])
+        located.fork(parent, fork, 2)
+        located.fork(fork, below, 1)
+        located.append(fork, [entry(2, id="~own")])
+        assert located.locate("o", ["~0", "~3", "~own"]) == {
+            "~0": (parent, 0),
+            "~3": (parent, 3),
+            "~own": (fork, 2),
+        }
+        located.erase(parent)
+        found = located.locate("o", ["~0", "~1", "~3"])
+        assert found.keys() == {"~0", "~1"}
+        assert found["~0"] in [(fork, 0), (below, 0)]
+        assert found["~1"] == (fork, 1)
+        located.erase(fork)
+        assert located.locate("o", ["~0", "~1", "~own"]) == {"~0": (below, 0)}

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from refold.testing.model import GLANCE_S, _Server
 
-Fault: TypeAlias = Literal["down", "slow", "reject", "throttle", "cut"]
+Fault: TypeAlias = Literal["down", "slow", "reject", "forbid", "throttle", "cut"]
 ENTITIES = ("user_id", "agent_id", "app_id", "run_id")
 FIELDS = {
     "add": "messages metadata infer enable_graph filters timestamp expiration_date structured_data_schema"
@@ -62,7 +62,9 @@ class Mem0Stub:
         self.asked: list[Asked] = []
         """All requests but pings, in order of arrival."""
         self.fault: Fault | None = None
-        """down: no answer; slow: none until `go_on`; reject: 400; throttle: 429; cut: done, and no answer."""
+        """down: no answer; slow: none until `go_on`; reject: 400; forbid: 403; throttle: 429; cut: done,
+        and no answer.
+        """
         self.refuses: Callable[[str], bool] = lambda text: False
         """Texts of messages that are answered with 400."""
         self.lags = False
@@ -294,6 +296,8 @@ def _handler(stub: Mem0Stub) -> type[BaseHTTPRequestHandler]:
         def _done(self, path: str, query: dict[str, str], body: Any, fault: Fault | None) -> tuple[int, Any]:
             if fault == "reject":
                 return 400, {"detail": "this is not taken"}
+            if fault == "forbid":
+                return 403, {"detail": "You do not have permission to perform this action."}
             if fault == "throttle":
                 return 429, {"detail": "Request was throttled."}
             try:

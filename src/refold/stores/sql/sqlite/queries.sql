@@ -60,6 +60,19 @@ WHERE place >= :low AND place < :high AND kind <> 'said' ORDER BY place LIMIT :l
 -- name: find
 SELECT place FROM refold_entry WHERE id = :id AND place >= :low AND place < :high
 
+-- name: locate
+SELECT e.place, c.name FROM refold_entry e JOIN refold_conversation c ON c.cid = e.place >> 32
+WHERE e.id = :id AND (c.owner = :owner OR c.name IS NULL) ORDER BY e.place
+
+-- name: heirs
+WITH RECURSIVE heir (cid, owner, name, shared) AS (
+    SELECT cid, owner, name, fork_at FROM refold_conversation WHERE parent = :cid
+    UNION ALL
+    SELECT c.cid, c.owner, c.name, min(h.shared, c.fork_at)
+    FROM heir h JOIN refold_conversation c ON c.parent = h.cid WHERE h.name IS NULL
+)
+SELECT name, shared FROM heir WHERE name IS NOT NULL AND owner = :owner ORDER BY cid
+
 -- name: forks
 WITH RECURSIVE fork (cid, owner, name) AS (
     SELECT cid, owner, name FROM refold_conversation WHERE parent = :cid
