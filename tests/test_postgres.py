@@ -13,15 +13,25 @@ from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Barrier, Event, Thread
+from urllib.parse import quote
 from uuid import uuid4
 
 import psycopg
 import pytest
 
 import refold
+from passwords import ODD_PASSWORDS, shown_parts
+from proxy import Proxy
 from refold.bench.stores import Relay, relayed
 from refold.core.codec import GENESIS, Entry, chain
-from refold.core.errors import ConflictError, CorruptError, NewerError, SettingError, StoreError
+from refold.core.errors import (
+    ConflictError,
+    CorruptError,
+    NewerError,
+    NotFoundError,
+    SettingError,
+    StoreError,
+)
 from refold.core.query import Words, parse_query
 from refold.stores import sql
 from refold.stores.postgres import PostgresStore, from_url
@@ -30,8 +40,11 @@ from refold.stores.store import Key, open_store
 from refold.testing import StoreContract
 from refold.testing.words import KEY, ODD, entries, entry, said, verified
 from servers import Postgres, remove
+from uses import uses
 
 names = count()
+SIZES = ("pool_size", "timeout_s", "statement_timeout_s")
+OFF = ("0", "-1", "1" + "0" * 30)
 PAGES = Path(__file__).parents[1] / "docs" / "stores"
 
 
@@ -88,12 +101,50 @@ def test_a_url_opens_a_store_and_its_options_are_taken_out(postgres_url):
 
 
 @pytest.mark.parametrize(
-    "query",
-    ["pool_size=0", "pool_size=x", "timeout_s=-1", "timeout_s=nan", "timeout_s=", "schema=", "poolsize=3"],
+    ("query", "problem"),
+    [
+        *((f"{name}={value}", f"{name}={value} is no number") for name in SIZES for value in ("x", "", "1e")),
+        *(
+            (f"{name}={value}", rf"{name}=\S+ is not allowed; expected \S+ to 1,000,000")
+            for name in SIZES
+            for value in OFF
+        ),
+        ("pool_size=1.5", "pool_size=1.5 is no number"),
+        ("timeout_s=0.0001", "expected 0.001 to 1,000,000"),
+        ("timeout_s=nan", "expected 0.001 to 1,000,000"),
+        ("statement_timeout_s=inf", "expected 0.001 to 1,000,000"),
+        ("schema=", r"schema is empty or longer.*pool_size, timeout_s, statement_timeout_s and schema"),
+        (f"schema={'é' * 32}", "longer than 63 bytes"),
+        ("poolsize=3", r"poolsize is no option.*pool_size, timeout_s, statement_timeout_s and schema"),
+    ],
 )
-def test_an_option_that_is_not_known_or_not_allowed_is_refused(postgres_url, query):
-    with pytest.raises(SettingError, match=r"pool_size, timeout_s, statement_timeout_s and schema"):
+def test_an_option_that_is_not_known_or_not_allowed_is_refused(postgres_url, query, problem):
+    with pytest.raises(SettingError, match=problem):
         open_store(f"{postgres_url}&{query}")
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["port=abc", "port=99999", "sslmode=bogus", "connect_timeout=x", "service=nobody", "options=-c%20a%3D1"],
+)
+def test_what_can_never_work_is_told_at_once(postgres_url, query):
+    with pytest.raises(StoreError, match=r"cannot be reached: .*check the URL and the server"):
+        open_store(f"{postgres_url}&{query}&timeout_s=300")
+
+
+def test_a_server_without_encryption_is_told_at_once_where_that_is_demanded(postgres, postgres_url):
+    with Proxy(postgres.socket) as between:
+        name = postgres_url.partition("?")[0].rpartition("/")[2]
+        url = f"postgresql://postgres@127.0.0.1:{between.port}/{name}?timeout_s=300"
+        with pytest.raises(StoreError, match="does not support SSL"):
+            open_store(f"{url}&sslmode=require")
+        open_store(url).close()
+
+
+@pytest.mark.parametrize("port", ["abc", "99999", "-1", "1,localhost:x"])
+def test_a_port_that_is_none_is_refused(port):
+    with pytest.raises(SettingError, match="a port is a number up to 65535"):
+        open_store(f"postgresql://localhost:{port}/x")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +168,40 @@ def test_no_error_shows_a_password(url):
         error = error.__cause__
 
 
+@pytest.mark.parametrize("password", ODD_PASSWORDS)
+def test_no_part_of_an_odd_password_is_shown_whether_it_is_encoded_or_not(password):
+    for url in (
+        f"postgresql://me:{password}@localhost:1/x",
+        f"postgresql://me:{quote(password, safe='')}@localhost:1/x",
+        f"postgresql://me:s@localhost:1/x?password={password}",
+    ):
+        with pytest.raises((StoreError, SettingError)) as caught:
+            open_store(url)
+        assert shown_parts(password, caught.value) == set()
+
+
+def test_characters_that_end_a_password_are_told_with_how_to_write_them():
+    for password in ("p@ss", "p/ss", "p?ss", "p#ss", "p%ss", "p[ss"):
+        with pytest.raises(SettingError, match=r"percent-encode .* @ is %40"):
+            open_store(f"postgresql://me:{password}@localhost:1/x")
+
+
+def test_a_server_that_asks_for_a_password_gets_the_right_one():
+    folder, password = Path(tempfile.mkdtemp(prefix="refold-scram-")), "p@ss/w?rd#1: 100%"
+    server = Postgres(folder, "fsync=off", password=password).start()
+    try:
+        url = server.database()
+        with open_store(url).pool.alone() as connection:
+            assert connection.pgconn.used_password
+        for given, problem in {":XQ7%40": "password authentication failed", "": "no password"}.items():
+            with pytest.raises(StoreError, match=f"cannot be reached.*{problem}") as caught:
+                open_store(url.replace(f":{quote(password, safe='')}", given) + "&timeout_s=300")
+            assert shown_parts("XQ7@", caught.value) == set()
+    finally:
+        server.kill()
+        remove(folder)
+
+
 def test_a_wrong_password_or_database_is_told_at_once(postgres, postgres_url):
     with pytest.raises(StoreError, match=r'cannot be reached.*"nobody" does not exist'):
         PostgresStore(postgres.url_of("nobody"), timeout_s=300)
@@ -124,9 +209,28 @@ def test_a_wrong_password_or_database_is_told_at_once(postgres, postgres_url):
         PostgresStore(postgres_url.replace("postgres@", "nobody:s3cr3t@"), timeout_s=300)
 
 
-def test_a_server_that_does_not_answer_is_told_when_the_time_is_over():
-    with pytest.raises(StoreError, match=r"localhost:1/x cannot be reached: .*check the URL"):
-        PostgresStore("postgresql://localhost:1/x", timeout_s=0.3)
+def test_a_server_that_never_answered_is_not_waited_for():
+    for host in ("localhost:1", "no.such.host.invalid", f"{'a' * 70}.invalid"):
+        with pytest.raises(StoreError, match=rf"{host}/x cannot be reached: .*check the URL"):
+            PostgresStore(f"postgresql://{host}/x", timeout_s=300)
+
+
+def test_a_server_that_accepts_and_never_answers_is_given_up():
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError, match=r"for 0.3 s"):
+        PostgresStore(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x", timeout_s=0.3)
+
+
+def test_places_that_no_number_of_the_server_holds_are_not_there(store):
+    store.append(KEY, entries(0, 2))
+    for far in (1 << 32, 1 << 64, 10**30):
+        assert list(store.read(KEY, far)) == list(store.read(KEY, far, far + 1)) == []
+        assert [link.entry for link in store.read(KEY, -far, far)] == entries(0, 2)
+        assert store.fetch(KEY, [far, -far]) == {}
+        assert not store.wait(KEY, far, 0.0)
+        chat = refold.open("a", store=store, model="gpt-5")
+        for deed in (chat.pin, chat.restore, chat.expand, chat.undo, chat.view):
+            with pytest.raises(NotFoundError):
+                deed(far)
 
 
 # Migrations
@@ -591,11 +695,55 @@ def test_a_server_that_stays_away_is_told_with_what_to_do(server):
     server.kill()
     with pytest.raises(StoreError, match=r"not known.*append again with the same ids|cannot be reached"):
         store.append(KEY, entries(1, 2), after=GENESIS)
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match="cannot be reached") as caught:
         list(store.read(KEY))
+    assert "not known" not in str(caught.value)
     server.start()
     assert verified(store, KEY) == entries(0, 1)
     store.close()
+
+
+def test_a_read_that_was_cut_off_leaves_nothing_unknown(server):
+    store = PostgresStore(server.database(), timeout_s=0.5)
+    store.append(KEY, entries(0, 1))
+    server.kill()
+    with pytest.raises(StoreError, match="cannot be reached") as caught:
+        list(store.read(KEY))
+    assert "not known" not in str(caught.value)
+    store.close()
+
+
+def test_a_server_that_was_waited_for_in_vain_is_not_waited_for_again_until_it_answers(server):
+    store = PostgresStore(server.database(), timeout_s=0.3)
+    chat = refold.open("a", store=store, model="gpt-5")
+    chat.append(said("apple"))
+    store._watch.close()
+    server.kill()
+    with pytest.raises(StoreError, match="cannot be reached"):
+        list(store.read(KEY))
+    store._ask._away_since -= 1_000
+    store._ask.timeout_s = 100
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(StoreError, match="cannot be reached"):
+            pool.submit(chat.search, "apple").result(30)
+        pool.submit(chat.close).result(30)
+        server.start()
+        assert len(verified(store, chat.key)) == 1
+        server.kill()
+        waiting = pool.submit(verified, store, chat.key)
+        server.start()
+        assert len(waiting.result(30)) == 1
+    store.close()
+
+
+def test_closing_waits_for_no_server_that_is_away(server):
+    store = PostgresStore(server.database(), timeout_s=500)
+    with store._watch._lock:  # so that nothing is told yet
+        store._ask.ask(lambda run: None)
+        server.kill()
+        store._watch._changed.add(b"a key")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(store.close).result(30)
 
 
 def test_a_statement_that_takes_too_long_is_stopped_and_told(database):
@@ -673,8 +821,7 @@ def test_a_closed_store_is_used_no_more(store, reopen):
     store.append(KEY, entries(0, 1))
     store.close()
     store.close()
-    uses = [lambda: store.append(KEY, entries(1, 2)), lambda: list(store.read(KEY)), store._ask.alone]
-    for use in (*uses, lambda: store.wait(KEY, 5, 1.0)):
+    for use in (*uses(store).values(), store._ask.alone):
         with pytest.raises(StoreError, match="was closed here; open the store anew"):
             use()
     other = reopen()

@@ -16,13 +16,15 @@ from pathlib import Path
 from random import randrange
 from select import select
 from threading import Barrier, Thread
+from urllib.parse import quote
 
 import pytest
 import redis
 from redis.crc import key_slot
 
+from passwords import ODD_PASSWORDS, shown_parts
 from refold.core.codec import GENESIS, Entry, chain
-from refold.core.errors import CorruptError, SettingError, StoreError
+from refold.core.errors import CorruptError, NotFoundError, SettingError, StoreError
 from refold.core.event import Expiry
 from refold.opening import open
 from refold.stores.redis import from_url
@@ -31,11 +33,14 @@ from refold.stores.store import Key, Snapshot, ToolSetting, open_store
 from refold.testing import StoreContract
 from refold.testing.words import KEY, ODD, entries, entry, said, verified
 from servers import ALWAYS, Valkey, remove
+from uses import uses
 
 OTHER = Key(KEY.owner, "another")
 SECONDS = 30.0
 """How long something may take that happens soon."""
 NAMES = Names("refold")
+NUMBERS = ("ttl_s", "timeout_s", "db", "max_connections", "health_check_interval", "socket_connect_timeout")
+ODD_NUMBERS = ("-1", "nan", "inf", "x", "", "1e30", "9" * 30)
 
 
 class TestValkey(StoreContract):
@@ -385,14 +390,58 @@ def test_a_store_goes_on_after_its_server_was_killed(server):
 
 def test_a_server_that_stays_away_is_named_and_nothing_waits_for_ever(server):
     store = from_url(f"{server.url}?timeout_s=0.2")
-    store.append(KEY, entries(0, 1))
+    digest = store.append(KEY, entries(0, 1))
     server.kill()
     with pytest.raises(StoreError, match=r"did not answer for 0.2 s.*Nothing acknowledged is lost"):
         store.append(KEY, entries(1, 2))
+    with pytest.raises(StoreError, match="whether the last write was stored is not known"):
+        store.append(KEY, entries(1, 2), after=digest)
+    reads = ("read", "resume", "fetch", "find", "conversations", "cursor", "note", "settings", "summary")
+    for name in (*reads, "saved", "leases", "behind", "wait", "examine"):
+        with pytest.raises(StoreError, match="did not answer") as caught:
+            uses(store)[name]()
+        assert "not known" not in str(caught.value)
+    with pytest.raises(StoreError, match="cannot be reached"):
+        from_url(server.url)
+
+
+def test_a_server_that_was_waited_for_in_vain_is_not_waited_for_again_until_it_answers(server):
+    store = from_url(f"{server.url}?timeout_s=0.2")
+    chat = open("a", store=store, model="gpt-5")
+    chat.append(said("apple"))
+    server.kill()
     with pytest.raises(StoreError, match="did not answer"):
         list(store.read(KEY))
-    with pytest.raises(StoreError, match="cannot be used"):
-        from_url(server.url)
+    store._link._away_since -= 1_000
+    store._link.timeout_s = 100
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(StoreError, match="did not answer"):
+            pool.submit(chat.search, "apple").result(SECONDS)
+        pool.submit(chat.close).result(SECONDS)
+        server.start()
+        assert len(verified(store, chat.key)) == 1
+        server.kill()
+        waiting = pool.submit(verified, store, chat.key)
+        server.start()
+        assert len(waiting.result(SECONDS)) == 1
+
+
+def test_a_server_that_accepts_and_never_answers_is_given_up():
+    for options in ("", "&cluster=1"):
+        with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError, match="imeout"):
+            from_url(f"redis://127.0.0.1:{silent.getsockname()[1]}?timeout_s=0.2{options}")
+
+
+def test_a_peer_that_answers_no_more_is_given_up(server):
+    cutter = Cutter(server.folder, server.socket)
+    store = from_url(f"unix://{cutter.path}?timeout_s=0.3")
+    store.append(KEY, entries(0, 1))
+    cutter.hangs = True
+    with ThreadPoolExecutor(1) as pool, pytest.raises(StoreError, match=r"did not answer for 0.3 s"):
+        pool.submit(store.append, KEY, entries(1, 2)).result(SECONDS)
+    cutter.hangs = False
+    assert verified(store, KEY)[:1] == entries(0, 1)
+    cutter.close()
 
 
 class Cutter:
@@ -400,7 +449,7 @@ class Cutter:
 
     def __init__(self, folder, target):
         self.path, self._target = folder / "cutter.sock", target
-        self.cuts = []
+        self.cuts, self.hangs = [], False
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.path))
         self._listener.listen()
@@ -422,7 +471,8 @@ class Cutter:
                         cut = self.cuts.pop(0) if self.cuts else None
                     if not data or cut == ("before" if one is client else "after"):
                         return
-                    (server if one is client else client).sendall(data)
+                    if not self.hangs:
+                        (server if one is client else client).sendall(data)
 
     def close(self):
         self._listener.close()
@@ -545,6 +595,9 @@ def test_an_answer_has_an_end_in_bytes(store):
     assert [link.entry for link in store.read(KEY)] == large
     assert [link.entry for link in store.read(KEY, but="said")] == large[25:]
     assert [link.entry for link in store.resume(KEY, "main")[1]] == large
+    fetched = store._link.call("fetch", keys, 0, *range(50))
+    assert 8_000_000 <= sum(map(len, fetched)) <= 9_100_000
+    assert store.fetch(KEY, [*range(50), 99, 10**30]) == dict(enumerate(large))
     store.fork(KEY, OTHER, 40)
     assert [link.entry for link in store.read(OTHER)] == large[:40]
 
@@ -616,7 +669,7 @@ def test_a_closed_store_is_used_no_more(store, valkey_url):
     store.append(KEY, entries(0, 1))
     store.close()
     store.close()
-    for use in (lambda: store.append(KEY, entries(1, 2)), lambda: list(store.read(KEY))):
+    for use in uses(store).values():
         with pytest.raises(StoreError, match="was closed here; open the store anew"):
             use()
     assert verified(from_url(valkey_url), KEY) == entries(0, 1)
@@ -667,14 +720,77 @@ def test_a_store_can_be_used_on_both_sides_of_a_fork(store):
         ("prefix={a}", "letters, digits"),
         ("retries=3", "'retries' is not known; its options are cluster, prefix,"),
         ("password=secret", "'password' is not known"),
-        ("db=one", "Invalid value for 'db'"),
+        ("db=one", "expected the number of a database"),
         ("cluster=1", "reached by redis://"),
+        *((f"{name}={value}", f"{name}={value} is not allowed") for name in NUMBERS for value in ODD_NUMBERS),
+        ("max_connections=0", "a number above 0"),
+        ("socket_connect_timeout=0", "expected seconds"),
+        ("timeout_s=0.0001", "expected 0.001 to 1,000,000"),
+        ("client_name=", "expected a value"),
     ],
 )
 def test_options_that_are_not_allowed_are_named(valkey_url, options, problem):
     with pytest.raises(SettingError, match=problem.replace("(", ".")) as caught:
         open_store(f"{valkey_url}?{options}")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "/abc",
+        "/-1",
+        "/1/2",
+        "/0x1",
+        "/3?cluster=1",
+        "?cluster=1&db=3",
+        "/0?prefix=a#b",
+        ":abc",
+        ":99999",
+        "/0#1@a",
+    ],
+)
+def test_an_address_that_says_something_else_than_it_seems_is_refused(rest):
+    with pytest.raises(SettingError, match=r"number of a database|only database 0|port|host begins"):
+        open_store(f"redis://localhost{rest}")
+
+
+@pytest.mark.parametrize("password", ODD_PASSWORDS)
+def test_no_part_of_an_odd_password_is_shown_whether_it_is_encoded_or_not(password):
+    for url in (
+        f"redis://me:{password}@localhost:1/0",
+        f"redis://:{quote(password, safe='')}@localhost:1",
+        f"unix://me:{password}@/no/where.sock",
+        f"redis://me:s@localhost:1/x?password={password}",
+    ):
+        with pytest.raises((StoreError, SettingError)) as caught:
+            open_store(url)
+        assert shown_parts(password, caught.value) == set()
+
+
+def test_characters_that_end_a_password_are_told_with_how_to_write_them():
+    for password in ("p@ss", "p/ss", "p?ss", "p#ss", "p[ss"):
+        with pytest.raises(SettingError, match=r"percent-encode .* @ is %40"):
+            open_store(f"redis://me:{password}@localhost:1/0")
+
+
+def test_an_odd_password_gets_in_where_it_is_encoded(server):
+    server.client().config_set("requirepass", "p@ss/w?rd#1: 100%")
+    open_store(f"unix://:{quote('p@ss/w?rd#1: 100%', safe='')}@{server.socket}").close()
+
+
+def test_places_that_no_number_of_the_server_holds_are_not_there(store):
+    store.append(KEY, entries(0, 2))
+    for far in (1 << 53, 1 << 64, 10**30):
+        assert list(store.read(KEY, far)) == list(store.read(KEY, far, far + 1)) == []
+        assert [link.entry for link in store.read(KEY, -far, far)] == entries(0, 2)
+        assert [*store.read(KEY, 0, far, but="noted")] == []
+        assert store.fetch(KEY, [far, -far]) == {}
+        assert not store.wait(KEY, far, 0.0)
+        chat = open("a", store=store, model="gpt-5")
+        for deed in (chat.pin, chat.restore, chat.expand, chat.undo, chat.view):
+            with pytest.raises(NotFoundError):
+                deed(far)
 
 
 def test_options_of_the_driver_are_passed_on(valkey_url, raw):
@@ -699,7 +815,7 @@ def test_a_server_that_is_not_there_is_named_at_once():
         "redis://me:hunter2@127.0.0.1:1/0",
         "redis://127.0.0.1:1?cluster=1",
     ):
-        with pytest.raises(StoreError, match="cannot be used") as caught:
+        with pytest.raises(StoreError, match=r"cannot be reached: .*check the URL") as caught:
             open_store(url)
         assert "hunter2" not in str(caught.value)
 

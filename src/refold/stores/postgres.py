@@ -13,6 +13,7 @@ from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError
 from refold.core.event import Expiry
 from refold.core.query import Query, Words
+from refold.stores.address import parts_of
 from refold.stores.packing import pack, unpack
 from refold.stores.postgres_index import PostgresIndex
 from refold.stores.postgres_pool import OPTIONS, PostgresPool, Run, shown
@@ -38,6 +39,7 @@ PIECE_BYTES = 64 << 20
 """What is sent at a time of a batch that is larger than this."""
 END = 1 << 32
 """No place is as high."""
+UNKNOWN = ". Whether the last append was stored is not known: read, or append again with the same ids"
 
 
 class PostgresStore:
@@ -99,7 +101,7 @@ class PostgresStore:
                     break
             return row
 
-        return self._ask.ask(one) if len(pieces) == 1 else self._ask.transact(one)
+        return (self._ask.ask if len(pieces) == 1 else self._ask.transact)(one, doubt=UNKNOWN)
 
     def read(
         self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
@@ -335,17 +337,16 @@ def from_url(url: str) -> PostgresStore:
 
     Its own options are `pool_size`, `timeout_s`, `statement_timeout_s` and `schema`; all others are libpq's.
     """
-    plain, _, query = url.partition("?")
-    given = parse_qsl(query, keep_blank_values=True)
-    ours: dict[str, str] = {name: value for name, value in given if name in _OURS}
-    theirs = "&".join(f"{name}={quote(value, safe='')}" for name, value in given if name not in _OURS)
-    try:
-        options: dict[str, Any] = {name: _OURS[name](value) for name, value in ours.items()}
-    except ValueError:
-        options = {"pool_size": 0}
-    if not all(value and (isinstance(value, str) or 0 < value < 1e6) for value in options.values()):
-        raise SettingError(f"store {shown(url)!r}", f"a size or time is a number above 0; {OPTIONS}")
-    return PostgresStore(f"{plain}?{theirs}" if theirs else plain, **options)
+    plain, options, theirs = url.partition("?")[0], dict[str, Any](), list[str]()
+    for name, value in parse_qsl(parts_of(url).query, keep_blank_values=True):
+        if name not in _OURS:
+            theirs.append(f"{name}={quote(value, safe='')}")
+            continue
+        try:
+            options[name] = _OURS[name](value)
+        except ValueError:
+            raise SettingError(f"store {shown(url)!r}", f"{name}={value} is no number; {OPTIONS}") from None
+    return PostgresStore(f"{plain}?{'&'.join(theirs)}" if theirs else plain, **options)
 
 
 _OURS: dict[str, Callable[[str], int | float | str]] = {

@@ -1,6 +1,7 @@
 """Connections to PostgreSQL: a pool in each process, patience while a server restarts, errors explained."""
 
 import logging
+import math
 import os
 import re
 import time
@@ -13,6 +14,7 @@ from weakref import WeakSet
 
 from refold.core.codec import FORMAT
 from refold.core.errors import NewerError, SettingError, StoreError
+from refold.stores.address import ENCODED, demand_between
 from refold.stores.postgres_turns import Turns
 from refold.stores.sql import migrations, queries
 
@@ -31,11 +33,14 @@ Answer = TypeVar("Answer")
 OLDEST_SERVER = 13
 PASSING = {"40001", "40P01", "57P01", "57P02", "57P03", "57P05", "53300", "25006", "25P03", "26000"}
 """States that go by themselves: crossed transactions, a server that starts, stops, is full or a replica."""
-FINAL = ("password", "does not exist", "pg_hba", "authentication", "certificate", "not permitted")
-"""What a server says to those whom it will never let in."""
+BUSY = ("the database system is", "too many", "connection slots", "unexpectedly", "reset by peer")
+"""What is said to those who connect while a server starts, stops or is full."""
 ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """A peer that is gone without a word is missed after a minute, in seconds."""
-UNKNOWN = "Whether the last append was stored is not known: read, or append again with the same ids"
+LONGEST_NAME = 63
+"""Bytes that PostgreSQL keeps of a schema's name."""
+CLOSE_S = 1.0
+"""How long closing waits for those who are connecting."""
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
@@ -91,16 +96,18 @@ class PostgresPool:
         self, url: str, pool_size: int, timeout_s: float, statement_timeout_s: float, schema: str | None
     ) -> None:
         self.shown = shown(url)
+        where = f"store {self.shown!r}"
+        demand_between(where, 1, 1e6, pool_size=pool_size)
+        demand_between(where, 0.001, 1e6, timeout_s=timeout_s, statement_timeout_s=statement_timeout_s)
+        if schema is not None and not 0 < len(schema.encode()) <= LONGEST_NAME:
+            problem = f"schema is empty or longer than {LONGEST_NAME} bytes: name one, or leave it out"
+            raise SettingError(where, f"{problem}; {OPTIONS}")
         try:
             known = conninfo_to_dict(url)
         except psycopg.Error as error:
-            odd = (
-                re.search(r'query parameter: "([a-z_]+)"', str(error))
-                if "@" not in url.partition("?")[2]
-                else None
-            )
-            problem = f"{odd[1]} is no option" if odd else "is no URL of PostgreSQL"
-            raise SettingError(f"store {self.shown!r}", f"{problem}; {OPTIONS}") from None
+            odd = re.search(r'query parameter: "([a-z_]+)"', "" if "password=" in url else str(error))
+            problem = f"{odd[1]} is no option" if odd else f"is no URL of PostgreSQL; {ENCODED}"
+            raise SettingError(where, f"{problem}; {OPTIONS}") from None
         self.url, self.pool_size, self.timeout_s = url, pool_size, timeout_s
         self._limit_s = statement_timeout_s + timeout_s
         self._options = str(known.get("options") or os.environ.get("PGOPTIONS", ""))
@@ -114,8 +121,10 @@ class PostgresPool:
             "idle_ms": str(round((timeout_s + statement_timeout_s) * 1000)),
         }
         self._schema = schema
-        self._problem: psycopg.Error | None = None
+        self._problem: Exception | None = None
         """Why the last try to connect failed."""
+        self._away_since = -math.inf
+        """When the server was first found not to answer any more; it never did yet."""
         self._pool: ConnectionPool[Connection] | None = None
         self._opening, self._closed = Lock(), False
         self._turns = Turns(pool_size)
@@ -130,27 +139,29 @@ class PostgresPool:
         """One statement, in one round trip."""
         return self.ask(lambda run: run(query, **values))
 
-    def transact(self, work: Work[T]) -> T:
+    def transact(self, work: Work[T], doubt: str = "") -> T:
         def whole(run: Run) -> T:
             with run.whole():
                 return work(run)
 
-        return self.ask(whole)
+        return self.ask(whole, doubt=doubt)
 
-    def ask(self, work: Work[T], patience_s: float | None = None) -> T:
+    def ask(self, work: Work[T], patience_s: float | None = None, doubt: str = "") -> T:
         """Does the work on a connection, and again where the connection broke or the server restarts.
 
-        Patience is for a connection, and then once more from the first trouble on.
+        Patience is for a connection, and then once more from the first trouble on. A server that never
+        answered, or not for so long, is not waited for.
 
         Raises:
-            StoreError: it could not be done in time, or the server refuses it.
+            StoreError: it could not be done in time, or the server refuses it; with `doubt` where it was cut
+                off, and may have been done.
         """
         limit_s = self._limit_s if patience_s is None else patience_s
         patience_s = self.timeout_s if patience_s is None else patience_s
         until = time.monotonic() + patience_s
         again, wait_s = False, 0.005
         while True:
-            with self._connection(until, again) as connection:
+            with self._connection(until, doubt if again else "") as connection:
                 connection.limit_s = limit_s
                 try:
                     return work(Run(connection, again=again))
@@ -158,7 +169,7 @@ class PostgresPool:
                     passing = connection.closed or connection.broken or error.sqlstate in PASSING
                     until = until if again else time.monotonic() + patience_s
                     if not passing or time.monotonic() + wait_s > until:
-                        raise self._explained(error, lost=passing) from error
+                        raise self._explained(error, doubt if passing else None) from error
                     if error.sqlstate not in ("40001", "40P01"):
                         connection.close()
             again = True
@@ -168,12 +179,12 @@ class PostgresPool:
                 self._drain(connection.made)
 
     @contextmanager
-    def _connection(self, until: float, again: bool) -> Iterator[Connection]:
+    def _connection(self, until: float, doubt: str) -> Iterator[Connection]:
         turns = self._turns
         if not turns.take(until - time.monotonic()):
-            raise self._unavailable(self._problem, f"all {self.pool_size} connections were in use", again)
+            raise self._unavailable(self._problem, f"all {self.pool_size} connections were in use", doubt)
         try:
-            pool, connection = self._got(until, again)
+            pool, connection = self._got(until, doubt)
             try:
                 yield connection
             finally:
@@ -181,9 +192,9 @@ class PostgresPool:
         finally:
             turns.give()
 
-    def _got(self, until: float, again: bool) -> "tuple[ConnectionPool[Connection], Connection]":
+    def _got(self, until: float, doubt: str) -> "tuple[ConnectionPool[Connection], Connection]":
         """A connection, which is free or has to be made: whoever has a turn waits for nobody else."""
-        wait_s = 0.05
+        before, wait_s = self._problem, 0.05
         while True:
             pool = self._opened()
             try:
@@ -191,14 +202,17 @@ class PostgresPool:
             except PoolClosed:  # by another thread, while this one asked
                 continue
             except PoolTimeout:
-                problem = self._problem
-                is_final = problem is not None and any(word in str(problem) for word in FINAL)
-                if is_final or time.monotonic() > until:
-                    raise self._unavailable(problem, "it gave no connection", again) from problem
-                wait_s = min(2 * wait_s, 1.0)
+                problem, now = self._problem, time.monotonic()
+                if now > until or (problem not in (None, before) and self._is_hopeless(problem)):
+                    raise self._unavailable(problem, "it gave no connection", doubt) from problem
+                wait_s = min(2 * wait_s, 1.0, max(0.01, until - now))
             else:
-                self._problem = None
+                self._problem, self._away_since = None, math.inf
                 return pool, connection
+
+    def _is_hopeless(self, problem: Exception | None) -> bool:
+        is_away = time.monotonic() - self._away_since > self.timeout_s
+        return is_away and not any(word in str(problem) for word in BUSY)
 
     def _opened(self) -> "ConnectionPool[Connection]":
         pool = self._pool
@@ -224,8 +238,8 @@ class PostgresPool:
             def connect(cls, *args: Any, **kwargs: Any) -> Any:
                 try:
                     return super().connect(*args, **kwargs)
-                except psycopg.Error as error:
-                    self._problem = error
+                except Exception as error:  # a name of a host may be more than the resolver bears
+                    self._problem, self._away_since = error, min(self._away_since, time.monotonic())
                     raise
 
         return ConnectionPool(
@@ -272,7 +286,7 @@ class PostgresPool:
             self._closed = True
             pool, self._pool = self._pool, None
         if pool is not None:
-            pool.close()
+            pool.close(CLOSE_S)
 
     def after_fork(self) -> None:
         """Connections must not cross a fork of the process; the child opens its own."""
@@ -326,8 +340,7 @@ class PostgresPool:
 
     # Errors
 
-    def _unavailable(self, problem: psycopg.Error | None, otherwise: str, again: bool) -> StoreError:
-        doubt = f". {UNKNOWN}" if again else ""
+    def _unavailable(self, problem: Exception | None, otherwise: str, doubt: str) -> StoreError:
         if problem is None:
             advice = "retry, or give the store a larger pool_size or timeout_s"
             return StoreError(f"{self.shown}: {otherwise} for {self.timeout_s:g} s; {advice}{doubt}")
@@ -335,7 +348,8 @@ class PostgresPool:
             f"{self.shown} cannot be reached: {_line(problem)}; check the URL and the server{doubt}"
         )
 
-    def _explained(self, error: psycopg.Error, *, lost: bool) -> StoreError:
+    def _explained(self, error: psycopg.Error, lost: str | None) -> StoreError:
+        """`lost`: the connection was, and what is in doubt now."""
         match error:
             case psycopg.errors.QueryCanceled():
                 advice = "took too long and was stopped; retry, or raise statement_timeout_s"
@@ -345,8 +359,8 @@ class PostgresPool:
                 advice = "this user may not do that; grant it the rights that docs/stores/postgresql.md names"
             case psycopg.errors.DiskFull():
                 advice = "the server's disk is full; free some space and retry"
-            case _ if lost:
-                advice = f"the connection was lost and did not come back in time. {UNKNOWN}"
+            case _ if lost is not None:
+                advice = f"the connection was lost and did not come back in time{lost}"
             case _:
                 advice = "this is not what refold expects of its tables"
         return StoreError(f"{self.shown}: {_line(error)}: {advice}")
@@ -364,7 +378,7 @@ def shown(url: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
-def _line(error: psycopg.Error) -> str:
+def _line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 

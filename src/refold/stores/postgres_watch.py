@@ -152,5 +152,6 @@ class PostgresWatch:
             threads = [thread for thread in (self._teller, self._listener) if thread is not None]
         for thread in threads:
             thread.join(LOOK_S)  # one that waits for a server that is away ends by itself
-        self._tell_once()
+        if not any(thread.is_alive() for thread in threads):
+            self._tell_once()
         self._begin()

@@ -3,11 +3,9 @@
 What is done to a conversation is a verb in `lua/`, so that it is done as a whole and in one round trip.
 """
 
-import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
 from uuid import uuid4
 
 import msgspec
@@ -16,7 +14,9 @@ from refold.core import codec
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError, StoreError
 from refold.core.event import Expiry
+from refold.stores.address import demand_between
 from refold.stores.packing import pack, unpack
+from refold.stores.redis_url import taken_apart
 from refold.stores.store import (
     KEPT_SUMMARIES,
     Flaw,
@@ -40,13 +40,8 @@ MOST_BYTES = 500_000_000
 """In one append: servers take at most 512 MB in one piece."""
 DRAFT_MS = 3_600_000
 """How long what was copied for a fork is kept that was never finished."""
-OURS = ("cluster", "prefix", "timeout_s", "ttl_s", "wait_aof")
-THEIRS = (
-    *("client_name", "db", "health_check_interval", "max_connections", "socket_connect_timeout"),
-    *("socket_keepalive", "ssl_ca_certs", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile"),
-    *("ssl_check_hostname", "ssl_keyfile"),
-)
-"""Options of redis-py."""
+END = 1 << 53
+"""No place is as high; up to there Lua tells numbers apart."""
 
 
 class _Stored(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -78,6 +73,8 @@ class RedisStore:
         prefix: str = "refold",
     ) -> None:
         """`wait_aof`: on how many disks an append must be when it returns, here (0 or 1) and of replicas."""
+        demand_between(f"store {shown_url(url)!r}", 0, 1e9, ttl_s=ttl_s)
+        demand_between(f"store {shown_url(url)!r}", 0.001, 1e6, timeout_s=timeout_s)
         self._ttl = max(1, int(ttl_s * 1000)) if ttl_s else 0
         self._waits = wait_aof[0] > 0
         self._names = Names(prefix)
@@ -130,7 +127,7 @@ class RedisStore:
     def read(
         self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
     ) -> Iterator[Link]:
-        start, last = max(0, start), "" if stop is None else stop
+        start, last = _place(start), "" if stop is None else _place(stop)
         while stop is None or start < stop:
             args = (self._ttl, start, last, to_bytes(but or ""))
             due, more, *rows = self._link.call("read", self._names.of(key), *args)
@@ -152,10 +149,13 @@ class RedisStore:
             yield from self.read(key, int(more))
 
     def fetch(self, key: Key, places: Collection[int], /) -> dict[int, Entry]:
-        wanted = [at for at in places if 0 <= at < 1 << 53]
-        due, *rows = self._link.call("fetch", self._names.of(key), self._ttl, *wanted)
-        self._see(key, due)
-        return {at: _link(row).entry for at, row in zip(wanted, rows, strict=True) if row}
+        found, left = dict[int, Entry](), [at for at in places if 0 <= at < END]
+        while left:  # once, unless they are very large
+            due, *rows = self._link.call("fetch", self._names.of(key), self._ttl, *left)
+            self._see(key, due)
+            found |= {at: _link(row).entry for at, row in zip(left, rows, strict=False) if row}
+            left = left[len(rows) :]
+        return found
 
     def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:
         found = self._link.call("find", self._names.of(key), *map(to_bytes, ids)) if ids else []
@@ -167,7 +167,7 @@ class RedisStore:
             left_s = until - time.monotonic()
             block_ms = max(1, int(1000 * min(left_s, self._link.timeout_s / 2)))
             block = ("BLOCK", block_ms) if left_s > 0 else ()
-            look = ("XREAD", "COUNT", 1, *block, "STREAMS", keys[1], f"{max(0, next)}-0")
+            look = ("XREAD", "COUNT", 1, *block, "STREAMS", keys[1], f"{_place(next)}-0")
             due, found = self._link.ask(keys[0], Call("use", keys, (self._ttl,)), look)
             self._see(key, due)
             if found or left_s <= 0:
@@ -356,7 +356,7 @@ class RedisStore:
 
     def examine(self) -> Iterable[Flaw]:
         for server in self._link.servers():
-            yield from (Flaw(self._link.shown, problem) for problem in _dangers(server, self._waits))
+            yield from (Flaw(self._link.shown, *danger) for danger in _dangers(server, self._waits))
         for rows in self._list.pages(None):
             calls = [Call("examine", self._names.of(row.key)) for row in rows]
             for row, problems in zip(rows, self._link.each(calls), strict=True):
@@ -373,36 +373,12 @@ def from_url(url: str) -> RedisStore:
     Options: `?ttl_s=604800` (0: nothing expires), `?timeout_s=10`, `?wait_aof=1` or `?wait_aof=1,1` (on this
     disk, and on so many replicas'), `?cluster=1`, `?prefix=refold`; others are redis-py's.
     """
-    base, _, query = url.partition("?")
-    where = f"store {shown_url(base)!r}"
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    ours = {name: options.pop(name) for name in OURS if name in options}
-    if unknown := [name for name in options if name not in THEIRS]:
-        known = f"its options are {', '.join(OURS)}, and of redis-py {', '.join(THEIRS)}"
-        raise SettingError(where, f"{unknown[0]!r} is not known; {known}")
-    allowed = {
-        "cluster": (r"[01]", "0 or 1"),
-        "prefix": (r"[\w.:-]+", "letters, digits and . : - _"),
-        "timeout_s": (r"(?=.*[1-9])\d+(\.\d+)?", "seconds"),
-        "ttl_s": (r"\d+(\.\d+)?", "seconds, or 0 for never"),
-        "wait_aof": (r"[01](,\d)?", "1, or 1,2 for two replicas besides"),
-    }
-    for name, value in ours.items():
-        pattern, expected = allowed[name]
-        if not re.fullmatch(pattern, value, re.ASCII):
-            raise SettingError(where, f"{name}={value} is not allowed; expected {expected}")
-    cluster = ours.get("cluster") == "1"
-    if cluster and base.startswith("unix:"):
-        raise SettingError(where, "a cluster is reached by redis:// or rediss://")
-    local, _, replicas = ours.get("wait_aof", "0").partition(",")
-    return RedisStore(
-        f"{base}?{urlencode(options)}" if options else base,
-        ttl_s=float(ours.get("ttl_s", 7 * 24 * 3600)),
-        timeout_s=float(ours.get("timeout_s", 10)),
-        wait_aof=(int(local), int(replicas or 0)),
-        cluster=cluster,
-        prefix=ours.get("prefix", "refold"),
-    )
+    plain, options = taken_apart(url)
+    return RedisStore(plain, **options)
+
+
+def _place(at: int) -> int:
+    return max(0, min(at, END))
 
 
 def _demanded(
@@ -416,15 +392,18 @@ def _demanded(
     return last
 
 
-def _dangers(server: dict[str, Any], waits: bool) -> Iterator[str]:
-    """The settings of a server that lose data."""
+def _dangers(server: dict[str, Any], waits: bool) -> Iterator[tuple[str, str]]:
+    """The settings of a server that lose data, and what they should be."""
     policy = server.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        yield f"maxmemory-policy is {policy}, which drops conversations: set it to noeviction"
+        yield f"maxmemory-policy is {policy}, which drops conversations", "set it to noeviction"
     if not server.get("aof_enabled"):
-        yield "appendonly is off: a crash loses what was acknowledged since the last snapshot; set it to yes"
+        yield (
+            "appendonly is off: a crash loses what was acknowledged since the last snapshot",
+            "set it to yes",
+        )
     elif waits and server.get("appendfsync") == "everysec" and server.get("server_name") == "valkey":
-        yield "WAITAOF of Valkey answers before the disk does: set appendfsync to always"
+        yield "WAITAOF of Valkey answers before the disk does", "set appendfsync to always"
 
 
 def _chained(entries: Sequence[Entry], digest: bytes) -> tuple[list[bytes], bytes]:

@@ -1,5 +1,6 @@
 """The way to a Redis server or cluster: asked in one go, and asked again when a connection breaks."""
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -30,8 +31,10 @@ PASSING = (
 )
 PASSING_WORDS = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
 """What servers say where waiting helps."""
-GENTLE = {"tip", "read", "resume", "fetch", "find", "row", "use", "fields", "summary"}
-GENTLE |= {"release", "reparent", "erase", "examine", "settle", "page"}
+READS = {"tip", "read", "resume", "fetch", "find", "row", "use", "fields", "summary", "examine", "page"}
+READS |= {"PING", "WAITAOF", "XREAD", "HGET", "HGETALL", "SRANDMEMBER"}
+"""Verbs and commands that store nothing."""
+GENTLE = READS | {"release", "reparent", "erase", "settle"}
 """Verbs that take no memory, and so are allowed when there is none left."""
 STORED = "it is stored, but not yet certain on disk"
 """What is told where the server has a write, and too few disks have it in time."""
@@ -58,7 +61,8 @@ class RedisLink:
         """By process: a connection must not cross a fork."""
         self._closed = False
         self._has_functions = True
-        self._answered = False
+        self._away_since = -math.inf
+        """When the server was first found not to answer any more; it never did yet."""
         try:
             self._demand()
         except (TypeError, ValueError) as error:
@@ -97,11 +101,13 @@ class RedisLink:
                 problem = error if is_late or client is None else self._mend(client, error)
                 if problem is None:
                     continue
+                if _is_broken(problem):
+                    self._away_since = min(self._away_since, time.monotonic())
                 if is_late or not self._is_passing(problem):
-                    raise self._told(problem) from error
+                    raise self._told(problem, doubtful=not all(map(_is_read, asked))) from error
                 self._look_again(client, problem)
             else:
-                self._answered = True
+                self._away_since = math.inf
                 return answers
             again = True
             time.sleep(min(FIRST_WAIT_S * 2 ** min(attempt, 9), LONGEST_WAIT_S))
@@ -151,7 +157,7 @@ class RedisLink:
         wire = [self._wire(one, again) if isinstance(one, Call) else one for one in asked]
         waits = durable and any(self._wait_aof)
         if waits:
-            wire.append(("WAITAOF", *self._wait_aof, int(self.timeout_s * 500)))
+            wire.append(("WAITAOF", *self._wait_aof, max(1, int(self.timeout_s * 500))))
         answers = _exchange(client.connection_pool, wire)
         if waits:
             self._demand_safe(answers.pop(), unsafe)
@@ -179,7 +185,8 @@ class RedisLink:
         return made
 
     def _new(self) -> Any:
-        how: dict[str, Any] = {"protocol": 2, "socket_timeout": self.timeout_s}
+        times = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), self.timeout_s)
+        how: dict[str, Any] = {"protocol": 2, **times}
         if self._is_cluster:
             return RedisCluster.from_url(self._url, **how)
         return redis.Redis.from_url(self._url, **how, retry=Retry(NoBackoff(), 0))
@@ -232,11 +239,9 @@ class RedisLink:
             return False
         if isinstance(error, PASSING) or str(error).startswith(PASSING_WORDS):
             return True
-        broken = isinstance(
-            error, redis.ConnectionError | redis.TimeoutError | exceptions.RedisClusterException
-        )
-        moved = self._is_cluster and isinstance(error, exceptions.AskError)  # or is just being moved
-        return moved or (broken and self._answered)  # a server that never answered is not waited for
+        if _is_broken(error):  # a server that never answered, or not for so long, is not waited for
+            return time.monotonic() - self._away_since <= self.timeout_s
+        return self._is_cluster and isinstance(error, exceptions.AskError)  # or is just being moved
 
     def _demand_safe(self, reached: Sequence[int], unsafe: str) -> None:
         if any(have < want for have, want in zip(reached, self._wait_aof, strict=True)):
@@ -245,7 +250,7 @@ class RedisLink:
                 " replicas. Read before you write it again"
             )
 
-    def _told(self, error: Exception) -> StoreError:
+    def _told(self, error: Exception, *, doubtful: bool = False) -> StoreError:
         match error:
             case exceptions.AuthenticationError() | exceptions.AuthorizationError():
                 why = f"refuses the user name or the password: {error}"
@@ -259,14 +264,23 @@ class RedisLink:
                 why = "is part of a cluster: add cluster=1 to the URL"
             case exceptions.RedisClusterException() if "not enabled" in str(error):
                 why = "is no cluster: leave cluster=1 out of the URL"
-            case _ if not self._is_passing(error):
-                why = f"cannot be used: {error}"
+            case _ if _is_broken(error) and self._away_since == -math.inf:
+                why = f"cannot be reached: {error}; check the URL and the server"
+            case _ if _is_broken(error) or self._is_passing(error):
+                doubt = "; whether the last write was stored is not known" if doubtful else ""
+                lost = f"Nothing acknowledged is lost{doubt}. Retry when it is back"
+                why = f"did not answer for {self.timeout_s:g} s: {error}. {lost}"
             case _:
-                why = (
-                    f"did not answer for {self.timeout_s:g} s: {error}. Nothing acknowledged is lost; whether"
-                    " the last write was stored is not known. Retry when it is back"
-                )
+                why = f"cannot be used: {error}"
         return StoreError(f"{self.shown} {why}")
+
+
+def _is_read(asked: Call | Command) -> bool:
+    return (asked.verb if isinstance(asked, Call) else asked[0]) in READS
+
+
+def _is_broken(error: Exception) -> bool:
+    return isinstance(error, redis.ConnectionError | redis.TimeoutError | exceptions.RedisClusterException)
 
 
 def _exchange(pool: Any, wire: Sequence[Command]) -> list[Any]:

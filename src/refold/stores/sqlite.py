@@ -174,7 +174,8 @@ class SQLiteStore:
         for id, place, name in rows:
             at = place & ((1 << PLACES) - 1)
             names = [(name, at + 1)] if name is not None else heirs[place >> PLACES]
-            found |= {id: (Key(owner, _text(one)), at) for one, fork_at in names if fork_at > at}
+            for heir in [one for one, shared in names if shared > at]:
+                found[id] = Key(owner, _text(heir)), at
         return found
 
     def conversations(self, owner: str | None = None, /) -> Iterator[Listed]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from refold.opening import open
-from refold.stores.store import LOCATED, Forks, Ids, Key, Located
+from refold.stores.store import LOCATED, Ids, Key, Located
 from refold.testing.words import KEY, ODD, demand_able, entry, named, said, verified
 
 
@@ -80,10 +80,8 @@ class LocatedContract:
         assert located.locate("o", ["~x"]) == {}
 
     def test_what_forks_share_is_located_where_it_was_said_and_then_in_those_that_keep_it(
-        self, located: Any
+        self, located: Any, forks: Any
     ) -> None:
-        if not isinstance(located, Forks):
-            pytest.skip("this store cannot fork")
         parent, fork, below = Key("o", "parent"), Key("o", "fork"), Key("o", "below")
         located.append(parent, [entry(n, id=f"~{n}") for n in range(4)])
         located.fork(parent, fork, 2)

@@ -188,10 +188,16 @@ verbs.resume = function(keys, _, args)
   return answer
 end
 
+-- The first of the entries that are asked for, "" for each that is not there.
 verbs.fetch = function(keys, _, args)
-  local answer = { use(keys, args[1]) }
+  local answer, bytes = { use(keys, args[1]) }, 0
   for n = 2, #args do
-    table.insert(answer, entry(keys, args[n]) or '')
+    local row = entry(keys, args[n]) or ''
+    table.insert(answer, row)
+    bytes = bytes + #row
+    if bytes >= MOST_BYTES then
+      break
+    end
   end
   return answer
 end
