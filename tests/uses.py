@@ -22,6 +22,7 @@ def uses(store: Any) -> dict[str, Callable[[], Any]]:
         "examine": lambda: list(store.examine()),
         "fetch": lambda: store.fetch(KEY, [0]),
         "find": lambda: store.find(KEY, ["a"]),
+        "locate": lambda: store.locate(KEY.owner, ["~a"]),
         "fork": lambda: store.fork(KEY, Key(KEY.owner, "fork"), 1),
         "index": lambda: list(store.index(KEY, lambda one: None)),
         "keep_note": lambda: store.keep_note("a", b"b"),

@@ -26,6 +26,7 @@ from refold.stores.store import (
     Lease,
     Leases,
     Listed,
+    Located,
     Memories,
     Memorizer,
     Memory,
@@ -45,7 +46,7 @@ from refold.stores.store import (
 Sync: TypeAlias = Literal["immediate", "batch", "end"]
 
 PASSED_ON = (
-    *(Ids, Forks, Snapshots, Leases, Notes, Summaries, Searched, Vectors, Settings),
+    *(Ids, Located, Forks, Snapshots, Leases, Notes, Summaries, Searched, Vectors, Settings),
     *(Batched, Watched, Cursors, Examined),
 )
 """What a record may be able to do besides, and this store then too."""

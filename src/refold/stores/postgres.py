@@ -140,6 +140,11 @@ class PostgresStore:
         rows = self._ask("find", key=key_digest(key), ids=list(map(to_bytes, ids))) if ids else []
         return {to_text(id): at for id, at in rows}
 
+    def locate(self, owner: str, ids: Collection[str], /) -> dict[str, tuple[Key, int]]:
+        asked = {"owner_key": owner_digest(owner), "ids": list(map(to_bytes, ids))}
+        rows = self._ask("locate", **asked) if ids else []
+        return {to_text(id): (Key(owner, to_text(name)), at) for id, at, name, _ in rows}
+
     def wait(self, key: Key, next: int, seconds: float, /) -> bool:
         def there() -> bool:
             rows = self._ask("tip", key=key_digest(key), lease=None)

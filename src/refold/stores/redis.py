@@ -5,6 +5,7 @@ What is done to a conversation is a verb in `lua/`, so that it is done as a whol
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -19,6 +20,7 @@ from refold.stores.packing import pack, unpack
 from refold.stores.redis_url import taken_apart
 from refold.stores.store import (
     KEPT_SUMMARIES,
+    LOCATED,
     Flaw,
     Key,
     Lease,
@@ -100,6 +102,7 @@ class RedisStore:
             fence = (field, b"", b"") if lease is None else (field, lease.fence, to_bytes(lease.holder))
             tip = self._store(key, rows, (first, last, digest), fence)
             if tip is None:
+                self._point(key, [entry.id for entry in entries])
                 return digest
             if tip:
                 _demanded(key, entries, after, lease, tip)  # or else it was begun anew meanwhile: again
@@ -160,6 +163,33 @@ class RedisStore:
     def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:
         found = self._link.call("find", self._names.of(key), *map(to_bytes, ids)) if ids else []
         return {id: int(place) for id, place in zip(ids, found, strict=True) if place is not None}
+
+    def locate(self, owner: str, ids: Collection[str], /) -> dict[str, tuple[Key, int]]:
+        names = [self._names.located(owner, id) for id in ids]
+        answers = self._link.ask(names[0], *(("ZRANGE", name, 0, -1) for name in names)) if names else []
+        by_key: dict[Key, list[str]] = {}
+        for id, members in zip(ids, answers, strict=True):
+            for name in members:
+                by_key.setdefault(Key(owner, text(name)), []).append(id)
+        rows = {key: self._list.row(key) for key in by_key}  # those that expired or were erased are none
+        said = [(row, key) for key, row in rows.items() if row is not None]
+        found = dict[str, tuple[int, Key, int]]()
+        for row, key in said:
+            for id, at in self.find(key, by_key[key]).items():
+                found[id] = max(found.get(id, (-1, key, 0)), (int(row.order), key, at))
+        return {id: (key, at) for id, (_, key, at) in found.items()}
+
+    def _point(self, key: Key, ids: Iterable[str | None]) -> None:
+        """Makes known where ids are that can be located. It may be lost: then they are not found."""
+        names = [
+            self._names.located(key.owner, id) for id in ids if id is not None and id.startswith(LOCATED)
+        ]
+        name = to_bytes(key.conversation)
+        adds = [("ZADD", one, 0, name) for one in names]
+        ends = [("PEXPIRE", one, self._ttl) for one in names if self._ttl]
+        with suppress(StoreError):  # what was stored is stored
+            if names:
+                self._link.ask(names[0], *adds, *ends)
 
     def wait(self, key: Key, next: int, seconds: float, /) -> bool:
         keys, until = self._names.of(key), time.monotonic() + seconds
@@ -251,6 +281,7 @@ class RedisStore:
         heirs = [] if with_forks else self._forks(row)
         for heir in heirs:
             self._hand_over(heir, row)
+            self._point(heir.key, (link.entry.id for link in self.read(key, 0, heir.fork_at)))
         for one in reversed(doomed):  # forks first: they are found by their parents
             digests = self._link.call("erase", self._names.of(one.key), one.order, durable=True)
             self._list.settle(member(one.key), one.order, b"")

@@ -63,6 +63,10 @@ class Names:
     def owned(self, member: bytes) -> str:
         return f"{self._prefix}:{{list}}:{member[:16].hex()}"
 
+    def located(self, owner: str, id: str) -> str:
+        """Where it stands which conversations of the owner said something with an id."""
+        return f"{self._prefix}:{{{_hash(to_bytes(owner)).hex()}}}:said:{_hash(to_bytes(id)).hex()}"
+
     def summary(self, owner: str, digest: bytes) -> str:
         """Where it stands which conversations of the owner keep a summary."""
         return f"{self._prefix}:{{{_hash(to_bytes(owner)).hex()}}}:summary:{_hash(digest).hex()}"

@@ -78,6 +78,26 @@ SELECT e.id, e.at FROM refold_parts(%(key)b) p CROSS JOIN unnest(%(ids)b::bytea[
 ON e.cid = p.cid AND sha256(e.id) = sha256(i.id) AND e.id = i.id AND e.at >= p.low AND e.at < p.high
 ORDER BY e.at
 
+-- name: locate
+WITH said AS (
+    SELECT e.id, e.at, c.cid, c.name, c.owner_key FROM unnest(%(ids)b::bytea[]) i (id) JOIN refold_entry e
+    ON sha256(e.id) = sha256(i.id) AND e.id = i.id AND substr(e.id, 1, 1) = '~'::bytea
+    JOIN refold_conversation c ON c.cid = e.cid
+)
+SELECT s.id, s.at, s.name, s.cid FROM said s WHERE s.owner_key = %(owner_key)b AND s.name IS NOT NULL
+UNION ALL
+SELECT s.id, s.at, h.name, h.cid FROM said s CROSS JOIN LATERAL (
+    WITH RECURSIVE heir (cid, owner_key, name, shared) AS (
+        SELECT f.cid, f.owner_key, f.name, f.fork_at FROM refold_conversation f WHERE f.parent = s.cid
+        UNION ALL
+        SELECT f.cid, f.owner_key, f.name, least(h.shared, f.fork_at)
+        FROM heir h JOIN refold_conversation f ON f.parent = h.cid WHERE h.name IS NULL
+    )
+    SELECT h.cid, h.name FROM heir h
+    WHERE h.name IS NOT NULL AND h.owner_key = %(owner_key)b AND h.shared > s.at
+) h WHERE s.name IS NULL
+ORDER BY 4
+
 -- name: conversations
 WITH page AS (
     (SELECT * FROM refold_conversation WHERE %(owner_key)b::bytea IS NULL
