@@ -4,7 +4,19 @@ import msgspec
 from hypothesis import strategies as st
 
 from histories import DIALECTS, Call, Step
-from refold.core.event import Called, Event, Line, Measured, Pinned, Replaced, Said, Span, Undone, Unknown
+from refold.core.event import (
+    Called,
+    Event,
+    Line,
+    Measured,
+    Named,
+    Pinned,
+    Replaced,
+    Said,
+    Span,
+    Undone,
+    Unknown,
+)
 from refold.core.message import Message, Reasoning, Text, ToolCall, ToolResult, Usage
 
 
@@ -101,7 +113,9 @@ def streams(
     """
     stream = Stream()
     kinds = ["say"] * 5 + (
-        ["replace"] * 3 + ["undo"] * 2 + ["correct", "pin", "measure", "call", "unknown"] if edits else []
+        ["replace"] * 3 + ["undo"] * 2 + ["correct", "pin", "measure", "call", "name", "unknown"]
+        if edits
+        else []
     )
     if busy:
         kinds = ["replace", "undo", "correct"]
@@ -135,6 +149,8 @@ def streams(
             stream.add(
                 Called(at, draw(views), Span(0, at), "a model", draw(texts) or None, 2, Usage(9), 0.25, 7.0)
             )
+        elif kind == "name":
+            stream.add(Named(at, draw(st.none() | texts), draw(st.none() | texts), 7.0))
         elif kind == "unknown":
             stream.add(Unknown(at, "dreamt", [1], {"of": "sheep"}))
     return stream.events

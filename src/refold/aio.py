@@ -67,6 +67,7 @@ class AsyncSession:
     correct = _awaited(Session.correct)
     pin = _awaited(Session.pin)
     unpin = _awaited(Session.unpin)
+    name = _awaited(Session.name)
     clear = _awaited(Session.clear)
 
     @property

@@ -56,6 +56,10 @@ class Fitted(msgspec.Struct, frozen=True):
     report: Report
     system: Any = None
     """System text, where the dialect has it apart from the messages."""
+    settled: int = 0
+    """How many messages, from the first on, stay as they are until the next edit: where a provider wants to
+    be told what to cache, the last of these is the place. 0 where nothing was edited.
+    """
 
     @property
     def input(self) -> list[dict[str, Any]]:

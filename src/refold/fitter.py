@@ -308,7 +308,8 @@ class Fitter:
             cache_break_at=min((at for at in changed if at is not None), default=None),
             notices=tuple(notices),
         )
-        return Fitted(page.messages, self._request(ask.dialect, page, wish), report, page.system)
+        request = self._request(ask.dialect, page, wish)
+        return Fitted(page.messages, request, report, page.system, page.settled)
 
     def _climb(
         self, budget: Budget, tokens: int, override: Override, notices: list[str], fired: Sequence[str]

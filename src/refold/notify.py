@@ -139,7 +139,7 @@ class Notifier:
 
     def tell_all(self, events: Iterable[Event], turn: int, step: int) -> None:
         """What was appended, in the words of those who watch."""
-        self.tell(one for event in events for one in _told(event, self.conversation, turn, step))
+        self.tell(one for event in events for one in told(event, self.conversation, turn, step))
 
     def begin(self, now: Moment, reason: str, tokens: int) -> None:
         """Once, until it ends."""
@@ -243,7 +243,8 @@ def _trace(event: Happened) -> None:
     telemetry.event(f"refold.{event.kind}", {"gen_ai.conversation.id": event.conversation, **told})
 
 
-def _told(event: Event, conversation: str, turn: int, step: int) -> Iterable[Happened]:
+def told(event: Event, conversation: str, turn: int, step: int) -> Iterable[Happened]:
+    """An event of the stream in the words of those who watch."""
     match event:
         case Said(line=line, message=message):
             facts = (conversation, line.at, line.turn, line.step, line.role, line.tools)

@@ -59,6 +59,8 @@ class Rendered(msgspec.Struct, frozen=True):
     """One for each thing mended, and one for each kind of thing that the dialect cannot say."""
     break_at: int | None = None
     """The earliest place that looks different from the request before."""
+    settled: int = 0
+    """How many messages there are up to the last that stands for something else; 0 where it is not known."""
 
 
 class Spoken(NamedTuple):
@@ -83,7 +85,7 @@ class Page:
         self._start(-1)
 
     def _start(self, edition: int) -> None:
-        self._edition, self._items = edition, 0
+        self._edition, self._items, self._settled = edition, 0, 0
         self._sheet = self._new_sheet()
         self._copies: list[tuple[Copy, dict[str, Any]]] = []
         self._judge = JUDGES[self._ask.dialect](self._ask.facts)
@@ -105,8 +107,10 @@ class Page:
         items = live.items[self._items :]
         new = [line for item in items for line in item.lines]
         self._record.load(new)
-        for line in new:
-            self._put(self._sheet, line, self._notes)
+        for item in items:
+            for line in item.lines:
+                self._put(self._sheet, line, self._notes)
+            self._settled = len(self._sheet.messages) if item.edit is not None else self._settled
         self._places += [
             (line.at, line.n, item.span.start) for item in items for line in item.lines if not line.apart
         ]
@@ -122,7 +126,7 @@ class Page:
             return self._mended([line for item in live.items for line in item.lines], paired, broken)
         told = [*self._told(self._notes), *self._sheet.notices, *(f"{f.rule}: {f.message}" for f in faults)]
         messages = [copy(message) for copy, message in self._copies]
-        return Rendered(messages, self._system(self._sheet), 0, tuple(told), broken)
+        return Rendered(messages, self._system(self._sheet), 0, tuple(told), broken, self._settled)
 
     def _judged(self) -> Judge:
         """What is judged is what leaves. The newest message may still grow, so it is judged every time."""

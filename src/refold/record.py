@@ -23,6 +23,8 @@ TRIES = 1_000
 """How often an append is tried against others who write to the same conversation."""
 NEAR = 32
 """What is so close to each other is read in one go."""
+PAST_EVERY = 2_000
+"""Events between two views of the past that are kept."""
 WATCH_S, POLL_S = 5.0, 0.1
 """How long a store is asked to wait for what comes next; how often one is asked that cannot wait."""
 HELP = "`refold doctor` says what is damaged"
@@ -65,6 +67,8 @@ class Record:
 
     def _forget(self) -> None:
         self._entries: dict[int, Entry] = {}
+        self._past: dict[int, bytes] = {}
+        """Views as they were, to start from: the past is looked at again and again."""
         self._digest = GENESIS
         self._saved = 0
         self._known = False
@@ -291,9 +295,13 @@ class Record:
 
     def as_of(self, at: int) -> Live:
         """The view as it stood right after the event at a place, all pieces of a message included."""
-        live = Live(self.view, self.message)
-        for link in self.store.read(self.key, 0, self.end_of(at)):
+        end, past = self.end_of(at), self._past
+        near = max((next for next in past if next <= end), default=None)
+        live = Live(self.view, self.message, None if near is None else _state(past[near]))
+        for link in self.store.read(self.key, live.state.next, end):
             live.apply(codec.head(link.entry), link.entry.at, self)
+            if live.state.next % PAST_EVERY == 0 and len(live.items) <= PAST_EVERY:
+                past[live.state.next] = codec.dumps(live.snapshot())
         return live
 
 

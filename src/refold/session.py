@@ -27,8 +27,8 @@ from refold.compare import compare
 from refold.config import AgentSettings, Config, demand_sense, with_database
 from refold.core import codec
 from refold.core.draft import PART, Draft, number
-from refold.core.errors import MessageError, RefoldError, SettingError, StoreError
-from refold.core.event import Event, Expiry, Line, Replaced, Said
+from refold.core.errors import ConflictError, MessageError, RefoldError, SettingError, StoreError
+from refold.core.event import Event, Expiry, Line, Named, Replaced, Said
 from refold.core.lease import EXPAND, SEARCH
 from refold.core.message import Kind, Message
 from refold.core.plan import Policy, Stamp
@@ -221,14 +221,22 @@ class Session:
         with self._lock:  # the dialect is that of the newest message, which may have to be read first
             return Intake(self.fitter.meter.counter, self.fitter.dialect, dialect)
 
-    def say(self, drafts: Sequence[Draft]) -> list[int]:
-        """Stores messages that are parsed and counted already; returns their places."""
+    def say(self, drafts: Sequence[Draft], *, after: int | None = None) -> list[int]:
+        """Stores messages that are parsed and counted already; returns their places.
+
+        `after` is how many messages must have been said until then.
+
+        Raises:
+            ConflictError: more were said, or fewer; nothing was stored.
+        """
         ids = [draft.message.id for draft in drafts if draft.message.id is not None]
         places: dict[str, int] = {}
         with self._lock:
 
             def build() -> Sequence[Event]:
                 nonlocal places
+                if after not in (None, self.record.live.state.index):
+                    raise ConflictError(f"{self.conversation!r} went on: it no longer has {after} messages")
                 places = self.store.find(self.key, ids) if ids and isinstance(self.store, Ids) else {}
                 new, seen = list[Draft](), set[str | None](places)
                 for draft in drafts:
@@ -629,6 +637,13 @@ class Session:
 
     def unpin(self, at: int, *, why: str = "") -> int:
         return self._amend(lambda stamp: amend.unpin(self.record, whole("at", at), stamp, why), why)
+
+    def name(self, *, title: str | None = None, model: str | None = None) -> int:
+        """Gives the conversation a title, or a model, for lists of many; what is not given stays."""
+        if title is not None and not isinstance(title, str):
+            raise SettingError("title", f"expected a text, got {title!r}")
+        given = (title, model_name(model))
+        return self._amend(lambda stamp: [Named(stamp.at, *given, stamp.time)], "")
 
     def _amend(self, make: Callable[[Stamp], Sequence[Event]], why: str) -> int:
         if not isinstance(why, str):

@@ -11,7 +11,7 @@ from refold.cli.terminal import Column, Columns
 from refold.cli.words import glance, glance_json, iso, local, one_line, places, plural
 from refold.core import codec
 from refold.core.codec import Link
-from refold.core.event import Called, Event, Measured, Pinned, Replaced, Said, Undone, Unknown
+from refold.core.event import Called, Event, Measured, Named, Pinned, Replaced, Said, Undone, Unknown
 from refold.doctor import Unreadable, links, told
 from refold.record import follow
 from refold.session import parse
@@ -153,6 +153,10 @@ def event_line(event: Event, names: Callable[[int], str]) -> str:
             cost = f", ${event.cost:.4f}" if event.cost else ""
             result = f"no summary{_why(event.problem)}" if event.problem else "a summary"
             return f"{places(span)} asked of {one_line(model)}, {plural(calls, 'call')}{took}{cost}: {result}"
+        case Named(title=title, model=model):
+            known = {"title": title, "model": model}
+            given = [f"{name} {one_line(value)!r}" for name, value in known.items() if value is not None]
+            return ", ".join(given) or "begun without a title"
         case Unknown(body=body):
             return f"only a newer refold understands this: {glance_json(body)}"
 
@@ -188,5 +192,7 @@ def event_json(event: Event) -> dict[str, Any]:
         case Called():
             names = ("view", "span", "model", "problem", "calls", "usage", "cost")
             return about | {name: getattr(event, name) for name in names}
+        case Named(title=title, model=model):
+            return about | {"title": title, "model": model}
         case Unknown(head=head, body=body):
             return about | {"head": head, "body": body}

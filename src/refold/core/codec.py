@@ -18,6 +18,7 @@ from refold.core.event import (
     Expiry,
     Line,
     Measured,
+    Named,
     Piece,
     Pinned,
     Replaced,
@@ -184,6 +185,15 @@ class _MeasuredBody(msgspec.Struct, frozen=True):
     time: float
 
 
+class _NamedHead(msgspec.Struct, frozen=True, array_like=True):
+    title: str | None
+    model: str | None
+
+
+class _When(msgspec.Struct, frozen=True):
+    time: float
+
+
 class _Note(msgspec.Struct, frozen=True):
     why: str
     time: float
@@ -227,6 +237,8 @@ def encode(event: Event) -> Entry:
         case Called():
             head = _CalledHead(event.view, event.time, event.calls, event.cost)
             body = _CalledBody(event.span, event.model, event.problem, event.usage)
+        case Named():
+            head, body = _NamedHead(event.title, event.model), _When(event.time)
         case Unknown(kind=kind):
             return Entry(event.at, kind, None, dumps(event.head), dumps(event.body))
     return Entry(event.at, type(event).__name__.lower(), None, dumps(head), dumps(body))
@@ -272,6 +284,9 @@ def decode(entry: Entry, parse: Parse) -> Event:
             bill, told = _read(entry, entry.head, _CalledHead), _read(entry, entry.body, _CalledBody)
             facts = (told.span, told.model, told.problem, bill.calls, told.usage, bill.cost, bill.time)
             return Called(at, bill.view, *facts)
+        case "named":
+            name = _read(entry, entry.head, _NamedHead)
+            return Named(at, name.title, name.model, _read(entry, entry.body, _When).time)
         case kind:
             return Unknown(at, kind, _json(entry, entry.head), _json(entry, entry.body))
 
@@ -295,6 +310,9 @@ def head(entry: Entry) -> Head | None:
         case "called":
             bill = _read(entry, entry.head, _CalledHead)
             return Bill(entry.at, bill.view, bill.time, bill.calls, bill.cost)
+        case "named":
+            name = _read(entry, entry.head, _NamedHead)
+            return Named(entry.at, name.title, name.model)
         case _:
             return None
 
@@ -360,6 +378,6 @@ def _convert(entry: Entry, value: Any, type: type[T]) -> T:
         raise CorruptError(f"Event {entry.at} is no '{entry.kind}': {error}") from error
 
 
-_HEADS = (_SaidHead, _ReplacedHead, _CalledHead, _PinnedHead, _UndoneHead, _MeasuredHead)
-_BODIES = (_SaidBody, _ReplacedBody, _CalledBody, _MeasuredBody, _Note)
+_HEADS = (_SaidHead, _ReplacedHead, _CalledHead, _PinnedHead, _UndoneHead, _MeasuredHead, _NamedHead)
+_BODIES = (_SaidBody, _ReplacedBody, _CalledBody, _MeasuredBody, _Note, _When)
 _DECODERS: dict[Hashable, msgspec.json.Decoder[Any]] = {type: learned(type) for type in (*_HEADS, *_BODIES)}

@@ -6,6 +6,7 @@ Undone    an earlier Replaced, Pinned or Undone no longer holds
 Pinned    messages that are shown whatever replaces what is around them
 Measured  what the provider says a request took
 Called    a model was asked for a summary, and what came of it
+Named     the conversation was given a title, or a model
 Unknown   a fact of a kind that only a newer refold understands
 
 The place of an event in its stream, `at`, never moves: it is the handle that everybody uses.
@@ -226,6 +227,14 @@ class Called(msgspec.Struct, frozen=True):
     time: float = 0.0
 
 
+class Named(msgspec.Struct, frozen=True):
+    at: int
+    title: str | None = None
+    """None leaves it as it was, here and below."""
+    model: str | None = None
+    time: float = 0.0
+
+
 class Unknown(msgspec.Struct, frozen=True):
     at: int
     kind: str
@@ -233,4 +242,4 @@ class Unknown(msgspec.Struct, frozen=True):
     body: Any
 
 
-Event: TypeAlias = Said | Replaced | Undone | Pinned | Measured | Called | Unknown
+Event: TypeAlias = Said | Replaced | Undone | Pinned | Measured | Called | Named | Unknown

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from refold.core.event import Line, Pinned, Span, Undone
+from refold.core.event import Line, Named, Pinned, Span, Undone
 from refold.core.message import Role
 from refold.core.view import (
     Item,
@@ -56,7 +56,7 @@ class Bill(msgspec.Struct, frozen=True, array_like=True):
     cost: float
 
 
-Head: TypeAlias = Line | Cover | Undone | Pinned | Gauge | Bill
+Head: TypeAlias = Line | Cover | Undone | Pinned | Gauge | Bill | Named
 """An event without its words. A Said is its line."""
 
 
@@ -82,7 +82,7 @@ class Pin(msgspec.Struct, array_like=True):
 class State(msgspec.Struct, array_like=True):
     """What a snapshot keeps: spans, counts and places, never what was said."""
 
-    version: int = 6
+    version: int = 7
     """Of this shape: a snapshot of another one is passed over."""
     next: int = 0
     """The first place not yet applied."""
@@ -120,6 +120,9 @@ class State(msgspec.Struct, array_like=True):
     """USD for the summaries of all views."""
     corrected: dict[int, Line] = {}
     """What somebody put in the place of messages."""
+    title: str | None = None
+    model: str | None = None
+    """Of the newest answer that says it, or as it was named since."""
 
 
 class Live:
@@ -178,13 +181,18 @@ class Live:
                 self._show_again(head.lines, recall)
             case Undone():
                 self._undo(head, recall)
-            case Gauge(view=self.view):
-                self._measure(head)
+            case Gauge():
+                self.state.model = head.model or self.state.model
+                if head.view == self.view:
+                    self._measure(head)
             case Bill():
                 self.state.spent += head.cost
                 if head.view == self.view and head.calls:
                     recent = [one for one in self.state.called if one[0] > head.time - PERIOD_S]
                     self.state.called = [*recent, (head.time, head.calls)]
+            case Named():
+                self.state.title = self.state.title if head.title is None else head.title
+                self.state.model = self.state.model if head.model is None else head.model
 
     def _say(self, line: Line) -> None:
         state = self.state
