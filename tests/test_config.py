@@ -20,7 +20,8 @@ from refold.core.expiry import layered, most_aggressive
 from refold.policies.cap import Cap
 from refold.policies.dedupe import Dedupe
 from refold.policies.prune import Prune
-from refold.settings import AgentSettings, Compact, Setting, SummarizerSettings, ToolSettings
+from refold.serving import ServeSettings
+from refold.settings import AgentSettings, Compact, Setting, SummarizerSettings, ToolSettings, every
 from refold.stores.memory import MemoryStore
 from refold.stores.store import ToolSetting
 from refold.tokens.limits import ModelLimits, ModelSettings, find
@@ -592,6 +593,7 @@ def test_every_setting_is_on_the_page_with_its_default():
         default = "" if setting.value in (None, ()) else f"`{setting.shown}` "
         assert f"\n| `{setting.name}` | {default}| " in page, setting
     paths = [setting.path for setting in load_config(None).in_force()]
+    paths += [path for path, _ in every(ServeSettings())]
     known = {".".join(path[:n]) for path in paths for n in range(1, len(path) + 1)}
     assert set(re.findall(r"^\| `(\w+\.[\w.]+)`", page, re.MULTILINE)) <= known
     (text,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -35,9 +35,18 @@ RANGES = {
     "threshold": Range(0, 1),
     "lease_steps": Range(1),
     "timeout_s": Range(0, 86_400, is_open=True),
-    "wait_s": Range(0, 86_400),
+    **dict.fromkeys(("wait_s", "grace_s"), Range(0, 86_400)),
+    **dict.fromkeys(
+        ("header_s", "body_s", "body_pause_s", "take_s", "idle_s"), Range(0, 86_400, is_open=True)
+    ),
+    **dict.fromkeys(("burst", "requests", "connections"), Range(1)),
+    "requests_per_s": Range(0, is_open=True),
+    "max_body_mb": Range(0, 1_024, is_open=True),
+    "port": Range(0, 65_535),
 }
 """Other numbers are 0 or more."""
+SECRET = ("token", "hash")
+"""What no error quotes."""
 
 WORDS: dict[Any, str] = {
     int: "a whole number",
@@ -69,12 +78,17 @@ def vet(value: Any, hint: Any, place: Place, path: Path = ()) -> Any:
                     (key, null if one is None else one, at) for key, one, at in _items(value, place, path)
                 )
                 return {key: vet(one, inner, place, at) for key, one, at in items if one is not None}
+        elif lists_structs(kind):
+            if isinstance(value, list | tuple):
+                inner = get_args(kind)[0]
+                return [vet(one, inner, place, (*path, str(n))) for n, one in enumerate(value)]
         elif _is(value, kind):
             problem = RANGES.get(path[-1], Range()).refuse(value) if kind in (int, float) else None
             if problem:
                 raise SettingError(place(path), problem)
             return value
-    raise SettingError(place(path), f"expected {_expected(kinds)}, got {shown(value)}")
+    got = f"a {type(value).__name__}" if path[-1:] and path[-1] in SECRET else shown(value)
+    raise SettingError(place(path), f"expected {_expected(kinds)}, got {got}")
 
 
 def vet_fields(value: Any, known: Mapping[str, Any], place: Place, path: Path = ()) -> dict[str, Any]:
@@ -124,6 +138,10 @@ def holds_structs(hint: Any) -> bool:
     return any(get_origin(kind) is dict and is_struct(get_args(kind)[1]) for kind in kinds_of(hint))
 
 
+def lists_structs(kind: Any) -> bool:
+    return get_origin(kind) is tuple and is_struct(get_args(kind)[0])
+
+
 def shown(value: object) -> str:
     """How a sentence mentions a value that may be anything."""
     return repr(value)[:64] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
@@ -152,6 +170,8 @@ def _expected(kinds: tuple[Any, ...]) -> str:
         elif get_origin(kind) is dict:
             inner = get_args(kind)[1]
             words.append(f"names, each with {'its settings' if is_struct(inner) else _expected((inner,))}")
+        elif lists_structs(kind):
+            words.append(f"a list, each with {_expected((get_args(kind)[0],))}")
         elif get_origin(kind) is Literal and bool in kinds:
             words.append("on, off")
         elif get_origin(kind) is Literal:

@@ -14,6 +14,7 @@ from refold.core.errors import SettingError
 from refold.core.event import Expiry
 from refold.core.expiry import layered
 from refold.legacy import modern
+from refold.serving import ServeSettings
 from refold.settings import AgentSettings, Compact, Setting, ToolSettings, every
 from refold.sources import Said, leaves, merged, read
 from refold.stores.store import Settings, Store, ToolSetting
@@ -45,6 +46,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By name; `default` is for those who name none."""
     tools: dict[str, ToolSettings] = {}
     """For every agent, which may say otherwise, field by field."""
+    serve: ServeSettings = ServeSettings()
+    """Of `refold serve`."""
     origins: dict[Path, str] = {}
     """Where what was set was set. Two that say the same are equal, wherever they say it."""
 

@@ -9,7 +9,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from refold.cli import change, checkup, compact, config, copy, files, jobs, look, move, search, sync, worker
+from refold.cli import (
+    change,
+    checkup,
+    compact,
+    config,
+    copy,
+    files,
+    jobs,
+    look,
+    move,
+    search,
+    serve,
+    sync,
+    worker,
+)
 from refold.cli.terminal import complain
 from refold.core.errors import RefoldError, SettingError
 
@@ -34,6 +48,8 @@ Examples:
   refold sync                        tell a memory store what it was not told yet
   refold worker                      write summaries for sessions on other machines
   refold jobs                        what is handed to workers, and what came of it
+  refold serve                       a gateway for any agent, an API and a panel
+  refold token --owner ann           a token for those who come from other machines
 
 \b
 Exit codes: 0 done, 1 the answer is no (not found, invalid, damaged), 2 wrong use.
@@ -113,6 +129,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "sync": sync.sync,
     "worker": worker.worker,
     "jobs": jobs.jobs,
+    "serve": serve.serve,
+    "token": serve.token,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)

@@ -18,6 +18,7 @@ from refold.core.errors import NotFoundError, StoreError
 from refold.core.event import Expiry
 from refold.core.expiry import layered
 from refold.opening import DEFAULT_STORE
+from refold.serving import ServeSettings
 from refold.settings import Setting, every
 from refold.stores.store import Settings, Store, ToolSetting
 from refold.summarize.prompts import BUILT_IN, Template
@@ -104,7 +105,17 @@ def _general(config: Config, url: str, store: str | None) -> list[Setting]:
         (("models", name, *path), one) for name, model in config.models.items() for path, one in every(model)
     ]
     limits = [Setting(path, one, config.origin(*path)) for path, one in models if one is not msgspec.UNSET]
-    return [Setting(("store",), url, origin), *limits]
+    served = every(_without_secrets(config.serve), ("serve",))
+    rest = [Setting(path, one, config.origin(*path)) for path, one in served]
+    return [Setting(("store",), url, origin), *limits, *rest]
+
+
+def _without_secrets(serve: ServeSettings) -> msgspec.Struct:
+    """Tokens by who holds them."""
+    told = {one: "revoked" if one.revoked else " ".join(one.scopes) for one in serve.tokens}
+    holders = tuple(f"{one.owner}: {rights}" for one, rights in told.items())
+    token = None if serve.token is None else "***"
+    return msgspec.structs.replace(serve, token=token, tokens=holders)
 
 
 def _print(settings: list[Setting]) -> None:

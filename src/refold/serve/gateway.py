@@ -1,0 +1,179 @@
+"""The gateway: what agents ask of a provider goes through here, and fits.
+
+A request is given its place in a conversation, what is new is stored, and a view that fits goes upstream; the
+answer is stored before its last byte is handed on. Where our part fails, the request goes as it came.
+"""
+
+import asyncio
+import logging
+from time import monotonic
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from refold.core.errors import OverBudgetError, RefoldError, StoreError
+from refold.serve.incoming import Dialect, read_request
+from refold.serve.ledger import Ledger, Prepared
+from refold.serve.refusal import Refused, asked_id
+from refold.serve.relay import Relay, Sent, Step
+from refold.serve.service import Service
+from refold.serve.upstream import Upstream, passed_on
+
+ROUNDS = 8
+"""In which the model may use our own tools for one answer."""
+PATIENCE_S = 20.0
+"""For our own part, a summarizer that is waited for included."""
+PAUSE_S = 2.0
+"""Without our part, once the store could not be used."""
+_LOG = logging.getLogger("refold.serve")
+
+
+class Door(NamedTuple):
+    """A path, and what is behind it."""
+
+    path: str
+    provider: str
+    dialect: Dialect | None = None
+
+
+DOORS = (
+    Door("/openai/v1/chat/completions", "openai", "openai-chat"),
+    Door("/openai/v1/responses", "openai", "openai-responses"),
+    Door("/anthropic/v1/messages", "anthropic", "anthropic"),
+    Door("/openai/v1/{rest:path}", "openai"),
+    Door("/anthropic/v1/{rest:path}", "anthropic"),
+)
+"""What has no dialect is handed on as it is: models, count_tokens, embeddings and whatever else there is."""
+BASES = {"openai": "/openai/v1", "anthropic": "/anthropic"}
+"""What stands here for the upstream's base URL."""
+
+
+def routes(service: Service) -> list[BaseRoute]:
+    gateway = Gateway(service)
+    return [Route(door.path, _Endpoint(gateway, door)) for door in DOORS]
+
+
+class _Endpoint:
+    """An ASGI application. A client that goes away ends all that is done for it, at once."""
+
+    def __init__(self, gateway: "Gateway", door: Door) -> None:
+        self._gateway, self._door = gateway, door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        body = await request.body() if request.method in ("POST", "PUT", "PATCH") else None
+        work = asyncio.create_task(self._gateway.answer(self._door, request, body, send))
+        gone = asyncio.create_task(_gone(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+        if work.done():
+            work.result()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Gateway:
+    def __init__(self, service: Service) -> None:
+        self.service, self.ledger, self.upstream = service, Ledger(service), Upstream()
+        service.on_close(self.upstream.close)
+        self._down_until = 0.0
+        """When the store is tried again."""
+
+    async def answer(self, door: Door, request: Request, body: bytes | None, send: Send) -> None:
+        sent = Sent(request.method, self._url(door, request), passed_on(request.headers.raw))
+        told: dict[str, str] = {}
+        if door.dialect is not None and request.method == "POST":
+            try:
+                prepared = await self._prepared(door.dialect, request, body or b"")
+            except Refused:
+                raise
+            except Exception as error:
+                told = {"x-refold-bypass": self._reason(error)}
+            else:
+                if prepared is not None:
+                    await self._converse(
+                        door.dialect, prepared, Relay(self.upstream, send, sent, _told(prepared))
+                    )
+                    return
+        await Relay(self.upstream, send, sent, told).pass_on(body)
+
+    def _url(self, door: Door, request: Request) -> str:
+        base = str(getattr(self.service.settings.upstreams, door.provider)).rstrip("/")
+        path = (request.scope.get("raw_path") or request.scope["path"].encode()).decode("latin-1")
+        query = request.scope["query_string"].decode("latin-1")
+        return base + path.removeprefix(BASES[door.provider]) + (f"?{query}" if query else "")
+
+    async def _prepared(self, dialect: Dialect, request: Request, body: bytes) -> Prepared | None:
+        """
+        Raises:
+            RefoldError: our part cannot be done.
+        """
+        incoming = read_request(dialect, body)
+        if incoming.is_elsewhere:
+            return None
+        if monotonic() < self._down_until:
+            raise StoreError("the store could not be used a moment ago")
+        agent, wanted = request.headers.get("x-refold-agent"), asked_id(request.headers)
+        async with asyncio.timeout(PATIENCE_S):
+            owner = await self._owner(request)
+            return await self.service.work(self.ledger.prepare, owner, incoming, wanted, agent)
+
+    async def _owner(self, request: Request) -> str:
+        caller = request.scope["state"]["caller"]
+        if caller.owner is not None:
+            return str(caller.owner)
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        key = request.headers.get("x-api-key") or (bearer if scheme.lower() == "bearer" else "")
+        return await self.service.owner_of_key(key.strip())
+
+    async def _converse(self, dialect: Dialect, prepared: Prepared, relay: Relay) -> None:
+        turn, rounds = prepared.turn, 0
+
+        async def after(reply: dict[str, Any], shown: dict[str, Any]) -> Step:
+            nonlocal turn, rounds
+            rounds += 1
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    turn = await self.service.work(self.ledger.answered, turn, reply, shown)
+                    if turn.is_complete:
+                        return Step(None)
+                    fitted = await self.service.work(self.ledger.fitted, turn, last=rounds >= ROUNDS)
+            except Exception as error:  # the client gets its answer all the same
+                self._reason(error)
+                _LOG.error("an answer was not kept: %s", type(error).__name__)
+                return Step(None)
+            return Step(fitted.body)
+
+        with self.ledger.under_way(turn.key):
+            await relay.converse(dialect, prepared.body, after, hides=turn.injected)
+
+    def _reason(self, error: Exception) -> str:
+        """Why our part was not done, in a word: it is told in a header."""
+        match error:
+            case OverBudgetError():
+                return "over-budget"
+            case StoreError() | TimeoutError():
+                self._down_until = monotonic() + PAUSE_S
+                return "store"
+            case RefoldError():
+                return "not-understood"
+        _LOG.error("the gateway failed", exc_info=error)
+        return "error"
+
+
+def _told(prepared: Prepared) -> dict[str, str]:
+    return {
+        "x-refold-conversation": prepared.turn.key.conversation,
+        "x-refold-tokens-before": str(prepared.before),
+        "x-refold-tokens-sent": str(prepared.sent),
+        "x-refold-edits": str(prepared.edits),
+    }

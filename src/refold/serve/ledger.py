@@ -1,0 +1,344 @@
+"""What the gateway keeps of a request and its answer, and what it sends instead. For threads."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import Lock
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from refold.core import codec
+from refold.core.draft import PART, Draft
+from refold.core.errors import ConflictError, NotFoundError, StoreError
+from refold.core.event import Event, Said
+from refold.core.lease import OWN
+from refold.core.message import Message, Part, ToolCall, ToolResult
+from refold.formats import replies
+from refold.formats.dialects import FORMATS
+from refold.formats.sheet import APART
+from refold.serve.caches import marked
+from refold.serve.identify import Spot, essence, longest
+from refold.serve.incoming import Incoming, Unit, units_of
+from refold.serve.service import Service
+from refold.session import Session
+from refold.stores.store import LOCATED, Forks, Ids, Key, Located
+
+TRIES = 10
+"""How often somebody else may be faster."""
+NEAR = 16
+"""Events that are read at once, backwards."""
+KNOWN = 20_000
+"""Conversations of which the newest mark is remembered."""
+INJECTED = "refold:tools"
+"""The tag of a conversation's first message where expand and search are offered."""
+
+
+class Turn(NamedTuple):
+    """A request that has its place in a conversation."""
+
+    incoming: Incoming
+    seed: str
+    key: Key
+    agent: str | None
+    mark: str
+    """Of its newest message."""
+    said: int
+    """Messages in the conversation when it was made."""
+    injected: bool
+    rounds: tuple[Draft, ...] = ()
+    """What was said since."""
+    is_complete: bool = False
+    """There is an answer for the client; else the model waits for what it looked up."""
+
+
+class Prepared(NamedTuple):
+    turn: Turn
+    body: bytes
+    """What goes upstream."""
+    before: int
+    """Tokens of all that was said, and of what goes with it."""
+    sent: int
+    """Tokens that go upstream."""
+    edits: int
+    """In force in the view."""
+
+
+class _Known(NamedTuple):
+    """What need not be read again of a conversation."""
+
+    next: int = -1
+    """How many events it had when this was its newest mark."""
+    mark: str | None = None
+    injected: bool | None = None
+    leading: tuple[bytes, ...] | None = None
+    """Of the system messages that were sent last."""
+
+
+class Ledger:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._under_way: Counter[Key] = Counter()
+        self._known: OrderedDict[Key, _Known] = OrderedDict()
+        self._lock = Lock()
+
+    # Before
+
+    def prepare(
+        self, owner: str, incoming: Incoming, conversation: str | None, agent: str | None
+    ) -> Prepared:
+        """Finds the conversation, stores what is new, and makes what goes upstream.
+
+        Raises:
+            RefoldError: it cannot be done; then the request goes as it came.
+        """
+        marks = incoming.marks(conversation or "")
+        for _ in range(TRIES):
+            with suppress(ConflictError):
+                return self.fitted(self._placed(owner, incoming, conversation, agent, marks))
+        raise ConflictError(f"Others said something in the same conversation {TRIES} times in a row; retry")
+
+    def _placed(
+        self, owner: str, incoming: Incoming, conversation: str | None, agent: str | None, marks: list[str]
+    ) -> Turn:
+        key, at = Key(owner, conversation or new_id()), 0
+        spot = self._found(owner, marks)
+        goes_on = spot is not None and self._goes_on(spot, marks, incoming.model, agent)
+        if spot is None and conversation is not None:
+            spot, goes_on = self._adopted(key, incoming, agent)
+        if spot is not None:
+            key, at = spot.key, spot.known
+        if spot is not None and goes_on:
+            key = (
+                self._fork(spot.key, spot.at, incoming.model, agent) if spot.at >= 0 else Key(owner, new_id())
+            )
+        with self.service.session(key, incoming.model, agent) as session:
+            said = session.get_count()
+            if spot is None and said:
+                raise ConflictError(f"{key.conversation!r} was begun by somebody else this very moment")
+            injected = self._injects(session, incoming)
+            drafts = self._system(session, incoming, is_new=not said)
+            intake = session.intake(incoming.dialect)
+            tags = (INJECTED,) if injected and not said else ()
+            for unit, mark in zip(incoming.units[at:], marks[at:], strict=True):
+                drafts += intake.take(unit.values(), id=mark, tags=tags).drafts
+            session.say(drafts, after=said)
+            leading = tuple(unit.digest for unit in incoming.leading)
+            self._remember(session, mark=marks[-1], leading=leading, injected=injected)
+            return Turn(incoming, conversation or "", key, agent, marks[-1], session.get_count(), injected)
+
+    def _found(self, owner: str, marks: Sequence[str]) -> Spot | None:
+        store = self.service.store
+        if not isinstance(store, Located):
+            raise StoreError(f"{type(store).__name__} cannot tell conversations apart by what was said")
+        return longest(marks, lambda some: store.locate(owner, some))
+
+    def _goes_on(self, spot: Spot, marks: Sequence[str], model: str | None, agent: str | None) -> bool:
+        """Something else was said after it, or is about to be: this is a twin, a retry or another past."""
+        with self._lock:
+            under_way = self._under_way[spot.key] > 0
+        if spot.known == len(marks) and under_way:
+            return True
+        with self.service.session(spot.key, model, agent) as session:
+            return self._newest_mark(session) != marks[spot.known - 1]
+
+    def _adopted(self, key: Key, incoming: Incoming, agent: str | None) -> tuple[Spot | None, bool]:
+        """A conversation that others than the gateway began, and the client names: how much of the history it
+        has, and whether it goes on otherwise.
+        """
+        with self.service.session(key, incoming.model, agent) as session:
+            said = _units_said(session.record.events())
+            known = 0
+            while (
+                known < min(len(said), len(incoming.units)) and said[known][1] == incoming.units[known].digest
+            ):
+                known += 1
+            spot = Spot(known, key, said[known - 1][0] if known else -1) if said else None
+            return spot, known < len(said)
+
+    def _newest_mark(self, session: Session) -> str | None:
+        session.get_count()  # catches up
+        stop = session.record.live.state.next
+        known = self._known.get(session.key, _Known())
+        if known.next != stop:
+            known = known._replace(next=stop, mark=_newest(session, stop))
+            self._remember(session, **known._asdict())
+        return known.mark
+
+    def _remember(self, session: Session, **facts: Any) -> None:
+        with self._lock:
+            known = self._known.pop(session.key, _Known())
+            self._known[session.key] = known._replace(next=session.record.live.state.next)._replace(**facts)
+            if len(self._known) > KNOWN:
+                self._known.popitem(last=False)
+
+    def _fork(self, key: Key, at: int, model: str | None, agent: str | None) -> Key:
+        if not isinstance(self.service.store, Forks):
+            raise StoreError(f"{type(self.service.store).__name__} cannot fork")
+        with self.service.session(key, model, agent) as session:
+            new = new_id()
+            session.fork(new, at=at)
+            return Key(key.owner, new)
+
+    def _injects(self, session: Session, incoming: Incoming) -> bool:
+        """Whether expand and search are offered: decided with the first message, for good."""
+        found = self._known.get(session.key, _Known()).injected
+        if found is None and (first := session.record.said_from(0)) is not None:
+            found = INJECTED in first.tags
+        if found is None:
+            wish = self.service.settings.inject_tools
+            alone = incoming.fields.get("n") in (None, 1)  # of several answers the client takes one
+            found = alone and (bool(incoming.tools) if wish == "auto" else wish in ("on", True))
+        session.reducer.handles = found
+        return found
+
+    def _system(self, session: Session, incoming: Incoming, *, is_new: bool) -> list[Draft]:
+        """System text that is not the same as before: what has to be said of it."""
+        intake, name, drafts = session.intake(incoming.dialect), APART.get(incoming.dialect), list[Draft]()
+        if name is not None and (incoming.system or None) != (_apart(session, name) or None):
+            drafts += intake.take([{name: incoming.system or ""}]).drafts
+        if is_new:
+            return [*drafts, *(one for unit in incoming.leading for one in intake.take(unit.values()).drafts)]
+        digests = tuple(unit.digest for unit in incoming.leading)
+        if digests and self._known.get(session.key, _Known()).leading != digests:
+            self._correct(session, incoming.leading)
+        return drafts
+
+    def _correct(self, session: Session, leading: Sequence[Unit]) -> None:
+        """Shows system messages at the beginning as they are now."""
+        found = (
+            event for event in session.record.events() if isinstance(event, Said) and not event.line.apart
+        )
+        for said, unit in zip(found, leading, strict=False):
+            shown = session.record.live.state.corrected.get(said.at, said.line)
+            if essence(session.record.message(shown)) != unit.digest:
+                session.correct(said.at, unit.values()[0], why="the client's system text changed")
+
+    def fitted(self, turn: Turn, *, last: bool = False) -> Prepared:
+        """The next request of a turn; the `last` has no tools of ours."""
+        incoming = turn.incoming
+        with self.service.session(turn.key, incoming.model, turn.agent) as session:
+            fields = dict(incoming.fields)
+            if turn.injected and not last:
+                fields["tools"] = [*incoming.tools, *session.tools(incoming.dialect)]
+            fitted = session.fit(dialect=incoming.dialect, request=fields)
+            request = fitted.request
+            name = APART.get(incoming.dialect)
+            if name is not None and not request.get(name):  # as it came, if it came at all
+                request.pop(name, None)
+                request |= {} if incoming.system is None else {name: incoming.system}
+            if incoming.dialect == "anthropic":
+                request = marked(request, fitted.settled, incoming.cache)
+            live, meter = session.record.live, session.fitter.meter
+            hidden = meter.counter.tokens(max(0, live.state.total - live.tokens))
+            edits = len({item.edit for item in live.items if item.edit is not None})
+            tokens = fitted.report.tokens
+            return Prepared(turn, codec.dumps(request), tokens.final + hidden, tokens.final, edits)
+
+    # After
+
+    @contextmanager
+    def under_way(self, key: Key) -> Iterator[None]:
+        """As long as an answer is awaited, the same request is another one's."""
+        with self._lock:
+            self._under_way[key] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way[key] -= 1
+                if not self._under_way[key]:
+                    del self._under_way[key]
+
+    def answered(self, turn: Turn, reply: dict[str, Any], visible: dict[str, Any]) -> Turn:
+        """Keeps the model's answer, of which the client sees the `visible` part, with what its calls of our
+        own tools give.
+        """
+        incoming, calls = turn.incoming, own_calls(turn.incoming, reply)
+        turn = turn._replace(is_complete=not calls or len(calls) < len(_calls(incoming, reply)))
+        answers = units_in(incoming, visible) if turn.is_complete else []
+        mark = incoming.marks(turn.seed, *answers)[-1] if answers else None
+        with self.service.session(turn.key, incoming.model, turn.agent) as session:
+            intake, beside = session.intake(), dict[str, Any]({"id": mark} if mark else {})
+            drafts = intake.take([reply], lambda n: "reply", **beside).drafts
+            found = [
+                ToolResult(call.call_id, session.call(call.tool, call.input), call.tool) for call in calls
+            ]
+            drafts += intake.take([Message("tool", (result,)) for result in found]).drafts
+        return self._said(turn, drafts, mark)
+
+    def _said(self, turn: Turn, drafts: list[Draft], mark: str | None) -> Turn:
+        """Stores what is said after a request; where others said something since, in a fork of its own."""
+        all = (*turn.rounds, *drafts)
+        with suppress(ConflictError):
+            return self._stored(turn, drafts, mark)._replace(rounds=all)
+        store = self.service.store
+        found = store.find(turn.key, [turn.mark]) if isinstance(store, Ids) else {}
+        if turn.mark not in found:
+            raise NotFoundError(f"{turn.key.conversation!r} was erased meanwhile")
+        key = self._fork(turn.key, found[turn.mark], turn.incoming.model, turn.agent)
+        with self.service.session(key, turn.incoming.model, turn.agent) as session:
+            turn = turn._replace(key=key, said=session.get_count(), rounds=all)
+        return self._stored(turn, all, mark)
+
+    def _stored(self, turn: Turn, drafts: Sequence[Draft], mark: str | None) -> Turn:
+        with self.service.session(turn.key, turn.incoming.model, turn.agent) as session:
+            session.reducer.handles = turn.injected
+            session.say(drafts, after=turn.said)
+            self._remember(session, mark=mark or turn.mark)
+            return turn._replace(said=session.get_count())
+
+
+def _apart(session: Session, name: str) -> Any:
+    """The newest system text that stands apart, as it came."""
+    apart = session.record.live.state.apart
+    came = codec.came(session.record.entry(apart[-1].at)) if apart else None
+    return came.value.get(name) if came is not None and isinstance(came.value, dict) else None
+
+
+def _newest(session: Session, stop: int) -> str | None:
+    """The newest mark before a place."""
+    while stop > 0:
+        start = max(0, stop - NEAR)
+        for link in reversed(list(session.store.read(session.key, start, stop))):
+            if link.entry.id is not None and link.entry.id.startswith(LOCATED):
+                return link.entry.id.partition(PART)[0]
+        stop = start
+    return None
+
+
+def _units_said(events: Iterable[Event]) -> list[tuple[int, bytes]]:
+    """What clients would send of what was said: place and digest of each message, made whole again."""
+    found: list[tuple[int, bytes]] = []
+    parts: list[Part] = []
+    for said in events:
+        if not isinstance(said, Said) or (said.line.role == "system" and not found):
+            continue
+        parts += said.message.parts
+        if said.piece is not None and said.piece.n + 1 < said.piece.of:
+            continue
+        role = (
+            "user" if said.piece and not all(isinstance(one, ToolResult) for one in parts) else said.line.role
+        )
+        found.append((said.at, essence(Message(role, tuple(parts)))))
+        parts = []
+    return found
+
+
+def own_calls(incoming: Incoming, reply: dict[str, Any]) -> list[ToolCall]:
+    """Calls of tools that are the gateway's own."""
+    return [call for call in _calls(incoming, reply) if call.tool in OWN]
+
+
+def _calls(incoming: Incoming, reply: dict[str, Any]) -> list[ToolCall]:
+    taken = replies.take(reply)
+    messages = taken.messages if taken else []
+    return [call for one in messages for call in FORMATS[incoming.dialect].parse(one).calls]
+
+
+def units_in(incoming: Incoming, reply: dict[str, Any]) -> list[Unit]:
+    taken = replies.take(reply)
+    return units_of(incoming.dialect, [codec.dumps(one) for one in taken.messages]) if taken else []
+
+
+def new_id() -> str:
+    return f"chat-{uuid4().hex[:16]}"

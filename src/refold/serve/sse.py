@@ -1,0 +1,93 @@
+"""Live events over HTTP: resumed by an id, kept alive, and cut off when nobody reads them."""
+
+from asyncio import FIRST_COMPLETED, create_task, get_running_loop, timeout, wait, wait_for
+from contextlib import suppress
+
+from starlette.types import Message, Receive, Send
+from starlette.types import Scope as Connection
+
+from refold.serve.events import Feed, Hub, Scope
+from refold.serve.frames import BEGIN, HEARTBEAT, LAGGING
+from refold.serve.service import Service
+
+HEARTBEAT_S = 15.0
+SEND_S = 30.0
+"""For a client to take what was sent; one that does not is gone, whatever its connection says."""
+END_S = 0.5
+"""For a client to be told that it is over."""
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream:
+    """The answer to one who watches, as an ASGI application."""
+
+    def __init__(self, service: Service, scope: Scope, after: int | None) -> None:
+        self._service, self._scope, self._after = service, scope, after
+
+    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
+        hub: Hub = self._service.hub
+        feed = await self._service.work(hub.join, self._service.store, self._scope, get_running_loop())
+        telling, gone = create_task(self._tell(feed, send)), create_task(_gone(receive))
+        tasks = (telling, gone, create_task(feed.over.wait()))
+        try:
+            await wait(tasks, return_when=FIRST_COMPLETED)
+            if feed.is_over:
+                await wait((telling,), timeout=END_S)
+        finally:
+            hub.leave(feed)
+            for task in tasks:
+                task.cancel()
+            await wait(tasks)
+        if not telling.cancelled() and (error := telling.exception()) is not None:
+            raise error
+
+    async def _tell(self, feed: Feed, send: Send) -> None:
+        seen, next = feed.here  # before anything is sent: from now on nothing is missed
+        start = next if self._after is None else self._after
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        with suppress(TimeoutError):  # it reads nothing any more
+            await _sent(send, BEGIN)
+            while start < next and not feed.is_over:
+                frame = await self._service.work(feed.past, start, next)
+                start = frame.next or next
+                if frame.text:
+                    await _sent(send, frame.text)
+            await self._follow(feed, seen, start, send)
+            await _sent(send, b"", more=False)
+
+    async def _follow(self, feed: Feed, seen: int, start: int, send: Send) -> None:
+        """Frames after those that were `seen`, of events from a place on, until there can be no more."""
+        while not feed.is_over:
+            changed = feed.changed
+            frames = feed.since(seen)
+            if frames is None:
+                await _sent(send, LAGGING)
+                return
+            seen += len(frames)
+            text = b"".join(one.text for one in frames if one.next is None or one.next > start)
+            if text:
+                await _sent(send, text)
+            elif not frames:
+                try:
+                    await wait_for(changed.wait(), HEARTBEAT_S)
+                except TimeoutError:
+                    await _sent(send, HEARTBEAT)
+
+
+async def _sent(send: Send, text: bytes, *, more: bool = True) -> None:
+    """
+    Raises:
+        TimeoutError: nobody reads it.
+    """
+    message: Message = {"type": "http.response.body", "body": text, "more_body": more}
+    async with timeout(SEND_S):
+        await send(message)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

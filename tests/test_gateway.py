@@ -1,0 +1,419 @@
+"""The official SDKs through the gateway, in front of an upstream that refuses whatever a provider would."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+import loops
+from gates import Gate, gate
+from refold.core.errors import StoreError
+from refold.stores.memory import MemoryStore
+from refold.stores.sqlite import SQLiteStore
+from served import until
+from upstream import Upstream
+from upstream_model import is_intact_call, is_intact_text
+
+STEPS = int(os.environ.get("REFOLD_STEPS", "60"))
+"""Of a tool loop; 300 take minutes, most of which the SDKs need for themselves."""
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[Upstream]:
+    with Upstream() as server:
+        yield server
+
+
+@pytest.fixture
+def gated(upstream: Upstream, tmp_path: Path) -> Iterator[Gate]:
+    upstream.reset()
+    with gate(SQLiteStore(tmp_path / "gate.db"), upstream) as one:
+        yield one
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def ask(client: openai.OpenAI, messages: list[Any], **more: Any) -> Any:
+    return client.chat.completions.with_raw_response.create(model="gpt-5", messages=messages, **more)
+
+
+def answer(client: openai.OpenAI, messages: list[Any], **more: Any) -> dict[str, Any]:
+    said = ask(client, messages, **more).parse().choices[0].message
+    return {"role": "assistant", "content": said.content}
+
+
+# Long loops
+
+
+LOOPS = {"chat": loops.chat_loop, "responses": loops.responses_loop, "anthropic": loops.anthropic_loop}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_long_tool_loop_never_gets_a_400_and_every_reply_is_intact(
+    gated: Gate, name: str, stream: bool
+) -> None:
+    base = gated.anthropic_url if name == "anthropic" else gated.openai_url
+    done = LOOPS[name](base, STEPS, stream)
+    assert done.steps == STEPS
+    assert all(map(is_intact_text, done.texts))
+    assert all(is_intact_call(*call) for call in done.calls)
+    (key,) = gated.conversations()
+    said = [one for one in gated.said(key) if one.message.role == "assistant"]
+    assert len(said) == len(done.replies)
+    calls = [(call.call_id, call.tool, json.loads(call.input)) for one in said for call in one.message.calls]
+    assert calls == done.calls
+    assert [one.message.text for one in said if one.message.text] == done.texts
+    assert all(one.message.usage for one in said)
+    assert len(gated.bodies()) == len(done.replies)
+    assert len(json.dumps(gated.bodies()[-1])) < 40_000 < len(str(done.history))
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", LOOPS)
+def test_expand_and_search_are_answered_unseen_by_the_client(gated: Gate, name: str, stream: bool) -> None:
+    base = gated.anthropic_url if name == "anthropic" else gated.openai_url
+    done = LOOPS[name](base, 60, stream, task="You may use refold tools. " + loops.TASK)
+    assert not any(tool.startswith("refold") for _, tool, _ in done.calls)
+    (key,) = gated.conversations()
+    own = [call for one in gated.said(key) for call in one.message.calls if call.tool.startswith("refold")]
+    assert own
+    answered = [one for one in gated.said(key) if one.message.results and one.tools[0].startswith("refold")]
+    assert [one.message.results[0].call_id for one in answered] == [call.call_id for call in own]
+    assert done.steps == 60
+
+
+def test_without_tools_no_handles_are_shown_and_none_are_added(gated: Gate) -> None:
+    client, history = gated.openai(), [user("Tell me about the harbor.")]
+    for n in range(12):
+        history += [answer(client, history), user(f"{n}: " + "more of the ledger " * 150)]
+    answer(client, history)
+    last = gated.bodies()[-1]
+    assert "tools" not in last
+    assert len(last["messages"]) < len(history)
+    assert "[refold " in json.dumps(last["messages"])
+    assert "[refold #" not in json.dumps(last["messages"])
+
+
+# Which conversation
+
+
+def test_two_clients_at_once_never_mix(gated: Gate) -> None:
+    barrier = threading.Barrier(6)
+
+    def talk(n: int) -> list[str]:
+        client, history = gated.openai(), [user("The same first words.")]
+        barrier.wait()
+        for step in range(8):
+            history.append(answer(client, history))
+            history.append(user(f"client {n}, step {step}" if step else "The same second words."))
+        answer(client, history)
+        return [one["content"] for one in history]
+
+    with ThreadPoolExecutor(6) as pool:
+        histories = list(pool.map(talk, range(6)))
+    stored = [gated.texts(key) for key in gated.conversations()]
+    for n, history in enumerate(histories):
+        (mine,) = [texts for texts in stored if f"client {n}, step 7" in texts]
+        assert mine[:-1] == history
+
+
+def test_the_same_beginning_continues_a_conversation_however_it_is_written(gated: Gate) -> None:
+    client, history = gated.openai(), [user("Hello")]
+    history += [answer(client, history), user("Go on")]
+    history[0] = {"content": [{"text": "Hello", "type": "text"}], "role": "user"}
+    answer(client, history)
+    assert gated.texts() == ["Hello", history[1]["content"], "Go on", gated.texts()[-1]]
+
+
+def test_an_edited_history_forks(gated: Gate) -> None:
+    client, history = gated.openai(), [user("Hello")]
+    history += [answer(client, history), user("Go on")]
+    history.append(answer(client, history))
+    first = ask(client, [*history, user("More")])
+    other = ask(client, [*history[:2], user("Go elsewhere")])
+    old, new = gated.conversations()
+    assert (first.headers["x-refold-conversation"], other.headers["x-refold-conversation"]) == (
+        old[1],
+        new[1],
+    )
+    assert gated.texts(new)[:3] == ["Hello", history[1]["content"], "Go elsewhere"]
+    assert gated.texts(old)[:5] == [*(one["content"] for one in history), "More"]
+    parent = next(iter(gated.service.store.conversations())).parent
+    assert parent == old
+
+
+def test_a_history_that_was_answered_already_forks_there(gated: Gate) -> None:
+    client = gated.openai()
+    one, two = (ask(client, [user("Hello")]).headers["x-refold-conversation"] for _ in range(2))
+    assert one != two
+    assert [texts[0] for texts in map(gated.texts, gated.conversations())] == ["Hello", "Hello"]
+
+
+def test_a_retry_after_a_failure_continues(gated: Gate) -> None:
+    client = gated.openai()
+    with pytest.raises(openai.InternalServerError):
+        ask(client, [user("Hello")], extra_headers={"x-upstream-mode": "fail-500"})
+    answer(client, [user("Hello")])
+    assert gated.texts()[0] == "Hello"
+    assert len(gated.said()) == 2
+
+
+def test_another_key_never_sees_a_conversation(gated: Gate) -> None:
+    history = [user("Hello")]
+    history += [answer(gated.openai("sk-one"), history), user("Go on")]
+    answer(gated.openai("sk-two"), history)
+    one, two = gated.conversations()
+    assert one.owner != two.owner
+    assert "sk-one" not in one.owner
+    assert len(gated.said(one)) == 2
+
+
+def test_a_header_names_the_conversation(gated: Gate) -> None:
+    named = {"x-refold-conversation": "my task/42"}
+    client, history = gated.openai(), [user("Hello")]
+    history.append(answer(client, history, extra_headers=named))
+    answer(client, [*history, user("Go on")], extra_headers=named)
+    ask(client, [user("Hello")])
+    one, two = gated.conversations()
+    assert one.conversation == "my task/42"
+    assert len(gated.said(one)) == 4
+    assert len(gated.said(two)) == 2
+    edited = ask(client, [*history, user("Go elsewhere")], extra_headers=named)
+    assert edited.headers["x-refold-conversation"] not in (one.conversation, two.conversation)
+
+
+def test_a_conversation_that_others_began_is_continued_under_its_name(gated: Gate) -> None:
+    client = gated.openai()
+    owner = gated.conversations()[0].owner if ask(client, [user("Who am I?")]) else ""
+    from refold.opening import open
+
+    session = open("mine", store=gated.service.store, owner=owner)
+    session.append([user("Hello"), {"role": "assistant", "content": "Yes?"}])
+    history = [user("Hello"), {"role": "assistant", "content": "Yes?"}, user("Go on")]
+    answer(client, history, extra_headers={"x-refold-conversation": "mine"})
+    assert [one.message.text for one in session.get_all()][:3] == ["Hello", "Yes?", "Go on"]
+    assert len(session.get_all()) == 4
+
+
+def test_a_conversation_is_known_again_after_a_restart(upstream: Upstream, tmp_path: Path) -> None:
+    history = [user("Hello")]
+    for _ in range(3):
+        with gate(SQLiteStore(tmp_path / "a.db"), upstream) as gated:
+            history += [answer(gated.openai(), history), user("Go on")]
+            assert len(gated.conversations()) == 1
+
+
+def test_system_text_that_changes_is_sent_as_it_is_now(gated: Gate) -> None:
+    client, history = gated.openai(), [user("Hello")]
+    for hour in range(3):
+        system = {"role": "system", "content": f"It is {hour} o'clock."}
+        history += [answer(client, [system, *history]), user("Go on")]
+        assert gated.bodies()[-1]["messages"][0] == system
+    assert len(gated.conversations()) == 1
+    claude, messages = gated.anthropic(), [user("Hello")]
+    for hour in range(3):
+        reply = claude.messages.create(
+            model="claude-sonnet-5", max_tokens=100, system=f"It is {hour}.", messages=messages
+        )
+        messages += [{"role": "assistant", "content": reply.content}, user("Go on")]
+        assert gated.bodies()[-1]["system"] == f"It is {hour}."
+    assert len(gated.conversations()) == 2
+
+
+# What goes upstream
+
+
+def test_what_nobody_edited_goes_as_it_came(gated: Gate) -> None:
+    body = {
+        "model": "gpt-5",
+        "messages": [
+            user("Hello"),
+            {"role": "assistant", "content": "Yes?", "name": "assistant_1", "refusal": None},
+            user("Go on"),
+        ],
+        "temperature": 0.25,
+        "metadata": {"a": "b"},
+        "user": "somebody",
+    }
+    headers = {
+        "authorization": "Bearer sk-test",
+        "openai-organization": "org",
+        "x-custom": "a, b",
+        "cookie": "no",
+    }
+    headers |= {"x-refold-conversation": "mine", "user-agent": "mine/1"}
+    found = httpx.post(f"{gated.openai_url}/chat/completions?trace=1", json=body, headers=headers, timeout=30)
+    assert found.status_code == 200
+    (seen,) = gated.upstream.seen()
+    assert seen["body"] == body
+    assert seen["path"].endswith("/v1/chat/completions?trace=1")
+    sent = {name.lower(): value for name, value in dict(seen["headers"]).items()}
+    assert sent["openai-organization"] == "org"
+    assert sent["user-agent"] == "mine/1"
+    assert "cookie" not in sent
+    assert not any(name.startswith("x-refold") for name in sent)
+
+
+def test_answers_tell_what_was_done(gated: Gate) -> None:
+    headers = ask(gated.openai(), [user("Hello")]).headers
+    (key,) = gated.conversations()
+    assert headers["x-refold-conversation"] == key.conversation
+    assert headers["x-refold-edits"] == "0"
+    assert int(headers["x-refold-tokens-before"]) == int(headers["x-refold-tokens-sent"]) > 0
+    assert "x-refold-bypass" not in headers
+
+
+def test_marks_for_the_cache_stand_at_the_edit_frontier_and_are_never_too_many(gated: Gate) -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    client, history = gated.anthropic(), list[Any]()
+    system = [{"type": "text", "text": "You audit.", **mark}]
+    for n in range(14):
+        text = {"type": "text", "text": f"{n}: " + "the ledger of the harbor " * 100, **mark}
+        history.append({"role": "user", "content": [text]})
+        reply = client.messages.create(
+            model="claude-sonnet-5", max_tokens=100, system=system, messages=history
+        )
+        history.append({"role": "assistant", "content": reply.content})
+    sent = gated.bodies()[-1]
+    marked = [n for n, one in enumerate(sent["messages"]) if "cache_control" in json.dumps(one)]
+    assert sent["system"] == system
+    assert marked[-1] == len(sent["messages"]) - 1
+    assert len(marked) == 2
+    assert len(sent["messages"]) < len(history)
+    stored = gated.session(gated.conversations()[0])
+    assert "cache_control" not in json.dumps(stored.fit(dialect="anthropic").messages)
+
+
+def test_what_is_at_the_provider_passes_unchanged(gated: Gate) -> None:
+    body = {"model": "gpt-5", "input": "Go on", "previous_response_id": "resp_123"}
+    httpx.post(
+        f"{gated.openai_url}/responses", json=body, headers={"authorization": "Bearer sk-test"}, timeout=30
+    )
+    assert gated.bodies() == [body]
+
+
+def test_models_and_count_tokens_pass(gated: Gate) -> None:
+    assert list(gated.openai().models.list())
+    counted = gated.anthropic().messages.count_tokens(model="claude-sonnet-5", messages=[user("Hello")])
+    assert counted.input_tokens > 0
+    assert gated.conversations() == []
+
+
+# When something goes wrong
+
+
+class Down(MemoryStore):
+    """A store that cannot be used."""
+
+    def locate(self, owner: str, ids: Any, /) -> Any:
+        raise StoreError("the disk is full")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_where_our_part_fails_the_request_passes_as_it_came(upstream: Upstream, stream: bool) -> None:
+    upstream.reset()
+    body = {"model": "gpt-5", "messages": [user("Hello")], "stream": stream}
+    with gate(Down(), upstream) as gated:
+        for _ in range(2):
+            found = httpx.post(
+                f"{gated.openai_url}/chat/completions", json=body, headers={"authorization": "Bearer sk-test"}
+            )
+            ours = {name: value for name, value in found.headers.items() if name.startswith("x-refold")}
+            assert (found.status_code, ours) == (200, {"x-refold-bypass": "store"})
+        assert gated.bodies() == [body, body]
+
+
+def test_what_cannot_fit_is_left_to_the_provider_to_refuse(gated: Gate) -> None:
+    with pytest.raises(openai.BadRequestError, match="context") as caught:
+        ask(gated.openai(), [user("word " * 20_000)])
+    assert caught.value.response.headers["x-refold-bypass"] == "over-budget"
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("mode", ["fail-429", "fail-500", "fail-503", "fail-502"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_an_upstreams_errors_pass_faithfully(gated: Gate, mode: str, stream: bool) -> None:
+    body = {"model": "gpt-5", "messages": [user("Hello")], "stream": stream}
+    how: dict[str, Any] = {
+        "json": body,
+        "headers": {"authorization": "Bearer sk-test", "x-upstream-mode": mode},
+    }
+    direct = httpx.post(f"{gated.upstream.openai}/chat/completions", **how, timeout=30)
+    through = httpx.post(f"{gated.openai_url}/chat/completions", **how, timeout=30)
+    assert (through.status_code, through.content) == (direct.status_code, direct.content)
+    assert through.headers.get("retry-after") == direct.headers.get("retry-after")
+    assert through.headers["content-type"] == direct.headers["content-type"]
+
+
+def test_a_wrong_key_is_refused_by_the_provider(gated: Gate) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        ask(gated.openai("sk-bad"), [user("Hello")])
+    with pytest.raises(anthropic.AuthenticationError):
+        gated.anthropic("sk-bad").messages.create(model="claude-sonnet-5", max_tokens=9, messages=[user("a")])
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_stream_that_is_cut_upstream_ends_as_an_error(gated: Gate, name: str) -> None:
+    base = gated.anthropic_url if name == "anthropic" else gated.openai_url
+    with pytest.raises((openai.APIError, anthropic.APIError, httpx.HTTPError)):
+        LOOPS[name](base, 3, True, headers={"x-upstream-mode": "cut-stream"})
+    assert all(one.message.role != "assistant" for one in gated.said())
+
+
+def test_an_answer_that_is_cut_upstream_is_an_error(gated: Gate) -> None:
+    with pytest.raises(openai.APIError):
+        ask(gated.openai(), [user("Hello")], extra_headers={"x-upstream-mode": "cut-stream"})
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_client_that_goes_away_ends_the_upstreams_call(gated: Gate, stream: bool) -> None:
+    body = {"model": "gpt-5", "messages": [user("Hello")], "stream": stream}
+    mode = "stall-stream" if stream else "hang"
+    headers = {"authorization": "Bearer sk-test", "x-upstream-mode": mode}
+    with httpx.Client(timeout=30) as client:
+        request = client.build_request(
+            "POST", f"{gated.openai_url}/chat/completions", json=body, headers=headers
+        )
+        if stream:
+            response = client.send(request, stream=True)
+            chunks = response.iter_raw()
+            next(chunks)
+            assert gated.upstream.open() == 1
+            response.close()
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(request.url, json=body, headers=headers, timeout=0.5)
+    until(lambda: gated.upstream.open() == 0)
+
+
+def test_redirects_are_not_followed(gated: Gate) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(gated.openai(), [user("Hello")], extra_headers={"x-upstream-mode": "redirect"})
+    assert caught.value.status_code == 502
+    assert len(gated.upstream.seen()) == 1
+
+
+def test_an_upstream_that_is_not_there_is_a_502(tmp_path: Path, upstream: Upstream) -> None:
+    nowhere = {"openai": "http://127.0.0.1:9/v1", "anthropic": "http://127.0.0.1:9"}
+    with gate(SQLiteStore(tmp_path / "a.db"), upstream, upstreams=nowhere) as gated:
+        with pytest.raises(openai.APIStatusError) as caught:
+            ask(gated.openai(), [user("Hello")])
+        assert caught.value.status_code == 502
+
+
+def test_odd_text_survives_both_ways(gated: Gate) -> None:
+    text = "NUL \x00, zero\u200bwidth, \u202eright to left, 👩‍👩‍👧, \u2028 and \ufeff"
+    reply = ask(gated.openai(), [user(text)], extra_headers={"x-upstream-mode": "echo"}).parse()
+    assert reply.choices[0].message.content == text
+    assert gated.texts() == [text, text]
