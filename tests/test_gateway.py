@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -295,7 +296,17 @@ def test_marks_for_the_cache_stand_at_the_edit_frontier_and_are_never_too_many(g
     assert "cache_control" not in json.dumps(stored.fit(dialect="anthropic").messages)
 
 
-def test_what_is_at_the_provider_passes_unchanged(gated: Gate) -> None:
+def test_what_goes_on_at_the_provider_is_recorded_and_passes_unchanged(gated: Gate) -> None:
+    client, last = gated.openai(), None
+    for text in ("Hello", "Go on", "And on"):
+        before = {} if last is None else {"previous_response_id": last}
+        last = client.responses.create(model="gpt-5", input=text, **before).id
+    assert gated.bodies()[-1]["input"] == "And on"
+    assert gated.texts()[::2] == ["Hello", "Go on", "And on"]
+    assert len(gated.said()) == 6
+
+
+def test_a_request_whose_history_nobody_here_saw_passes_unchanged(gated: Gate) -> None:
     body = {"model": "gpt-5", "input": "Go on", "previous_response_id": "resp_123"}
     httpx.post(
         f"{gated.openai_url}/responses", json=body, headers={"authorization": "Bearer sk-test"}, timeout=30
@@ -395,6 +406,16 @@ def test_a_client_that_goes_away_ends_the_upstreams_call(gated: Gate, stream: bo
             with pytest.raises(httpx.ReadTimeout):
                 client.post(request.url, json=body, headers=headers, timeout=0.5)
     until(lambda: gated.upstream.open() == 0)
+
+
+@pytest.mark.parametrize("path", ["/../admin", "/%2e%2e/admin", "/a/..%2fadmin", "/./seen", "/a\\..\\b"])
+def test_no_path_leads_out_of_the_upstream(gated: Gate, path: str) -> None:
+    host, port = gated.url.removeprefix("http://").split(":")
+    connection = HTTPConnection(host, int(port), timeout=30)
+    connection.request("GET", f"/openai/v1{path}", headers={"authorization": "Bearer sk-test"})
+    assert connection.getresponse().status in (400, 404)
+    connection.close()
+    assert gated.upstream.seen() == []
 
 
 def test_redirects_are_not_followed(gated: Gate) -> None:

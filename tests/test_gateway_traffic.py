@@ -45,7 +45,7 @@ def test_every_recorded_request_goes_upstream_as_it_came(name: str, ledger: Ledg
     for n, exchange in enumerate(exchanges(name)):
         request = exchange["request"]
         incoming = read_request(dialect, json.dumps(request).encode())
-        if exchange["status"] != 200 or incoming.is_elsewhere:
+        if exchange["status"] != 200 or incoming.elsewhere:
             continue
         prepared = ledger.prepare("o", incoming, f"c{n}", None)
         sent = json.loads(prepared.body)
@@ -67,7 +67,7 @@ def test_every_recorded_answer_is_known_again_when_it_is_sent_back(name: str, le
     for n, exchange in enumerate(exchanges(name)):
         request, reply = exchange["request"], exchange["response"]
         incoming = read_request(dialect, json.dumps(request).encode())
-        if exchange["status"] != 200 or incoming.is_elsewhere or replies.take(reply) is None:
+        if exchange["status"] != 200 or incoming.elsewhere or replies.take(reply) is None:
             continue
         turn = ledger.prepare("o", incoming, f"c{n}", None).turn
         ledger.answered(turn, reply, reply)

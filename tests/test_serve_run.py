@@ -197,8 +197,16 @@ def test_a_token_is_taken_back_in_a_service_that_runs(tmp_path):
         file.write_text(json.dumps({"serve": {"tokens": [{**ENTRY, "revoked": True}]}}))
         until(lambda: asked() == 401)
         file.write_text(json.dumps({"serve": {"tokens": [ENTRY]}}))
-        service.process.send_signal(signal.SIGHUP)
         until(lambda: asked() == 200)
+        assert service.stop() == 0
+
+
+def test_a_hangup_reads_the_tokens_again_and_ends_nothing(tmp_path):
+    (tmp_path / "refold.yaml").write_text(json.dumps({"serve": {"tokens": [ENTRY]}}))
+    with started(tmp_path) as service:
+        service.process.send_signal(signal.SIGHUP)
+        until(lambda: "were read again" in (tmp_path / "log").read_text())
+        assert service.ask("/metrics", **{"x-refold-token": TOKEN})[0] == 200
         assert service.stop() == 0
 
 

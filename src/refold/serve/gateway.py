@@ -6,8 +6,10 @@ answer is stored before its last byte is handed on. Where our part fails, the re
 
 import asyncio
 import logging
+import re
 from time import monotonic
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
@@ -99,32 +101,32 @@ class Gateway:
             except Exception as error:
                 told = {"x-refold-bypass": self._reason(error)}
             else:
-                if prepared is not None:
-                    await self._converse(
-                        door.dialect, prepared, Relay(self.upstream, send, sent, _told(prepared))
-                    )
-                    return
+                relay = Relay(self.upstream, send, sent, _told(prepared))
+                await self._converse(door.dialect, prepared, relay)
+                return
         await Relay(self.upstream, send, sent, told).pass_on(body)
 
     def _url(self, door: Door, request: Request) -> str:
         base = str(getattr(self.service.settings.upstreams, door.provider)).rstrip("/")
-        path = (request.scope.get("raw_path") or request.scope["path"].encode()).decode("latin-1")
-        query = request.scope["query_string"].decode("latin-1")
+        raw: bytes = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
+        path, query = raw.decode("latin-1").partition("?")[0], request.scope["query_string"].decode("latin-1")
+        if any(unquote(part) in (".", "..") for part in re.split(r"/|%2[Ff]|\\", path)):
+            raise Refused(400, "a path with . or .. in it leads elsewhere")
         return base + path.removeprefix(BASES[door.provider]) + (f"?{query}" if query else "")
 
-    async def _prepared(self, dialect: Dialect, request: Request, body: bytes) -> Prepared | None:
+    async def _prepared(self, dialect: Dialect, request: Request, body: bytes) -> Prepared:
         """
         Raises:
             RefoldError: our part cannot be done.
         """
         incoming = read_request(dialect, body)
-        if incoming.is_elsewhere:
-            return None
         if monotonic() < self._down_until:
             raise StoreError("the store could not be used a moment ago")
         agent, wanted = request.headers.get("x-refold-agent"), asked_id(request.headers)
         async with asyncio.timeout(PATIENCE_S):
             owner = await self._owner(request)
+            if incoming.elsewhere:
+                return await self.service.work(self.ledger.noted, owner, incoming, wanted, agent, body)
             return await self.service.work(self.ledger.prepare, owner, incoming, wanted, agent)
 
     async def _owner(self, request: Request) -> str:
@@ -171,8 +173,10 @@ class Gateway:
 
 
 def _told(prepared: Prepared) -> dict[str, str]:
-    return {
-        "x-refold-conversation": prepared.turn.key.conversation,
+    conversation = {"x-refold-conversation": prepared.turn.key.conversation}
+    if prepared.turn.is_elsewhere:
+        return conversation
+    return conversation | {
         "x-refold-tokens-before": str(prepared.before),
         "x-refold-tokens-sent": str(prepared.sent),
         "x-refold-edits": str(prepared.edits),

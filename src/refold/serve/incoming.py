@@ -54,8 +54,14 @@ class Incoming(NamedTuple):
         return self.fields.get("stream") is True
 
     @property
-    def is_elsewhere(self) -> bool:
-        return any(self.fields.get(name) for name in ELSEWHERE)
+    def elsewhere(self) -> tuple[str, str] | None:
+        """What says that the history is at the provider: the field, and the id in it."""
+        for name in ELSEWHERE if self.dialect == "openai-responses" else ():
+            value = self.fields.get(name)
+            id = value.get("id") if isinstance(value, dict) else value
+            if isinstance(id, str) and id:
+                return name, id
+        return None
 
     @property
     def tools(self) -> list[Any]:

@@ -17,8 +17,8 @@ from refold.formats import replies
 from refold.formats.dialects import FORMATS
 from refold.formats.sheet import APART
 from refold.serve.caches import marked
-from refold.serve.identify import Spot, essence, longest
-from refold.serve.incoming import Incoming, Unit, units_of
+from refold.serve.identify import Spot, chained, essence, longest
+from refold.serve.incoming import ELSEWHERE, Incoming, Unit, units_of
 from refold.serve.service import Service
 from refold.session import Session
 from refold.stores.store import LOCATED, Forks, Ids, Key, Located
@@ -49,6 +49,8 @@ class Turn(NamedTuple):
     """What was said since."""
     is_complete: bool = False
     """There is an answer for the client; else the model waits for what it looked up."""
+    is_elsewhere: bool = False
+    """The history is at the provider."""
 
 
 class Prepared(NamedTuple):
@@ -61,6 +63,14 @@ class Prepared(NamedTuple):
     """Tokens that go upstream."""
     edits: int
     """In force in the view."""
+
+
+class Response(NamedTuple):
+    """An answer of OpenAI's that requests may go on from."""
+
+    key: Key
+    id: str
+    """Of its last round, where the client knows the first one's."""
 
 
 class _Known(NamedTuple):
@@ -79,6 +89,8 @@ class Ledger:
         self.service = service
         self._under_way: Counter[Key] = Counter()
         self._known: OrderedDict[Key, _Known] = OrderedDict()
+        self._responses: OrderedDict[tuple[str, str], Response] = OrderedDict()
+        """Answers of OpenAI's by owner and id, since requests may go on from there."""
         self._lock = Lock()
 
     # Before
@@ -234,6 +246,34 @@ class Ledger:
             tokens = fitted.report.tokens
             return Prepared(turn, codec.dumps(request), tokens.final + hidden, tokens.final, edits)
 
+    # What is at the provider
+
+    def noted(
+        self, owner: str, incoming: Incoming, conversation: str | None, agent: str | None, body: bytes
+    ) -> Prepared:
+        """Keeps what is new in a request whose history is at the provider; it goes upstream as it came."""
+        assert incoming.elsewhere is not None
+        field, id = incoming.elsewhere
+        mark, known = chained(field.encode(), [id.encode()])[0], self._responses.get((owner, id))
+        store = self.service.store
+        found = store.locate(owner, [mark]).get(mark) if isinstance(store, Located) else None
+        key, at = found or (known.key if known else Key(owner, conversation or new_id()), -1)
+        with self.service.session(key, incoming.model, agent) as session:
+            if field == ELSEWHERE[0] and found and self._newest_mark(session) != mark:  # it went on already
+                key = self._fork(key, at, incoming.model, agent)
+        with self.service.session(key, incoming.model, agent) as session:
+            intake = session.intake(incoming.dialect)
+            drafts = self._system(session, incoming, is_new=not session.get_count())
+            for n, unit in enumerate(incoming.units):
+                is_first = field == ELSEWHERE[1] and not found and not n
+                beside: dict[str, Any] = {"id": mark} if is_first else {}
+                drafts += intake.take(unit.values(), **beside).drafts
+            session.say(drafts)
+            turn = Turn(incoming, "", key, agent, mark, session.get_count(), False, is_elsewhere=True)
+        if known is not None and known.id != id:
+            body = codec.dumps(codec.loads(body) | {field: known.id})
+        return Prepared(turn, body, 0, 0, 0)
+
     # After
 
     @contextmanager
@@ -255,8 +295,7 @@ class Ledger:
         """
         incoming, calls = turn.incoming, own_calls(turn.incoming, reply)
         turn = turn._replace(is_complete=not calls or len(calls) < len(_calls(incoming, reply)))
-        answers = units_in(incoming, visible) if turn.is_complete else []
-        mark = incoming.marks(turn.seed, *answers)[-1] if answers else None
+        mark = self._mark(turn, reply, visible) if turn.is_complete else None
         with self.service.session(turn.key, incoming.model, turn.agent) as session:
             intake, beside = session.intake(), dict[str, Any]({"id": mark} if mark else {})
             drafts = intake.take([reply], lambda n: "reply", **beside).drafts
@@ -265,6 +304,19 @@ class Ledger:
             ]
             drafts += intake.take([Message("tool", (result,)) for result in found]).drafts
         return self._said(turn, drafts, mark)
+
+    def _mark(self, turn: Turn, reply: dict[str, Any], visible: dict[str, Any]) -> str | None:
+        """By which an answer is known again when the client sends it back, or goes on from it."""
+        id, shown = reply.get("id"), visible.get("id")
+        if turn.incoming.dialect == "openai-responses" and isinstance(id, str) and isinstance(shown, str):
+            with self._lock:
+                self._responses[turn.key.owner, shown] = Response(turn.key, id)
+                if len(self._responses) > KNOWN:
+                    self._responses.popitem(last=False)
+            if turn.is_elsewhere:
+                return chained(ELSEWHERE[0].encode(), [shown.encode()])[0]
+        answers = units_in(turn.incoming, visible)
+        return turn.incoming.marks(turn.seed, *answers)[-1] if answers else None
 
     def _said(self, turn: Turn, drafts: list[Draft], mark: str | None) -> Turn:
         """Stores what is said after a request; where others said something since, in a fork of its own."""
@@ -283,7 +335,7 @@ class Ledger:
     def _stored(self, turn: Turn, drafts: Sequence[Draft], mark: str | None) -> Turn:
         with self.service.session(turn.key, turn.incoming.model, turn.agent) as session:
             session.reducer.handles = turn.injected
-            session.say(drafts, after=turn.said)
+            session.say(drafts, after=None if turn.is_elsewhere else turn.said)
             self._remember(session, mark=mark or turn.mark)
             return turn._replace(said=session.get_count())
 

@@ -48,11 +48,12 @@ def routes(service: "Service") -> list[Route]:
 
 def _files() -> dict[str, File]:
     """All there is to serve, read once: a name that is not among them leads nowhere."""
-    bodies = {file.name: file.read_bytes() for file in files("refold.serve").joinpath("static").iterdir()}
-    return {
-        name: File(body, TYPES[name.rpartition(".")[2]], f'"{sha256(body).hexdigest()[:32]}"')
-        for name, body in bodies.items()
-    }
+    found = {}
+    for file in files("refold.serve").joinpath("static").iterdir():
+        if kind := TYPES.get(file.name.rpartition(".")[2]):
+            body = file.read_bytes()
+            found[file.name] = File(body, kind, f'"{sha256(body).hexdigest()[:32]}"')
+    return found
 
 
 def _sent(request: Request, file: File) -> Response:

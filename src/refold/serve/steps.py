@@ -23,6 +23,7 @@ class Walk:
         self._digest = b""
         self._steps: list[Step] = []
         self._kinds, self._edition, self._edits = Kinds(), 0, 0
+        self._many, self._every = 0, 1
 
     def steps(self, limit: int) -> list[Step]:
         steps = self._steps
@@ -60,10 +61,12 @@ class Walk:
     def _step(self, answer: Line) -> None:
         live = self._live
         self.saved_tokens += max(0, live.state.total - live.tokens)
+        if self._many % self._every:  # it joins the one before, so that all are equally far apart
+            self._edits += self._steps.pop().edits
         self._steps.append(Step(answer.step, answer.at, replace(self._kinds), live.tokens, self._edits))
-        self._edits = 0
+        self._edits, self._many = 0, self._many + 1
         if len(self._steps) > 2 * MOST_STEPS:
-            self._steps = _halved(self._steps)
+            self._steps, self._every = _halved(self._steps), 2 * self._every
 
     def _add(self, line: Line) -> None:
         kind = "summary" if line.summary else line.role

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+from yarl import URL
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -53,7 +54,12 @@ class Upstream:
         sent = [*headers, ("accept-encoding", "identity")]
         try:
             answer = await self._client.request(
-                method, url, headers=sent, data=body, allow_redirects=False, skip_auto_headers=("User-Agent",)
+                method,
+                URL(url, encoded=True),
+                headers=sent,
+                data=body,
+                allow_redirects=False,
+                skip_auto_headers=("User-Agent",),
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UpstreamError(f"the upstream cannot be reached: {type(error).__name__}") from error

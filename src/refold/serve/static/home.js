@@ -138,8 +138,7 @@ export class Home {
       this.use(query);
       const links = query.length > 1 ? await hits(query, { signal }).catch(() => []) : [];
       if (signal.aborted) return;
-      const found = [h("h2", {}, "In messages"), ...links, h("h2", {}, "Conversations")];
-      this.found.replaceChildren(...(links.length ? found : []));
+      this.found.replaceChildren(...(links.length ? [h("h2", {}, "In messages"), ...links] : []));
     });
     search.placeholder = innerWidth > 720 ? "Search all conversations" : "Search";
     search.oninput = () => look(search.value.trim());
