@@ -124,7 +124,7 @@ class Ledger:
                 self._fork(spot.key, spot.at, incoming.model, agent) if spot.at >= 0 else Key(owner, new_id())
             )
         with self.service.session(key, incoming.model, agent) as session:
-            said = session.get_count()
+            said = session.record.live.state.index  # if that is old, nothing is stored, and it is tried again
             if spot is None and said:
                 raise ConflictError(f"{key.conversation!r} was begun by somebody else this very moment")
             injected = self._injects(session, incoming)
@@ -136,7 +136,8 @@ class Ledger:
             session.say(drafts, after=said)
             leading = tuple(unit.digest for unit in incoming.leading)
             self._remember(session, mark=marks[-1], leading=leading, injected=injected)
-            return Turn(incoming, conversation or "", key, agent, marks[-1], session.get_count(), injected)
+            now = session.record.live.state.index
+            return Turn(incoming, conversation or "", key, agent, marks[-1], now, injected)
 
     def _found(self, owner: str, marks: Sequence[str]) -> Spot | None:
         store = self.service.store
@@ -269,7 +270,8 @@ class Ledger:
                 beside: dict[str, Any] = {"id": mark} if is_first else {}
                 drafts += intake.take(unit.values(), **beside).drafts
             session.say(drafts)
-            turn = Turn(incoming, "", key, agent, mark, session.get_count(), False, is_elsewhere=True)
+            now = session.record.live.state.index
+            turn = Turn(incoming, "", key, agent, mark, now, False, is_elsewhere=True)
         if known is not None and known.id != id:
             body = codec.dumps(codec.loads(body) | {field: known.id})
         return Prepared(turn, body, 0, 0, 0)
@@ -337,7 +339,7 @@ class Ledger:
             session.reducer.handles = turn.injected
             session.say(drafts, after=None if turn.is_elsewhere else turn.said)
             self._remember(session, mark=mark or turn.mark)
-            return turn._replace(said=session.get_count())
+            return turn._replace(said=session.record.live.state.index)
 
 
 def _apart(session: Session, name: str) -> Any:
