@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from refold.core.errors import OverBudgetError, RefoldError, StoreError
+from refold.core.errors import OverBudgetError, RefoldError, SettingError, StoreError
 from refold.serve.incoming import Dialect, read_request
 from refold.serve.ledger import Ledger, Prepared
 from refold.serve.refusal import Refused, asked_id
@@ -166,6 +166,8 @@ class Gateway:
             case StoreError() | TimeoutError():
                 self._down_until = monotonic() + PAUSE_S
                 return "store"
+            case SettingError():
+                return "setting"
             case RefoldError():
                 return "not-understood"
         _LOG.error("the gateway failed", exc_info=error)

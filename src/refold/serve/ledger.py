@@ -119,10 +119,8 @@ class Ledger:
             spot, goes_on = self._adopted(key, incoming, agent)
         if spot is not None:
             key, at = spot.key, spot.known
-        if spot is not None and goes_on:
-            key = (
-                self._fork(spot.key, spot.at, incoming.model, agent) if spot.at >= 0 else Key(owner, new_id())
-            )
+        if goes_on:  # as a fork, or under another name where nothing is shared
+            key = self._fork(key, spot.at, incoming.model, agent) if spot and at else Key(owner, new_id())
         with self.service.session(key, incoming.model, agent) as session:
             said = session.record.live.state.index  # if that is old, nothing is stored, and it is tried again
             if spot is None and said:
@@ -133,10 +131,11 @@ class Ledger:
             tags = (INJECTED,) if injected and not said else ()
             for unit, mark in zip(incoming.units[at:], marks[at:], strict=True):
                 drafts += intake.take(unit.values(), id=mark, tags=tags).drafts
-            session.say(drafts, after=said)
             leading = tuple(unit.digest for unit in incoming.leading)
-            self._remember(session, mark=marks[-1], leading=leading, injected=injected)
-            now = session.record.live.state.index
+            with session.notifier:  # nobody says anything in between
+                session.say(drafts, after=said)
+                self._remember(session, mark=marks[-1], leading=leading, injected=injected)
+                now = session.record.live.state.index
             return Turn(incoming, conversation or "", key, agent, marks[-1], now, injected)
 
     def _found(self, owner: str, marks: Sequence[str]) -> Spot | None:
@@ -169,13 +168,14 @@ class Ledger:
             return spot, known < len(said)
 
     def _newest_mark(self, session: Session) -> str | None:
-        session.get_count()  # catches up
-        stop = session.record.live.state.next
-        known = self._known.get(session.key, _Known())
-        if known.next != stop:
-            known = known._replace(next=stop, mark=_newest(session, stop))
-            self._remember(session, **known._asdict())
-        return known.mark
+        with session.notifier:
+            session.get_count()  # catches up
+            stop = session.record.live.state.next
+            known = self._known.get(session.key, _Known())
+            if known.next != stop:
+                known = known._replace(next=stop, mark=_newest(session, stop))
+                self._remember(session, **known._asdict())
+            return known.mark
 
     def _remember(self, session: Session, **facts: Any) -> None:
         with self._lock:
@@ -337,9 +337,10 @@ class Ledger:
     def _stored(self, turn: Turn, drafts: Sequence[Draft], mark: str | None) -> Turn:
         with self.service.session(turn.key, turn.incoming.model, turn.agent) as session:
             session.reducer.handles = turn.injected
-            session.say(drafts, after=None if turn.is_elsewhere else turn.said)
-            self._remember(session, mark=mark or turn.mark)
-            return turn._replace(said=session.record.live.state.index)
+            with session.notifier:
+                session.say(drafts, after=None if turn.is_elsewhere else turn.said)
+                self._remember(session, mark=mark or turn.mark)
+                return turn._replace(said=session.record.live.state.index)
 
 
 def _apart(session: Session, name: str) -> Any:
