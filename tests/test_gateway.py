@@ -207,6 +207,24 @@ def test_a_conversation_that_others_began_is_continued_under_its_name(gated: Gat
     assert len(session.get_all()) == 4
 
 
+class Unlocated(MemoryStore):
+    """A store that finds ids only in a conversation that is known."""
+
+    locate = None  # type: ignore[assignment]
+
+
+def test_a_store_that_locates_nothing_needs_the_conversations_name(upstream: Upstream) -> None:
+    with gate(Unlocated(), upstream) as gated:
+        client, history = gated.openai(), [user("Hello")]
+        assert ask(client, history).headers["x-refold-bypass"] == "setting"
+        for _ in range(3):
+            history += [
+                answer(client, history, extra_headers={"x-refold-conversation": "mine"}),
+                user("Go on"),
+            ]
+        assert len(gated.said()) == 6
+
+
 def test_a_conversation_is_known_again_after_a_restart(upstream: Upstream, tmp_path: Path) -> None:
     history = [user("Hello")]
     for _ in range(3):

@@ -1,7 +1,7 @@
 """What the gateway keeps of a request and its answer, and what it sends instead. For threads."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from refold.core import codec
 from refold.core.draft import PART, Draft
-from refold.core.errors import ConflictError, NotFoundError, StoreError
+from refold.core.errors import ConflictError, NotFoundError, SettingError, StoreError
 from refold.core.event import Event, Said
 from refold.core.lease import OWN
 from refold.core.message import Message, Part, ToolCall, ToolResult
@@ -113,7 +113,7 @@ class Ledger:
         self, owner: str, incoming: Incoming, conversation: str | None, agent: str | None, marks: list[str]
     ) -> Turn:
         key, at = Key(owner, conversation or new_id()), 0
-        spot = self._found(owner, marks)
+        spot = longest(marks, lambda some: self._located(owner, conversation, some))
         goes_on = spot is not None and self._goes_on(spot, marks, incoming.model, agent)
         if spot is None and conversation is not None:
             spot, goes_on = self._adopted(key, incoming, agent)
@@ -138,11 +138,19 @@ class Ledger:
                 now = session.record.live.state.index
             return Turn(incoming, conversation or "", key, agent, marks[-1], now, injected)
 
-    def _found(self, owner: str, marks: Sequence[str]) -> Spot | None:
+    def _located(
+        self, owner: str, conversation: str | None, marks: Sequence[str]
+    ) -> Mapping[str, tuple[Key, int]]:
         store = self.service.store
-        if not isinstance(store, Located):
-            raise StoreError(f"{type(store).__name__} cannot tell conversations apart by what was said")
-        return longest(marks, lambda some: store.locate(owner, some))
+        if isinstance(store, Located):
+            return store.locate(owner, marks)
+        if conversation is None or not isinstance(store, Ids):
+            kind = type(store).__name__
+            raise SettingError(
+                "x-refold-conversation", f"{kind} knows no conversation by what was said: name it"
+            )
+        key = Key(owner, conversation)
+        return {mark: (key, at) for mark, at in store.find(key, marks).items()}
 
     def _goes_on(self, spot: Spot, marks: Sequence[str], model: str | None, agent: str | None) -> bool:
         """Something else was said after it, or is about to be: this is a twin, a retry or another past."""
