@@ -103,7 +103,7 @@ class Ledger:
         Raises:
             RefoldError: it cannot be done; then the request goes as it came.
         """
-        marks = incoming.marks(conversation or "")
+        marks = incoming.marks(_seed(owner, conversation))
         for _ in range(TRIES):
             with suppress(ConflictError):
                 return self.fitted(self._placed(owner, incoming, conversation, agent, marks))
@@ -136,7 +136,7 @@ class Ledger:
                 session.say(drafts, after=said)
                 self._remember(session, mark=marks[-1], leading=leading, injected=injected)
                 now = session.record.live.state.index
-            return Turn(incoming, conversation or "", key, agent, marks[-1], now, injected)
+            return Turn(incoming, _seed(owner, conversation), key, agent, marks[-1], now, injected)
 
     def _located(
         self, owner: str, conversation: str | None, marks: Sequence[str]
@@ -263,7 +263,7 @@ class Ledger:
         """Keeps what is new in a request whose history is at the provider; it goes upstream as it came."""
         assert incoming.elsewhere is not None
         field, id = incoming.elsewhere
-        mark, known = chained(field.encode(), [id.encode()])[0], self._responses.get((owner, id))
+        mark, known = _mark_of(owner, field, id), self._responses.get((owner, id))
         store = self.service.store
         found = store.locate(owner, [mark]).get(mark) if isinstance(store, Located) else None
         key, at = found or (known.key if known else Key(owner, conversation or new_id()), -1)
@@ -324,7 +324,7 @@ class Ledger:
                 if len(self._responses) > KNOWN:
                     self._responses.popitem(last=False)
             if turn.is_elsewhere:
-                return chained(ELSEWHERE[0].encode(), [shown.encode()])[0]
+                return _mark_of(turn.key.owner, ELSEWHERE[0], shown)
         answers = units_in(turn.incoming, visible)
         return turn.incoming.marks(turn.seed, *answers)[-1] if answers else None
 
@@ -349,6 +349,16 @@ class Ledger:
                 session.say(drafts, after=None if turn.is_elsewhere else turn.said)
                 self._remember(session, mark=mark or turn.mark)
                 return turn._replace(said=session.record.live.state.index)
+
+
+def _seed(owner: str, conversation: str | None) -> str:
+    """What marks begin with: nobody has those of another owner, nor those of a conversation with a name."""
+    return repr((owner, conversation))
+
+
+def _mark_of(owner: str, *names: str) -> str:
+    """Of what has a name at the provider."""
+    return chained(repr((owner, *names)).encode("utf-8", "surrogatepass"), [b""])[0]
 
 
 def _apart(session: Session, name: str) -> Any:
