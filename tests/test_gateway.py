@@ -19,6 +19,7 @@ from gates import Gate, gate
 from refold.core.errors import StoreError
 from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
+from refold.stores.store import open_store
 from served import until
 from upstream import Upstream
 from upstream_model import is_intact_call, is_intact_text
@@ -205,6 +206,24 @@ def test_a_conversation_that_others_began_is_continued_under_its_name(gated: Gat
     answer(client, history, extra_headers={"x-refold-conversation": "mine"})
     assert [one.message.text for one in session.get_all()][:3] == ["Hello", "Yes?", "Go on"]
     assert len(session.get_all()) == 4
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "valkey"])
+def test_a_client_may_alternate_between_gateways_on_one_store(
+    upstream: Upstream, engine: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    fixtures = {"postgresql": "postgres_url", "valkey": "valkey_url"}
+    url = request.getfixturevalue(fixtures[engine]) if engine in fixtures else f"sqlite:///{tmp_path}/a.db"
+    with gate(open_store(url), upstream) as one, gate(open_store(url), upstream) as other:
+        history = [user("Hello")]
+        for n in range(6):
+            history += [answer((one, other)[n % 2].openai(), history), user(f"Go on {n}")]
+        assert one.texts() == [message["content"] for message in history[:-1]]
+        edited = [*history[:4], user("Go elsewhere")]
+        answer(other.openai(), edited)
+        old, new = one.conversations()
+        assert one.texts(new)[:5] == [message["content"] for message in edited]
+        assert len(one.said(old)) == 12
 
 
 class Unlocated(MemoryStore):
