@@ -5,8 +5,11 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -317,11 +320,10 @@ def test_marks_for_the_cache_stand_at_the_edit_frontier_and_are_never_too_many(g
     client, history = gated.anthropic(), list[Any]()
     system = [{"type": "text", "text": "You audit.", **mark}]
     for n in range(14):
-        text = {"type": "text", "text": f"{n}: " + "the ledger of the harbor " * 100, **mark}
+        text = {"type": "text", "text": f"{n}: " + "the ledger of the harbor " * 100}
         history.append({"role": "user", "content": [text]})
-        reply = client.messages.create(
-            model="claude-sonnet-5", max_tokens=100, system=system, messages=history
-        )
+        asked = [*history[:-1], {"role": "user", "content": [{**text, **mark}]}]
+        reply = client.messages.create(model="claude-sonnet-5", max_tokens=100, system=system, messages=asked)
         history.append({"role": "assistant", "content": reply.content})
     sent = gated.bodies()[-1]
     marked = [n for n, one in enumerate(sent["messages"]) if "cache_control" in json.dumps(one)]
@@ -475,3 +477,202 @@ def test_odd_text_survives_both_ways(gated: Gate) -> None:
     reply = ask(gated.openai(), [user(text)], extra_headers={"x-upstream-mode": "echo"}).parse()
     assert reply.choices[0].message.content == text
     assert gated.texts() == [text, text]
+
+
+# Upstreams and clients that do odd things
+
+
+@contextmanager
+def saying(*replies: tuple[str, bytes]) -> Iterator[tuple[Any, list[Any]]]:
+    """An upstream that answers with these bytes of these types, the last again and again; and what it was
+    asked.
+    """
+    asked: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            kind, data = replies[min(len(asked), len(replies)) - 1]
+            self.send_response(200)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            yield SimpleNamespace(openai=f"{url}/v1", url=url), asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+JSON, STREAM = "application/json", "text/event-stream"
+USAGE = {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18}
+
+
+def completion(message: dict[str, Any], finish: str = "stop", **more: Any) -> bytes:
+    said = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
+    return json.dumps(
+        {"id": "c", "object": "chat.completion", "choices": [said], "usage": USAGE, **more}
+    ).encode()
+
+
+def events(*values: Any) -> bytes:
+    lines = [value if isinstance(value, str) else json.dumps(value) for value in values]
+    return "".join(f"data: {line}\n\n" for line in lines).encode()
+
+
+def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return {"id": "c", "object": "chat.completion.chunk", "choices": [choice]}
+
+
+EXPAND = {
+    "content": None,
+    "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "refold_expand", "arguments": '{"at": 0}'}}
+    ],
+}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+def post(gated: Gate, **more: Any) -> httpx.Response:
+    body = {"model": "gpt-5", "messages": [user("Hello")], **more}
+    return httpx.post(
+        f"{gated.openai_url}/chat/completions", json=body, headers={"authorization": "Bearer sk-x"}
+    )
+
+
+def test_a_model_that_calls_our_tools_for_ever_is_stopped() -> None:
+    with (
+        saying((JSON, completion(EXPAND, "tool_calls"))) as (upstream, asked),
+        gate(MemoryStore(), upstream) as gated,
+    ):
+        found = post(gated, tools=[TOOL]).json()["choices"][0]
+    assert len(asked) == 9
+    assert "tool_calls" not in found["message"]
+    assert found["finish_reason"] == "stop"
+
+
+def test_a_clients_tool_that_is_called_like_ours_is_the_clients() -> None:
+    own = {"type": "function", "function": {**TOOL["function"], "name": "refold_expand"}}
+    with (
+        saying((JSON, completion(EXPAND, "tool_calls"))) as (upstream, asked),
+        gate(MemoryStore(), upstream) as gated,
+    ):
+        found = post(gated, tools=[own]).json()["choices"][0]
+        assert len(gated.said()) == 2
+    assert [one["tools"] for one in asked] == [[own]]
+    assert found["message"]["tool_calls"] == EXPAND["tool_calls"]
+
+
+HI, STOP = chunk({"content": "Hi"}), chunk({}, "stop")
+LISTED = [{"id": "1", "function": {"name": "look"}}, None]
+ODD = {
+    "a usage that is no number": (JSON, completion({"content": "Hi"}, usage={"prompt_tokens": "many"})),
+    "content that is a list": (JSON, completion({"content": [{"type": "text", "text": "Hi"}]})),
+    "no JSON": (JSON, b"{oops"),
+    "another object": (JSON, b'{"object": "other"}'),
+    "choices that are null": (STREAM, events(HI, STOP, {"choices": None}, "[DONE]")),
+    "something after the end": (STREAM, events(HI, STOP, "[DONE]", {"x": 1})),
+    "a call that is null": (STREAM, events(chunk({"tool_calls": LISTED}), STOP, "[DONE]")),
+}
+
+
+@pytest.mark.parametrize("tools", [[], [TOOL]], ids=["plain", "with tools"])
+@pytest.mark.parametrize("case", ODD)
+def test_an_answer_that_is_not_understood_is_handed_on_whole(case: str, tools: list[Any]) -> None:
+    kind, data = ODD[case]
+    more = {"tools": tools} if tools else {}
+    with saying((kind, data)) as (upstream, _), gate(MemoryStore(), upstream) as gated:
+        found = post(gated, stream=kind == STREAM, **more)
+        assert found.status_code == 200
+        if kind == STREAM:
+            assert _data(found.content) == _data(data)
+        else:
+            assert found.content == data or found.json() == json.loads(data)
+        assert gated.texts()[0] == "Hello"
+
+
+def _data(stream: bytes) -> list[str]:
+    """What all events say, in whatever order."""
+    lines = [line[6:] for line in stream.decode().splitlines() if line.startswith("data: ")]
+    return sorted(line if line == "[DONE]" else json.dumps(json.loads(line)) for line in lines)
+
+
+def test_signs_of_life_do_not_keep_an_answer_from_being_kept() -> None:
+    data = b"event: ping\ndata: {}\n\n: still here\n\n" + events(
+        chunk({"content": "Hi"}), chunk({}, "stop"), "[DONE]"
+    )
+    with saying((STREAM, data)) as (upstream, _), gate(MemoryStore(), upstream) as gated:
+        assert post(gated, stream=True).content == data
+        assert gated.texts() == ["Hello", "Hi"]
+
+
+@pytest.mark.parametrize("status", ["failed", "queued"])
+def test_a_response_that_failed_or_is_yet_to_come_is_no_answer(status: str) -> None:
+    reply = {"id": "resp_1", "object": "response", "status": status, "output": [], "model": "gpt-5"}
+    with saying((JSON, json.dumps(reply).encode())) as (upstream, _), gate(MemoryStore(), upstream) as gated:
+        gated.openai().responses.create(model="gpt-5", input="Hello")
+        assert gated.texts() == ["Hello"]
+
+
+def test_retries_of_an_answered_history_that_fail_share_one_fork(gated: Gate) -> None:
+    client = gated.openai(max_retries=0)
+    answer(client, [user("Hello")])
+    for _ in range(3):
+        with pytest.raises(openai.InternalServerError):
+            ask(client, [user("Hello")], extra_headers={"x-upstream-mode": "fail-500"})
+    answer(client, [user("Hello")])
+    assert [len(gated.said(key)) for key in gated.conversations()] == [2, 2]
+
+
+def test_twins_at_once_are_told_where_they_are(gated: Gate) -> None:
+    barrier = threading.Barrier(6)
+
+    def talk(_: int) -> str:
+        barrier.wait()
+        found = ask(gated.openai(), [user("Hello")], extra_headers={"x-upstream-mode": "slow"})
+        return found.headers["x-refold-conversation"]
+
+    with ThreadPoolExecutor(6) as pool:
+        told = list(pool.map(talk, range(6)))
+    assert sorted(told) == sorted(key.conversation for key in gated.conversations())
+    assert all(len(gated.said(key)) == 2 for key in gated.conversations())
+
+
+def test_a_branch_at_the_provider_is_a_fork_here(gated: Gate) -> None:
+    client = gated.openai()
+    one = client.responses.create(model="gpt-5", input="One").id
+    two = client.responses.create(model="gpt-5", input="Two", previous_response_id=one).id
+    client.responses.create(model="gpt-5", input="Three", previous_response_id=two)
+    client.responses.create(model="gpt-5", input="Other", previous_response_id=one)
+    old, new = gated.conversations()
+    assert gated.texts(old)[::2] == ["One", "Two", "Three"]
+    assert gated.texts(new)[::2] == ["One", "Other"]
+
+
+def test_the_clients_own_cache_marks_stay_where_nothing_is_edited(gated: Gate) -> None:
+    long, short = {"type": "ephemeral", "ttl": "1h"}, {"type": "ephemeral"}
+    body = {
+        "model": "claude-sonnet-5",
+        "max_tokens": 100,
+        "system": [{"type": "text", "text": "You audit.", "cache_control": long}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "One", "cache_control": short}]},
+            {"role": "assistant", "content": "Yes?"},
+            {"role": "user", "content": [{"type": "text", "text": "Two", "cache_control": short}]},
+        ],
+        "cache_control": short,
+    }
+    headers = {"x-api-key": "sk-ant-test", "anthropic-version": "2023-06-01"}
+    found = httpx.post(f"{gated.anthropic_url}/v1/messages", json=body, headers=headers, timeout=30)
+    assert found.status_code == 200, found.text
+    assert gated.bodies() == [body]

@@ -1,34 +1,45 @@
-"""Where a provider that wants to be told so is told to cache: behind what stays until the next edit."""
+"""Where a provider is told to cache: where the client wants it, and behind what stays until the next edit."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
+from refold.core.codec import loads
 from refold.formats.anthropic import as_blocks
 from refold.formats.shape import kind_of
+from refold.serve.incoming import unmarked
 
+MARK = "cache_control"
 MOST = 4
 """Marks that Anthropic takes in a request."""
 UNMARKABLE = ("thinking", "redacted_thinking")
 DEFAULT = {"type": "ephemeral"}
 
 
-def marked(request: dict[str, Any], settled: int, cache: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The request with a mark behind its `settled` messages, and one at its end where the client marks, too.
-
-    The client's own marks stay where they stand beside the messages: on tools and system text.
+def marked(request: dict[str, Any], settled: int, came: Sequence[bytes]) -> dict[str, Any]:
+    """The request with the client's own marks on what is sent as it `came`, and one more behind its `settled`
+    messages, if there may be one more.
     """
-    beside = [*(request.get("tools") or ()), *_list(request.get("system"))]
-    left = MOST - sum("cache_control" in one for one in beside if isinstance(one, dict))
     messages = list(request["messages"])
-    wanted = [len(messages)] if cache else []
-    wanted += [settled] if settled and settled not in wanted else []
-    for count in wanted[: max(0, left)]:
-        messages[count - 1] = _marked(messages[count - 1], dict(cache or DEFAULT))
+    for n in range(1, min(len(messages), len(came)) + 1):
+        value = loads(came[-n]) if b'"cache_control"' in came[-n] else None
+        if value is not None and unmarked(value) == messages[-n]:
+            messages[-n] = value
+    marks = _marks([request.get("tools"), request.get("system"), *messages])
+    if settled and MARK not in request and len(marks) < MOST:
+        later = _marks(messages[settled:])  # those that last longer come first
+        messages[settled - 1] = _marked(messages[settled - 1], dict(later[0] if later else DEFAULT))
     return {**request, "messages": messages}
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _marks(value: Any) -> list[dict[str, Any]]:
+    """All that stand in a part of a request, in order."""
+    match value:
+        case dict():
+            own = [value[MARK]] if isinstance(value.get(MARK), dict) else []
+            return own + [mark for key, one in value.items() if key != MARK for mark in _marks(one)]
+        case list():
+            return [mark for one in value for mark in _marks(one)]
+    return []
 
 
 def _marked(message: dict[str, Any], mark: dict[str, Any]) -> dict[str, Any]:
@@ -38,6 +49,6 @@ def _marked(message: dict[str, Any], mark: dict[str, Any]) -> dict[str, Any]:
         block = blocks[n]
         empty = kind_of(block) == "text" and not block.get("text")
         if isinstance(block, dict) and kind_of(block) not in UNMARKABLE and not empty:
-            blocks[n] = {**block, "cache_control": mark}
+            blocks[n] = {MARK: mark, **block}
             return {**message, "content": blocks}
     return message

@@ -122,12 +122,26 @@ class Gateway:
         incoming = read_request(dialect, body)
         if monotonic() < self._down_until:
             raise StoreError("the store could not be used a moment ago")
+        if self._down_until:  # one tries it, and the others do not wait for what comes of it
+            self._down_until = monotonic() + PATIENCE_S
         agent, wanted = request.headers.get("x-refold-agent"), asked_id(request.headers)
-        async with asyncio.timeout(PATIENCE_S):
-            owner = await self._owner(request)
-            if incoming.elsewhere:
-                return await self.service.work(self.ledger.noted, owner, incoming, wanted, agent, body)
-            return await self.service.work(self.ledger.prepare, owner, incoming, wanted, agent)
+        how = (await self._owner(request), incoming, wanted, agent)
+        if incoming.elsewhere:
+            work = asyncio.ensure_future(self.service.work(self.ledger.noted, *how, body))
+        else:
+            work = asyncio.ensure_future(self.service.work(self.ledger.prepare, *how))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                prepared = await asyncio.shield(work)
+        except BaseException:  # whoever asked is gone, or does not wait for it any longer
+            work.add_done_callback(self._drop)
+            raise
+        self._down_until = 0.0
+        return prepared
+
+    def _drop(self, work: "asyncio.Future[Prepared]") -> None:
+        if not work.cancelled() and work.exception() is None:
+            self.ledger.end(work.result().turn)
 
     async def _owner(self, request: Request) -> str:
         caller = request.scope["state"]["caller"]
@@ -146,7 +160,7 @@ class Gateway:
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     turn = await self.service.work(self.ledger.answered, turn, reply, shown)
-                    if turn.is_complete:
+                    if turn.is_complete or rounds > ROUNDS:
                         return Step(None)
                     fitted = await self.service.work(self.ledger.fitted, turn, last=rounds >= ROUNDS)
             except Exception as error:  # the client gets its answer all the same
@@ -155,8 +169,10 @@ class Gateway:
                 return Step(None)
             return Step(fitted.body)
 
-        with self.ledger.under_way(turn.key):
+        try:
             await relay.converse(dialect, prepared.body, after, hides=turn.injected)
+        finally:
+            self.ledger.end(prepared.turn)
 
     def _reason(self, error: Exception) -> str:
         """Why our part was not done, in a word: it is told in a header."""

@@ -101,7 +101,7 @@ class Guard:
             return caller
         if exchange.path in OPEN or exchange.path.startswith("/panel/"):
             return NOBODY
-        where = "x-refold-token" if exchange.is_gateway else "Authorization: Bearer, or in x-refold-token"
+        where = "x-refold-token" if exchange.is_gateway else "Authorization (as Bearer) or x-refold-token"
         why = "is not known" if given is not None else f"is needed, in {where}"
         raise Refused(401, f"a refold token {why}; `refold token` makes one", {"www-authenticate": "Bearer"})
 

@@ -1,6 +1,6 @@
 """A request to a provider as it came: its history taken apart, all else as it is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -8,6 +8,7 @@ import msgspec
 
 from refold.core.codec import dumps, loads
 from refold.core.errors import MessageError
+from refold.core.lease import OWN
 from refold.formats.dialects import FORMATS
 from refold.formats.shape import kind_of
 from refold.formats.sheet import APART, LIST
@@ -41,8 +42,6 @@ class Incoming(NamedTuple):
     leading: tuple[Unit, ...]
     """System messages at the beginning, which may be others every time."""
     units: tuple[Unit, ...]
-    cache: Mapping[str, Any] | None = None
-    """How the client marks what a provider should cache, where it does."""
 
     @property
     def model(self) -> str | None:
@@ -64,6 +63,17 @@ class Incoming(NamedTuple):
         return None
 
     @property
+    def has_own(self) -> bool:
+        """It has tools that are called like the gateway's: these are the client's."""
+        functions = [one.get("function", one) for one in self.tools if isinstance(one, dict)]
+        return any(isinstance(one, dict) and one.get("name") in OWN for one in functions)
+
+    @property
+    def raws(self) -> list[bytes]:
+        """Its messages as they are written."""
+        return [raw for unit in (*self.leading, *self.units) for raw in unit.raws]
+
+    @property
     def tools(self) -> list[Any]:
         tools = self.fields.get("tools")
         return tools if isinstance(tools, list) else []
@@ -81,12 +91,17 @@ def read_request(dialect: Dialect, body: bytes) -> Incoming:
     Raises:
         MessageError: it is no request of that dialect, or one that only the provider can judge.
     """
-    fields, raws = _taken_apart(body, LIST.get(dialect, "messages"))
-    units = units_of(dialect, raws)
+    name = LIST.get(dialect, "messages")
+    try:
+        fields, raws = _taken_apart(body, name)
+        units = units_of(dialect, raws)
+    except (ValueError, RecursionError) as error:
+        raise MessageError("request", f"cannot be read: {error}") from error
+    if not units:
+        raise MessageError(name, "says nothing")
     spoken = next((n for n, unit in enumerate(units) if unit.role != "system"), 0)
     system = fields.pop(APART[dialect], None) if dialect in APART else None
-    cache = _cache_of(loads(body)) if dialect == "anthropic" and b'"cache_control"' in body else None
-    return Incoming(dialect, fields, system, tuple(units[:spoken]), tuple(units[spoken:]), cache)
+    return Incoming(dialect, fields, system, tuple(units[:spoken]), tuple(units[spoken:]))
 
 
 def units_of(dialect: Dialect, raws: Sequence[bytes]) -> list[Unit]:
@@ -129,10 +144,7 @@ def _taken_apart(body: bytes, name: str) -> tuple[dict[str, Any], list[bytes]]:
         return {key: msgspec.json.decode(raw) for key, raw in written.items()}, raws
     except (msgspec.DecodeError, KeyError):
         pass  # there is no such list; or a lone surrogate, or a number out of range
-    try:
-        fields = loads(body)
-    except (ValueError, RecursionError) as error:
-        raise MessageError("request", f"is no JSON: {error}") from error
+    fields = loads(body)
     if not isinstance(fields, dict):
         raise MessageError("request", "is no JSON object")
     history = fields.pop(name, None)
@@ -156,16 +168,3 @@ def _unmarked(block: Any) -> Any:
         return block
     kept = unmarked(block) if kind_of(block) == "tool_result" else block
     return {key: one for key, one in kept.items() if key != "cache_control"}
-
-
-def _cache_of(value: Any) -> Mapping[str, Any] | None:
-    """The last mark in a request: how the client wants it."""
-    match value:
-        case dict():
-            for key, one in reversed(value.items()):
-                found = one if key == "cache_control" and isinstance(one, dict) else _cache_of(one)
-                if found:
-                    return dict(found)
-        case list():
-            return next(filter(None, map(_cache_of, reversed(value))), None)
-    return None

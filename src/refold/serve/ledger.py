@@ -1,10 +1,10 @@
 """What the gateway keeps of a request and its answer, and what it sends instead. For threads."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from refold.core import codec
@@ -23,6 +23,8 @@ from refold.serve.service import Service
 from refold.session import Session
 from refold.stores.store import LOCATED, Forks, Ids, Key, Located
 
+K = TypeVar("K")
+V = TypeVar("V")
 TRIES = 10
 """How often somebody else may be faster."""
 NEAR = 16
@@ -71,6 +73,8 @@ class Response(NamedTuple):
     key: Key
     id: str
     """Of its last round, where the client knows the first one's."""
+    mark: str
+    """Of the answer."""
 
 
 class _Known(NamedTuple):
@@ -91,6 +95,8 @@ class Ledger:
         self._known: OrderedDict[Key, _Known] = OrderedDict()
         self._responses: OrderedDict[tuple[str, str], Response] = OrderedDict()
         """Answers of OpenAI's by owner and id, since requests may go on from there."""
+        self._forks: OrderedDict[str, Key] = OrderedDict()
+        """The newest fork behind a mark."""
         self._lock = Lock()
 
     # Before
@@ -106,7 +112,12 @@ class Ledger:
         marks = incoming.marks(_seed(owner, conversation))
         for _ in range(TRIES):
             with suppress(ConflictError):
-                return self.fitted(self._placed(owner, incoming, conversation, agent, marks))
+                turn = self._placed(owner, incoming, conversation, agent, marks)
+                try:
+                    return self.fitted(turn)
+                except BaseException:
+                    self.end(turn)
+                    raise
         raise ConflictError(f"Others said something in the same conversation {TRIES} times in a row; retry")
 
     def _placed(
@@ -120,7 +131,10 @@ class Ledger:
         if spot is not None:
             key, at = spot.key, spot.known
         if goes_on:  # as a fork, or under another name where nothing is shared
-            key = self._fork(key, spot.at, incoming.model, agent) if spot and at else Key(owner, new_id())
+            shared = marks[at - 1] if spot and at else None
+            key = (
+                self._forked(spot, shared, incoming.model, agent) if spot and shared else Key(owner, new_id())
+            )
         with self.service.session(key, incoming.model, agent) as session:
             said = session.record.live.state.index  # if that is old, nothing is stored, and it is tried again
             if spot is None and said:
@@ -136,6 +150,8 @@ class Ledger:
                 session.say(drafts, after=said)
                 self._remember(session, mark=marks[-1], leading=leading, injected=injected)
                 now = session.record.live.state.index
+                with self._lock:
+                    self._under_way[key] += 1
             return Turn(incoming, _seed(owner, conversation), key, agent, marks[-1], now, injected)
 
     def _located(
@@ -186,11 +202,8 @@ class Ledger:
             return known.mark
 
     def _remember(self, session: Session, **facts: Any) -> None:
-        with self._lock:
-            known = self._known.pop(session.key, _Known())
-            self._known[session.key] = known._replace(next=session.record.live.state.next)._replace(**facts)
-            if len(self._known) > KNOWN:
-                self._known.popitem(last=False)
+        known = self._known.get(session.key, _Known())._replace(next=session.record.live.state.next)
+        _keep(self._known, session.key, known._replace(**facts), self._lock)
 
     def _fork(self, key: Key, at: int, model: str | None, agent: str | None) -> Key:
         if not isinstance(self.service.store, Forks):
@@ -199,6 +212,17 @@ class Ledger:
             new = new_id()
             session.fork(new, at=at)
             return Key(key.owner, new)
+
+    def _forked(self, spot: Spot, mark: str, model: str | None, agent: str | None) -> Key:
+        """A fork behind a mark: one in which nothing was said yet, where an earlier try was left without an
+        answer, or a new one.
+        """
+        old = self._forks.get(mark)
+        if old is not None and not self._goes_on(Spot(1, old, spot.at), [mark], model, agent):
+            return old
+        new = self._fork(spot.key, spot.at, model, agent)
+        _keep(self._forks, mark, new, self._lock)
+        return new
 
     def _injects(self, session: Session, incoming: Incoming) -> bool:
         """Whether expand and search are offered: decided with the first message, for good."""
@@ -209,6 +233,7 @@ class Ledger:
             wish = self.service.settings.inject_tools
             alone = incoming.fields.get("n") in (None, 1)  # of several answers the client takes one
             found = alone and (bool(incoming.tools) if wish == "auto" else wish in ("on", True))
+        found = found and not incoming.has_own
         session.reducer.handles = found
         return found
 
@@ -248,7 +273,7 @@ class Ledger:
                 request.pop(name, None)
                 request |= {} if incoming.system is None else {name: incoming.system}
             if incoming.dialect == "anthropic":
-                request = marked(request, fitted.settled, incoming.cache)
+                request = marked(request, fitted.settled, incoming.raws)
             live, meter = session.record.live, session.fitter.meter
             hidden = meter.counter.tokens(max(0, live.state.total - live.tokens))
             edits = len({item.edit for item in live.items if item.edit is not None})
@@ -263,10 +288,11 @@ class Ledger:
         """Keeps what is new in a request whose history is at the provider; it goes upstream as it came."""
         assert incoming.elsewhere is not None
         field, id = incoming.elsewhere
-        mark, known = _mark_of(owner, field, id), self._responses.get((owner, id))
+        known = self._responses.get((owner, id))
+        mark = known.mark if known else _mark_of(owner, field, id)
         store = self.service.store
         found = store.locate(owner, [mark]).get(mark) if isinstance(store, Located) else None
-        key, at = found or (known.key if known else Key(owner, conversation or new_id()), -1)
+        key, at = found or (Key(owner, conversation or new_id()), -1)
         with self.service.session(key, incoming.model, agent) as session:
             if field == ELSEWHERE[0] and found and self._newest_mark(session) != mark:  # it went on already
                 key = self._fork(key, at, incoming.model, agent)
@@ -286,24 +312,20 @@ class Ledger:
 
     # After
 
-    @contextmanager
-    def under_way(self, key: Key) -> Iterator[None]:
-        """As long as an answer is awaited, the same request is another one's."""
+    def end(self, turn: Turn) -> None:
+        """No answer to a turn, as it was prepared, is awaited any more: until then, the same request was
+        another one's.
+        """
         with self._lock:
-            self._under_way[key] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._under_way[key] -= 1
-                if not self._under_way[key]:
-                    del self._under_way[key]
+            self._under_way[turn.key] -= not turn.is_elsewhere
+            if not self._under_way[turn.key]:
+                del self._under_way[turn.key]
 
     def answered(self, turn: Turn, reply: dict[str, Any], visible: dict[str, Any]) -> Turn:
         """Keeps the model's answer, of which the client sees the `visible` part, with what its calls of our
         own tools give.
         """
-        incoming, calls = turn.incoming, own_calls(turn.incoming, reply)
+        incoming, calls = turn.incoming, own_calls(turn.incoming, reply) if turn.injected else []
         turn = turn._replace(is_complete=not calls or len(calls) < len(_calls(incoming, reply)))
         mark = self._mark(turn, reply, visible) if turn.is_complete else None
         with self.service.session(turn.key, incoming.model, turn.agent) as session:
@@ -317,16 +339,14 @@ class Ledger:
 
     def _mark(self, turn: Turn, reply: dict[str, Any], visible: dict[str, Any]) -> str | None:
         """By which an answer is known again when the client sends it back, or goes on from it."""
+        answers, owner = units_in(turn.incoming, visible), turn.key.owner
+        mark = turn.incoming.marks(turn.seed, *answers)[-1] if answers else None
         id, shown = reply.get("id"), visible.get("id")
         if turn.incoming.dialect == "openai-responses" and isinstance(id, str) and isinstance(shown, str):
-            with self._lock:
-                self._responses[turn.key.owner, shown] = Response(turn.key, id)
-                if len(self._responses) > KNOWN:
-                    self._responses.popitem(last=False)
-            if turn.is_elsewhere:
-                return _mark_of(turn.key.owner, ELSEWHERE[0], shown)
-        answers = units_in(turn.incoming, visible)
-        return turn.incoming.marks(turn.seed, *answers)[-1] if answers else None
+            mark = _mark_of(owner, ELSEWHERE[0], shown) if turn.is_elsewhere else mark
+            if mark is not None:
+                _keep(self._responses, (owner, shown), Response(turn.key, id, mark), self._lock)
+        return mark
 
     def _said(self, turn: Turn, drafts: list[Draft], mark: str | None) -> Turn:
         """Stores what is said after a request; where others said something since, in a fork of its own."""
@@ -349,6 +369,14 @@ class Ledger:
                 session.say(drafts, after=None if turn.is_elsewhere else turn.said)
                 self._remember(session, mark=mark or turn.mark)
                 return turn._replace(said=session.record.live.state.index)
+
+
+def _keep(known: OrderedDict[K, V], key: K, value: V, lock: Lock) -> None:
+    with lock:
+        known[key] = value
+        known.move_to_end(key)
+        if len(known) > KNOWN:
+            known.popitem(last=False)
 
 
 def _seed(owner: str, conversation: str | None) -> str:

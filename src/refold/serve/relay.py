@@ -3,12 +3,13 @@
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import aiohttp
 from starlette.types import Send
 
 from refold.core.codec import dumps, loads
+from refold.core.errors import RefoldError
 from refold.formats.chunks import join
 from refold.formats.replies import take
 from refold.formats.shape import kind_of
@@ -19,6 +20,10 @@ from refold.serve.upstream import Upstream, UpstreamError, handed_back
 DONE = object()
 """The value of an event that says no more than that it is the last."""
 LONGEST_EVENT = 64 * 2**20
+UNANSWERED = ("failed", "queued", "in_progress", "cancelled", "interrupted")
+"""States of a response that says nothing yet, or never will."""
+P = ParamSpec("P")
+T = TypeVar("T")
 _BOUNDARY = re.compile(rb"\r?\n\r?\n")
 _LOG = logging.getLogger("refold.serve")
 
@@ -58,13 +63,16 @@ class Relay:
             await self._fail(error)
 
     async def converse(self, dialect: Dialect, body: bytes, after: After, *, hides: bool) -> None:
-        """Asks until there is an answer for the client; with `hides`, without what our own tools are for."""
+        """Asks until there is an answer for the client; with `hides`, without what our own tools are for.
+
+        What cannot be understood of an answer is handed on as it came, and not kept.
+        """
         splice, rounds, asked = splice_of(dialect) if hides else None, list[dict[str, Any]](), body
         try:
             while True:
                 async with self._upstream.asked(*self._sent, asked) as answer:
                     if answer.status != 200:
-                        if self._has_begun:
+                        if self._has_begun or rounds:
                             raise UpstreamError(f"the upstream answered {answer.status} in mid-answer")
                         await self._hand_on(answer)
                         return
@@ -72,23 +80,26 @@ class Relay:
                 if came.reply is None:
                     break
                 rounds.append(came.reply)
-                shown = visible(dialect, rounds) if hides else came.reply
-                step = await after(came.reply, shown)
+                shown = _understood(visible, dialect, rounds) if hides else came.reply
+                if shown is None:
+                    break
+                came = came._replace(shown=shown)
+                step = await after(came.reply or {}, shown)
                 if step.body is None:
                     break
                 asked = step.body
-            await self._finish(dialect, came, splice, rounds)
+            await self._finish(dialect, came, splice)
         except UpstreamError as error:
             await self._fail(error)
 
-    async def _finish(
-        self, dialect: Dialect, came: "_Came", splice: Splice | None, rounds: list[dict[str, Any]]
-    ) -> None:
+    async def _finish(self, dialect: Dialect, came: "_Came", splice: Splice | None) -> None:
         rest = came.rest
         if splice is not None and self._is_stream:
             rest = b"".join(_written(dialect, event) for event in splice.end()) + rest
-        elif splice is not None and rounds and (shown := visible(dialect, rounds)) != rounds[-1]:
-            rest = dumps(shown)
+        elif came.shown is not None and came.shown != came.reply:
+            rest = dumps(came.shown)
+        if not self._has_begun:
+            await self._begin(came.answer, len(rest))
         await self._more(rest)
         await self._end()
 
@@ -96,13 +107,7 @@ class Relay:
         if answer.content_type == "text/event-stream":
             return await self._streamed(answer, dialect, splice)
         data = await answer.read()
-        await self._begin(answer)
-        try:
-            value = loads(data)
-            reply = value if isinstance(value, dict) and take(value) else None
-        except (ValueError, RecursionError):
-            reply = None
-        return _Came(reply, data)
+        return _Came(answer, _understood(lambda: _kept(loads(data))), data)
 
     async def _streamed(
         self, answer: aiohttp.ClientResponse, dialect: Dialect, splice: Splice | None
@@ -115,24 +120,22 @@ class Relay:
         async for events in _events(answer.content):
             out: list[bytes] = []
             for raw, value in events:
+                has_failed = has_failed or (_is_error(value) and not is_over)
                 is_over = is_over or value is DONE or _is_last(value)
-                has_failed = has_failed or _is_error(value)
-                if isinstance(value, dict):
-                    values.append(value)
-                if splice is not None and isinstance(value, dict) and not _is_error(value):
-                    shown = list(splice.feed(value))
+                says = isinstance(value, dict) and bool(value) and not _is_error(value)
+                values += [value] if says else []
+                shown = _understood(_fed, splice, value) if splice and says else None
+                if shown is not None:
                     out += [raw if one is value else _written(dialect, one) for one in shown]
                 elif is_over:
                     rest.append(raw)
                 else:
                     out.append(raw)
-            if out:
-                await self._more(b"".join(out))
-        if has_failed:
-            return _Came(None, b"".join(rest))
-        if not is_over:
+            await self._more(b"".join(out))
+        if not is_over and not has_failed:
             raise UpstreamError("the upstream's answer was cut off")
-        return _Came(join(values), b"".join(rest))
+        reply = None if has_failed else _understood(lambda: _kept(join(values)))
+        return _Came(answer, reply, b"".join(rest))
 
     # To the client
 
@@ -144,10 +147,11 @@ class Relay:
             await self._more(chunk)
         await self._end()
 
-    async def _begin(self, answer: aiohttp.ClientResponse) -> None:
+    async def _begin(self, answer: aiohttp.ClientResponse, length: int | None = None) -> None:
         if self._has_begun:
             return
         headers = [*handed_back(answer.headers), *self._ours()]
+        headers += [] if length is None else [(b"content-length", b"%d" % length)]
         self._has_begun, self._is_stream = True, answer.content_type == "text/event-stream"
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
 
@@ -182,10 +186,41 @@ class Relay:
 
 
 class _Came(NamedTuple):
+    answer: aiohttp.ClientResponse
     reply: dict[str, Any] | None
     """None where it is nothing to keep: an error, or nothing that is known."""
     rest: bytes
     """Not yet handed on."""
+    shown: dict[str, Any] | None = None
+    """What the client sees of it and of the rounds before."""
+
+
+def _understood(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """None, and a line in the log, where an upstream says what nobody expects of it."""
+    try:
+        return read(*args, **kwargs)
+    except (
+        RefoldError,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        _LOG.warning("an answer is handed on but not kept, since it is not understood: %r", error)
+        return None
+
+
+def _fed(splice: Splice, event: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(splice.feed(event))
+
+
+def _kept(reply: Any) -> dict[str, Any] | None:
+    """The same, if it is an answer: one that failed or is yet to come is none."""
+    if not isinstance(reply, dict) or reply.get("status") in UNANSWERED:
+        return None
+    return reply if take(reply) is not None else None
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[list[tuple[bytes, Any]]]:

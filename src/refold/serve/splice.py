@@ -149,7 +149,7 @@ class _Messages:
 
 class _Chat:
     def __init__(self) -> None:
-        self._calls, self._rounds = 0, 0
+        self._calls, self._rounds, self._id = 0, 0, None
         self._places: dict[int, int | None] = {}
         self._finish: dict[str, Any] | None = None
         self._usage: list[dict[str, Any]] = []
@@ -159,6 +159,8 @@ class _Chat:
         self._places, self._finish = {}, None
 
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self._id = self._id or event.get("id")
+        event = {**event, "id": self._id} if self._rounds > 1 and "id" in event else event
         choices = event.get("choices")
         if not choices:
             if event.get("usage"):

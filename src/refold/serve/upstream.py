@@ -18,7 +18,7 @@ HOP = {
     *("trailer", "transfer-encoding", "upgrade", "host", "content-length"),
 }
 """Headers that are for one hop only."""
-UNSENT = HOP | {"accept-encoding", "origin", "referer", "cookie", "forwarded", "expect"}
+UNSENT = HOP | {"accept-encoding", "origin", "referer", "cookie", "forwarded", "expect", "x-real-ip"}
 UNTOLD = HOP | {"content-encoding", "set-cookie", "location", "server", "date", "alt-svc"}
 UNTOLD |= {"strict-transport-security"}
 
@@ -83,11 +83,14 @@ class Upstream:
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     """What of a client's headers goes upstream."""
     named = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
-    return [(name, value) for name, value in named if name not in UNSENT and not name.startswith(OURS)]
+    hops = {one.strip().lower() for name, value in named if name == "connection" for one in value.split(",")}
+    away = (OURS, "x-forwarded-")
+    return [one for one in named if one[0] not in UNSENT | hops and not one[0].startswith(away)]
 
 
 def handed_back(headers: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
     """What of an upstream's headers the client sees."""
     kept = [(name.lower(), value) for name, value in headers.items()]
-    kept = [(name, value) for name, value in kept if name not in UNTOLD and not name.startswith(OURS)]
+    away = (OURS, "access-control-")
+    kept = [(name, value) for name, value in kept if name not in UNTOLD and not name.startswith(away)]
     return [(name.encode("latin-1"), value.encode("utf-8", "surrogateescape")) for name, value in kept]
