@@ -439,6 +439,8 @@ def test_ids_of_any_kind_can_be_used(http):
         "<img src=x onerror=alert(1)>",
         "..%2f",
         "a/messages/b",
+        "a/messages",
+        "a/view",
     ):
         ok(http.post("/api/conversations", json={"id": id}), 201)
         assert ok(http.get(f"/api/conversations/{quote(id, safe='')}"))["id"] == id

@@ -106,6 +106,13 @@ def test_what_is_said_is_told_with_its_place_and_a_glance_of_its_text(run):
     assert len(one.data["text"]) == 200
 
 
+def test_an_id_beyond_the_end_goes_on_from_the_end(run):
+    with watching(run, Last_Event_ID="5000") as watcher:
+        (place,) = say(run, "hello")
+        (one,) = until(lambda: watcher.named("message-added"))
+    assert one.id == place + 1
+
+
 def test_what_looks_like_a_secret_is_not_told(run):
     with watching(run) as watcher:
         say(run, "my key is sk-proj-0123456789abcdefghij")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 from starlette.requests import Request
@@ -86,8 +87,20 @@ _BODIES = {one.body: codec.learned(one.body) for one in ENDPOINTS if one.body is
 
 def routes(service: Service) -> list[Route]:
     verbs, paths = Verbs(service), dict.fromkeys(endpoint.path for endpoint in ENDPOINTS)
-    found = [Route(path.replace("{id}", "{id:path}"), Methods(service, verbs, path)) for path in paths]
+    found = [Route(path, Methods(service, verbs, path)) for path in paths]
     return [*found, Route("/api/{rest:path}", Methods(service, verbs, None))]
+
+
+def _unquoted(id: str) -> str:
+    """An id as it is, from a path that is matched as it was sent: there may be a slash in it.
+
+    Raises:
+        Refused: it is no text.
+    """
+    try:
+        return unquote(id, errors="strict")
+    except UnicodeDecodeError as error:
+        raise Refused(400, "an id in a path is UTF-8, percent-encoded") from error
 
 
 class Methods:
@@ -121,7 +134,7 @@ class Methods:
         query = _query(request, endpoint.query)
         owner = _owner(caller, query.owner)
         id = request.path_params.get("id")
-        key = Key(owner or DEFAULT_OWNER, conversation_id(id) if id is not None else "")
+        key = Key(owner or DEFAULT_OWNER, conversation_id(_unquoted(id)) if id is not None else "")
         body = _body(await request.body(), endpoint.body) if endpoint.body is not None else None
         wish, service = Wish(key, owner, query, body), self._service
         match endpoint.verb:

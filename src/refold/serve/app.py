@@ -1,7 +1,7 @@
 """The service as one ASGI application: the routes, and the guard before them."""
 
 from starlette.routing import Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refold.serve import api, gateway, health, panel
 from refold.serve.guard import Guard
@@ -18,7 +18,18 @@ def app_of(service: Service, tokens: Tokens | None = None) -> ASGIApp:
     """
     routes = [route for part in (health, gateway, api, panel) for route in part.routes(service)]
     router = Router(routes, redirect_slashes=False, default=_nowhere)
-    return Guard(router, service.settings, tokens or Tokens(service.config), service.metrics)
+    return Guard(_as_sent(router), service.settings, tokens or Tokens(service.config), service.metrics)
+
+
+def _as_sent(router: Router) -> ASGIApp:
+    """Paths of the API are matched as they were sent, since an id may have a slash in it."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith("/api/") and scope.get("raw_path"):
+            scope["path"] = scope["raw_path"].decode("latin-1").partition("?")[0]
+        await router(scope, receive, send)
+
+    return app
 
 
 async def _nowhere(*_: object) -> None:

@@ -9,11 +9,19 @@ from typing import Any, TextIO
 import msgspec
 
 from refold.serve.redact import redacted
+from refold.serve.upstream import UpstreamError
 
 OURS = ("refold", "uvicorn")
 """Whose lines are wanted at the level that is asked for; of others, only warnings."""
 LONGEST = 8_000
 """Characters of a message, or of the end of a traceback."""
+
+
+class Wanted(logging.Filter):
+    """All but what was told already: an answer is cut off so that the client learns what an upstream did."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], UpstreamError))
 
 
 class Lines(logging.Formatter):
@@ -37,6 +45,7 @@ def begin(level: str, known: Sequence[str] = (), to: TextIO | None = None) -> No
     """From now on all that this process logs goes there, to stderr unless told otherwise."""
     handler = logging.StreamHandler(to or sys.stderr)
     handler.setFormatter(Lines(known))
+    handler.addFilter(Wanted())
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.WARNING)

@@ -47,7 +47,7 @@ class EventStream:
 
     async def _tell(self, feed: Feed, send: Send) -> None:
         seen, next = feed.here  # before anything is sent: from now on nothing is missed
-        start = next if self._after is None else self._after
+        start = next if self._after is None else min(self._after, next)  # beyond the end is another record's
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         with suppress(TimeoutError):  # it reads nothing any more
             await _sent(send, BEGIN)
