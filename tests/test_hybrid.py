@@ -5,14 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from functools import partial
 from threading import Condition, Event, Thread
 from urllib.parse import quote
 
 import pytest
+from typer.testing import CliRunner
 
 import refold
+from refold.cli import app
 from refold.core.errors import CorruptError, MessageError, SettingError, StoreError
 from refold.recall import spoken
 from refold.session import parse
@@ -293,6 +296,27 @@ def test_the_doctor_is_told_of_what_was_refused(notebook, tmp_path):
     store.close()
 
 
+def test_only_where_something_was_refused_is_it_asked_what(monkeypatch, tmp_path):
+    asked = list[str]()
+    note = SQLiteStore.note
+    with Mem0Stub() as stub:
+        stub.refuses = lambda text: "poison" in text
+        record = quote(f"sqlite:///{tmp_path}/a.db", safe="")
+        url = f"mem0://alice?host={stub.host}&key={stub.key}&record={record}"
+        store = listening(open_store(url))
+        for n in range(20):
+            chat = opened(store, f"chat {n}")
+            chat.append([user("poison" if n == 7 else "drink"), user("food")])
+            assert store.drain(chat.key)
+        monkeypatch.setattr(SQLiteStore, "note", lambda self, name: asked.append(name) or note(self, name))
+        assert len(list(store.examine())) == 1
+        assert [(one.key.conversation, one.at) for one in store.refused()] == [("chat 7", 0)]
+        store.close()
+        ran = CliRunner().invoke(app, ["sync", "--refused", "--store", url, "--json"])
+        assert [one["conversation"] for one in json.loads(ran.stdout)["refused"]] == ["chat 7"]
+    assert len(set(asked)) == 1
+
+
 def test_a_service_that_refuses_everything_is_as_good_as_down_and_then_has_all(notebook):
     notebook.refuses = ""
     store = HybridStore(MemoryStore(), notebook)
@@ -323,6 +347,23 @@ def test_a_service_that_begins_to_refuse_everything_is_told_the_rest_later(noteb
     notebook.refuses = None
     assert store.drain(KEY)
     assert (len(notebook.texts()), store.refused(KEY)) == (52, [])
+
+
+def test_a_service_that_refuses_all_conversations_is_left_alone_for_a_while(notebook, monkeypatch):
+    monkeypatch.setattr(hybrid_follower, "WAIT_S", 1e6)
+    monkeypatch.setattr(hybrid_follower, "LONGEST_WAIT_S", 1e6)
+    notebook.refuses = ""
+    store = HybridStore(MemoryStore(), notebook)
+    chats = [opened(store, f"chat {n}") for n in range(20)]
+    for chat in chats:
+        chat.append(user("hello"))
+    assert notebook.until(lambda: len(notebook.calls) >= 2)
+    follower = store._follower
+    with follower._news:
+        assert follower._news.wait_for(lambda: follower._busy is None, 10)
+    store.close()
+    assert len(notebook.calls) == 2  # one may be refused for what it says, two are not
+    assert len(store.left()) == 20
 
 
 @pytest.mark.parametrize("batch_size", [1, 20])
@@ -524,6 +565,36 @@ def test_a_fork_without_a_cursor_is_handed_over_from_where_it_goes_its_own_way_t
     fork.append(user("three"))
     assert store.drain(fork.key)
     assert notebook.texts(fork.key) == ["three"]
+
+
+def test_no_append_goes_through_the_list_of_conversations(notebook):
+    class Long(MemoryStore):
+        listed = 0
+
+        def conversations(self, owner=None, /):
+            self.listed += 1
+            return super().conversations(owner)
+
+    record = Long()
+    old = opened(record)
+    old.append([user("one"), user("two")])
+    fork = old.fork("fork")  # by nobody who knew of a memory
+    record.listed = 0
+    killed = HybridStore(record, notebook, sync="end")
+    for name in ("chat", "fork", "new"):
+        chat = opened(killed, name)
+        chat.append(user("three"))
+    assert record.listed == 0
+    store = listening(HybridStore(record, notebook))
+    notebook.is_down = True
+    for _ in range(2):
+        with pytest.raises(StoreError, match="down"):
+            store.drain(KEY)
+    notebook.is_down = False
+    assert sorted(store.left()) == [KEY, fork.key, chat.key]
+    assert all(map(store.drain, store.left()))
+    assert (notebook.texts(), notebook.texts(fork.key)) == (["one", "two", "three"], ["three"])
+    assert record.listed == 2  # once for each that was there before
 
 
 @pytest.mark.parametrize("sync", ["immediate", "end"])
@@ -757,6 +828,45 @@ def test_the_right_to_hand_over_is_renewed_while_the_service_is_waited_for(noteb
     theirs.erase(KEY)
     assert notebook.said == {}
     mine.close()
+
+
+def test_one_thread_renews_all_that_are_erased_together(monkeypatch):
+    monkeypatch.setattr(hybrid_turns, "LEASE_S", 0.3)
+    renewed = Condition()
+
+    class Renewed(MemoryStore):
+        def __init__(self):
+            super().__init__()
+            self.until = dict[Key, list[float]]()
+
+        def acquire(self, key, *asked):
+            with renewed:
+                lease = super().acquire(key, *asked)
+                self.until.setdefault(key, []).append(lease.until)
+                renewed.notify_all()
+                return lease
+
+    class Slow(Notebook):
+        threads: frozenset[Thread] = frozenset()
+
+        def forget(self, key, /):
+            super().forget(key)
+            if self.forgotten == 20:
+                self.threads = frozenset(threading.enumerate())
+                with renewed:  # they would have run out by then
+                    ends = record.until.values()
+                    assert renewed.wait_for(lambda: all(one[-1] > one[0] + 0.6 for one in ends), 10)
+
+    record, service = Renewed(), Slow()
+    store = HybridStore(record, service, sync="end")
+    chat = opened(store)
+    chat.append(user("one"))
+    for n in range(19):
+        chat.fork(f"fork {n}")
+    before = frozenset(threading.enumerate())
+    chat.clear(with_forks=True)
+    assert (len(service.threads - before), len(record.until)) == (1, 20)
+    assert list(store.conversations()) == []
 
 
 @pytest.mark.parametrize("forgets_at_once", [True, False])

@@ -15,11 +15,13 @@ from refold.stores.hybrid import HybridStore
 from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import (
+    LOCATED,
     Batched,
     Cursors,
     Ids,
     Key,
     Leases,
+    Located,
     Memories,
     Snapshot,
     Snapshots,
@@ -84,7 +86,7 @@ class Owner:
         return session.append({"role": "user", "content": f"{self.mark} says {n} words " * (n + 1)})
 
     def say_many(self, session, n):
-        ids = [f"id {n}", f"id {n + 1}", f"{self.mark} {n}"]
+        ids = [f"id {n}", f"id {n + 1}", f"{self.mark} {n}", f"{LOCATED}{n}"]
         return session.append(
             [refold.Message("user", (refold.Text(f"{self.mark} as {id}"),), id) for id in ids]
         )
@@ -156,6 +158,16 @@ class Owner:
         ids = [f"{start} {m}" for start in ("id", *MARKS) for m in range(9)]
         return self.store.find(session.key, ids) if isinstance(self.store, Ids) else UNABLE
 
+    def locate(self, session, n):
+        """Which were found; of several that said the same, and of heirs, each store may tell another."""
+        if not isinstance(self.store, Located):
+            return UNABLE
+        found = self.store.locate(self.name, [f"{LOCATED}{m}" for m in range(9)])
+        for id, (key, at) in found.items():
+            assert key.owner == self.name
+            assert [link.entry.id for link in self.store.read(key, at, at + 1)] == [id]
+        return sorted(found)
+
     def keep(self, session, n):
         if isinstance(self.store, Summaries):
             self.store.keep_summary(session.key, DIGEST, f"{self.mark} {n}".encode())
@@ -222,9 +234,9 @@ class Owner:
 DEEDS = [
     *("say", "say", "say_many", "say_many", "fit", "compact", "search", "search_own", "expand", "call"),
     *("amend", "correct", "fork", "export", "events", "view", "clear", "memories", "read", "listed", "find"),
-    *("keep", "kept", "save", "saved", "acquire", "leases", "set_cursor", "cursor", "wait"),
+    *("locate", "keep", "kept", "save", "saved", "acquire", "leases", "set_cursor", "cursor", "wait"),
 ]
-ALIKE = {"say", "say_many", "expand", "fork", "find", "kept", "acquire", "cursor", "correct"}
+ALIKE = {"say", "say_many", "expand", "fork", "find", "locate", "kept", "acquire", "cursor", "correct"}
 """Deeds whose answers are the same for an owner who is alone on another store."""
 steps = st.builds(Step, st.integers(0, 1), st.sampled_from(DEEDS), st.integers(0, 3), st.integers(0, 8))
 
@@ -378,6 +390,15 @@ class JoinsNames(MemoryStore):
         return super().find(known.get(":".join(key), key), ids)
 
 
+class LocatesAll(MemoryStore):
+    """Ids that are found without a conversation are found without an owner, too."""
+
+    def locate(self, owner, ids, /):
+        owners = list(dict.fromkeys(key.owner for key in self._all))
+        found = map(super().locate, owners, [ids] * len(owners))
+        return {id: where for one in found for id, where in one.items()}
+
+
 class ErasesByConversation(MemoryStore):
     def erase(self, key, /, *, with_forks=False):
         for other in [other for other in self._all if other.conversation == key.conversation]:
@@ -385,12 +406,14 @@ class ErasesByConversation(MemoryStore):
         return []
 
 
-@pytest.mark.parametrize("broken", [TellsSummaries, SearchesAll, ListsAll, JoinsNames, ErasesByConversation])
+@pytest.mark.parametrize(
+    "broken", [TellsSummaries, SearchesAll, ListsAll, JoinsNames, LocatesAll, ErasesByConversation]
+)
 def test_a_store_that_mixes_owners_up_is_found_out(broken):
     begun = [Step(owner, "say_many", where, 0) for owner in (0, 1) for where in (0, 1)]
-    deeds = ("keep", "kept", "search", "find", "listed", "say_many", "clear")
+    deeds = ("keep", "kept", "search", "find", "locate", "listed", "say_many", "clear")
     script = Script(
-        ("a:b", "a"), ("c", "b:c"), begun + [Step(n % 2, deeds[n % 7], 0, n % 3) for n in range(42)]
+        ("a:b", "a"), ("c", "b:c"), begun + [Step(n // 8 % 2, deeds[n % 8], 0, n % 3) for n in range(48)]
     )
     demand_apart(MemoryStore(), script)
     with pytest.raises(AssertionError):

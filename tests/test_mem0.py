@@ -235,6 +235,32 @@ def test_a_key_that_is_not_taken_is_named_and_nothing_is_refused(stub, tmp_path,
     store.close()
 
 
+@pytest.mark.parametrize("fault", ["down", "forbid", "refuse"])
+def test_a_password_in_the_host_is_in_no_error_and_in_no_name(stub, fault):
+    host = stub.host.replace("://", "://me:S3CRET%40@")
+    memorizer = Mem0Memorizer(api_key=stub.key, host=host)
+    assert memorizer.name == Mem0Memorizer(api_key=stub.key, host=stub.host).name
+    assert stub.host in memorizer.name
+    if fault == "refuse":
+        stub.refuses = lambda text: True
+    else:
+        stub.fault = fault
+    with pytest.raises((StoreError, MessageError)) as error:
+        memorizer.remember(KEY, said("hello"))
+    assert "S3CRET" not in str(error.value)
+    memorizer.close()
+
+
+def test_a_password_in_what_a_client_says_is_not_repeated():
+    class Client:
+        def get_all(self, **_):
+            raise OSError("503 for url 'http://me:S3CRET%40@host/v3/memories/'")
+
+    with pytest.raises(StoreError, match=r"503 for url 'http://\*\*\*@host/v3") as error:
+        Mem0Memorizer(Client()).memories(KEY, None, 1, None)
+    assert "S3CRET" not in str(error.value)
+
+
 def test_sync_tells_of_a_key_that_is_not_taken(stub, tmp_path):
     record = quote(f"sqlite:///{tmp_path}/a.db", safe="")
     url = f"mem0://alice?host={stub.host}&record={record}&key=a-wrong-key"

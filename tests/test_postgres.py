@@ -36,6 +36,8 @@ from refold.core.query import Words, parse_query
 from refold.stores import sql
 from refold.stores.postgres import PostgresStore, from_url
 from refold.stores.postgres_index import MOST_TERMS_BYTES
+from refold.stores.postgres_rows import key_digest, owner_digest
+from refold.stores.postgres_turns import PostgresTurns
 from refold.stores.store import Key, open_store
 from refold.testing import StoreContract
 from refold.testing.words import KEY, ODD, entries, entry, said, verified
@@ -113,6 +115,8 @@ def test_a_url_opens_a_store_and_its_options_are_taken_out(postgres_url):
         ("timeout_s=0.0001", "expected 0.001 to 1,000,000"),
         ("timeout_s=nan", "expected 0.001 to 1,000,000"),
         ("statement_timeout_s=inf", "expected 0.001 to 1,000,000"),
+        ("schema=a%00b", "schema has a NUL in it"),
+        ("schema=%24user", r"schema \$user is none"),
         ("schema=", r"schema is empty or longer.*pool_size, timeout_s, statement_timeout_s and schema"),
         (f"schema={'é' * 32}", "longer than 63 bytes"),
         ("poolsize=3", r"poolsize is no option.*pool_size, timeout_s, statement_timeout_s and schema"),
@@ -281,6 +285,39 @@ def test_a_migration_that_fails_halfway_leaves_what_was_there(reopen, monkeypatc
     store = reopen()
     assert run(store, "SELECT to_regclass('refold_new')") == [(None,)]
     store.close()
+
+
+def test_a_migration_takes_the_time_it_takes(reopen, monkeypatch):
+    reopen().close()
+    slow = (*sql.migrations("postgres"), "SELECT pg_sleep(0.5)")
+    monkeypatch.setattr("refold.stores.postgres_pool.migrations", lambda engine: slow)
+    reopen(statement_timeout_s=0.1, timeout_s=0.1).close()
+
+
+def test_a_migration_waits_for_those_who_write(store, reopen, monkeypatch):
+    store.append(KEY, entries(0, 1))
+    more = (*sql.migrations("postgres"), "CREATE INDEX refold_new ON refold_entry (kind)")
+    monkeypatch.setattr("refold.stores.postgres_pool.migrations", lambda engine: more)
+    waits = "query LIKE 'CREATE INDEX refold_new%' AND now() - query_start > interval '0.5 s'"
+    with psycopg.connect(store._ask.url) as writer, ThreadPoolExecutor(1) as pool:
+        store._ask.configure(writer)
+        writer.execute("UPDATE refold_entry SET at = at")
+        opening = pool.submit(reopen, timeout_s=0.1, statement_timeout_s=0.1)
+        until(
+            lambda: opening.done() or run(store, f"SELECT count(*) FROM pg_stat_activity WHERE {waits}")[0][0]
+        )
+        assert not opening.done()
+        writer.rollback()
+        opening.result(30).close()
+
+
+def test_who_opens_a_store_while_it_is_migrated_is_told(store, reopen):
+    run(store, "UPDATE refold_schema SET version = version - 1")
+    with psycopg.connect(store._ask.url) as migrating:
+        migrating.execute(sql.queries("postgres")["lock_schema"])
+        with pytest.raises(StoreError, match=r"a migration is under way.*open it again later"):
+            reopen(timeout_s=0.2, statement_timeout_s=0.1)
+    reopen().close()
 
 
 def test_a_user_who_may_not_create_tables_uses_those_that_are_there(postgres, postgres_url):
@@ -746,6 +783,15 @@ def test_closing_waits_for_no_server_that_is_away(server):
         pool.submit(store.close).result(30)
 
 
+def test_why_a_connection_cannot_be_set_up_is_told(reopen):
+    store = reopen(timeout_s=0.3)
+    store._ask._settings["lock_ms"] = "frobnicate"
+    cut(store)
+    with pytest.raises(StoreError, match=r"cannot be reached: invalid value .*frobnicate"):
+        list(store.read(KEY))
+    store.close()
+
+
 def test_a_statement_that_takes_too_long_is_stopped_and_told(database):
     store = PostgresStore(database, schema="slow", statement_timeout_s=0.2)
     slow = "refold_hold(of bytea) RETURNS bigint LANGUAGE sql AS 'SELECT 1 FROM pg_sleep(60)'"
@@ -863,6 +909,33 @@ def test_who_waited_in_vain_leaves_his_turn_to_others(reopen):
     assert store._ask._turns._free == 1
     store.append(KEY, entries(0, 1))
     store.close()
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_who_is_interrupted_while_he_waits_leaves_his_turn_to_others(is_given):
+    turns = PostgresTurns(1)
+    assert turns.take(0)
+
+    def interrupted(*_):
+        if is_given:  # at the same moment
+            turns.give()
+        raise KeyboardInterrupt
+
+    def interrupt():
+        until(lambda: turns._waiting)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupted)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                turns.take(60)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    if not is_given:
+        turns.give()
+    assert (turns._free, len(turns._waiting)) == (1, 0)
 
 
 def test_what_connects_beside_the_pool_keeps_the_options_of_the_url(postgres_url):
@@ -1066,6 +1139,113 @@ def test_erasing_leaves_no_row_behind(store):
 TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
 
 
+FORKS = """SELECT refold_add(sha256(n::text::bytea), p.owner_key, p.owner, n::text::bytea, 1, p.family, p.cid,
+    1, e.digest) FROM generate_series(1, %s) n, refold_conversation p JOIN refold_entry e USING (cid)
+    WHERE e.at = 0 AND p.key = %s"""
+
+
+@pytest.fixture
+def few_locks():
+    """A server that has room for some hundreds of locks."""
+    folder = Path(tempfile.mkdtemp(prefix="refold-locks-"))
+    server = Postgres(folder, "fsync=off", "max_locks_per_transaction=10", "max_connections=30").start()
+    yield server
+    server.kill()
+    remove(folder)
+
+
+def test_more_forks_than_the_server_has_locks_are_erased_and_others_go_on(few_locks):
+    store = PostgresStore(few_locks.database(), pool_size=4)
+    store.append(KEY, entries(0, 2))
+    run(store, FORKS, 4_000, key_digest(KEY))
+    other, stop = Key("a", "another"), Event()
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(hammer, store, other, stop)
+        try:
+            assert store.erase(KEY, with_forks=True) == []
+        finally:
+            stop.set()
+        writing.result(30)
+    assert [row.key for row in store.conversations()] == [other]
+    assert run(store, "SELECT count(*) FROM refold_conversation") == [(1,)]
+    store.close()
+
+
+def test_a_server_without_room_for_locks_is_tried_again_and_told(few_locks):
+    store = PostgresStore(few_locks.database(), timeout_s=0.3)
+    store.append(KEY, entries(0, 1))
+    with psycopg.connect(store._ask.url) as greedy:
+        with pytest.raises(psycopg.errors.OutOfMemory):
+            greedy.execute("SELECT pg_advisory_lock(n) FROM generate_series(1, 1000000) n")
+        with pytest.raises(StoreError, match=r"no room, most often for locks; .*max_locks_per_transaction"):
+            store.append(KEY, entries(1, 2))
+        tries, store._ask.timeout_s = list[bool](), 60
+
+        def hold(run):
+            tries.append(run.again)
+            return run("hold", key=key_digest(KEY))
+
+        with ThreadPoolExecutor(1) as pool:
+            holding = pool.submit(store._ask.transact, hold)
+            until(lambda: holding.done() or len(tries) > 2)
+            greedy.rollback()
+            greedy.execute("SELECT pg_advisory_unlock_all()")
+            holding.result(30)
+    store.append(KEY, entries(1, 2))
+    assert verified(store, KEY) == entries(0, 2)
+    store.close()
+
+
+def test_an_erasure_that_is_cut_off_goes_on_with_the_next(reopen, monkeypatch):
+    monkeypatch.setattr("refold.stores.postgres.MOST_ERASED", 3)
+    store, forks = reopen(timeout_s=0.2), [Key("a", f"fork {n}") for n in range(10)]
+    store.append(KEY, entries(0, 2))
+    for n, fork in enumerate(forks):
+        store.fork(forks[n - 1] if n % 3 else KEY, fork, 1)
+        store.append(fork, entries(1, 3))
+    with psycopg.connect(store._ask.url) as holder:
+        store._ask.configure(holder)
+        holder.execute("SELECT refold_hold(%s)", (key_digest(forks[5]),))
+        with pytest.raises(StoreError, match="holds the conversation for too long"):
+            store.erase(KEY, with_forks=True)
+    assert [row.key for row in store.conversations()] == [*reversed(forks[:7]), KEY]
+    assert verified(store, forks[6]) == entries(0, 3)
+    assert not list(store.examine())
+    assert store.erase(KEY, with_forks=True) == []
+    assert run(store, "SELECT (SELECT count(*) FROM refold_conversation), count(*) FROM refold_entry") == [
+        (0, 0)
+    ]
+    store.close()
+
+
+# Locating
+
+
+SAME = """SELECT refold_append(sha256((o || '/' || n)::bytea), %s, o::bytea, n::text::bytea, 1, false, 0,
+    decode(repeat('00', 16), 'hex'), NULL, NULL, NULL, ARRAY['said'::bytea], ARRAY['~same'::bytea],
+    ARRAY[''::bytea], ARRAY['{}'::bytea], ARRAY['x'::bytea])
+    FROM (SELECT %s AS o) o, generate_series(1, 1000) n"""
+
+
+def test_an_id_that_many_said_is_located_without_looking_at_all_of_them(store):
+    for owner in ("other", "o"):
+        run(store, SAME, owner_digest(owner), owner)
+    run(store, "ANALYZE")
+    assert store.locate("o", ["~same", "~none"]) == {"~same": (Key("o", "1000"), 0)}
+    asked = {"owner_key": owner_digest("o"), "ids": [b"~same", b"~none"]}
+    with psycopg.connect(store._ask.url) as connection:
+        store._ask.configure(connection)
+        query = sql.queries("postgres")["locate"]
+        ((((plan,),),),) = [connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}", asked).fetchall()]
+    assert looked_at(plan["Plan"]) < 20
+
+
+def looked_at(plan):
+    """Rows of tables, in a plan that was carried out."""
+    mine = plan["Actual Rows"] * plan["Actual Loops"] if "Relation Name" in plan else 0
+    return mine + sum(map(looked_at, plan.get("Plans", ())))
+
+
 # The pages
 
 
@@ -1081,9 +1261,14 @@ def test_the_statements_of_the_page_on_scaling_partition_a_store(store, reopen):
     (statements,) = re.findall(r"^```sql\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[:1]
     for n in range(40):
         store.append(Key("a", str(n)), [entry(at, "apple", id=str(at)) for at in range(5)])
+    indexes = "SELECT indexname, replace(indexdef, ' ONLY ', ' ') FROM pg_indexes"
+    indexes += " WHERE schemaname = current_schema() AND tablename = 'refold_entry' ORDER BY 1"
+    before = run(store, indexes)
+    assert len(before) == 4
     store.close()
     run(store, statements)
     store = reopen()
+    assert run(store, indexes) == before
     store.append(Key("a", "7"), [entry(5)])
     store.fork(Key("a", "7"), KEY, 3)
     assert len(verified(store, Key("a", "7"))) == 6

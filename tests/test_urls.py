@@ -20,6 +20,11 @@ SECRETS = [
     "redis://u:x?S3CRET@h",
     "redis://u:S3CRET%40S3CRET@h",
     "mem0://bob?key=S3CRET&record=sqlite:///a.db",
+    "mem0://bob?host=https://S3CRET@h",
+    "mem0://bob?host=u:S3CRET@h",
+    "sqlite://S3CRET@/x",
+    "agentcore://a:S3CRET@M/A",
+    "agentcore://S3CRET@M/A",
 ]
 
 
@@ -37,7 +42,16 @@ def test_no_password_and_no_key_is_shown_also_not_that_of_a_url_inside(url):
 
 @pytest.mark.parametrize(
     "url",
-    ["sqlite:///a.db", "memory://", "redis://h:6379/0", "postgresql://app@/db?host=/run", "agentcore://M/A"],
+    [
+        *(
+            "sqlite:///a.db",
+            "sqlite:////srv/a@b/c.db",
+            "memory://",
+            "redis://h:6379/0",
+            "mem0://bob@example.com",
+        ),
+        *("postgresql://app@/db?host=/run", "agentcore://M/A"),
+    ],
 )
 def test_what_has_no_secret_is_shown_as_it_is(url):
     assert shown_url(url) == url
@@ -71,6 +85,31 @@ def test_an_option_that_is_not_known_is_told_with_those_that_are(tmp_path):
         with pytest.raises(SettingError) as error:
             open_store(url)
         assert known in str(error.value)
+
+
+REFUSED = [
+    "sqlite://S3CRET@/x",
+    "sqlite:///a.db?key=S3CRET",
+    "agentcore://a:S3CRET@M/A",
+    "agentcore://M/A?secret_key=S3CRET",
+    "agentcore://M/A?token=S3CRET&long_term=2",
+    "mem0://a?key=k&host=ftp%3A%2F%2Fu%3AS3CRET%40h",
+    "mem0://a?key=k&host=u%3AS3CRET%40h",
+    "mem0://a?key=S3CRET&timeout_s=0",
+    "mem0://u:S3CRET@[x",
+]
+
+
+@pytest.mark.parametrize("url", REFUSED)
+def test_no_error_shows_a_password_or_a_key_also_not_from_inside_another_url(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    memory, record = quote(url, safe=""), quote(f"sqlite:///{tmp_path}/a.db", safe="")
+    urls = [url, f"hybrid://?record={record}&memory={memory}", f"mem0://a?key=k&record={memory}"]
+    for one in urls:
+        with pytest.raises(SettingError) as error:
+            open_store(one)
+        assert "S3CRET" not in str(error.value)
+        assert error.value.__cause__ is None
 
 
 def test_a_worker_opens_the_url_that_it_was_given(monkeypatch):

@@ -591,6 +591,29 @@ def test_what_cannot_be_done_with_a_job_is_told(postgres_url, queue):
     assert invoke("sqlite:///none.db", "jobs").exit_code in (1, 2)
 
 
+def test_what_others_put_into_the_queue_is_passed_over_and_told(postgres_url, queue):
+    ticket = queue.put(ahead())
+    foreign = ["{}", '{"errand": 7}', '{"errand": "no JSON"}', '{"errand": "{}"}', "[]"]
+    with psycopg.connect(postgres_url) as connection:
+        into = "INSERT INTO procrastinate_jobs (queue_name, task_name, args)"
+        for args in foreign:
+            connection.execute(f"{into} VALUES ('refold', 'theirs', %s)", (args,))
+    shown = invoke(postgres_url, "jobs", "--json")
+    assert shown.exit_code == 0
+    assert [job["id"] for job in json.loads(shown.stdout)["jobs"]] == [ticket.id]
+    assert shown.stderr.count("is none of refold's, and is passed over") == len(foreign)
+    with pytest.raises(NotFoundError, match=f"There is no job {ticket.id + 1}"):
+        queue.one(ticket.id + 1)
+
+
+def test_a_number_that_no_job_can_have_is_not_found(postgres_url, queue):
+    for id in (1 << 63, 10**23):
+        for action in (queue.retry, queue.drop):
+            with pytest.raises(NotFoundError, match=f"There is no job {id}"):
+                action(id)
+    assert invoke(postgres_url, "jobs", "retry", "9" * 23).exit_code == 1
+
+
 def test_a_job_that_failed_is_not_put_back_beside_a_newer_one(postgres_url, queue):
     filled(postgres_url, config(None))
     failed = queue.put(ahead())

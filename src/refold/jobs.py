@@ -3,6 +3,7 @@
 A job has names and numbers in it, never what was said: whoever runs it reads the conversation.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 QUEUE, TASK = "refold", "refold.compact"
-AGAIN_S = 0.05
-"""Between two looks at whether a job is still under way."""
+AGAIN_S, SELDOM_S = 0.05, 1.0
+"""Between the first two looks at whether a job is still under way, and then ever longer, up to that."""
 ALIVE_S = 30.0
 """Who was not heard of for so long works no more."""
+MOST_ID = 1 << 63
 KEPT_S = 86_400.0
 """How long jobs that are done can be looked at; those that failed stay until somebody drops them."""
 
@@ -143,11 +145,14 @@ class Ticket:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether it has ended by then. Where nobody works, nobody waits."""
-        until = None if seconds is None else time.monotonic() + seconds
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        wait_s = AGAIN_S
         while (found := self._look()) == "awaited":
-            if until is not None and time.monotonic() >= until:
+            left = until - time.monotonic()
+            if left <= 0:
                 break
-            time.sleep(AGAIN_S)
+            time.sleep(min(wait_s, left))
+            wait_s = min(2 * wait_s, SELDOM_S)
         return found == "ended"
 
     def _look(self) -> str:
@@ -214,11 +219,21 @@ class Queue:
     # For people
 
     def posted(
-        self, statuses: Sequence[Status], limit: int | None = None, since: float = 0.0
+        self,
+        statuses: Sequence[Status],
+        limit: int | None = None,
+        since: float = 0.0,
+        tell: Tell = lambda text: None,
     ) -> list[Posted]:
-        """The newest first; of those that are done, the ones that ended since."""
+        """The newest first; of those that are done, the ones that ended since. What others put into the queue
+        is passed over, and told.
+        """
         names = [name for status in statuses for name in NAMES[status]]
-        return list(map(_posted, self._do(lambda ask: ask("posted", None, None, names, since, limit))))
+        rows = self._do(lambda ask: ask("posted", None, None, names, since, limit))
+        known = {row[0]: _posted(row) for row in rows}
+        for id in (id for id, posted in known.items() if posted is None):
+            tell(f"Job {id} in the queue {QUEUE!r} is none of refold's, and is passed over")
+        return [posted for posted in known.values() if posted is not None]
 
     def one(self, id: int) -> Posted:
         """
@@ -226,8 +241,10 @@ class Queue:
             NotFoundError: there is none.
         """
         names = [name for status in NAMES.values() for name in status]
-        for row in self._do(lambda ask: ask("posted", id, id, names, 0.0, 1)):
-            return _posted(row)
+        if 0 <= id < MOST_ID:
+            for row in self._do(lambda ask: ask("posted", id, id, names, 0.0, 1)):
+                if posted := _posted(row):
+                    return posted
         raise NotFoundError(f"There is no job {id}; `refold jobs --all` shows what there is")
 
     def retry(self, id: int) -> None:
@@ -350,9 +367,13 @@ def errand_of(text: str) -> Errand:
     return msgspec.convert(codec.loads(text.encode()), Errand)
 
 
-def _posted(row: Sequence[Any]) -> Posted:
+def _posted(row: Sequence[Any]) -> Posted | None:
+    """None where somebody else put it there."""
     id, args, status, attempts, created, changed, due = row
-    errand = errand_of(args["errand"])
+    try:
+        errand = errand_of(args["errand"])
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
+        return None
     [known] = [known for known, names in NAMES.items() if status in names]
     times = (created.timestamp(), changed.timestamp(), due.timestamp() if due and status == "todo" else None)
     return Posted(id, errand, known, attempts, *times, args.get("told"), args.get("worker"))

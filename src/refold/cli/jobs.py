@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from refold.cli.options import Access, ConfigFile, Json, StoreUrl
-from refold.cli.terminal import Cell, Columns, console, emit, fitting, say
+from refold.cli.terminal import Cell, Columns, complain, console, emit, fitting, say
 from refold.cli.words import iso, one_line, plural
 from refold.jobs import NAMES, Posted, Queue, Status, queue_of
 
@@ -51,7 +51,7 @@ def jobs(
             return
         wanted: tuple[Status, ...] = ("failed",) if failed else tuple(NAMES)
         since = 0.0 if every or failed else time.time() - RECENT_S
-        found = queue.posted(wanted, None if json else MOST + 1, since)
+        found = queue.posted(wanted, None if json else MOST + 1, since, complain)
     if json:
         emit({"store": access.shown, "jobs": list(map(_json, found))})
     elif found:

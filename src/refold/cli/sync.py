@@ -74,9 +74,9 @@ def sync(
 def _refused(store: "HybridStore", problems: list[tuple[Key, str]]) -> "list[Refused]":
     """What was passed over of all conversations; a note of it that cannot be read is one more problem."""
     found: list[Refused] = []
-    for row in store.conversations():
+    for key in store.refusing():
         try:
-            found += store.refused(row.key)
+            found += store.refused(key)
         except CorruptError as error:
-            problems.append((row.key, str(error)))
+            problems.append((key, str(error)))
     return found

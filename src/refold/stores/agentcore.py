@@ -17,7 +17,7 @@ from refold.stores.agentcore_known import Ancestor, Known, ancestors
 from refold.stores.agentcore_memorizer import AgentCoreMemorizer
 from refold.stores.agentcore_reading import Reading
 from refold.stores.agentcore_service import Branch, Place, Service, digest
-from refold.stores.store import Ability, Key, Lease, Listed, Memory, Spoken, demand_next
+from refold.stores.store import Ability, Key, Lease, Listed, Memory, Spoken, demand_next, shown_url
 
 SALTS = 1_000
 """How many client tokens are tried, where those before were used for something that was erased since."""
@@ -350,18 +350,18 @@ def memorizer(url: str) -> AgentCoreMemorizer:
 
 
 def _options(url: str, *, long_term: str) -> tuple[str, str | None, dict[str, Any]]:
-    parts = urlsplit(url)
+    where, parts = f"store {shown_url(url)!r}", urlsplit(url)
     memory_id, actor = unquote(parts.netloc), unquote(parts.path.strip("/")) or None
     options: dict[str, Any] = {"timeout_s": "10", "long_term": long_term}
     options |= parse_qsl(parts.query, keep_blank_values=True)
-    if parts.scheme != "agentcore" or not memory_id or not options.keys() <= set(OPTIONS):
-        raise SettingError(
-            f"store {url!r}", f"expected agentcore://MEMORY_ID/ACTOR; its options are {', '.join(OPTIONS)}"
-        )
+    is_one = parts.scheme == "agentcore" and memory_id and "@" not in memory_id
+    if not is_one or not options.keys() <= set(OPTIONS):
+        known = ", ".join(OPTIONS)
+        raise SettingError(where, f"expected agentcore://MEMORY_ID/ACTOR; its options are {known}")
     if options["long_term"] not in ("0", "1"):
-        raise SettingError(f"store {url!r}", "long_term is 0 or 1")
+        raise SettingError(where, "long_term is 0 or 1")
     if not options["timeout_s"].replace(".", "", 1).isdecimal() or not float(options["timeout_s"]):
-        raise SettingError(f"store {url!r}", "timeout_s is a number of seconds")
+        raise SettingError(where, "timeout_s is a number of seconds")
     options |= {"timeout_s": float(options["timeout_s"]), "long_term": options["long_term"] == "1"}
     return memory_id, actor, options
 

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from refold.core.codec import Entry, Link
 from refold.core.errors import CorruptError, RefoldError, SettingError, StoreError
+from refold.stores.address import ENCODED
 from refold.stores.hybrid_follower import PATIENCE_S, Follower
 from refold.stores.hybrid_refused import Refused
 from refold.stores.hybrid_turns import LEASE_S
@@ -152,10 +153,10 @@ class HybridStore:
             except RefoldError as error:
                 waiting = f"{error} (conversations not handed over: {len(left)})"
                 yield Flaw(f"memory {self.memorizer.name}", waiting, LEFT)
-        for row in self.record.conversations():
-            where = f"conversation {row.key.conversation!r}"
+        for key in self.refusing():
+            where = f"conversation {key.conversation!r}"
             try:
-                for _, at, why in self._follower.refusals.of(row.key):
+                for _, at, why in self.refused(key):
                     yield Flaw(f"{where}, #{at}", f"{self.memorizer.name} refused it: {why}", REFUSED)
             except CorruptError as error:
                 yield Flaw(where, str(error))
@@ -197,6 +198,10 @@ class HybridStore:
         """What the service did not take of a conversation, or of all, though it took others."""
         refusals = self._follower.refusals
         return list(refusals.all()) if key is None else refusals.of(key)
+
+    def refusing(self) -> list[Key]:
+        """Conversations of which the service refused something; perhaps it has taken it since."""
+        return self._follower.refusals.places()
 
     def left(self) -> list[Key]:
         """Conversations of which something was not handed over yet."""
@@ -252,7 +257,7 @@ def from_url(url: str) -> HybridStore:
 
 def joined(record: str, memorizer: Memorizer, **how: Any) -> HybridStore:
     """A record that is opened by its URL, with a memory beside it."""
-    if urlsplit(record).scheme in ("agentcore", "hybrid", "mem0"):
+    if record.partition(":")[0].lower() in ("agentcore", "hybrid", "mem0"):
         raise SettingError("record", f"{shown_url(record)!r} has a memory already; {RECORDS}")
     store = open_store(record)
     try:
@@ -264,7 +269,11 @@ def joined(record: str, memorizer: Memorizer, **how: Any) -> HybridStore:
 
 def memorizer(url: str, where: str) -> Memorizer:
     """The service behind a URL."""
-    match urlsplit(url).scheme:
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:  # which shows the password
+        raise SettingError(where, f"memory is no URL; {ENCODED}") from None
+    match scheme:
         case "mem0":
             from refold.stores import mem0
 

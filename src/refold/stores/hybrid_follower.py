@@ -51,6 +51,8 @@ class Follower:
         self._record, self._memorizer, self._batch_size = record, memorizer, batch_size
         self._cursors: Cursors = record
         self._name = f"memory:{memorizer.name}"
+        self._unsure = f"{self._name} may begin later"
+        """A cursor beside the other: at 0 while it is not known whether the conversation is a fork."""
         self.refusals = Refusals(record, self._name)
         self.spoken: Callable[[Entry], Spoken | None] | None = None
         self.problem: str | None = None
@@ -75,6 +77,8 @@ class Follower:
         """How often the service took something."""
         self._stuck = Recent[Key, int](MOST_KNOWN)
         """How often it had when it began to refuse what is next of a conversation."""
+        self._took = -1
+        """How often it had when something failed last."""
         self._busy: Key | None = None
         self._thread: Thread | None = None
         self._users = 0
@@ -129,7 +133,9 @@ class Follower:
     def expect(self, key: Key, *, is_new: bool) -> None:
         """Something is about to be said: from now on, a crash leaves it behind the cursor."""
         if (is_new or key not in self._known) and self.cursor(key) is None:
-            self.set_cursor(key, 0 if is_new else self._beginning(key))
+            if not is_new:  # where it begins is found out when it is handed over: nobody waits for that
+                self._set_cursor(key, self._unsure, 0)
+            self.set_cursor(key, 0)
         self._known[key] = None
 
     def appended(self, key: Key, count: int, seconds: float | None) -> None:
@@ -189,12 +195,13 @@ class Follower:
 
     def _wait_after(self, error: Exception, key: Key) -> float:
         self.problem = str(error) or repr(error)
-        if key in self._stuck:  # which may be because of what it says: others are tried meanwhile
+        took_others, self._took = self._accepted > self._took, self._accepted
+        if key in self._stuck and took_others:  # which may be because of what it says: others are tried
             return LONGEST_WAIT_S
         seconds: float = min(LONGEST_WAIT_S, WAIT_S * 2 ** min(self._failures, 16))
         self._failures += 1
         self._not_before = time.monotonic() + seconds
-        return seconds
+        return LONGEST_WAIT_S if key in self._stuck else seconds
 
     @property
     def _is_free(self) -> bool:
@@ -256,8 +263,7 @@ class Follower:
             StoreError: the service does not take it now: it fails, or refuses one message after the other.
         """
         self._forget_erased(key)
-        done, refused = self.cursor(key), list[Refused]()
-        done = self._beginning(key) if done is None else done
+        done, refused = self._begun(key), list[Refused]()
         for batch, last in self._batches(key, done):
             if batch:
                 self._tell(key, batch, last, refused)
@@ -387,15 +393,32 @@ class Follower:
     # How far
 
     def cursor(self, key: Key) -> int | None:
-        with self._using():
-            return self._cursors.cursor(key, self._name)
+        return self._cursor(key, self._name)
 
     def set_cursor(self, key: Key, next: int) -> None:
+        self._set_cursor(key, self._name, next)
+
+    def _cursor(self, key: Key, name: str) -> int | None:
         with self._using():
-            self._cursors.set_cursor(key, self._name, next)
+            return self._cursors.cursor(key, name)
+
+    def _set_cursor(self, key: Key, name: str, next: int) -> None:
+        with self._using():
+            self._cursors.set_cursor(key, name, next)
 
     def behind(self) -> list[Key]:
         return list(self._cursors.behind(self._name))
+
+    def _begun(self, key: Key) -> int:
+        """The cursor; where there is none yet, the place where it is to begin."""
+        cursor = self.cursor(key)
+        if cursor is None:
+            return self._beginning(key)
+        if cursor == 0 and self._cursor(key, self._unsure) == 0:
+            cursor = self._beginning(key)
+            self.set_cursor(key, cursor)
+            self._set_cursor(key, self._unsure, 1)
+        return cursor
 
     def _beginning(self, key: Key) -> int:
         """Where a conversation goes its own way: what it shares was learned from another."""

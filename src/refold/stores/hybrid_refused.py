@@ -9,7 +9,7 @@ from typing import NamedTuple
 from refold.core.codec import to_bytes
 from refold.core.errors import CorruptError
 from refold.stores.packing import pack, unpack
-from refold.stores.store import Key, Notes, Store
+from refold.stores.store import Cursors, Key, Notes, Store
 
 
 class Refused(NamedTuple):
@@ -22,12 +22,14 @@ class Refused(NamedTuple):
 
 class Refusals:
     """A note for each conversation, which only who hands it over may change: nobody loses another's.
+    A cursor at its beginning marks those that ever had one, so that the others are not asked.
 
     Where the record keeps no notes, they are gone with the process.
     """
 
     def __init__(self, record: Store, name: str) -> None:
-        self._record, self._name = record, name
+        assert isinstance(record, Cursors)
+        self._record, self._cursors, self._name = record, record, name
         self._here: dict[str, bytes] = {}
 
     def of(self, key: Key) -> list[Refused]:
@@ -48,8 +50,12 @@ class Refusals:
         return sorted(found) if whose == self._whose(key) else []  # else of an erased one of that name
 
     def all(self) -> Iterator[Refused]:
-        for row in self._record.conversations():
-            yield from self.of(row.key)
+        for key in self.places():
+            yield from self.of(key)
+
+    def places(self) -> list[Key]:
+        """Conversations of which something was refused, be it that it was taken since."""
+        return list(self._cursors.behind(f"refused by {self._name}"))
 
     def add(self, key: Key, more: Iterable[Refused]) -> None:
         known = list[Refused]()
@@ -63,6 +69,8 @@ class Refusals:
             reasons.setdefault(one.why, []).append(one.at)
         whose = self._whose(key) if reasons else ""
         body = pack(json.dumps({"of": whose, "refused": reasons}).encode()) if whose else b""
+        if body:  # first: a note that is not marked would not be found
+            self._cursors.set_cursor(key, f"refused by {self._name}", 0)
         if body == (self._note(key) or b""):
             return
         if isinstance(self._record, Notes):

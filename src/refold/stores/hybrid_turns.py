@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from threading import Condition, Event, Lock, Thread
+from threading import Condition, Lock, Thread
 from typing import Literal, TypeAlias
 
 from refold.core.errors import RefoldError
@@ -24,6 +24,10 @@ class Turns:
         self._record, self._name, self._using = record, name, using
         self._holder = holder()
         self._changed, self._taken = Condition(), set[Key]()
+        self._lock = Lock()
+        self._thread: Thread | None = None
+        self._held: dict[Key, Lease] = {}
+        """Those that are renewed."""
 
     @contextmanager
     def alone(self, key: Key, patience_s: float = 0.0) -> Iterator[bool]:
@@ -65,25 +69,36 @@ class Turns:
 
     @contextmanager
     def _renewed(self, key: Key, lease: Turn) -> Iterator[None]:
-        """By a thread of its own, however long a service is waited for; released at the end."""
+        """However long a service is waited for; released at the end."""
         if not isinstance(lease, Lease):
             yield
             return
-        ended, lock = Event(), Lock()
-
-        def renew() -> None:
-            nonlocal lease
-            while not ended.wait(LEASE_S / 3):
-                with lock, suppress(RefoldError):  # another time, then
-                    if not ended.is_set():
-                        lease = self.lease(key) or lease
-
-        Thread(target=renew, name="refold-memory-lease", daemon=True).start()
+        with self._lock:
+            self._held[key] = lease
+            if self._thread is None:
+                self._thread = Thread(target=self._renew, name="refold-memory-lease", daemon=True)
+                self._thread.start()
         try:
             yield
         finally:
-            with lock:
-                ended.set()
+            with self._lock:
+                lease = self._held.pop(key)
                 with suppress(RefoldError), self._using():  # it runs out by itself
-                    if isinstance(lease, Lease) and isinstance(self._record, Leases):
+                    if isinstance(self._record, Leases):
                         self._record.release(key, lease)
+
+    def _renew(self) -> None:
+        """One thread for all that are held, which ends where none is any more."""
+        while True:
+            time.sleep(LEASE_S / 3)
+            with self._lock:
+                keys = list(self._held)
+            for key in keys:
+                with self._lock, suppress(Exception):  # another time, then
+                    lease = self.lease(key) if key in self._held else None
+                    if isinstance(lease, Lease):
+                        self._held[key] = lease
+            with self._lock:
+                if not self._held:
+                    self._thread = None
+                    return

@@ -44,6 +44,8 @@ SETTLE_S = 10.0
 NEVER = ("HTTP_400", "HTTP_409", "HTTP_413", "HTTP_422")
 """What Mem0 will not take, however often it is asked."""
 OPTIONS = "host, level=user|session|agent|org, graph=0|1, infer=0|1, recall=0|1, timeout_s, key and record"
+USER_INFO = re.compile(r"((?<=://)|^)[^/\s]*@")
+"""In a URL: who asks, and the password."""
 
 _UNTIL: ContextVar[float | None] = ContextVar("until", default=None)
 """When memories that are asked for must be there."""
@@ -85,7 +87,9 @@ class Mem0Memorizer:
         if client is not None and level == "org" and not hasattr(client, "api_key"):
             raise SettingError("level", "the open-source Memory has user, session and agent, no org")
         self.recalls = recall
-        self.name = f"mem0 {host or 'cloud' if client is None else 'client'} {level} {user or ''}".rstrip()
+        self._told_host = USER_INFO.sub("", host or "https://api.mem0.ai")
+        place = (self._told_host if host else "cloud") if client is None else "client"
+        self.name = f"mem0 {place} {level} {user or ''}".rstrip()
         self._client, self._is_given = client, client is not None
         self._api_key, self._host, self._user, self._level = api_key, host, user, level
         self._settings: dict[str, Any] = {"infer": infer} | ({} if graph is None else {"enable_graph": graph})
@@ -278,12 +282,12 @@ class Mem0Memorizer:
         except RefoldError:
             raise
         except Exception as error:
-            told = str(error)[:500] or repr(error)
+            told = USER_INFO.sub("***@", str(error) or repr(error))[:500]
             is_never = getattr(error, "error_code", "") in NEVER or type(error).__name__ == "ValidationError"
             if _status(error) in (401, 403) and not self._is_given:
                 raise StoreError(
                     f"Mem0 does not take the key from {self._key_from}: {told}. Give one that is valid"
-                    f" for {self._host or 'https://api.mem0.ai'}; nothing is lost meanwhile"
+                    f" for {self._told_host}; nothing is lost meanwhile"
                 ) from error
             if refusals and is_never:
                 raise MessageError("Mem0", f"refuses it: {told}") from error
@@ -380,8 +384,8 @@ def _parsed(url: str) -> tuple[Mem0Memorizer, str]:
     )
     if options or parts.path.strip("/") or not {*given.values()} <= {None, "0", "1"} or level not in ENTITY:
         raise SettingError(where, f"expected mem0://USER; its options are {OPTIONS}")
-    if host is not None and urlsplit(host).scheme not in ("http", "https"):
-        raise SettingError(where, f"host is a URL such as https://api.mem0.ai, not {host!r}")
+    if host is not None and not host.lower().startswith(("http://", "https://")):
+        raise SettingError(where, f"host is a URL such as https://api.mem0.ai, not {shown_url(host)!r}")
     if not is_number(seconds) or not float(seconds):
         raise SettingError(where, f"timeout_s is a number of seconds, not {seconds!r}")
     flags: dict[str, Any] = {name: value == "1" for name, value in given.items() if value is not None}

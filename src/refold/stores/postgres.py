@@ -37,6 +37,8 @@ CHUNK, CHUNK_BYTES = 1_000, 8 << 20
 """What is read at a time: entries, and their bodies as stored."""
 PIECE_BYTES = 64 << 20
 """What is sent at a time of a batch that is larger than this."""
+MOST_ERASED = 200
+"""Conversations that are erased in one transaction: each takes one of the server's locks until it ends."""
 END = 1 << 32
 """No place is as high."""
 UNKNOWN = ". Whether the last append was stored is not known: read, or append again with the same ids"
@@ -143,7 +145,7 @@ class PostgresStore:
     def locate(self, owner: str, ids: Collection[str], /) -> dict[str, tuple[Key, int]]:
         asked = {"owner_key": owner_digest(owner), "ids": list(map(to_bytes, ids))}
         rows = self._ask("locate", **asked) if ids else []
-        return {to_text(id): (Key(owner, to_text(name)), at) for id, at, name, _ in rows}
+        return {to_text(id): (Key(owner, to_text(name)), at) for id, at, name in rows}
 
     def wait(self, key: Key, next: int, seconds: float, /) -> bool:
         def there() -> bool:
@@ -183,26 +185,34 @@ class PostgresStore:
         self._ask.transact(work)
 
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
-        def work(run: Run) -> list[Key]:
+        """Many forks are erased some at a time, the youngest first and the conversation itself last: what is
+        left where that is cut off, the next erasure finds.
+        """
+        asked = {"and_theirs": with_forks, "most": MOST_ERASED if with_forks else None}
+
+        def work(run: Run) -> list[Key] | None:
+            """None where there is more to erase."""
             cid = self._hold_family(run, key_digest(key))
-            forks = run("forks", cid=cid, and_theirs=with_forks) if cid else []
-            doomed = [(cid, key_digest(key)), *((fork, name) for fork, name, *_ in forks if with_forks)]
-            for _, name in doomed[1:]:
+            forks = run("forks", cid=cid, **asked) if cid else []
+            doomed = [(fork, name) for fork, name, *_ in forks if with_forks]
+            for _, name in doomed:
                 if name is not None:
                     run("hold", key=name)
-            if with_forks and forks != run("forks", cid=cid, and_theirs=True):
-                return work(run)  # somebody forked in between
+            is_all = len(doomed) < MOST_ERASED and (not doomed or forks == run("forks", cid=cid, **asked))
+            if is_all:  # and nobody forked in between
+                doomed.append((cid, key_digest(key)))
             for one, name in doomed:
                 run("erase_cursors", key=name)
                 for query in ("erase_snapshots", "erase_leases", "erase_summaries", "bury"):
                     run(query, cid=one)
-            for one, _ in reversed(doomed):  # a fork is younger than its parent
+            for one, _ in doomed:  # a fork is younger than its parent
                 self._prune(run, one)
-            return [
-                Key(to_text(owner), to_text(name)) for *_, owner, name in forks if name and not with_forks
-            ]
+            kept = [] if with_forks else [(owner, name) for *_, owner, name in reversed(forks) if name]
+            return [Key(to_text(owner), to_text(name)) for owner, name in kept] if is_all else None
 
-        return self._ask.transact(work)
+        while (kept := self._ask.transact(work)) is None:
+            pass
+        return kept
 
     def _hold_family(self, run: Run, key: bytes) -> int | None:
         """The conversation, with all those that share entries with it: nobody else erases any of these."""

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from refold.core.codec import FORMAT
 from refold.core.errors import NewerError, SettingError, StoreError
 from refold.stores.address import ENCODED, demand_between
-from refold.stores.postgres_turns import Turns
+from refold.stores.postgres_turns import PostgresTurns
 from refold.stores.sql import migrations, queries
 
 try:
@@ -31,8 +31,10 @@ Work: TypeAlias = Callable[["Run"], T]
 Answer = TypeVar("Answer")
 
 OLDEST_SERVER = 13
-PASSING = {"40001", "40P01", "57P01", "57P02", "57P03", "57P05", "53300", "25006", "25P03", "26000"}
-"""States that go by themselves: crossed transactions, a server that starts, stops, is full or a replica."""
+CROSSED = {"40001", "40P01", "53200"}
+"""Transactions that stood in each other's way, or took all locks: the connection is as good as before."""
+PASSING = CROSSED | {"57P01", "57P02", "57P03", "57P05", "53300", "25006", "25P03", "26000"}
+"""States that go by themselves: these, and a server that starts, stops, is full or a replica."""
 BUSY = ("the database system is", "too many", "connection slots", "unexpectedly", "reset by peer")
 """What is said to those who connect while a server starts, stops or is full."""
 ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
@@ -99,9 +101,8 @@ class PostgresPool:
         where = f"store {self.shown!r}"
         demand_between(where, 1, 1e6, pool_size=pool_size)
         demand_between(where, 0.001, 1e6, timeout_s=timeout_s, statement_timeout_s=statement_timeout_s)
-        if schema is not None and not 0 < len(schema.encode()) <= LONGEST_NAME:
-            problem = f"schema is empty or longer than {LONGEST_NAME} bytes: name one, or leave it out"
-            raise SettingError(where, f"{problem}; {OPTIONS}")
+        if schema is not None and (problem := _unfit(schema)):
+            raise SettingError(where, f"schema {problem}: name another, or leave it out; {OPTIONS}")
         try:
             known = conninfo_to_dict(url)
         except psycopg.Error as error:
@@ -127,7 +128,7 @@ class PostgresPool:
         """When the server was first found not to answer any more; it never did yet."""
         self._pool: ConnectionPool[Connection] | None = None
         self._opening, self._closed = Lock(), False
-        self._turns = Turns(pool_size)
+        self._turns = PostgresTurns(pool_size)
         self._drained = 0.0
         """When all connections that there were had been given up."""
         renew_after_fork(self)
@@ -170,7 +171,7 @@ class PostgresPool:
                     until = until if again else time.monotonic() + patience_s
                     if not passing or time.monotonic() + wait_s > until:
                         raise self._explained(error, doubt if passing else None) from error
-                    if error.sqlstate not in ("40001", "40P01"):
+                    if error.sqlstate not in CROSSED:
                         connection.close()
             again = True
             time.sleep(wait_s)
@@ -237,7 +238,13 @@ class PostgresPool:
             @classmethod
             def connect(cls, *args: Any, **kwargs: Any) -> Any:
                 try:
-                    return super().connect(*args, **kwargs)
+                    connection = super().connect(*args, **kwargs)
+                    try:
+                        self.configure(connection)
+                    except Exception:
+                        connection.close()
+                        raise
+                    return connection
                 except Exception as error:  # a name of a host may be more than the resolver bears
                     self._problem, self._away_since = error, min(self._away_since, time.monotonic())
                     raise
@@ -246,7 +253,6 @@ class PostgresPool:
             self.url,
             connection_class=Told,
             kwargs={"autocommit": True, **self._arguments},
-            configure=self.configure,
             min_size=0,
             max_size=self.pool_size,
             reconnect_timeout=0,  # whoever asks has more patience than the pool
@@ -293,7 +299,7 @@ class PostgresPool:
         if self._pool is not None:
             self._pool._closed = True  # so that it is never closed here: it is the parent's
             _abandoned.append(self._pool)
-        self._pool, self._opening, self._turns = None, Lock(), Turns(self.pool_size)
+        self._pool, self._opening, self._turns = None, Lock(), PostgresTurns(self.pool_size)
 
     # The schema
 
@@ -312,7 +318,13 @@ class PostgresPool:
             raise StoreError(f"{self.shown} has the encoding {encoding}; create a database with UTF8")
 
     def _migrate(self, run: Run) -> None:
-        run("lock_schema")
+        run.take_time()
+        try:
+            run("lock_schema")
+        except psycopg.errors.LockNotAvailable as error:
+            problem = f"a migration is under way, and was not done after {self.timeout_s:g} s"
+            raise StoreError(f"{self.shown}: {problem}; open it again later") from error
+        run("lift_lock_timeout")
         if self._schema is not None and not run("has_namespace", name=self._schema)[0][0]:
             run._connection.execute(f"CREATE SCHEMA {self._settings['schema']}".encode())
         version, _ = self._version(run)
@@ -354,7 +366,11 @@ class PostgresPool:
             case psycopg.errors.QueryCanceled():
                 advice = "took too long and was stopped; retry, or raise statement_timeout_s"
             case psycopg.errors.LockNotAvailable():
-                advice = "somebody else holds the conversation for too long; retry, or raise timeout_s"
+                held = "somebody else holds the conversation for too long, or a migration is under way"
+                advice = f"{held}; retry, or raise timeout_s"
+            case psycopg.errors.OutOfMemory():
+                full = "the server has no room, most often for locks"
+                advice = f"{full}; retry, or raise its max_locks_per_transaction{lost or ''}"
             case psycopg.errors.InsufficientPrivilege():
                 advice = "this user may not do that; grant it the rights that docs/stores/postgresql.md names"
             case psycopg.errors.DiskFull():
@@ -376,6 +392,15 @@ def shown(url: str) -> str:
     """A URL for people to read: without the user's name, password and all options."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+
+
+def _unfit(schema: str) -> str:
+    """What is wrong with the name of a schema, if anything is."""
+    if not 0 < len(schema.encode()) <= LONGEST_NAME:
+        return f"is empty or longer than {LONGEST_NAME} bytes"
+    if "\0" in schema:
+        return "has a NUL in it"
+    return "$user is none, but whoever asks" if schema == "$user" else ""
 
 
 def _line(error: Exception) -> str:

@@ -4,7 +4,7 @@ from collections import deque
 from threading import Lock
 
 
-class Turns:
+class PostgresTurns:
     def __init__(self, many: int) -> None:
         self._free, self._lock = many, Lock()
         self._waiting: deque[Lock] = deque()
@@ -18,13 +18,21 @@ class Turns:
             mine = Lock()
             mine.acquire()
             self._waiting.append(mine)
-        if mine.acquire(timeout=max(0.0, seconds)):
-            return True
+        try:
+            came = mine.acquire(timeout=max(0.0, seconds))
+        except BaseException:  # Ctrl-C, where one waits longest
+            if not self._leave(mine):
+                self.give()
+            raise
+        return came or not self._leave(mine)
+
+    def _leave(self, mine: Lock) -> bool:
+        """Whether it was still waited for, and not given just now."""
         with self._lock:
-            if mine in self._waiting:
+            is_waiting = mine in self._waiting
+            if is_waiting:
                 self._waiting.remove(mine)
-                return False
-            return True  # given just now
+            return is_waiting
 
     def give(self) -> None:
         """To whoever waits longest."""

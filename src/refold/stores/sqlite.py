@@ -31,6 +31,7 @@ from refold.stores.store import (
     ToolSetting,
     demand_held,
     demand_next,
+    shown_url,
 )
 
 CHUNK = 1_000
@@ -419,13 +420,14 @@ def from_url(url: str) -> SQLiteStore:
 
     Options: `?synchronous=normal` (the newest commits may be lost to a power cut), `?timeout_s=3`.
     """
+    where = f"store {shown_url(url)!r}"
     path, _, query = url.removeprefix("sqlite:///").partition("?")
     if not url.startswith("sqlite:///") or not path or path == ":memory:":
-        raise SettingError(f"store {url!r}", "expected sqlite:///file.db (or memory:// for no file)")
+        raise SettingError(where, "expected sqlite:///file.db (or memory:// for no file)")
     options = dict(parse_qsl(query, keep_blank_values=True))
     synchronous, timeout_s = options.pop("synchronous", "full"), options.pop("timeout_s", "10")
     if options or synchronous not in ("full", "normal") or not timeout_s.replace(".", "", 1).isdecimal():
-        raise SettingError(f"store {url!r}", "its options are synchronous=full|normal and timeout_s=SECONDS")
+        raise SettingError(where, "its options are synchronous=full|normal and timeout_s=SECONDS")
     return SQLiteStore(path, synchronous=synchronous, timeout_s=float(timeout_s))
 
 

@@ -393,14 +393,20 @@ def demand_held(key: Key, lease: Lease, current: Lease | None) -> None:
         )
 
 
+NAMED = ("postgresql", "postgres", "redis", "rediss", "valkey", "valkeys", "mem0")
+"""Schemes of URLs that begin with the name of a user; elsewhere it may be a key."""
+
+
 def shown_url(url: str) -> str:
     """A store's URL for people to read: without passwords and keys, those of a URL inside it included."""
-    scheme, sep, rest = url.partition("://")
-    user, at, host = rest.rpartition("@")
+    scheme, sep, rest = url.partition("://") if "://" in url else ("", "", url)
+    is_path = scheme == "sqlite" and rest.startswith("/")
+    user, at, host = ("", "", rest) if is_path else rest.rpartition("@")
     if "@" in user:  # whatever is behind it may be of a password too
         return f"{scheme}{sep}***"
-    name = user.partition(":")[0]
-    kept = name if name == user and not re.search(r"[/?#]", user) else f"{name}:***"
+    name, colon, _ = user.partition(":")
+    is_name = scheme in NAMED and not re.search(r"[/?#]", user)
+    kept = f"{name}:***" if colon else name if is_name else "***"
     plain = f"{scheme}{sep}{kept}{at}{host}" if at else url
     before, mark, query = plain.partition("?")
     return before + mark + "&".join(map(_shown_option, query.split("&")))
@@ -411,7 +417,7 @@ def _shown_option(option: str) -> str:
     inner = unquote(value)
     if re.search(r"(?i)password|passfile|key|token|secret", name):
         return f"{name}{sign}***"
-    return f"{name}{sign}{quote(shown_url(inner), safe='*')}" if "://" in inner else option
+    return f"{name}{sign}{quote(shown_url(inner), safe='*')}" if "://" in inner or "@" in inner else option
 
 
 def open_store(url: str) -> Store:

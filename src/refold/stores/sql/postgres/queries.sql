@@ -79,24 +79,28 @@ ON e.cid = p.cid AND sha256(e.id) = sha256(i.id) AND e.id = i.id AND e.at >= p.l
 ORDER BY e.at
 
 -- name: locate
-WITH said AS (
-    SELECT e.id, e.at, c.cid, c.name, c.owner_key FROM unnest(%(ids)b::bytea[]) i (id) JOIN refold_entry e
-    ON sha256(e.id) = sha256(i.id) AND e.id = i.id AND substr(e.id, 1, 1) = '~'::bytea
-    JOIN refold_conversation c ON c.cid = e.cid
+-- Of each id the newest that said it. What was said in a conversation that is erased is found in that fork of the
+-- owner's which shares the most of it.
+WITH RECURSIVE above (cid, name, erased, shared, parent, fork_at) AS (
+    SELECT f.cid, f.name, p.cid, f.fork_at, p.parent, p.fork_at
+    FROM refold_conversation f JOIN refold_conversation p ON p.cid = f.parent
+    WHERE f.parent IS NOT NULL AND f.owner_key = %(owner_key)b AND p.owner_key = ''
+    UNION ALL
+    SELECT a.cid, a.name, p.cid, least(a.shared, a.fork_at), p.parent, p.fork_at
+    FROM above a CROSS JOIN LATERAL (
+        SELECT * FROM refold_conversation c WHERE c.cid = a.parent AND c.name IS NULL LIMIT 1
+    ) p
+), heir AS MATERIALIZED (
+    SELECT DISTINCT ON (erased) erased, shared, cid, name FROM above ORDER BY erased, shared DESC, cid DESC
 )
-SELECT s.id, s.at, s.name, s.cid FROM said s WHERE s.owner_key = %(owner_key)b AND s.name IS NOT NULL
-UNION ALL
-SELECT s.id, s.at, h.name, h.cid FROM said s CROSS JOIN LATERAL (
-    WITH RECURSIVE heir (cid, owner_key, name, shared) AS (
-        SELECT f.cid, f.owner_key, f.name, f.fork_at FROM refold_conversation f WHERE f.parent = s.cid
-        UNION ALL
-        SELECT f.cid, f.owner_key, f.name, least(h.shared, f.fork_at)
-        FROM heir h JOIN refold_conversation f ON f.parent = h.cid WHERE h.name IS NULL
-    )
-    SELECT h.cid, h.name FROM heir h
-    WHERE h.name IS NOT NULL AND h.owner_key = %(owner_key)b AND h.shared > s.at
-) h WHERE s.name IS NULL
-ORDER BY 4
+SELECT DISTINCT ON (i.id) i.id, f.at, f.name FROM unnest(%(ids)b::bytea[]) i (id) CROSS JOIN LATERAL (
+    (SELECT e.at, c.cid, c.name FROM refold_entry e JOIN refold_conversation c ON c.cid = e.cid
+     WHERE sha256(e.id) = sha256(i.id) AND e.id = i.id AND substr(e.id, 1, 1) = '~'::bytea
+     AND c.owner_key = %(owner_key)b ORDER BY e.cid DESC LIMIT 1)
+    UNION ALL
+    SELECT e.at, h.cid, h.name FROM heir h JOIN refold_entry e
+    ON e.cid = h.erased AND sha256(e.id) = sha256(i.id) AND e.id = i.id AND e.at < h.shared
+) f ORDER BY i.id, f.cid DESC
 
 -- name: conversations
 WITH page AS (
@@ -144,7 +148,7 @@ WITH RECURSIVE fork (cid, key, owner, name) AS (
     SELECT c.cid, c.key, c.owner, c.name FROM fork f JOIN refold_conversation c ON c.parent = f.cid
     WHERE f.name IS NULL OR %(and_theirs)s
 )
-SELECT cid, key, owner, name FROM fork ORDER BY cid
+SELECT cid, key, owner, name FROM fork ORDER BY cid DESC LIMIT %(most)s
 
 -- name: bury
 UPDATE refold_conversation SET key = NULL, owner_key = '', owner = '', name = NULL, created = 0 WHERE cid = %(cid)s
@@ -268,6 +272,9 @@ SELECT u.key, u.owner, u.name, coalesce(e.at + 1, c.fork_at) > u.next FROM (
 
 -- name: lift_timeout
 SELECT set_config('statement_timeout', '0', true)
+
+-- name: lift_lock_timeout
+SELECT set_config('lock_timeout', '0', true)
 
 -- name: altered
 SELECT name FROM refold_conversation c WHERE seal <> refold_seal(c)
