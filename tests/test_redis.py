@@ -23,12 +23,13 @@ import redis
 from redis.crc import key_slot
 
 from passwords import ODD_PASSWORDS, shown_parts
+from refold.bench.stores import relayed
 from refold.core.codec import GENESIS, Entry, chain
 from refold.core.errors import CorruptError, NotFoundError, SettingError, StoreError
 from refold.core.event import Expiry
 from refold.opening import open
 from refold.stores.redis import from_url
-from refold.stores.redis_list import STALE_US, Names, RedisList, member
+from refold.stores.redis_list import STALE_US, SWEEP_EVERY, Names, RedisList, dumped, member
 from refold.stores.store import Key, Snapshot, ToolSetting, open_store
 from refold.testing import StoreContract
 from refold.testing.words import KEY, ODD, entries, entry, said, verified
@@ -349,6 +350,120 @@ def test_a_long_fork_is_whole_and_leaves_no_draft(store, raw):
     assert not [name for name in raw.keys("*") if b"draft" in name]
 
 
+def forks_in(raw, key):
+    return [name for name in raw.hkeys(NAMES.of(key)[0]) if name.startswith(b"f:")]
+
+
+def test_a_fork_that_is_erased_is_forgotten_by_its_parent_and_those_below_are_not(store, raw):
+    below = Key(KEY.owner, "below")
+    store.append(KEY, entries(0, 2))
+    store.fork(KEY, OTHER, 2)
+    store.fork(OTHER, below, 1)
+    assert store.erase(OTHER) == [below]
+    assert forks_in(raw, KEY) == [b"f:" + listing(store).row(below).name]
+    store.fork(KEY, OTHER, 2)
+    store.fork(OTHER, Key(KEY.owner, "lower"), 1)
+    assert store.erase(OTHER, with_forks=True) == []
+    assert len(forks_in(raw, KEY)) == 1
+    store.erase(KEY, with_forks=True)
+    assert list(store.conversations()) == []
+
+
+def test_forks_that_expired_are_forgotten_as_others_are_made(store, raw):
+    store.append(KEY, entries(0, 1))
+    young = int(listing(store).enroll(OTHER))
+    names = {order: b"f:" + dumped(OTHER, b"%d" % order) for order in (1, 2, young)}
+    raw.hset(NAMES.of(KEY)[0], mapping=dict.fromkeys(names.values(), ""))
+    raw.set(NAMES.clock, (young // SWEEP_EVERY + 1_000_000) * SWEEP_EVERY - 1)  # it is time to look
+    fork = Key(KEY.owner, "fork")
+    store.fork(KEY, fork, 1)
+    made = b"f:" + listing(store).row(fork).name
+    assert set(forks_in(raw, KEY)) == {names[young], made}  # the young one may still be made
+    assert store.erase(KEY) == [fork]
+
+
+# Located
+
+
+def said_in(raw, id):
+    return raw.zrange(NAMES.located(KEY.owner, id), 0, -1)
+
+
+def test_what_was_erased_leaves_its_name_nowhere(valkey_url, raw):
+    lasting = from_url(f"{valkey_url}?ttl_s=0")
+    lasting.append(KEY, [entry(at, id=f"~{at}" if at % 3 else str(at)) for at in range(1_500)])
+    lasting.fork(KEY, OTHER, 3)
+    lasting.erase(KEY)
+    assert len(raw.keys("*:said:*")) == 2
+    assert said_in(raw, "~1") == said_in(raw, "~2") == [b"another"]
+    lasting.erase(OTHER)
+    assert raw.keys("*") == [NAMES.clock.encode()]
+
+
+@pytest.mark.parametrize("options", ["", "?ttl_s=0"])
+def test_looking_for_an_id_puts_off_when_it_is_forgotten(valkey_url, raw, options):
+    store, name = from_url(valkey_url + options), NAMES.located(KEY.owner, "~x")
+    store.append(KEY, [entry(0, id="~x")])
+    before = raw.pttl(name)
+    raw.pexpire(name, 100_000)
+    assert store.locate(KEY.owner, ["~x"]) == {"~x": (KEY, 0)}
+    assert (before == -1) == (options == "?ttl_s=0")
+    assert raw.pttl(name) == -1 if before == -1 else raw.pttl(name) > 100_000
+
+
+def test_what_a_fork_shares_is_located_there_when_all_that_said_it_expired(store, raw):
+    middle, lowest = Key(KEY.owner, "middle"), Key(KEY.owner, "lowest")
+    store.append(KEY, [entry(0, id="~x")])
+    store.fork(KEY, middle, 1)
+    store.append(middle, [entry(1, id="~y")])
+    store.fork(middle, lowest, 2)
+    store.append(lowest, [entry(2, id="~z")])
+    places = {"~y": (middle, 1), "~z": (lowest, 2)}
+    for gone, found in (
+        (None, {"~x": (KEY, 0), **places}),
+        (middle, {"~x": (KEY, 0), "~y": (lowest, 1), "~z": (lowest, 2)}),
+        (KEY, {id: (lowest, at) for at, id in enumerate(("~x", "~y", "~z"))}),
+    ):
+        if gone is not None:
+            raw.delete(*NAMES.of(gone))
+        assert store.locate(KEY.owner, ["~x", "~y", "~z"]) == found
+
+
+def test_nothing_is_acknowledged_that_cannot_be_located(store, raw):
+    raw.set(NAMES.located(KEY.owner, "~x"), "something else")
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        store.append(KEY, [entry(0, id="~x")])
+    assert verified(store, KEY) == []
+    store.append(KEY, [entry(0, id="~y")])
+    assert store.locate(KEY.owner, ["~y"]) == {"~y": (KEY, 0)}
+
+
+def test_names_of_what_is_not_there_are_struck_off_when_it_is_too_late_to_come(store, raw):
+    store.append(KEY, [entry(0, id="~x")])
+    store.append(OTHER, entries(0, 1))
+    old, now = (int(time.time() - ago_s) for ago_s in (STALE_US / 1_000_000 + 60, 0))
+    name = NAMES.located(KEY.owner, "~x")
+    raw.zadd(name, {KEY.conversation: old, "another": old, "expired": old, "coming": now})
+    assert store.locate(KEY.owner, ["~x"]) == {"~x": (KEY, 0)}
+    assert set(said_in(raw, "~x")) == {KEY.conversation.encode(), b"coming"}
+
+
+def test_an_id_that_many_said_takes_two_round_trips_to_say_and_three_to_locate(valkey_url):
+    keys = [Key(KEY.owner, str(n)) for n in range(9)]
+    ids = ["~x", "~not there", *(f"~{key.conversation}" for key in keys)]
+    with relayed(valkey_url) as (url, relay):
+        store = from_url(url)
+        for key in keys:
+            store.append(key, [entry(0, id="~x"), entry(1, id=f"~{key.conversation}")])
+        digest = store.append(keys[0], [entry(2)])
+        before = relay.round_trips
+        store.append(keys[0], [entry(3, id="~y")], after=digest)
+        assert relay.round_trips == before + 2
+        assert store.locate(KEY.owner, ids).keys() == set(ids) - {"~not there"}
+        assert relay.round_trips == before + 2 + 3
+        store.close()
+
+
 # When things break
 
 
@@ -377,6 +492,22 @@ def test_a_user_who_may_not_use_functions_gets_scripts(server):
         list(store.read(KEY))
 
 
+@pytest.mark.parametrize("ways", [("+fcall", "+function|load"), ("+evalsha", "+script|load")])
+def test_a_user_needs_no_rights_but_those_in_the_docs(server, ways):
+    rights = ("~refold:*", "+@read", "+@write", "+@connection", "-@dangerous", "+time", "+waitaof")
+    page = (Path(__file__).parents[1] / "docs/stores/redis.md").read_text()
+    assert all(f"`{right}`" in page for right in (*rights, *ways, "+info"))
+    server.client().execute_command("ACL", "SETUSER", "me", "on", ">secret", *rights, *ways, "+info")
+    store = from_url(f"unix://me:secret@{server.socket}?wait_aof=1")
+    fill(store, KEY)
+    store.append(OTHER, [entry(0, id="~x")])
+    assert store.locate(KEY.owner, ["~x"]) == {"~x": (OTHER, 0)}
+    deeds = uses(store)
+    for name in [*deeds.keys() - {"append", "erase"}, "erase"]:
+        deeds[name]()
+    assert store.erase(OTHER) == []
+
+
 def test_a_store_goes_on_after_its_server_was_killed(server):
     store = from_url(server.url)
     digest = store.append(KEY, entries(0, 2))
@@ -396,7 +527,18 @@ def test_a_server_that_stays_away_is_named_and_nothing_waits_for_ever(server):
         store.append(KEY, entries(1, 2))
     with pytest.raises(StoreError, match="whether the last write was stored is not known"):
         store.append(KEY, entries(1, 2), after=digest)
-    reads = ("read", "resume", "fetch", "find", "conversations", "cursor", "note", "settings", "summary")
+    reads = (
+        "read",
+        "resume",
+        "fetch",
+        "find",
+        "locate",
+        "conversations",
+        "cursor",
+        "note",
+        "settings",
+        "summary",
+    )
     for name in (*reads, "saved", "leases", "behind", "wait", "examine"):
         with pytest.raises(StoreError, match="did not answer") as caught:
             uses(store)[name]()

@@ -5,7 +5,6 @@ What is done to a conversation is a verb in `lua/`, so that it is done as a whol
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -20,7 +19,6 @@ from refold.stores.packing import pack, unpack
 from refold.stores.redis_url import taken_apart
 from refold.stores.store import (
     KEPT_SUMMARIES,
-    LOCATED,
     Flaw,
     Key,
     Lease,
@@ -34,7 +32,18 @@ from refold.stores.store import (
 
 try:
     from refold.stores.redis_link import Call, RedisLink
-    from refold.stores.redis_list import Names, RedisList, Row, dumped, loaded, member, text
+    from refold.stores.redis_list import (
+        STALE_US,
+        SWEEP_EVERY,
+        Names,
+        RedisList,
+        Row,
+        dumped,
+        loaded,
+        member,
+        text,
+    )
+    from refold.stores.redis_said import RedisSaid
 except ModuleNotFoundError as error:
     raise SettingError("redis://", 'needs redis-py: pip install "refold[redis]"') from error
 
@@ -82,6 +91,7 @@ class RedisStore:
         self._names = Names(prefix)
         self._link = RedisLink(url, timeout_s, wait_aof, cluster)
         self._list = RedisList(self._link, self._names)
+        self._said = RedisSaid(self._link, self._names, self._list, self._ttl)
 
     # Appending and reading
 
@@ -100,9 +110,9 @@ class RedisStore:
                 return last
             rows, digest = _chained(entries, last)
             fence = (field, b"", b"") if lease is None else (field, lease.fence, to_bytes(lease.holder))
+            self._said.point(key, [entry.id for entry in entries])
             tip = self._store(key, rows, (first, last, digest), fence)
             if tip is None:
-                self._point(key, [entry.id for entry in entries])
                 return digest
             if tip:
                 _demanded(key, entries, after, lease, tip)  # or else it was begun anew meanwhile: again
@@ -165,31 +175,7 @@ class RedisStore:
         return {id: int(place) for id, place in zip(ids, found, strict=True) if place is not None}
 
     def locate(self, owner: str, ids: Collection[str], /) -> dict[str, tuple[Key, int]]:
-        names = [self._names.located(owner, id) for id in ids]
-        answers = self._link.ask(names[0], *(("ZRANGE", name, 0, -1) for name in names)) if names else []
-        by_key: dict[Key, list[str]] = {}
-        for id, members in zip(ids, answers, strict=True):
-            for name in members:
-                by_key.setdefault(Key(owner, text(name)), []).append(id)
-        rows = {key: self._list.row(key) for key in by_key}  # those that expired or were erased are none
-        said = [(row, key) for key, row in rows.items() if row is not None]
-        found = dict[str, tuple[int, Key, int]]()
-        for row, key in said:
-            for id, at in self.find(key, by_key[key]).items():
-                found[id] = max(found.get(id, (-1, key, 0)), (int(row.order), key, at))
-        return {id: (key, at) for id, (_, key, at) in found.items()}
-
-    def _point(self, key: Key, ids: Iterable[str | None]) -> None:
-        """Makes known where ids are that can be located. It may be lost: then they are not found."""
-        names = [
-            self._names.located(key.owner, id) for id in ids if id is not None and id.startswith(LOCATED)
-        ]
-        name = to_bytes(key.conversation)
-        adds = [("ZADD", one, 0, name) for one in names]
-        ends = [("PEXPIRE", one, self._ttl) for one in names if self._ttl]
-        with suppress(StoreError):  # what was stored is stored
-            if names:
-                self._link.ask(names[0], *adds, *ends)
+        return self._said.locate(owner, ids)
 
     def wait(self, key: Key, next: int, seconds: float, /) -> bool:
         keys, until = self._names.of(key), time.monotonic() + seconds
@@ -227,11 +213,11 @@ class RedisStore:
             raise NotFoundError(f"{key.conversation!r} has no place {at}")
         draft = self._names.of(new, f"draft-{uuid4().hex}-")
         order = self._list.enroll(new)
+        if int(order) % SWEEP_EVERY == 0:
+            self._forks(parent, int(order))
         try:
-            digest = self._draft(key, draft, at, order)
-            names = (self._names.of(key), parent.order, b"f:" + dumped(new))
-            if digest and self._link.call("adopt", *names):
-                self._publish(new, draft, order, (at, digest, parent.name, at))
+            digest = self._draft(key, new, draft, at, order)
+            if digest and self._publish(new, draft, order, parent, (at, digest, parent.name, at)):
                 now = self._list.row(key)
                 if now is not None and now.order == parent.order:
                     return
@@ -242,7 +228,7 @@ class RedisStore:
             self._link.ask(draft[0], ("UNLINK", *draft))
         raise NotFoundError(f"{key.conversation!r} was erased while it was copied")
 
-    def _draft(self, key: Key, draft: Sequence[str], at: int, order: bytes) -> bytes:
+    def _draft(self, key: Key, new: Key, draft: Sequence[str], at: int, order: bytes) -> bytes:
         """Copies the entries before a place to other keys; the last digest; b"" if it was erased."""
         start, digest = 0, GENESIS
         while start < at:
@@ -251,14 +237,19 @@ class RedisStore:
                 return b""
             last = rows[-1][-len(GENESIS) :]
             names = (order, *[b""] * 5)
-            marked = [part for row in rows for part in (_mark(_stored(row)), row)]
+            stored = [_stored(row) for row in rows]
+            marked = [part for one, row in zip(stored, rows, strict=True) for part in (_mark(one), row)]
+            self._said.point(new, [text(one.id) for one in stored if one.id is not None])
             self._link.call("append", draft, DRAFT_MS, start, digest, last, *names, *marked)
             start, digest = start + len(rows), last
         return digest
 
-    def _publish(self, new: Key, draft: Sequence[str], order: bytes, origin: tuple[Any, ...]) -> None:
+    def _publish(
+        self, new: Key, draft: Sequence[str], order: bytes, parent: Row, origin: tuple[Any, ...]
+    ) -> bool:
+        """False if the parent is gone."""
         keys, names = [*self._names.of(new), *draft], (to_bytes(new.owner), to_bytes(new.conversation))
-        while True:
+        while self._adopt(parent.key, parent.order, dumped(new, order)):
             found = self._link.call("publish", keys, self._ttl, order, *names, *origin, durable=True)
             if found == b"torn":
                 raise StoreError(f"The copy for {new.conversation!r} expired before it was done; retry")
@@ -266,8 +257,12 @@ class RedisStore:
                 self._list.settle(member(new), order, found)
                 if found != order:
                     raise ConflictError(f"There is a conversation {new.conversation!r} already")
-                return
+                return True
             order = self._list.enroll(new)
+        return False
+
+    def _adopt(self, parent: Key, order: bytes, fork: bytes) -> bool:
+        return bool(self._link.call("adopt", self._names.of(parent), order, b"f:" + fork))
 
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
         row = self._list.row(key)
@@ -281,26 +276,37 @@ class RedisStore:
         heirs = [] if with_forks else self._forks(row)
         for heir in heirs:
             self._hand_over(heir, row)
-            self._point(heir.key, (link.entry.id for link in self.read(key, 0, heir.fork_at)))
         for one in reversed(doomed):  # forks first: they are found by their parents
+            self._said.forget(one.key)
             digests = self._link.call("erase", self._names.of(one.key), one.order, durable=True)
             self._list.settle(member(one.key), one.order, b"")
             for digest in digests:
                 index = self._names.summary(one.key.owner, digest)
                 self._link.ask(index, ("SREM", index, member(one.key)))
+        if row.parent:
+            head = self._names.of(loaded(row.parent)[0])[0]
+            self._link.ask(head, ("HDEL", head, b"f:" + row.name))
         return [heir.key for heir in heirs]
 
-    def _forks(self, row: Row) -> list[Row]:
-        fields = self._link.call("fields", self._names.of(row.key), b"f:")
-        forks = self._list.rows([member(loaded(fork)[0]) for fork in fields[::2]])
-        return [fork for fork in forks if fork is not None and fork.parent == row.name]
+    def _forks(self, row: Row, now_us: int = 0) -> list[Row]:
+        """Strikes off those that are gone, or were not made and it is too late now."""
+        head, *_ = keys = self._names.of(row.key)
+        names = self._link.call("fields", keys, b"f:")[::2]
+        orders = {name: loaded(name) for name in names}
+        rows = self._list.rows([member(fork) for fork, _ in orders.values()])
+        there = {fork.name: fork for fork in rows if fork is not None}
+        late = [name for name, (_, order) in orders.items() if now_us - int(order) > STALE_US]
+        gone = [b"f:" + name for name in late if name not in there]
+        if gone:
+            self._link.ask(head, ("HDEL", head, *gone))
+        return [there[name] for name in names if name in there and there[name].parent == row.name]
 
     def _hand_over(self, fork: Row, erased: Row) -> None:
         """A fork becomes one of what the conversation that is erased was a fork of."""
         parent = b""
         if erased.parent:
             above, order = loaded(erased.parent)
-            if self._link.call("adopt", self._names.of(above), order, b"f:" + dumped(fork.key)):
+            if self._adopt(above, order, fork.name):
                 parent = erased.parent
         fork_at = min(fork.fork_at, erased.fork_at)
         self._link.call("reparent", self._names.of(fork.key), erased.name, parent, fork_at, durable=True)

@@ -32,8 +32,9 @@ PASSING = (
 PASSING_WORDS = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
 """What servers say where waiting helps."""
 READS = {"tip", "read", "resume", "fetch", "find", "row", "use", "fields", "summary", "examine", "page"}
-READS |= {"PING", "WAITAOF", "XREAD", "HGET", "HGETALL", "SRANDMEMBER"}
-"""Verbs and commands that store nothing."""
+READS |= {"PING", "WAITAOF", "XREAD", "HGET", "HGETALL", "HSCAN", "SRANDMEMBER", "ZRANGE"}
+READS |= {"PEXPIRE", "PERSIST"}
+"""Verbs and commands that store nothing but when something was used."""
 GENTLE = READS | {"release", "reparent", "erase", "settle"}
 """Verbs that take no memory, and so are allowed when there is none left."""
 STORED = "it is stored, but not yet certain on disk"

@@ -3,7 +3,7 @@
 -- Every verb gets the same keys, all in one slot:
 --   head       a hash: next, digest (of the last entry), order (when it was created), owner, name, parent,
 --              fork_at, used and ttl (when it was last used, and for how long it is kept after that); and
---              c:<name> a cursor, f:<key> a fork, l:<name> a lease, v:<view> a snapshot
+--              c:<name> a cursor, f:<key and order> a fork, l:<name> a lease, v:<view> a snapshot
 --   log        a stream: the entry at place n has the id (n + 1)-0
 --   ids        a hash: from an entry's id to its place
 --   unsaid     a sorted set: the places of entries of other kinds than "said"
