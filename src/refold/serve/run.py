@@ -1,7 +1,9 @@
 """Starts the service and stops it again."""
 
+import gc
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +27,10 @@ from refold.serving import Limits
 from refold.stores.store import Store, open_store
 
 BACKLOG = 2_048
+SWITCH_S = 0.0005
+"""For which one thread keeps others from running: requests wait for each other in turns."""
+COLLECT = (20_000, 20, 100)
+"""How often what nobody needs any more is looked for, among what is new, older and old."""
 FILES = 65_536
 """Sockets and files that a process may have open, where the system allows it."""
 
@@ -46,6 +52,7 @@ def run(
     """
     settings = load_config(config)
     demand_safe(settings)
+    _ready()
     tokens = Tokens(settings, files_of(config), lambda: load_config(config))
     opened = store if store is not None else settings.store or DEFAULT_STORE
     with listening(settings) as listener:
@@ -108,6 +115,14 @@ class Server(uvicorn.Server):
 def _call(what: Callable[[], None] | None) -> None:
     if what is not None:
         what()
+
+
+def _ready() -> None:
+    """Everybody waits while all objects are looked through: that is done less often, and not for modules."""
+    sys.setswitchinterval(SWITCH_S)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT)
 
 
 def demand_safe(config: Config) -> None:
