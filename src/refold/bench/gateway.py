@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -128,13 +129,16 @@ async def paced(rate: float, seconds: float, bases: Sequence[str], folder: Path)
         async def turn(kind: int, talk: Conversation, due: float) -> None:
             await talk.go_on(client, bases[kind])
             kinds[kind].append(time.perf_counter() - due)
+            idle.append(talk)
 
         for kind in range(len(bases)):
-            start, tasks = time.perf_counter() + 0.2, set[asyncio.Task[None]]()
+            start, tasks, idle = time.perf_counter() + 0.2, set[asyncio.Task[None]](), deque(talks[kind])
             for n in range(int(rate * seconds)):
                 due = start + n / rate
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                tasks.add(asyncio.create_task(turn(kind, talks[kind][n % CONVERSATIONS], due)))
+                while not idle:
+                    await asyncio.sleep(0.001)
+                tasks.add(asyncio.create_task(turn(kind, idle.popleft(), due)))
                 if kind and n % int(rate) == 0:
                     times.syncs.append(await asyncio.to_thread(synced, folder))
             await asyncio.gather(*tasks)

@@ -1,6 +1,6 @@
 """Live events over HTTP: resumed by an id, kept alive, and cut off when nobody reads them."""
 
-from asyncio import FIRST_COMPLETED, create_task, get_running_loop, timeout, wait, wait_for
+from asyncio import FIRST_COMPLETED, create_task, get_running_loop, sleep, timeout, wait, wait_for
 from contextlib import suppress
 
 from starlette.types import Message, Receive, Send
@@ -13,6 +13,8 @@ from refold.serve.service import Service
 HEARTBEAT_S = 15.0
 SEND_S = 30.0
 """For a client to take what was sent; one that does not is gone, whatever its connection says."""
+SPREAD_S, LONGEST_SPREAD_S = 0.0005, 1.0
+"""For each who watches, everybody waits so long for more to tell at once, up to that."""
 END_S = 0.5
 """For a client to be told that it is over."""
 HEADERS = [
@@ -74,6 +76,7 @@ class EventStream:
             elif not frames:
                 try:
                     await wait_for(changed.wait(), HEARTBEAT_S)
+                    await sleep(min(SPREAD_S * self._service.hub.watchers, LONGEST_SPREAD_S))
                 except TimeoutError:
                     await _sent(send, HEARTBEAT)
 
