@@ -366,8 +366,21 @@ def test_models_and_count_tokens_pass(gated: Gate) -> None:
 class Down(MemoryStore):
     """A store that cannot be used."""
 
+    is_down = True
+
     def locate(self, owner: str, ids: Any, /) -> Any:
-        raise StoreError("the disk is full")
+        if self.is_down:
+            raise StoreError("the disk is full")
+        return super().locate(owner, ids)
+
+
+def test_a_store_that_is_back_is_used_again_however_many_requests_came_meanwhile(upstream: Upstream) -> None:
+    store = Down()
+    with gate(store, upstream) as gated:
+        client = gated.openai()
+        assert ask(client, [user("Hello")]).headers["x-refold-bypass"] == "store"
+        store.is_down = False
+        until(lambda: "x-refold-bypass" not in ask(client, [user("Hello")]).headers)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -117,14 +117,21 @@ class Conversation:
         self.history.append(reply["choices"][0]["message"])
 
 
-async def paced(rate: float, seconds: float, bases: Sequence[str], folder: Path) -> Times:
-    """Turns at a fixed rate, by turns through each of the bases."""
+def conversations() -> list[list[Conversation]]:
+    """Those that talk to the upstream, and those that talk to the gateway."""
+    return [[Conversation(n + k * CONVERSATIONS) for n in range(CONVERSATIONS)] for k in (0, 1)]
+
+
+async def paced(
+    rate: float, seconds: float, bases: Sequence[str], folder: Path, talks: list[list[Conversation]]
+) -> Times:
+    """Turns at a fixed rate, first straight to the upstream and then through the gateway."""
     times = Times([], [], [])
     kinds = (times.direct, times.through)
-    talks = [[Conversation(n + k * CONVERSATIONS) for n in range(CONVERSATIONS)] for k in range(len(bases))]
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-        for one in (c for group, base in zip(talks, bases, strict=True) for c in group if base):
-            await one.go_on(client, bases[0] if one in talks[0] else bases[1])
+        for group, base in zip(talks, bases, strict=True):
+            for one in group:
+                await one.go_on(client, base)
 
         async def turn(kind: int, talk: Conversation, due: float) -> None:
             await talk.go_on(client, bases[kind])
@@ -216,7 +223,12 @@ def main(
     typer.echo("|---|---:|---:|---:|---:|---:|---:|---:|")
     for rate in map(float, rates.split(",")):
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, serving(Path(folder)) as (to, through, _):
-            typer.echo(row(f"{rate:g}", asyncio.run(paced(rate, seconds, (to, through), Path(folder)))))
+            typer.echo(
+                row(
+                    f"{rate:g}",
+                    asyncio.run(paced(rate, seconds, (to, through), Path(folder), conversations())),
+                )
+            )
     if stalled or slow:
         with (
             tempfile.TemporaryDirectory(dir=Path.cwd()) as folder,
@@ -228,11 +240,11 @@ def main(
 async def _beside(
     to: str, through: str, pid: int, stalled: int, slow: int, seconds: float, folder: Path
 ) -> None:
-    rate = 100.0
-    alone = await paced(rate, seconds, (to, through), folder)
+    rate, talks = 100.0, conversations()
+    alone = await paced(rate, seconds, (to, through), folder, talks)
     before = memory_mb(pid)
     async with idlers(through, stalled, slow):
-        beside = await paced(rate, seconds, (to, through), folder)
+        beside = await paced(rate, seconds, (to, through), folder, talks)
         after = memory_mb(pid)
     typer.echo(row(f"{rate:g}, alone", alone))
     typer.echo(row(f"{rate:g}, beside {stalled} stalled and {slow} slow clients", beside))

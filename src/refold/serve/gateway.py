@@ -83,6 +83,10 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
+class _Down(StoreError):
+    """The store could not be used a moment ago."""
+
+
 class Gateway:
     def __init__(self, service: Service) -> None:
         self.service, self.ledger, self.upstream = service, Ledger(service), Upstream()
@@ -121,7 +125,7 @@ class Gateway:
         """
         incoming = read_request(dialect, body)
         if monotonic() < self._down_until:
-            raise StoreError("the store could not be used a moment ago")
+            raise _Down
         if self._down_until:  # one tries it, and the others do not wait for what comes of it
             self._down_until = monotonic() + PATIENCE_S
         agent, wanted = request.headers.get("x-refold-agent"), asked_id(request.headers)
@@ -179,6 +183,8 @@ class Gateway:
         match error:
             case OverBudgetError():
                 return "over-budget"
+            case _Down():
+                return "store"
             case StoreError() | TimeoutError():
                 self._down_until = monotonic() + PAUSE_S
                 return "store"

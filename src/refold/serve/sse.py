@@ -13,7 +13,7 @@ from refold.serve.service import Service
 HEARTBEAT_S = 15.0
 SEND_S = 30.0
 """For a client to take what was sent; one that does not is gone, whatever its connection says."""
-SPREAD_S, LONGEST_SPREAD_S = 0.0005, 1.0
+SPREAD_S, LONGEST_SPREAD_S = 0.002, 1.0
 """For each who watches, everybody waits so long for more to tell at once, up to that."""
 END_S = 0.5
 """For a client to be told that it is over."""
