@@ -100,29 +100,29 @@ def _sent_back(dialect: Dialect, reply: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_a_real_model_answers_in_both_dialects_for_longer_than_its_window(stream: bool) -> None:
-    with real_model.running(window=2048) as model:
+    with real_model.running(window=768) as model:
         upstream = cast(Any, SimpleNamespace(openai=model.openai_url, url=model.anthropic_url))
         models = {"models": {model.name: {"window": model.window, "max_output": 40}}}
         with gate(MemoryStore(), upstream, config=models) as gated:
             for talk in (_chat, _messages):
                 history = [{"role": "user", "content": "Tell me about harbors."}]
-                for n in range(12):
+                for n in range(5):
                     answer = talk(gated, model.name, history, stream)
                     assert answer.strip()
                     history += [
                         {"role": "assistant", "content": answer},
                         {
                             "role": "user",
-                            "content": f"{n}: and what of " + "ships and cranes and cargo " * 40,
+                            "content": f"{n}: and what of " + "ships and cranes and cargo " * 30,
                         },
                     ]
             assert len(gated.conversations()) == 2
-            assert all(len(gated.said(key)) == 24 for key in gated.conversations())
+            assert all(len(gated.said(key)) == 10 for key in gated.conversations())
 
 
 def _chat(gated: Any, model: str, history: list[Any], stream: bool) -> str:
     client = gated.openai()
-    request = {"model": model, "messages": history, "max_completion_tokens": 24}
+    request = {"model": model, "messages": history, "max_completion_tokens": 8}
     if not stream:
         return client.chat.completions.create(**request).choices[0].message.content
     chunks = client.chat.completions.create(**request, stream=True)
@@ -131,7 +131,7 @@ def _chat(gated: Any, model: str, history: list[Any], stream: bool) -> str:
 
 def _messages(gated: Any, model: str, history: list[Any], stream: bool) -> str:
     client = gated.anthropic()
-    request = {"model": model, "messages": history, "max_tokens": 24}
+    request = {"model": model, "messages": history, "max_tokens": 8}
     if not stream:
         return client.messages.create(**request).content[0].text
     with client.messages.stream(**request) as events:

@@ -98,6 +98,7 @@ class Ledger:
         self._forks: OrderedDict[str, Key] = OrderedDict()
         """The newest fork behind a mark."""
         self._lock = Lock()
+        self._twins = [Lock() for _ in range(64)]
 
     # Before
 
@@ -112,7 +113,10 @@ class Ledger:
         marks = incoming.marks(_seed(owner, conversation))
         for _ in range(TRIES):
             with suppress(ConflictError):
-                turn = self._placed(owner, incoming, conversation, agent, marks)
+                with self._twins[
+                    hash(marks[-1]) % len(self._twins)
+                ]:  # the same request waits until this has a place
+                    turn = self._placed(owner, incoming, conversation, agent, marks)
                 try:
                     return self.fitted(turn)
                 except BaseException:

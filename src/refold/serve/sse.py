@@ -1,6 +1,6 @@
 """Live events over HTTP: resumed by an id, kept alive, and cut off when nobody reads them."""
 
-from asyncio import FIRST_COMPLETED, create_task, get_running_loop, sleep, timeout, wait, wait_for
+from asyncio import FIRST_COMPLETED, create_task, get_running_loop, sleep, timeout, wait
 from contextlib import suppress
 
 from starlette.types import Message, Receive, Send
@@ -75,10 +75,12 @@ class EventStream:
                 await _sent(send, text)
             elif not frames:
                 try:
-                    await wait_for(changed.wait(), HEARTBEAT_S)
-                    await sleep(min(SPREAD_S * self._service.hub.watchers, LONGEST_SPREAD_S))
+                    async with timeout(HEARTBEAT_S):
+                        await changed.wait()
                 except TimeoutError:
                     await _sent(send, HEARTBEAT)
+                else:
+                    await sleep(min(SPREAD_S * self._service.hub.watchers, LONGEST_SPREAD_S))
 
 
 async def _sent(send: Send, text: bytes, *, more: bool = True) -> None:
