@@ -87,7 +87,7 @@ def served(store: str, port: int = 0, **settings: Any) -> Iterator[Panel]:
 def browser_path() -> str:
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
-        pytest.skip("no browser: the panel is not looked at")
+        pytest.skip("notice: there is no chromium here, so the panel is not looked at")
     return found
 
 

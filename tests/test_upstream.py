@@ -240,7 +240,7 @@ def test_what_is_not_json_is_refused(upstream, dialect, raw):
 
 def test_recorded_requests_that_were_accepted_are_valid():
     if not RECORDINGS.is_dir():
-        pytest.skip("no recordings here")
+        pytest.skip("notice: ../shared/data is not here, so no recorded request is tried")
     known = {"A1", "A2", "A6", "A8"}  # seen accepted, and still never to be made: strict
     checks = {
         "openai_chat": check_chat,
@@ -270,7 +270,7 @@ def _refusal(check: Callable[[Any], None], body: Any) -> str | None:
 
 def test_streams_have_the_shape_of_recorded_ones(wide):
     if not RECORDINGS.is_dir():
-        pytest.skip("no recordings here")
+        pytest.skip("notice: ../shared/data is not here, so no recorded request is tried")
     for dialect, name in (
         ("chat", "openai_chat"),
         ("responses", "openai_responses"),
