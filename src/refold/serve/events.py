@@ -2,7 +2,7 @@
 
 import logging
 import time
-from asyncio import AbstractEventLoop, Event
+from asyncio import AbstractEventLoop, Event, Future
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,12 +21,14 @@ from refold.stores.store import Key, Store
 
 RING = 1_000
 """Frames that are kept for those who watch: who falls behind by more is cut off."""
-CHUNK = 100
+CHUNK = 50
 """Frames, or events, that are handed on in one go."""
 LOOK_S = 0.25
 """How often is looked for what other processes appended."""
 SHARE = 5
 """Times as long as a look took is waited before the next."""
+ROUSE_S = 0.005
+"""From when one who waits is woken up to the next."""
 MOST_TOLD = 10_000
 """What sessions told and nobody handed on yet: of more, the oldest is forgotten."""
 
@@ -47,9 +49,10 @@ class Feed:
         self.store, self.scope, self.watchers = store, scope, 0
         self.is_over = False
         """The conversation was erased, or the service ends."""
-        self.over, self.changed = Event(), Event()
-        """The second is set, and another put in its place, whenever there is more."""
-        self._loop, self._lock = loop, Lock()
+        self.over = Event()
+        self._loop, self._lock, self._waiting = loop, Lock(), dict[Future[None], None]()
+        self._asleep = 0
+        """How many of those who wait are still to be woken up."""
         self._ring, self._end = deque[Frame](maxlen=RING), 0
         self._next: dict[Key, int] = {}
         self._digest = b""
@@ -72,6 +75,15 @@ class Feed:
         with self._lock:
             start = len(self._ring) - (self._end - seen)
             return None if start < 0 else list(islice(self._ring, start, start + CHUNK))
+
+    async def more(self) -> None:
+        """Waits until there may be more than was there when `since` was last asked."""
+        waiting = self._loop.create_future()
+        self._waiting[waiting] = None
+        try:
+            await waiting
+        finally:
+            self._waiting.pop(waiting, None)
 
     def past(self, start: int, stop: int) -> Frame:
         """Some of the events of a conversation that were before."""
@@ -140,13 +152,24 @@ class Feed:
 
     def _wake(self) -> None:
         with suppress(RuntimeError):  # the loop has ended, and all who watched with it
-            self._loop.call_soon_threadsafe(self._set)
+            self._loop.call_soon_threadsafe(self._rouse)
 
-    def _set(self) -> None:
+    def _rouse(self) -> None:
         if self.is_over:
             self.over.set()
-        before, self.changed = self.changed, Event()
-        before.set()
+        is_under_way, self._asleep = self._asleep > 0, len(self._waiting)
+        if self.is_over or not is_under_way:
+            self._rouse_next()
+
+    def _rouse_next(self) -> None:
+        """Hundreds that wake up at once would keep everything else waiting; but for the last time."""
+        for waiting in list(islice(self._waiting, self._asleep if self.is_over else 1)):
+            del self._waiting[waiting]
+            if not waiting.done():
+                waiting.set_result(None)
+        self._asleep = max(0, self._asleep - 1)
+        if self._asleep:
+            self._loop.call_later(ROUSE_S, self._rouse_next)
 
 
 class Hub:

@@ -29,7 +29,7 @@ from refold.stores.store import Store, open_store
 BACKLOG = 2_048
 SWITCH_S = 0.0005
 """For which one thread keeps others from running: requests wait for each other in turns."""
-COLLECT = (20_000, 20, 100)
+COLLECT = (5_000, 5, 200)
 """How often what nobody needs any more is looked for, among what is new, older and old."""
 FILES = 65_536
 """Sockets and files that a process may have open, where the system allows it."""

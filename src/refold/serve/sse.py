@@ -6,15 +6,15 @@ from contextlib import suppress
 from starlette.types import Message, Receive, Send
 from starlette.types import Scope as Connection
 
-from refold.serve.events import Feed, Hub, Scope
+from refold.serve.events import CHUNK, Feed, Hub, Scope
 from refold.serve.frames import BEGIN, HEARTBEAT, LAGGING
 from refold.serve.service import Service
 
 HEARTBEAT_S = 15.0
 SEND_S = 30.0
 """For a client to take what was sent; one that does not is gone, whatever its connection says."""
-SPREAD_S, LONGEST_SPREAD_S = 0.002, 1.0
-"""For each who watches, everybody waits so long for more to tell at once, up to that."""
+SPREAD_S, LONGEST_SPREAD_S = 0.005, 2.5
+"""For each who watches, everybody is told so much more seldom, up to that."""
 END_S = 0.5
 """For a client to be told that it is over."""
 HEADERS = [
@@ -64,7 +64,6 @@ class EventStream:
     async def _follow(self, feed: Feed, seen: int, start: int, send: Send) -> None:
         """Frames after those that were `seen`, of events from a place on, until there can be no more."""
         while not feed.is_over:
-            changed = feed.changed
             frames = feed.since(seen)
             if frames is None:
                 await _sent(send, LAGGING)
@@ -73,14 +72,14 @@ class EventStream:
             text = b"".join(one.text for one in frames if one.next is None or one.next > start)
             if text:
                 await _sent(send, text)
+            if 0 < len(frames) < CHUNK:  # there are no more
+                await sleep(min(SPREAD_S * self._service.hub.watchers, LONGEST_SPREAD_S))
             elif not frames:
                 try:
                     async with timeout(HEARTBEAT_S):
-                        await changed.wait()
+                        await feed.more()
                 except TimeoutError:
                     await _sent(send, HEARTBEAT)
-                else:
-                    await sleep(min(SPREAD_S * self._service.hub.watchers, LONGEST_SPREAD_S))
 
 
 async def _sent(send: Send, text: bytes, *, more: bool = True) -> None:

@@ -1,6 +1,8 @@
 """Sockets: headers have a size and a time, and who asks nothing, or does not stop sending, is let go."""
 
+import socket
 from asyncio import TimerHandle, Transport
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -11,6 +13,8 @@ from refold.serve.refusal import CODES
 from refold.serving import Limits
 
 HEADER_BYTES = 65_536
+UNSENT_BYTES = 16_384
+"""What waits here, and again in the kernel, for a client to read it: who does not read is not sent more."""
 LINGER_S = 2.0
 """How long a client that was answered may go on sending, so that it gets to read the answer."""
 
@@ -32,6 +36,10 @@ class Wire(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(UNSENT_BYTES)
+        with suppress(AttributeError, OSError):  # other systems have no such option, Unix sockets neither
+            own = transport.get_extra_info("socket")
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._wait(self.limits.idle_s)
         if len(self.connections) > self.limits.connections:
             self._tell(503, "there are too many connections; try again")
