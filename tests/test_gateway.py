@@ -198,6 +198,17 @@ def test_a_header_names_the_conversation(gated: Gate) -> None:
     assert edited.headers["x-refold-conversation"] not in (one.conversation, two.conversation)
 
 
+def test_a_name_is_enough_where_the_client_sends_only_the_end(gated: Gate) -> None:
+    named, client = {"x-refold-conversation": "mine"}, gated.openai()
+    history = [user("One")]
+    for n in range(8):
+        history = [*history, answer(client, history[-3:], extra_headers=named), user(f"More {n}")]
+    found = ask(client, [user("Something else")], extra_headers=named)
+    assert found.headers["x-refold-conversation"] == "mine"
+    assert gated.texts()[:-1] == [one["content"] for one in history[:-1]] + ["Something else"]
+    assert len(gated.bodies()[-1]["messages"]) == len(history)
+
+
 def test_a_conversation_that_others_began_is_continued_under_its_name(gated: Gate) -> None:
     client = gated.openai()
     owner = gated.conversations()[0].owner if ask(client, [user("Who am I?")]) else ""
@@ -670,6 +681,105 @@ def test_a_branch_at_the_provider_is_a_fork_here(gated: Gate) -> None:
     old, new = gated.conversations()
     assert gated.texts(old)[::2] == ["One", "Two", "Three"]
     assert gated.texts(new)[::2] == ["One", "Other"]
+
+
+def test_branches_at_once_never_see_each_other(gated: Gate) -> None:
+    client, shared = gated.openai(), [user("Hello")]
+    shared.append(answer(client, shared))
+    with ThreadPoolExecutor(8) as pool:
+        for trial in range(12):
+            barrier = threading.Barrier(8)
+
+            def branch(n: int, trial: int = trial, barrier: threading.Barrier = barrier) -> None:
+                barrier.wait()
+                answer(client, [*shared, user(f"branch {n} of {trial}")])
+
+            list(pool.map(branch, range(8)))
+    users = [[one["content"] for one in body["messages"] if one["role"] == "user"] for body in gated.bodies()]
+    assert {len(said) for said in users[1:]} == {2}
+
+
+def test_system_text_is_the_clients_whoever_wrote_in_between(upstream: Upstream, tmp_path: Path) -> None:
+    upstream.reset()
+    with (
+        gate(SQLiteStore(tmp_path / "gate.db"), upstream) as one,
+        gate(SQLiteStore(tmp_path / "gate.db"), upstream) as other,
+    ):
+        history = [user("Hello")]
+        for gated, rule in ((one, "Be brief."), (other, "Be long."), (one, "Be brief.")):
+            said = answer(gated.openai(), [{"role": "system", "content": rule}, *history])
+            history += [said, user("Go on")]
+    sent = [body["messages"][0]["content"] for body in one.bodies()]
+    assert sent == ["Be brief.", "Be long.", "Be brief."]
+
+
+def test_a_retry_of_what_goes_on_at_the_provider_is_kept_once(gated: Gate) -> None:
+    client = gated.openai(max_retries=0)
+    first = client.responses.create(model="gpt-5", input="One").id
+    more: dict[str, Any] = {"model": "gpt-5", "input": "Two", "previous_response_id": first}
+    for _ in range(2):
+        with pytest.raises(openai.InternalServerError):
+            client.responses.create(**more, extra_headers={"x-upstream-mode": "fail-500"})
+    client.responses.create(**more)
+    assert gated.texts()[::2] == ["One", "Two"]
+    assert len(gated.said()) == 4
+
+
+def test_branches_at_the_provider_at_once_are_conversations_of_their_own(gated: Gate) -> None:
+    client = gated.openai()
+    first = client.responses.create(model="gpt-5", input="One").id
+
+    def branch(text: str) -> None:
+        client.responses.create(
+            model="gpt-5",
+            input=text,
+            previous_response_id=first,
+            extra_headers={"x-upstream-mode": "slow"},
+        )
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(branch, ["A", "B", "C"]))
+    stored = sorted(gated.texts(key)[2:3] for key in gated.conversations())
+    assert stored == [["A"], ["B"], ["C"]]
+    assert all(len(gated.said(key)) == 4 for key in gated.conversations())
+
+
+def test_a_call_of_our_tool_beside_the_clients_is_answered_at_the_provider_too(tmp_path: Path) -> None:
+    def call(id: str, name: str, arguments: str) -> dict[str, Any]:
+        return {
+            "type": "function_call",
+            "id": f"fc_{id}",
+            "call_id": id,
+            "name": name,
+            "arguments": arguments,
+        }
+
+    def response(id: str, *output: Any) -> tuple[str, bytes]:
+        whole = {"id": id, "object": "response", "model": "gpt-5", "status": "completed", "output": output}
+        return JSON, json.dumps(whole).encode()
+
+    both = call("a", "refold_search", '{"query": "ledger"}'), call("b", "look", "{}")
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+    with (
+        saying(response("resp_1", *both), response("resp_2")) as (upstream, asked),
+        gate(SQLiteStore(tmp_path / "gate.db"), upstream) as gated,
+    ):
+        client = gated.openai()
+        shown = client.responses.create(model="gpt-5", input="Hello", tools=[tool])
+        assert [one.name for one in shown.output] == ["look"]
+        done = {"type": "function_call_output", "call_id": "b", "output": "seen"}
+        client.responses.create(model="gpt-5", input=[done], previous_response_id="resp_1", tools=[tool])
+    assert [one["call_id"] for one in asked[-1]["input"]] == ["a", "b"]
+
+
+def test_our_tools_are_still_there_after_a_restart(upstream: Upstream, tmp_path: Path) -> None:
+    upstream.reset()
+    history = [{"role": "system", "content": "Be brief."}, user("stop after 0 steps")]
+    for _ in range(2):
+        with gate(SQLiteStore(tmp_path / "gate.db"), upstream) as gated:
+            history += [answer(gated.openai(), history, tools=[TOOL]), user("Go on")]
+    offered = [{one["function"]["name"] for one in body["tools"]} for body in gated.bodies()]
+    assert offered[0] == offered[1] > {"look"}
 
 
 def test_the_clients_own_cache_marks_stay_where_nothing_is_edited(gated: Gate) -> None:

@@ -44,8 +44,8 @@ class Turn(NamedTuple):
     agent: str | None
     mark: str
     """Of its newest message."""
-    said: int
-    """Messages in the conversation when it was made."""
+    said: int | None
+    """Messages in the conversation when it was made; None where more may be said before the answer."""
     injected: bool
     rounds: tuple[Draft, ...] = ()
     """What was said since."""
@@ -75,6 +75,8 @@ class Response(NamedTuple):
     """Of its last round, where the client knows the first one's."""
     mark: str
     """Of the answer."""
+    outputs: tuple[dict[str, Any], ...] = ()
+    """Of our own tools, which were called beside the client's."""
 
 
 class _Known(NamedTuple):
@@ -110,15 +112,25 @@ class Ledger:
         Raises:
             RefoldError: it cannot be done; then the request goes as it came.
         """
-        marks = incoming.marks(_seed(owner, conversation))
+        seed = _seed(owner, conversation)
+        return self._first_tried(owner, incoming, conversation, agent, incoming.marks(seed), seed)
+
+    def _first_tried(
+        self,
+        owner: str,
+        incoming: Incoming,
+        conversation: str | None,
+        agent: str | None,
+        marks: list[str],
+        seed: str,
+    ) -> Prepared:
         for _ in range(TRIES):
             with suppress(ConflictError):
-                with self._twins[
-                    hash(marks[-1]) % len(self._twins)
-                ]:  # the same request waits until this has a place
-                    turn = self._placed(owner, incoming, conversation, agent, marks)
+                twin = self._twins[hash(marks[-1]) % len(self._twins)]
+                with twin:  # the same request waits until this has a place
+                    turn = self._placed(owner, incoming, conversation, agent, marks)._replace(seed=seed)
                 try:
-                    return self.fitted(turn)
+                    return Prepared(turn, b"", 0, 0, 0) if incoming.elsewhere else self.fitted(turn)
                 except BaseException:
                     self.end(turn)
                     raise
@@ -127,11 +139,13 @@ class Ledger:
     def _placed(
         self, owner: str, incoming: Incoming, conversation: str | None, agent: str | None, marks: list[str]
     ) -> Turn:
-        key, at = Key(owner, conversation or new_id()), 0
+        """`marks` are those of its messages, after that of what is at the provider."""
+        key, at, before = Key(owner, conversation or new_id()), 0, len(marks) - len(incoming.units)
         spot = longest(marks, lambda some: self._located(owner, conversation, some))
         goes_on = spot is not None and self._goes_on(spot, marks, incoming.model, agent)
-        if spot is None and conversation is not None:
-            spot, goes_on = self._adopted(key, incoming, agent)
+        is_marked, adopted = spot is not None, None
+        if spot is None and conversation is not None and not before:
+            spot, goes_on, adopted = self._adopted(key, incoming, agent)
         if spot is not None:
             key, at = spot.key, spot.known
         if goes_on:  # as a fork, or under another name where nothing is shared
@@ -139,24 +153,35 @@ class Ledger:
             key = (
                 self._forked(spot, shared, incoming.model, agent) if spot and shared else Key(owner, new_id())
             )
-        with self.service.session(key, incoming.model, agent) as session:
-            said = session.record.live.state.index  # if that is old, nothing is stored, and it is tried again
-            if spot is None and said:
-                raise ConflictError(f"{key.conversation!r} was begun by somebody else this very moment")
-            injected = self._injects(session, incoming)
-            drafts = self._system(session, incoming, is_new=not said)
-            intake = session.intake(incoming.dialect)
+        with (
+            self.service.session(key, incoming.model, agent) as session,
+            session.notifier,  # nobody says anything in between, but in another process
+        ):
+            newest, said = self._newest_mark(session), session.record.live.state.index
+            if (
+                (is_marked and newest != marks[at - 1])
+                or (spot is None and said and not before)
+                or (adopted not in (None, said) and not goes_on)
+            ):
+                raise ConflictError(
+                    f"{key.conversation!r} was gone on with by somebody else this very moment"
+                )
+            injected = not before and self._injects(session, incoming)
             tags = (INJECTED,) if injected and not said else ()
-            for unit, mark in zip(incoming.units[at:], marks[at:], strict=True):
+            drafts = self._system(session, incoming, tags, is_new=not said)
+            intake = session.intake(incoming.dialect)
+            new = zip(incoming.units[max(0, at - before) :], marks[max(before, at) :], strict=True)
+            for unit, mark in new:
                 drafts += intake.take(unit.values(), id=mark, tags=tags).drafts
+            session.say(drafts, after=said)
             leading = tuple(unit.digest for unit in incoming.leading)
-            with session.notifier:  # nobody says anything in between
-                session.say(drafts, after=said)
+            is_corrected = bool(said and leading) and self._corrected(session, incoming.leading, leading)
+            if not is_corrected:  # or else what is the newest is read again
                 self._remember(session, mark=marks[-1], leading=leading, injected=injected)
-                now = session.record.live.state.index
-                with self._lock:
-                    self._under_way[key] += 1
-            return Turn(incoming, _seed(owner, conversation), key, agent, marks[-1], now, injected)
+            with self._lock:
+                self._under_way[key] += 1
+            now = session.record.live.state.index
+        return Turn(incoming, "", key, agent, marks[-1], now, injected, is_elsewhere=bool(before))
 
     def _located(
         self, owner: str, conversation: str | None, marks: Sequence[str]
@@ -181,19 +206,24 @@ class Ledger:
         with self.service.session(spot.key, model, agent) as session:
             return self._newest_mark(session) != marks[spot.known - 1]
 
-    def _adopted(self, key: Key, incoming: Incoming, agent: str | None) -> tuple[Spot | None, bool]:
-        """A conversation that others than the gateway began, and the client names: how much of the history it
-        has, and whether it goes on otherwise.
+    def _adopted(self, key: Key, incoming: Incoming, agent: str | None) -> tuple[Spot | None, bool, int]:
+        """A conversation that the client names, and that others began, or of which it has only the end: how
+        much of the history it has, whether it goes on otherwise, and how many messages there were.
+
+        Where nothing is shared, it goes on with all of it: its name says so.
         """
+        digests = [unit.digest for unit in incoming.units]
         with self.service.session(key, incoming.model, agent) as session:
-            said = _units_said(session.record.events())
-            known = 0
-            while (
-                known < min(len(said), len(incoming.units)) and said[known][1] == incoming.units[known].digest
-            ):
+            count = session.get_count()
+            tail = session.record.place_of(max(0, count - NEAR - 4 * len(digests)))
+            ended = _units_said(session.record.events(tail))
+            if known := _overlap([digest for _, digest in ended], digests):
+                return Spot(known, key, ended[-1][0]), False, count
+            said = _units_said(session.record.events()) if tail else ended
+            while known < min(len(said), len(digests)) and said[known][1] == digests[known]:
                 known += 1
             spot = Spot(known, key, said[known - 1][0] if known else -1) if said else None
-            return spot, known < len(said)
+            return spot, 0 < known < len(said), count
 
     def _newest_mark(self, session: Session) -> str | None:
         with session.notifier:
@@ -201,7 +231,7 @@ class Ledger:
             stop = session.record.live.state.next
             known = self._known.get(session.key, _Known())
             if known.next != stop:
-                known = known._replace(next=stop, mark=_newest(session, stop))
+                known = known._replace(next=stop, mark=_newest(session, stop), leading=None)
                 self._remember(session, **known._asdict())
             return known.mark
 
@@ -241,27 +271,31 @@ class Ledger:
         session.reducer.handles = found
         return found
 
-    def _system(self, session: Session, incoming: Incoming, *, is_new: bool) -> list[Draft]:
+    def _system(
+        self, session: Session, incoming: Incoming, tags: tuple[str, ...] = (), *, is_new: bool
+    ) -> list[Draft]:
         """System text that is not the same as before: what has to be said of it."""
         intake, name, drafts = session.intake(incoming.dialect), APART.get(incoming.dialect), list[Draft]()
         if name is not None and (incoming.system or None) != (_apart(session, name) or None):
-            drafts += intake.take([{name: incoming.system or ""}]).drafts
-        if is_new:
-            return [*drafts, *(one for unit in incoming.leading for one in intake.take(unit.values()).drafts)]
-        digests = tuple(unit.digest for unit in incoming.leading)
-        if digests and self._known.get(session.key, _Known()).leading != digests:
-            self._correct(session, incoming.leading)
+            drafts += intake.take([{name: incoming.system or ""}], tags=tags).drafts
+        for unit in incoming.leading if is_new else ():
+            drafts += intake.take(unit.values(), tags=tags).drafts
         return drafts
 
-    def _correct(self, session: Session, leading: Sequence[Unit]) -> None:
-        """Shows system messages at the beginning as they are now."""
+    def _corrected(self, session: Session, leading: Sequence[Unit], digests: tuple[bytes, ...]) -> bool:
+        """Shows system messages at the beginning as they are now; whether anything had to be changed."""
+        if self._known.get(session.key, _Known()).leading == digests:
+            return False
         found = (
             event for event in session.record.events() if isinstance(event, Said) and not event.line.apart
         )
+        changed = list[Said]()
         for said, unit in zip(found, leading, strict=False):
             shown = session.record.live.state.corrected.get(said.at, said.line)
             if essence(session.record.message(shown)) != unit.digest:
                 session.correct(said.at, unit.values()[0], why="the client's system text changed")
+                changed.append(said)
+        return bool(changed)
 
     def fitted(self, turn: Turn, *, last: bool = False) -> Prepared:
         """The next request of a turn; the `last` has no tools of ours."""
@@ -294,25 +328,35 @@ class Ledger:
         field, id = incoming.elsewhere
         known = self._responses.get((owner, id))
         mark = known.mark if known else _mark_of(owner, field, id)
+        if field == ELSEWHERE[0]:
+            marks = [mark, *incoming.marks(mark)]
+            prepared = self._first_tried(owner, incoming, conversation, agent, marks, "")
+        else:
+            prepared = Prepared(self._added(owner, incoming, conversation, agent, mark), b"", 0, 0, 0)
+        if known is not None and (known.id != id or known.outputs):
+            fields = codec.loads(body)
+            given = fields.get("input") or []
+            said = [{"role": "user", "content": given}] if isinstance(given, str) else given
+            body = codec.dumps(fields | {field: known.id, "input": [*known.outputs, *said]})
+        return prepared._replace(body=body)
+
+    def _added(
+        self, owner: str, incoming: Incoming, conversation: str | None, agent: str | None, mark: str
+    ) -> Turn:
+        """To a conversation that is the provider's: what is said there comes one after the other."""
         store = self.service.store
         found = store.locate(owner, [mark]).get(mark) if isinstance(store, Located) else None
-        key, at = found or (Key(owner, conversation or new_id()), -1)
-        with self.service.session(key, incoming.model, agent) as session:
-            if field == ELSEWHERE[0] and found and self._newest_mark(session) != mark:  # it went on already
-                key = self._fork(key, at, incoming.model, agent)
+        key = found[0] if found else Key(owner, conversation or new_id())
         with self.service.session(key, incoming.model, agent) as session:
             intake = session.intake(incoming.dialect)
             drafts = self._system(session, incoming, is_new=not session.get_count())
             for n, unit in enumerate(incoming.units):
-                is_first = field == ELSEWHERE[1] and not found and not n
-                beside: dict[str, Any] = {"id": mark} if is_first else {}
+                beside: dict[str, Any] = {} if found or n else {"id": mark}
                 drafts += intake.take(unit.values(), **beside).drafts
             session.say(drafts)
-            now = session.record.live.state.index
-            turn = Turn(incoming, "", key, agent, mark, now, False, is_elsewhere=True)
-        if known is not None and known.id != id:
-            body = codec.dumps(codec.loads(body) | {field: known.id})
-        return Prepared(turn, body, 0, 0, 0)
+        with self._lock:
+            self._under_way[key] += 1
+        return Turn(incoming, "", key, agent, mark, None, False, is_elsewhere=True)
 
     # After
 
@@ -321,7 +365,7 @@ class Ledger:
         another one's.
         """
         with self._lock:
-            self._under_way[turn.key] -= not turn.is_elsewhere
+            self._under_way[turn.key] -= 1
             if not self._under_way[turn.key]:
                 del self._under_way[turn.key]
 
@@ -331,25 +375,28 @@ class Ledger:
         """
         incoming, calls = turn.incoming, own_calls(turn.incoming, reply) if turn.injected else []
         turn = turn._replace(is_complete=not calls or len(calls) < len(_calls(incoming, reply)))
-        mark = self._mark(turn, reply, visible) if turn.is_complete else None
         with self.service.session(turn.key, incoming.model, turn.agent) as session:
-            intake, beside = session.intake(), dict[str, Any]({"id": mark} if mark else {})
-            drafts = intake.take([reply], lambda n: "reply", **beside).drafts
             found = [
-                ToolResult(call.call_id, session.call(call.tool, call.input), call.tool) for call in calls
+                Message("tool", (ToolResult(call.call_id, session.call(call.tool, call.input), call.tool),))
+                for call in calls
             ]
-            drafts += intake.take([Message("tool", (result,)) for result in found]).drafts
+            mark = self._mark(turn, reply, visible, found) if turn.is_complete else None
+            intake, beside = session.intake(), dict[str, Any]({"id": mark} if mark else {})
+            drafts = intake.take([reply], lambda n: "reply", **beside).drafts + intake.take(found).drafts
         return self._said(turn, drafts, mark)
 
-    def _mark(self, turn: Turn, reply: dict[str, Any], visible: dict[str, Any]) -> str | None:
+    def _mark(
+        self, turn: Turn, reply: dict[str, Any], visible: dict[str, Any], found: Sequence[Message]
+    ) -> str | None:
         """By which an answer is known again when the client sends it back, or goes on from it."""
         answers, owner = units_in(turn.incoming, visible), turn.key.owner
         mark = turn.incoming.marks(turn.seed, *answers)[-1] if answers else None
-        id, shown = reply.get("id"), visible.get("id")
-        if turn.incoming.dialect == "openai-responses" and isinstance(id, str) and isinstance(shown, str):
+        id, shown, dialect = reply.get("id"), visible.get("id"), turn.incoming.dialect
+        if dialect == "openai-responses" and isinstance(id, str) and isinstance(shown, str):
             mark = _mark_of(owner, ELSEWHERE[0], shown) if turn.is_elsewhere else mark
+            outputs = tuple(value for one in found for value in FORMATS[dialect].render(one)[0])
             if mark is not None:
-                _keep(self._responses, (owner, shown), Response(turn.key, id, mark), self._lock)
+                _keep(self._responses, (owner, shown), Response(turn.key, id, mark, outputs), self._lock)
         return mark
 
     def _said(self, turn: Turn, drafts: list[Draft], mark: str | None) -> Turn:
@@ -370,9 +417,10 @@ class Ledger:
         with self.service.session(turn.key, turn.incoming.model, turn.agent) as session:
             session.reducer.handles = turn.injected
             with session.notifier:
-                session.say(drafts, after=None if turn.is_elsewhere else turn.said)
+                session.say(drafts, after=turn.said)
                 self._remember(session, mark=mark or turn.mark)
-                return turn._replace(said=session.record.live.state.index)
+                now = session.record.live.state.index
+                return turn._replace(said=None if turn.said is None else now)
 
 
 def _keep(known: OrderedDict[K, V], key: K, value: V, lock: Lock) -> None:
@@ -427,6 +475,12 @@ def _units_said(events: Iterable[Event]) -> list[tuple[int, bytes]]:
         found.append((said.at, essence(Message(role, tuple(parts)))))
         parts = []
     return found
+
+
+def _overlap(said: Sequence[bytes], units: Sequence[bytes]) -> int:
+    """How many of the newest that were said come first in the history."""
+    most = min(len(said), len(units))
+    return next((n for n in range(most, 0, -1) if said[-n:] == units[:n]), 0)
 
 
 def own_calls(incoming: Incoming, reply: dict[str, Any]) -> list[ToolCall]:
