@@ -202,6 +202,12 @@ def test_the_answers_reserve_is_never_more_than_the_model_can_say():
         (agent(compact={"prune": 5}), "a.compact.prune", "some of protect"),
         (agent(compact={"cap": {"share": 1.5}}), "a.compact.cap.share", "at most 1"),
         (agent(repair="maybe"), "config.agents.a.repair", "expected on, off, got 'maybe'"),
+        ({"serve": {"inject_tools": "no"}}, "config.serve.inject_tools", "expected auto, or on, off, got 'no'"),
+        (
+            {"serve": {"tokens": [{"scopes": ["fly"]}]}},
+            "config.serve.tokens.0.scopes",
+            "expected a list of 'read', 'append', 'edit', 'admin', got a list",
+        ),
         (agent(counter=5), "config.agents.a.counter", "expected one of 'auto', 'estimate', got 5"),
         (
             agent(summarizer={"models": "gpt-5"}),

@@ -1,5 +1,6 @@
 """Who gets in, with what, and what never gets out. Each test fails without the line that it is about."""
 
+import asyncio
 import hmac
 import json
 import logging
@@ -7,9 +8,11 @@ import re
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.datastructures import Headers
+from starlette.responses import StreamingResponse
 
 from refold.allowed import vet_fields
 from refold.config import load_config
@@ -22,9 +25,9 @@ from refold.serve.refusal import Refused, asked_id, conversation_id, problem
 from refold.serve.run import demand_safe
 from refold.serve.service import Service
 from refold.serve.tokens import Tokens, hash_of, new_token
-from refold.serve.wire import HEADER_BYTES
+from refold.serve.wire import HEADER_BYTES, UNSENT_BYTES
 from refold.stores.memory import MemoryStore
-from served import behind_the_guard, until, whole_service
+from served import behind_the_guard, running, until, whole_service
 
 ANN, BEN, DAN, EVE = (f"rft_{name}{'0a1B2c3D4e5F6g7H8' * 2}" for name in ("ann", "ben", "dan", "eve"))
 TOKENS = [
@@ -141,6 +144,8 @@ def test_the_gateway_needs_the_right_to_append(closed):
     assert closed.ask("/openai/v1/echo", x_refold_token=BEN).status == 200
     answer = closed.post("/openai/v1/echo", x_refold_token=BEN)
     assert (answer.status, answer.error["code"]) == (403, "forbidden")
+    assert answer.headers["connection"] == "close"  # its body was not read
+    assert closed.ask("/openai/v1/echo", method="DELETE", x_refold_token=BEN).status == 403
 
 
 def test_every_hash_is_compared_whichever_it_is(monkeypatch):
@@ -189,6 +194,24 @@ def test_a_file_without_tokens_lets_nobody_in(tmp_path: Path):
     file.write_text("{}")
     now[0] += 1
     assert tokens.caller_of(ANN) is None
+    assert tokens.are_needed
+
+
+def test_where_all_tokens_are_revoked_nobody_comes_in():
+    revoked = [{**one, "revoked": True} for one in TOKENS]
+    with behind_the_guard(tokens=revoked) as served:
+        for path in ("/api/echo", "/openai/v1/echo", "/metrics"):
+            assert served.ask(path).status == 401
+            assert served.ask(path, x_refold_token=ANN).status == 401
+        assert served.entered == []
+
+
+def test_a_file_in_which_all_tokens_are_revoked_closes_what_was_open(tmp_path: Path):
+    file = tmp_path / "refold.yaml"
+    file.write_text("{}")
+    tokens = Tokens(load_config(file), [file], lambda: load_config(file))
+    file.write_text(json.dumps({"serve": {"tokens": [{**TOKENS[0], "revoked": True}]}}))
+    tokens.read_again()
     assert tokens.are_needed
 
 
@@ -524,6 +547,23 @@ def test_who_takes_nothing_of_an_answer_is_let_go():
         until(lambda: not served.server.server_state.connections)
 
 
+def test_who_does_not_read_holds_little_memory():
+    unsent = []
+
+    async def drops() -> Any:
+        while True:
+            unsent.extend(one.transport.get_write_buffer_size() for one in server.server_state.connections)
+            yield b"x" * 1_024
+            await asyncio.sleep(0)
+
+    with running(StreamingResponse(drops()), load_config({"serve": {"port": 0}})) as (url, server):
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
+            client.sendall(head("GET"))
+            until(lambda: [one for one in server.server_state.connections if one.flow.write_paused])
+            assert 0 < max(unsent) < 2 * UNSENT_BYTES
+        until(lambda: not server.server_state.connections)
+
+
 def test_a_stream_is_not_idle():
     with behind_the_guard(
         limits={"idle_s": 0.3, "header_s": 0.3, "body_pause_s": 0.2, "body_s": 0.2}
@@ -719,6 +759,15 @@ def test_all_that_is_logged_goes_through_the_redactor(capsys, monkeypatch):
     told = json.dumps(lines)
     assert "ValueError: sk-*** and ***" in told
     assert not [secret for secret in (*SECRETS, "hunter2") if secret[8:] in told and secret in told]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_an_error_that_quotes_a_secret_hides_it(secret):
+    with whole_service(MemoryStore()) as served:
+        answer = served.ask(f"/api/conversations/{secret}")
+    assert answer.status == 404
+    assert secret[8:].encode() not in answer.body
+    assert "***" in answer.error["message"]
 
 
 def test_of_a_request_only_what_is_harmless_is_logged(closed, caplog):

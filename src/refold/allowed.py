@@ -173,9 +173,11 @@ def _expected(kinds: tuple[Any, ...]) -> str:
         elif lists_structs(kind):
             words.append(f"a list, each with {_expected((get_args(kind)[0],))}")
         elif get_origin(kind) is Literal and bool in kinds:
-            words.append("on, off")
+            words.append(", ".join(get_args(kind)))
         elif get_origin(kind) is Literal:
             words.append(f"one of {', '.join(map(repr, get_args(kind)))}")
+        elif get_origin(kind) is tuple and get_origin(get_args(kind)[0]) is Literal:
+            words.append(f"a list of {', '.join(map(repr, get_args(get_args(kind)[0])))}")
         elif kind is not bool or kinds == (bool,):
             words.append(WORDS.get(kind, str(kind)))
     return ", or ".join(words)

@@ -16,12 +16,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from refold.core.errors import OverBudgetError, RefoldError, SettingError, StoreError
-from refold.serve.incoming import Dialect, read_request
-from refold.serve.ledger import Ledger, Prepared
+from refold.serve.health import Health, ask
+from refold.serve.incoming import Dialect, Incoming, read_request
+from refold.serve.ledger import Ledger, Prepared, Turn, calls_of, own_calls
 from refold.serve.refusal import Refused, asked_id
 from refold.serve.relay import Relay, Sent, Step
 from refold.serve.service import Service
-from refold.serve.upstream import Upstream, passed_on
+from refold.serve.upstream import Upstream, UpstreamError, passed_on
 
 ROUNDS = 8
 """In which the model may use our own tools for one answer."""
@@ -29,6 +30,8 @@ PATIENCE_S = 20.0
 """For our own part, a summarizer that is waited for included."""
 PAUSE_S = 2.0
 """Without our part, once the store could not be used."""
+SMALL_BYTES = 65_536
+"""A body that is read at once; what is larger is read in a thread."""
 _LOG = logging.getLogger("refold.serve")
 
 
@@ -87,10 +90,15 @@ class _Down(StoreError):
     """The store could not be used a moment ago."""
 
 
+class _UnansweredError(Exception):
+    """The model only looked something up, and our part failed; the client has seen nothing yet."""
+
+
 class Gateway:
     def __init__(self, service: Service) -> None:
         self.service, self.ledger, self.upstream = service, Ledger(service), Upstream()
         service.on_close(self.upstream.close)
+        self._health = Health(lambda: ask(service.store))
         self._down_until = 0.0
         """When the store is tried again."""
 
@@ -106,8 +114,11 @@ class Gateway:
                 told = {"x-refold-bypass": self._reason(error)}
             else:
                 relay = Relay(self.upstream, send, sent, _told(prepared))
-                await self._converse(door.dialect, prepared, relay)
-                return
+                try:
+                    await self._converse(door.dialect, prepared, relay)
+                    return
+                except _UnansweredError as error:
+                    told = {"x-refold-bypass": str(error)}
         await Relay(self.upstream, send, sent, told).pass_on(body)
 
     def _url(self, door: Door, request: Request) -> str:
@@ -123,11 +134,26 @@ class Gateway:
         Raises:
             RefoldError: our part cannot be done.
         """
-        incoming = read_request(dialect, body)
+        if len(body) > SMALL_BYTES:
+            incoming = await asyncio.to_thread(read_request, dialect, body)  # none that waits for the store
+        else:
+            incoming = read_request(dialect, body)
         if monotonic() < self._down_until:
             raise _Down
         if self._down_until:  # one tries it, and the others do not wait for what comes of it
             self._down_until = monotonic() + PATIENCE_S
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                prepared = await self._placed(incoming, request, body)
+        except BaseException as error:
+            self._down_until = min(self._down_until, monotonic())  # unless it is the store: see `_reason`
+            if isinstance(error, TimeoutError) and await self._health.problem() is not None:
+                raise StoreError("the store does not answer") from error
+            raise
+        self._down_until = 0.0
+        return prepared
+
+    async def _placed(self, incoming: Incoming, request: Request, body: bytes) -> Prepared:
         agent, wanted = request.headers.get("x-refold-agent"), asked_id(request.headers)
         how = (await self._owner(request), incoming, wanted, agent)
         if incoming.elsewhere:
@@ -135,13 +161,10 @@ class Gateway:
         else:
             work = asyncio.ensure_future(self.service.work(self.ledger.prepare, *how))
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                prepared = await asyncio.shield(work)
+            return await asyncio.shield(work)
         except BaseException:  # whoever asked is gone, or does not wait for it any longer
             work.add_done_callback(self._drop)
             raise
-        self._down_until = 0.0
-        return prepared
 
     def _drop(self, work: "asyncio.Future[Prepared]") -> None:
         if not work.cancelled() and work.exception() is None:
@@ -168,9 +191,13 @@ class Gateway:
                         return Step(None)
                     fitted = await self.service.work(self.ledger.fitted, turn, last=rounds >= ROUNDS)
             except Exception as error:  # the client gets its answer all the same
-                self._reason(error)
+                reason = self._reason(error)
                 _LOG.error("an answer was not kept: %s", type(error).__name__)
-                return Step(None)
+                if not _only_looks_up(turn, reply):
+                    return Step(None)
+                if turn.incoming.is_stream:
+                    raise UpstreamError("what the model looked up could not be handed to it") from error
+                raise _UnansweredError(reason) from error
             return Step(fitted.body)
 
         try:
@@ -185,15 +212,26 @@ class Gateway:
                 return "over-budget"
             case _Down():
                 return "store"
-            case StoreError() | TimeoutError():
+            case StoreError():
                 self._down_until = monotonic() + PAUSE_S
                 return "store"
+            case TimeoutError():  # one conversation's summarizer, as a rule: the others go on
+                return "late"
             case SettingError():
                 return "setting"
             case RefoldError():
                 return "not-understood"
         _LOG.error("the gateway failed", exc_info=error)
         return "error"
+
+
+def _only_looks_up(turn: Turn, reply: dict[str, Any]) -> bool:
+    """There is no answer for the client in it: the model waits for what our tools give."""
+    try:
+        own = own_calls(turn.incoming, reply) if turn.injected else []
+        return bool(own) and len(own) == len(calls_of(turn.incoming, reply))
+    except Exception:  # what nobody understands is the client's
+        return False
 
 
 def _told(prepared: Prepared) -> dict[str, str]:

@@ -42,6 +42,7 @@ class Guard:
             return
         exchange = Exchange(scope, send, self._metrics)
         self._running += 1
+        body: Body | None = None
         try:
             body = self._demand(scope, exchange, receive)
             scope["app"] = self._app  # so that what routes refuse comes here too
@@ -54,6 +55,8 @@ class Guard:
                 raise
             exchange.is_refused = True
             refused = _refusal_of(error)
+            if scope["method"] in WITH_BODY and not (body and body.is_whole):
+                refused.headers.setdefault("connection", "close")  # nobody reads what still comes
             await problem(refused.status, refused.message, refused.headers)(scope, receive, exchange.send)
         finally:
             self._running -= 1
@@ -82,8 +85,8 @@ class Guard:
         caller = scope.setdefault("state", {})["caller"] = self._caller(exchange, headers)
         if path not in PROBES:
             self._demand_room(caller, scope)
-        if exchange.is_gateway:
-            demand(caller, "append" if method in WITH_BODY else "read")
+        if exchange.is_gateway and not (method in ("GET", "HEAD") and "read" in caller.scopes):
+            demand(caller, "append")
         body = Body(receive, self._settings)
         body.demand_length(headers.get("content-length"))
         return body

@@ -374,7 +374,7 @@ class Ledger:
         own tools give.
         """
         incoming, calls = turn.incoming, own_calls(turn.incoming, reply) if turn.injected else []
-        turn = turn._replace(is_complete=not calls or len(calls) < len(_calls(incoming, reply)))
+        turn = turn._replace(is_complete=not calls or len(calls) < len(calls_of(incoming, reply)))
         with self.service.session(turn.key, incoming.model, turn.agent) as session:
             found = [
                 Message("tool", (ToolResult(call.call_id, session.call(call.tool, call.input), call.tool),))
@@ -485,10 +485,10 @@ def _overlap(said: Sequence[bytes], units: Sequence[bytes]) -> int:
 
 def own_calls(incoming: Incoming, reply: dict[str, Any]) -> list[ToolCall]:
     """Calls of tools that are the gateway's own."""
-    return [call for call in _calls(incoming, reply) if call.tool in OWN]
+    return [call for call in calls_of(incoming, reply) if call.tool in OWN]
 
 
-def _calls(incoming: Incoming, reply: dict[str, Any]) -> list[ToolCall]:
+def calls_of(incoming: Incoming, reply: dict[str, Any]) -> list[ToolCall]:
     taken = replies.take(reply)
     messages = taken.messages if taken else []
     return [call for one in messages for call in FORMATS[incoming.dialect].parse(one).calls]

@@ -40,7 +40,8 @@ class Body:
         self._receive, self._limits = receive, settings.limits
         self._most_mb, self._left = settings.max_body_mb, round(settings.max_body_mb * 2**20)
         self._end = monotonic() + settings.limits.body_s
-        self._is_whole = False
+        self.is_whole = False
+        """All of it was read."""
 
     def demand_length(self, length: str | None) -> None:
         """What is known to be too large is not read at all.
@@ -56,7 +57,7 @@ class Body:
         Raises:
             Refused: it is too large, or too slow.
         """
-        if self._is_whole:  # what comes now is that the client went away, and that takes as long as it takes
+        if self.is_whole:  # what comes now is that the client went away, and that takes as long as it takes
             return await self._receive()
         pause = self._limits.body_pause_s
         try:
@@ -68,7 +69,7 @@ class Body:
         self._left -= len(message.get("body", b""))
         if self._left < 0:
             raise self._too_large()
-        self._is_whole = not message.get("more_body", False)
+        self.is_whole = not message.get("more_body", False)
         return message
 
     def _too_large(self) -> Refused:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from threading import Lock
+from time import sleep
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from refold.config import Config
@@ -25,6 +26,8 @@ KEPT = 500
 """Sessions that stay open when nobody uses them."""
 THREADS = 16
 SECRET = "serve:secret"
+SETTLE_S = 0.1
+"""After which a secret that several processes made at once is the same for all: the last one kept."""
 
 
 class Wanted(NamedTuple):
@@ -49,6 +52,7 @@ class Service:
         self._kept: OrderedDict[Wanted, _Kept] = OrderedDict()
         self._lock = Lock()
         self._secret: bytes | None = None
+        self._secret_lock = Lock()
         self.metrics.gauge("sessions_kept", lambda: len(self._kept))
         self._closing: list[Callable[[], Awaitable[None]]] = []
 
@@ -108,8 +112,14 @@ class Service:
     async def owner_of_key(self, api_key: str) -> str:
         """Who stands behind a key that is stored nowhere: always the same name, which tells nothing of it."""
         if self._secret is None:
-            self._secret = await self.work(self._kept_secret)
+            self._secret = await self.work(self._one_secret)
         return "key-" + hmac.new(self._secret, api_key.encode(), "sha256").hexdigest()[:24]
+
+    def _one_secret(self) -> bytes:
+        """However many ask for it first."""
+        with self._secret_lock:
+            self._secret = self._secret or self._kept_secret()
+            return self._secret
 
     def _kept_secret(self) -> bytes:
         """In the store, so that all processes have the same, also after a restart."""
@@ -118,6 +128,7 @@ class Service:
         known = self.store.note(SECRET)
         if known is None:
             self.store.keep_note(SECRET, secrets.token_bytes(32))
+            sleep(SETTLE_S)  # notes are overwritten: others may have looked before, too
             known = self.store.note(SECRET)
         return known or secrets.token_bytes(32)
 

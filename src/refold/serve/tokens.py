@@ -44,8 +44,8 @@ class Tokens:
             SettingError: something in them is not allowed.
         """
         self._known = _known(config)
-        self.are_needed = bool(self._known)
-        """Once there was any, for good: a file without tokens lets nobody in."""
+        self.are_needed = _has_any(config)
+        """Once there was any, a revoked one too, for good: a file without tokens lets nobody in."""
         self._files, self._read, self._clock = files, read, clock
         self._state, self._looked = self._stamps(), clock()
 
@@ -63,8 +63,9 @@ class Tokens:
         if self._read is None:
             return
         try:
-            self._known = _known(self._read())
-            self.are_needed = self.are_needed or bool(self._known)
+            config = self._read()
+            self._known = _known(config)
+            self.are_needed = self.are_needed or _has_any(config)
             _LOG.info("the tokens were read again: %d allow something", len(self._known))
         except RefoldError as error:
             _LOG.error("the tokens were not read again: %s", error)
@@ -90,6 +91,10 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
+def _has_any(config: Config) -> bool:
+    return bool(config.serve.token or config.serve.tokens)
+
+
 def _known(config: Config) -> list[tuple[str, Caller]]:
     serve = config.serve
     known = []
@@ -98,7 +103,7 @@ def _known(config: Config) -> list[tuple[str, Caller]]:
             raise SettingError(config.place("serve", "token"), "is empty; `refold token` makes one")
         known.append((hash_of(serve.token), Caller("default", EVERYTHING)))
     for n, one in enumerate(serve.tokens):
-        place = config.place("serve", "tokens", str(n))
+        place = f"{config.place('serve', 'tokens')}.{n}"
         if not re.fullmatch("[0-9a-f]{64}", one.hash):
             raise SettingError(place, "its hash is no SHA-256; `refold token` makes a token and its hash")
         if not one.owner or not one.scopes:

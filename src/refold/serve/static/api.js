@@ -36,7 +36,7 @@ async function ask(where, params, options) {
       throw new Refused(0, "The service does not answer.");
     }
     if (response.ok) return response;
-    if (response.status === 401) {
+    if (response.status === 401 || (response.status === 403 && token && !options.method)) {
       if (token === sessionStorage.getItem(TOKEN)) await signedIn(Boolean(token));
       continue;
     }
