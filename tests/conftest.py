@@ -9,7 +9,9 @@ from hypothesis import settings
 
 from servers import ALWAYS, Postgres, Valkey, remove
 
-pytest.register_assert_rewrite("refold.testing", "panel_world")  # failures inside the contract show their values
+pytest.register_assert_rewrite(
+    "refold.testing", "panel_world"
+)  # failures inside the contract show their values
 os.environ["MEM0_TELEMETRY"] = "False"  # before anybody imports it: nothing is reported from tests
 os.environ.setdefault("MEM0_DIR", str(Path(tempfile.gettempdir()) / "refold-mem0"))
 settings.register_profile("usual", deadline=None)

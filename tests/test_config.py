@@ -202,7 +202,11 @@ def test_the_answers_reserve_is_never_more_than_the_model_can_say():
         (agent(compact={"prune": 5}), "a.compact.prune", "some of protect"),
         (agent(compact={"cap": {"share": 1.5}}), "a.compact.cap.share", "at most 1"),
         (agent(repair="maybe"), "config.agents.a.repair", "expected on, off, got 'maybe'"),
-        ({"serve": {"inject_tools": "no"}}, "config.serve.inject_tools", "expected auto, or on, off, got 'no'"),
+        (
+            {"serve": {"inject_tools": "no"}},
+            "config.serve.inject_tools",
+            "expected auto, or on, off, got 'no'",
+        ),
         (
             {"serve": {"tokens": [{"scopes": ["fly"]}]}},
             "config.serve.tokens.0.scopes",

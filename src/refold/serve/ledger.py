@@ -177,7 +177,8 @@ class Ledger:
             leading = tuple(unit.digest for unit in incoming.leading)
             is_corrected = bool(said and leading) and self._corrected(session, incoming.leading, leading)
             if not is_corrected:  # or else what is the newest is read again
-                self._remember(session, mark=marks[-1], leading=leading, injected=injected)
+                decided = {} if said else {"injected": injected}
+                self._remember(session, mark=marks[-1], leading=leading, **decided)
             with self._lock:
                 self._under_way[key] += 1
             now = session.record.live.state.index
@@ -260,14 +261,15 @@ class Ledger:
 
     def _injects(self, session: Session, incoming: Incoming) -> bool:
         """Whether expand and search are offered: decided with the first message, for good."""
-        found = self._known.get(session.key, _Known()).injected
+        known = self._known.get(session.key, _Known())
+        found, alone = known.injected, incoming.fields.get("n") in (None, 1)
         if found is None and (first := session.record.said_from(0)) is not None:
             found = INJECTED in first.tags
+            _keep(self._known, session.key, known._replace(injected=found), self._lock)
         if found is None:
             wish = self.service.settings.inject_tools
-            alone = incoming.fields.get("n") in (None, 1)  # of several answers the client takes one
-            found = alone and (bool(incoming.tools) if wish == "auto" else wish in ("on", True))
-        found = found and not incoming.has_own
+            found = bool(incoming.tools) if wish == "auto" else wish in ("on", True)
+        found = found and alone and not incoming.has_own  # of several answers the client takes one
         session.reducer.handles = found
         return found
 

@@ -1,5 +1,6 @@
 """Answers on their way from an upstream to a client, kept before their last byte is handed on."""
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -20,6 +21,8 @@ from refold.serve.upstream import Upstream, UpstreamError, handed_back
 DONE = object()
 """The value of an event that says no more than that it is the last."""
 LONGEST_EVENT = 64 * 2**20
+LINGER_S = 1.0
+"""For an upstream to close a stream that is over."""
 UNANSWERED = ("failed", "queued", "in_progress", "cancelled", "interrupted")
 """States of a response that says nothing yet, or never will."""
 P = ParamSpec("P")
@@ -114,24 +117,30 @@ class Relay:
     ) -> "_Came":
         """Hands a stream on, all but its end."""
         await self._begin(answer)
-        values, rest, is_over, has_failed = list[Any](), list[bytes](), False, False
+        values, rest = list[Any](), list[bytes]()
+        is_held = is_over = has_failed = False
+        stream, until = _events(answer.content), None
         if splice is not None:
             splice.begin()
-        async for events in _events(answer.content):
+        while events := await _next(stream, until):
             out: list[bytes] = []
             for raw, value in events:
                 has_failed = has_failed or (_is_error(value) and not is_over)
-                is_over = is_over or value is DONE or _is_last(value)
+                is_over = is_over or value is DONE or kind_of(value) in ENDS
+                is_held = is_held or is_over or _is_last(value)
                 says = isinstance(value, dict) and bool(value) and not _is_error(value)
                 values += [value] if says else []
                 shown = _understood(_fed, splice, value) if splice and says else None
                 if shown is not None:
                     out += [raw if one is value else _written(dialect, one) for one in shown]
-                elif is_over:
+                elif is_held:
                     rest.append(raw)
                 else:
                     out.append(raw)
             await self._more(b"".join(out))
+            if is_over and until is None:
+                until = asyncio.get_running_loop().time() + LINGER_S
+        is_over = is_over or (is_held and dialect == "openai-chat")  # not all of its servers say [DONE]
         if not is_over and not has_failed:
             raise UpstreamError("the upstream's answer was cut off")
         reply = None if has_failed else _understood(lambda: _kept(join(values)))
@@ -225,21 +234,33 @@ def _kept(reply: Any) -> dict[str, Any] | None:
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[list[tuple[bytes, Any]]]:
     """Server-sent events as they come, each as it is written and what it says."""
-    left = b""
+    left = bytearray()
     async for chunk in content.iter_any():
+        new = max(0, len(left) - 3)  # a boundary may have begun
         left += chunk
         found, start = list[tuple[bytes, Any]](), 0
-        for boundary in _BOUNDARY.finditer(left):
-            raw = left[start : boundary.end()]
+        for boundary in _BOUNDARY.finditer(left, new):
+            raw = bytes(left[start : boundary.end()])
             found.append((raw, _value(raw)))
             start = boundary.end()
-        left = left[start:]
+        del left[:start]
         if len(left) > LONGEST_EVENT:
             raise UpstreamError("the upstream sent an event that never ends")
         if found:
             yield found
     if left.strip():
-        yield [(left, _value(left))]
+        yield [(bytes(left), _value(bytes(left)))]
+
+
+async def _next(stream: AsyncIterator[T], until: float | None) -> T | None:
+    """None at the end, or when it is too late for more."""
+    try:
+        async with asyncio.timeout_at(until) as limit:
+            return await anext(stream, None)
+    except TimeoutError:
+        if limit.expired():
+            return None
+        raise
 
 
 def _value(raw: bytes) -> Any:
@@ -255,7 +276,7 @@ def _value(raw: bytes) -> Any:
 
 def _is_last(value: Any) -> bool:
     """From here on a client may believe that the answer is complete."""
-    if kind_of(value) in ("message_delta", *ENDS):
+    if kind_of(value) == "message_delta":
         return True
     choices = value.get("choices") if isinstance(value, dict) else None
     first = choices[0] if isinstance(choices, list) and choices else None

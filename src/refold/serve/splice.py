@@ -108,15 +108,17 @@ class _Messages:
         self._rounds, self._blocks, self._calls = 0, 0, False
         self._places: dict[int, int | None] = {}
         self._held: list[dict[str, Any]] = []
-        self._usage: list[Any] = []
+        self._usage: dict[int, dict[str, Any]] = {}
+        """By round; a later count of the same stands for an earlier one."""
 
     def begin(self) -> None:
         self._rounds += 1
-        self._places, self._held = {}, []
+        self._places, self._held, self._usage[self._rounds] = {}, [], {}
 
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         match kind_of(event):
             case "message_start":
+                self._count(event.get("message"))
                 if self._rounds == 1:
                     yield event
             case "content_block_start":
@@ -132,7 +134,7 @@ class _Messages:
                     yield {**event, "index": place}
             case "message_delta":
                 self._held.append(event)
-                self._usage.append(event.get("usage"))
+                self._count(event)
             case "message_stop":
                 self._held.append(event)
             case _:
@@ -143,8 +145,14 @@ class _Messages:
             if kind_of(event) == "message_delta":
                 delta = event.get("delta") or {}
                 delta = {**delta, "stop_reason": _stop(delta.get("stop_reason"), self._calls)}
-                event = {**event, "delta": delta, "usage": _sum(self._usage)}
+                event = {**event, "delta": delta}
+                event |= {"usage": _sum(list(self._usage.values()))} if self._rounds > 1 else {}
             yield event
+
+    def _count(self, told: Any) -> None:
+        usage = told.get("usage") if isinstance(told, dict) else None
+        known = usage.items() if isinstance(usage, dict) else ()
+        self._usage[self._rounds] |= {name: count for name, count in known if count is not None}
 
 
 class _Chat:
@@ -152,7 +160,8 @@ class _Chat:
         self._calls, self._rounds, self._id = 0, 0, None
         self._places: dict[int, int | None] = {}
         self._finish: dict[str, Any] | None = None
-        self._usage: list[dict[str, Any]] = []
+        self._usage: dict[int, dict[str, Any]] = {}
+        """By round: an earlier one's is no end of this one."""
 
     def begin(self) -> None:
         self._rounds += 1
@@ -164,7 +173,7 @@ class _Chat:
         choices = event.get("choices")
         if not choices:
             if event.get("usage"):
-                self._usage.append(event)
+                self._usage[self._rounds] = event
             else:
                 yield event
             return
@@ -173,7 +182,7 @@ class _Chat:
         calls = [one for call in delta.pop("tool_calls", None) or () for one in self._placed(call)]
         delta |= {"tool_calls": calls} if calls else {}
         if event.get("usage"):
-            self._usage.append({**event, "choices": []})
+            self._usage[self._rounds] = {**event, "choices": []}
             event = {name: value for name, value in event.items() if name != "usage"}
         shown = {**event, "choices": [{**choice, "delta": delta, "finish_reason": None}]}
         if choice.get("finish_reason") is not None:
@@ -196,15 +205,16 @@ class _Chat:
             choice = self._finish["choices"][0]
             reason = _stop(choice.get("finish_reason"), bool(self._calls))
             yield {**self._finish, "choices": [{**choice, "finish_reason": reason}]}
-        if self._usage:
-            yield {**self._usage[-1], "usage": _sum([one["usage"] for one in self._usage])}
+        if last := self._usage.get(self._rounds):
+            yield {**last, "usage": _sum([one["usage"] for one in self._usage.values()])}
 
 
 class _Responses:
     def __init__(self) -> None:
         self._rounds, self._items, self._number = 0, 0, 0
         self._places: dict[int, int | None] = {}
-        self._ends: list[dict[str, Any]] = []
+        self._ends: dict[int, dict[str, Any]] = {}
+        """By round, too."""
 
     def begin(self) -> None:
         self._rounds += 1
@@ -213,7 +223,7 @@ class _Responses:
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         kind = kind_of(event) or ""
         if kind in ENDS:
-            self._ends.append(event)
+            self._ends[self._rounds] = event
         elif kind in ("response.created", "response.in_progress", "response.queued"):
             if self._rounds == 1:
                 yield self._numbered(event)
@@ -230,10 +240,10 @@ class _Responses:
                 yield self._numbered({**event, "output_index": place})
 
     def end(self) -> Iterator[dict[str, Any]]:
-        if self._ends:
-            rounds = [one["response"] for one in self._ends]
+        if last := self._ends.get(self._rounds):
+            rounds = [one["response"] for one in self._ends.values()]
             whole = {**visible("openai-responses", rounds), "id": rounds[0].get("id")}  # as it began
-            yield self._numbered({**self._ends[-1], "response": whole})
+            yield self._numbered({**last, "response": whole})
 
     def _numbered(self, event: dict[str, Any]) -> dict[str, Any]:
         numbered = {**event, "sequence_number": self._number} if "sequence_number" in event else event
