@@ -1,34 +1,33 @@
 """What the gateway keeps of a request and its answer, and what it sends instead. For threads."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from refold.core import codec
-from refold.core.draft import PART, Draft
+from refold.core.draft import Draft
 from refold.core.errors import ConflictError, NotFoundError, SettingError, StoreError
-from refold.core.event import Event, Said
+from refold.core.event import Said
 from refold.core.lease import OWN
-from refold.core.message import Message, Part, ToolCall, ToolResult
+from refold.core.message import Message, ToolCall, ToolResult
 from refold.formats import replies
 from refold.formats.dialects import FORMATS
 from refold.formats.sheet import APART
 from refold.serve.caches import marked
 from refold.serve.identify import Spot, chained, essence, longest
 from refold.serve.incoming import ELSEWHERE, Incoming, Unit, units_of
+from refold.serve.past import NEAR, apart, newest_mark, overlap, units_said
 from refold.serve.service import Service
 from refold.session import Session
-from refold.stores.store import LOCATED, Forks, Ids, Key, Located
+from refold.stores.store import Forks, Ids, Key, Located
 
 K = TypeVar("K")
 V = TypeVar("V")
 TRIES = 10
 """How often somebody else may be faster."""
-NEAR = 16
-"""Events that are read at once, backwards."""
 KNOWN = 20_000
 """Conversations of which the newest mark is remembered."""
 INJECTED = "refold:tools"
@@ -217,10 +216,10 @@ class Ledger:
         with self.service.session(key, incoming.model, agent) as session:
             count = session.get_count()
             tail = session.record.place_of(max(0, count - NEAR - 4 * len(digests)))
-            ended = _units_said(session.record.events(tail))
-            if known := _overlap([digest for _, digest in ended], digests):
+            ended = units_said(session.record.events(tail))
+            if known := overlap([digest for _, digest in ended], digests):
                 return Spot(known, key, ended[-1][0]), False, count
-            said = _units_said(session.record.events()) if tail else ended
+            said = units_said(session.record.events()) if tail else ended
             while known < min(len(said), len(digests)) and said[known][1] == digests[known]:
                 known += 1
             spot = Spot(known, key, said[known - 1][0] if known else -1) if said else None
@@ -232,7 +231,7 @@ class Ledger:
             stop = session.record.live.state.next
             known = self._known.get(session.key, _Known())
             if known.next != stop:
-                known = known._replace(next=stop, mark=_newest(session, stop), leading=None)
+                known = known._replace(next=stop, mark=newest_mark(session, stop), leading=None)
                 self._remember(session, **known._asdict())
             return known.mark
 
@@ -278,7 +277,7 @@ class Ledger:
     ) -> list[Draft]:
         """System text that is not the same as before: what has to be said of it."""
         intake, name, drafts = session.intake(incoming.dialect), APART.get(incoming.dialect), list[Draft]()
-        if name is not None and (incoming.system or None) != (_apart(session, name) or None):
+        if name is not None and (incoming.system or None) != (apart(session, name) or None):
             drafts += intake.take([{name: incoming.system or ""}], tags=tags).drafts
         for unit in incoming.leading if is_new else ():
             drafts += intake.take(unit.values(), tags=tags).drafts
@@ -441,48 +440,6 @@ def _seed(owner: str, conversation: str | None) -> str:
 def _mark_of(owner: str, *names: str) -> str:
     """Of what has a name at the provider."""
     return chained(repr((owner, *names)).encode("utf-8", "surrogatepass"), [b""])[0]
-
-
-def _apart(session: Session, name: str) -> Any:
-    """The newest system text that stands apart, as it came."""
-    apart = session.record.live.state.apart
-    came = codec.came(session.record.entry(apart[-1].at)) if apart else None
-    return came.value.get(name) if came is not None and isinstance(came.value, dict) else None
-
-
-def _newest(session: Session, stop: int) -> str | None:
-    """The newest mark before a place."""
-    while stop > 0:
-        start = max(0, stop - NEAR)
-        for link in reversed(list(session.store.read(session.key, start, stop))):
-            if link.entry.id is not None and link.entry.id.startswith(LOCATED):
-                return link.entry.id.partition(PART)[0]
-        stop = start
-    return None
-
-
-def _units_said(events: Iterable[Event]) -> list[tuple[int, bytes]]:
-    """What clients would send of what was said: place and digest of each message, made whole again."""
-    found: list[tuple[int, bytes]] = []
-    parts: list[Part] = []
-    for said in events:
-        if not isinstance(said, Said) or (said.line.role == "system" and not found):
-            continue
-        parts += said.message.parts
-        if said.piece is not None and said.piece.n + 1 < said.piece.of:
-            continue
-        role = (
-            "user" if said.piece and not all(isinstance(one, ToolResult) for one in parts) else said.line.role
-        )
-        found.append((said.at, essence(Message(role, tuple(parts)))))
-        parts = []
-    return found
-
-
-def _overlap(said: Sequence[bytes], units: Sequence[bytes]) -> int:
-    """How many of the newest that were said come first in the history."""
-    most = min(len(said), len(units))
-    return next((n for n in range(most, 0, -1) if said[-n:] == units[:n]), 0)
 
 
 def own_calls(incoming: Incoming, reply: dict[str, Any]) -> list[ToolCall]:
