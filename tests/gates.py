@@ -1,7 +1,10 @@
 """A gateway in front of the strict upstream, and clients for it."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from anthropic import Anthropic
@@ -75,3 +78,26 @@ def gate(
             yield Gate(url, upstream, service)
     finally:
         service.close()
+
+
+# Upstreams of a test's own
+
+
+class Quiet(BaseHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def answering(handler: type[Quiet], host: str = "127.0.0.1") -> Iterator[Any]:
+    """An upstream of the test's own: its addresses."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True  # a client may keep its connection
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        url = f"http://{host}:{server.server_port}"
+        try:
+            yield SimpleNamespace(openai=f"{url}/v1", url=url)
+        finally:
+            server.shutdown()
+            thread.join()

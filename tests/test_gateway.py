@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -18,7 +16,7 @@ import openai
 import pytest
 
 import loops
-from gates import Gate, gate
+from gates import Gate, Quiet, answering, gate
 from refold.core.errors import StoreError
 from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
@@ -513,7 +511,7 @@ def saying(*replies: tuple[str, bytes]) -> Iterator[tuple[Any, list[Any]]]:
     """
     asked: list[Any] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_POST(self) -> None:
             asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             kind, data = replies[min(len(asked), len(replies)) - 1]
@@ -523,18 +521,8 @@ def saying(*replies: tuple[str, bytes]) -> Iterator[tuple[Any, list[Any]]]:
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        try:
-            yield SimpleNamespace(openai=f"{url}/v1", url=url), asked
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(Handler) as addresses:
+        yield addresses, asked
 
 
 JSON, STREAM = "application/json", "text/event-stream"

@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Barrier, Event
 from time import sleep
 from types import SimpleNamespace
@@ -15,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gates import Gate, gate
+from gates import Gate, Quiet, answering, gate
 from refold.config import load_config
 from refold.core.errors import StoreError
 from refold.serve import gateway, incoming, service
@@ -40,7 +38,7 @@ def upstream(*replies: tuple[str, bytes], **headers: str) -> Iterator[tuple[Any,
     """
     asked: list[Asked] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             asked.append(Asked(headers={k.lower(): v for k, v in self.headers.items()}, body=body))
@@ -51,18 +49,8 @@ def upstream(*replies: tuple[str, bytes], **headers: str) -> Iterator[tuple[Any,
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        url = f"http://localhost:{server.server_port}"
-        try:
-            yield SimpleNamespace(openai=f"{url}/v1", url=url), asked
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(Handler, "localhost") as addresses:
+        yield addresses, asked
 
 
 def completion(message: dict[str, Any], finish: str = "stop") -> tuple[str, bytes]:

@@ -5,14 +5,12 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from gates import Gate, gate
+from gates import Gate, Quiet, answering, gate
 from refold.serve import relay
 from refold.stores.memory import MemoryStore
 
@@ -25,7 +23,7 @@ def streaming(*rounds: Stream) -> Iterator[tuple[Any, list[Any]]]:
     """An upstream that answers with these streams, one piece after another; and what it was asked."""
     asked: list[Any] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
@@ -42,19 +40,8 @@ def streaming(*rounds: Stream) -> Iterator[tuple[Any, list[Any]]]:
             except OSError:  # nobody listens any longer
                 self.close_connection = True
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        try:
-            yield SimpleNamespace(openai=f"{url}/v1", url=url), asked
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(Handler) as addresses:
+        yield addresses, asked
 
 
 def written(*values: Any) -> bytes:
