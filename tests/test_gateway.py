@@ -675,7 +675,7 @@ def test_branches_at_once_never_see_each_other(gated: Gate) -> None:
     client, shared = gated.openai(), [user("Hello")]
     shared.append(answer(client, shared))
     with ThreadPoolExecutor(8) as pool:
-        for trial in range(12):
+        for trial in range(40):  # it is a matter of luck: one in fifty requests, before it was mended
             barrier = threading.Barrier(8)
 
             def branch(n: int, trial: int = trial, barrier: threading.Barrier = barrier) -> None:

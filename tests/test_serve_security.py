@@ -146,6 +146,9 @@ def test_the_gateway_needs_the_right_to_append(closed):
     assert (answer.status, answer.error["code"]) == (403, "forbidden")
     assert answer.headers["connection"] == "close"  # its body was not read
     assert closed.ask("/openai/v1/echo", method="DELETE", x_refold_token=BEN).status == 403
+    only = [{"hash": hash_of(ANN), "owner": "ann", "scopes": ["append"]}]
+    with behind_the_guard(tokens=only) as gateway:
+        assert gateway.ask("/openai/v1/echo", x_refold_token=ANN).status == 200
 
 
 def test_every_hash_is_compared_whichever_it_is(monkeypatch):
