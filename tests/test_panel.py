@@ -12,6 +12,7 @@ import pytest
 
 import refold
 from panel_world import HOSTILE, SETTINGS, SHOTS, browser_path, fill, nasty, served, watched
+from refold.serve.tokens import hash_of
 from served import WAIT_S, until
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: the panel is not looked at")
@@ -459,6 +460,21 @@ def test_after_a_loss_it_goes_on_from_where_it_was(browser, full):
 
 
 # A token
+
+
+def test_a_token_that_does_not_let_one_read_is_asked_for_again(browser, full):
+    tokens = [
+        {"hash": hash_of(scope * 10), "owner": "default", "scopes": [scope]} for scope in ("append", "read")
+    ]
+    with served(full, tokens=tokens) as panel, watched(browser, panel) as page:
+        page.goto(panel.link("trip-02"))
+        for scope in ("append", "read"):
+            page.get_by_label("Token", exact=True).fill(scope * 10)
+            button(page, "Sign in").click()
+            if scope == "append":
+                expect(page.get_by_role("alert")).to_have_text("That token was not accepted.")
+        expect(grid(page, "Said")).to_contain_text("Fly to Oslo")
+        page.forgiven = "status of 40"
 
 
 def test_where_a_token_is_needed_it_is_asked_for_and_kept_in_the_tab_only(browser, full):
