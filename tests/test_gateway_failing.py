@@ -231,7 +231,7 @@ def test_a_client_that_leaves_leaves_the_next_one_to_try_the_store(
     assert bypass(gated) == "store"
     shaky.is_down, shaky.hangs_for = False, "slow"
     with pytest.raises(httpx.ReadTimeout):
-        post(gated, headers={"x-refold-conversation": "slow"}, wait_s=0.3)
+        post(gated, headers={"x-refold-conversation": "slow"}, wait_s=1.0)
     assert shaky.hung
     until(lambda: bypass(gated) is None)
 

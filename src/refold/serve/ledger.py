@@ -1,8 +1,8 @@
 """What the gateway keeps of a request and its answer, and what it sends instead. For threads."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
@@ -89,6 +89,11 @@ class _Known(NamedTuple):
     """Of the system messages that were sent last."""
 
 
+class _Twin:
+    def __init__(self) -> None:
+        self.lock, self.users = Lock(), 0
+
+
 class Ledger:
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -99,7 +104,7 @@ class Ledger:
         self._forks: OrderedDict[str, Key] = OrderedDict()
         """The newest fork behind a mark."""
         self._lock = Lock()
-        self._twins = [Lock() for _ in range(64)]
+        self._twins: dict[str, _Twin] = {}
 
     # Before
 
@@ -125,8 +130,7 @@ class Ledger:
     ) -> Prepared:
         for _ in range(TRIES):
             with suppress(ConflictError):
-                twin = self._twins[hash(marks[-1]) % len(self._twins)]
-                with twin:  # the same request waits until this has a place
+                with self._alone(marks[-1]):
                     turn = self._placed(owner, incoming, conversation, agent, marks)._replace(seed=seed)
                 try:
                     return Prepared(turn, b"", 0, 0, 0) if incoming.elsewhere else self.fitted(turn)
@@ -134,6 +138,21 @@ class Ledger:
                     self.end(turn)
                     raise
         raise ConflictError(f"Others said something in the same conversation {TRIES} times in a row; retry")
+
+    @contextmanager
+    def _alone(self, mark: str) -> Iterator[None]:
+        """The same request waits until this has a place."""
+        with self._lock:
+            twin = self._twins.setdefault(mark, _Twin())
+            twin.users += 1
+        try:
+            with twin.lock:
+                yield
+        finally:
+            with self._lock:
+                twin.users -= 1
+                if not twin.users:
+                    del self._twins[mark]
 
     def _placed(
         self, owner: str, incoming: Incoming, conversation: str | None, agent: str | None, marks: list[str]
