@@ -1,5 +1,7 @@
 """Live events: nothing is missed, nothing comes twice, and who does not read costs next to nothing."""
 
+import asyncio
+import gc
 import json
 import socket
 import subprocess
@@ -14,7 +16,14 @@ import pytest
 
 import refold
 from apis import Running, running, tool_loop
-from refold.serve import sse
+from refold.config import load_config
+from refold.core.codec import Link
+from refold.core.view import Item
+from refold.notify import MessageEvent
+from refold.serve import events, service, sse
+from refold.serve.events import Frame, Hub
+from refold.serve.service import Service
+from refold.stores.store import Key, Listed, Store, open_store
 from refold.testing.scribe import Scribe
 from served import WAIT_S, until
 
@@ -265,3 +274,127 @@ def test_an_id_that_is_none_is_refused(run, id):
     answer = run.http.get("/api/conversations/talk/events", headers={"last-event-id": id})
     assert answer.status_code == 400
     assert "last-event-id" in answer.json()["error"]["message"]
+
+
+class _Counting:
+    """A store that counts how often it is asked for all conversations, and read from."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.lists, self.reads = store, 0, 0
+
+    def conversations(self, owner: str | None = None) -> Iterator[Listed]:
+        self.lists += 1
+        return self.store.conversations(owner)
+
+    def read(self, key: Key, start: int = 0, stop: int | None = None) -> Iterator[Link]:
+        self.reads += 1
+        return self.store.read(key, start, stop)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+def test_one_who_does_not_read_costs_no_reading_and_misses_nothing(url, monkeypatch):
+    monkeypatch.setattr(events, "LOOK_S", 10 * WAIT_S)
+    with asyncio.Runner() as runner:
+        loop, store, hub = runner.get_loop(), _Counting(open_store(url)), Hub()
+        feed = hub.join(store, None, loop)
+        lists, reads = store.lists, store.reads
+        chat = refold.open("new", store=url, on_event=lambda event: hub.tell(chat.key.owner, event))
+        with feed.sending():  # and it takes nothing
+            for n in range(20):
+                chat.append({"role": "user", "content": f"{n}"})
+            until(lambda: not hub._told)
+            assert (store.lists, store.reads) == (lists, reads)
+
+        async def seen() -> list[Frame]:
+            found = list[Frame]()
+            while len(found) < 20:
+                found += feed.since(len(found)) or []
+                await asyncio.sleep(0)
+            return found
+
+        frames = runner.run(seen())
+        assert [json.loads(one.text.split(b"data: ")[1])["text"] for one in frames] == [
+            f"{n}" for n in range(20)
+        ]
+        assert store.lists == lists  # nor is looked through all conversations for a new one
+        hub.close()
+        chat.close()
+
+
+def test_the_beginning_of_a_conversation_is_told_whoever_said_it(url, monkeypatch):
+    """Another process said the first message, this one the second, before anybody looked."""
+    monkeypatch.setattr(events, "LOOK_S", 10 * WAIT_S)
+    with asyncio.Runner() as runner:
+        hub = Hub()
+        feed = hub.join(open_store(url), None, runner.get_loop())
+        with refold.open("new", store=url) as other:
+            other.append({"role": "user", "content": "first"})
+        with refold.open("new", store=url, on_event=lambda event: hub.tell(other.key.owner, event)) as chat:
+            chat.append({"role": "user", "content": "second"})
+        until(lambda: len(feed.since(0) or []) == 2)
+        hub.close()
+
+
+def test_what_leaves_no_trace_in_a_fork_does_not_tell_its_past_again(url, monkeypatch):
+    monkeypatch.setattr(events, "LOOK_S", 10 * WAIT_S)
+    with asyncio.Runner() as runner, refold.open("talk", store=url) as chat:
+        chat.append([{"role": "user", "content": f"{n}"} for n in range(20)])
+        hub, key = Hub(), Key(chat.key.owner, "fork")
+        feed = hub.join(open_store(url), None, runner.get_loop())
+        fork = chat.fork("fork")
+        told = MessageEvent("message-expanded", "fork", 3, 1, 1, "user")
+        hub.tell(key.owner, told)
+        fork.append({"role": "user", "content": "new"})
+        hub.look(key)
+        until(lambda: any(b'"new"' in one.text for one in feed.since(0) or []))
+        assert len(feed.since(0) or []) == 2
+        hub.close()
+        fork.close()
+
+
+def test_who_comes_while_nobody_reads_is_told_nothing_twice(run, monkeypatch):
+    """The one that does not read is sent away."""
+    monkeypatch.setattr(events, "STALE_S", 0.0)
+    say(run, "one")
+    with asyncio.Runner() as runner:
+        hub = Hub()
+        stuck = hub.join(run.service.store, Key("default", "talk"), runner.get_loop())
+        with stuck.sending():
+            say(run, "two", "three")
+            hub.look(Key("default", "talk"))
+            until(lambda: stuck._behind)
+            fresh = hub.join(run.service.store, Key("default", "talk"), runner.get_loop())
+        assert stuck.is_over
+        assert fresh is not stuck
+        assert fresh.here[1] == fresh.end_of_record()
+        hub.close()
+
+
+def test_one_who_does_not_read_is_sent_away_when_the_conversation_is_erased(run):
+    with socket.create_connection(("127.0.0.1", run.port), WAIT_S) as stuck:
+        stuck.sendall(b"GET /api/conversations/talk/events HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        until(lambda: run.service.hub.watchers == 1)
+        for _ in range(20):
+            say(run, *["y" * 400] * 500)
+        run.http.delete("/api/conversations/talk")
+        until(lambda: run.service.hub.watchers == 0)
+    assert run.http.get("/api/conversations/talk/events").status_code == 404
+
+
+def test_a_session_that_is_no_longer_kept_leaves_nothing_behind(url, monkeypatch):
+    monkeypatch.setattr(service, "KEPT", 2)
+    serving = Service(load_config(None), open_store(url))
+    gc.collect()
+    gc.disable()
+    try:
+        for n in range(10):
+            with serving.session(Key("", f"talk{n}")) as session:
+                session.append([{"role": "user", "content": f"{n} {k}"} for k in range(100)])
+                session.fit()
+        words = sum(isinstance(one, Item) for one in gc.get_objects())
+    finally:
+        gc.enable()
+        serving.close()
+    assert words < 4 * 100

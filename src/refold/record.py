@@ -37,9 +37,9 @@ class Record:
     def __init__(self, store: Store, key: Key, view: str, parse: Parse) -> None:
         self.store, self.key, self.view, self.parse = store, key, view, parse
         self._live = Live(view, self.message)
-        self.heard: Callable[[Sequence[Event]], None] | None = None
+        self.heard: Callable[[Sequence[Event], State], None] | None = None
         """Is told what was appended here, once it is safe."""
-        self._forget()
+        self.forget()
         if not isinstance(store, Batched):  # one that is far away is asked once there is something to ask
             self.catch_up()
 
@@ -61,11 +61,12 @@ class Record:
         if self._live.state.next:
             known = next(links, None)
             if known is None or known.digest != self._digest:
-                self._forget()
+                self.forget()
                 links = self._start()
         self._apply(links)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """As if nothing had been read yet."""
         self._entries: dict[int, Entry] = {}
         self._past: dict[int, bytes] = {}
         """Views as they were, to start from: the past is looked at again and again."""
@@ -112,7 +113,7 @@ class Record:
                 self._live.apply(codec.head(entry), entry.at, self)
                 self._digest = digest
         except BaseException:
-            self._forget()  # half applied is worse than not known
+            self.forget()  # half applied is worse than not known
             raise
         self._tidy()
 
@@ -159,7 +160,7 @@ class Record:
             if self.live.state.next - self._saved >= max(SNAPSHOT_EVERY, len(self.live.items) // 8):
                 self.save()
             if self.heard is not None:
-                self.heard(events)
+                self.heard(events, self._live.state)
             return events
         raise ConflictError(f"{self.key.conversation!r}: others wrote first {TRIES} times in a row; retry")
 

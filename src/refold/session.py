@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 from uuid import uuid4
@@ -30,6 +31,7 @@ from refold.core.draft import PART, Draft, number
 from refold.core.errors import ConflictError, MessageError, RefoldError, SettingError, StoreError
 from refold.core.event import Event, Expiry, Line, Named, Replaced, Said
 from refold.core.lease import EXPAND, SEARCH
+from refold.core.live import State
 from refold.core.message import Kind, Message
 from refold.core.plan import Policy, Stamp
 from refold.core.query import parse_query
@@ -95,7 +97,7 @@ class Session:
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model, self._lock)
         self.compaction = Compaction(self.fitter, self._holder, self._lock)
         self.toolbox = Toolbox(self.record, self.settings)
-        self.record.heard = self._heard
+        self.record.heard = partial(_heard, self._lock)
         self._recall = self._attended()
         self.reducer.summaries = self._summaries()
         if self.settings.compaction.max_tokens is not None:
@@ -143,10 +145,6 @@ class Session:
                 store.begin(self.key)
             return Recall(store, self.key) if isinstance(store, Memories) and recalls else None
         return None
-
-    def _heard(self, events: Sequence[Event]) -> None:
-        state = self.record.live.state
-        self._lock.tell_all(events, state.turn, state.step)
 
     @property
     def conversation(self) -> str:
@@ -710,6 +708,10 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _heard(notifier: Notifier, events: Sequence[Event], state: State) -> None:
+    notifier.tell_all(events, state.turn, state.step)
 
 
 def parse(dialect: str, value: Any) -> Message:

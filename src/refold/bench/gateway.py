@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Annotated, NamedTuple
@@ -33,6 +34,7 @@ DRIP_S, FILL_S, ROUNDS = 2.0, 5.0, 5
 """Between two bytes of a slow client; until those who do not read are sent nothing more; and how often all is
 measured alone and beside them.
 """
+_NUMBERS = count()
 KEY = {"authorization": "Bearer sk-bench"}
 REPLY = "The ledger was read as far as the next invoice, and nothing was missing in it. " * 2
 
@@ -121,16 +123,14 @@ class Conversation:
         self.history.append(reply["choices"][0]["message"])
 
 
-def conversations() -> list[list[Conversation]]:
-    """Those that talk to the upstream, and those that talk to the gateway."""
-    return [[Conversation(n + k * CONVERSATIONS) for n in range(CONVERSATIONS)] for k in (0, 1)]
+def conversations() -> list[Conversation]:
+    """New ones: they begin somewhat shorter than they are meant to be, and grow as they go on."""
+    return [Conversation(next(_NUMBERS)) for _ in range(CONVERSATIONS)]
 
 
-async def paced(
-    rate: float, seconds: float, bases: Sequence[str], folder: Path, talks: list[list[Conversation]]
-) -> Times:
-    """Turns at a fixed rate, first straight to the upstream and then through the gateway."""
-    times = Times([], [], [])
+async def paced(rate: float, seconds: float, bases: Sequence[str], folder: Path) -> Times:
+    """Turns of new conversations, at a fixed rate, with each of these in turn."""
+    times, talks = Times([], [], []), [conversations() for _ in bases]
     kinds = (times.direct, times.through)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
         for group, base in zip(talks, bases, strict=True):
@@ -231,7 +231,7 @@ def main(
             typer.echo(
                 row(
                     f"{rate:g}",
-                    asyncio.run(paced(rate, seconds, (to, through), Path(folder), conversations())),
+                    asyncio.run(paced(rate, seconds, (to, through), Path(folder))),
                 )
             )
     if stalled or slow:
@@ -245,15 +245,17 @@ def main(
 async def _beside(
     to: str, through: str, pid: int, stalled: int, slow: int, seconds: float, folder: Path
 ) -> None:
-    rate, talks, ratios = 100.0, conversations(), list[float]()
+    rate, ratios = 100.0, list[float]()
     alone, beside = Times([], [], []), Times([], [], [])
     taken = list[float]()
+    for _ in range(3):  # as many conversations as the service keeps open
+        await paced(rate, 1.0, (through,), folder)
     for _ in range(ROUNDS):  # in turns, since disks and neighbors have moods
-        bare = await paced(rate, seconds / 2, (to, through), folder, talks)
+        bare = await paced(rate, seconds / 2, (to, through), folder)
         before = memory_mb(pid)
         async with idlers(through, stalled, slow):
-            await paced(rate, FILL_S, (through,), folder, talks[1:])
-            crowded = await paced(rate, seconds / 2, (to, through), folder, talks)
+            await paced(rate, FILL_S, (through,), folder)
+            crowded = await paced(rate, seconds / 2, (to, through), folder)
             taken.append(memory_mb(pid) - before)
         ratios.append(percentile(crowded.through, 99) / percentile(bare.through, 99))
         for whole, part in zip((*alone, *beside), (*bare, *crowded), strict=True):

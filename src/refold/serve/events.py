@@ -4,8 +4,9 @@ import logging
 import time
 from asyncio import AbstractEventLoop, Event, Future
 from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from threading import Condition, Lock, Thread
 from typing import NamedTuple, TypeAlias
@@ -25,7 +26,9 @@ CHUNK = 50
 """Frames, or events, that are handed on in one go."""
 LOOK_S = 0.25
 """How often is looked for what other processes appended."""
-SHARE = 5
+STALE_S = 1.0
+"""After which those who take nothing are sent away when somebody else comes."""
+SHARE = 20
 """Times as long as a look took is waited before the next."""
 ROUSE_S = 0.005
 """From when one who waits is woken up to the next."""
@@ -45,8 +48,11 @@ class Frame(NamedTuple):
 class Feed:
     """What is told of a scope: once for all who watch it, each of whom has only a place in it."""
 
-    def __init__(self, store: Store, scope: Scope, loop: AbstractEventLoop) -> None:
-        self.store, self.scope, self.watchers = store, scope, 0
+    def __init__(
+        self, store: Store, scope: Scope, loop: AbstractEventLoop, ask: Callable[[], None] = lambda: None
+    ) -> None:
+        """`ask` is called when somebody can be told again what was left out while nobody could."""
+        self.store, self.scope, self.watchers, self._ask = store, scope, 0, ask
         self.is_over = False
         """The conversation was erased, or the service ends."""
         self.over = Event()
@@ -55,6 +61,10 @@ class Feed:
         """How many of those who wait are still to be woken up."""
         self._ring, self._end = deque[Frame](maxlen=RING), 0
         self._next: dict[Key, int] = {}
+        self._behind: dict[Key, int | None] = {}
+        """What was told of while nobody could be told: whoever reads nothing costs nothing."""
+        self._stuck, self._since = 0, 0.0
+        """How many have not taken yet what they were sent; since when something was left out for them."""
         self._digest = b""
         if isinstance(scope, Key):
             record = Record(store, scope, "main", parse)
@@ -85,6 +95,11 @@ class Feed:
         finally:
             self._waiting.pop(waiting, None)
 
+    def end_of_record(self) -> int:
+        """The first place that is free, of a conversation, whether it was told of or not."""
+        assert isinstance(self.scope, Key)
+        return Record(self.store, self.scope, "main", parse).live.state.next
+
     def past(self, start: int, stop: int) -> Frame:
         """Some of the events of a conversation that were before."""
         assert isinstance(self.scope, Key)
@@ -97,19 +112,51 @@ class Feed:
     def holds(self, key: Key) -> bool:
         return self.scope in (None, key.owner, key)
 
-    def tell(self, key: Key, event: Happened | None) -> None:
+    def tell(self, key: Key, event: Happened | None, at: int | None = None) -> None:
         """What a session told: a beginning before what came of it, anything else after that."""
-        if event is None or event.kind != "compaction:start":
-            self.look(key)
+        self._since = self._since if self._behind else time.monotonic()
+        self._behind.setdefault(key, at)
+        if event is None:
+            self.catch_up()
+        elif event.kind != "compaction:start":
+            self.look(key, self._behind.pop(key))
         if event is not None:
             self._add([Frame(live_frame(key, event))], key, None)
 
-    def look(self, key: Key | None = None) -> None:
-        """Tells what was appended since, whoever did it: to one conversation, or to any."""
+    @property
+    def is_awaited(self) -> bool:
+        return self.watchers > self._stuck
+
+    @property
+    def is_stale(self) -> bool:
+        """Nobody could be told anything for a while."""
+        return bool(self._behind) and not self.is_awaited and time.monotonic() - self._since > STALE_S
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """While somebody is sent something."""
+        self._stuck += 1
+        try:
+            yield
+        finally:
+            self._stuck -= 1
+            if self._behind:
+                self._ask()
+
+    def catch_up(self) -> None:
+        while self._behind and self.is_awaited:
+            key = next(iter(self._behind))
+            self.look(key, self._behind.pop(key))
+
+    def look(self, key: Key | None = None, at: int | None = None) -> None:
+        """Tells what was appended since, whoever did it: to one conversation, or to any.
+
+        `at` is a place where something was said: 0 in one that began here.
+        """
         if isinstance(self.scope, Key):
             self._follow(self.scope)
-        elif key in self._next:
-            self._take(key, self.store.read(key, self._next[key]))
+        elif key is not None and (key in self._next or at == 0):
+            self._take(key, self.store.read(key, self._next.get(key, 0)))
         else:
             self._list(self.scope)
 
@@ -147,7 +194,8 @@ class Feed:
         with self._lock:
             self._ring += frames
             self._end += len(frames)
-            self._next[key] = next or self._next.get(key, 0)
+            if next is not None:
+                self._next[key] = next
         self._wake()
 
     def _wake(self) -> None:
@@ -177,24 +225,32 @@ class Hub:
 
     def __init__(self) -> None:
         self._feeds: dict[Scope, Feed] = {}
-        self._told = deque[tuple[Key, Happened | None]](maxlen=MOST_TOLD)
+        self._told = deque[tuple[Key, Happened | None, int | None]](maxlen=MOST_TOLD)
         self._lock = Condition()
         self._thread: Thread | None = None
-        self._is_closed = False
+        self._is_closed = self._is_asked = False
 
     def tell(self, owner: str, event: Happened) -> None:
         """Something that a session of this process did. From any thread; waits for nothing."""
-        self._note(Key(owner, event.conversation), None if is_in_stream(event) else event)
+        key, at = Key(owner, event.conversation), event.at if event.kind == "message-added" else None
+        self._note(key, None if is_in_stream(event) else event, at)
 
     def look(self, key: Key) -> None:
         """Something was appended: it is told at once, and not when it is found."""
         self._note(key, None)
 
-    def _note(self, key: Key, event: Happened | None) -> None:
+    def erased(self, key: Key) -> None:
+        """Who watches it is sent away, whether it takes what it is sent or not."""
+        with self._lock:
+            if (feed := self._feeds.get(key)) is not None:
+                feed.end()
+        self.look(key)
+
+    def _note(self, key: Key, event: Happened | None, at: int | None = None) -> None:
         with self._lock:
             if any(feed.holds(key) for feed in self._feeds.values()):
-                if event is not None or not self._told or self._told[-1] != (key, None):
-                    self._told.append((key, event))
+                if event is not None or not self._told or self._told[-1][:2] != (key, None):
+                    self._told.append((key, event, at))
                 self._lock.notify_all()
 
     def join(self, store: Store, scope: Scope, loop: AbstractEventLoop) -> Feed:
@@ -203,11 +259,13 @@ class Hub:
         Raises:
             NotFoundError: there is no such conversation.
         """
+        if isinstance(scope, Key) and next(store.read(scope, 0, 1), None) is None:
+            raise NotFoundError(f"There is no conversation {scope.conversation!r}")
         with self._lock:
             known = self._feeds.get(scope)
-        made = Feed(store, scope, loop) if known is None or known.is_over else known
-        if isinstance(scope, Key) and not made.here[1]:
-            raise NotFoundError(f"There is no conversation {scope.conversation!r}")
+            if known is not None and known.is_stale:  # they come back by the id of what they took last
+                known.end()
+        made = Feed(store, scope, loop, self._ask) if known is None or known.is_over else known
         with self._lock:
             feed = self._feeds.get(scope)
             if feed is None or feed.is_over:
@@ -226,6 +284,11 @@ class Hub:
             if not feed.watchers and self._feeds.get(feed.scope) is feed:
                 del self._feeds[feed.scope]
 
+    def _ask(self) -> None:
+        with self._lock:
+            self._is_asked = True
+            self._lock.notify_all()
+
     @property
     def watchers(self) -> int:
         with self._lock:
@@ -239,33 +302,40 @@ class Hub:
                 feed.end()
             self._lock.notify_all()
 
+    def _is_due(self) -> bool:
+        return bool(self._told) or self._is_asked or self._is_closed
+
     def _follow(self) -> None:
         due = time.monotonic() + LOOK_S
         while True:
             with self._lock:
-                self._lock.wait_for(lambda: self._told or self._is_closed, max(0.0, due - time.monotonic()))
+                self._lock.wait_for(self._is_due, max(0.0, due - time.monotonic()))
                 if self._is_closed or not self._feeds:
                     self._thread = None
                     return
                 told, feeds = list(self._told), list(self._feeds.values())
                 self._told.clear()
-            for key, event in told:
+                self._is_asked = False
+            for feed in feeds:
+                _safely(feed, feed.catch_up)
+            for key, event, at in told:
                 for feed in feeds:
                     if feed.holds(key):
-                        _safely(feed, key, event)
+                        _safely(feed, partial(feed.tell, key, event, at))
             begun = time.monotonic()
             if begun >= due:
                 for feed in feeds:
-                    _safely(feed)
+                    if feed.is_awaited:
+                        _safely(feed, feed.look)
                 due = time.monotonic() + max(LOOK_S, SHARE * (time.monotonic() - begun))
 
 
-def _safely(feed: Feed, key: Key | None = None, event: Happened | None = None) -> None:
+def _safely(feed: Feed, do: Callable[[], None]) -> None:
     """Whatever goes wrong with one is no reason not to tell the others; the next look may go well."""
     if feed.is_over:
         return
     try:
-        feed.look() if key is None else feed.tell(key, event)
+        do()
     except RefoldError as error:
         logging.getLogger("refold.serve").warning("events cannot be read: %s", type(error).__name__)
     except Exception:

@@ -29,8 +29,10 @@ from refold.stores.store import Store, open_store
 BACKLOG = 2_048
 SWITCH_S = 0.0005
 """For which one thread keeps others from running: requests wait for each other in turns."""
-COLLECT = (5_000, 5, 200)
-"""How often what nobody needs any more is looked for, among what is new, older and old."""
+COLLECT = (500, 2, 5_000)
+"""How often what nobody needs any more is looked for, among what is new, older and old: what is new in small
+bites, since everybody waits meanwhile, and all of it seldom, since next to nothing is found there.
+"""
 FILES = 65_536
 """Sockets and files that a process may have open, where the system allows it."""
 

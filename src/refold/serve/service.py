@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import islice
 from threading import Lock
 from time import sleep
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -97,9 +98,8 @@ class Service:
     def _given_back(self, kept: _Kept) -> None:
         with self._lock:
             kept.users -= 1
-            many = len(self._kept) - KEPT
-            idle = [wanted for wanted, one in self._kept.items() if not one.users] if many > 0 else []
-            over = [self._kept.pop(wanted) for wanted in idle[:many]]
+            idle = (wanted for wanted, one in self._kept.items() if not one.users)
+            over = [self._kept.pop(wanted) for wanted in list(islice(idle, max(0, len(self._kept) - KEPT)))]
         for one in over:
             _close(one.session)
 
@@ -153,3 +153,4 @@ class Service:
 def _close(session: Session) -> None:
     with suppress(RefoldError):  # the record is whole without it
         session.close()
+    session.record.forget()  # or else its words stay until all objects are looked through

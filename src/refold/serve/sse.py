@@ -1,7 +1,6 @@
 """Live events over HTTP: resumed by an id, kept alive, and cut off when nobody reads them."""
 
 from asyncio import FIRST_COMPLETED, create_task, get_running_loop, sleep, timeout, wait
-from contextlib import suppress
 
 from starlette.types import Message, Receive, Send
 from starlette.types import Scope as Connection
@@ -11,8 +10,6 @@ from refold.serve.frames import BEGIN, HEARTBEAT, LAGGING
 from refold.serve.service import Service
 
 HEARTBEAT_S = 15.0
-SEND_S = 30.0
-"""For a client to take what was sent; one that does not is gone, whatever its connection says."""
 SPREAD_S, LONGEST_SPREAD_S = 0.005, 2.5
 """For each who watches, everybody is told so much more seldom, up to that."""
 END_S = 0.5
@@ -49,29 +46,30 @@ class EventStream:
 
     async def _tell(self, feed: Feed, send: Send) -> None:
         seen, next = feed.here  # before anything is sent: from now on nothing is missed
-        start = next if self._after is None else min(self._after, next)  # beyond the end is another record's
+        start = next if self._after is None else self._after
+        if start > next:  # beyond the end is another record's
+            start = min(start, await self._service.work(feed.end_of_record))
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        with suppress(TimeoutError):  # it reads nothing any more
-            await _sent(send, BEGIN)
-            while start < next and not feed.is_over:
-                frame = await self._service.work(feed.past, start, next)
-                start = frame.next or next
-                if frame.text:
-                    await _sent(send, frame.text)
-            await self._follow(feed, seen, start, send)
-            await _sent(send, b"", more=False)
+        await _sent(feed, send, BEGIN)
+        while start < next and not feed.is_over:
+            frame = await self._service.work(feed.past, start, next)
+            start = frame.next or next
+            if frame.text:
+                await _sent(feed, send, frame.text)
+        await self._follow(feed, seen, start, send)
+        await _sent(feed, send, b"", more=False)
 
     async def _follow(self, feed: Feed, seen: int, start: int, send: Send) -> None:
         """Frames after those that were `seen`, of events from a place on, until there can be no more."""
         while not feed.is_over:
             frames = feed.since(seen)
             if frames is None:
-                await _sent(send, LAGGING)
+                await _sent(feed, send, LAGGING)
                 return
             seen += len(frames)
             text = b"".join(one.text for one in frames if one.next is None or one.next > start)
             if text:
-                await _sent(send, text)
+                await _sent(feed, send, text)
             if 0 < len(frames) < CHUNK:  # there are no more
                 await sleep(min(SPREAD_S * self._service.hub.watchers, LONGEST_SPREAD_S))
             elif not frames:
@@ -79,16 +77,13 @@ class EventStream:
                     async with timeout(HEARTBEAT_S):
                         await feed.more()
                 except TimeoutError:
-                    await _sent(send, HEARTBEAT)
+                    await _sent(feed, send, HEARTBEAT)
 
 
-async def _sent(send: Send, text: bytes, *, more: bool = True) -> None:
-    """
-    Raises:
-        TimeoutError: nobody reads it.
-    """
+async def _sent(feed: Feed, send: Send, text: bytes, *, more: bool = True) -> None:
+    """Waits for as long as a connection may be left unread: see `Wire`."""
     message: Message = {"type": "http.response.body", "body": text, "more_body": more}
-    async with timeout(SEND_S):
+    with feed.sending():
         await send(message)
 
 

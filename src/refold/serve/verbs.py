@@ -121,7 +121,7 @@ class Verbs:
             heirs = self.store.erase(wish.key, with_forks=wish.query.with_forks)
         for key in (wish.key, *heirs):
             self.service.forget(key)
-        self.service.hub.look(wish.key)
+        self.service.hub.erased(wish.key)
         return shapes.Erased([heir.conversation for heir in heirs])
 
     # What was said, and what is shown

@@ -5,6 +5,7 @@ from asyncio import TimerHandle, Transport
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
+from weakref import ref
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -159,11 +160,12 @@ class _Parting:
     """A transport as the answer of a request has it: closing it is up to the connection."""
 
     def __init__(self, wire: Wire, cycle: RequestResponseCycle) -> None:
-        self._wire, self._cycle = wire, cycle
+        self._wire, self._cycle = wire, ref(cycle)  # which holds this one: nothing is left to collect
         self.write, self.is_closing = wire.transport.write, wire.transport.is_closing
 
     def close(self) -> None:
-        self._wire.part(self._cycle)
+        if (cycle := self._cycle()) is not None:
+            self._wire.part(cycle)
 
 
 def wire_of(limits: Limits) -> type[Wire]:
