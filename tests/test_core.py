@@ -216,7 +216,13 @@ MODULES = [name for _, name, _ in pkgutil.walk_packages(refold.__path__, "refold
 
 @pytest.mark.parametrize("name", ["refold", *MODULES])
 def test_examples_in_docstrings_run(name):
-    result = doctest.testmod(importlib.import_module(name))
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not name.startswith("refold.adapters.") or str(error.name).startswith("refold"):
+            raise
+        pytest.skip(f"{error.name} is in an environment of its own: python scripts/adapters.py")
+    result = doctest.testmod(module)
     assert result.failed == 0
 
 

@@ -14,9 +14,12 @@ import refold
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+ADAPTED = ("adk", "agent-framework", "langchain", "litellm", "mcp", "openai-agents", "pydantic-ai", "strands")
+"""Pages of frameworks, each of which is run by tests/adapters in an environment of its own."""
 BLOCKS = [
     pytest.param(block, id=f"{page.relative_to(ROOT)}-{n}")
     for page in PAGES
+    if page.stem not in ADAPTED
     for n, block in enumerate(
         re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     )
@@ -26,6 +29,12 @@ BLOCKS = [
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_python_block_runs(block, tmp_path):
     subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize("page", ADAPTED)
+def test_the_page_of_every_framework_is_run_by_its_tests(page):
+    assert (ROOT / "docs" / "howto" / f"{page}.md").exists()
+    assert f'"{page}.md"' in (ROOT / "tests" / "adapters" / f"test_{page.replace('-', '_')}.py").read_text()
 
 
 def test_the_yaml_in_the_readme_is_a_valid_configuration(tmp_path):

@@ -123,7 +123,7 @@ class Toolbox:
             with lock:
                 most, found = self._most(window), self._source(at, part)
                 note = ", before it was corrected" if at in self.record.live.state.corrected else ""
-            answer = Asked(_within(found, part, most, count, note), at, str(given.get("reason", "")))
+            answer = Asked(within(found, part, most, count, note), at, str(given.get("reason", "")))
             self._answered = (self._answered[0], self._answered[1] + count(answer.text))
             self._in_vain.pop(_key(name, arguments), None)
             return answer
@@ -274,7 +274,7 @@ def _quietly(call: ToolCall) -> tuple[int, Slice] | None:
         return None
 
 
-def _within(found: Source, part: Slice, most: int, count: Callable[[str], int], note: str) -> str:
+def within(found: Source, part: Slice, most: int, count: Callable[[str], int], note: str) -> str:
     """A part as far as there is room for it, and how to get the rest."""
     end = None
     if not found.is_one and part.way in ("", "lines"):  # a line has at least one token

@@ -18,6 +18,7 @@ from refold.cli import (
     files,
     jobs,
     look,
+    mcp,
     move,
     search,
     serve,
@@ -50,6 +51,7 @@ Examples:
   refold jobs                        what is handed to workers, and what came of it
   refold serve                       a gateway for any agent, an API and a panel
   refold token --owner ann           a token for those who come from other machines
+  refold mcp                         what was said, as tools for any MCP client
 
 \b
 Exit codes: 0 done, 1 the answer is no (not found, invalid, damaged), 2 wrong use.
@@ -131,6 +133,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "jobs": jobs.jobs,
     "serve": serve.serve,
     "token": serve.token,
+    "mcp": mcp.mcp,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)

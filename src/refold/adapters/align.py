@@ -1,0 +1,75 @@
+"""Where the history that a framework hands over goes on from what is known of it. Pure."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Aligned(NamedTuple):
+    keep: int
+    """So much of what is known still holds; where that is not all, the past was changed."""
+    places: list[int | None]
+    """Which of the known each one is that is given, from the first on; None, and what comes after all
+    these, is new.
+    """
+
+
+def aligned(known: Sequence[str], given: Sequence[str]) -> Aligned:
+    """Frameworks repeat what was said, some without the oldest of it, or with a summary of their own in its
+    place; people change the newest. What comes after the newest that is known is new, whatever it says.
+
+    >>> aligned("abc", "abcd")
+    Aligned(keep=3, places=[0, 1, 2])
+    >>> aligned("abcdef", "aefa")  # trimmed in the middle: all of it still holds
+    Aligned(keep=6, places=[0, 4, 5])
+    >>> aligned("abcdef", "Sefg")  # something stands for what was trimmed
+    Aligned(keep=6, places=[None, 4, 5])
+    >>> aligned("abcdef", "abx")  # said otherwise
+    Aligned(keep=2, places=[0, 1])
+    """
+    head = _shared(known, given)
+    if head == len(known):
+        return Aligned(head, [*range(head)])
+    ends = [n for n, one in enumerate(given) if n >= head and one == known[-1]][-ENDS:]
+    if ends:
+        newest = max(ends, key=lambda n: _shared(known[::-1], given[n::-1]))
+        return Aligned(len(known), [*_upwards(known[:-1], given[:newest]), len(known) - 1])
+    return Aligned(head, [*range(head)]) if head else _trimmed_and_changed(known, given)
+
+
+ENDS = 20
+"""Places where the newest that is known may stand, of which the best is taken."""
+
+
+def _trimmed_and_changed(known: Sequence[str], given: Sequence[str]) -> Aligned:
+    """Neither the oldest nor the newest is there: it goes on from the longest run of what is known."""
+    all = set(known)
+    begun = next((n for n, one in enumerate(given) if one in all), len(given))
+    starts = [at for at, one in enumerate(known) if [one] == [*given[begun : begun + 1]]]
+    size, at = max(((_shared(known[at:], given[begun:]), at) for at in starts), default=(0, 0))
+    if not size or (begun and begun + size == len(given)):  # the newest is never taken for an old one
+        return Aligned(len(known), [None] * begun)
+    return Aligned(at + size, [*[None] * begun, *range(at, at + size)])
+
+
+def _upwards(known: Sequence[str], given: Sequence[str]) -> list[int | None]:
+    """From the end on, each of the known at most once and in order."""
+    where: dict[str, list[int]] = {}
+    for n, one in enumerate(known):
+        where.setdefault(one, []).append(n)
+    below, places = len(known), list[int | None]()
+    for one in reversed(given):
+        found = where.get(one, [])
+        while found and found[-1] >= below:
+            found.pop()
+        at = found.pop() if found else None
+        below = below if at is None else at
+        places.append(at)
+    return places[::-1]
+
+
+def _shared(one: Sequence[str], two: Sequence[str]) -> int:
+    """How many come first in both."""
+    most = min(len(one), len(two))
+    if one[:most] == two[:most]:
+        return most
+    return next(n for n in range(most) if one[n] != two[n])

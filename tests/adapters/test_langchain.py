@@ -1,0 +1,228 @@
+"""LangChain's own agent, with a scripted model, with and without refold."""
+
+import pytest
+
+pytest.importorskip("langchain")
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    convert_to_openai_messages,
+    trim_messages,
+)
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import ToolException, tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
+from pages import printed
+
+import refold
+from refold.adapters.langchain import ROLES, RefoldMiddleware
+from refold.testing.adapters import (
+    CONFIG,
+    MODEL,
+    TASK,
+    AdapterContract,
+    Door,
+    Full,
+    Reader,
+    Reply,
+    Request,
+    Script,
+    failing,
+    ledger,
+    seal,
+)
+from refold.testing.model import Reply as ModelReply
+
+STEPS = 2_000
+
+
+class Scripted(BaseChatModel):
+    """A model that says what a script tells it to."""
+
+    script: Any
+    names: tuple[str, ...] = ()
+    model_name: str = MODEL
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        names = tuple(convert_to_openai_tool(tool)["function"]["name"] for tool in tools)
+        return self.model_copy(update={"names": names})
+
+    def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
+        reply: Reply = self.script(Request(convert_to_openai_messages(messages), self.names))
+        calls = [{"id": call.id, "name": call.tool, "args": call.arguments} for call in reply.calls]
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(reply.text, tool_calls=calls))])
+
+
+@tool
+def read_ledger(number: int) -> str:
+    """Reads a ledger."""
+    return ledger(number)
+
+
+@tool
+def fail(number: int) -> str:
+    """Fails."""
+    try:
+        return failing(number)
+    except ValueError as error:
+        raise ToolException(str(error)) from error
+
+
+fail.handle_tool_error = True
+
+
+class LangChain:
+    """A rig: threads are kept by LangGraph's SQLite checkpointer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.store = folder, f"sqlite:///{folder}/refold.db"
+        self._adapters: dict[str, RefoldMiddleware] = {}
+
+    def run(
+        self,
+        thread: str,
+        text: str,
+        script: Script,
+        *,
+        with_refold: bool = True,
+        config: Mapping[str, Any] = CONFIG,
+    ) -> str:
+        middleware = [self._adapter(config)] if with_refold else []
+        with SqliteSaver.from_conn_string(f"{self._folder}/{thread}.db") as saver:
+            agent = create_agent(
+                Scripted(script=script), [read_ledger, fail], middleware=middleware, checkpointer=saver
+            )
+            said = agent.invoke({"messages": [HumanMessage(text)]}, _config(thread))
+        return str(said["messages"][-1].text)
+
+    def _adapter(self, config: Mapping[str, Any]) -> RefoldMiddleware:
+        """One for all threads."""
+        known = self._adapters.get(repr(config))
+        return known or self._adapters.setdefault(
+            repr(config), RefoldMiddleware(store=self.store, model=MODEL, config=dict(config))
+        )
+
+    def again(self) -> "LangChain":
+        return LangChain(self._folder)
+
+    def stored(self, thread: str) -> list[tuple[str, str]]:
+        with SqliteSaver.from_conn_string(f"{self._folder}/{thread}.db") as saver:
+            found = saver.get_tuple(_config(thread))
+            assert found is not None
+            messages = found.checkpoint["channel_values"]["messages"]
+        return [(ROLES[message.type], str(message.text)) for message in messages]
+
+
+def _config(thread: str) -> Any:
+    return {"configurable": {"thread_id": thread}, "recursion_limit": STEPS}
+
+
+rig = LangChain
+
+
+class TestLangChain(AdapterContract):
+    @pytest.fixture
+    def rig(self, tmp_path: Path) -> LangChain:
+        return LangChain(tmp_path)
+
+    def test_it_works_without_blocking_the_loop(self, rig: LangChain) -> None:
+        middleware = RefoldMiddleware(store=rig.store, model=MODEL, config=CONFIG)
+        doors = {name: Door(Reader(30), task=TASK) for name in "xy"}
+
+        async def run(name: str) -> str:
+            model = Scripted(script=doors[name])
+            agent = create_agent(model, [read_ledger], middleware=[middleware], checkpointer=InMemorySaver())
+            said = await agent.ainvoke({"messages": [HumanMessage(TASK)]}, _config(name))
+            return str(said["messages"][-1].text)
+
+        async def both() -> list[str]:
+            return await asyncio.gather(run("x"), run("y"))
+
+        assert asyncio.run(both()) == [f"The seal is {seal(3)}."] * 2
+        assert [door.faults for door in doors.values()] == [[], []]
+
+
+def test_what_an_own_trimming_parts_stays_together(tmp_path: Path) -> None:
+    """People trim before the model; what is cut away there takes the task along, or the call of a result."""
+
+    class Trims(AgentMiddleware[Any, Any, Any]):
+        def wrap_model_call(self, request: Any, handler: Any) -> Any:
+            kept = trim_messages(request.messages, max_tokens=31, token_counter=len, strategy="last")
+            return handler(request.override(messages=kept))
+
+    def faults(middleware: AgentMiddleware[Any, Any, Any]) -> list[str]:
+        door = Door(Reader(40, at_once=2), task=TASK)
+        agent = create_agent(Scripted(script=door), [read_ledger], middleware=[middleware])
+        with contextlib.suppress(Full):
+            agent.invoke({"messages": [HumanMessage(TASK)]}, {"recursion_limit": STEPS})
+        return door.faults
+
+    trimmed = faults(Trims())
+    assert "the task is gone" in trimmed
+    assert any("tool" in fault for fault in trimmed)
+    assert faults(RefoldMiddleware(store=f"sqlite:///{tmp_path}/a.db", model=MODEL, config=CONFIG)) == []
+
+
+def test_images_and_what_refold_does_not_know_reach_the_model_as_they_were(tmp_path: Path) -> None:
+    seen = list[Any]()
+    image = {"type": "image", "base64": "aGVsbG8=", "mime_type": "image/png"}
+    content = [{"type": "text", "text": "What is this?"}, image]
+
+    class Sees(Scripted):
+        def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
+            seen.append(messages[-1].content)
+            return ChatResult(generations=[ChatGeneration(message=AIMessage("A harbor."))])
+
+    middleware = RefoldMiddleware(store=f"sqlite:///{tmp_path}/a.db", model=MODEL, config=CONFIG)
+    agent = create_agent(Sees(script=None), [], middleware=[middleware], checkpointer=InMemorySaver())
+    agent.invoke({"messages": [HumanMessage(content)]}, _config("t"))
+    assert seen == [content]
+
+
+def test_a_thread_that_goes_on_from_earlier_goes_on_in_a_conversation_of_its_own(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/a.db"
+    middleware = RefoldMiddleware(store=store, model=MODEL, config=CONFIG)
+    door = Door(lambda request: Reply(f"You said {request.asked}"))
+    agent = create_agent(Scripted(script=door), [], middleware=[middleware], checkpointer=InMemorySaver())
+    agent.invoke({"messages": [HumanMessage("one")]}, _config("t"))
+    earlier = agent.get_state(_config("t")).config
+    agent.invoke({"messages": [HumanMessage("two")]}, _config("t"))
+    agent.invoke({"messages": [HumanMessage("other")]}, {**earlier, "recursion_limit": STEPS})
+    assert [one["content"] for one in door.requests[-1].messages] == ["one", "You said one", "other"]
+    with refold.open("t~1", store=store) as chat:
+        assert [one.message.text for one in chat.get_all()] == [
+            "one",
+            "You said one",
+            "other",
+            "You said other",
+        ]
+
+
+def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
+    pytest.importorskip("langchain_openai")
+    days = iter(["monday", "tuesday"])
+
+    def script(request: Any) -> Any:
+        day = next(days, None)
+        return ModelReply(calls=(("read_log", {"day": day}),)) if day else "On Monday: the disk was full."
+
+    assert printed("langchain.md", tmp_path, script).strip() == "On Monday: the disk was full."
+    with refold.open("logs", store=f"sqlite:///{tmp_path}/agent.db") as chat:
+        assert chat.get_count() == 6

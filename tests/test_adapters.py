@@ -1,0 +1,261 @@
+"""What adapters share: a history in a framework's words, kept once, and a view of it in the same words."""
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import refold
+from refold.adapters.align import aligned
+from refold.adapters.talk import Ask, Talks, tools
+from refold.core.errors import OverBudgetError
+from refold.core.message import Message
+from refold.formats import openai_chat
+from refold.stores.memory import MemoryStore
+from refold.stores.store import Store
+from refold.testing.adapters import CONFIG, MODEL, TASK, ledger
+
+ASK = Ask(tools=[{"type": "function", "function": one} for one in tools()], output=500)
+
+
+class Dicts:
+    """A framework that has only dicts, without ids."""
+
+    def mark(self, message: dict[str, Any]) -> Hashable:
+        return repr(message)
+
+    def read(self, message: dict[str, Any]) -> Message:
+        return openai_chat.parse(message)
+
+    def write(self, message: Message, original: dict[str, Any] | None) -> dict[str, Any]:
+        return openai_chat.render(message)[0][0]
+
+
+class Named(Dicts):
+    """The same with ids."""
+
+    def read(self, message: dict[str, Any]) -> Message:
+        return refold.Message(**{**_fields(openai_chat.parse(message)), "id": message["id"]})
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in message.__struct_fields__}
+
+
+def said(steps: int, begin: int = 1) -> Iterator[dict[str, Any]]:
+    """A call and its result, again and again."""
+    for n in range(begin, begin + steps):
+        call = {"id": f"call_{n}", "type": "function", "function": {"name": "read_ledger", "arguments": "{}"}}
+        yield {"role": "assistant", "content": f"Now ledger {n}.", "tool_calls": [call]}
+        yield {"role": "tool", "tool_call_id": f"call_{n}", "content": ledger(n)}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture
+def store() -> Store:
+    return MemoryStore()
+
+
+@pytest.fixture
+def talks(store):
+    return new(store)
+
+
+def new(store, tongue=None):
+    return Talks(tongue or Dicts(), store=store, model=MODEL, config=CONFIG)
+
+
+def kept(store, name="t"):
+    with refold.open(name, store=store) as chat:
+        return [one.message.text for one in chat.get_all()]
+
+
+@given(st.text("abc", max_size=12), st.text("xyz", max_size=6))
+def test_what_comes_after_all_that_is_known_is_new(known, new):
+    assert aligned(list(known), list(known + new)) == (len(known), [*range(len(known))])
+
+
+@given(st.integers(0, 8), st.integers(1, 8), st.integers(1, 8), st.text("xyz", max_size=3), st.text("xyz"))
+def test_what_was_trimmed_still_holds_whatever_stands_for_it(head, cut, tail, summary, new):
+    known = [f"{n}" for n in range(head + cut + tail)]
+    there = aligned(known, [*known[:head], *summary, *known[head + cut :], *new])
+    assert there.keep == len(known)
+    assert there.places == [*range(head), *[None] * len(summary), *range(head + cut, len(known))]
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=10), st.lists(st.sampled_from("abc"), max_size=10))
+def test_whatever_is_given_it_is_known_by_what_it_says_and_the_newest_is_never_taken_for_old(known, given):
+    there = aligned(known, given)
+    assert all(at is None or known[at] == one for at, one in zip(there.places, given, strict=False))
+    assert len(there.places) <= len(given)
+    assert all(at is None or at < there.keep for at in there.places)
+    if there.keep == len(known) and len(there.places) < len(given) and there.places:
+        assert there.places[-1] in (None, len(known) - 1)
+
+
+def test_what_fits_is_handed_back_as_the_very_objects(talks):
+    messages = [user(TASK), *said(3)]
+    assert all(one is two for one, two in zip(talks.fit("t", messages, ASK), messages, strict=True))
+
+
+def test_what_does_not_fit_is_reduced_and_nothing_that_was_given_is_changed(talks, store):
+    messages = [user(TASK), *said(60)]
+    before = repr(messages)
+    shown = talks.fit("t", messages, ASK)
+    assert repr(messages) == before
+    assert shown[0] is messages[0]
+    assert shown[-1] is messages[-1]
+    assert len(repr(shown)) < len(before) / 2
+    assert kept(store) == [openai_chat.parse(one).text for one in messages]
+
+
+def test_only_what_is_new_is_stored(talks, store):
+    messages = [user(TASK)]
+    for step in range(1, 20):
+        talks.fit("t", messages, ASK)
+        messages += said(1, step)
+    talks.keep("t", messages)
+    assert len(kept(store)) == len(messages)
+
+
+def test_the_same_words_twice_are_two_messages(talks, store):
+    messages = [user("yes"), {"role": "assistant", "content": "ok"}] * 3
+    for n in range(1, 7):
+        talks.keep("t", messages[:n])
+    assert kept(store) == ["yes", "ok"] * 3
+    new(store).keep("t", [*messages, user("yes")])
+    assert kept(store) == [*["yes", "ok"] * 3, "yes"]
+
+
+def test_what_a_framework_trims_away_is_still_seen(talks, store):
+    messages = [user(TASK), *said(10)]
+    talks.keep("t", messages)
+    trimmed = [*messages[9:], user("Go on.")]
+    shown = talks.fit("t", trimmed, ASK)
+    assert shown[0]["content"] == TASK
+    assert shown[-1] is trimmed[-1]
+    assert len(kept(store)) == len(messages) + 1
+
+
+def test_a_summary_of_the_framework_s_own_does_not_make_it_all_new(talks, store):
+    messages = [user(TASK), *said(10)]
+    talks.keep("t", messages)
+    own = [user("Ten ledgers were read."), *messages[-4:], user("Go on.")]
+    for _ in range(3):
+        shown = talks.fit("t", own, ASK)
+        assert shown[0]["content"] == TASK
+        assert shown[-1] is own[-1]
+        own += said(1, 11 + _)
+    assert len(kept(store)) == len(messages) + len(own) - 4 - 2
+
+
+def test_a_summary_with_nothing_new_after_it_is_no_end(talks, store):
+    messages = [user(TASK), *said(3)]
+    talks.keep("t", messages)
+    own = [user("Summary."), *messages[-2:]]
+    talks.fit("t", own, ASK)
+    own += [{"role": "assistant", "content": "Done."}, user("thanks")]
+    for one in (talks, new(store)):
+        one.fit("t", own, ASK)
+    assert len(kept(store)) == len(messages) + 3
+
+
+def test_what_somebody_else_appended_with_an_id_forks_nothing(talks, store):
+    messages = [user("a"), {"role": "assistant", "content": "b"}]
+    talks.keep("t", messages)
+    with refold.open("t", store=store) as chat:
+        chat.append({"role": "user", "content": "From elsewhere."}, id="theirs")
+    new(store).keep("t", [*messages, user("c")])
+    assert kept(store) == ["a", "b", "From elsewhere.", "c"]
+
+
+def test_words_that_were_said_before_are_not_taken_for_those(talks):
+    ok = {"role": "assistant", "content": "b"}
+    talks.keep("t", [user("a"), user("go on"), ok, user("go on")])
+    changed = [user("a"), user("go on"), user("other")]
+    assert talks.fit("t", changed, ASK) == changed
+
+
+def test_a_changed_past_goes_on_in_a_conversation_of_its_own(talks, store):
+    first = [user("Hello."), {"role": "assistant", "content": "Hi."}, user("Paris?")]
+    second = [*first[:2], user("Rome?")]
+    talks.keep("t", first)
+    assert talks.fit("t", second, ASK) == second
+    assert kept(store) == ["Hello.", "Hi.", "Paris?"]
+    assert kept(store, "t~1") == ["Hello.", "Hi.", "Rome?"]
+    longer = [*second, {"role": "assistant", "content": "In Italy."}]
+    assert new(store).fit("t", longer, ASK) == longer
+    assert kept(store, "t~1")[-1] == "In Italy."
+
+
+def test_a_name_that_looks_like_a_branch_is_none(store):
+    talks = new(store)
+    talks.keep("bob", [user("secret"), {"role": "assistant", "content": "ok"}])
+    talks.keep("bob~1", [user("I am Mallory")])
+    new(store).keep("bob", [user("secret"), {"role": "assistant", "content": "ok"}, user("PIN")])
+    assert kept(store, "bob~1") == ["I am Mallory"]
+    assert kept(store, "bob") == ["secret", "ok", "PIN"]
+    new(store).keep("bob", [user("secret"), {"role": "assistant", "content": "ok"}, user("other")])
+    assert kept(store, "bob~1") == ["I am Mallory"]
+    assert kept(store, "bob~2") == ["secret", "ok", "other"]
+    again = [user("secret"), {"role": "assistant", "content": "ok"}, user("other"), user("more")]
+    assert new(store).fit("bob", again, ASK) == again
+
+
+def test_two_processes_that_see_the_same_change_go_on_together(store):
+    first, second = new(store), new(store)
+    messages = [user("a"), user("b")]
+    first.keep("t", messages)
+    second.keep("t", messages)
+    changed = [user("a"), user("c")]
+    assert first.fit("t", changed, ASK) == changed
+    assert second.fit("t", [*changed, user("d")], ASK) == [*changed, user("d")]
+    assert kept(store, "t~1") == ["a", "c", "d"]
+
+
+def test_what_has_an_id_is_stored_once_and_corrected_where_it_changed(store):
+    talks = new(store, Named())
+    first = {"id": "m1", **user("Hello.")}
+    talks.keep("t", [first])
+    talks.keep("t", [first, {"id": "m2", **user("Paris?")}])
+    changed = {"id": "m2", **user("Rome?")}
+    assert [openai_chat.parse(one).text for one in talks.fit("t", [first, changed], ASK)] == [
+        "Hello.",
+        "Rome?",
+    ]
+    assert kept(store) == ["Hello.", "Paris?"]
+
+
+def test_a_call_that_never_returned_is_answered(talks):
+    call, *_ = said(1)
+    shown = talks.fit("t", [user(TASK), call, user("Go on.")], ASK)
+    assert shown[0]["content"] == TASK
+    assert shown[2]["tool_call_id"] == "call_1"
+    assert "interrupted" in shown[2]["content"]
+    later = talks.fit("t", [user(TASK), call, user("Go on."), *said(1, 2)], ASK)
+    assert [one["role"] for one in later] == ["user", "assistant", "tool", "user", "assistant", "tool"]
+
+
+def test_handles_are_shown_only_where_the_model_can_use_them(talks):
+    messages = [user(TASK), *said(60)]
+    assert "refold #" in repr(talks.fit("with", messages, ASK))
+    assert "refold #" not in repr(talks.fit("without", messages, ASK._replace(tools=())))
+
+
+def test_what_somebody_else_appended_is_seen_too(talks, store):
+    messages = [user(TASK)]
+    talks.keep("t", messages)
+    with refold.open("t", store=store) as chat:
+        chat.append({"role": "user", "content": "From elsewhere."})
+    assert [one["content"] for one in talks.fit("t", messages, ASK)] == [TASK, "From elsewhere."]
+
+
+def test_what_cannot_fit_is_refused_and_kept(talks, store):
+    with pytest.raises(OverBudgetError):
+        talks.fit("t", [user("word " * 20_000)], ASK)
+    assert len(kept(store)) == 1
