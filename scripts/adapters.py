@@ -8,6 +8,7 @@ Environments are kept in .venvs; --bench also measures what each adapter adds to
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -60,6 +61,7 @@ def main() -> int:
     given = parser.parse_args()
     if unknown := set(given.names) - set(ADAPTERS):
         parser.error(f"there is no adapter {', '.join(unknown)}; known: {', '.join(ADAPTERS)}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where this runs in the background
     rows = [run(name, with_bench=given.bench) for name in given.names or ADAPTERS]
     print(f"\n| {'adapter':<16} | {'version':<10} | {'result':<44} | seconds |")
     print(f"|{'-' * 18}|{'-' * 12}|{'-' * 46}|--------:|")
@@ -79,7 +81,7 @@ def run(name: str, *, with_bench: bool) -> Row:
     show = [python, "-c", f"from importlib.metadata import version; print(version({adapter.package!r}))"]
     version = subprocess.run(show, capture_output=True, text=True, check=True).stdout.strip()
     tests = ROOT / "tests" / "adapters" / f"test_{adapter.module}.py"
-    command = [python, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", str(tests)]
+    command = [python, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", str(tests)]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=MOST_S)
     except subprocess.TimeoutExpired:

@@ -1,6 +1,7 @@
 """How hard the tests look (`HYPOTHESIS_PROFILE=long pytest` takes its time), and servers that they share."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from servers import ALWAYS, Postgres, Valkey, remove
 pytest.register_assert_rewrite(
     "refold.testing", "panel_world"
 )  # failures inside the contract show their values
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
 os.environ["MEM0_TELEMETRY"] = "False"  # before anybody imports it: nothing is reported from tests
 os.environ.setdefault("MEM0_DIR", str(Path(tempfile.gettempdir()) / "refold-mem0"))
 settings.register_profile("usual", deadline=None)

@@ -448,7 +448,7 @@ def test_agents_that_hand_over_to_each_other_share_the_session(rig: InMemory) ->
         assert kept(rig, "t") == rig.stored("t")
     assert door.faults == clerk.faults == []
     assert "[clerk] said:" in door.requests[0].text
-    assert "[reader] said:" in clerk.requests[1].text
+    assert "[reader] `transfer_to_agent` tool returned" in clerk.requests[1].text
 
 
 def test_agents_that_run_in_parallel_do_not_mix(rig: InMemory) -> None:
