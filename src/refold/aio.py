@@ -60,6 +60,7 @@ class AsyncSession:
     before_step = _awaited(Session.before_step)
     after_step = _awaited(Session.after_step)
     explain = _awaited(Session.explain)
+    savings = _awaited(Session.savings)
     search = _awaited(Session.search)
     memories = _awaited(Session.memories)
     undo = _awaited(Session.undo)

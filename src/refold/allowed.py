@@ -32,10 +32,10 @@ class Range(NamedTuple):
 RANGES = {
     **dict.fromkeys(("window", "max_input", "max_tokens", "token_threshold"), Range(1)),
     **dict.fromkeys(("threshold_percent", "similarity", "share"), Range(0, 1, is_open=True)),
-    "threshold": Range(0, 1),
+    **dict.fromkeys(("threshold", "risk"), Range(0, 1)),
     "lease_steps": Range(1),
     "timeout_s": Range(0, 86_400, is_open=True),
-    **dict.fromkeys(("wait_s", "grace_s"), Range(0, 86_400)),
+    **dict.fromkeys(("wait_s", "grace_s", "cache_s"), Range(0, 86_400)),
     **dict.fromkeys(
         ("header_s", "body_s", "body_pause_s", "take_s", "idle_s"), Range(0, 86_400, is_open=True)
     ),

@@ -25,6 +25,7 @@ from refold.notify import Moment, Notifier
 from refold.page import Ask, Page, Rendered
 from refold.reducer import Order, Reducer
 from refold.stores.store import Lease
+from refold.thrift import Thrift
 
 if TYPE_CHECKING:
     from refold.job import Job, UnderWay
@@ -51,6 +52,7 @@ class Fitter:
     def __init__(self, reducer: Reducer, model: str | None, notifier: Notifier) -> None:
         self.reducer, self.record, self.model, self.notifier = reducer, reducer.record, model, notifier
         self.config, self.settings = reducer.config, reducer.settings
+        self.thrift = Thrift(self.record, self.settings.compaction)
         self.last = Request(self.record.view)
         """The newest request."""
         self._meter: Meter | None = None
@@ -267,8 +269,9 @@ class Fitter:
         counts = budget.turn_threshold is not None or budget.message_threshold is not None
         fired = budget.fired(now, *(self._since_compaction() if counts else (0, 0)))
         notices = [*told, *self._heard_of_summaries(), *self.notifier.taken()]
-        if fired and not off:
-            edits += self._climb(budget, now, override, notices, fired)
+        if not off:
+            edits += self._made_smaller(budget, now, override, notices, fired)
+            fired = fired or (("economy",) if any(edit.worth for edit in edits) else ())
         ask = self._ask(wish.dialect or self.dialect, beside)
         page = self._render(ask, beside)
         final = self._total(budget, page)
@@ -294,6 +297,7 @@ class Fitter:
             self._prepare_soon(budget, final, override)
         prefix = self._prefix(page, beside) if ask.binds_thinking else None
         self.last = Request(self.record.view, counted, self.model, prefix, self.record.live.state.next)
+        self.thrift.asked(beside.text)
         if page.system is not None and beside.system is not None:
             notices.append("System text is given beside the messages: the record's own is not sent")
         tokens = TokenCounts(before, self._after(edits, counted, final), final)
@@ -310,6 +314,36 @@ class Fitter:
         )
         request = self._request(ask.dialect, page, wish)
         return Fitted(page.messages, request, report, page.system, page.settled)
+
+    def _made_smaller(
+        self, budget: Budget, tokens: int, override: Override, notices: list[str], fired: Sequence[str]
+    ) -> list[Replaced]:
+        """Since it must be, or since it pays."""
+        prices, beside = self.meter.limits.cached, self._known.text
+        if not fired:
+            return self._economize(budget, tokens, override) if self.thrift.economy else []
+        self.reducer.terms = self.thrift.terms(prices, budget, self.meter, beside) if prices else None
+        try:
+            return self._climb(budget, tokens, override, notices, fired)
+        finally:
+            self.reducer.terms = None
+
+    def _economize(self, budget: Budget, tokens: int, override: Override) -> list[Replaced]:
+        """Puts away what costs more to carry than to hide, long before the window forces it."""
+        least = self.meter.estimate(self.reducer.least() + budget.overhead, None)
+        due = self.thrift.due(tokens, least, budget, self.meter, self._known.text)
+        if due is None:
+            return []
+        lower, self.reducer.terms = due
+        try:
+            edits = self.reducer.economize(lower, self.meter.counter.message, override)
+        finally:
+            self.reducer.terms = None
+        self.thrift.found(tokens, bool(edits))
+        if edits:
+            self.begin("economy")
+            self.notifier.end(self._moment, edits, tokens)
+        return edits
 
     def _climb(
         self, budget: Budget, tokens: int, override: Override, notices: list[str], fired: Sequence[str]

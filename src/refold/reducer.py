@@ -11,11 +11,12 @@ from refold.asked import Override
 from refold.config import DEFAULT, AgentSettings, Config
 from refold.core.budget import Budget
 from refold.core.errors import ConflictError
-from refold.core.event import Certificate, Event, Line, Replaced
+from refold.core.event import Certificate, Event, Line, Replaced, Worth
 from refold.core.live import Live
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Policy, Stamp, applied, is_reducible, must_stay, settle
 from refold.core.view import Item, View
+from refold.core.worth import Terms
 from refold.record import Record
 from refold.stores.store import Lease
 
@@ -53,6 +54,8 @@ class Reducer:
         """By models, where there are any."""
         self.handles = self.settings.shows_handles
         """Whether what is reduced says how to get it back."""
+        self.terms: Terms | None = None
+        """What a rewrite costs now, where that is known."""
         self._expiries = {name: tool.expire for name, tool in self.settings.tools.items()}
         self._is_fickle = any(expiry.strategy == "relevance" for expiry in self._expiries.values())
         """What is not due now may be due at any later step, whatever its age."""
@@ -158,6 +161,12 @@ class Reducer:
 
         swapped = self._swap(after, budget, count, override, still)
         return swapped or self.reduce(whole, budget, count, override, still=still)
+
+    def economize(self, budget: Budget, count: Count, override: Override) -> list[Replaced]:
+        """What pays by the terms, if anything does."""
+        from refold import rungs
+
+        return self.reduce(rungs.thrifty(self.settings, self.policies), budget, count, override)
 
     def foreseen(self, view: View, budget: Budget, count: Count) -> "list[Part]":
         """What the ladder will have summarized."""
@@ -266,13 +275,18 @@ class Reducer:
         self.record.load([line for item in live.items for line in item.lines])
         view = msgspec.structs.replace(_read_once(live.freeze()), handles=handles)
         stamp = Stamp(live.state.next, time.time(), live.view, live.state.round + 1 if round else 0)
-        events = list[Replaced]()
+        events, before = list[Replaced](), view
         for edit in policy(view, budget, count):
             told = msgspec.structs.replace(edit, why=self._because(edit), certificate=self._certified(edit))
             events.append(settle(told, view, stamp, count))
             stamp = msgspec.structs.replace(stamp, at=stamp.at + 1)
             view = applied(view, events[-1])
-        return events
+        if self.terms is None or not round or not events:
+            return events
+        worth = _weighed(self.terms, before, view, events)
+        if not self.terms.accepts(worth):
+            return []
+        return [msgspec.structs.replace(events[0], worth=worth), *events[1:]]
 
     def _certified(self, edit: Edit) -> Certificate | None:
         if edit.certificate is None:
@@ -287,6 +301,16 @@ class Reducer:
             return f"{edit.why} ({edit.setting[-1]} of the {edit.setting[0]})"
         origin = self.config.origin("agents", self.agent, *edit.setting)
         return f"{edit.why} ({'.'.join(edit.setting)}, {origin})"
+
+
+def _weighed(terms: Terms, before: View, after: View, edits: Sequence[Replaced]) -> Worth:
+    """What edits are worth together. What was said since the last request is new to the cache in any case."""
+    start = min(edit.span.start for edit in edits)
+    spoken = [item.span.start for item in after.items if any(line.role == "assistant" for line in item.lines)]
+    newest = max(spoken, default=0)
+    sent = [item.tokens for item in after.items if start <= item.span.start < newest]
+    bills = [edit.certificate for edit in edits if edit.certificate and not edit.certificate.was_cached]
+    return terms.weigh(before.tokens - after.tokens, sum(sent), sum(bill.cost or 0.0 for bill in bills))
 
 
 def _read_once(view: View) -> View:

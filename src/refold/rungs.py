@@ -31,6 +31,11 @@ def ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> Ladder:
     return Ladder((*cheap(settings, own), *last))
 
 
+def thrifty(settings: AgentSettings, own: Sequence[Policy] = ()) -> Ladder:
+    """Those that are climbed to save money: nothing is cut for it that could stand whole or be put away."""
+    return Ladder((*cheap(settings, own), strategy(settings, settings.compaction.strategy)))
+
+
 def cheap(settings: AgentSettings, own: Sequence[Policy]) -> list[Policy]:
     """Those that leave every message in its place; the user's own first."""
     dedupe = settings.deduping

@@ -43,6 +43,7 @@ from refold.fitter import Fitter, Wish
 from refold.formats.dialects import FORMATS, format_of
 from refold.intake import Intake
 from refold.notify import MessageEvent, Notifier, OnEvent, callbacks_of
+from refold.outcome import Outcome, outcomes
 from refold.record import Record
 from refold.reducer import Order, Reducer
 from refold.stores.store import Attended, Forks, Ids, Key, Listening, Memories, Memory, Snapshots, Store
@@ -551,6 +552,11 @@ class Session:
         with self._lock:
             self.record.catch_up()
             return explain(self.record, whole("at", at))
+
+    def savings(self) -> list[Outcome]:
+        """Which edits were made to save money or tokens, what was expected of each, and what came of it."""
+        prices = self.fitter.meter.limits.cached
+        return list(outcomes(self.events(), self.record.view, prices))
 
     def search(self, query: str, *, limit: int = 10, everywhere: bool = False) -> list[Hit]:
         """What was said here, or `everywhere` in the owner's conversations, that has to do with a query.

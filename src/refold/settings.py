@@ -19,6 +19,17 @@ def is_on(switch: object) -> bool:
     return switch not in ("off", False)
 
 
+class Economy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a view is made smaller although it would fit, since that saves money."""
+
+    keep_tokens: int = 10_000
+    """What stays besides the system text, the task, the latest request and what is pinned."""
+    risk: float = 0.05
+    """What may be lost by it if the conversation ends at once: a share of what it would have cost whole."""
+    cache_s: float = 300.0
+    """For how long the provider's cache remembers what nobody asked it for."""
+
+
 class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When a view is made smaller, by how much, and how. Defaults of the numbers: see `Budget`."""
 
@@ -46,6 +57,14 @@ class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Old tool outputs, cleared before anything is summarized."""
     cap: Cap | Switch = Cap()
     """Large tool outputs, shown in part from the beginning."""
+    economy: Economy | Switch = False
+    """Whether the view is made smaller before it must be, where the prices of the model say that it pays."""
+
+    @property
+    def thrift(self) -> Economy | None:
+        return (
+            self.economy if isinstance(self.economy, Economy) else Economy() if is_on(self.economy) else None
+        )
 
     @property
     def pruning(self) -> Prune | None:

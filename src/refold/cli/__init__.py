@@ -35,6 +35,7 @@ Examples:
   refold show chat                   what the model sees, and what is hidden
   refold show chat --at 120          what it saw right after event 120
   refold explain chat 57             why #57 is shown, shorter or not at all
+  refold savings chat                what edits saved, by the provider's own numbers
   refold expand chat 57              all of it
   refold search 'ERR-4711 tool:psql' where something was said, in any conversation
   refold compact chat --keep 10      summarize all but the newest ten messages
@@ -111,6 +112,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "list": look.list_,
     "show": look.show,
     "explain": look.explain,
+    "savings": look.savings,
     "expand": look.expand,
     "search": search.search,
     "log": look.log,

@@ -179,6 +179,7 @@ def event_json(event: Event) -> dict[str, Any]:
             tokens = {"before": before, "after": after}
             certificate = asdict(event.certificate) if event.certificate else None
             rest = {"round": event.round, "shown": event.shown, "certificate": certificate}
+            rest["worth"] = asdict(event.worth) if event.worth else None
             return about | what | {"tokens": tokens} | rest
         case Undone(of=of, why=why):
             return about | {"of": of, "why": why}

@@ -164,6 +164,21 @@ def explain(session: Session, at: At, json: Json = False) -> None:
 
 
 @conversing
+def savings(session: Session, json: Json = False) -> None:
+    """What edits were expected to save, and what they did by the provider's own numbers.
+
+    An edit makes the provider's cache forget what comes after it, and every later request shorter. It is
+    known where the model's prices are; what came of it, where answers are appended with their usage.
+    """
+    found = session.savings()
+    if json:
+        rows = [asdict(one) for one in found]
+        emit({"conversation": session.conversation, "view": session.record.view, "savings": rows})
+    else:
+        page.savings(found)
+
+
+@conversing
 def expand(
     session: Session,
     at: At,

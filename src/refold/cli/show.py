@@ -7,6 +7,7 @@ from refold.answers import Cause, Change, Diff, Explanation, Moment, Seen
 from refold.cli.seen import Block, Shown, Sight
 from refold.cli.terminal import Cell, Column, Columns, fitting
 from refold.cli.words import full, glance, one_line, places, plural, quoted
+from refold.outcome import Outcome
 
 ROLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow"}
 EDIT = "bold blue"
@@ -133,6 +134,31 @@ def explain(told: Explanation, conversation: str) -> None:
         page.line(("No edit has to do with it.", ""))
     if told.shown != "whole":
         page.line((f"Read it: refold expand {quoted(conversation)} {told.at}", "dim"))
+
+
+def savings(found: Sequence[Outcome]) -> None:
+    """What each batch of edits cost and saved, in order."""
+    table = Columns(
+        Column("edit", 8),
+        Column("removed", 8, is_right=True),
+        Column("written anew", 12, is_right=True),
+        Column("pays after", 10, is_right=True),
+        Column("calls since", 11, is_right=True),
+        Column("saved", 10, is_right=True),
+        Column("why", 0),
+    )
+    if found:
+        table.head()
+    for one in found:
+        anew = one.worth.rewritten if one.rewritten is None else one.rewritten
+        numbers = (f"{one.worth.removed:,}", f"{anew:,}", f"{one.worth.after:,.1f}", f"{one.calls:,}")
+        saved = "not known" if one.saved is None else f"${one.saved:,.4f}"
+        cells = [(cell, "") for cell in (*numbers, saved)]
+        table.line((f"#{one.at}", EDIT), *cells, (one_line(one.why), "dim"))
+    total = f"${sum(one.saved or 0.0 for one in found):,.4f} saved so far, by the provider's own numbers."
+    table.line(
+        (total if found else "No edit was weighed yet: that takes a model whose prices are known.", "bold")
+    )
 
 
 def _cause(page: Columns, edit: Cause) -> None:

@@ -26,6 +26,7 @@ from refold.core.event import (
     Span,
     Undone,
     Unknown,
+    Worth,
 )
 from refold.core.live import Bill, Cover, Gauge, Head
 from refold.core.message import Kind, Message, Role, Usage
@@ -145,6 +146,7 @@ class _ReplacedBody(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str
     time: float
     certificate: Certificate | None = None
+    worth: Worth | None = None
 
 
 class _CalledHead(msgspec.Struct, frozen=True, array_like=True):
@@ -224,7 +226,7 @@ def encode(event: Event) -> Entry:
             return Entry(line.at, "said", message.id, dumps(head), body)
         case Replaced():
             head = _ReplacedHead(event.view, event.span, event.lines, event.kind, event.round, event.tokens)
-            body = _ReplacedBody(event.shown, event.why, event.time, event.certificate)
+            body = _ReplacedBody(event.shown, event.why, event.time, event.certificate, event.worth)
         case Undone(of=of):
             head, body = _UndoneHead(of), _Note(event.why, event.time)
         case Pinned(lines=lines):
@@ -269,7 +271,7 @@ def decode(entry: Entry, parse: Parse) -> Event:
             edit = _read(entry, entry.head, _ReplacedHead)
             shown = _read(entry, entry.body, _ReplacedBody)
             new = (shown.shown, edit.lines, edit.kind, shown.why, edit.tokens, shown.time, edit.round)
-            return Replaced(at, edit.view, edit.span, *new, shown.certificate)
+            return Replaced(at, edit.view, edit.span, *new, shown.certificate, shown.worth)
         case "undone":
             note = _read(entry, entry.body, _Note)
             return Undone(at, _read(entry, entry.head, _UndoneHead).of, note.why, note.time)

@@ -162,6 +162,27 @@ class Certificate(msgspec.Struct, frozen=True, omit_defaults=True):
     """Rules of the user that there was no room for: they are in the originals only."""
 
 
+class Worth(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an edit was expected to save, where the provider keeps a cache and its prices are known."""
+
+    removed: int
+    """Tokens by which every later request is shorter."""
+    rewritten: int
+    """Tokens after the first change, which the cache must take in anew."""
+    after: float
+    """Calls after which it has paid for itself."""
+    calls: int
+    """Calls that were still expected."""
+    saved: float
+    """USD by then."""
+    cost: float = 0.0
+    """USD for the summaries in it."""
+    was_forced: bool = False
+    """It would have been made whatever it costs: the window or a setting asked for it."""
+    was_cold: bool = False
+    """The cache had forgotten the conversation anyway."""
+
+
 class Replaced(msgspec.Struct, frozen=True):
     at: int
     view: str
@@ -179,6 +200,8 @@ class Replaced(msgspec.Struct, frozen=True):
     """Which compaction of this view, from 1; 0 for edits that are none."""
     certificate: Certificate | None = None
     """Of a summary."""
+    worth: Worth | None = None
+    """Of all edits that were made together, with the first of them."""
 
 
 class Undone(msgspec.Struct, frozen=True):

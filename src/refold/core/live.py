@@ -82,7 +82,7 @@ class Pin(msgspec.Struct, array_like=True):
 class State(msgspec.Struct, array_like=True):
     """What a snapshot keeps: spans, counts and places, never what was said."""
 
-    version: int = 7
+    version: int = 8
     """Of this shape: a snapshot of another one is passed over."""
     next: int = 0
     """The first place not yet applied."""
@@ -123,6 +123,16 @@ class State(msgspec.Struct, array_like=True):
     title: str | None = None
     model: str | None = None
     """Of the newest answer that says it, or as it was named since."""
+    carried: int = 0
+    """Tokens that all requests up to now would have had together, had nothing ever been edited."""
+    shown: int = 0
+    """Tokens that they had."""
+    rewritten: int = 0
+    """Tokens in them that had been sent before, after something that was changed since."""
+    changed: int | None = None
+    """The earliest place that was changed since the last answer."""
+    fresh: int = 0
+    """Tokens said since, the answer's own among them."""
 
 
 class Live:
@@ -196,6 +206,9 @@ class Live:
 
     def _say(self, line: Line) -> None:
         state = self.state
+        if line.role == "assistant":
+            self._answered()
+        state.fresh += line.tokens
         state.index += 1
         state.turn, state.step, state.total = line.turn, line.step, state.total + line.tokens
         state.speaker = line.role
@@ -215,6 +228,16 @@ class Live:
             before, state.apart = state.apart, [line]
             for old in before:
                 self._hide(old.at)
+
+    def _answered(self) -> None:
+        """The request before this answer, as a provider's cache saw it."""
+        state = self.state
+        state.carried, state.shown = state.carried + state.total, state.shown + self.tokens
+        if state.changed is not None:
+            first = self._meeting(Span(state.changed, state.changed + 1))[0]
+            after = sum(item.tokens for item in self.items[first:])
+            state.rewritten, state.changed = state.rewritten + max(0, after - state.fresh), None
+        state.fresh = 0
 
     def _hide(self, at: int) -> None:
         """Newer system text took its place. What was said after it is as it was: the text is not among it."""
@@ -320,6 +343,7 @@ class Live:
         if changed is None:
             return
         self.state.gauge = None
+        self.state.changed = changed if self.state.changed is None else min(self.state.changed, changed)
         apart = [span for span in self.state.stale if span.end <= changed]
         start = min([changed, *(span.start for span in self.state.stale if span.end > changed)])
         self.state.stale = [*apart, Span(start, self.state.next)]

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from refold.core import codec
 from refold.core.message import Usage
+from refold.core.worth import Prices
 
 
 class ModelLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +43,13 @@ class ModelLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     no-prefill      the last message must not be the assistant's
     binds-thinking  signed thinking is refused once anything before it has changed
     """
+
+    @property
+    def cached(self) -> Prices | None:
+        """What a prompt's tokens cost where they are cached, if that is known and saves anything."""
+        write = self.cache_write or self.input
+        is_known = write and self.cache_read and self.cache_read < write
+        return Prices(self.cache_read or 0.0, write or 0.0) if is_known else None
 
     def price(self, usage: Usage) -> float:
         """USD, as far as prices are known."""
