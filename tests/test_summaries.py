@@ -1518,6 +1518,26 @@ def test_the_prompt_of_a_message_is_looked_up_from_the_override_to_the_default(p
     assert wish == (f"WISH of the {where[0]}" if where else "(none)")
 
 
+@pytest.mark.parametrize("where", ["the setting", "a file"])
+def test_a_prompt_names_the_models_that_are_tried_in_order(monkeypatch, tmp_path, where):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    models = "---\nmodels: [openai/first, openai/second]\n---\n"
+    (tmp_path / "message.md").write_text(
+        f"{models if where == 'a file' else ''}{{{{content}}}}{{{{prompt}}}}"
+    )
+    rule = RULE | ({"prompt": f"{models}In short."} if where == "the setting" else {})
+
+    def script(request: Request) -> Reply | str:
+        return Reply("no such model", 404) if request["model"] == "first" else told(GOOD)
+
+    with ScriptedModel(script) as server:
+        named = {"prompts": str(tmp_path), "base_urls": {"openai": server.openai_url}}
+        talk = expiring(None, rule, **named)
+        assert [request["model"] for request in server.requests] == ["first", "second"]
+    assert [one.problem for one in talk.called] == ["404 Not Found: no such model", None]
+    assert page_of(talk).partition("\n")[2].startswith(GOOD)
+
+
 def test_a_template_of_the_user_takes_the_place_of_the_default(provider, tmp_path):
     (tmp_path / "message.md").write_text(
         "In one word, {{tool}}:\n<content>\n{{content}}\n</content>\n{{prompt}}"
