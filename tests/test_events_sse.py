@@ -166,6 +166,16 @@ def test_a_summary_is_told_when_it_begins_and_when_it_is_done(url):
     assert complete.data["was_summarized"] is True
 
 
+def test_what_is_pruned_at_the_end_is_told_with_its_tokens(run, monkeypatch):
+    monkeypatch.setattr(service, "KEPT", 0)  # so a session ends as soon as nobody uses it
+    with watching(run) as watcher:
+        run.http.post("/api/conversations/talk/messages", json={"messages": tool_loop(30)})
+        (told,) = until(lambda: watcher.named("prune:complete"))
+    assert told.data["was_pruned"] is True
+    assert told.data["tokens_before"] > told.data["tokens_after"] > 0
+    assert watcher.named("compaction:start") == []
+
+
 def test_who_comes_back_goes_on_where_it_was(run):
     with watching(run) as watcher:
         say(run, "one", "two", "three")
