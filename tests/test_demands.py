@@ -1,6 +1,8 @@
 """Demands of docs/requirements.md that no other file has a place for, each as a user would meet it."""
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -9,8 +11,10 @@ import pytest
 import refold
 from refold import Message, Text, ToolCall, ToolResult
 from refold.agent import Agent
+from refold.core.budget import Budget
 from refold.core.event import Replaced, Said
 from refold.core.message import CompactionMarker, Media, Opaque, Reasoning, StepStart, Usage
+from refold.policies.prune import Prune
 from refold.testing.mem0 import Mem0Stub
 from refold.testing.stand_in import Reply, StandIn
 from refold.tokens.count import counter
@@ -41,6 +45,7 @@ EVERY_PART = (
 )
 
 
+# proves: C3
 def test_every_kind_of_part_comes_back_from_the_store_and_its_id_stays(tmp_path):
     url = f"sqlite:///{tmp_path}/log.db"
     answer = Message("tool", (ToolResult("a", "no", "look", is_error=True),), id="mine")
@@ -54,6 +59,7 @@ def test_every_kind_of_part_comes_back_from_the_store_and_its_id_stays(tmp_path)
     assert len({*ids}) == len(ids) == len(EVERY_PART) + 2
 
 
+# proves: C4
 def test_an_answer_keeps_its_model_its_end_its_usage_its_error_and_that_it_is_a_summary(tmp_path):
     url = f"sqlite:///{tmp_path}/log.db"
     facts: dict[str, Any] = {"model": "gpt-5", "finish": "length", "usage": Usage(12, 3, 1), "error": "503"}
@@ -73,6 +79,7 @@ class Ticket(msgspec.Struct, frozen=True):
     number: int
 
 
+# proves: A1
 def test_metadata_of_the_application_has_its_own_type_and_who_has_none_sees_none():
     chat = opened()
     typed: Message[Ticket] = Message("user", "Help!", meta=Ticket(7))
@@ -83,12 +90,14 @@ def test_metadata_of_the_application_has_its_own_type_and_who_has_none_sees_none
     assert json.dumps(chat.fit().messages) == json.dumps([user("Help!"), user("And me?")])
 
 
+# proves: A2
 def test_a_message_is_of_the_kind_that_its_role_says():
     chat = opened()
     chat.append([{"role": "system", "content": "Be brief."}, user("Go."), *step("a", "found")])
     assert [one.kind for one in chat.get_all()] == ["system", "user-input", None, "action-result"]
 
 
+# proves: B2
 def test_a_stored_message_says_when_it_was_said_and_a_summary_what_it_stands_for():
     chat = opened()
     chat.append(user("task"), tags=["first"])
@@ -106,6 +115,27 @@ def test_a_stored_message_says_when_it_was_said_and_a_summary_what_it_stands_for
     assert (summary.span.start, summary.span.end) == (stored[start].at, stored[end - 1].at + 1)
 
 
+STRANGE = {"type": "hologram", "size": 3.0, "deep": {"b": [1], "a": None}}
+STRANGERS: dict[str, dict[str, Any]] = {
+    "openai-chat": {"role": "user", "content": [{"type": "text", "text": "x"}, STRANGE], "odd": 1.0},
+    "openai-responses": {"type": "message", "role": "user", "content": [STRANGE], "odd": 1.0},
+    "anthropic": {"content": [STRANGE, {"type": "text", "text": "x"}], "role": "user", "odd": 1.0},
+    "ai-sdk": {"role": "user", "content": [STRANGE, {"type": "text", "text": "x"}], "odd": 1.0},
+}
+
+
+# proves: C11
+@pytest.mark.parametrize("dialect", STRANGERS)
+def test_what_is_not_known_comes_back_as_it_was_in_every_dialect(tmp_path, dialect):
+    url = f"sqlite:///{tmp_path}/log.db"
+    with refold.open("c", store=url) as chat:
+        chat.append(STRANGERS[dialect], dialect=dialect)
+    again = refold.open("c", store=url)
+    assert json.dumps(again.fit(dialect=dialect).messages) == json.dumps([STRANGERS[dialect]])
+    assert STRANGE in [part.value for part in again.get_all()[0].message.parts if isinstance(part, Opaque)]
+
+
+# proves: C8
 def test_rows_of_an_older_record_are_appended_as_they_are():
     rows = [
         {"id": "r1", "role": "human", "content": "Look it up.", "created_at": "2024-01-01"},
@@ -120,6 +150,7 @@ def test_rows_of_an_older_record_are_appended_as_they_are():
 # The record and the view
 
 
+# proves: E6
 def test_an_edit_is_stored_with_all_that_was_decided_and_marks_follow_from_it():
     chat = opened()
     chat.append([user("task"), *(m for n in range(6) for m in step(f"a{n}", output(200, f"w{n}")))])
@@ -139,6 +170,29 @@ def test_an_edit_is_stored_with_all_that_was_decided_and_marks_follow_from_it():
     assert not any(one.was_compacted for one in chat.get_all())
 
 
+# proves: B9
+def test_a_new_process_has_exactly_the_view_of_the_old_one(tmp_path):
+    url, config = f"sqlite:///{tmp_path}/log.db", agent(8_000)
+    with refold.open("c", store=url, model="m", config=config) as chat:
+        chat.append(user("task"))
+        for n in range(40):
+            chat.append(step(f"a{n}", output(300, f"w{n}")))
+            chat.fit()
+        assert edits(chat)
+    program = """
+import json, sys, refold
+chat = refold.open("c", store=sys.argv[1], model="m", config=json.loads(sys.argv[2]))
+print(json.dumps([[m.text for m in chat.view().messages], chat.fit().messages, len(list(chat.events()))]))
+"""
+    asked = [sys.executable, "-c", program, url, json.dumps(config)]
+    view, request, events = json.loads(subprocess.run(asked, capture_output=True, check=True).stdout)
+    here = refold.open("c", store=url, model="m", config=config)
+    assert view == [message.text for message in here.view().messages]
+    assert request == here.fit().messages
+    assert events == len(list(here.events()))
+
+
+# proves: B10
 def test_agents_with_windows_of_their_own_work_on_one_record():
     config = agent(400_000)
     config["models"]["small"] = {"window": 4_000, "max_output": 500, "provider": "openai"}
@@ -154,6 +208,7 @@ def test_agents_with_windows_of_their_own_work_on_one_record():
     assert [one.at for one in wide.get_all()] == [one.at for one in narrow.get_all()]
 
 
+# proves: B1, B6
 def test_recent_messages_are_fifty_unless_more_are_asked_for_and_come_in_order():
     chat = opened()
     chat.append([user(f"message {n}") for n in range(120)])
@@ -164,6 +219,7 @@ def test_recent_messages_are_fifty_unless_more_are_asked_for_and_come_in_order()
 # Counting and triggers
 
 
+# proves: E1
 def test_a_cleared_result_counts_as_what_stands_in_its_place():
     chat = opened(tools={"web_search": {"expire": {"after_steps": 0, "mode": "remove"}}})
     chat.append([user("task"), *step("a", output(900, "w"))])
@@ -173,6 +229,7 @@ def test_a_cleared_result_counts_as_what_stands_in_its_place():
     assert item.tokens == counter("m", kind="estimate").message(item.shown[0]) < 30
 
 
+# proves: C10
 def test_nothing_is_done_about_an_answer_before_the_next_request():
     chat = opened(8_000)
     chat.append([user("task"), *(m for n in range(8) for m in step(f"a{n}", output(300, f"w{n}")))])
@@ -188,6 +245,7 @@ def test_nothing_is_done_about_an_answer_before_the_next_request():
 # Reduction
 
 
+# proves: E4
 @pytest.mark.parametrize("strategy", ["summarize", "hierarchical"])
 def test_the_newest_ten_messages_stay_unless_told_otherwise(strategy):
     chat = opened()
@@ -201,6 +259,45 @@ def test_the_newest_ten_messages_stay_unless_told_otherwise(strategy):
     assert len(after) == 2 + 1 + 10
 
 
+# proves: C7
+def test_pruning_protects_40_000_tokens_and_wants_to_save_20_000_unless_told_otherwise():
+    assert Prune().limits(Budget()) == (40_000, 20_000)
+    assert Prune().keep_turns == 2
+
+
+SAME, IDLE = (
+    output(1_200, "same"),
+    [{"role": "assistant", "content": output(200, f"t{n}")} for n in range(32)],
+)
+CHEAPEST: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
+    "nothing": (step("a", "found"), []),
+    "expire": ([*step("a", SAME, "old"), *IDLE[:3]], ["expire"]),
+    "dedupe": ([m for n in range(6) for m in step(f"a{n}", SAME)], ["dedupe"]),
+    "prune": ([m for n in range(9) for m in (*step(f"a{n}", output(700, f"w{n}")), user("on"))], ["prune"]),
+    "summarize": (IDLE, ["summarize"]),
+    "shrink": (
+        [*IDLE, *step("a", output(1_900, "a")), *step("b", output(1_800, "b"))],
+        ["summarize", "shrink"],
+    ),
+    "one after the other": ([*IDLE, *step("a", SAME), *step("b", SAME)], ["dedupe", "summarize"]),
+}
+
+
+# proves: C10b
+@pytest.mark.parametrize("name", CHEAPEST)
+def test_the_cheapest_that_works_is_done_and_no_more(name):
+    said, rungs = CHEAPEST[name]
+    chat = opened(12_000, tools={"old": {"expire": {"after_steps": 1, "mode": "remove"}}})
+    chat.append([user("task"), *said])
+    report = chat.fit().report
+    assert [*report.tokens.after] == rungs
+    counts = [report.tokens.before, *report.tokens.after.values(), report.tokens.final]
+    assert counts == sorted(counts, reverse=True)
+    assert {edit.kind for edit in report.edits} <= {*rungs}
+    assert all(edit.why and edit.span for edit in report.edits)
+
+
+# proves: A15
 def test_the_same_text_is_told_by_a_model_once_wherever_it_stands():
     asked = list[str]()
 
@@ -224,6 +321,7 @@ def test_the_same_text_is_told_by_a_model_once_wherever_it_stands():
 # The loop
 
 
+# proves: A11b
 def test_the_steps_that_expiry_counts_are_those_of_the_loop():
     seen = list[bool]()
 
@@ -241,6 +339,7 @@ def test_the_steps_that_expiry_counts_are_those_of_the_loop():
     assert seen == [True, True, False, False, False]  # in steps 2, 3, 4, …
 
 
+# proves: A11
 def test_the_prompt_of_the_loop_explains_how_to_get_things_back():
     told = list[str]()
 
@@ -254,6 +353,7 @@ def test_the_prompt_of_the_loop_explains_how_to_get_things_back():
     assert all(word in told[0] for word in ("refold_expand", "refold_search", "[refold #N"))
 
 
+# proves: B6
 def test_a_session_holds_the_words_of_what_is_shown_and_no_others():
     chat = opened(8_000)
     chat.append(user("task"))
@@ -271,6 +371,7 @@ def test_a_session_holds_the_words_of_what_is_shown_and_no_others():
 # Stores
 
 
+# proves: B4f
 def test_clearing_deletes_what_mem0_remembers_and_the_raw_messages(tmp_path, monkeypatch):
     with Mem0Stub() as stub:
         monkeypatch.setenv("MEM0_API_KEY", stub.key)
