@@ -71,7 +71,7 @@ def test_a_part_is_exactly_what_stands_there():
     chat = hidden(TEXT)
     lines = TEXT.split("\n")
     assert chat.expand(2) == TEXT
-    for given_ in ((40, 50), "40-50", [40, 50]):
+    for given_ in ((40, 50), "40-50", "40..50", [40, 50]):
         assert chat.expand(2, lines=given_) == "\n".join(lines[39:50])
     assert chat.expand(2, lines=7) == chat.expand(2, lines="7") == lines[6]
     assert chat.expand(2, lines="58-") == chat.expand(2, lines=(58, 999)) == "\n".join(lines[57:])

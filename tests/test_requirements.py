@@ -1,4 +1,4 @@
-"""Every requirement on the page has a test that says it proves it, and every test that says so has one there."""
+"""Every requirement on the page has a test that says so, and every test that says so has one on the page."""
 
 import importlib.util
 import re
