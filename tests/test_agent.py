@@ -82,6 +82,7 @@ def dialect(request):
 # What a reply asks for
 
 
+# proves: A11b
 def test_a_task_is_worked_on_until_the_model_answers_in_words(dialect):
     agent = agent_of([calls(("add", {"a": 1})), "It is 3."], [add], dialect=dialect)
     result = agent.run("What is 1 + 2?")
@@ -143,6 +144,7 @@ def test_a_tool_that_is_not_there_and_one_that_fails_are_the_models_to_deal_with
     assert result.end == Success("I give up.")
 
 
+# proves: A11b
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
@@ -232,6 +234,7 @@ def logged(ran, name="run"):
     return Tool.of(run, name=name)
 
 
+# proves: A11b
 def test_with_chat_every_text_is_for_the_user_who_answers_with_the_next_run():
     agent = agent_of(["Shall I?", "And now?", "Done then."], chat=True)
     first = agent.run("Delete it")
@@ -240,6 +243,7 @@ def test_with_chat_every_text_is_for_the_user_who_answers_with_the_next_run():
     assert agent.run("yes", conversation=first.conversation).end == Chat("Done then.")
 
 
+# proves: A11, A11b
 def test_one_reply_may_ask_for_several_kinds_of_things_at_once():
     helper = agent_of(["42"], name="helper", store=None)
     reply = calls(
@@ -255,6 +259,7 @@ def test_one_reply_may_ask_for_several_kinds_of_things_at_once():
 # At the same time, each by itself
 
 
+# proves: A11b
 def test_calls_of_one_reply_run_at_the_same_time_in_threads_and_in_tasks():
     barrier, met = threading.Barrier(2, timeout=10), []
 
@@ -437,6 +442,7 @@ async def held(agent, runs):
 # Agents for agents
 
 
+# proves: A2, A11b
 def test_a_sub_agent_has_a_conversation_of_its_own_and_its_answer_enters_as_a_result():
     reader = agent_of([calls(("add", {"a": 40})), "It says 42."], [add], name="reader", store=None)
     agent = agent_of([calls(("reader", {"task": "Read it"})), "42."], sub_agents=[reader])
@@ -623,6 +629,7 @@ def page(n):
     return "\n".join(lines)
 
 
+# proves: A11, B6
 def test_a_long_run_stays_within_the_window_and_hidden_results_are_expanded():
     pages, expanded = [page(n) for n in range(30)], []
 
@@ -650,6 +657,7 @@ def test_a_long_run_stays_within_the_window_and_hidden_results_are_expanded():
     assert original.splitlines()[6] in again.output
 
 
+# proves: C7
 def test_the_view_is_pruned_when_a_run_ends_also_after_an_error():
     def read(n: int) -> str:
         return page(n)
@@ -670,6 +678,7 @@ def test_the_view_is_pruned_when_a_run_ends_also_after_an_error():
     assert {event.kind for event in events if isinstance(event, Replaced)} == {"prune"}
 
 
+# proves: C13
 def test_tools_of_the_library_are_offered_while_something_in_view_has_to_do_with_them():
     def weather(city: str) -> str:
         """What the weather is like."""
@@ -700,6 +709,7 @@ def test_tools_of_the_library_are_offered_while_something_in_view_has_to_do_with
     assert seen[-1] == {"add", "find_tools"}
 
 
+# proves: C13
 def test_a_tool_that_is_pinned_stays_on_offer():
     def weather(city: str) -> str:
         """What the weather is like."""
@@ -722,6 +732,7 @@ def test_a_tool_that_is_pinned_stays_on_offer():
     assert "weather" in seen[-1]
 
 
+# proves: B6
 def test_loops_have_settings_of_their_own_which_a_configuration_overrides():
     compact = agent_of(["Done."]).config.agent("default").compaction
     assert (compact.message_threshold, compact.keep_recent, compact.max_tokens) == (100, 20, 3_200)

@@ -60,6 +60,7 @@ class Trusting(AgentCoreStore):
     cannot = {}  # noqa: RUF012
 
 
+# proves: B4e
 class TestAgentCore(StoreContract):
     @pytest.fixture
     def store(self, stub):
@@ -91,6 +92,7 @@ def blobs(event):
     return [item["blob"] for item in event["payload"] if "blob" in item]
 
 
+# proves: B4e
 def test_what_is_said_travels_as_text_beside_its_exact_bytes(stub):
     chat = refold.open("task-42", store=stub.url, owner="ann")
     chat.append([said("Hello"), {"role": "assistant", "content": "Hi!"}])
@@ -110,6 +112,7 @@ def test_roles_are_those_of_the_service(stub, store):
     assert [role for role, _ in texts(*stub.events())] == ["USER", "ASSISTANT", "TOOL", "OTHER", "OTHER"]
 
 
+# proves: B4e
 def test_an_edit_is_a_blob_alone_and_is_there_when_opened_again(stub):
     chat = refold.open("a", store=stub.url)
     chat.append([said(f"{n} words " * 20) for n in range(8)])
@@ -160,6 +163,7 @@ def test_a_batch_too_large_for_one_event_comes_back_to_the_byte(stub, store):
     assert store.erase(KEY) == stub.events() == []
 
 
+# proves: B4e
 @pytest.mark.parametrize("stored", [0, 2])
 @pytest.mark.parametrize("created", range(5))
 def test_a_large_batch_that_was_interrupted_is_not_there_at_all(stub, once, stored, created):
@@ -385,6 +389,7 @@ def test_an_event_that_is_never_listed_is_told_after_the_last_look(stub, store, 
     assert len(stub.calls) > asked[-1]
 
 
+# proves: B4e
 def test_without_credentials_or_a_region_it_says_what_to_set(stub, monkeypatch, tmp_path):
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
@@ -499,6 +504,7 @@ def test_odd_names_become_ones_that_the_service_allows_and_no_two_the_same(stub,
     assert store._service.place(Key("ann", "task-42")) == Place("ann", "task-42")
 
 
+# proves: B4e
 def test_owners_are_actors_and_see_nothing_of_each_other(stub, store):
     for owner in ("ann", "bob"):
         store.append(Key(owner, "same"), entries(0, 1, owner))
@@ -508,6 +514,7 @@ def test_owners_are_actors_and_see_nothing_of_each_other(stub, store):
     assert [row.key for row in store.conversations()] == [Key("bob", "same")]
 
 
+# proves: B4e
 def test_a_configured_actor_is_the_default_owner_and_others_stay_apart(stub, store):
     fixed = from_url(f"{stub.url}/team%2Fblue")
     assert fixed._service.place(Key("default", "a")) == Place("team/blue", "a")
@@ -593,6 +600,7 @@ def test_forks_and_erasures_are_right_in_small_pages(stub, store):
     assert stub.events() == []
 
 
+# proves: B4e
 def test_of_an_erased_conversation_only_what_forks_share_is_left(stub, store):
     fork = Key(KEY.owner, "fork")
     for at in range(5):
@@ -627,6 +635,7 @@ def test_who_forks_what_is_erased_meanwhile_is_told_so_and_leaves_nothing(stub, 
 # What the service learned
 
 
+# proves: B4e
 def test_memories_are_searched_listed_and_paged(stub, store):
     stub.page = 3
     ids = [stub.add_record(LAYOUT.format("ann"), f"fact {n} likes tea") for n in range(8)]
@@ -674,6 +683,7 @@ def test_a_namespace_may_be_configured_and_asked_for(stub):
             store.memories(KEY, None, 1, wrong)
 
 
+# proves: B4e
 def test_a_session_asks_for_memories_and_shows_them_where_it_is_told_to(stub):
     stub.learn = lambda actor, session, role, text: (LAYOUT.format(actor), f"{role} said: {text}")
     chat = refold.open("a", store=f"{stub.url}?long_term=1", model="gpt-5", owner="ann")

@@ -82,6 +82,7 @@ def test_files_of_every_version_are_understood(part, media):
     assert parse({"role": "user", "content": [part]}).parts == (media,)
 
 
+# proves: C11
 @pytest.mark.parametrize(
     "part",
     [
@@ -337,6 +338,7 @@ parts = st.one_of(
 )
 
 
+# proves: C11
 @given(st.lists(parts, min_size=1, max_size=5))
 def test_what_we_write_we_read_again(said):
     message = Message("assistant", said)

@@ -547,6 +547,7 @@ def test_of_a_list_with_a_bad_message_nothing_is_stored():
     assert session.get_count() == 1 + 3
 
 
+# proves: C4
 @pytest.mark.parametrize("dialect", HISTORIES)
 @pytest.mark.parametrize("role", ["bot", "User", "", LONE, None, 5, [], {}])
 def test_a_role_that_nobody_knows_is_refused_with_those_that_are_known(dialect, role):

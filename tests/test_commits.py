@@ -118,6 +118,7 @@ def test_a_fork_that_ends_does_not_end_the_lease_of_the_one_that_writes(tmp_path
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
+# proves: C14
 def test_two_processes_that_commit_at_once_leave_one_summary(tmp_path):
     path = tmp_path / "c.db"
     with opened(path, Scribe()) as chat:
@@ -205,6 +206,7 @@ def test_a_late_summary_is_not_committed_once_somebody_else_holds_the_lease(tmp_
         assert told.endswith("it would save too little, or there is a newer one")
 
 
+# proves: C14
 def test_two_sessions_do_not_pay_for_the_same_summary(tmp_path):
     path = tmp_path / "c.db"
     one, other = Scribe(), Scribe()
@@ -219,6 +221,7 @@ def test_two_sessions_do_not_pay_for_the_same_summary(tmp_path):
         assert [edit.certificate.model for edit in edits(first)] == ["Scribe"]
 
 
+# proves: C14
 def test_a_dead_holders_lease_runs_out(tmp_path):
     path, scribe = tmp_path / "c.db", Scribe()
     with opened(path, scribe) as chat:
@@ -228,6 +231,7 @@ def test_a_dead_holders_lease_runs_out(tmp_path):
         assert len(scribe.asked) == 1
 
 
+# proves: C14
 def test_while_somebody_else_writes_nobody_else_does_and_the_work_goes_on(tmp_path):
     path, scribe = tmp_path / "c.db", Scribe()
     with opened(path, scribe) as chat:

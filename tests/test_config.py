@@ -105,6 +105,7 @@ def expiring(tool="grep", **expire):
 # What can be set
 
 
+# proves: D1, D2
 def test_all_that_is_promised_can_be_set(written):
     config = load_config(written(PROMISED))
     assert config == load_config(written(AS_TOML, "agent.toml")) == load_config(yaml.safe_load(PROMISED))
@@ -165,6 +166,7 @@ def test_null_is_as_if_it_were_not_there(written):
     assert config.origin("agents", "a", "model") == "default"
 
 
+# proves: A7
 def test_a_tool_has_defaults_for_every_agent_and_an_agents_own_beat_them_field_by_field():
     every = expiring(after_steps=5, mode="compact") | {"agents": {"a": expiring(after_steps=0), "b": {}}}
     config = load_config(every)
@@ -182,6 +184,7 @@ def test_the_answers_reserve_is_never_more_than_the_model_can_say():
 # What is refused
 
 
+# proves: D2
 @pytest.mark.parametrize(
     ("value", "where", "what"),
     [
@@ -278,6 +281,7 @@ def test_what_is_wrong_is_named_with_what_is_allowed(value, where, what):
     assert what in caught.value.problem
 
 
+# proves: D2
 def test_the_place_of_what_is_wrong_is_its_line(written):
     text = """
         agents:
@@ -453,6 +457,7 @@ def test_of_several_sources_later_ones_beat_earlier_ones(written):
     assert load_config([]) == load_config(None) == Config()
 
 
+# proves: D2
 def test_of_two_agents_the_later_ones_compact_is_taken_whole():
     first = agent(model="m", compact={"max_tokens": 500, "prune": {"keep_turns": 9}})
     both = load_config([first, agent(compact={"keep_recent": 3})])
@@ -465,6 +470,7 @@ def test_of_two_agents_the_later_ones_compact_is_taken_whole():
 # As it was written before
 
 
+# proves: D5
 def test_a_transform_is_read_as_the_compact_it_was_with_a_warning(written):
     text = """
         agents:
@@ -480,6 +486,7 @@ def test_a_transform_is_read_as_the_compact_it_was_with_a_warning(written):
     assert config.origin("agents", "a", "compact", "token_threshold") == "agent.yaml:7"
 
 
+# proves: D5
 def test_where_there_is_a_compact_too_it_counts():
     old = {"type": "assistant", "token_limit": 6_000}
     with pytest.warns(DeprecationWarning, match="compact"):
@@ -487,6 +494,7 @@ def test_where_there_is_a_compact_too_it_counts():
     assert config.agent("a").compact == Compact(max_tokens=5)
 
 
+# proves: D5
 @pytest.mark.parametrize(
     ("transforms", "where", "what"),
     [
@@ -508,6 +516,7 @@ def test_other_transforms_are_refused_with_what_is_allowed(transforms, where, wh
 # In the database, and for one request
 
 
+# proves: A13
 def test_the_database_beats_the_file_field_by_field(written):
     store = MemoryStore()
     store.set_setting(ToolSetting("", "grep", Expiry(after_steps=7, mode="remove")))
@@ -532,6 +541,7 @@ def test_without_settings_in_the_database_the_configuration_stays_as_it_is():
     assert with_database(config, object()) is config
 
 
+# proves: A4
 def test_an_override_has_what_is_asked_and_nothing_else():
     assert override_of(None) == override_of({}) == override_of({"off": None, "length": None}) == Override()
     asked = {"after_steps": 0, "mode": "compact", "length": 200, "prompt": None, "keep_originals": False}
@@ -565,6 +575,7 @@ def test_later_wishes_beat_earlier_ones_field_by_field_and_unset_is_not_zero():
     assert layered(both, Expiry()) == both
 
 
+# proves: A7
 @pytest.mark.parametrize(
     ("wishes", "shared"),
     [

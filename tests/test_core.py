@@ -27,6 +27,7 @@ from strategies import Stream, streams
 # Budget
 
 
+# proves: E2
 def test_the_threshold_for_the_defaults_is_93_600():
     assert Budget().threshold == 93_600
     assert Budget().target == 70_200

@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -54,6 +56,7 @@ def reference(request):
     return tiktoken.get_encoding(request.param), counter(MODELS[request.param])
 
 
+# proves: C6
 def test_counts_equal_tiktokens(reference):
     encoding, count = reference
     for text in TEXTS:
@@ -65,6 +68,24 @@ def test_counts_equal_tiktokens(reference):
         assert count.text(text) == len(encoding.encode_ordinary(whole))
 
     whatever_the_text()
+
+
+OFFLINE = """
+import socket, sys
+socket.socket = socket.create_connection = None  # whoever would ask the network fails
+from refold.tokens.count import counter
+print([counter(model).text(text) for model in ("gpt-4", "gpt-4o") for text in sys.argv[1:]])
+"""
+
+
+# proves: C6
+def test_known_texts_have_their_known_counts_without_a_network():
+    """The counts are those that OpenAI's cookbook prints for cl100k_base and o200k_base."""
+    known = {"tiktoken is great!": (6, 6), "2 + 2 = 4": (7, 7), "お誕生日おめでとう": (9, 8)}
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE, *known], capture_output=True, text=True, check=True
+    ).stdout
+    assert json.loads(done) == [counts[n] for n in range(2) for counts in known.values()]
 
 
 @pytest.mark.parametrize("model", ["gpt-5", "gpt-4", "gemini-2.5-pro", "llama-3.3-70b", "qwen3-max"])
@@ -89,6 +110,7 @@ def test_older_and_newer_openai_models_have_their_own_vocabulary():
     assert set(named.values()) == {"o200k_base"}
 
 
+# proves: C6
 def test_a_model_without_a_public_vocabulary_has_a_margin():
     assert counter("gpt-5").margin == counter(None).margin == 1.0
     assert counter("grok-4").margin == counter("nobody-knows-it").margin == 1.1
@@ -100,6 +122,7 @@ def test_a_model_without_a_public_vocabulary_has_a_margin():
 # The rule of four characters
 
 
+# proves: E1
 @given(st.text())
 def test_the_estimate_takes_four_characters_for_a_token_rounded_up(text):
     count = counter("claude-opus-4-8", kind="estimate")
@@ -107,6 +130,7 @@ def test_the_estimate_takes_four_characters_for_a_token_rounded_up(text):
     assert count.message(Message("user", (Text(text),))) == 4 + -(-len(text) // 4)
 
 
+# proves: E1
 def test_the_estimate_counts_calls_by_name_and_input_and_results_by_output():
     count = counter(None, kind="estimate")
     assert count.message(Message("assistant", (ToolCall("c1", "look", '{"a":1}'),))) == 4 + 1 + 2
@@ -117,6 +141,7 @@ def test_the_estimate_counts_calls_by_name_and_input_and_results_by_output():
 # Messages, tools and system text
 
 
+# proves: E1
 def test_without_a_model_a_message_takes_its_words_and_four():
     call = Message("assistant", (Text("Let me see."), ToolCall("c1", "look", "{}")))
     assert count_message(call) == 4 + count_text("Let me see.") + count_text("look") + count_text("{}")
@@ -400,6 +425,7 @@ def test_uncalibrated_at_most_one_claude_call_in_twenty_is_too_low():
         assert sorted(errors.percents)[len(errors.percents) // 2] <= 15, errors.cells()
 
 
+# proves: X1
 @recorded
 def test_after_three_calls_a_claude_conversation_is_estimated_within_five_percent():
     errors = counting.calibrated(DATA)
@@ -408,6 +434,7 @@ def test_after_three_calls_a_claude_conversation_is_estimated_within_five_percen
     assert max(errors.percents) <= 5
 
 
+# proves: C6
 @recorded
 def test_the_margin_is_the_least_that_recorded_usage_bears_out():
     known = counter(counting.CONVERSATION_MODEL).margin

@@ -56,6 +56,7 @@ def answer(dialect: str, reply: dict[str, Any]) -> list[Any]:
     return [{"role": "assistant", "content": reply["content"]}]
 
 
+# proves: C11, I8
 @recorded
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("at_once", [True, False])
@@ -85,6 +86,7 @@ def test_every_recorded_request_renders_back_as_it_came(name, at_once, tmp_path)
         assert compact(fitted.system) == compact(request.get("system", request.get("instructions")))
 
 
+# proves: C11
 @recorded
 @pytest.mark.parametrize("name", list(RECORDED)[:3])
 def test_every_recorded_reply_is_stored_and_sent_back_as_it_came(name):
@@ -114,6 +116,7 @@ def test_no_recorded_message_is_taken_for_another_dialect(name):
         assert {recognize(message) for message in said(exchange["request"])} <= {None, RECORDED[name]}
 
 
+# proves: C15
 @recorded
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", RECORDED)
@@ -177,6 +180,7 @@ def test_a_real_run_is_valid_in_every_target(file, window):
     assert fitted or window == 2_000  # where the task alone is larger than that
 
 
+# proves: C11, I8
 def test_a_message_taken_apart_is_whole_again_with_its_keys_and_numbers():
     chat = refold.open("c", store="memory://", model="claude-sonnet-4-5")
     use = [{"type": "tool_use", "id": id, "name": "f", "input": {"x": 1.0}} for id in "ab"]
@@ -209,6 +213,7 @@ def test_one_answer_in_many_items_is_one_step():
     assert [len(message.get("tool_calls", ())) for message in said] == [0, 2, 0, 0]
 
 
+# proves: C11
 def test_what_a_dialect_cannot_say_is_told_and_stays_in_the_record():
     chat = refold.open("c", store="memory://", model="claude-sonnet-4-5")
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "sig"}

@@ -129,6 +129,7 @@ def test_what_looks_like_a_secret_is_not_told(run):
     assert "0123456789" not in one.data["text"]
 
 
+# proves: C12
 def test_everything_that_is_done_is_told(run):
     run.http.post("/api/conversations/talk/messages", json={"messages": tool_loop(30)})
     with watching(run) as watcher:
@@ -156,6 +157,7 @@ def test_everything_that_is_done_is_told(run):
     assert (start.id, complete.id) == (None, None)
 
 
+# proves: C12
 def test_a_summary_is_told_when_it_begins_and_when_it_is_done(url):
     with running(url, summarizer=Scribe()) as run:
         run.http.post("/api/conversations", json={"id": "talk", "model": "m"})
@@ -164,6 +166,17 @@ def test_a_summary_is_told_when_it_begins_and_when_it_is_done(url):
             run.http.post("/api/conversations/talk/compact", json={"strategy": "summarize"})
             (complete,) = until(lambda: watcher.named("compaction:complete"))
     assert complete.data["was_summarized"] is True
+
+
+# proves: C12
+def test_what_is_pruned_at_the_end_is_told_with_its_tokens(run, monkeypatch):
+    monkeypatch.setattr(service, "KEPT", 0)  # so a session ends as soon as nobody uses it
+    with watching(run) as watcher:
+        run.http.post("/api/conversations/talk/messages", json={"messages": tool_loop(30)})
+        (told,) = until(lambda: watcher.named("prune:complete"))
+    assert told.data["was_pruned"] is True
+    assert told.data["tokens_before"] > told.data["tokens_after"] > 0
+    assert watcher.named("compaction:start") == []
 
 
 def test_who_comes_back_goes_on_where_it_was(run):

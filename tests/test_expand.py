@@ -66,11 +66,12 @@ def work(chat: Session, n: int) -> list[dict[str, Any]]:
 # Whole and in part
 
 
+# proves: A14b
 def test_a_part_is_exactly_what_stands_there():
     chat = hidden(TEXT)
     lines = TEXT.split("\n")
     assert chat.expand(2) == TEXT
-    for given_ in ((40, 50), "40-50", [40, 50]):
+    for given_ in ((40, 50), "40-50", "40..50", [40, 50]):
         assert chat.expand(2, lines=given_) == "\n".join(lines[39:50])
     assert chat.expand(2, lines=7) == chat.expand(2, lines="7") == lines[6]
     assert chat.expand(2, lines="58-") == chat.expand(2, lines=(58, 999)) == "\n".join(lines[57:])
@@ -81,6 +82,7 @@ def test_a_part_is_exactly_what_stands_there():
     assert chat.expand(2, match="/^line [3-5]:/") == "\n".join(lines[2:5])
 
 
+# proves: A14b
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -95,6 +97,7 @@ def test_items_are_those_of_a_list_or_the_rows_of_a_table(text, expected):
     assert cut(text, slice_of({"items": (2, 3)})).shown == expected
 
 
+# proves: A14b
 def test_the_number_of_items_that_a_hint_names_can_be_asked_for():
     chat = hidden(ROWS)
     (count,) = re.findall(r"(\d+) items", chat.view().items[2].shown[0].text)
@@ -117,6 +120,7 @@ def test_any_items_are_those_of_the_list(rng):
     assert is_right(text, items, part, read(text, part))
 
 
+# proves: A3
 @pytest.mark.parametrize(
     "given_",
     [
@@ -155,6 +159,7 @@ def test_lines_and_items_of_nothing_are_none():
 # Any reduced thing
 
 
+# proves: A3
 def test_a_summary_lists_its_sources_and_has_their_texts():
     chat = begin(8_000, tools={})
     chat.append(user("The task."))
@@ -194,6 +199,7 @@ def _all_reduced(chat: Session) -> list[tuple[int, str]]:
     return [(one.at, quoted(written(one.message))) for one in stored]
 
 
+# proves: A3, A8
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_expansion_gives_the_exact_originals_of_recorded_conversations(kind, tmp_path):
     if not (DATA / "traces").is_dir():
@@ -228,6 +234,7 @@ def test_expansion_gives_the_exact_originals_of_recorded_conversations(kind, tmp
 # The agent, in mid-work
 
 
+# proves: A3
 def test_an_expansion_is_appended_and_leaves_what_was_sent_before_it():
     chat = hidden(ROWS)
     before = chat.fit().messages
@@ -381,6 +388,7 @@ def test_the_same_impossible_request_is_not_explained_for_ever():
     assert "998" in chat.call(EXPAND, {"at": 998})
 
 
+# proves: A3
 @pytest.mark.parametrize(
     "arguments",
     ["", "{", "[]", "7", '"x"', "null", b"\xff", None, 7, [], {}, {"at": None}, {"at": "x"}, {"at": -1},
@@ -402,6 +410,7 @@ def test_a_tool_that_is_not_ours_is_an_error_of_the_program():
         begin().call("grep", "{}")
 
 
+# proves: A11
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_the_tools_are_declared_in_every_dialect_and_are_cheap(dialect):
     chat = begin()
@@ -437,6 +446,7 @@ def test_nothing_is_expanded_from_another_conversation():
     assert "no such place" in chat.call(EXPAND, {"at": 1})
 
 
+# proves: E8
 def test_own_loops_have_a_hook_before_and_after_each_step():
     chat = begin()
     chat.append(user("Go."))

@@ -273,6 +273,7 @@ def test_what_was_mended_is_told_on_stderr():
     assert len(report(orphans)["notices"]) == 9
 
 
+# proves: C8
 def test_rows_of_a_table_come_out_as_the_model_wants_them():
     rows = [{"role": "human", "content": "Hello", "created_at": "2026-01-01"}]
     assert fit(rows, "--dialect", "flat") == [{"role": "user", "content": "Hello"}]

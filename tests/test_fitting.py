@@ -35,6 +35,7 @@ def agent(compact: dict, models: dict | None = None) -> dict:
 # Overflow
 
 
+# proves: E2
 def test_the_threshold_is_the_formula_with_the_documented_defaults():
     chat = refold.open("c", store="memory://")
     overflow = chat.check_overflow()
@@ -42,11 +43,13 @@ def test_the_threshold_is_the_formula_with_the_documented_defaults():
     assert overflow.available_tokens == 128_000 - 4_000 - overflow.current_tokens
 
 
+# proves: E2
 def test_reserves_of_a_small_window_take_at_most_half_of_it():
     assert Budget(window=8_000, output_reserve=1_000).threshold == (8_000 - 4_000) * 8 // 10
     assert Budget(window=8_000, output_reserve=6_000).room == 4_000
 
 
+# proves: C10
 @pytest.mark.parametrize("words", [10, 7_000, 8_200, 9_500])
 def test_overflow_says_how_much_there_is_and_how_much_is_left(words):
     chat = refold.open("c", store="memory://", model="m", config=SMALL)
@@ -72,6 +75,7 @@ def test_tools_and_system_text_are_counted_and_the_last_tools_are_remembered():
     assert chat.fit(request={"system": "x " * 500}).report.tokens.final > bare + 500
 
 
+# proves: C10
 def test_the_check_sees_what_a_tool_has_just_returned():
     chat = refold.open("c", store="memory://", model="m", config=SMALL)
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -102,6 +106,7 @@ def test_room_is_left_for_the_answer_that_a_request_asks_for():
         chat.fit(request={"max_tokens": 0})
 
 
+# proves: E1
 def test_the_estimate_of_four_characters_a_token_can_be_chosen():
     config = {"agents": {"default": {"counter": "estimate"}}}
     chat = refold.open("c", store="memory://", config=config)
@@ -112,6 +117,7 @@ def test_the_estimate_of_four_characters_a_token_can_be_chosen():
 # Triggers
 
 
+# proves: D1
 def test_each_trigger_fires_by_its_own_rule():
     budget = Budget(token_threshold=100, turn_threshold=3, message_threshold=5)
     assert budget.fired(100, 2, 5) == ()
@@ -122,6 +128,7 @@ def test_each_trigger_fires_by_its_own_rule():
     assert Budget().fired(93_599, 99, 99) == ()
 
 
+# proves: D1
 def test_a_decision_is_true_when_anything_fired_and_counts_since_the_last_compaction():
     chat = refold.open("c", store="memory://", model="m", config=agent({"message_threshold": 5}))
     chat.append([user(f"question {n}: how far is it from here to there, by road?") for n in range(6)])
@@ -136,6 +143,7 @@ def test_a_decision_is_true_when_anything_fired_and_counts_since_the_last_compac
     assert (chat.should_compact().turns, chat.should_compact().messages) == (1, 2)
 
 
+# proves: D1, D3
 def test_a_trigger_acts_only_where_the_view_is_larger_than_it_may_be():
     within = refold.open(
         "c", store="memory://", model="m", config=agent({"turn_threshold": 2, "max_tokens": 500})
@@ -165,6 +173,7 @@ def answered(chat: refold.Session, text: str, factor: float, extra: int = 0) -> 
     return estimate
 
 
+# proves: X1
 def test_what_a_request_really_took_corrects_the_next_estimate():
     chat = refold.open("c", store="memory://", model="m", config=SMALL)
     for n in range(4):
@@ -174,6 +183,7 @@ def test_what_a_request_really_took_corrects_the_next_estimate():
     assert 0.98 <= estimate / (counted * 1.4 + 500) <= 1.05
 
 
+# proves: X1
 def test_a_second_conversation_starts_calibrated(tmp_path):
     url = f"sqlite:///{tmp_path}/log.db"
     with refold.open("first", store=url, model="m", config=SMALL) as chat:
@@ -214,6 +224,7 @@ def test_an_answer_that_took_several_calls_measures_no_request():
     assert chat.fit().report.tokens.final < before + 20
 
 
+# proves: C6
 def test_a_message_is_never_counted_twice(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path}/log.db"
     seen: list[str] = []

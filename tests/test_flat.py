@@ -32,12 +32,14 @@ def test_a_text_is_a_text():
     assert said(None) == ()
 
 
+# proves: C8
 def test_a_text_that_was_stored_as_json_is_the_text():
     assert said(json.dumps('say "hi"\n'), "user") == (Text('say "hi"\n'),)
     assert said('{"text": "Hello"}', "user") == (Text("Hello"),)
     assert said({"text": "Hello"}, "user") == (Text("Hello"),)
 
 
+# proves: C8
 @pytest.mark.parametrize(
     "pasted",
     [
@@ -92,6 +94,7 @@ def test_parts_of_openai_are_opened():
     assert said(json.dumps(parts)) == (Text("see"), Media("image", url="https://e.org/a"), Text("x"))
 
 
+# proves: C8, C3
 def test_parts_of_our_founders_are_opened():
     marker = {"type": "compaction-marker", "summary": "so far", "compactedAt": 5}
     result = {"type": "tool-result", "toolCallId": "a", "toolName": "look", "output": {"n": 1}}
@@ -200,6 +203,7 @@ def test_what_a_tool_said_stays_as_it_was_said():
     assert said("x", "tool") == (Text("x"),)
 
 
+# proves: C8
 def test_what_is_known_of_a_record_is_kept():
     record = {
         "id": "m1",

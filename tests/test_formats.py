@@ -7,6 +7,7 @@ from refold.core.message import Media, Message, Opaque, Reasoning, Text, ToolCal
 from refold.formats.openai_chat import parse, render
 
 
+# proves: C3, C11
 def test_every_kind_of_content_is_understood():
     content = [
         {"type": "text", "text": "look"},

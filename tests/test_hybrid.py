@@ -126,6 +126,7 @@ def over_sqlite(path, host):
     return open_store(f"mem0://?record={record}&host={quote(host)}&key={Mem0Stub.key}&recall=0")
 
 
+# proves: B4f
 class TestMem0OverSQLite(StoreContract):
     @pytest.fixture
     def reopen(self, tmp_path):
@@ -139,6 +140,7 @@ class TestMem0OverSQLite(StoreContract):
         store.close()
 
 
+# proves: B4g
 class TestHybridOverMemory(StoreContract):
     @pytest.fixture
     def store(self):
@@ -192,6 +194,7 @@ def test_a_record_without_cursors_is_refused(notebook):
 # Handing over
 
 
+# proves: B4g
 def test_what_is_said_is_handed_over_in_order_and_once(notebook):
     store = HybridStore(MemoryStore(), notebook)
     chat = opened(store)
@@ -224,6 +227,7 @@ def test_only_what_people_models_and_tools_said_is_handed_over(notebook):
     assert notebook.texts() == ["a question", "psql {}", "4711", "an answer"]
 
 
+# proves: B4g
 def test_an_append_does_not_wait_for_a_slow_service(notebook):
     notebook.gate = Event()
     store = HybridStore(MemoryStore(), notebook)
@@ -239,6 +243,7 @@ def test_an_append_does_not_wait_for_a_slow_service(notebook):
     store.close()
 
 
+# proves: B4g, E7
 def test_a_service_that_is_down_is_asked_again_and_then_has_all(notebook):
     notebook.is_down = True
     store = HybridStore(MemoryStore(), notebook)
@@ -254,6 +259,7 @@ def test_a_service_that_is_down_is_asked_again_and_then_has_all(notebook):
     store.close()
 
 
+# proves: B4g
 def test_closing_does_not_wait_for_a_service_that_is_down_and_the_next_session_hands_over(notebook, tmp_path):
     notebook.is_down = True
     store = HybridStore(SQLiteStore(tmp_path / "a.db"), notebook)
@@ -462,6 +468,7 @@ def test_nothing_counts_as_handed_over_where_nobody_said_what_entries_say(notebo
     assert notebook.texts() == ["one"]
 
 
+# proves: B4g
 @pytest.mark.parametrize("sync", ["immediate", "batch", "end"])
 def test_each_way_of_syncing_has_all_when_the_session_ends(notebook, sync):
     store = HybridStore(MemoryStore(), notebook, sync=sync, batch_size=3, batch_s=1e6)
@@ -476,6 +483,7 @@ def test_each_way_of_syncing_has_all_when_the_session_ends(notebook, sync):
     store.close()
 
 
+# proves: B4g
 def test_a_batch_goes_when_its_time_has_come(notebook):
     store = HybridStore(MemoryStore(), notebook, sync="batch", batch_size=1_000, batch_s=0.05)
     chat = opened(store)

@@ -62,6 +62,7 @@ def try_to(session: Session, deed: tuple) -> bool:
     return False
 
 
+# proves: A8, I1
 @given(st.lists(deeds, max_size=30))
 def test_what_was_said_is_never_changed_and_never_deleted(things):
     session, before = new_session(), []
@@ -72,6 +73,7 @@ def test_what_was_said_is_never_changed_and_never_deleted(things):
         before = now
 
 
+# proves: I2
 @given(streams() | streams(busy=True))
 def test_every_message_is_covered_by_exactly_one_item(events):
     view = fold(events)
@@ -81,6 +83,7 @@ def test_every_message_is_covered_by_exactly_one_item(events):
     assert [item.span for item in view.items] == sorted(item.span for item in view.items)
 
 
+# proves: B9, I3
 @given(streams() | streams(busy=True))
 def test_undoing_the_newest_edit_gives_back_the_view_before_it(events):
     if events and isinstance(newest := events[-1], Replaced | Pinned | Undone):
@@ -88,6 +91,7 @@ def test_undoing_the_newest_edit_gives_back_the_view_before_it(events):
         assert fold([*events, undone]).messages == fold(events[:-1]).messages
 
 
+# proves: B9, I3
 @given(streams() | streams(busy=True))
 def test_undoing_all_gives_back_what_was_said(events):
     said = [event for event in events if isinstance(event, Said)]
@@ -99,6 +103,7 @@ def test_undoing_all_gives_back_what_was_said(events):
     assert fold(stream).messages == shown
 
 
+# proves: I4
 @given(streams(), st.lists(messages, max_size=5))
 def test_saying_more_never_changes_what_is_already_shown(events, more):
     from strategies import Stream
@@ -117,6 +122,7 @@ def _among_the_messages(events: list) -> list[tuple[int, int]]:
     return [(line.at, line.n) for line in fold(events).lines if not line.apart]
 
 
+# proves: I5
 @given(streams())
 def test_no_view_has_a_tool_call_without_its_result_or_a_result_without_its_call(events):
     lines = fold(events).lines
@@ -130,6 +136,7 @@ def test_no_view_has_a_tool_call_without_its_result_or_a_result_without_its_call
     assert [line for line in mended if line in users] == users
 
 
+# proves: C15, I5
 @given(st.lists(deeds, max_size=30))
 def test_no_request_has_a_tool_call_without_its_result(things):
     session = new_session()
@@ -156,6 +163,7 @@ def _line(message: dict) -> Line:
     return Line(0, message["role"], 0, 0, 0, calls, message.get("tool_call_id"))
 
 
+# proves: D3, I6
 @given(st.lists(deeds, max_size=30), st.integers(60, 2_000))
 def test_fit_returns_a_view_within_the_room_or_raises_with_the_numbers(things, window):
     session = new_session(window)
@@ -168,6 +176,7 @@ def test_fit_returns_a_view_within_the_room_or_raises_with_the_numbers(things, w
         assert fits
 
 
+# proves: C11, I8
 @given(chats)
 def test_what_nobody_edited_renders_as_it_came(history):
     session = new_session(1_000_000)
@@ -176,6 +185,7 @@ def test_what_nobody_edited_renders_as_it_came(history):
     assert json.dumps(session.fit().messages[: len(history)]) == json.dumps(history)
 
 
+# proves: C11, I8
 @given(messages)
 def test_rendering_what_was_parsed_gives_the_same_message(message):
     for dialect in TARGETS:
@@ -184,6 +194,7 @@ def test_rendering_what_was_parsed_gives_the_same_message(message):
             assert format.render(format.parse(rendered)) == ([rendered], [])
 
 
+# proves: I9
 @given(streams(), st.integers(20, 400))
 def test_policies_are_functions_of_their_arguments(events, window):
     view, budget = fold(events), Budget(window=window, max_tokens=window // 3)
@@ -194,6 +205,7 @@ def test_policies_are_functions_of_their_arguments(events, window):
     assert Window()(view, budget, cost) == Window()(fold(list(events)), budget, cost)
 
 
+# proves: E4
 @given(streams(), st.integers(20, 400), st.none() | st.integers(0, 10))
 def test_the_window_never_parts_a_result_from_its_call(events, window, keep):
     view, budget = fold(events), Budget(window=window, max_tokens=window // 3)
@@ -205,6 +217,7 @@ def test_the_window_never_parts_a_result_from_its_call(events, window, keep):
         assert {*faults(after.lines)} <= {*faults(view.lines)}
 
 
+# proves: I13
 @given(st.lists(deeds, max_size=30), st.integers(100, 1_000))
 def test_pinned_messages_the_task_and_the_latest_user_message_are_in_every_view(things, window):
     session = new_session(window)
@@ -226,6 +239,7 @@ def _both(item):
     return zip(item.lines, item.shown, strict=True)
 
 
+# proves: I10
 @given(st.lists(deeds, max_size=25))
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=settings().max_examples // 2)
 def test_sync_and_async_give_the_same_events_for_the_same_input(things):
@@ -265,6 +279,7 @@ def _timeless(event):
     return known
 
 
+# proves: I10
 def test_the_two_sessions_have_the_same_words():
     public = {name for name in vars(Session) if not name.startswith("_")}
     assert public <= {name for name in vars(AsyncSession) if not name.startswith("_")}
@@ -280,6 +295,7 @@ BREAKS: dict[str, tuple[str, Callable]] = {
 }
 
 
+# proves: I11
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_deliberate_break_of_the_fold_is_caught(monkeypatch, name):
     def differs(events) -> bool:

@@ -87,6 +87,7 @@ def each_step(chat: Session, first: list[dict[str, Any]], count: int = 5, **opti
 # When something is done
 
 
+# proves: E2
 def test_the_defaults_act_from_93_600_tokens_on():
     assert Budget().threshold == 93_600
     chat = begin(128_000)
@@ -105,6 +106,7 @@ def test_the_defaults_act_from_93_600_tokens_on():
     assert fitted.report.tokens.final <= 93_600 * 3 // 4
 
 
+# proves: A4
 def test_without_settings_nothing_expires():
     chat = begin()
     for _, seen in each_step(chat, step("a", "x" * 4_000), count=30):
@@ -130,6 +132,7 @@ EXPIRED = {
 }
 
 
+# proves: A7, A8, A8b, A9
 @pytest.mark.parametrize("name", EXPIRED)
 def test_a_limit_of_2_steps_is_intact_in_steps_2_and_3_and_reduced_in_step_4(name):
     settings, reduced = EXPIRED[name]
@@ -152,6 +155,7 @@ def test_an_expired_skeleton_keeps_exact_values_in_the_length_that_is_set():
     assert seen[4] == seen[5] == seen[6]
 
 
+# proves: A9
 @pytest.mark.parametrize("how", [{"compact_mode": "first-n-chars"}, {"compact_mode": "skeleton"}])
 def test_text_already_short_enough_stays(how):
     for text in ("ok", "x" * 500):
@@ -161,6 +165,7 @@ def test_text_already_short_enough_stays(how):
         assert len(list(chat.events())) == chat.get_count()
 
 
+# proves: A9
 @pytest.mark.parametrize("size", [10, 501, 505, 520, 540])
 def test_compacting_never_makes_a_result_longer(size):
     chat = begin(tools={"web_search": {"expire": {"after_steps": 0, "mode": "compact"}}})
@@ -169,18 +174,21 @@ def test_compacting_never_makes_a_result_longer(size):
     assert all(edit.tokens_saved > 0 for edit in chat.fit().report.edits)
 
 
+# proves: A7
 def test_0_steps_is_a_setting_and_reduces_in_the_very_next_step():
     chat = begin(tools={"web_search": {"expire": {"after_steps": 0, "mode": "remove"}}})
     for _, seen in each_step(chat, step("a", TEXT)):
         assert seen["a"].endswith("removed]")
 
 
+# proves: A7
 def test_unset_is_not_0():
     chat = begin(tools={"web_search": {"expire": {"mode": "remove", "length": 10}}})
     for _, seen in each_step(chat, step("a", TEXT)):
         assert seen == {"a": TEXT}
 
 
+# proves: A7
 def test_mode_none_never_expires_whatever_the_steps():
     chat = begin(tools={"web_search": {"expire": {"after_steps": 0, "mode": "none"}}})
     for _, seen in each_step(chat, step("a", TEXT)):
@@ -197,6 +205,7 @@ def test_only_the_results_of_the_tool_that_is_set_expire():
     assert seen["b"] == TEXT + "!"
 
 
+# proves: A2, C10b
 def test_the_report_and_the_explanation_say_which_setting_it_was():
     chat = begin(tools={"web_search": {"expire": {"after_steps": 1, "mode": "remove"}}})
     chat.append([user("task"), *step("a", TEXT), {"role": "assistant", "content": "Hm."}])
@@ -247,6 +256,7 @@ def test_what_was_restored_does_not_expire_again():
 # Overrides
 
 
+# proves: A4
 def test_an_override_beats_what_is_set_field_by_field_and_none_is_as_configured():
     rule = {"after_steps": 1, "mode": "compact", "compact_mode": "first-n-chars", "length": 300}
     chat = begin(tools={"web_search": {"expire": rule}})
@@ -267,6 +277,7 @@ def test_an_override_acts_on_tools_that_are_not_configured():
     assert fitted.report.edits[0].why == "compact: older than 1 step (after_steps of the override)"
 
 
+# proves: A4
 def test_an_override_that_is_off_reduces_nothing_and_is_not_remembered():
     chat = begin(10_000, tools={"web_search": {"expire": {"after_steps": 0, "mode": "remove"}}})
     said = [user("task"), *step("a", output(4_000, "a")), *step("b", output(4_500, "b"), "read")]
@@ -277,6 +288,7 @@ def test_an_override_that_is_off_reduces_nothing_and_is_not_remembered():
     assert chat.fit(override={"off": None}).report.edits
 
 
+# proves: A4, A8
 @pytest.mark.parametrize("how", [{"keep_originals": False}, {"keep_originals": False, "after_steps": 0}])
 def test_no_handle_is_shown_where_originals_are_not_kept(how):
     chat = begin(10_000, tools={"web_search": {"expire": {"after_steps": 0, "mode": "compact"}}})
@@ -299,6 +311,7 @@ def too_much() -> list[dict[str, Any]]:
     return [user("task"), *(m for n in range(20) for m in step(f"a{n}", one)), user("on"), *step("z", "done")]
 
 
+# proves: A4
 @pytest.mark.parametrize("switch", ["off", False])
 def test_off_changes_nothing_anywhere_and_only_says_that_it_is_too_much(switch):
     expire = {"web_search": {"expire": {"after_steps": 0, "mode": "remove"}}}
@@ -378,6 +391,7 @@ TOGETHER = {
 }
 
 
+# proves: A7
 @pytest.mark.parametrize("kind", ["anthropic", "ai-sdk"])
 @pytest.mark.parametrize("name", TOGETHER)
 def test_results_in_one_message_share_the_most_aggressive_setting(kind, name):
@@ -464,6 +478,7 @@ def test_what_anybody_said_may_expire_too_if_he_says_so():
     )
 
 
+# proves: A7
 def test_settings_are_those_of_the_agent_and_the_tool():
     expire = {"after_steps": 0, "mode": "remove"}
     config = agent()
@@ -482,6 +497,7 @@ def test_settings_are_those_of_the_agent_and_the_tool():
     assert seen == {"eager": {"a"}, "patient": {"b"}}
 
 
+# proves: A14
 def test_of_what_is_old_only_what_nobody_works_with_expires_by_relevance():
     rule = {"after_steps": 2, "mode": "remove", "strategy": "relevance", "threshold": 0.3}
     chat = begin(tools={"web_search": {"expire": rule}})
@@ -513,6 +529,7 @@ def cleared(messages: list[dict[str, Any]]) -> list[str]:
     return [id for id, text in results(messages).items() if text.startswith("[refold ")]
 
 
+# proves: C7
 def test_with_50_000_protected_and_outputs_of_60_000_20_000_and_10_000_only_the_oldest_is_cleared():
     prune = {"protect": 50_000, "minimum": 30_000}
     chat = begin(compact={"token_threshold": 80_000, "prune": prune})
@@ -524,6 +541,7 @@ def test_with_50_000_protected_and_outputs_of_60_000_20_000_and_10_000_only_the_
     assert len(fitted.messages) == 11  # every call is kept
 
 
+# proves: C7
 def test_of_twelve_outputs_of_10_000_one_a_turn_exactly_six_are_cleared_by_default():
     chat = begin(128_000)
     chat.append(turns([output(10_000, f"w{n}") for n in range(12)]))
@@ -533,6 +551,7 @@ def test_of_twelve_outputs_of_10_000_one_a_turn_exactly_six_are_cleared_by_defau
     assert [*fitted.report.tokens.after] == ["prune"]
 
 
+# proves: C7
 @pytest.mark.parametrize(("minimum", "fires"), [(19_000, True), (21_000, False)])
 def test_less_than_the_minimum_changes_not_a_byte(minimum, fires):
     prune = {"protect": 50_000, "minimum": minimum}
@@ -545,6 +564,7 @@ def test_less_than_the_minimum_changes_not_a_byte(minimum, fires):
     assert (said_bytes(again) != json.dumps(said)) == fires
 
 
+# proves: C7
 def test_a_run_that_ends_prunes_also_after_an_error():
     config = agent(compact={"prune": {"protect": 5_000, "minimum": 10_000}})
     said = [*turns([output(20_000, f"w{n}") for n in range(3)]), user("q"), user("q")]
@@ -583,6 +603,7 @@ def test_outputs_that_were_capped_are_cleared_like_any_other():
     assert fitted.report.tokens.final < 45_000
 
 
+# proves: C13
 def test_the_view_still_says_which_tools_it_mentions():
     chat = begin(8_000)
     chat.append(user("task"))
@@ -599,6 +620,7 @@ def test_the_view_still_says_which_tools_it_mentions():
 # A window that is not large enough
 
 
+# proves: D3
 def test_a_turn_of_200_calls_keeps_the_task_in_every_request_and_every_request_fits():
     task = user("Find the cheapest flight; never book before asking.\n" + "Exactly this text. " * 40)
     chat = begin(16_000)
@@ -613,6 +635,7 @@ def test_a_turn_of_200_calls_keeps_the_task_in_every_request_and_every_request_f
     assert shown(chat)["c199"] == output(100 + 37 * 199 % 900, "out199")
 
 
+# proves: D3, E9
 @pytest.mark.parametrize("what", ["task", "latest", "pinned"])
 @pytest.mark.parametrize("more", ["nothing", "results", "a huge result", "an expiring result"])
 def test_what_must_be_kept_is_larger_than_the_window(what, more):
@@ -648,6 +671,7 @@ def test_the_error_asks_for_no_more_than_what_must_be_shown():
     assert 9_000 <= error.value.tokens <= 10_000
 
 
+# proves: D3
 def test_a_target_that_cannot_be_reached_is_told_with_the_numbers():
     chat = begin(100_000, compact={"token_threshold": 3_000, "max_tokens": 500})
     chat.append([user("x" * 4 * 1_500), *(m for n in range(12) for m in step(f"a{n}", output(150, f"w{n}")))])
@@ -656,6 +680,7 @@ def test_a_target_that_cannot_be_reached_is_told_with_the_numbers():
     assert [notice for notice in fitted.report.notices if "500" in notice and "1," in notice]
 
 
+# proves: B3
 @pytest.mark.parametrize("strategy", ["summarize", "sliding-window", "hierarchical"])
 @pytest.mark.parametrize("how", [{"keep_recent": 2}, {"target_tokens": 900}])
 def test_compacting_on_demand_says_all_that_it_did(strategy, how):
@@ -740,6 +765,7 @@ def test_the_same_stream_gives_the_same_edits():
     assert run() == run()
 
 
+# proves: B9
 def test_another_process_goes_on_with_the_same_view(tmp_path):
     config, store = agent(8_000), f"sqlite:///{tmp_path}/c.db"
     with refold.open("c", store=store, model="m", config=config) as chat:
@@ -796,6 +822,7 @@ def in_sight(chat: Session) -> dict[int, Any]:
     return {line.at: one for item in items for line, one in zip(item.lines, item.shown, strict=True)}
 
 
+# proves: C15
 @FEW
 @given(told(), ladders, windows, st.sampled_from(TARGETS), st.booleans())
 def test_every_request_is_valid_and_fits_or_the_error_has_the_numbers(history, ladder, window, target, whole):
@@ -812,6 +839,7 @@ def test_every_request_is_valid_and_fits_or_the_error_has_the_numbers(history, l
     assert chat.view() == fold(list(chat.events()))
 
 
+# proves: I13
 @FEW
 @given(runs, ladders, windows, st.sets(st.integers(0, 12), max_size=2))
 def test_the_task_the_latest_and_what_is_pinned_are_in_every_request_to_the_byte(run, ladder, window, pins):
@@ -833,6 +861,7 @@ def test_the_task_the_latest_and_what_is_pinned_are_in_every_request_to_the_byte
             assert {told[users[0]].message.text, told[users[-1]].message.text} <= {*texts}
 
 
+# proves: I12
 @FEW
 @given(told() | runs.map(lambda run: (run, None, ())), ladders, windows)
 def test_all_that_is_hidden_is_one_handle_away(history, ladder, window):
@@ -850,6 +879,7 @@ def test_all_that_is_hidden_is_one_handle_away(history, ladder, window):
             assert any(quoted(written(event.message)) in text for text in texts)
 
 
+# proves: I12
 @FEW
 @given(runs, ladders, windows)
 def test_where_handles_are_off_there_are_none(run, ladder, window):
@@ -919,6 +949,7 @@ def test_after_a_batch_there_is_room_again_unless_what_must_stay_takes_it(run, l
         assert fitted.report.tokens.final <= most
 
 
+# proves: C10b
 @FEW
 @given(runs, ladders, windows)
 def test_no_batch_makes_a_view_larger_and_none_is_made_twice(run, ladder, window):
@@ -970,6 +1001,7 @@ def test_what_was_taken_back_of_cap_and_expire_is_not_done_again(run, ladder, wi
         chat.append({"role": "assistant", "content": "Hm."})
 
 
+# proves: I9
 @FEW
 @given(runs, ladders, windows)
 def test_a_run_has_the_same_edits_whenever_it_is_played(run, ladder, window):

@@ -21,6 +21,7 @@ def nothing_warned_yet(monkeypatch):
     monkeypatch.setattr(limits, "_warned", set())
 
 
+# proves: C2
 @pytest.mark.parametrize("id", MODELS)
 def test_every_model_is_found_by_its_id(id):
     assert find(id).id == id
@@ -32,6 +33,7 @@ def test_every_other_name_leads_to_its_model():
         assert find(name).id == id
 
 
+# proves: C2
 @pytest.mark.parametrize(
     ("name", "id"),
     [
@@ -77,6 +79,7 @@ def test_spelling_does_not_matter(name):
     assert find(name).id == "gpt-5"
 
 
+# proves: C2
 def test_the_longest_known_beginning_is_taken():
     assert find("gpt-5-something-new").id == "gpt-5"
     assert find("gpt-5-mini-something-new").id == "gpt-5-mini"
@@ -118,6 +121,7 @@ def test_another_first_number_or_an_older_version_is_another_model(name):
         assert find(name).id is None
 
 
+# proves: C2
 def test_an_unknown_model_gets_the_default_and_one_warning():
     with pytest.warns(
         UserWarning, match=r"my-model.*128,000.*4,096.*models: \{my-model: \{window: …"
@@ -143,6 +147,7 @@ def test_no_model_gets_the_default_without_a_warning(name):
         assert find(name) == limits.Found(ModelLimits())
 
 
+# proves: C2
 def test_what_a_user_says_of_a_model_of_their_own_is_taken():
     mine = {"my-model": ModelSettings(window=8_000, max_output=1_000)}
     for name in ("my-model", "My_Model", "local/my-model", "my-model-v2", "my-model:latest"):

@@ -49,6 +49,7 @@ def adds(stub: Mem0Stub) -> list[dict]:
 # What is handed over
 
 
+# proves: B4f
 def test_what_was_said_is_added_with_where_it_came_from(stub, memorizer):
     memorizer.remember(KEY, [*said("I like tea"), Spoken(1, "assistant", "Noted.", 2.0)])
     (body,) = adds(stub)
@@ -68,6 +69,7 @@ def test_what_tools_say_is_not_handed_over(stub, memorizer):
     assert [body["messages"] for body in adds(stub)] == [[{"role": "user", "content": "hello"}]]
 
 
+# proves: B4f
 @pytest.mark.parametrize(
     ("level", "entity", "one", "another_chat", "another_owner"),
     [
@@ -90,6 +92,7 @@ def test_each_level_says_who_shares_the_memories(stub, level, entity, one, anoth
     assert list(found.values()) == [True, another_chat, another_owner]
 
 
+# proves: B4f
 @pytest.mark.parametrize(("options", "sent"), [({}, {"infer": True}), ({"infer": False}, {"infer": False})])
 def test_inference_and_graph_are_switches(stub, options, sent):
     memorizer = Mem0Memorizer(api_key=stub.key, host=stub.host, **options)
@@ -390,6 +393,7 @@ def test_a_refused_message_does_not_hold_up_those_after_it(stub, tmp_path):
 # Forgetting
 
 
+# proves: B4f
 @pytest.mark.parametrize("level", ["user", "session", "agent", "org"])
 def test_forgetting_deletes_what_came_from_the_conversation_and_nothing_else(stub, level):
     memorizer = Mem0Memorizer(api_key=stub.key, host=stub.host, user="alice", level=level)

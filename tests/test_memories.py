@@ -89,6 +89,7 @@ ASKED = {
 }
 
 
+# proves: B4e, B4f
 @pytest.mark.parametrize("dialect", ASKED)
 def test_memories_stand_right_before_the_users_words_in_every_dialect(service, dialect):
     chat = opened(service)
@@ -221,6 +222,7 @@ def test_memories_are_data_that_forges_no_handle(service):
     assert chat.view().items[0].lines[0].tokens <= 4_000 * recall.SHARE
 
 
+# proves: E7
 def test_a_service_that_fails_costs_a_notice(service):
     service.is_down = True
     chat = opened(service)
@@ -302,6 +304,7 @@ def test_each_view_recalls_for_itself(service):
     assert len(other.fit().messages) == 2
 
 
+# proves: B4e, B4f
 def test_recent_messages_come_after_what_is_remembered(service):
     chat = opened(service)
     chat.append([user("one"), answer("two"), user("Which tea?")])

@@ -28,6 +28,7 @@ def kinds(seen: list[Any]) -> list[str]:
     return [event.kind for event in seen]
 
 
+# proves: A5
 def test_a_message_that_is_added_is_told_with_its_place_turn_and_step():
     chat, seen = watched()
     chat.append([user("Go."), *step("c1", "found")])
@@ -40,6 +41,7 @@ def test_a_message_that_is_added_is_told_with_its_place_turn_and_step():
     assert seen[2].message.text == "found"
 
 
+# proves: A5
 @pytest.mark.parametrize(("mode", "then"), [("compact", "message-compacted"), ("remove", "message-removed")])
 def test_what_expires_is_told_with_its_reason_and_what_it_saves(mode, then):
     chat, seen = watched(tools={"web_search": {"expire": {"after_steps": 0, "mode": mode, "length": 40}}})
@@ -53,6 +55,7 @@ def test_what_expires_is_told_with_its_reason_and_what_it_saves(mode, then):
         assert event.tokens_saved == edit.tokens[0] - edit.tokens[1] > 400
 
 
+# proves: A3, A5
 def test_expanding_is_told_with_its_reason():
     chat, seen = watched()
     chat.append([user("Go."), *step("c1", "found")])
@@ -102,6 +105,7 @@ def test_a_compaction_on_demand_and_the_prune_at_the_end_are_told():
     assert seen[0].reason == "on demand"
 
 
+# proves: E7
 def test_a_summary_that_fails_is_told():
     def broken(ask: Any) -> str:
         raise RuntimeError("no")

@@ -416,6 +416,7 @@ def test_what_is_said_elsewhere_appears_by_itself(page, panel):
     expect(grid(page, "Conversations")).to_contain_text("A new one begins.")
 
 
+# proves: C12
 def test_summarizing_is_seen_while_it_happens(browser, page, panel):
     compacted = list[int]()
     opened(page, panel)

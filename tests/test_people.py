@@ -351,6 +351,7 @@ def begun() -> Session:
 things = st.lists(deeds | corrections | corrections, max_size=25)
 
 
+# proves: B9
 @given(things, st.randoms(use_true_random=False))
 def test_edits_undone_in_any_order_give_back_what_was_said(deeds, random):
     session = begun()
@@ -517,6 +518,7 @@ def test_what_both_said_alike_after_they_parted_is_no_difference(chat):
     assert chat.diff(other=chat).parted_at == 6
 
 
+# proves: B9
 def test_the_view_at_any_place_is_what_was_shown_then(chat):
     seen = []
     for at in range(6):

@@ -182,6 +182,7 @@ def test_what_an_earlier_request_had_whole_is_not_capped_when_the_estimate_is_co
 PAGE = "".join(f"{n}: the gate of flight HAT{n:03} is open until nine\n" for n in range(30))
 
 
+# proves: A14
 def test_of_outputs_that_are_the_same_the_newest_stays_and_older_ones_point_to_it():
     view = seen(user("t"), step("a", PAGE), step("b", PAGE), step("c", PAGE))
     plan = Dedupe()(view, Budget(), COUNT)
@@ -194,6 +195,7 @@ def test_of_outputs_that_are_the_same_the_newest_stays_and_older_ones_point_to_i
     assert plan[0].setting == ("dedupe", "similarity")
 
 
+# proves: A14
 def test_of_outputs_that_are_nearly_the_same_what_differs_is_named():
     older = PAGE.replace("HAT007 is", "HAT907 is")
     view = seen(user("t"), step("a", older), step("b", PAGE))
@@ -263,6 +265,7 @@ def test_older_outputs_are_cleared_once_the_newest_take_what_is_protected():
     assert cleared(Prune(50_000, 60_000)(view, Budget(), COUNT)) == []
 
 
+# proves: C7
 def test_the_newest_turns_are_skipped_and_do_not_count():
     view = seen(*turns(*[10_000] * 12))
     assert cleared(Prune()(view, Budget(), COUNT)) == [2, 5, 8, 11, 14, 17]
@@ -283,6 +286,7 @@ def test_unset_limits_follow_a_small_window():
     assert len(cleared(Prune()(view, budget, COUNT))) == 10 - 2 - 4  # half of 3,200 is protected
 
 
+# proves: C7
 def test_every_call_is_kept_and_what_stays_of_a_result_says_what_it_was():
     view = seen(*turns(60_000, 20_000, 10_000), user("q"), user("q"))
     pruned = after(view, Prune(50_000, 30_000)(view, Budget(), COUNT))
@@ -305,6 +309,7 @@ def test_what_is_excluded_pinned_or_taken_back_is_not_cleared():
     assert cleared(prune(spared, Budget(), COUNT)) == places[2:]
 
 
+# proves: C7
 def test_it_stops_at_a_summary():
     chat = chat_of(*turns(*[1_000] * 6))
     chat.compact(keep_recent=9)
@@ -352,6 +357,7 @@ def talk(count: int, size: int = 100) -> list[Message | list[Message]]:
     return [step(f"a{n}", output(size, f"w{n}")) for n in range(count)]
 
 
+# proves: E4
 @pytest.mark.parametrize("policy", [Window(4), Summarize(4, fill=False), Hierarchy(4, fill=False)])
 def test_the_newest_and_what_must_stay_are_kept(policy):
     chat = chat_of(Message("system", "The rules."), user("task"), *talk(10))
@@ -368,6 +374,7 @@ def test_the_newest_and_what_must_stay_are_kept(policy):
     assert shown.tokens < view.tokens
 
 
+# proves: E4
 @pytest.mark.parametrize("keep", range(8))
 @pytest.mark.parametrize(
     "make", [Window, lambda n: Summarize(n, fill=False), lambda n: Hierarchy(n, fill=False)]
@@ -380,6 +387,7 @@ def test_the_boundary_never_parts_a_result_from_its_call(make, keep):
         assert faults(after(view, [edit]).lines) == []
 
 
+# proves: B3
 def test_a_window_keeps_as_many_of_the_newest_as_fit():
     view = seen(user("task"), *talk(40))
     budget = Budget(window=8_000, output_reserve=1_000)
@@ -397,6 +405,7 @@ def test_there_is_nothing_to_hide_in_what_is_short(name):
         assert list(POLICIES[name](view, Budget(), COUNT)) == []
 
 
+# proves: E5
 def test_a_summary_is_within_its_limit_and_says_what_it_stands_for():
     view = seen(user("task"), *talk(30))
     for limit in (60, 200, 1_000):
@@ -418,6 +427,7 @@ def test_a_summary_that_has_room_for_everything_is_still_shorter_than_that(count
     assert COUNT(edit.shown[0]) <= 0.9 * sum(line.tokens for line in view.lines[1:-1])
 
 
+# proves: E5
 def test_the_summary_before_goes_into_the_next_one():
     chat = chat_of(
         user("Book HAT078, never HAT118."), user("First look up mia_li_3668."), *talk(5), user("on")
@@ -462,6 +472,7 @@ def levels(chat: Session) -> list[str]:
     return [m.text.partition(":")[0].split()[-1] for m in chat.view().messages if m.summary]
 
 
+# proves: B3
 def test_segments_accumulate_and_then_become_an_era():
     assert levels(hierarchical(3)) == ["segment"] * 3
     assert levels(hierarchical(4)) == ["segment"] * 4
@@ -475,6 +486,7 @@ def test_segments_accumulate_and_then_become_an_era():
         assert faults(chat.view().lines) == []
 
 
+# proves: B3
 def test_exact_values_of_the_oldest_segment_survive_into_the_era():
     chat = hierarchical(6, limit=2_000)
     era = next(m.text for m in chat.view().messages if m.summary)
@@ -525,6 +537,7 @@ CASES: dict[str, list[Message | list[Message]]] = {
 }
 
 
+# proves: E9
 @pytest.mark.parametrize("name", CASES)
 def test_whatever_it_is_it_ends_within_the_room(name):
     view = seen(*CASES[name])
@@ -545,6 +558,7 @@ def test_what_cannot_be_made_to_fit_is_made_as_small_as_it_can_be():
     assert shown.tokens <= 2_004 + 100
 
 
+# proves: E9
 @pytest.mark.parametrize("messages", [[], [user("task")], [user("task"), says("Fine.")]])
 def test_an_empty_or_a_very_short_conversation_is_left_alone(messages):
     view = seen(*messages)
@@ -558,6 +572,7 @@ def test_the_newest_results_are_the_last_to_be_cut():
     assert shown.messages[-1].text == output(120, "w8")
 
 
+# proves: A14
 def test_what_the_agent_took_up_gets_more_room_than_filler():
     used, idle = (
         "\n".join(f"{kind}_{n} is at {kind}-{n}.example.org" for n in range(40)) for kind in ("key", "off")
@@ -592,6 +607,7 @@ def long_talk() -> View:
     return seen(user("task"), *(says(output(100, f"s{n}")) for n in range(8)), user("on"))
 
 
+# proves: C10b
 def test_rungs_are_asked_in_their_order_until_the_view_is_within_the_target():
     view, asked = long_talk(), list[str]()
     budget = Budget(window=4_000, output_reserve=500, max_tokens=600)
@@ -667,6 +683,7 @@ def test_an_edit_that_a_later_rung_swallows_is_not_made():
 # The same input, the same bytes
 
 
+# proves: I9
 @settings(max_examples=settings().max_examples // 2)
 @given(streams(), st.integers(60, 900), st.sampled_from([*POLICIES]))
 def test_policies_are_functions_of_their_arguments(events, window, name):
@@ -705,6 +722,7 @@ for n in range(60):
 """
 
 
+# proves: I9
 @pytest.mark.parametrize("strategy", ["summarize", "hierarchical"])
 def test_another_process_makes_the_same_bytes(strategy):
     outs = [
@@ -990,6 +1008,7 @@ def test_what_a_tool_reports_as_its_failure_is_an_error_however_it_is_put(error)
     assert '→ retry {"n": 2}' in errors
 
 
+# proves: E5
 def test_rules_calls_errors_and_exact_values_are_kept():
     text = summed(*WORK)
     decided = text.partition("Decisions:\n")[2].partition("\nErrors")[0]

@@ -32,13 +32,14 @@ from refold.core.errors import (
     SettingError,
     StoreError,
 )
+from refold.core.event import Expiry
 from refold.core.query import Words, parse_query
 from refold.stores import sql
 from refold.stores.postgres import PostgresStore, from_url
 from refold.stores.postgres_index import MOST_TERMS_BYTES
 from refold.stores.postgres_rows import key_digest, owner_digest
 from refold.stores.postgres_turns import PostgresTurns
-from refold.stores.store import Key, open_store
+from refold.stores.store import Key, ToolSetting, open_store
 from refold.testing import StoreContract
 from refold.testing.words import KEY, ODD, entries, entry, said, verified
 from servers import Postgres, remove
@@ -68,6 +69,7 @@ def store(reopen):
     store.close()
 
 
+# proves: B4c
 class TestPostgres(StoreContract):
     @pytest.fixture
     def reopen(self, reopen):
@@ -262,6 +264,23 @@ def test_a_database_of_a_newer_refold_is_refused(store, reopen, change):
         reopen()
 
 
+# proves: A13
+@pytest.mark.parametrize(
+    "values",
+    [
+        *("after_steps = -1", "length = -1", "mode = 'gone'", "compact_mode = 'zip'", "strategy = ''"),
+        *("threshold = -0.1", "threshold = 1.1", "agent = NULL", "tool = ''", "tool = NULL", "tool = 'ls'"),
+    ],
+)
+def test_the_database_itself_refuses_a_setting_that_cannot_be(store, values):
+    for tool in ("grep", "ls"):
+        store.set_setting(ToolSetting("", tool, Expiry(after_steps=1)))
+    with pytest.raises(psycopg.IntegrityError):
+        run(store, f"UPDATE refold_setting SET {values} WHERE tool = 'grep'")
+    assert {one.expiry for one in store.settings()} == {Expiry(after_steps=1)}
+
+
+# proves: A13
 def test_an_older_database_is_migrated_and_nothing_in_it_is_lost(reopen, monkeypatch):
     steps = sql.migrations("postgres")
     with monkeypatch.context() as patch:

@@ -88,6 +88,7 @@ def test_every_variable_is_used_by_what_comes_with_refold():
         assert load(kind).variables == {*known}
 
 
+# proves: E5
 def test_the_sections_are_those_that_a_summary_is_judged_by():
     assert tuple(TITLES[section] for section in WANTED) == SECTIONS
     text = conversation_template("general").render(**CONVERSATION)
@@ -118,6 +119,7 @@ def test_what_is_quoted_is_fenced():
     assert "<content>" in load("system").text
 
 
+# proves: E5
 def test_all_profiles_are_known():
     assert profiles() == PROFILES
 
@@ -160,6 +162,7 @@ def test_words_follow_from_tokens_and_headings_from_sections_unless_they_are_giv
 # The user's own
 
 
+# proves: A10, E5
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_profile_of_the_users_takes_the_place_of_the_built_in_one(folder, name):
     file = write(folder / f"{name}.md", "Mine, for {{task}}.")
@@ -196,6 +199,7 @@ def test_what_has_the_material_in_it_is_the_whole_prompt(folder):
     assert message_template("Sum up {{ content }}").text == "Sum up {{ content }}"
 
 
+# proves: E5
 def test_any_other_file_in_the_folder_is_a_profile(folder):
     write(folder / "legal.md", "Deadlines.")
     write(folder / "system.md", "Be brief.")
@@ -212,6 +216,7 @@ def test_an_empty_file_says_nothing(folder):
 # Front matter
 
 
+# proves: A10
 def test_front_matter_names_models_and_sections_and_is_no_part_of_the_text(folder):
     front = "---\nmodels: [openai/a, anthropic/b]\nsections:\n- Deadlines\n- Next action\n---\n"
     write(folder / "legal.md", f"{front}\nKeep dates.\n\n---\nAnd names.\n")
@@ -333,6 +338,7 @@ def test_a_prompt_whose_file_is_not_there_is_refused_with_where_it_was_looked_fo
     assert "set the text itself" in caught.value.problem
 
 
+# proves: A10
 def test_the_override_beats_the_agents_prompt_which_beats_the_tools_which_beats_the_default(folder):
     every = {"grep": {"expire": {"prompt": "Of the tool."}}, "ls": {"expire": {"prompt": "Of the tool."}}}
     own = agent({"grep": {"prompt": "Of the agent."}, "ps": {"compact_mode": "ai-summary"}})

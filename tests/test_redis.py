@@ -44,6 +44,7 @@ NUMBERS = ("ttl_s", "timeout_s", "db", "max_connections", "health_check_interval
 ODD_NUMBERS = ("-1", "nan", "inf", "x", "", "1e30", "9" * 30)
 
 
+# proves: B4d
 class TestValkey(StoreContract):
     @pytest.fixture
     def reopen(self, valkey_url):
@@ -56,6 +57,7 @@ class TestValkey(StoreContract):
         store.close()
 
 
+# proves: B4d
 class TestValkeyCluster(StoreContract):
     """Three nodes, so that most keys are on another one than their neighbors."""
 
@@ -168,6 +170,7 @@ def expiries(raw, key):
 # Names and slots
 
 
+# proves: B4d
 def test_all_keys_of_a_conversation_are_in_one_slot_whatever_it_is_called(store, raw):
     for name in ODD:
         fill(store, Key(name, name))
@@ -191,6 +194,7 @@ def test_stores_with_other_prefixes_do_not_meet(valkey_url):
 # Expiry
 
 
+# proves: B4d
 def test_all_keys_of_a_conversation_expire_at_the_same_moment(store, raw):
     fill(store, KEY)
     store.fork(KEY, OTHER, 3)
@@ -234,6 +238,7 @@ USES = {
 }
 
 
+# proves: B4d
 @pytest.mark.parametrize("use", USES)
 def test_using_a_conversation_puts_off_when_it_expires(store, raw, use):
     fill(store, KEY)

@@ -51,6 +51,7 @@ def judged(history: list[Any], dialect: str, flags: tuple[str, ...]) -> list[Any
     return found
 
 
+# proves: C15, I5
 @settings(max_examples=2 * settings().max_examples)
 @given(told())
 def test_every_history_is_a_valid_request_in_every_target(history):
@@ -58,6 +59,7 @@ def test_every_history_is_a_valid_request_in_every_target(history):
     assert judged(DIALECTS[dialect](steps), dialect, flags) == []
 
 
+# proves: C15
 def test_a_share_of_the_million_views_is_valid():
     seen = views.many(range(2_000_000, 2_000_100))
     assert [what for what in seen if what.startswith("seed")] == []

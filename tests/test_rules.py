@@ -401,6 +401,7 @@ def rules(violations: list[Violation]) -> set[str]:
     return {violation.rule for violation in violations}
 
 
+# proves: C15
 @named
 def test_a_valid_request_passes_strictly_and_its_twin_breaks_the_rule_it_should(case: Case) -> None:
     facts = case.spoiled or case.facts

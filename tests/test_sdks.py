@@ -252,6 +252,7 @@ def test_the_raw_json_of_a_reply_keeps_the_order_of_its_keys(api, hear, chat, fi
     assert compact(chat.fit().messages) == compact([USER, *api.said, *api.results])
 
 
+# proves: C4
 @pytest.mark.parametrize("stream", [{}, {"stream": True}], ids=["in one piece", "as a stream"])
 def test_usage_model_and_finish_are_in_the_record_for_good(api, hear, chat, first, tmp_path, stream):
     reply = hear(api.chunks if stream else api.reply, first, **stream)

@@ -200,6 +200,7 @@ def test_an_excerpt_is_one_line_from_where_most_of_it_stands():
 # Sessions
 
 
+# proves: B11
 def test_what_was_hidden_is_found_and_known_to_be_out_of_view(store):
     session = refold.open("a", store=store)
     session.append([said(f"the code of item {n} is K-{n:04}") for n in range(30)])
@@ -226,6 +227,7 @@ def test_calls_and_results_are_found_but_not_those_of_refolds_own_tools(store):
     assert places(session, "tool:refold_expand") == []
 
 
+# proves: B11
 def test_a_search_everywhere_names_the_conversations(store):
     for name in ("a", "b"):
         refold.open(name, store=store).append(said(f"apple of {name}"))
@@ -343,6 +345,7 @@ def test_a_text_for_a_model_is_short_and_forges_no_handles(store):
     assert len(as_tool_text(hits, most_chars=100)) < 300
 
 
+# proves: A11
 def test_through_the_tool_only_its_own_conversation_is_searched(store):
     refold.open("b", store=store).append(said("apple of b"))
     session = refold.open("a", store=store)
@@ -367,6 +370,7 @@ def test_a_long_conversation_without_a_snapshot_is_not_read_only_to_know_what_is
 # By meaning
 
 
+# proves: B11
 def test_what_is_high_in_both_lists_comes_first(store):
     session = refold.open("a", store=store, embedder=WordEmbedder(("car", "automobile")))
     session.append(
@@ -382,6 +386,7 @@ def broken(texts):
     raise OSError("no network")
 
 
+# proves: E7
 @pytest.mark.parametrize("embedder", [broken, lambda texts: [], lambda texts: ["x"], lambda texts: None])
 def test_an_embedder_that_fails_costs_only_what_it_would_have_found(store, embedder):
     session = refold.open("a", store=store, embedder=embedder)
@@ -654,6 +659,7 @@ def test_an_owner_without_conversations_finds_nothing(store):
     assert refold.open("a", store=store, owner="nobody").search("x", everywhere=True) == []
 
 
+# proves: B11
 def test_a_model_of_model2vec_finds_by_meaning(tmp_path):
     pytest.importorskip("model2vec")
     import numpy

@@ -80,6 +80,7 @@ def test_fit_keeps_system_task_and_the_newest_when_it_does_not(worked):
     assert worked.get_count() == 42
 
 
+# proves: B3, C10b
 def test_the_report_says_what_was_done_and_why(chat):
     chat.append(user("Sort the files."))
     for n in range(8):
@@ -113,6 +114,7 @@ def test_the_caller_may_change_what_fit_returned(chat):
     assert len(chat.fit().messages) == 3
 
 
+# proves: A4
 def test_off_means_off(chat):
     chat.append(user("x " * 2_000))
     before = list(chat.events())
@@ -134,6 +136,7 @@ def test_what_must_be_shown_is_larger_than_the_window(chat):
     assert chat.get_count() == 1
 
 
+# proves: E9
 def test_an_empty_conversation_is_no_fault(chat):
     assert chat.fit().messages == []
     assert chat.view().items == ()
@@ -143,6 +146,7 @@ def test_an_empty_conversation_is_no_fault(chat):
         chat.undo()
 
 
+# proves: C15
 def test_a_call_that_was_never_answered_is_mended_in_the_view_only(chat):
     chat.append([user("go"), call("a"), user("stop that")])
     fitted = chat.fit()
@@ -155,6 +159,7 @@ def test_a_call_that_was_never_answered_is_mended_in_the_view_only(chat):
     assert chat.fit().report.notices == ()
 
 
+# proves: C15, E9
 def test_a_result_without_its_call_becomes_labelled_text(chat):
     chat.append([user("go"), result("ghost", "boo")])
     last = chat.fit().messages[-1]
@@ -192,6 +197,7 @@ def test_several_results_in_one_message_become_one_event_each(chat):
     assert [m.tools for m in chat.get_all()] == [(), ("ls", "cat"), ("ls",), ("cat",)]
 
 
+# proves: A2, B2
 def test_a_stored_message_knows_everything_about_itself(worked):
     stored = worked.get_all()[3]
     assert (stored.at, stored.index, stored.turn, stored.step) == (3, 3, 1, 1)
@@ -208,6 +214,7 @@ def test_a_stored_message_knows_everything_about_itself(worked):
     assert newest.tokens_saved == 0
 
 
+# proves: A1, A2
 def test_metadata_of_the_application_and_of_the_engine_survive(tmp_path):
     expiry = Expiry(after_steps=2, mode="compact")
     with refold.open("task", store=f"sqlite:///{tmp_path}/a.db") as chat:
@@ -232,6 +239,7 @@ def test_usage_of_an_answer_is_measured_against_what_was_sent(chat):
     assert (measured.usage.input, measured.estimate, measured.of) == (12, sent, 1)
 
 
+# proves: B1
 def test_messages_by_index_and_the_newest_first_ones(worked):
     assert [m.index for m in worked.get_range(5, 8)] == [5, 6, 7]
     assert [m.index for m in worked.get_range(40, 99)] == [40, 41]
@@ -242,6 +250,7 @@ def test_messages_by_index_and_the_newest_first_ones(worked):
     assert worked.get_recent(99, include_system=False)[0].index == 1
 
 
+# proves: B9
 def test_undo_gives_back_the_view_before(worked):
     before = worked.view()
     while any(item.edit is not None for item in worked.view().items):
@@ -266,6 +275,7 @@ def test_undo_by_the_place_of_a_hidden_message(worked):
         worked.undo(0)
 
 
+# proves: A3
 def test_a_restored_message_comes_with_its_call(worked):
     hidden = worked.view()
     worked.restore(5)
@@ -304,6 +314,7 @@ def test_a_result_that_comes_after_its_call_was_pinned_is_pinned_too(chat):
     assert result("a", "late") in chat.fit().messages
 
 
+# proves: B9
 def test_the_view_as_it_was(worked):
     assert [m.text for m in worked.view(1).messages] == ["Be brief.", "Sort the files."]
     edits = [event.at for event in worked.events() if isinstance(event, Replaced)]
@@ -313,6 +324,7 @@ def test_the_view_as_it_was(worked):
         worked.view(10_000)
 
 
+# proves: B9
 def test_a_fork_shares_the_past_and_goes_its_own_way(worked):
     fork = worked.fork("other", at=7)
     assert [m.text for m in fork.view(7).messages] == [m.text for m in worked.view(7).messages]
@@ -324,6 +336,7 @@ def test_a_fork_shares_the_past_and_goes_its_own_way(worked):
         worked.fork("other")
 
 
+# proves: B9
 def test_export_and_load_are_exact_to_the_byte(worked):
     lines = list(worked.export())
     copy = refold.load(lines, store="memory://", conversation="copy")
@@ -342,6 +355,7 @@ def test_a_changed_line_is_not_loaded(worked):
     assert list(store.conversations()) == []
 
 
+# proves: B10
 def test_several_views_of_one_record(worked):
     other = refold.open("task", store=worked.store, view="audit")
     assert len(other.view().messages) == worked.get_count()
@@ -353,6 +367,7 @@ def test_several_views_of_one_record(worked):
     assert [m.role for m in other.view().messages] == ["system", "user", "user", "assistant", "tool", "user"]
 
 
+# proves: B1, B2, B3, C8b
 def test_compact_on_demand_says_what_it_did():
     worked = refold.open("task", store="memory://")
     worked.append([{"role": "system", "content": "Be brief."}, user("Sort the files.")])
@@ -373,12 +388,14 @@ def test_compact_on_demand_says_what_it_did():
         worked.compact("magic")
 
 
+# proves: B1
 def test_clear_erases_and_the_session_can_begin_anew(worked):
     assert worked.clear() == []
     assert worked.get_count() == 0
     assert worked.append(user("again")) == 0
 
 
+# proves: B9
 def test_another_session_goes_on_where_the_first_one_was(tmp_path):
     url = f"sqlite:///{tmp_path}/a.db"
     with refold.open("task", store=url, model="m", config=SMALL) as one:
@@ -572,6 +589,7 @@ def test_saved_tokens_are_what_the_view_lost(worked):
     assert event.tokens[1] - event.tokens[0] == worked.view().tokens - before
 
 
+# proves: C8b, C14
 def test_a_compaction_by_rule_waits_for_nobody(worked):
     lease = worked.store.acquire(worked.key, "compaction:main", "another process", 0.0, 1e12)
     assert worked.compactions().running

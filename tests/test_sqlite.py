@@ -145,6 +145,7 @@ def test_a_migration_that_fails_halfway_leaves_what_was_there(path, monkeypatch,
     assert verified(SQLiteStore(path), KEY) == (entries(0, 3) if there else [])
 
 
+# proves: A13
 @pytest.mark.parametrize("version", range(1, len(migrations("sqlite"))))
 def test_an_older_file_is_migrated_and_nothing_in_it_is_lost(path, monkeypatch, version):
     with monkeypatch.context() as patch:
@@ -165,6 +166,7 @@ def test_an_older_file_is_migrated_and_nothing_in_it_is_lost(path, monkeypatch, 
     assert sql(path, "SELECT version FROM refold_schema") == [(len(migrations("sqlite")),)]
 
 
+# proves: A13
 @pytest.mark.parametrize(
     "values",
     [

@@ -14,12 +14,14 @@ from refold.stores.store import Forks, Ids, Leases, Memories, Searched, Settings
 from refold.testing import StoreContract
 
 
+# proves: B4a
 class TestMemory(StoreContract):
     @pytest.fixture
     def store(self):
         return MemoryStore()
 
 
+# proves: B4b
 class TestSQLite(StoreContract):
     @pytest.fixture
     def reopen(self, tmp_path):

@@ -299,6 +299,7 @@ FAILURES: dict[str, tuple[Reply, str]] = {
 REFUSED = "it would take 1 calls; 0 of 5 in ten minutes are left"
 
 
+# proves: E7, I7
 @pytest.mark.parametrize("failure", FAILURES)
 def test_whatever_a_model_does_the_step_goes_on_and_the_reason_is_an_event(failure, provider):
     reply, problem = FAILURES[failure]
@@ -321,6 +322,7 @@ def test_whatever_a_model_does_the_step_goes_on_and_the_reason_is_an_event(failu
     assert f"{first.model} wrote no summary of {places}: {first.problem}" in talk.notices
 
 
+# proves: E7, I7
 @pytest.mark.parametrize("failure", ["error 500", "hang", "empty", "invented identifiers"])
 def test_a_model_that_fails_leaves_what_there_is_without_one(failure, provider):
     reply, _ = FAILURES[failure]
@@ -443,6 +445,7 @@ def test_a_request_that_needs_one_at_once_waits_for_it(provider):
     assert [edit.certificate.model for edit in talk.edits] == ["a-model"]
 
 
+# proves: E6
 def test_a_summary_comes_with_a_certificate(provider):
     name, used = NAMES[provider], Usage(1_200, 150, cache_read=200)
     lie, true = "Deployed to cluster zeus-9 for Alice Johnson.", "The file src/file_1.py was read."
@@ -538,6 +541,7 @@ def test_a_certificate_has_the_cost_that_was_paid_whoever_knows_the_model():
 # What a model is asked
 
 
+# proves: E4, E5
 def test_each_round_has_the_summary_before_it_once_and_only_what_is_new(provider):
     with ScriptedModel(newest) as server:
         talk = Talk(writer(provider, server))
@@ -557,6 +561,7 @@ def test_each_round_has_the_summary_before_it_once_and_only_what_is_new(provider
         assert between(prompt, "task") == TASK["content"]
 
 
+# proves: E4
 def test_pinned_messages_stay_as_they_are_and_are_not_summarized(provider):
     with ScriptedModel(newest) as server:
         talk = Talk(writer(provider, server))
@@ -584,6 +589,7 @@ def test_what_is_pinned_after_a_summary_was_prepared_is_not_hidden_by_it(provide
     assert talk.edits[0].span.start <= span.start + 2 < talk.edits[0].span.end
 
 
+# proves: C9
 def test_answers_that_are_only_an_error_are_left_out_and_those_with_content_are_not(provider):
     bare = Message("assistant", (), error="overloaded_error 529")
     partial = Message("assistant", (Text("I had begun with src/half.py."),), error="overloaded_error 529")
@@ -599,6 +605,7 @@ def test_answers_that_are_only_an_error_are_left_out_and_those_with_content_are_
     assert "overloaded_error" not in asked
 
 
+# proves: C9
 def test_long_results_are_shortened_and_keep_their_identifiers(provider):
     filler = "Nothing of note was found on this line of the log, as on most of the others.\n"
     long = filler * 60 + "order_id=ORD-4711-XK in /var/log/orders/2024-05-17.log\n" + filler * 60
@@ -668,6 +675,7 @@ def sizes(request: Request, name: str) -> int:
     return count(system_of(request)) + count(prompt_of(request)) + request["max_tokens"]
 
 
+# proves: C9
 @pytest.mark.parametrize("model", ["a-model", "known"])
 def test_what_is_too_long_for_a_summarizer_is_asked_for_in_pieces(provider, model):
     name = NAMES[provider] if model == "known" else model
@@ -694,6 +702,7 @@ def test_what_is_too_long_for_a_summarizer_is_asked_for_in_pieces(provider, mode
 ODD = ("🙂é漢 " * 900, "0123456789" * 300, "a b\n" * 900, "x" * 9_000, "{[(<|" * 900)
 
 
+# proves: C9
 @pytest.mark.parametrize("text", ODD, ids=["signs", "digits", "lines", "one word", "brackets"])
 def test_each_piece_fits_whatever_is_in_it(text):
     with ScriptedModel(summary("c0 was read.")) as server:
@@ -821,6 +830,7 @@ def test_answers_that_are_no_good_are_paid_for_all_the_same(provider):
     assert called.cost == pytest.approx(cost)
 
 
+# proves: A15
 def test_what_somebody_of_the_same_owner_paid_for_is_not_paid_for_again(provider):
     store = MemoryStore()
     with ScriptedModel(newest) as server:
@@ -876,6 +886,7 @@ def test_two_sessions_at_the_same_work_pay_once(provider, file):
     assert other.chat.view() == talk.chat.view()
 
 
+# proves: A15
 def test_what_was_paid_for_is_not_paid_for_again_in_any_round():
     store, paid = MemoryStore(), list[int]()
     with ScriptedModel(newest) as server:
@@ -1083,6 +1094,7 @@ def test_a_request_waits_no_longer_than_it_is_told_to(provider):
         talk.chat.close()
 
 
+# proves: C14
 def test_a_message_is_said_while_a_request_waits_for_a_summary(provider):
     go, fitted = threading.Event(), list[Fitted]()
     with ScriptedModel(Reply(summary(), hang=go)) as server:
@@ -1292,6 +1304,7 @@ def test_a_dry_run_changes_nothing_and_asks_nobody(provider):
     assert [message.summary for message in result.summary_messages] == [True]
 
 
+# proves: B3
 def test_a_hierarchical_compaction_asks_for_each_part(provider):
     with ScriptedModel(newest) as server:
         talk = Talk(writer(provider, server), config(compact={"strategy": "hierarchical"}, max_tokens=900))
@@ -1416,6 +1429,7 @@ def page_of(talk: Talk) -> str:
 GOOD = "Flights HAT000 to HAT059 are listed; HAT017 leaves at 17:40 and costs 117 euros."
 
 
+# proves: A9
 @pytest.mark.parametrize(
     "answer", [told(GOOD), f"```json\n{told(GOOD)}\n```", GOOD], ids=["json", "block", "text"]
 )
@@ -1462,6 +1476,7 @@ def test_what_a_model_invents_about_a_message_is_struck(provider):
     assert "ZZ999" not in page_of(talk)
 
 
+# proves: A9
 @pytest.mark.parametrize(
     ("reply", "problem"),
     [
@@ -1484,6 +1499,7 @@ def test_where_a_model_fails_a_message_is_cut_instead(provider, reply, problem):
     assert {one.problem for one in talk.called} == {problem}
 
 
+# proves: A9
 def test_a_message_that_a_model_makes_longer_is_cut_instead():
     short = "Flight HAT017 leaves at 17:40. " * 12
     talk = expiring(lambda ask: told(short + short), RULE | {"length": 90}, short)
@@ -1502,6 +1518,7 @@ def wished(where: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any] | None]
 WISHES = ("override", "agent", "tool")
 
 
+# proves: A10
 @pytest.mark.parametrize("where", [WISHES[n:] for n in range(4)], ids=[*WISHES, "default"])
 def test_the_prompt_of_a_message_is_looked_up_from_the_override_to_the_default(provider, where):
     settings, override = wished(where)
@@ -1518,6 +1535,28 @@ def test_the_prompt_of_a_message_is_looked_up_from_the_override_to_the_default(p
     assert wish == (f"WISH of the {where[0]}" if where else "(none)")
 
 
+# proves: A10
+@pytest.mark.parametrize("where", ["the setting", "a file"])
+def test_a_prompt_names_the_models_that_are_tried_in_order(monkeypatch, tmp_path, where):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    models = "---\nmodels: [openai/first, openai/second]\n---\n"
+    (tmp_path / "message.md").write_text(
+        f"{models if where == 'a file' else ''}{{{{content}}}}{{{{prompt}}}}"
+    )
+    rule = RULE | ({"prompt": f"{models}In short."} if where == "the setting" else {})
+
+    def script(request: Request) -> Reply | str:
+        return Reply("no such model", 404) if request["model"] == "first" else told(GOOD)
+
+    with ScriptedModel(script) as server:
+        named = {"prompts": str(tmp_path), "base_urls": {"openai": server.openai_url}}
+        talk = expiring(None, rule, **named)
+        assert [request["model"] for request in server.requests] == ["first", "second"]
+    assert [one.problem for one in talk.called] == ["404 Not Found: no such model", None]
+    assert page_of(talk).partition("\n")[2].startswith(GOOD)
+
+
+# proves: A10
 def test_a_template_of_the_user_takes_the_place_of_the_default(provider, tmp_path):
     (tmp_path / "message.md").write_text(
         "In one word, {{tool}}:\n<content>\n{{content}}\n</content>\n{{prompt}}"

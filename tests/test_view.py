@@ -46,6 +46,7 @@ def live(events: list[Event], view: str = "main") -> Live:
     return result
 
 
+# proves: I11
 @settings(max_examples=20 * settings().max_examples)
 @given(streams() | streams(busy=True))
 def test_the_incremental_view_equals_the_fold(events):

@@ -104,6 +104,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     tools[tool] = message_template(expire.prompt, folder)
         return Prompts(system, conversation, message, tools)
 
+    def has_writers(self, agent: str | None = None) -> bool:
+        """Whether models are named to write summaries: in the settings, or before the text of a prompt."""
+        settings = self.agent(agent)
+        own = (settings.summarizer.prompts, *(one.expire.prompt for one in settings.tools.values()))
+        if settings.summarizer.models or not any(own):  # built-in prompts name none
+            return bool(settings.summarizer.models)
+        prompts = self.prompts(agent)
+        return any(one.models for one in (prompts.conversation, prompts.message, *prompts.tools.values()))
+
     @contextmanager
     def _blaming(self, *paths: Path) -> Iterator[None]:
         """What is wrong with a file is told with the setting that led to it: the first that is set."""

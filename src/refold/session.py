@@ -107,7 +107,7 @@ class Session:
 
     def _summaries(self) -> "Summaries | None":
         hand_over = self._handing_over()
-        if self._summarizer is None and not self.settings.summarizer.models and hand_over is None:
+        if self._summarizer is None and not self.config.has_writers(self._agent) and hand_over is None:
             return None
         from refold.desk import Desk
         from refold.summaries import Summaries, summarizers_of

@@ -21,6 +21,7 @@ class ForksContract:
     def forks(self, store: Any) -> Any:
         return store if isinstance(store, Forks) else pytest.skip("this store cannot fork")
 
+    # proves: B9
     def test_a_fork_can_be_made_at_every_place_and_goes_on_from_there(self, forks: Any) -> None:
         forks.append(KEY, entries(0, 4))
         for at in range(5):
@@ -45,6 +46,7 @@ class ForksContract:
                 forks.fork(KEY, taken, 1)
         assert [row.key for row in forks.conversations()] == [new, KEY]
 
+    # proves: B9
     def test_what_is_said_or_edited_after_a_fork_stays_on_its_side(self, forks: Any) -> None:
         parent = open("parent", store=forks)
         parent.append([said(f"{n} " * 20) for n in range(8)])

@@ -17,6 +17,7 @@ class LeasesContract:
         store.append(KEY, entries(0, 1))
         return store if isinstance(store, Leases) else pytest.skip("this store has no leases")
 
+    # proves: C14
     def test_a_lease_has_one_holder_until_it_runs_out(self, leases: Any) -> None:
         lease = leases.acquire(KEY, "a", "me", 100.0, 10.0)
         assert lease == ("a", "me", lease.fence, 110.0)
@@ -74,6 +75,7 @@ class LeasesContract:
         assert leases.append(KEY, [], lease=lease)
         assert verified(leases, KEY) == entries(0, 3)
 
+    # proves: C14
     def test_a_late_holder_appends_nothing(self, leases: Any) -> None:
         late = leases.acquire(KEY, "a", "late", 100.0, 10.0)
         current = leases.acquire(KEY, "a", "current", 200.0, 10.0)

@@ -71,6 +71,7 @@ class SearchContract:
         assert found(searched, KEY, "secret") == []
         assert sum(searched.index(KEY, words)) == 0
 
+    # proves: B11
     def test_phrases_prefixes_tools_and_roles_narrow_a_search(self, searched: Any) -> None:
         texts = [("red apple tree", None), ("apple red", "Web-Search"), ("application", "web_fetch")]
         searched.append(KEY, [entry(at, text, id=id) for at, (text, id) in enumerate(texts)])
@@ -109,6 +110,7 @@ class SearchContract:
         searched.append(KEY, [entry(at, "the same words") for at in range(1500)])
         assert [at for _, at in found(searched, KEY, "same words", 3)] == [1499, 1498, 1497]
 
+    # proves: B11
     def test_owners_see_their_own_only(self, searched: Any) -> None:
         keys = [Key("one", "a"), Key("one", "b"), Key("two", "a")]
         for key in keys:
@@ -215,6 +217,7 @@ class SearchContract:
 
     # By meaning
 
+    # proves: B11
     def test_vectors_are_found_by_what_they_are_near_to_and_erased_with_the_rest(self, vectors: Any) -> None:
         session = open("a", store=vectors, embedder=WordEmbedder(("car", "automobile")))
         session.append([said("the automobile is red"), said("bread and butter"), said("a blue house")])

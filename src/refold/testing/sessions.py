@@ -17,6 +17,7 @@ TEXTS = ["", " ", "\0", "a\0b", "\ud800", "x\udfff\n", "🙂é漢\u2028", '"\\/'
 
 
 class SessionsContract:
+    # proves: B9
     def test_every_text_comes_back_as_it_was_and_is_exported_and_loaded_to_the_byte(self, store: Any) -> None:
         session = open("a", store=store)
         texts = [*TEXTS, "0123456789" * 1_000_000]

@@ -17,6 +17,7 @@ class SettingsContract:
     def settings(self, store: Any) -> Any:
         return store if isinstance(store, Settings) else pytest.skip("this store keeps no settings")
 
+    # proves: A13
     def test_a_setting_is_what_was_set_last_for_its_agent_and_tool(self, settings: Any) -> None:
         assert list(settings.settings()) == []
         settings.set_setting(ToolSetting("a", "grep", Expiry(after_steps=1, length=9)))
@@ -42,6 +43,7 @@ class SettingsContract:
         settings.erase(KEY)
         assert set(settings.settings()) == made
 
+    # proves: A13
     def test_settings_are_in_force_in_conversations_opened_after(self, settings: Any) -> None:
         file = {"tools": {"grep": {"expire": {"after_steps": 9, "length": 100}}}}
         before = open("a", store=settings, config=file)

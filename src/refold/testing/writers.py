@@ -22,6 +22,7 @@ from refold.testing.words import (
 
 
 class WritersContract:
+    # proves: B1
     def test_racing_threads_lose_nothing_and_keep_their_order(self, store: Any) -> None:
         demand_able(store, "compare-and-append")
         barrier = Barrier(6)
@@ -44,6 +45,7 @@ class WritersContract:
         )
         demand_folded(session)
 
+    # proves: B1
     def test_racing_processes_lose_nothing_and_keep_their_order(
         self, store: Any, reopen: Reopen | None
     ) -> None:
