@@ -19,14 +19,14 @@ from refold.allowed import RANGES, WORDS, Range, hints, is_struct, kinds_of, lis
 from refold.cli import app
 from refold.config import Config
 from refold.core import errors, event
-from refold.core.event import Called, Certificate, Expiry, Line, Named, Piece, Pinned, Replaced, Span, Undone
+from refold.core.event import Called, Certificate, Line, Named, Piece, Pinned, Replaced, Span, Undone
 from refold.core.message import Message, Text, Usage
 from refold.notify import CompactionEvent, MessageEvent
 from refold.serve import frames, gateway, health, openapi, panel, refusal
 from refold.serve.api import ENDPOINTS, Endpoint
 from refold.serve.service import Service
 from refold.serving import ServeSettings
-from refold.settings import AgentSettings, Setting
+from refold.settings import AgentSettings, Setting, ToolSettings
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
 from refold.tokens.limits import ModelLimits, ModelSettings
@@ -74,7 +74,7 @@ def settings() -> Iterator[str]:
     parts: dict[str, tuple[type[msgspec.Struct], str]] = {
         "Of the file": (Config, "At the top."),
         "Of an agent": (AgentSettings, "Under `agents: {NAME: …}`."),
-        "Of a tool": (Expiry, "Under `tools: {NAME: {expire: …}}`, of an agent or of all."),
+        "Of a tool": (ToolSettings, "Under `tools: {NAME: …}`, of an agent or of all."),
         "Of a model": (ModelSettings, "Under `models: {NAME: …}`; unset, as is known of it."),
         "Of the service": (ServeSettings, "Under `serve`."),
     }
@@ -134,7 +134,7 @@ def events() -> Iterator[str]:
     """Every event
 
     How to be told: [being told](../events.md), and [live events](../api.md#live-events) over HTTP. Those of
-    the record are what `chat.events()` and `refold log ID --json` give; [the format](../format.md) has their bytes.
+    the record are what `chat.events()` and `refold log ID --json` give, and [stored](../format.md).
     """
     yield "## In the record\n"
     for kind in get_args(event.Event):
@@ -165,10 +165,10 @@ def fields_of_frames() -> Iterator[tuple[str, list[str]]]:
     """One event of every kind is told, and what it is told with is looked at."""
     key, line, span = Key("ann", "c"), Line(1, "tool", 9, 1, 1, tools=("grep",)), Span(1, 3)
     text = Message("tool", (Text("found"),))
-    edits = [("expire", (text,)), ("expire", ()), *((kind, (text,)) for kind in frames.KINDS)]
+    edits = [("expire", "remove"), ("expire", "compact"), *((kind, "why") for kind in frames.KINDS)]
     happened: list[Any] = [
         event.Said(line, text, 1, 9, 1.0),
-        *(Replaced(4, "main", span, shown, (line,), kind, "old", (9, 3), 1.0) for kind, shown in edits),
+        *(Replaced(4, "main", span, (text,), (line,), kind, why, (9, 3), 1.0) for kind, why in edits),
         *(Undone(5, 4, "no", 1.0), Pinned(5, (line,), "yes", 1.0), Named(5, "a title", "m", 1.0)),
         Called(5, "main", span, "m", "late", 1, time=1.0),
     ]
