@@ -1,7 +1,6 @@
 """Settings: where they come from, and what is refused."""
 
 import math
-import re
 import textwrap
 from pathlib import Path
 
@@ -20,8 +19,7 @@ from refold.core.expiry import layered, most_aggressive
 from refold.policies.cap import Cap
 from refold.policies.dedupe import Dedupe
 from refold.policies.prune import Prune
-from refold.serving import ServeSettings
-from refold.settings import AgentSettings, Compact, Setting, SummarizerSettings, ToolSettings, every
+from refold.settings import AgentSettings, Compact, Setting, SummarizerSettings, ToolSettings
 from refold.stores.memory import MemoryStore
 from refold.stores.store import ToolSetting
 from refold.tokens.limits import ModelLimits, ModelSettings, find
@@ -598,24 +596,3 @@ def test_later_wishes_beat_earlier_ones_field_by_field_and_unset_is_not_zero():
 )
 def test_results_of_one_message_share_the_most_aggressive_wish_of_those_that_expire(wishes, shared):
     assert most_aggressive(wishes) == shared
-
-
-# The page
-
-
-def test_every_setting_is_on_the_page_with_its_default():
-    page = (ROOT / "docs" / "configuration.md").read_text()
-    for struct in STRUCTS:
-        for field in msgspec.structs.fields(struct):
-            if field.name in hints(struct) and field.name != "origins":
-                row = re.search(rf"^\| `(?:[\w.]+\.)?{field.name}` \|.*$", page, re.MULTILINE)
-                assert row, f"{struct.__name__}.{field.name} is not on the page"
-    for setting in load_config(None).in_force():
-        default = "" if setting.value in (None, ()) else f"`{setting.shown}` "
-        assert f"\n| `{setting.name}` | {default}| " in page, setting
-    paths = [setting.path for setting in load_config(None).in_force()]
-    paths += [path for path, _ in every(ServeSettings())]
-    known = {".".join(path[:n]) for path in paths for n in range(1, len(path) + 1)}
-    assert set(re.findall(r"^\| `(\w+\.[\w.]+)`", page, re.MULTILINE)) <= known
-    (text,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert load_config(yaml.safe_load(text)).agents

@@ -3,30 +3,42 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import refold
+from refold.cli import COMMANDS, app
+from refold.config import load_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 ADAPTED = ("adk", "agent-framework", "langchain", "litellm", "mcp", "openai-agents", "pydantic-ai", "strands")
 """Pages of frameworks, each of which is run by tests/adapters in an environment of its own."""
-BLOCKS = [
-    pytest.param(block, id=f"{page.relative_to(ROOT)}-{n}")
-    for page in PAGES
-    if page.stem not in ADAPTED
-    for n, block in enumerate(
-        re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+A_SCREEN_AND_A_HALF = 80
+
+
+def blocks(language):
+    found = (
+        (page, block)
+        for page in PAGES
+        for kind, block in FENCED.findall(page.read_text())
+        if kind == language
     )
-]
+    return [
+        pytest.param(block, id=f"{page.relative_to(ROOT)}-{n}")
+        for n, (page, block) in enumerate(found)
+        if page.stem not in ADAPTED
+    ]
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", blocks("python"))
 def test_every_python_block_runs(block, tmp_path):
     subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True)
 
@@ -37,17 +49,41 @@ def test_the_page_of_every_framework_is_run_by_its_tests(page):
     assert f'"{page}.md"' in (ROOT / "tests" / "adapters" / f"test_{page.replace('-', '_')}.py").read_text()
 
 
-def test_the_yaml_in_the_readme_is_a_valid_configuration(tmp_path):
-    from refold.config import load_config
-
-    (block,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize("block", blocks("yaml"))
+def test_every_yaml_block_is_a_valid_configuration(block, tmp_path):
     (tmp_path / "refold.yaml").write_text(block)
-    assert load_config(tmp_path / "refold.yaml").models["my-model"].window == 8_000
+    config = load_config(tmp_path / "refold.yaml")
+    assert config.origins, "nothing is set in it"
+
+
+def commands(page):
+    """What is typed: the lines of sh blocks, those after a $, and what begins with refold in a text."""
+    text = page.read_text()
+    for kind, block in FENCED.findall(text):
+        lines = block.replace("\\\n", " ").splitlines()
+        typed = lines if kind == "sh" else [line[2:] for line in lines if line.startswith("$ ")]
+        yield from (line for line in typed if re.match(r"(\w+=\S* )*refold ", line))
+    yield from re.findall(r"`(refold [^`]+)`", FENCED.sub("", text))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name != "CHANGELOG.md"],  # which tells of the past, and only in part
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_every_command_that_a_page_names_is_there_with_its_options(page):
+    known = typer.main.get_command(app)
+    for line in commands(page):
+        words = shlex.split(line, comments=True)
+        name, *rest = words[words.index("refold") + 1 :]
+        if name != "--help":
+            assert name in known.commands or name == "COMMAND", line
+            command = known.commands.get(name, known)
+            context = command.context_class(command, help_option_names=["-h", "--help"])
+            command.make_parser(context).parse_args(rest)  # refuses options that there are not
 
 
 def test_the_readme_names_the_commands_there_are():
-    from refold.cli import COMMANDS
-
     named = set(re.findall(r"`refold (\w+)", (ROOT / "README.md").read_text()))
     assert named <= set(COMMANDS)
     assert set(COMMANDS) - named <= {"list", "unpin", "delete", "fit"}
@@ -68,8 +104,55 @@ def test_the_scripts_are_plain_sh(script):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert target.startswith("https://") or (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", FENCED.sub("", page.read_text())):
+        if not target.startswith("https://"):
+            led = page.parent / target if target else page
+            assert led.exists(), target
+            assert not anchor or anchor in anchors(led), f"{target}#{anchor}"
+
+
+def anchors(page):
+    """As GitHub makes them of headings."""
+    titles = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def linked(section=""):
+    """Pages that the index links to, in one of its sections or in any."""
+    text = (ROOT / "docs" / "README.md").read_text()
+    part = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0] if section else text
+    found = {(ROOT / "docs" / target).resolve() for target in re.findall(r"\]\(([^)#]+)", part)}
+    assert found, section
+    return found
+
+
+def test_the_index_leads_to_every_page():
+    pages = {page for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert pages - linked() == {ROOT / "docs" / "README.md"}
+
+
+def test_every_page_that_says_how_to_do_something_is_at_most_a_screen_and_a_half():
+    pages = linked("How to")
+    assert set((ROOT / "docs" / "howto").iterdir()) <= pages
+    lengths = {page.name: len(page.read_text().splitlines()) for page in pages}
+    assert not {name: lines for name, lines in lengths.items() if lines > A_SCREEN_AND_A_HALF}
+
+
+def test_the_tutorial_prints_what_its_commands_print(tmp_path):
+    """All of it in one folder, from the beginning; where they differ, the page gets what this prints."""
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    env = {**os.environ, "REFOLD_STORE": "sqlite:///agent.db", "COLUMNS": "100", "NO_COLOR": "1"}
+    compared = 0
+    for kind, block in FENCED.findall(page):
+        if kind == "python":
+            subprocess.run([sys.executable, "-c", block], cwd=tmp_path, env=env, check=True)
+        elif block.startswith("$ "):
+            typed, _, printed = block[2:].partition("\n")
+            command = [sys.executable, "-m", *shlex.split(typed)]
+            done = subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
+            assert printed.strip() == "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+            compared += 1
+    assert compared
 
 
 def test_the_readme_prints_what_show_prints(tmp_path):

@@ -3,9 +3,7 @@
 import asyncio
 import json
 import logging
-import re
-from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -249,14 +247,3 @@ def test_a_fork_is_watched_by_the_same():
     twin.append(calls(("c1", "web_search")))
     twin.append(answers("c1", json.dumps({"a": 1})))
     assert [event.conversation for event in seen] == ["c", "twin", "twin"]
-
-
-def test_the_page_on_events_has_every_kind_and_every_field():
-    page = (Path(__file__).parents[1] / "docs" / "events.md").read_text()
-    callbacks = page.partition("## Spans")[0]
-    rows = re.findall(r"^\| (`.*?) \|", callbacks, re.MULTILINE)
-    named = [name for row in rows for name in re.findall(r"`([\w:-]+)`", row)]
-    structs = (MessageEvent, CompactionEvent)
-    known = {kind for struct in structs for kind in get_args(get_type_hints(struct)["kind"])}
-    known |= {field for struct in structs for field in struct.__struct_fields__}
-    assert sorted(named) == sorted(known)

@@ -187,6 +187,8 @@ class Hit(msgspec.Struct, frozen=True):
 
 
 class CompactionResult(msgspec.Struct, frozen=True):
+    """What a compaction on demand did, or would do."""
+
     summary_messages: tuple[Message, ...]
     """What stands for the messages of the range now."""
     compacted_range: tuple[int, int]

@@ -39,13 +39,13 @@ DEFAULT = "default"
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: str | None = None
-    """The URL of the store, where the code names none."""
+    """The store's URL, where neither the code nor `--store` names one; unset, `sqlite:///refold.db`."""
     models: dict[str, ModelSettings] = {}
-    """What models take that the table does not know, or knows otherwise."""
+    """By name: what models take that the table does not know, or knows otherwise."""
     agents: dict[str, AgentSettings] = {}
     """By name; `default` is for those who name none."""
     tools: dict[str, ToolSettings] = {}
-    """For every agent, which may say otherwise, field by field."""
+    """`expire`, by the tool's name, for every agent, which may say otherwise, field by field."""
     serve: ServeSettings = ServeSettings()
     """Of `refold serve`."""
     origins: dict[Path, str] = {}

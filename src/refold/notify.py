@@ -26,7 +26,14 @@ TRACED = (
 
 
 class MessageEvent(msgspec.Struct, frozen=True):
-    """Something became of a message, or of those that one edit covers."""
+    """Something became of a message, or of those that one edit covers.
+
+    message-added      something was said
+    message-expired    a result lasted as many steps as it was set to; what became of it follows
+    message-compacted  a message is shown shorter, or several as one: by any rung
+    message-removed    only its name is left, or nothing
+    message-expanded   it was read again, by a person or the model; nothing is changed
+    """
 
     kind: Literal[
         "message-added", "message-expired", "message-compacted", "message-removed", "message-expanded"
@@ -37,9 +44,12 @@ class MessageEvent(msgspec.Struct, frozen=True):
     turn: int
     step: int
     role: str
+    """Of it, or of the first of several; the same for `tools`."""
     tools: tuple[str, ...] = ()
     reason: str = ""
+    """Why, by which setting; of an expansion what was given for it."""
     tokens_saved: int = 0
+    """In the view."""
     message: Message | None = None
     """As it is shown now, where it is shown."""
     edit: int | None = None
@@ -49,7 +59,14 @@ class MessageEvent(msgspec.Struct, frozen=True):
 
 
 class CompactionEvent(msgspec.Struct, frozen=True):
-    """A view is made smaller, or should have been."""
+    """A view is made smaller, or should have been.
+
+    compaction:start     the view is about to be made smaller; a summary may be waited for now
+    compaction:complete  it was; or nothing was worth hiding, which the reason says
+    compaction:failed    a model wrote no summary and the rest is done by rule; or it cannot fit
+    prune:complete       old results were pruned when the session was closed
+    overflow             the request is larger than the window, and nothing can be done about it
+    """
 
     kind: Literal[
         "compaction:start", "compaction:complete", "compaction:failed", "prune:complete", "overflow"
@@ -58,13 +75,16 @@ class CompactionEvent(msgspec.Struct, frozen=True):
     turn: int
     step: int
     reason: str
+    """Which trigger, or what went wrong."""
     tokens_before: int = 0
+    """Of the view, here and below."""
     tokens_after: int = 0
     limit: int = 0
     """The model's window."""
     messages: int = 0
     """Edits that were made."""
     was_pruned: bool = False
+    """Prune was among them, or summaries, below."""
     was_summarized: bool = False
     at: int | None = None
     """Of the first edit."""

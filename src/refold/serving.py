@@ -13,7 +13,9 @@ class Upstreams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where requests go, written as the SDK's base URL would be."""
 
     openai: str = "https://api.openai.com/v1"
+    """For `/openai/v1`."""
     anthropic: str = "https://api.anthropic.com"
+    """For `/anthropic`."""
 
 
 class TokenSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,15 +35,15 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one client may take of the service, so that there is enough for the others."""
 
     header_s: float = 10.0
-    """For the headers of a request, from their first byte on."""
+    """Seconds for the headers of a request, from their first byte on."""
     body_s: float = 60.0
-    """For its body."""
+    """Seconds for its body."""
     body_pause_s: float = 10.0
-    """Without a byte of it."""
+    """Seconds without a byte of it."""
     take_s: float = 60.0
-    """For a client to take what waits for it of an answer."""
+    """Seconds for a client to take what waits for it of an answer."""
     idle_s: float = 75.0
-    """Without any request."""
+    """Seconds without any request."""
     requests_per_s: float = 1_000.0
     """Of one caller, in the long run."""
     burst: int = 2_000
@@ -51,10 +53,12 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connections: int = 5_000
     """At the same time, of all callers."""
     grace_s: float = 30.0
-    """For streams to end in, when the service is told to stop."""
+    """Seconds for streams to end in, when the service is told to stop."""
 
 
 class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the service listens, who may ask, and where requests go."""
+
     host: str = "127.0.0.1"
     """Where it listens. Anything but loopback needs a token."""
     port: int = 8787
@@ -63,13 +67,13 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Other names that it is called by, such as that of a proxy in front: `agents.example` or with a port."""
     upstreams: Upstreams = Upstreams()
     plain_http: bool = False
-    """Whether an upstream that is not on this machine may be spoken to without TLS."""
+    """Upstreams that are not on this machine may be spoken to without TLS."""
     token: str | None = None
     """One token that allows everything."""
     tokens: tuple[TokenSettings, ...] = ()
     """Any number of tokens, each with its owner and what it allows."""
     inject_tools: Literal["auto"] | Switch = "auto"
-    """Whether the gateway adds expand and search: `auto` is where a request has tools already."""
+    """The gateway adds expand and search: `auto` where a request has tools already."""
     max_body_mb: float = 16.0
     """The largest request."""
     limits: Limits = Limits()

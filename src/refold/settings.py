@@ -40,9 +40,9 @@ class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     safety_buffer: int = 5_000
     """Tokens for what counting gets wrong."""
     threshold_percent: float = 0.80
-    """The share of the rest at which something is done."""
+    """The share of the rest of the window at which something is done."""
     max_tokens: int | None = None
-    """What a compaction brings the view down to; unset, three quarters of the threshold."""
+    """What a compaction brings the view down to, at most `token_threshold`; unset, 3/4 of the threshold."""
     token_threshold: int | None = None
     """Above so many tokens something is done as well."""
     turn_threshold: int | None = None
@@ -50,15 +50,15 @@ class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message_threshold: int | None = None
     """Above so many messages since the last compaction."""
     strategy: Literal["summarize", "sliding-window", "hierarchical"] = "summarize"
-    """What becomes of the messages that no longer fit."""
+    """What becomes of messages that no longer fit."""
     keep_recent: int = 10
     """The newest messages, which a compaction leaves alone where they fit."""
     prune: Prune | Switch = Prune()
-    """Old tool outputs, cleared before anything is summarized."""
+    """Old tool outputs are cleared before anything is summarized."""
     cap: Cap | Switch = Cap()
-    """Large tool outputs, shown in part from the beginning."""
+    """Large tool outputs are shown in part from the first request on."""
     economy: Economy | Switch = False
-    """Whether the view is made smaller before it must be, where the prices of the model say that it pays."""
+    """The view is made smaller before it must be, where the prices of the model say that it pays."""
 
     @property
     def thrift(self) -> Economy | None:
@@ -76,20 +76,22 @@ class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SummarizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who writes summaries, and what that may cost."""
+
     models: tuple[str, ...] = ()
     """Tried in this order."""
     profile: str = "general"
-    """Which prompt it is given: general, coding, content, research, support, or one of your own."""
+    """Which prompt it is given: `general`, `coding`, `content`, `research`, `support`, or your own."""
     max_tokens: int | None = None
     """The longest summary; unset, as the room allows."""
     timeout_s: float = 30.0
-    """When a summary is given up."""
+    """Seconds after which a summary is given up."""
     wait_s: float = 10.0
-    """How long a request waits for one that is not ready; 0 means never."""
+    """Seconds that a request waits for one that is not ready; 0 means never."""
     run_in: Literal["thread", "worker"] = "thread"
     """Who writes ahead of need: a thread of this process, or `refold worker`, for a store in PostgreSQL."""
     prompts: str | None = None
-    """The folder with templates of your own, which take the place of those of the same name."""
+    """The folder with prompts of your own, which take the place of those of the same name."""
     base_urls: dict[str, str] = {}
     """Where the API of a provider is, `openai` or `anthropic`; unset, as its SDK has it."""
     window: int | None = None
@@ -101,34 +103,40 @@ class SummarizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class ToolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What becomes of a tool's results."""
+
     expire: Expiry = Expiry()
     """When this tool's results are reduced, and to what; without any, never."""
 
 
 class ExpandSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the model sees again because it asked."""
+
     lease_steps: int = 3
-    """Steps for which a model sees what it asked to see again."""
+    """Steps for which it sees it; each time that it asks for the same again, twice as long."""
     max_tokens: int | None = None
     """The longest answer; unset, an eighth of the window."""
 
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one agent's conversations are kept within its model's window."""
+
     model: str | None = None
     """Whose window must not be exceeded, where the code names none."""
     compact: Compact | Switch = True
     """`off` turns every reduction off."""
     repair: Switch = True
-    """Whether requests that the provider would refuse are mended."""
+    """Requests that the provider would refuse are mended."""
     counter: Literal["auto", "estimate"] = "auto"
-    """How tokens are counted: as the model does, or four characters a token."""
+    """Tokens are counted as the model does, or estimated: four characters a token."""
     summarizer: SummarizerSettings = SummarizerSettings()
     tools: dict[str, ToolSettings] = {}
-    """By the tool's name."""
+    """`expire`, by the tool's name."""
     dedupe: Dedupe | Switch = Dedupe()
-    """Repeated tool outputs: older ones point to the newest."""
+    """Older outputs that repeat a newer one point to it."""
     expand: ExpandSettings = ExpandSettings()
     handles: Switch = True
-    """Whether reduced messages show how to get them back."""
+    """Reduced messages show how to get them back."""
 
     @property
     def is_off(self) -> bool:

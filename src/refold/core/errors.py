@@ -14,11 +14,17 @@ RefoldError
 
 
 class RefoldError(Exception):
-    """The root: `except RefoldError` catches whatever refold raises on purpose."""
+    """The root: `except RefoldError` catches whatever refold raises on purpose.
+
+    Its text says where, why and what to do.
+    """
 
 
 class MessageError(RefoldError):
-    """A message that cannot be understood. Nothing was stored."""
+    """A message that cannot be understood. Nothing was stored.
+
+    Correct the message at `where` and append all of them again.
+    """
 
     def __init__(self, where: str, problem: str) -> None:
         super().__init__(f"{where}: {problem}")
@@ -26,7 +32,10 @@ class MessageError(RefoldError):
 
 
 class SettingError(RefoldError):
-    """A setting that is unknown or not allowed; says where it stands and what is allowed."""
+    """A setting, or an argument, that is unknown or not allowed.
+
+    Correct it at `where`: a file and its line, or an argument. The text has what is allowed.
+    """
 
     def __init__(self, where: str, problem: str) -> None:
         super().__init__(f"{where}: {problem}")
@@ -34,15 +43,24 @@ class SettingError(RefoldError):
 
 
 class NotFoundError(RefoldError):
-    """No such conversation, place or message."""
+    """No such conversation, place or message.
+
+    `refold list` and `refold show ID` print those that there are; the owner may be another.
+    """
 
 
 class CannotExpandError(NotFoundError):
-    """There is nothing to show again at that place; says why, in a sentence for whoever asked."""
+    """There is nothing to show again at that place, or no such part of it.
+
+    Ask for another place or part; the text says why, in a sentence for whoever asked, be it a model.
+    """
 
 
 class OverBudgetError(RefoldError):
-    """What must be shown does not fit the window."""
+    """What must be shown does not fit the window.
+
+    Use a model with a larger window, lower `compact.output_reserve`, offer fewer tools, or unpin something.
+    """
 
     def __init__(self, tokens: int, room: int, window: int) -> None:
         super().__init__(
@@ -54,16 +72,28 @@ class OverBudgetError(RefoldError):
 
 
 class ConflictError(RefoldError):
-    """That place or name is taken: somebody else wrote first. Read again and retry."""
+    """That place or name is taken: somebody else wrote first.
+
+    Read again and retry, or choose another name.
+    """
 
 
 class StoreError(RefoldError):
-    """The store cannot be used now. Nothing acknowledged is lost; retry when the cause is gone."""
+    """The store cannot be used now. Nothing acknowledged is lost.
+
+    Retry when the cause, which the text names, is gone.
+    """
 
 
 class CorruptError(StoreError):
-    """What is stored is not what was written."""
+    """What is stored is not what was written.
+
+    Run `refold doctor`, which says what is damaged, and restore that from a backup or an export.
+    """
 
 
 class NewerError(StoreError):
-    """Written by a newer refold than this one; upgrade to read it."""
+    """Written by a newer refold than this one.
+
+    Upgrade to read it; nothing was changed.
+    """

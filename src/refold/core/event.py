@@ -46,16 +46,19 @@ class Expiry(msgspec.Struct, frozen=True, omit_defaults=True):
     """When a message may be reduced, as its sender wished; unset means as configured."""
 
     after_steps: int | None = None
-    """Intact for so many steps after the one that brought it; unset, it never expires."""
+    """Intact for so many steps after the one that brought it; 0 is a number, unset means never."""
     mode: Literal["none", "remove", "compact"] | None = None
+    """What becomes of it then: nothing, only its name is left, or it is shown shorter; unset, shorter."""
     compact_mode: Literal["first-n-chars", "ai-summary", "skeleton"] | None = None
+    """Shorter how: its beginning, what a model writes, or keys, values and errors; unset, its beginning."""
     length: int | None = None
-    """Characters that stay."""
+    """Characters that stay; unset, 500."""
     prompt: str | None = None
+    """What the summarizer is asked: a text, or a file where it ends in `.md` or `.txt`."""
     strategy: Literal["age", "relevance"] | None = None
-    """Whether all that is old expires, or of that only what has little to do with the work at hand."""
+    """All that is old expires, or of that only what has little to do with the work at hand; unset, all."""
     threshold: float | None = None
-    """What is less relevant than this expires, from 0 to 1."""
+    """With `relevance`: what is less relevant than this expires; unset, 0.3."""
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True):

@@ -27,14 +27,20 @@ class _Part(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True):
 
 
 class Text(_Part, frozen=True, tag="text"):
+    """What was said."""
+
     text: str
 
 
 class Reasoning(_Part, frozen=True, tag="reasoning"):
+    """What the model thought before it spoke."""
+
     text: str
 
 
 class ToolCall(_Part, frozen=True, tag="tool-call"):
+    """A tool that the model wants to be run."""
+
     call_id: str
     tool: str
     input: str
@@ -69,6 +75,8 @@ class Opaque(_Part, frozen=True, tag="opaque"):
 
 
 class ToolResult(_Part, frozen=True, tag="tool-result"):
+    """What a tool answered."""
+
     call_id: str
     output: str | tuple[Text | Media | Opaque, ...]
     tool: str | None = None

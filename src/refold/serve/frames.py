@@ -1,4 +1,15 @@
-"""One event for those who watch: its name, its facts, and never more of a text than a glance."""
+"""One event for those who watch: its name, its facts, and never more of a text than a glance.
+
+What happened to messages and views is called as in `refold.notify`. Besides that there are:
+
+restored   an original stands in its place again
+corrected  another message stands in the place of one
+recalled   what a service remembers is shown beside a message
+undone     an edit, a pin or an undoing was taken back
+pinned     messages that stay in every view from now on
+named      the conversation was given a title, or a model
+lagging    whoever reads too slowly is cut off, and comes back by the id of the last event
+"""
 
 from collections.abc import Iterator
 from typing import Any

@@ -42,6 +42,13 @@ class Door(NamedTuple):
     provider: str
     dialect: Dialect | None = None
 
+    @property
+    def says(self) -> str:
+        """What becomes of a request, in a sentence."""
+        if self.dialect is None:
+            return f"Anything else of {self.provider}'s, handed on as it is"
+        return f"A request in the dialect `{self.dialect}`: kept, made to fit, sent upstream"
+
 
 DOORS = (
     Door("/openai/v1/chat/completions", "openai", "openai-chat"),

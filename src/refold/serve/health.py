@@ -47,11 +47,13 @@ def routes(service: Service) -> list[Route]:
     health = Health(lambda: ask(service.store))
 
     async def healthz(request: Request) -> Response:
+        """200 while the store answers, else 503 and why; needs no token"""
         problem = await health.problem()
         told = {"status": "ok"} if problem is None else {"status": "unavailable", "reason": problem}
         return JSONResponse(told, 200 if problem is None else 503)
 
     async def metrics(request: Request) -> Response:
+        """What was counted, for Prometheus; needs the scope `read`"""
         demand(request.state.caller, "read")
         return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
 

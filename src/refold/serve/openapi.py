@@ -112,13 +112,14 @@ def _schemas(endpoints: "tuple[Endpoint, ...]") -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(types, ref_template=REF)
     for name, schema in schemas.items():
         type = next((getattr(module, name) for module in MODULES if hasattr(module, name)), None)
-        for field, says in _documented(type):
+        for field, says in documented(type):
             if field in schema.get("properties", {}):
                 schema["properties"][field].setdefault("description", says)
     return schemas
 
 
-def _documented(type: Any) -> Iterator[tuple[str, str]]:
+def documented(type: Any) -> Iterator[tuple[str, str]]:
+    """Its fields, each with what is written under it."""
     for one in inspect.getmro(type) if inspect.isclass(type) else ():
         if one.__module__.startswith("refold."):
             (tree,) = ast.parse(dedent(inspect.getsource(one))).body

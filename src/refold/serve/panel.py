@@ -37,9 +37,11 @@ def routes(service: "Service") -> list[Route]:
     known = _files()
 
     async def page(request: Request) -> Response:
+        """The page for people"""
         return _sent(request, known["index.html"])
 
     async def static(request: Request) -> Response:
+        """Its scripts, styles and pictures"""
         file = known.get(request.path_params["name"])
         return Response("There is no such file\n", 404) if file is None else _sent(request, file)
 

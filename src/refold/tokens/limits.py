@@ -25,11 +25,13 @@ class ModelLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_input: int | None = None
     """The longest request, where the provider refuses longer ones although the window has room."""
     input: float | None = None
+    """The price of what no cache had."""
     cache_read: float | None = None
     """Input that the provider's prompt cache had."""
     cache_write: float | None = None
     """Input that it was told to keep."""
     output: float | None = None
+    """The price of the answer."""
     provider: str | None = None
     """Who made it: openai, anthropic, google, meta, mistral, deepseek, qwen or xai."""
     date: str | None = None
