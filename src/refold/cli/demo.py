@@ -5,9 +5,10 @@ import shutil
 import sys
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from refold.demo.run import Outcome
 
 OWNER = "default"
+COMMAND = "  {:<24} {}"
 
 
 def demo(
@@ -58,21 +60,21 @@ def demo(
     from refold.demo.run import chosen, run
 
     with _recorded(store) as (url, opened):
-        reading, why = chosen(folder, window)
+        model, (reading, why) = Model(steps, window), chosen(folder, window)
         note = f"{why}: refold's own source is read instead" if why else ""
         files = f"{reading.root.resolve()}, {plural(len(reading.files), 'file')}"
         title = f"A scripted model reads {files}, in a window of {window:,} tokens"
         with watching(Table(window, [*([note] if note else []), title], is_aside=json)) as tell:
-            outcome = run(reading, opened, _free(opened), steps=steps, window=window, tell=tell)
-        opened.close()
-        if json:
-            emit({"store": shown_url(url), "note": note, **msgspec.to_builtins(outcome)})
-            return
-        _conclude(outcome, shown_url(url), is_kept=store is not None)
-        if panel or (panel is None and sys.stdout.isatty()):
-            _show(url, outcome.conversation, Model(steps, window, 1).config)
-        else:
-            say(f"  panel    refold serve --store {shown_url(url)}")
+            outcome = run(reading, model, opened, _free(opened), tell)
+    if json:
+        emit({"store": shown_url(url), "note": note, **msgspec.to_builtins(outcome)})
+        return
+    _sum_up(outcome)
+    _point(outcome, shown_url(url), is_kept=store is not None)
+    if panel or (panel is None and sys.stdout.isatty()):
+        _show(url, outcome.conversation, model.config)
+    else:
+        say(COMMAND.format("refold serve", "the panel"))
 
 
 @contextmanager
@@ -81,7 +83,8 @@ def _recorded(given: str | None) -> Iterator[tuple[str, Store]]:
     folder = None if given else Path(mkdtemp(prefix="refold-demo-"))
     url = given or f"sqlite:///{(folder or Path()).as_posix()}/demo.db"
     try:
-        yield url, open_store(url)
+        with closing(open_store(url)) as opened:
+            yield url, opened
     except BaseException:  # half a demo is of no use
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -95,64 +98,70 @@ def _free(store: Store) -> str:
     return next(name for name in names if name not in taken)
 
 
-def _conclude(outcome: "Outcome", url: str, *, is_kept: bool) -> None:
-    less, died = saved_percent(outcome.sent_without, outcome.sent), outcome.ended_without
-    ended = f"refused at step {died}, for good" if died else "no step refused: try a smaller --window"
-    lines = [
-        ("said", f"{outcome.said:,} tokens in {plural(len(outcome.steps), 'step')}; all of it is kept"),
-        ("sent", f"never more than {outcome.most_sent:,} of {outcome.window:,} tokens"),
-        (
-            "without",
-            f"{ended}; in a window without end {outcome.sent_without:,} tokens sent, not {outcome.sent:,}",
-        ),
-        (
-            "saved",
-            f"{less} % of the tokens sent; at the prices of {outcome.prices}, its cache counted in,"
-            f" ${outcome.cost:.2f} instead of ${outcome.cost_without:.2f}",
-        ),
-    ]
-    if asked := outcome.question:
+def _sum_up(outcome: "Outcome") -> None:
+    """What came of it, in a few lines."""
+    less, died, asked = (
+        saved_percent(outcome.sent_without, outcome.sent),
+        outcome.ended_without,
+        outcome.question,
+    )
+    ended = (
+        f"refused at step {died}, for good"
+        if died
+        else "no step refused: try more --steps or a smaller --window"
+    )
+    endless = f"in a window without end {outcome.sent_without:,} tokens sent, not {outcome.sent:,}"
+    prices = f"at the prices of {outcome.prices}, its cache counted in"
+    money = f"{_usd(outcome.cost)} instead of {_usd(outcome.cost_without)}"
+    lines = {
+        "said": f"{outcome.said:,} tokens in {plural(len(outcome.steps), 'step')}; all of it is kept",
+        "sent": f"never more than {outcome.most_sent:,} of {outcome.window:,} tokens",
+        "without": f"{ended}; {endless}",
+        "saved": f"{less} % of the tokens sent; {prices}, {money}",
+    }
+    if asked is not None:
         where = "hidden by then" if asked.is_hidden else "still in view"
-        how = f"found by {', '.join(outcome.found_by)}" if outcome.found_by else "read there"
-        lines += [
-            (
-                "asked",
-                f"what the line of {asked.path} with `{asked.word}` says, read at #{asked.at}, {where}",
-            ),
-            ("answer", f"{one_line(outcome.answer)} ({'exact' if outcome.is_right else 'wrong'}; {how})"),
-        ]
+        how = f"found by {' and '.join(outcome.found_by)}" if outcome.found_by else "read in view"
+        lines["asked"] = f"what the line of {asked.path} with `{asked.word}` says; #{asked.at}, {where}"
+        lines["answer"] = f"{outcome.answer} ({'exact' if outcome.is_right else 'wrong'}; {how})"
     say("")
-    columns = Columns(Column("", max(len(name) for name, _ in lines)))
-    for name, text in lines:
+    columns = Columns(Column("", max(map(len, lines))))
+    for name, text in lines.items():
         columns.line((name, "bold"), (one_line(text), ""), wrap=True)
-    at = asked.at if asked else 2
-    say(f"\nIt is kept in {url}" + ("" if is_kept else ", until you delete that") + ". Look at it:")
-    say(f"  view     refold show {outcome.conversation} --store {url}")
-    say(f"  why      refold explain {outcome.conversation} {at} --store {url}")
-    say(f"  undo     refold undo {outcome.conversation} --store {url}")
 
 
-def _show(url: str, conversation: str, models: dict[str, Any]) -> None:
+def _usd(money: float) -> str:
+    return f"${money:.2f}" if money >= 1 else f"${money:.4f}"
+
+
+def _point(outcome: "Outcome", url: str, *, is_kept: bool) -> None:
+    """Where it is, and how to look at it."""
+    name, at = outcome.conversation, outcome.question.at if outcome.question else 0
+    say("\nTo look at it" + (":" if is_kept else "; it stays until you delete the file:"))
+    say(f"  {'set' if os.name == 'nt' else 'export'} REFOLD_STORE={url}")
+    say(COMMAND.format(f"refold show {name}", "what the model sees"))
+    say(COMMAND.format(f"refold explain {name} {at}", f"why #{at} is shown or not"))
+    say(COMMAND.format(f"refold undo {name}", "takes the newest edit back"))
+
+
+def _show(url: str, conversation: str, settings: dict[str, Any]) -> None:
     """Serves the panel until Ctrl-C, and opens it where there is a browser."""
     try:
         run = serving()
     except SettingError:
-        say(f'  panel    pip install "refold[serve]", then refold serve --store {shown_url(url)}')
+        say(COMMAND.format("refold serve", 'the panel, after pip install "refold[serve]"'))
         return
 
     def tell(address: str) -> None:
         page = f"{address}/panel#/c/{quote(conversation, safe='')}"
-        opened = "" if _browse(page) else ", for your browser"
-        say(f"  panel    {page}{opened}; Ctrl-C ends it")
+        say(f"\nThe panel: {page}\nCtrl-C ends it.")
+        if _has_browser():
+            Thread(target=webbrowser.open, args=(page,), daemon=True).start()  # some end when they are closed
 
-    run(url, config=[models, {"serve": {"port": 0}}], log_level="error", tell=tell)
+    run(url, config=[settings, {"serve": {"port": 0}}], log_level="error", tell=tell)
 
 
-def _browse(page: str) -> bool:
-    """Whether a browser opens it; none that would take over the terminal."""
-    has_screen = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
-    if not has_screen and sys.platform not in ("win32", "darwin"):
-        return False
-    with suppress(webbrowser.Error, OSError):
-        return webbrowser.open(page)
-    return False
+def _has_browser() -> bool:
+    """One with a window, or one that was named; none that would take over the terminal unasked."""
+    is_named = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+    return is_named or sys.platform in ("win32", "darwin")

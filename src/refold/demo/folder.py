@@ -30,7 +30,8 @@ SKIPPED = frozenset(
 )
 SECRET = (".key", ".pem", ".p12", ".pfx", ".jks", ".kdbx")
 SNIFFED = 4_096
-Kind: TypeAlias = Literal["text", "binary", "unreadable"]
+Kind: TypeAlias = Literal["text", "binary", "empty", "unreadable"]
+"""What says that it is empty is never opened: some files of the system would keep the reader for ever."""
 
 
 class File(msgspec.Struct, frozen=True):
@@ -137,8 +138,11 @@ class Folder:
 
 
 def _files(root: Path) -> Iterator[File]:
-    """Those nearest to the root first. Links are not followed: there is no way out, and none in a circle."""
-    waiting, looked = deque([root]), 0
+    """Those nearest to the root first.
+
+    Neither links are followed nor other file systems entered: there is no way out, and none in a circle.
+    """
+    waiting, looked, device = deque([root]), 0, os.stat(root).st_dev
     while waiting and looked < MOST_FOLDERS:
         looked += 1
         try:
@@ -152,11 +156,13 @@ def _files(root: Path) -> Iterator[File]:
                 continue
             try:
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append(Path(entry.path))
+                    if os.lstat(entry.path).st_dev == device:
+                        waiting.append(Path(entry.path))
                 elif entry.is_file(follow_symlinks=False) and not name.lower().endswith(SECRET):
                     place = Path(entry.path)
                     size = entry.stat(follow_symlinks=False).st_size
-                    yield File(place.relative_to(root).as_posix(), place, size, _kind(place))
+                    kind = _kind(place) if size else "empty"
+                    yield File(place.relative_to(root).as_posix(), place, size, kind)
             except OSError:
                 continue
 

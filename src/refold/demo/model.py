@@ -30,6 +30,8 @@ PAGES = 2
 """Of a long file."""
 ENOUGH = re.compile(r"\.(lock|min\.js|min\.css|map|svg|csv)$|lock\.(json|yaml)$")
 """Text that nobody reads."""
+PAGE, LINE, LEAST_LINES = 0.15, 12, 20
+"""The share of the window that is read at a time, the tokens of a usual line, and the shortest page."""
 CACHED_FROM, CACHED_BY = 1_024, 128
 """Tokens from which on OpenAI's cache keeps the beginning of a request, and in which steps."""
 
@@ -128,12 +130,16 @@ class Reader:
 class Model(StandIn):
     """The reader as a model of OpenAI's: refuses what they would refuse, and says what their cache had."""
 
-    def __init__(self, steps: int, window: int, page_lines: int) -> None:
-        max_output = window // 8
-        reader = Reader(steps, page_lines)
-        super().__init__(reader, window=window, max_output=max_output, name=NAME, like=LIKE)
+    def __init__(self, steps: int, window: int) -> None:
+        self.steps, self.window, self.max_output = steps, window, window // 8
+        reader = Reader(steps, max(LEAST_LINES, int(PAGE * window / LINE)))
+        super().__init__(reader, window=window, max_output=self.max_output, name=NAME, like=LIKE)
         self.keep = 1
         self._before: Sequence[str] = ()
+        prune = {"protect": window // 8, "minimum": window // 16, "keep_steps": 2}
+        compact = {"system_reserve": 0, "safety_buffer": window // 40, "keep_recent": 4, "prune": prune}
+        self.config |= {"agents": {"default": {"compact": compact}}}
+        """Besides the model, what its agent reserves and keeps: the usual is meant for larger windows."""
 
     def __call__(self, request: dict[str, Any], /) -> dict[str, Any]:
         answer = super().__call__(request)
@@ -145,9 +151,14 @@ class Model(StandIn):
             same += len(now)
         self._before = written
         usage = answer["usage"]
-        cached = int(usage["prompt_tokens"] * same / sum(map(len, written))) // CACHED_BY * CACHED_BY
-        usage["prompt_tokens_details"]["cached_tokens"] = cached if cached >= CACHED_FROM else 0
+        known = int(usage["prompt_tokens"] * same / sum(map(len, written)))
+        usage["prompt_tokens_details"]["cached_tokens"] = cached(known)
         return answer
+
+
+def cached(tokens: int) -> int:
+    """What a cache has of a beginning that was sent before."""
+    return tokens // CACHED_BY * CACHED_BY if tokens >= CACHED_FROM else 0
 
 
 def _calls(messages: Sequence[dict[str, Any]]) -> Iterator[Call]:

@@ -16,7 +16,9 @@ SHORTEST, LONGEST = 12, 100
 """Characters of a line that is worth asking for."""
 _VALUE = re.compile(r"""^["']?[A-Za-z_][\w.-]*["']?(?:: \w+)?\s*[:=]\s*.*\d""")
 """A name with a number, which nobody could guess."""
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{4,}")
+_PRIVATE = re.compile(r"passw|secret|credential|auth|private|api[_-]?key|\[refold|`", re.IGNORECASE)
+"""What is better not shown on a screen, or would be read as something else."""
+_WORD = re.compile(r"[A-Za-z0-9_]{5,}")
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -59,14 +61,14 @@ def _lines(read: list[tuple[int, ToolResult]]) -> Iterator[tuple[int, str, str]]
         head, *lines = str(one.output).splitlines()
         path = head.rpartition(": ")[0]
         for line in map(str.strip, lines):
-            if SHORTEST <= len(line) <= LONGEST and "[refold" not in line and "`" not in line:
+            if SHORTEST <= len(line) <= LONGEST and not _PRIVATE.search(line):
                 yield at, path, line
 
 
 def _word(line: str, texts: list[str]) -> str | None:
-    """A word by which the line is known, the longest first."""
+    """A word by which the line is known: names before numbers, the longest first."""
     words: set[str] = {*_WORD.findall(line)}
-    for word in sorted(words, key=lambda word: (-len(word), word)):
+    for word in sorted(words, key=lambda word: (word[0].isdigit(), -len(word), word)):
         if all(text.endswith(line) for text in texts if word in text):
             return word
     return None

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -14,19 +13,17 @@ from refold.core.event import Replaced, Said
 from refold.core.lease import EXPAND, SEARCH
 from refold.core.message import ToolCall, Usage
 from refold.demo.folder import Folder
-from refold.demo.model import LIKE, QUESTION, Model
+from refold.demo.model import LIKE, QUESTION, Model, cached
 from refold.demo.question import Question, question_about
 from refold.session import Session
 from refold.stores.store import Store
 from refold.tokens.limits import find
 
 TASK = "Work through this folder: list it, read what is worth reading, and look for who uses what you find."
+ANSWERING = 20
+"""Steps that the answer may take."""
 FULL = 2
 """A folder with less text than so many windows is too small to show anything."""
-LINE = 12
-"""Tokens that a line has, more or less."""
-PAGE = 0.15
-"""Of the window, that is read at a time."""
 
 
 class Edits(msgspec.Struct, frozen=True):
@@ -48,7 +45,7 @@ class Step(msgspec.Struct, frozen=True):
     said: int
     """All that was said before it, tools included: the request without refold."""
     sent: int
-    """The request."""
+    """The request, as the provider counts it."""
     cached: int
     """What of it the provider's cache had."""
     output: int
@@ -94,23 +91,14 @@ def chosen(root: Path, window: int) -> tuple[Folder, str]:
     return own, f"{root} has {files}, too little to fill a window of {window:,} tokens"
 
 
-def settings(window: int) -> dict[str, Any]:
-    """What is set for the agent: what is usually reserved and kept is meant for larger windows."""
-    prune = {"protect": window // 8, "minimum": window // 16, "keep_steps": 2}
-    compact = {"system_reserve": 0, "safety_buffer": window // 40, "keep_recent": 4, "prune": prune}
-    return {"agents": {"default": {"compact": compact}}}
-
-
 def run(
-    folder: Folder, store: Store, conversation: str, *, steps: int, window: int, tell: Callable[[Step], None]
+    folder: Folder, model: Model, store: Store, conversation: str, tell: Callable[[Step], None]
 ) -> Outcome:
-    """Reads for so many steps, and then answers a question; `tell` is given each step."""
-    model = Model(steps, window, max(20, int(PAGE * window / LINE)))
-    config = [model.config, settings(window)]
-    with refold.open(conversation, store=store, config=config) as record:
-        watch = Watch(record, tell)
+    """Reads for as long as the model does, and then asks it a question; `tell` is given each step."""
+    with refold.open(conversation, store=store, config=model.config) as record:
+        watch, most = Watch(record, tell), model.steps + ANSWERING
         agent = Agent(
-            "demo", model, folder.tools, config=config, store=store, max_steps=steps + 20, on_event=watch
+            "demo", model, folder.tools, config=model.config, store=store, max_steps=most, on_event=watch
         )
         _demand_done(agent.run(TASK, conversation=conversation))
         asked = question_about(record, model.requests[-1])
@@ -119,7 +107,7 @@ def run(
             question = QUESTION.format(path=asked.path, word=asked.word)
             answer = _demand_done(agent.run(question, conversation=conversation))
         record.name(title=f"Reading {folder.root.resolve().name}")
-    return _outcome(folder, conversation, window, watch, asked, answer, watch.steps[read:])
+    return _outcome(folder, model, conversation, watch, asked, answer, watch.steps[read:])
 
 
 def _demand_done(result: Result) -> str:
@@ -134,19 +122,17 @@ class Watch:
     def __init__(self, record: Session, tell: Callable[[Step], None]) -> None:
         self.record, self.tell = record, tell
         self.steps: list[Step] = []
-        self._seen = self._said = self._sent = 0
-        self._tools: int | None = None
+        self._seen = self._said = 0
+        self._beside: int | None = None
+        """What a request takes besides what was said: tools."""
         self._edits: tuple[Edits, ...] = ()
 
     def __call__(self, event: AgentEvent) -> None:
         match event:
-            case Asked(tokens=tokens):
+            case Asked():
                 self._edits = self._read()
-                if self._tools is None:  # nothing is hidden yet
-                    self._tools = tokens - self._said
-                self._sent = tokens
             case Replied():
-                before = self._said + (self._tools or 0)
+                before = self._said
                 self._read()
                 self.steps.append(self._step(before))
                 self.tell(self.steps[-1])
@@ -166,11 +152,14 @@ class Watch:
 
     def _step(self, before: int) -> Step:
         message = self._newest.message
-        usage = message.usage or Usage(self._sent)
+        usage = message.usage or Usage(0)
+        if self._beside is None:  # nothing is hidden yet
+            self._beside = usage.input - before
+        before += self._beside
         call: ToolCall | None = next(iter(message.calls), None)
         tool, argument = (call.tool, _argument(call)) if call else ("", message.text)
         number = len(self.steps) + 1
-        return Step(number, tool, argument, before, self._sent, usage.cache_read, usage.output, self._edits)
+        return Step(number, tool, argument, before, usage.input, usage.cache_read, usage.output, self._edits)
 
 
 def _argument(call: ToolCall) -> str:
@@ -183,18 +172,19 @@ def _argument(call: ToolCall) -> str:
 
 def _outcome(
     folder: Folder,
+    model: Model,
     conversation: str,
-    window: int,
     watch: Watch,
     asked: Question | None,
     answer: str,
     answering: Sequence[Step],
 ) -> Outcome:
-    steps, room = watch.steps, window - window // 8
+    steps, window = watch.steps, model.window
+    room = window - model.max_output
     prices = find(LIKE, {}).limits
     appended = [0, *(step.said for step in steps)]
     without = [
-        Usage(step.said, step.output, cache_read=before)
+        Usage(step.said, step.output, cache_read=cached(before))
         for before, step in zip(appended, steps, strict=False)
     ]
     withal = [Usage(step.sent, step.output, cache_read=step.cached) for step in steps]
@@ -216,5 +206,5 @@ def _outcome(
         question=asked,
         answer=answer,
         is_right=asked is not None and asked.line in answer,
-        found_by=tuple(step.tool for step in answering if step.tool in (SEARCH, EXPAND)),
+        found_by=tuple(dict.fromkeys(step.tool for step in answering if step.tool in (SEARCH, EXPAND))),
     )
