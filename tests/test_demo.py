@@ -24,7 +24,7 @@ from refold.demo.run import chosen, run
 from refold.rules.targets import check_request
 from refold.stores.store import open_store
 from refold.testing.stand_in import StandIn
-from served import WAIT_S
+from served import WAIT_S, until
 
 WINDOW, STEPS = 4_000, 50
 OWN = str(Path(refold.__file__).parent)
@@ -276,7 +276,8 @@ def test_a_folder_with_too_little_to_read_gives_way_to_the_library(tmp_path):
 
 
 def test_a_pipe_gets_a_line_for_each_step_and_nothing_that_moves(tmp_path):
-    result = demo(filled(tmp_path / "f"), "--steps", 20, "--window", WINDOW, "--store", "memory://")
+    url = f"sqlite:///{tmp_path}/demo.db"
+    result = demo(filled(tmp_path / "f"), "--steps", 20, "--window", WINDOW, "--store", url)
     assert "\x1b" not in result.output
     assert "\r" not in result.output
     numbers = [int(n) for n in re.findall(r"^ *(\d+)  \S", result.stdout, re.MULTILINE)]
@@ -386,8 +387,7 @@ def test_the_panel_is_opened_at_the_conversation_until_it_is_interrupted(tmp_pat
         assert place == "#/c/demo"
         with urllib.request.urlopen(f"{address}/panel", timeout=WAIT_S) as answer:
             assert b"<title>" in answer.read()
-        while not opened.exists():
-            assert process.poll() is None
+        until(opened.exists)
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 0
     assert opened.read_text().strip() == page
@@ -395,7 +395,8 @@ def test_the_panel_is_opened_at_the_conversation_until_it_is_interrupted(tmp_pat
 
 def test_without_the_service_it_says_what_to_install(tmp_path):
     code = "import sys; sys.modules['uvicorn'] = None; from refold.cli import main; main()"
-    options = ["demo", str(filled(tmp_path)), "--steps", "10", "--store", "memory://", "--panel"]
+    url = f"sqlite:///{tmp_path}/demo.db"
+    options = ["demo", str(filled(tmp_path / "f")), "--steps", "10", "--store", url, "--panel"]
     done = subprocess.run(
         [sys.executable, "-c", code, *options], capture_output=True, text=True, timeout=10 * WAIT_S
     )

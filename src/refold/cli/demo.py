@@ -32,11 +32,13 @@ COMMAND = "  {:<24} {}"
 
 def demo(
     folder: Annotated[
-        Path, typer.Argument(metavar="[FOLDER]", help="What it reads; else this one.", show_default=False)
+        Path, typer.Argument(metavar="FOLDER", help="What it reads; else this one.", show_default=False)
     ] = Path(),
-    steps: Annotated[int, typer.Option("--steps", min=10, max=5_000, help="How long it reads.")] = 200,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=10, max=5_000, help="How long it reads.")
+    ] = 200,
     window: Annotated[
-        int, typer.Option("--window", min=4_000, max=1_000_000, help="Of the model, in tokens.")
+        int, typer.Option("--window", metavar="N", min=4_000, max=1_000_000, help="Of the model, in tokens.")
     ] = 8_000,
     store: Annotated[
         str | None,
@@ -45,12 +47,14 @@ def demo(
     panel: Annotated[
         bool | None,
         typer.Option(
-            "--panel/--no-panel", help="Open the panel then; else in a terminal.", show_default=False
+            "--panel/--no-panel",
+            help="Open the panel in the end; unless said, in a terminal only.",
+            show_default=False,
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Watch an agent read a folder in a window that is far too small for it.
+    """Watch an agent read a folder in a window far too small for it.
 
     It needs no key and no network: the model is a script that acts on what it is shown. Its tools are real;
     the folder is only read, without what is hidden in it or holds keys. In the end it is asked for something
@@ -64,12 +68,16 @@ def demo(
         note = f"{why}: refold's own source is read instead" if why else ""
         files = f"{reading.root.resolve()}, {plural(len(reading.files), 'file')}"
         title = f"A scripted model reads {files}, in a window of {window:,} tokens"
-        with watching(Table(window, [*([note] if note else []), title], is_aside=json)) as tell:
+        titles = [one_line(text) for text in (note, title) if text]
+        with watching(Table(window, titles, is_aside=json)) as tell:
             outcome = run(reading, model, opened, _free(opened), tell)
     if json:
         emit({"store": shown_url(url), "note": note, **msgspec.to_builtins(outcome)})
         return
     _sum_up(outcome)
+    if url.startswith("memory:"):
+        say("\nIt was kept in memory, and is gone now.")
+        return
     _point(outcome, shown_url(url), is_kept=store is not None)
     if panel or (panel is None and sys.stdout.isatty()):
         _show(url, outcome.conversation, model.config)
