@@ -15,6 +15,7 @@ from refold.cli import (
     compact,
     config,
     copy,
+    demo,
     files,
     jobs,
     look,
@@ -30,6 +31,7 @@ from refold.core.errors import RefoldError, SettingError
 
 EXAMPLES = """\b
 Examples:
+  refold demo                        an agent reads this folder in a small window: no key, no network
   refold import chat.json            store a list of messages, of OpenAI, Anthropic or the AI SDK
   refold list                        what there is
   refold show chat                   what the model sees, and what is hidden
@@ -106,6 +108,7 @@ def refold(
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": demo.demo,
     "import": move.import_,
     "export": move.export,
     "copy": copy.copy,

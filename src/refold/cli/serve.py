@@ -43,7 +43,7 @@ def serve(
     asked = _given(host=host, port=port, upstreams=upstreams or None)
     file = config or (Path(CONFIG) if Path(CONFIG).is_file() else None)
     sources = [*([file] if file else []), {"serve": asked}]
-    _serving()(store, config=sources, log_level=log_level, tell=_tell)
+    serving()(store, config=sources, log_level=log_level, tell=_tell)
 
 
 def token(
@@ -89,7 +89,12 @@ def _tell(url: str) -> None:
     say(f"  panel {url}/panel")
 
 
-def _serving() -> Any:
+def serving() -> Any:
+    """What runs the service.
+
+    Raises:
+        SettingError: it is not installed.
+    """
     try:
         from refold.serve.run import run
     except ModuleNotFoundError as error:

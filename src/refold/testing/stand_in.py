@@ -15,10 +15,12 @@ from refold.intake import Intake
 from refold.meter import Meter
 from refold.rules.targets import check_request
 from refold.testing.reply import Reply, body
+from refold.tokens.limits import find
 
 __all__ = ["InvalidRequestError", "Reply", "StandIn"]
 
 PATHS = {"openai-chat": "/v1/chat/completions", "anthropic": "/v1/messages"}
+SHARED = ("provider", "input", "cache_read", "cache_write", "output")
 Script: TypeAlias = Callable[[dict[str, Any]], Reply | str] | Sequence[Reply | str]
 """What to answer: by the request, or one after the other, of which the last is repeated."""
 
@@ -37,7 +39,8 @@ class StandIn:
 
     It gets the requests that a provider would get, and refuses those that break a rule of the provider's API
     or do not leave room for the answer in its window, by refold's own rules and refold's own count of tokens.
-    Its replies look like the provider's, and so do their usages. It understands nothing.
+    Its replies look like the provider's, and so do their usages. It understands nothing. `like` names a model
+    whose tokens and prices it has.
     """
 
     def __init__(
@@ -48,12 +51,14 @@ class StandIn:
         window: int = 16_000,
         max_output: int = 1_000,
         name: str = "stand-in",
+        like: str | None = None,
     ) -> None:
         if dialect not in PATHS or not script:
             raise SettingError("script", f"expected replies, in {' or '.join(PATHS)}")
         self.name, self.dialect, self._script = name, dialect, script
         self.extra = {"max_tokens": max_output} if dialect == "anthropic" else {}
-        self.config: dict[str, Any] = {"models": {name: {"window": window, "max_output": max_output}}}
+        about = {"window": window, "max_output": max_output, **(_shared(like) if like else {})}
+        self.config: dict[str, Any] = {"models": {name: about}}
         self.requests: list[dict[str, Any]] = []
         """The newest at the end; with `keep`, no more than so many."""
         self.keep: int | None = None
@@ -94,3 +99,15 @@ class StandIn:
         if found := check_request(self.dialect, request, tokens=tokens, room=room):
             raise InvalidRequestError("; ".join(f"{fault.rule}: {fault.message}" for fault in found))
         return tokens
+
+
+def _shared(like: str) -> dict[str, Any]:
+    """
+    Raises:
+        SettingError: it is not known.
+    """
+    found = find(like, {})
+    if found.id is None:
+        raise SettingError("like", f"{like!r} is no model that the table has")
+    fields = {name: getattr(found.limits, name) for name in SHARED}
+    return {name: value for name, value in fields.items() if value is not None}
