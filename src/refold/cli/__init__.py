@@ -17,6 +17,7 @@ from refold.cli import (
     copy,
     files,
     jobs,
+    learn,
     look,
     mcp,
     move,
@@ -45,6 +46,7 @@ Examples:
   refold count request.json --model gpt-5
   refold config                      every setting, and where it came from
   refold copy sqlite:///refold.db postgresql://db/agents
+  refold learn                       how long each tool's results were needed, as settings
   refold doctor                      is all as it was written?
   refold sync                        tell a memory store what it was not told yet
   refold worker                      write summaries for sessions on other machines
@@ -127,6 +129,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "check": files.check,
     "count": files.count,
     "config": config.config,
+    "learn": learn.learn,
     "doctor": checkup.doctor,
     "sync": sync.sync,
     "worker": worker.worker,
