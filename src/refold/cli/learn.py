@@ -19,7 +19,7 @@ from refold.cli.options import (
     existing,
     ids,
 )
-from refold.cli.terminal import complain, emit, progress, say, writing
+from refold.cli.terminal import complain, emit, say, waiting, writing
 from refold.cli.words import one_line, plural
 from refold.config import DEFAULT, AgentSettings, Config, with_database
 from refold.core import codec
@@ -58,7 +58,7 @@ def learn(
     owner: Owner = "default",
     json: Json = False,
 ) -> None:
-    """Propose how long each tool's results last, by how long they were needed.
+    """Propose how long results last, by how long they were needed.
 
     Prints settings as YAML, with the evidence: a result is needed in a later step that takes an exact value
     from it, or asks for it again. Nothing is changed.
@@ -100,8 +100,9 @@ def _chosen(store: Store, access: Access, owner: str, names: Sequence[str]) -> l
 def _pasts(store: Store, rows: Sequence[Listed], meter: Meter) -> list[Past]:
     """Those that can be read. What forks share counts once."""
     found, keys = list[Past](), {row.key for row in rows}
-    with progress("Reading", sum(row.next for row in rows)) as advance:
-        for row in rows:
+    with waiting("Reading") as tell:
+        for n, row in enumerate(rows):
+            tell(n, len(rows))
             try:
                 with blaming_damage(row.key.conversation):
                     events = [codec.decode(link.entry, parse) for link in store.read(row.key)]
@@ -109,7 +110,6 @@ def _pasts(store: Store, rows: Sequence[Listed], meter: Meter) -> list[Past]:
                     found.append(past(events, meter.counter.message, since))
             except CorruptError as error:
                 complain(f"{row.key.conversation} is left out: {error}")
-            advance(row.next)
     return found
 
 
@@ -140,11 +140,11 @@ class _Page:
 
     def _head(self) -> Iterator[str]:
         read = f"{plural(self.conversations, 'conversation')} with {plural(self.steps, 'step')}"
-        yield f"# {self.title}, learned from {read}."
         saved = f"{self.saved:,} of {self.tokens:,} tokens ({_percent(self.saved, self.tokens)})"
-        yield f"# In these they would have saved {saved}."
-        few = f"where fewer than {wanted(self.cover)} were seen, the longest is stretched"
-        yield f"# Each serves {self.cover:.1%} of later uses, at a confidence of {CONFIDENCE:.0%}; {few}."
+        yield f"# {self.title}, learned from {read}."
+        yield f"# In these they would have saved {saved}. They are meant to"
+        few = f"where fewer than {wanted(self.cover)} were seen, with a margin"
+        yield f"# serve {self.cover:.1%} of later uses, at a confidence of {CONFIDENCE:.0%}; {few}."
 
     def _proposed(self) -> Iterator[str]:
         proposed = [(one, one.expire) for one in self.lessons if one.expire is not None]
@@ -171,7 +171,7 @@ class _Page:
             yield f"{expired:,} had expired in the record; {plural(asked, 'time')} one was asked for again"
         yield f"replayed: {_told(one.trial)}"
         unseen = "too few conversations to tell" if one.unseen is None else _told(one.unseen)
-        yield f"replayed where it was not learned from: {unseen}"
+        yield f"held out: {unseen}"
         yield f"now: {_worded(self._now(one.tool))} → {_worded(expire)}"
 
     def _left_alone(self) -> Iterator[str]:
@@ -244,8 +244,8 @@ def _told(trial: Trial) -> str:
     saves = f"saves {trial.saved:,} of {trial.tokens:,} tokens ({_percent(trial.saved, trial.tokens)})"
     if not trial.uses:
         return saves
-    missed = f"{trial.missed:,} miss a value ({_percent(trial.missed, trial.uses)})"
-    return f"{saves}; {trial.late:,} of {plural(trial.uses, 'use')} come later, {missed}"
+    missed = f"missing a value: {trial.missed:,} ({_percent(trial.missed, trial.uses)})"
+    return f"{saves}; uses: {trial.uses:,}, later than that: {trial.late:,}, {missed}"
 
 
 def _percent(part: int, whole: int) -> str:
