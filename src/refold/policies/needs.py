@@ -82,7 +82,8 @@ def past(events: Iterable[Event], count: Count, since: int = 0) -> Past:
     tools = {tool: msgspec.structs.replace(REDUCED, after_steps=0) for tool in _tools(results.values())}
     plan = Expire(tools)(view, Budget(), count)
     left = {edit.span.start: one for edit in plan for one in edit.shown if isinstance(one, Message)}
-    expired = {at for event in events if _has_expired(event) for at in event.span}  # type: ignore[union-attr]
+    edits = [event for event in events if isinstance(event, Replaced)]
+    expired = {at for edit in edits if edit.kind == "expire" for at in edit.span}
     steps = view.step - 1
     return Past(
         steps,
@@ -109,10 +110,6 @@ def _is_result(line: Line) -> bool:
 
 def _tools(results: Iterable[Said]) -> set[str]:
     return {tool for one in results for tool in one.line.tools}
-
-
-def _has_expired(event: Event) -> bool:
-    return isinstance(event, Replaced) and event.kind == "expire"
 
 
 def _used(said: Sequence[Said], left: Mapping[int, Message], since: int) -> Iterator[Need]:
@@ -205,7 +202,7 @@ def _asked(events: Sequence[Event], results: Mapping[int, Said], since: int) -> 
             case Replaced(kind="restore", span=span):
                 places = [span.start] if len(span) == 1 else []
             case Undone(of=of):
-                places = [of] if of in edits and _has_expired(edits[of]) else []
+                places = [of] if of in edits and edits[of].kind == "expire" else []
         for at in places if event.at >= since else ():
             place = edits[at].span.start if at in edits else at
             if place in results:
