@@ -18,6 +18,7 @@ from refold.cli import (
     demo,
     files,
     jobs,
+    learn,
     look,
     mcp,
     move,
@@ -48,6 +49,7 @@ Examples:
   refold count request.json --model gpt-5
   refold config                      every setting, and where it came from
   refold copy sqlite:///refold.db postgresql://db/agents
+  refold learn                       how long each tool's results were needed, as settings
   refold doctor                      is all as it was written?
   refold sync                        tell a memory store what it was not told yet
   refold worker                      write summaries for sessions on other machines
@@ -132,6 +134,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "check": files.check,
     "count": files.count,
     "config": config.config,
+    "learn": learn.learn,
     "doctor": checkup.doctor,
     "sync": sync.sync,
     "worker": worker.worker,

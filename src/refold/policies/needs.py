@@ -1,0 +1,217 @@
+"""What later steps needed of earlier results: exact values that only they had, and what was asked for again.
+
+A result added in step 3 whose value the agent writes in step 8 was needed for 5 steps. The newest result
+that has the value is the one that was needed; once the agent has written it, it stands in the agent's words.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from refold.core.budget import Budget
+from refold.core.event import Event, Expiry, Line, Replaced, Said, Undone
+from refold.core.lease import EXPAND, is_own
+from refold.core.message import Message, Reasoning, Text, ToolCall
+from refold.core.plan import Count
+from refold.core.view import fold
+from refold.policies.expire import LENGTH, Batches, Expire, batches
+from refold.policies.importance import all_text
+from refold.policies.outline import LONG, vocabulary, worth
+from refold.policies.source import Source, flattened
+
+EXACT = 2.0
+"""What a word is worth at least that nobody writes by chance: see `worth`."""
+SHORTEST = 3
+"""Characters that a value has at least."""
+REDUCED = Expiry(mode="compact", compact_mode="skeleton", length=LENGTH)
+"""How results are reduced when they expire: their exact values are what stays."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """A tool's result, as far as it matters when it expires."""
+
+    line: Line
+    requests: int
+    """That had it, if it was never hidden."""
+    saved: int
+    """Tokens that each of them has less once it has expired."""
+    is_error: bool = False
+    had_expired: bool = False
+    """It did expire: later uses are seen only where it was asked for again."""
+
+
+class Need(NamedTuple):
+    """A step that took something from a result."""
+
+    of: Line
+    """The result."""
+    step: int
+    only_in: tuple[frozenset[int], ...] = ()
+    """Results that have each value that was taken and would lose it: once all of them expired, it is gone."""
+    is_asked: bool = False
+    """The result was hidden, and expanded or restored."""
+
+    @property
+    def steps(self) -> int:
+        """For how long it was needed."""
+        return self.step - self.of.step
+
+
+class Past(msgspec.Struct, frozen=True):
+    """A conversation, as far as it tells how long results are needed."""
+
+    steps: int
+    """Requests that were made."""
+    tokens: int
+    """Of all these requests together, if nothing had ever been hidden."""
+    results: tuple[Result, ...]
+    needs: tuple[Need, ...]
+    together: Batches = {}
+    """Tools whose results came in one message: they expire together."""
+
+
+def past(events: Iterable[Event], count: Count, since: int = 0) -> Past:
+    """What is before `since` is known, but counts as somebody else's: of a fork, what it shares."""
+    events = list(events)
+    view = fold(event for event in events if not isinstance(event, Replaced))
+    said = [event for event in events if isinstance(event, Said)]
+    results = {one.at: one for one in said if _is_result(one.line)}
+    tools = {tool: msgspec.structs.replace(REDUCED, after_steps=0) for tool in _tools(results.values())}
+    plan = Expire(tools)(view, Budget(), count)
+    left = {edit.span.start: one for edit in plan for one in edit.shown if isinstance(one, Message)}
+    edits = [event for event in events if isinstance(event, Replaced)]
+    expired = {at for edit in edits if edit.kind == "expire" for at in edit.span}
+    steps = view.step - 1
+    return Past(
+        steps,
+        sum(one.line.tokens * (steps - one.line.step) for one in said if one.at >= since),
+        tuple(
+            Result(
+                one.line,
+                steps - one.line.step,
+                one.line.tokens - count(left[at]) if at in left else 0,
+                any(result.is_error for result in one.message.results),
+                at in expired,
+            )
+            for at, one in results.items()
+            if at >= since
+        ),
+        (*_used(said, left, since), *_asked(events, results, since)),
+        batches(view.lines),
+    )
+
+
+def _is_result(line: Line) -> bool:
+    return line.answers is not None and bool(line.tools) and not is_own(line)
+
+
+def _tools(results: Iterable[Said]) -> set[str]:
+    return {tool for one in results for tool in one.line.tools}
+
+
+def _used(said: Sequence[Said], left: Mapping[int, Message], since: int) -> Iterator[Need]:
+    """Values that the agent wrote, and that only results had."""
+    known = _Known()
+    for one in said:
+        needs = defaultdict[int, list[frozenset[int]]](list)
+        for value in values(one.message) if one.line.role == "assistant" and one.at >= since else ():
+            holders = known.holders(value)
+            if holders and all(_is_result(line) for line in holders):
+                gone = all(_is_gone(value, left.get(line.at)) for line in holders)
+                places = frozenset(line.at for line in holders)
+                needs[holders[-1].at] += [places] if gone else []
+        for at, only_in in needs.items():
+            yield Need(known.lines[at], one.line.step, tuple(only_in))
+        if not is_own(one.line):
+            known.add(one.line, one.message)
+
+
+def _is_gone(value: str, left: Message | None) -> bool:
+    return left is not None and not Source((("tool", left.text),)).stands(value)
+
+
+def values(message: Message) -> set[str]:
+    """What an agent wrote that it may have read somewhere: words that could not be guessed, and whatever it
+    gave to a tool as a whole.
+
+    >>> call = ToolCall("1", "book", '{"who": "Mia Li", "flight": "HAT078"}')
+    >>> sorted(values(Message("assistant", (call, Text("I book it for 2024-05-20.")))))
+    ['2024-05-20', 'hat078', 'mia li']
+    """
+    given = [text for call in message.calls for text in _given(call)]
+    texts = [part.text for part in message.parts if isinstance(part, Text | Reasoning)]
+    exact = {word for word in vocabulary("\n".join((*texts, *given))) if worth(word) >= EXACT}
+    whole = {text for text in given if len(text) <= LONG}
+    return {value.casefold() for value in exact | whole if len(value) >= SHORTEST}
+
+
+def _given(call: ToolCall) -> Iterator[str]:
+    try:
+        yield from _strings(json.loads(call.input))
+    except (ValueError, RecursionError):
+        yield call.input
+
+
+def _strings(value: Any) -> Iterator[str]:
+    match value:
+        case dict() | list():
+            for inner in value.values() if isinstance(value, dict) else value:
+                yield from _strings(inner)
+        case str():
+            yield value
+        case _:
+            yield json.dumps(value)
+
+
+class _Known:
+    """Where words stand in all that was said so far."""
+
+    def __init__(self) -> None:
+        self.lines = dict[int, Line]()
+        self._sources = dict[int, Source]()
+        self._places = defaultdict[str, list[int]](list)
+
+    def add(self, line: Line, message: Message) -> None:
+        """Reasoning is left out: the next request may not have it any more."""
+        parts = tuple(part for part in message.parts if not isinstance(part, Reasoning))
+        source = Source((("tool", all_text(Message(message.role, parts))),))
+        self.lines[line.at], self._sources[line.at] = line, source
+        for atom in source.known:
+            self._places[atom].append(line.at)
+
+    def holders(self, value: str) -> list[Line]:
+        """The messages that have it, the newest last."""
+        places = min((self._places.get(atom, []) for atom in flattened(value).split()), key=len, default=[])
+        return [self.lines[at] for at in places if self._sources[at].stands(value)]
+
+
+def _asked(events: Sequence[Event], results: Mapping[int, Said], since: int) -> Iterator[Need]:
+    """Results that were hidden and wanted back: by the agent, or by people."""
+    edits = {event.at: event for event in events if isinstance(event, Replaced) and len(event.span) == 1}
+    step = 0
+    for event in events:
+        places = list[int]()
+        match event:
+            case Said(line=line, message=message):
+                step = line.step
+                calls = [call for call in message.calls if call.tool == EXPAND]
+                places = [at for call in calls for at in _place(call)]
+            case Replaced(kind="restore", span=span):
+                places = [span.start] if len(span) == 1 else []
+            case Undone(of=of):
+                places = [of] if of in edits and edits[of].kind == "expire" else []
+        for at in places if event.at >= since else ():
+            place = edits[at].span.start if at in edits else at
+            if place in results:
+                now = step + (not isinstance(event, Said))  # people ask for the step to come
+                yield Need(results[place].line, now, (frozenset((place,)),), is_asked=True)
+
+
+def _place(call: ToolCall) -> Iterator[int]:
+    try:
+        yield int(json.loads(call.input)["at"])
+    except (ValueError, TypeError, KeyError, RecursionError):  # whatever a model wrote
+        return
