@@ -2,8 +2,9 @@
 
 Its tools answer with records in JSON and in text, small and very large, sometimes with an error, sometimes
 with what they said before. Its calls use exact values out of earlier results, most of them out of recent ones
-and some out of very old ones, as recorded agents do. Which values those are is known here, so that nobody has
-to look for them.
+and some out of very old ones. How large results are, how many values they have, from how far back one is
+taken and how many are taken again was measured on recorded agents. Which values are needed is known here, so
+that nobody has to look for them.
 """
 
 import json
@@ -15,16 +16,23 @@ from refold.bench.generate import WORDS
 from refold.bench.probes import LEAST_GAP
 from refold.bench.trace import Json, Probe, Trace, counted
 
-STEPS = (24, 32, 40, 48, 64, 96, 240)
+STEPS = (32, 40, 48, 64, 96, 128, 320)
 """Calls of the conversations, each once with one request of the user's and once with many."""
 USES = (0, 1, 1, 1, 2, 3)
 """Values of earlier results that a call takes."""
 NEAR_MU, NEAR_SIGMA, FAR = 1.3, 1.0, 0.12
 """How far back a value is taken from: most are few messages away, one in eight is anywhere."""
-SIZE_MU, SIZE_SIGMA, LARGEST = 6.9, 1.1, 40_000
+NEIGHBORS = 3
+"""Results about so far back that it may be in: a large one has more to take."""
+SIZE_MU, SIZE_SIGMA, LARGEST = 6.2, 1.4, 40_000
 """Characters of a result."""
-ERRORS, REPEATS, SPOKEN, CORRECTED = 0.06, 0.06, 0.3, 0.2
-"""How many calls fail, are made again, have words beside them; how many requests are a rule."""
+KEYS, NOTE = (1, 3), (8, 40)
+"""Exact values of a record, and the words beside them."""
+AGAIN = 0.3
+"""How many of the values that a call takes were in a call before."""
+ERRORS, REPEATS, SPOKEN, NAMED, CORRECTED = 0.06, 0.06, 0.4, 0.25, 0.2
+"""How many calls fail, are made again, have words beside them, and values in these; how many requests are a
+rule."""
 TURN = (4, 12)
 """Calls between two messages of the user's, where there are many."""
 SYSTEM = "You are an operations agent. Use the tools, one call at a time, and never invent an identifier. "
@@ -54,6 +62,8 @@ class Work:
     """By message: the keys and values that a result brought."""
     first: dict[str, int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
+    used: dict[str, str] = field(default_factory=dict)
+    """Values that were in a call, and their keys."""
     answered: list[tuple[str, str, str]] = field(default_factory=list)
     """Tools, arguments and results, for those that are asked again."""
 
@@ -101,8 +111,11 @@ class Work:
         here, first = len(self.messages), min(self.said)
         back = self.random.lognormvariate(NEAR_MU, NEAR_SIGMA)
         wanted = self.random.randint(first, here) if self._chance(FAR) else here - LEAST_GAP - back
-        at = min(self.said, key=lambda place: (abs(place - wanted), place))
-        return self.random.choice(self.said[at])
+        if self.used and self._chance(AGAIN):
+            value = min(self.used, key=lambda one: (abs(self.last[one] - wanted), one))
+            return self.used[value], value
+        near = sorted(self.said, key=lambda place: (abs(place - wanted), place))[:NEIGHBORS]
+        return self.random.choice([one for place in near for one in self.said[place]])
 
     def _call(self, tool: str, arguments: str, result: str, used: dict[str, str]) -> None:
         here, id = len(self.messages), f"call_{self.random.getrandbits(64):016x}"
@@ -112,13 +125,22 @@ class Work:
                 places = (self.first[value], self.last[value], here)
                 roles = (self.messages[place]["role"] for place in places[:2])
                 self.probes.append(Probe(self.id, value, key, *places, *roles))
-            self.last[value] = here
-        words = self._prose(self.random.randint(4, 30)) if self._chance(SPOKEN) else None
+            self.last[value], self.used[value] = here, key
+        words = self._words() if self._chance(SPOKEN) else None
         call = {"id": id, "type": "function", "function": {"name": tool, "arguments": arguments}}
         self.messages.append({"role": "assistant", "content": words, "tool_calls": [call]})
         for again in (value for _, value in self._mentioned(result)):
             self.last[again] = here + 1
         self.messages.append({"role": "tool", "tool_call_id": id, "content": result})
+
+    def _words(self) -> str:
+        """What is said beside a call: often about a value that a result has just brought."""
+        text, here = self._prose(self.random.randint(4, 30)), len(self.messages)
+        if not self.said or not self._chance(NAMED):
+            return text
+        key, value = self.random.choice(self.said[max(self.said)])
+        self.last[value], self.used[value] = here, key
+        return f"{text} The {key} is {value}."
 
     def _mentioned(self, result: str) -> list[tuple[str, str]]:
         """What a result brings that was there before."""
@@ -127,13 +149,13 @@ class Work:
 
     def _result(self) -> tuple[str, list[tuple[str, str]]]:
         size = min(LARGEST, int(self.random.lognormvariate(SIZE_MU, SIZE_SIGMA)))
-        keys = self.random.sample(sorted(VALUES), self.random.randint(3, 5))
+        keys = self.random.sample(sorted(VALUES), self.random.randint(*KEYS))
         write = self.random.choice((_json, _json, _pretty, _log, _labels, _table))
         records, text = list[Json](), ""
         while len(text) < size:  # twice as many each time, so that large ones are written a few times only
             for _ in range(max(1, len(records))):
                 record: Json = {key: VALUES[key](self.random) for key in keys}
-                record["note"] = self._prose(self.random.randint(2, 14))
+                record["note"] = self._prose(self.random.randint(*NOTE))
                 record["state"] = self.random.choice(("open", "closed", "waiting"))
                 records.append(record)
             text = write(records)

@@ -123,7 +123,7 @@ def _key(tree: Any, value: str, key: str = "") -> str:
 
 def _label(text: str, value: str) -> str:
     for at in islice(_places(text, value), FEW):
-        before = text[text.rfind("\n", 0, at) + 1 : at].rstrip(" \t\"'`")
+        before = text[text.rfind("\n", 0, at) + 1 : at].rstrip(" \t\"'`*")
         if before.endswith((":", "=")):
             words = before[:-1].translate(BORDERS).split()
             label = words[-1].strip("*#.:-?&") if words else ""

@@ -62,7 +62,7 @@ def measure(traces: Sequence[Trace], arms: Sequence[Arm], jobs: int) -> list[Run
 
 def unruly(rows: Sequence[Run]) -> Iterator[str]:
     """What the controls did that they must not do: then no other number is worth anything."""
-    totals = {row.arm.name: row.numbers for row in rows if row.source == "total"}
+    totals = {row.arm.name: row.numbers for row in _totals(rows)}
     for name, wanted in (("everything", 0), ("nothing", 1)):
         if name in totals and totals[name]["lost"] != totals[name]["probes"] * wanted:
             yield f"keeping {name} loses {totals[name]['lost']} of {totals[name]['probes']} values"
@@ -105,8 +105,8 @@ def _share(row: Run, part: str, whole: str) -> str:
 
 def sheets(rows: Sequence[Run]) -> list[Sheet]:
     """What was saved and lost by source, what became of the lost, and how it went over the rounds."""
-    totals = [row for row in rows if row.source == "total"]
-    ends = [n for n, row in enumerate(rows) if row.source == "total"]
+    totals = _totals(rows)
+    ends = [n for n, row in enumerate(rows) if row.source == "total" and len(totals) < len(rows)]
     drift = [row for row in totals if row.numbers["batches"]]
     rounds = [f"after {n}" for n in range(MOST_ROUNDS)]
     return [
@@ -120,9 +120,12 @@ def sheets(rows: Sequence[Run]) -> list[Sheet]:
     ]
 
 
+def _totals(rows: Sequence[Run]) -> list[Run]:
+    return [row for row in rows if row.source == "total"]
+
+
 def plot(rows: Sequence[Run]) -> str:
     """Tokens saved and values lost by each arm, as SVG."""
-    totals = [row for row in rows if row.source == "total"]
     points = [
         Point(
             row.arm.name,
@@ -130,7 +133,7 @@ def plot(rows: Sequence[Run]) -> str:
             row.share("saved", "full"),
             row.share("lost", "probes"),
         )
-        for row in totals
+        for row in _totals(rows)
         if row.arm.name not in ("nothing", "least")  # what they lose would make all else look the same
     ]
     return scatter("Saved and lost", "tokens saved", "needed values lost from view", points)
@@ -212,6 +215,7 @@ def main(
     written: Annotated[bool, typer.Option(help="Also with a model that writes badly.")] = False,
     controls: Annotated[bool, typer.Option(help="Also everything, nothing, the least, the newest.")] = True,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1, max=64)] = 2,
+    totals: Annotated[bool, typer.Option("--totals", help="One row for all sources.")] = False,
     numbers: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="All numbers; - for stdout.")
     ] = None,
@@ -242,14 +246,14 @@ def main(
     traces = _read(data, source, dialects, Which(owner, conversation or ()), seed, least)
     rows = measure(traces, arms, jobs)
     if str(numbers) != "-":
-        show(sheets(rows), markdown=markdown)
+        show(sheets(_totals(rows) if totals else rows), markdown=markdown)
         _say_beside(rows, arms)
     if numbers:
         write(numbers, dumps(told(rows)))
     if drawn:
         write(drawn, plot(rows).encode())
     if lost:
-        found = [(row.arm, probe) for row in rows if row.source == "total" for probe in row.lost]
+        found = [(row.arm, probe) for row in _totals(rows) for probe in row.lost]
         lines = ({"budget": str(arm), **msgspec.structs.asdict(probe)} for arm, probe in found)
         write(lost, b"".join(dumps(line) + b"\n" for line in lines))
     if faults := list(unruly(rows)):
