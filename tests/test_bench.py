@@ -107,6 +107,8 @@ def test_of_a_store_only_those_are_taken_that_are_named(traces, tmp_path):
     assert [rows[-1]["numbers"]["conversations"] for rows in (both, one)] == [2, 1]
     missing = run("retention", url, "--conversation", "nobody", code=1)
     assert "nobody" in missing.stderr
+    assert "other.db" in run("retention", f"sqlite:///{tmp_path}/other.db", code=1).stderr
+    assert not (tmp_path / "other.db").exists()
 
 
 def test_edits_that_were_made_of_a_conversation_are_left_out_of_its_replay(traces, tmp_path):
@@ -228,6 +230,10 @@ def test_what_is_wrong_with_a_configuration_or_a_budget_is_told_before_anything_
     (tmp_path / "bad.yaml").write_text("agents: {default: {compct: off}}")
     assert "compct" in run("retention", "--policy", tmp_path / "bad.yaml", code=2).stderr
     assert "nowhere.yaml" in run("retention", "--policy", "nowhere.yaml", code=2).stderr
+    (tmp_path / "high.yaml").write_text("agents: {default: {compact: {max_tokens: 9000000}}}")
+    assert (
+        "max_tokens" in run("retention", "--policy", tmp_path / "high.yaml", "--no-controls", code=2).stderr
+    )
     with pytest.raises(SettingError, match="fifty"):
         arms_of("fifty", None, "room", None, None)
 

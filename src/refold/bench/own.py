@@ -12,7 +12,7 @@ from refold.incoming import Given, conversations, export_in, read_file
 from refold.session import Session
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key, Store, open_store, shown_url
-from refold.transfer import load_lines
+from refold.transfer import export_lines, load_lines
 
 DIALECT = "openai-chat"
 """Whatever a conversation was in, it is replayed in this one."""
@@ -22,11 +22,12 @@ AS_SAID: Json = {"models": {MODEL: {"window": 10**12}}, "agents": {"default": {"
 
 
 class Which(NamedTuple):
-    """Which conversations of a store."""
+    """Which conversations."""
 
     owner: str = "default"
+    """Of a store."""
     ids: Sequence[str] = ()
-    """All of the owner's where none is named."""
+    """All where none is named."""
 
 
 def traces(data: str, which: Which) -> Iterator[Trace]:
@@ -57,13 +58,19 @@ def traces(data: str, which: Which) -> Iterator[Trace]:
 
 
 def _stored(url: str, source: str, which: Which) -> Iterator[Trace]:
+    file = Path(url.removeprefix("sqlite:///").partition("?")[0])
+    if url.startswith("sqlite:///") and not file.exists():
+        raise NotFoundError(f"There is no store at {file}")  # opening it would make one
     store = open_store(url)
     try:
         there = [row.key.conversation for row in store.conversations(which.owner)]
         if missing := sorted(set(which.ids) - set(there)):
             raise NotFoundError(f"There is no conversation {missing[0]!r} in {shown_url(url)}")
         for id in which.ids or there:
-            yield _recorded(store, Key(which.owner, id), source)
+            copy = MemoryStore()  # a session on the store itself might be told to memories
+            yield _recorded(
+                copy, load_lines(export_lines(store, Key(which.owner, id)), copy, None, None), source
+            )
     finally:
         store.close()
 

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 64, 168, 44, 52
 COLORS = ("#3b82f6", "#f97316", "#10b981", "#a855f7", "#ef4444", "#eab308", "#06b6d4", "#ec4899")
-GRAY = "#8b949e"
+GRAY = "#7d8590"
 TICKS = 5
 
 

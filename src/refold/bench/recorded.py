@@ -53,13 +53,15 @@ def each(
     seed: int = 0,
 ) -> Iterator[Trace]:
     """One conversation after the other, of any size, with its probes and their keys."""
+    which = which or Which()
     if data is None:
         found = made.traces(seed)
     elif "://" not in str(data) and (Path(data) / "traces").is_dir():
         found = _folder(Path(data), source, copies)
     else:
-        found = own.traces(str(data), which or Which())
-    return (_known(trace) for trace in found if source in (None, trace.source))
+        found = own.traces(str(data), which)
+    named = (trace for trace in found if not which.ids or trace.id in which.ids)
+    return (_known(trace) for trace in named if source in (None, trace.source))
 
 
 def _folder(data: Path, source: str | None, copies: bool) -> Iterator[Trace]:

@@ -8,7 +8,7 @@ A budget is percent of a conversation's tokens. A value is lost if the request t
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,7 +26,7 @@ from refold.bench.replay import MOST_ROUNDS, Arm, Mode, Reach, Replay, Run, pinn
 from refold.bench.tables import Sheet, show, write
 from refold.bench.trace import Json, Probe, Trace, text_of
 from refold.core.codec import dumps
-from refold.core.errors import NotFoundError, SettingError
+from refold.core.errors import NotFoundError, RefoldError, SettingError
 
 __all__ = ["Arm", "Probe", "Reach", "Replay", "Run", "Trace", "load", "main", "measure", "replay", "text_of"]
 
@@ -48,16 +48,27 @@ def measure(traces: Sequence[Trace], arms: Sequence[Arm], jobs: int) -> list[Run
     sources = [*sorted({trace.source for trace in traces}), "total"]
     rows = {(arm, source): Run(arm, source) for arm in arms for source in sources}
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        tasks = [pool.submit(replay, trace, arm) for trace in traces for arm in arms]
-        tasks += [pool.submit(pinned, trace, arm) for trace in traces for arm in arms if arm.is_replayed]
+        both = [(trace, arm) for trace in traces for arm in arms]
+        tasks = [pool.submit(_tried, replay, *one) for one in both]
+        tasks += [pool.submit(_tried, pinned, *one) for one in both if one[1].is_replayed]
         try:
             for task in track(tasks, "replaying", console=Console(stderr=True)):
                 run = task.result()
+                if isinstance(run, str):
+                    raise SettingError(*run.split(": ", 1))
                 rows[run.arm, run.source].add(run)
                 rows[run.arm, "total"].add(run)
         finally:
             pool.shutdown(cancel_futures=True)
     return list(rows.values())
+
+
+def _tried(work: Callable[[Trace, Arm], Run], trace: Trace, arm: Arm) -> Run | str:
+    """A fault comes back as its words: not every error finds its way from one process to another."""
+    try:
+        return work(trace, arm)
+    except RefoldError as error:
+        return f"{arm} on {trace.id or trace.source}: {error}"
 
 
 def unruly(rows: Sequence[Run]) -> Iterator[str]:
@@ -205,7 +216,7 @@ def main(
     ] = None,
     mode: Annotated[Mode, typer.Option(help="What the budget is given as.")] = "room",
     conversation: Annotated[
-        list[str] | None, typer.Option("--conversation", metavar="ID", help="Of a store: only these.")
+        list[str] | None, typer.Option("--conversation", metavar="ID", help="Only these.")
     ] = None,
     owner: Annotated[str, typer.Option(metavar="NAME", help="Of a store: whose.")] = "default",
     source: Annotated[str | None, typer.Option(help="Only the conversations of this one.")] = None,
