@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from refold.bench.retention import Arm, Run, load, replay, text_of
+from refold.bench.probes import extracted, key_of
+from refold.bench.replay import pinned, worth_pinning
+from refold.bench.retention import Arm, Run, load, replay, text_of, unruly
+from refold.bench.score import has_beside
 
 CODES = ("QX7-4411", "QX7-9032")
 """What the first and the last result say, and later calls need."""
@@ -99,6 +102,99 @@ def test_values_are_found_in_the_arguments_of_calls_however_they_are_written():
     (asked, _) = called("c", {"path": "C:\\Temp\\ü", "note": 'a "quoted" one'}, "done")
     for value in ("C:\\Temp\\ü", 'a "quoted" one', "look", '"tool_calls":['):
         assert value in text_of(asked)
+
+
+def test_what_is_lost_from_view_can_be_had_by_one_expansion_and_by_a_search(trace):
+    run = replay(trace, Arm("newest"), budget=3_000)
+    assert [run.numbers[name] for name in ("lost", "expandable", "searchable")] == [1, 1, 1]
+    nothing = replay(trace, Arm("nothing"))
+    assert [nothing.numbers[name] for name in ("lost", "expandable", "searchable")] == [2, 0, 2]
+
+
+def test_losses_are_told_by_the_compactions_before_them(trace):
+    run = replay(trace, Arm("newest"), budget=3_000)
+    after = {name: count for name, count in run.numbers.items() if " after " in name and count}
+    assert sum(count for name, count in after.items() if name.startswith("probes")) == 2
+    (lost,) = (name for name in after if name.startswith("lost"))
+    assert lost != "lost after 0"
+
+
+def test_a_pinned_message_is_in_every_request_to_the_byte_and_without_a_pin_it_is_not(trace):
+    pin = worth_pinning(trace)
+    assert trace.messages[pin]["role"] == "tool"
+    kept = pinned(trace, Arm("newest"), budget=3_000).numbers
+    assert kept["pin_views"] == kept["pin_kept"] > 10
+    fitted = replay(trace, Arm("newest"), budget=3_000)
+    assert fitted.numbers["pin_views"] == 0
+    assert fitted.numbers["task_kept"] == fitted.numbers["task_views"] > 10
+
+
+RULE = "The clerk says that refunds must go to the card that paid."
+
+
+def test_what_is_pinned_sounds_like_a_rule_where_something_does(trace):
+    trace.messages[7]["content"] = RULE
+    assert worth_pinning(trace) == 7
+
+
+def test_controls_that_do_not_behave_are_told(trace):
+    rows = [replay(trace, Arm(name)) for name in ("everything", "nothing")]
+    for row in rows:
+        row.source = "total"
+    assert not list(unruly(rows))
+    rows[0].numbers["lost"] += 1
+    rows[1].numbers["lost"] -= 1
+    assert list(unruly(rows)) == [
+        "keeping everything loses 1 of 2 values",
+        "keeping nothing loses 1 of 2 values",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        ('{"user": {"id": "QX7-4411"}}', "id"),
+        ('{"codes": ["QX7-0000", "QX7-4411"]}', "codes"),
+        ('{"output": "seat: 4A\\nbooking: QX7-4411"}', "booking"),
+        ("level=info booking=QX7-4411 state=open", "booking"),
+        ("**Booking:** QX7-4411", "Booking"),
+        ("It is QX7-4411 then.", ""),
+        ('{"QX7-4411": "open"}', ""),
+        ("nothing of the kind", ""),
+    ],
+)
+def test_the_key_of_a_value_is_what_stands_beside_it(content, key):
+    assert key_of({"role": "tool", "content": content}, CODES[0]) == key
+
+
+@pytest.mark.parametrize(
+    ("text", "is_near"),
+    [
+        ('{"order_id":"QX7-4411"}', True),
+        ("Order ID: QX7-4411", True),
+        ("order_id=QX7-0000 " + "QX7-0001 " * 60 + "QX7-4411", True),  # a key begins a line of values
+        ("order_id=QX7-0000\n" + "QX7-0001 " * 60 + "QX7-4411", False),
+        ("my_order_ids: QX7-4411", False),
+        ("order_id", False),
+    ],
+)
+def test_a_key_is_kept_where_it_stands_near_its_value(text, is_near):
+    assert has_beside(text, CODES[0], "order_id") is is_near
+
+
+def test_needed_values_are_those_of_results_that_later_calls_have():
+    messages = [
+        {"role": "user", "content": "Look at USER-1."},
+        *called("a", {"id": "USER-1", "page": "OWN-7"}, "ORD-1: USER-1 OWN-7 ORD-2 near"),
+        *called("b", {"id": "ORD-1"}, "nothing"),
+        *called("c", {"ids": ["ORD-1", "ORD-2", "USER-1", "OWN-7"], "what": "near"}, "nothing"),
+        *called("d", {"command": "cancel --order=ORD-2 'ORD-1'"}, "nothing"),
+    ]
+    found = [(probe.value, probe.first, probe.last, probe.use_at) for probe in extracted(messages)]
+    assert found == [("ORD-2", 2, 2, 5), ("ORD-1", 2, 3, 5)] or found == [
+        ("ORD-1", 2, 3, 5),
+        ("ORD-2", 2, 2, 5),
+    ]
 
 
 def test_the_numbers_of_several_runs_add_up(trace):

@@ -16,13 +16,15 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Annotated, Any
 
 import apsw
 import msgspec
+import typer
 
 import refold
 from refold.bench.generate import conversation
+from refold.bench.tables import Sheet, show, write
 from refold.core.message import Message
 from refold.formats import openai_chat
 from refold.tokens.count import counter, encoder
@@ -100,7 +102,7 @@ def measure(size: int, folder: Path, progress: Callable[[int], None] = lambda n:
     url, raw = f"sqlite:///{folder}/refold-{size}.db", RawLog(folder / f"raw-{size}.db")
     source = conversation(size + 2 * STEPS, seed=size)
     with refold.open("task", store=url) as chat:
-        for batch in _batches(source, size):
+        for batch in batches(source, size):
             chat.append(batch)
             raw.append(batch)
             chat.fit()
@@ -109,16 +111,16 @@ def measure(size: int, folder: Path, progress: Callable[[int], None] = lambda n:
         appends, raws, fits, floors = list[float](), list[float](), list[float](), list[float]()
         gc.collect()
         gc.disable()
-        for step in _batches(source, 2 * STEPS, 2):
+        for step in batches(source, 2 * STEPS, 2):
             for message in step:
-                appends.append(_time(lambda m=message: chat.append(m)))  # type: ignore[misc]
-                raws.append(_time(lambda m=message: raw.append([m])))  # type: ignore[misc]
-            fits.append(_time(chat.fit))
+                appends.append(timed(lambda m=message: chat.append(m)))  # type: ignore[misc]
+                raws.append(timed(lambda m=message: raw.append([m])))  # type: ignore[misc]
+            fits.append(timed(chat.fit))
             shown = chat.fit().messages
             counts = [line.tokens for line in chat.view().lines]
-            floors.append(_time(lambda s=shown, c=counts: _floor(s, c)))  # type: ignore[misc]
+            floors.append(timed(lambda s=shown, c=counts: _floor(s, c)))  # type: ignore[misc]
         gc.enable()
-    opens = [_time(lambda: _open(url)) for _ in range(15)]
+    opens = [timed(lambda: _open(url)) for _ in range(15)]
     append, raw_append, fit, floor = map(Times.of, (appends, raws, fits, floors))
     open_ms = Times.of(opens).median_us / 1_000
     return Row(size, append, raw_append, fit, floor, len(shown), open_ms, file_mb, raw_mb)
@@ -137,13 +139,13 @@ def _open(url: str) -> None:
     chat.store.close()
 
 
-def _time(run: Callable[[], object]) -> float:
+def timed(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
-def _batches(
+def batches(
     source: Iterator[dict[str, Any]], count: int, size: int = BATCH
 ) -> Iterator[list[dict[str, Any]]]:
     while count > 0 and (batch := list(islice(source, min(size, count)))):
@@ -171,8 +173,8 @@ def count_ratio(tries: int = 5) -> float:
         encoder.cache_clear()  # a new one, for it remembers what it has seen
         count = counter("gpt-5")
         count.text("loads the vocabulary")
-        own.append(_time(lambda e=encode: [len(e(text)) for text in texts]))  # type: ignore[misc]
-        ours.append(_time(lambda c=count: [c.message(message) for message in messages]))  # type: ignore[misc]
+        own.append(timed(lambda e=encode: [len(e(text)) for text in texts]))  # type: ignore[misc]
+        ours.append(timed(lambda c=count: [c.message(message) for message in messages]))  # type: ignore[misc]
     return min(own) / min(ours)
 
 
@@ -198,39 +200,6 @@ def _cpu(program: str, tries: int) -> float:
     return median(times)
 
 
-def run(sizes: tuple[int, ...] = SIZES, shape: str = "table") -> None:
-    """Measures and prints: a table for people, Markdown for documents, or JSON."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    rows = []
-    with Progress(console=Console(stderr=True)) as bar, tempfile.TemporaryDirectory() as folder:
-        for size in sizes:
-            task = bar.add_task(f"{size:,} messages", total=size)
-            rows.append(measure(size, Path(folder), lambda n, task=task: bar.advance(task, n)))  # type: ignore[misc]
-    counted, imported = count_ratio(), import_cpu_ms()
-    if shape == "json":
-        beside = {"count_ratio": counted, "import_cpu_ms": imported}
-        print(msgspec.json.encode({"rows": [asdict(row) for row in rows], **beside}).decode())
-        return
-    cells = [_cells(row) for row in rows]
-    if shape == "markdown":
-        lines = [TITLES, ("---:",) * len(TITLES), *cells]
-        print("\n".join(f"| {' | '.join(line)} |" for line in lines))
-    else:
-        from rich.table import Table
-
-        table = Table(*TITLES)
-        for column in table.columns:
-            column.justify = "right"
-        for line in cells:
-            table.add_row(*line)
-        Console().print(table)
-    print("Times are median / mean; ratios are to the floor of the same run.")
-    print(f"first count: {counted:.2f} of the tokenizer's own speed")
-    print(f"import refold: {imported:.0f} ms of CPU")
-
-
 TITLES = ("messages", "append", "× raw", "fit", "× floor", "shown", "open + fit", "file", "× raw")
 
 
@@ -240,7 +209,55 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (f"{row.messages:,}", *append, *fit, f"{row.file_mb:,.2f} MB", f"{row.file_ratio:.2f}")
 
 
+def main(
+    sizes: Annotated[list[int] | None, typer.Argument(metavar="SIZE", help="Messages.", min=2)] = None,
+    peers: Annotated[bool, typer.Option(help="Also other libraries, those that are installed here.")] = True,
+    numbers: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="All numbers; - for stdout.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Tables for documents.")] = False,
+) -> None:
+    """Whether a step costs more when the conversation is longer.
+
+    An append is measured beside a bare INSERT of the same durability, a fit beside a walk over what is shown
+    and the encoding of the request. Other libraries are measured in the same run where they are installed;
+    `python scripts/peers.py` installs each apart.
+
+    \b
+    Examples:
+      refold bench speed                   100 to 100,000 messages
+      refold bench speed 100 1000          only these
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from refold.bench import peers as others
+
+    rows = []
+    with Progress(console=Console(stderr=True)) as bar, tempfile.TemporaryDirectory() as folder:
+        for size in sizes or SIZES:
+            task = bar.add_task(f"{size:,} messages", total=size)
+            rows.append(measure(size, Path(folder), lambda n, task=task: bar.advance(task, n)))  # type: ignore[misc]
+    counted, imported = count_ratio(), import_cpu_ms()
+    names = others.installed() if peers else []
+    beside = others.run(names, [size for size in sizes or SIZES if size <= max(others.SIZES)])
+    if str(numbers) != "-":
+        show(
+            [Sheet("A step, by the messages before it", TITLES, list(map(_cells, rows)), texts=0)],
+            markdown=markdown,
+        )
+        print("Times are median / mean; ratios are to the floor of the same run.")
+        print(f"First count: {counted:.2f} of the tokenizer's own speed.")
+        print(f"Import refold: {imported:.0f} ms of CPU.")
+        if beside:
+            show([others.sheet(beside)], markdown=markdown)
+        elif peers:
+            print("No other library is installed here; `python scripts/peers.py` measures them apart.")
+    if numbers:
+        ratios = {"count_ratio": counted, "import_cpu_ms": imported}
+        told = {"rows": [asdict(row) for row in rows], "peers": [asdict(row) for row in beside], **ratios}
+        write(numbers, msgspec.json.encode(told))
+
+
 if __name__ == "__main__":
-    some = tuple(int(arg) for arg in sys.argv[1:] if arg.isdigit())
-    shapes = [arg.removeprefix("--") for arg in sys.argv[1:] if arg in ("--json", "--markdown")]
-    run(some or SIZES, shapes[0] if shapes else "table")
+    typer.run(main)

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from refold.cli import (
+    bench,
     change,
     checkup,
     compact,
@@ -57,6 +58,7 @@ Examples:
   refold serve                       a gateway for any agent, an API and a panel
   refold token --owner ann           a token for those who come from other machines
   refold mcp                         what was said, as tools for any MCP client
+  refold bench retention             what is saved and what is lost, on a set or on your own conversations
 
 \b
 Exit codes: 0 done, 1 the answer is no (not found, invalid, damaged), 2 wrong use.
@@ -143,8 +145,12 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "token": serve.token,
     "mcp": mcp.mcp,
 }
+GROUPS: dict[str, typer.Typer] = {"bench": bench.app}
+"""Commands that have commands."""
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
+for _name, _group in GROUPS.items():
+    app.add_typer(_group, name=_name)
 
 
 def main() -> None:

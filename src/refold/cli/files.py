@@ -11,13 +11,13 @@ import typer
 
 from refold.answers import Fitted
 from refold.asked import output_of
-from refold.cli.incoming import RESPONSES, Given, conversation, read_file
 from refold.cli.options import ConfigFile, DialectOption, InFile, Json, OutFile, configured, intake_for
 from refold.cli.terminal import Cell, Columns, complain, emit, fitting, pretty, progress, say, writing
 from refold.cli.words import glance, glance_json, one_line, plural, saved_percent
 from refold.config import Config
 from refold.core.errors import MessageError, RefoldError, SettingError
 from refold.formats.dialects import TARGETS
+from refold.incoming import RESPONSES, Given, conversation, read_file
 from refold.intake import Intake
 from refold.meter import Meter
 from refold.rules.targets import JUDGES, check_request

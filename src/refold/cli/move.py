@@ -6,7 +6,6 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from refold.cli.incoming import Given, conversations, export_in, read_file
 from refold.cli.options import (
     Access,
     ConfigFile,
@@ -25,6 +24,7 @@ from refold.cli.terminal import emit, progress, say, writing
 from refold.cli.words import one_line, plural, quoted
 from refold.core.draft import Draft
 from refold.core.errors import ConflictError, MessageError, RefoldError, StoreError
+from refold.incoming import Given, conversations, export_in, read_file
 from refold.intake import Intake
 from refold.session import Session
 from refold.stores.store import Key, Store
