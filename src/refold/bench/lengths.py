@@ -1,7 +1,7 @@
 """Conversations of a given length: recorded ones are cut, or go on with the next of the same source."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import count, groupby
 
 from refold.bench.trace import Json, Trace
 

@@ -1,0 +1,145 @@
+"""What conversations cost, measured: on some whose bill is known, and on recorded ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from refold.bench import ways
+from refold.bench.cost import DEFAULT, ECONOMY, REFOLD, replay
+from refold.bench.lengths import pieces
+from refold.bench.recorded import load
+from refold.bench.trace import Trace
+from refold.bench.ways import OTHERS, Bill
+from refold.cli import app
+from refold.core.errors import SettingError
+from refold.rules.targets import check_request
+from refold.tokens.limits import find
+
+MODEL = "claude-sonnet-5"
+DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+def talk(steps: int, name: str = "made", size: int = 150) -> Trace:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"Read {name}."}]
+    for n in range(steps):
+        call = {"id": f"c{n}", "type": "function", "function": {"name": "look", "arguments": f'{{"n":{n}}}'}}
+        words = " ".join(f"{name}{n}x{k}" for k in range(size))
+        messages.append({"role": "assistant", "content": f"Now {n}.", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{n}", "content": words})
+    messages.append({"role": "assistant", "content": "Done."})
+    return Trace(name, "openai-chat", messages, ())
+
+
+def test_a_bill_has_what_begins_the_request_before_as_read_and_all_else_as_written():
+    said, bill = talk(40).messages, Bill(MODEL)
+    bill.send(said[:20])
+    assert (bill.read, bill.written) == (0, sum(map(bill.size, said[:20])))
+    bill.send(said[:22])
+    assert bill.read == sum(map(bill.size, said[:20]))
+    assert bill.written == sum(map(bill.size, said[:22]))
+    changed = [*said[:10], {"role": "user", "content": "Wait."}, *said[11:22]]
+    bill.send(changed)
+    assert bill.read == sum(map(bill.size, said[:20])) + sum(map(bill.size, said[:10]))
+    limits = find(MODEL).limits
+    assert bill.usd == pytest.approx(
+        (bill.read * limits.cache_read + bill.written * limits.cache_write) / 1e6
+    )
+
+
+def test_what_is_too_short_for_a_cache_is_never_read_from_it():
+    said, bill = talk(5, size=5).messages, Bill(MODEL)
+    bill.send(said[:4])
+    bill.send(said[:6])
+    assert 0 < bill.written < ways.LEAST_CACHED
+    assert bill.read == 0
+
+
+def test_sending_everything_costs_what_sending_everything_costs():
+    assert replay(talk(30), "append only", MODEL, None).index == 1
+
+
+@pytest.mark.parametrize("way", list(OTHERS))
+def test_what_others_send_is_a_request_that_a_provider_takes_and_has_the_task(way):
+    """A straw man would prove nothing."""
+    trace, bill, keep = talk(120), Bill(MODEL), OTHERS[way]()
+    sizes = []
+    for n, message in enumerate(trace.messages):
+        if message["role"] == "assistant":
+            sent = list(keep(trace.messages[:n], bill))
+            bill.send(sent)
+            assert not check_request("openai-chat", {"messages": sent})
+            assert trace.messages[1] in sent
+            sizes.append(sum(map(bill.size, sent)))
+    assert (max(sizes) > ways.TRIGGER) == (way == "append only")
+
+
+def test_a_summary_of_others_is_paid_for():
+    bill, keep = Bill(MODEL), ways.Summarized()
+    said = talk(120).messages
+    keep(said[:-1], bill)
+    assert bill.summaries > ways.SUMMARY * find(MODEL).limits.output / 1e6
+
+
+def test_economy_is_cheaper_than_sending_everything_and_the_default_sends_everything():
+    trace = talk(150)
+    assert replay(trace, DEFAULT, MODEL, None).index == 1
+    row = replay(trace, REFOLD, MODEL, ECONOMY)
+    assert row.index < 0.7
+    assert row.edits > 1
+    assert row.cached > 0.9
+
+
+def test_a_model_without_known_prices_is_refused():
+    with pytest.raises(SettingError, match="not known"):
+        Bill("gpt-4")
+
+
+def test_conversations_are_cut_and_joined_to_the_length_that_is_asked_for():
+    found = pieces([talk(25, "a"), talk(25, "a"), talk(5, "b"), talk(9, "c")], 20)
+    assert [piece.source for piece in found] == ["a", "a", "mixed"]
+    for piece in found:
+        assert sum(message["role"] == "assistant" for message in piece.messages) == 20
+        assert [message["role"] for message in piece.messages[:2]] == ["system", "user"]
+        calls = [call["id"] for m in piece.messages for call in m.get("tool_calls", ())]
+        assert len(calls) == len(set(calls))
+    assert "Read a." in str(found[1].messages[1])
+
+
+def test_nothing_is_said_twice_but_for_the_beginning_of_a_piece():
+    found = pieces([talk(90, "a")], 20)
+    results = [m["content"] for piece in found for m in piece.messages if m["role"] == "tool"]
+    assert len(results) == len(set(results)) >= 70
+
+
+def test_the_command_compares_configurations_on_ones_own_history(tmp_path):
+    (tmp_path / "chat.json").write_text(json.dumps(talk(130).messages))
+    (tmp_path / "a.yaml").write_text("agents: {default: {compact: {economy: {keep_tokens: 2000}}}}\n")
+    policy, numbers, plot = (str(tmp_path / name) for name in ("a.yaml", "n.json", "p.svg"))
+    asked = ["bench", "cost", str(tmp_path / "chat.json"), "--steps", "120", "--models", MODEL]
+    run = CliRunner().invoke(app, [*asked, "--policy", policy, "--json", numbers, "--plot", plot])
+    assert run.exit_code == 0, run.output
+    rows = {row["arm"]: row for row in json.loads((tmp_path / "n.json").read_text())}
+    assert [rows[name]["index"] for name in ("append only", DEFAULT)] == [1, 1]
+    assert rows[policy]["edits"] > 0
+    assert (tmp_path / "p.svg").read_text().startswith("<svg")
+    assert "a.yaml" in run.stdout
+
+
+@pytest.mark.parametrize("steps", ["x", "0", "40,-1"])
+def test_a_length_that_is_none_is_refused(steps):
+    run = CliRunner().invoke(app, ["bench", "cost", "--steps", steps])
+    assert run.exit_code != 0
+    assert "no number of steps" in str(run.exception) + run.output
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="notice: ../shared/data is not here, so nothing is replayed")
+@pytest.mark.parametrize(
+    ("model", "steps", "average", "worst"),
+    [(model, *bar) for model in (MODEL, "gpt-5") for bar in ((40, 1.0, 1.05), (200, 0.6, 1.05))],
+)
+def test_recorded_conversations_cost_less_with_economy_and_hardly_ever_more(model, steps, average, worst):
+    found = [replay(one, REFOLD, model, ECONOMY) for one in pieces(load(DATA, least=2_000), steps)]
+    assert sum(row.index for row in found) / len(found) <= average
+    assert max(row.index for row in found) <= worst
