@@ -12,8 +12,9 @@ def pieces(traces: Sequence[Trace], steps: int) -> list[Trace]:
     chats = sorted(
         (trace for trace in traces if trace.dialect == "openai-chat"), key=lambda trace: trace.source
     )
-    for source, some in groupby(chats, key=lambda trace: trace.source):
-        *whole, rest = _cut([_told_apart(trace, n) for n, trace in enumerate(some)], steps)
+    numbers = count()
+    for source, some in groupby(sorted(chats, key=_source), key=_source):
+        *whole, rest = _cut([_told_apart(trace, next(numbers)) for trace in some], steps)
         found += [_trace(source, piece) for piece in whole]
         rests.append((source, rest))
     *mixed, _ = _cut([rest for _, rest in rests if rest], steps)
