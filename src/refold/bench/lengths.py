@@ -9,10 +9,7 @@ from refold.bench.trace import Json, Trace
 def pieces(traces: Sequence[Trace], steps: int) -> list[Trace]:
     """All of them in pieces of so many answers; what is left of each source is joined, too."""
     found, rests = list[Trace](), list[tuple[str, list[Json]]]()
-    chats = sorted(
-        (trace for trace in traces if trace.dialect == "openai-chat"), key=lambda trace: trace.source
-    )
-    numbers = count()
+    chats, numbers = [trace for trace in traces if trace.dialect == "openai-chat"], count()
     for source, some in groupby(sorted(chats, key=_source), key=_source):
         *whole, rest = _cut([_told_apart(trace, next(numbers)) for trace in some], steps)
         found += [_trace(source, piece) for piece in whole]
