@@ -1,9 +1,12 @@
 """The benchmarks as commands: on a set that anybody can make again, on one's own conversations, compared."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -14,7 +17,7 @@ from refold.bench import made, peers, plot, speed
 from refold.bench.probes import extracted
 from refold.bench.recorded import load
 from refold.bench.replay import Arm, replay
-from refold.bench.retention import arms_of
+from refold.bench.retention import KEPT, TITLES, arms_of
 from refold.cli import app
 from refold.core.errors import NotFoundError, SettingError
 
@@ -276,3 +279,32 @@ def test_benchmarks_are_loaded_when_they_are_used():
     listed = run("--help").stdout
     assert "retention" in listed
     assert "speed" in listed
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+
+
+def test_what_the_page_prints_has_the_columns_that_the_commands_print():
+    """Where they differ, `python scripts/benchmarks.py` puts it right."""
+    places = re.findall(r"<!-- printed by: (.+?) -->\n(.*?)<!-- end -->", PAGE.read_text(), re.DOTALL)
+    columns = {"bench retention": (TITLES, KEPT), "bench speed": (speed.TITLES,), "peers.py": (peers.TITLES,)}
+    told = {name: text for name in columns for command, text in places if name in command}
+    for name, tables in columns.items():
+        for titles in tables:
+            assert f"| {' | '.join(titles)} |" in told[name]
+
+
+def test_a_place_in_a_page_gets_what_its_command_prints(tmp_path, monkeypatch):
+    path = Path(__file__).parents[1] / "scripts" / "benchmarks.py"
+    spec = spec_from_file_location("benchmarks", path)
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = tmp_path / "page.md"
+    begin = "<!-- printed by: python -c 'print({})' -->\n"
+    page.write_text(f"a\n{begin.format(6 * 7)}old\n<!-- end -->\nb {begin.format('1/0')}old\n<!-- end -->\n")
+    monkeypatch.setattr(script, "PAGES", (page,))
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    assert script.main([]) == 1  # one of them fails, and keeps what it had
+    assert page.read_text() == (
+        f"a\n{begin.format(42)}\n42\n\n<!-- end -->\nb {begin.format('1/0')}old\n<!-- end -->\n"
+    )

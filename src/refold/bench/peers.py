@@ -10,7 +10,7 @@ import asyncio
 import gc
 import sqlite3
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +28,8 @@ from refold.core.errors import NotFoundError, SettingError
 
 SIZES = (100, 1_000, 10_000)
 STEPS, LEAST_STEPS = 50, 5
+TURN = 20
+"""Messages of a turn."""
 BATCH = 500
 """Messages that are taken in at once until the size is reached."""
 MOST_S = 30.0
@@ -192,9 +194,18 @@ class Row:
     fit: Times
 
 
+def _turns(messages: int, seed: int) -> Iterator[Json]:
+    """A conversation where the user says something after every ten calls: some cut between turns only."""
+    for n, message in enumerate(conversation(messages, seed)):
+        if n > 2 and n % TURN == 2:
+            yield {"role": "assistant", "content": "That is done."}
+            yield {"role": "user", "content": "Go on with the next ones."}
+        yield message
+
+
 def measure(name: str, size: int, advance: Callable[[int], None] = lambda n: None) -> Row:
     """Refold and then a peer, step by step, on the same history of so many messages."""
-    peer, source = PEERS[name], conversation(size + 2 * STEPS, seed=size)
+    peer, source = PEERS[name], _turns(size + 2 * STEPS, seed=size)
     theirs, appends, fits = list[float](), list[float](), list[float]()
     limits = {"models": {MODEL: {"window": WINDOW, "max_output": 1_000}}}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
@@ -225,12 +236,17 @@ def measure(name: str, size: int, advance: Callable[[int], None] = lambda n: Non
     return Row(*told, len(theirs) if is_measured else 0, *times)
 
 
+TITLES = (
+    *("library", "at each step it", "kept", "messages", "theirs", "refold, on disk"),
+    *("× refold's append + fit", "× refold's fit"),
+)
+
+
 def sheet(rows: Sequence[Row]) -> Sheet:
     """Their times, and as multiples of refold's in the same run."""
-    titles = ("library", "at each step it", "kept", "messages", "theirs", "refold, on disk")
     return Sheet(
         "A step of others and of refold",
-        (*titles, "× refold's append + fit", "× refold's fit"),
+        TITLES,
         [_cells(row) for row in rows],
         [n for n, row in enumerate(rows[:-1]) if rows[n + 1].peer != row.peer],
         texts=3,

@@ -99,19 +99,22 @@ def kept_cells(row: Run) -> list[str]:
     n = row.numbers
     probes = f"{n['probes']:,} ({n['keyed']:,} with a key)"
     both = f"{(n['lost'] + n['bare']) / (n['probes'] or 1):.1%}"
-    got = [_share(row, "expandable", "lost in view"), _share(row, "searchable", "lost")]
+    got = [_share_of(row, "expandable", "lost in view"), _share_of(row, "searchable", "lost")]
     kept = [_share(row, "pin_kept", "pin_views"), _share(row, "task_kept", "task_views")]
     return [str(row.arm), probes, _share(row, "lost", "probes"), both, *got, *kept]
 
 
 def drift_cells(row: Run) -> list[str]:
     names = [(f"lost after {rounds}", f"probes after {rounds}") for rounds in range(MOST_ROUNDS + 1)]
-    shares = [f"{_share(row, lost, of)} of {row.numbers[of]:,}" for lost, of in names]
-    return [str(row.arm), *(NONE if share.startswith(NONE) else share for share in shares)]
+    return [str(row.arm), *(_share_of(row, lost, of) for lost, of in names)]
 
 
 def _share(row: Run, part: str, whole: str) -> str:
     return f"{row.share(part, whole):.1%}" if row.numbers[whole] else NONE
+
+
+def _share_of(row: Run, part: str, whole: str) -> str:
+    return f"{_share(row, part, whole)} of {row.numbers[whole]:,}" if row.numbers[whole] else NONE
 
 
 def sheets(rows: Sequence[Run]) -> list[Sheet]:
