@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from refold.bench.options import Conversations, Data, Jobs, Markdown, Numbers, Owner, Seed
 from refold.bench.own import Which
 from refold.bench.plot import Point, scatter
 from refold.bench.recorded import SMALLEST, each, large, load
@@ -191,15 +192,7 @@ def _percent(text: str) -> int:
 
 
 def main(
-    data: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="DATA",
-            help="A folder with traces and probes; your own exports, histories or a folder of them; a SQLite"
-            " file or the URL of a store. Else a set that is made by chance.",
-            show_default=False,
-        ),
-    ] = None,
+    data: Data = None,
     budget: Annotated[
         str | None,
         typer.Option(metavar="P,P,…", help=f"Percent of each conversation's tokens; else {BUDGETS}."),
@@ -218,26 +211,22 @@ def main(
         str | None, typer.Option(metavar="NAME", help="With --policy: whose settings; else default.")
     ] = None,
     mode: Annotated[Mode, typer.Option(help="What the budget is given as.")] = "room",
-    conversation: Annotated[
-        list[str] | None, typer.Option("--conversation", metavar="ID", help="Only these.")
-    ] = None,
-    owner: Annotated[str, typer.Option(metavar="NAME", help="Of a store: whose.")] = "default",
+    conversation: Conversations = None,
+    owner: Owner = "default",
     source: Annotated[str | None, typer.Option(help="Only the conversations of this one.")] = None,
     least: Annotated[int, typer.Option(metavar="TOKENS", help="Smaller ones are left out.")] = SMALLEST,
-    seed: Annotated[int, typer.Option(help="Of the set that is made by chance.")] = 0,
+    seed: Seed = 0,
     dialects: Annotated[bool, typer.Option(help="Also the copies in other dialects.")] = False,
     written: Annotated[bool, typer.Option(help="Also with a model that writes badly.")] = False,
     controls: Annotated[bool, typer.Option(help="Also everything, nothing, the least, the newest.")] = True,
-    jobs: Annotated[int, typer.Option(help="Processes.", min=1, max=64)] = 2,
+    jobs: Jobs = 2,
     totals: Annotated[bool, typer.Option("--totals", help="One row for all sources.")] = False,
-    numbers: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="All numbers; - for stdout.")
-    ] = None,
+    numbers: Numbers = None,
     lost: Annotated[Path | None, typer.Option(metavar="FILE", help="The lost values.")] = None,
     drawn: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.svg", help="Saved and lost, as a picture.")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Tables for documents.")] = False,
+    markdown: Markdown = False,
 ) -> None:
     """What is saved and what is lost, on conversations that are replayed step by step.
 
