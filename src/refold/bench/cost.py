@@ -23,7 +23,7 @@ from rich.progress import track
 
 import refold
 from refold.bench.lengths import pieces
-from refold.bench.options import Conversations, Data, Jobs, Markdown, Numbers, Owner, Seed
+from refold.bench.options import Brief, Conversations, Data, Jobs, Markdown, Numbers, Owner, Seed
 from refold.bench.own import Which
 from refold.bench.plot import Point, scatter
 from refold.bench.recorded import load
@@ -131,6 +131,17 @@ def _cells(some: Sequence[Row]) -> list[str]:
     return [first.model, first.arm, *numbers, *more, f"{mean(row.edits for row in some):.1f}"]
 
 
+def briefly(rows: Sequence[Row]) -> Sheet:
+    """The average index, and the worst, by length and model."""
+    both = sorted({(row.steps, row.model) for row in rows})
+    lines = []
+    for arm in dict.fromkeys(row.arm for row in rows):
+        shares = [[r.index for r in rows if (r.steps, r.model, r.arm) == (*one, arm)] for one in both]
+        lines.append([arm, *(f"{mean(some):.2f} ({max(some):.2f})" for some in shares)])
+    titles = ("", *(f"{steps} steps, {model}" for steps, model in both))
+    return Sheet("Money against sending everything: average (worst)", titles, lines)
+
+
 def drawn(rows: Sequence[Row]) -> str:
     """Cached share against the index of each way, of the longest conversations."""
     longest = [row for row in rows if row.steps == max(one.steps for one in rows)]
@@ -158,6 +169,7 @@ def main(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.svg", help="Cost and cached share, as a picture.")
     ] = None,
+    brief: Brief = False,
     markdown: Markdown = False,
 ) -> None:
     """What conversations cost, kept small in several ways, at the providers' prices."""
@@ -176,7 +188,7 @@ def main(
     if plot is not None:
         write(plot, drawn(rows).encode())
     if str(numbers) != "-":
-        show(sheets(rows), markdown=markdown)
+        show([briefly(rows)] if brief else sheets(rows), markdown=markdown)
 
 
 def _whole(text: str) -> int:

@@ -23,4 +23,5 @@ Jobs: TypeAlias = Annotated[int, typer.Option(help="Processes.", min=1, max=64)]
 Numbers: TypeAlias = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="All numbers; - for stdout.")
 ]
+Brief: TypeAlias = Annotated[bool, typer.Option("--brief", help="Only what decides, in one small table.")]
 Markdown: TypeAlias = Annotated[bool, typer.Option("--markdown", help="Tables for documents.")]

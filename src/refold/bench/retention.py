@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from refold.bench.options import Conversations, Data, Jobs, Markdown, Numbers, Owner, Seed
+from refold.bench.options import Brief, Conversations, Data, Jobs, Markdown, Numbers, Owner, Seed
 from refold.bench.own import Which
 from refold.bench.plot import Point, scatter
 from refold.bench.recorded import SMALLEST, each, large, load
@@ -70,6 +70,25 @@ def _tried(work: Callable[[Trace, Arm], Run], trace: Trace, arm: Arm) -> Run | s
         return work(trace, arm)
     except RefoldError as error:
         return f"{arm} on {trace.id or trace.source}: {error}"
+
+
+def briefly(rows: Sequence[Run]) -> Sheet:
+    """Of each arm that hides something, what is saved and lost."""
+    some = [row for row in rows if row.arm.name not in ("everything", "nothing", "least")]
+    cells = [
+        [
+            {"refold": "refold", "newest": "the newest that fit"}.get(row.arm.name, row.arm.name),
+            f"{row.arm.percent} %" if row.arm.percent else NONE,
+            f"{row.share('saved', 'full'):.1%}",
+            f"{row.share('lost', 'probes'):.1%} of {row.numbers['probes']:,}",
+            f"{row.broken['unreachable']}" if row.arm.is_replayed and row.arm.name != "newest" else NONE,
+        ]
+        for row in some
+    ]
+    titles = ("", "budget", "tokens saved", "needed values lost from view", "unreachable")
+    many = max((row.numbers["conversations"] for row in some), default=0)
+    calls = max((row.numbers["calls"] for row in some), default=0)
+    return Sheet(f"{many} conversations, {calls:,} calls of a model", titles, cells)
 
 
 def unruly(rows: Sequence[Run]) -> Iterator[str]:
@@ -226,6 +245,7 @@ def main(
     drawn: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.svg", help="Saved and lost, as a picture.")
     ] = None,
+    brief: Brief = False,
     markdown: Markdown = False,
 ) -> None:
     """What is saved and what is lost, on conversations that are replayed step by step.
@@ -248,7 +268,9 @@ def main(
         arms += [Arm("newest", percent, mode) for percent in percents]
     traces = _read(data, source, dialects, Which(owner, conversation or ()), seed, least)
     rows = measure(traces, arms, jobs)
-    if str(numbers) != "-":
+    if str(numbers) != "-" and brief:
+        show([briefly(_totals(rows))], markdown=markdown)
+    elif str(numbers) != "-":
         show(sheets(_totals(rows) if totals else rows), markdown=markdown)
         _say_beside(rows, arms)
     if numbers:
