@@ -135,8 +135,8 @@ def _agents_session(folder: Path) -> Step:
 
 
 def _memory(folder: Path) -> Step:
-    from llama_index.core.llms import ChatMessage  # type: ignore[import-not-found]
-    from llama_index.core.memory import Memory  # type: ignore[import-not-found]
+    from llama_index.core.llms import ChatMessage
+    from llama_index.core.memory import Memory
 
     url, runner = f"sqlite+aiosqlite:///{folder}/memory.db", asyncio.Runner()
     memory = Memory.from_defaults("task", token_limit=WINDOW, async_database_uri=url)
