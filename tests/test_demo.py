@@ -402,3 +402,23 @@ def test_without_the_service_it_says_what_to_install(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert 'pip install "refold[serve]"' in done.stdout
+
+
+def test_it_needs_nothing_but_what_refold_itself_needs(tmp_path):
+    """No pytest, no SDK, no service: as on a machine where nothing else was installed."""
+    extras = (
+        "pytest",
+        "hypothesis",
+        "openai",
+        "anthropic",
+        "starlette",
+        "uvicorn",
+        "aiohttp",
+        "psycopg",
+        "redis",
+    )
+    program = f"import sys; sys.modules.update(dict.fromkeys({extras})); from refold.cli import main; main()"
+    command = [sys.executable, "-c", program, "demo", "--no-panel", "--steps", "20"]
+    done = subprocess.run(command, cwd=filled(tmp_path), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "all of it is kept" in done.stdout

@@ -12,49 +12,25 @@
 Streams, writers and sessions are demanded of every store; ids, forks, snapshots, leases, notes,
 summaries, settings, search and cursors of those that have them (`refold.stores.store` says what each is).
 What a store says in `cannot` that its engine is not able to do is skipped, with its own words.
-For tests only: this needs pytest and hypothesis, which refold itself does not.
+Adapters have an `AdapterContract`. Both need pytest and hypothesis, which refold itself does not, and neither
+do the fakes beside them: models, services and an embedder.
 `pytest.register_assert_rewrite("refold.testing")` in a conftest.py makes failures talk.
 """
 
-import pytest
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from refold.testing.batches import BatchesContract
-from refold.testing.cursors import CursorsContract
-from refold.testing.forks import ForksContract
-from refold.testing.ids import IdsContract, LocatedContract
-from refold.testing.leases import LeasesContract
-from refold.testing.notes import NotesContract
-from refold.testing.search import SearchContract
-from refold.testing.sessions import SessionsContract
-from refold.testing.settings import SettingsContract
-from refold.testing.snapshots import SnapshotsContract
-from refold.testing.streams import StreamsContract
-from refold.testing.summaries import SummariesContract
-from refold.testing.words import Reopen
-from refold.testing.writers import WritersContract
+if TYPE_CHECKING:
+    from refold.testing.adapters import AdapterContract
+    from refold.testing.store import StoreContract
 
-__all__ = ["StoreContract"]
+__all__ = ["AdapterContract", "StoreContract"]
+
+_HOMES = {"AdapterContract": "adapters", "StoreContract": "store"}
 
 
-class StoreContract(
-    StreamsContract,
-    WritersContract,
-    SessionsContract,
-    IdsContract,
-    LocatedContract,
-    ForksContract,
-    SnapshotsContract,
-    LeasesContract,
-    NotesContract,
-    SummariesContract,
-    SettingsContract,
-    SearchContract,
-    BatchesContract,
-    CursorsContract,
-):
-    """All of it. The fixture `store` gives a new, empty store."""
-
-    @pytest.fixture
-    def reopen(self) -> Reopen | None:
-        """What opens the same store again, in other processes too, and so can be pickled; or None."""
-        return None
+def __getattr__(name: str) -> Any:
+    """Loaded when they are asked for: whoever needs a fake has no pytest, perhaps."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
