@@ -21,6 +21,11 @@ settings.register_profile("long", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes is begun first, so that nobody waits for it at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture(scope="session")
 def postgres():
     """A PostgreSQL of one's own, for as long as the tests of this process take."""

@@ -46,6 +46,7 @@ def written(trace):
     return replayed(trace, Arm("written"))
 
 
+@pytest.mark.long
 def test_no_value_is_missing_more_often_than_by_rule_alone(trace):
     assert len(trace.probes) > 100
     lost = Counter[str]()
