@@ -1,7 +1,6 @@
 """Live events: nothing is missed, nothing comes twice, and who does not read costs next to nothing."""
 
 import asyncio
-import gc
 import json
 import socket
 import subprocess
@@ -16,13 +15,10 @@ import pytest
 
 import refold
 from apis import Running, running, tool_loop
-from refold.config import load_config
 from refold.core.codec import Link
-from refold.core.view import Item
 from refold.notify import MessageEvent
-from refold.serve import events, service, sse
+from refold.serve import events, sse
 from refold.serve.events import Frame, Hub
-from refold.serve.service import Service
 from refold.stores.store import Key, Listed, Store, open_store
 from refold.testing.scribe import Scribe
 from served import WAIT_S, until
@@ -381,20 +377,3 @@ def test_one_who_does_not_read_is_sent_away_when_the_conversation_is_erased(run)
         run.http.delete("/api/conversations/talk")
         until(lambda: run.service.hub.watchers == 0)
     assert run.http.get("/api/conversations/talk/events").status_code == 404
-
-
-def test_a_session_that_is_no_longer_kept_leaves_nothing_behind(url, monkeypatch):
-    monkeypatch.setattr(service, "KEPT", 2)
-    serving = Service(load_config(None), open_store(url))
-    gc.collect()
-    gc.disable()
-    try:
-        for n in range(10):
-            with serving.session(Key("", f"talk{n}")) as session:
-                session.append([{"role": "user", "content": f"{n} {k}"} for k in range(100)])
-                session.fit()
-        words = sum(isinstance(one, Item) for one in gc.get_objects())
-    finally:
-        gc.enable()
-        serving.close()
-    assert words < 4 * 100

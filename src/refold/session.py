@@ -657,6 +657,15 @@ class Session:
 
     def fork(self, new_id: str, *, at: int | None = None) -> "Session":
         """A conversation that shares this one's past up to and including a place, all of it unless given."""
+        new = self.forked(new_id, at=at)
+        settings: dict[str, Any] = {"model": self.model, "agent": self._agent, "config": self.config}
+        settings |= {"policies": self.reducer.policies, "summarizer": self._summarizer}
+        settings |= {"embedder": self._embedder}
+        settings["on_event"] = self._lock.callbacks
+        return Session(self.store, new, **settings, view=self.record.view)
+
+    def forked(self, new_id: str, *, at: int | None = None) -> Key:
+        """The same, without a session for it."""
         if not isinstance(self.store, Forks):
             raise StoreError(f"{type(self.store).__name__} cannot fork; export and load under another id")
         with self._lock:
@@ -670,11 +679,7 @@ class Session:
                     for view, snapshot in self.store.saved(self.key).items():
                         if snapshot.at <= stop:
                             self.store.save(new, view, snapshot)
-            settings: dict[str, Any] = {"model": self.model, "agent": self._agent, "config": self.config}
-            settings |= {"policies": self.reducer.policies, "summarizer": self._summarizer}
-            settings |= {"embedder": self._embedder}
-            settings["on_event"] = self._lock.callbacks
-            return Session(self.store, new, **settings, view=self.record.view)
+            return new
 
     def export(self) -> Iterator[str]:
         """The whole record as lines of JSON, for `refold.load`."""

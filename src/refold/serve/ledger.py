@@ -262,9 +262,7 @@ class Ledger:
         if not isinstance(self.service.store, Forks):
             raise StoreError(f"{type(self.service.store).__name__} cannot fork")
         with self.service.session(key, model, agent) as session:
-            new = new_id()
-            session.fork(new, at=at)
-            return Key(key.owner, new)
+            return session.forked(new_id(), at=at)
 
     def _forked(self, spot: Spot, mark: str, model: str | None, agent: str | None) -> Key:
         """A fork behind a mark: one in which nothing was said yet, where an earlier try was left without an

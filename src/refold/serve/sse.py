@@ -7,6 +7,7 @@ from starlette.types import Scope as Connection
 
 from refold.serve.events import CHUNK, Feed, Hub, Scope
 from refold.serve.frames import BEGIN, HEARTBEAT, LAGGING
+from refold.serve.leaving import end, gone
 from refold.serve.service import Service
 
 HEARTBEAT_S = 15.0
@@ -30,19 +31,17 @@ class EventStream:
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         hub: Hub = self._service.hub
         feed = await self._service.work(hub.join, self._service.store, self._scope, get_running_loop())
-        telling, gone = create_task(self._tell(feed, send)), create_task(_gone(receive))
-        tasks = (telling, gone, create_task(feed.over.wait()))
+        telling, left = create_task(self._tell(feed, send)), create_task(gone(receive))
+        tasks = (telling, left, create_task(feed.over.wait()))
         try:
             await wait(tasks, return_when=FIRST_COMPLETED)
             if feed.is_over:
                 await wait((telling,), timeout=END_S)
         finally:
             hub.leave(feed)
-            for task in tasks:
-                task.cancel()
-            await wait(tasks)
-        if not telling.cancelled() and (error := telling.exception()) is not None:
-            raise error
+            await end(*tasks)
+        if not telling.cancelled():
+            telling.result()
 
     async def _tell(self, feed: Feed, send: Send) -> None:
         seen, next = feed.here  # before anything is sent: from now on nothing is missed
@@ -85,8 +84,3 @@ async def _sent(feed: Feed, send: Send, text: bytes, *, more: bool = True) -> No
     message: Message = {"type": "http.response.body", "body": text, "more_body": more}
     with feed.sending():
         await send(message)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -222,7 +222,7 @@ class Verbs:
 
     def fork(self, wish: Wish) -> shapes.Row:
         with self._session(wish.key) as session:
-            new = session.fork(wish.body.id, at=wish.body.at).key
+            new = session.forked(wish.body.id, at=wish.body.at)
         return self._row(new)
 
     def compact(self, wish: Wish) -> CompactionResult:
