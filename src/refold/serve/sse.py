@@ -9,6 +9,8 @@ from refold.serve.events import CHUNK, Feed, Hub, Scope
 from refold.serve.frames import BEGIN, HEARTBEAT, LAGGING
 from refold.serve.leaving import end, gone
 from refold.serve.service import Service
+from refold.serve.wire import abort
+from refold.stores.store import Key
 
 HEARTBEAT_S = 15.0
 SPREAD_S, LONGEST_SPREAD_S = 0.005, 2.5
@@ -37,6 +39,9 @@ class EventStream:
             await wait(tasks, return_when=FIRST_COMPLETED)
             if feed.is_over:
                 await wait((telling,), timeout=END_S)
+                if not telling.done():  # nor would it take its end
+                    abort(scope)
+                    await wait((left,), timeout=END_S)
         finally:
             hub.leave(feed)
             await end(*tasks)
@@ -46,7 +51,9 @@ class EventStream:
     async def _tell(self, feed: Feed, send: Send) -> None:
         seen, next = feed.here  # before anything is sent: from now on nothing is missed
         start = next if self._after is None else self._after
-        if start > next:  # beyond the end is another record's
+        if self._after is None and feed.is_behind and isinstance(self._scope, Key):
+            start = await self._service.work(feed.end_of_record)  # what was said before is not told
+        elif start > next:  # beyond the end is another record's
             start = min(start, await self._service.work(feed.end_of_record))
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await _sent(feed, send, BEGIN)
@@ -56,7 +63,7 @@ class EventStream:
             if frame.text:
                 await _sent(feed, send, frame.text)
         await self._follow(feed, seen, start, send)
-        await _sent(feed, send, b"", more=False)
+        await _sent(feed, send, feed.farewell, more=False)
 
     async def _follow(self, feed: Feed, seen: int, start: int, send: Send) -> None:
         """Frames after those that were `seen`, of events from a place on, until there can be no more."""
