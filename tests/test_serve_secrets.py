@@ -18,7 +18,7 @@ from test_gateway_faithful import DIALECTS, Dialect
 from test_serve_run import Process, started
 from upstream import Upstream
 
-KNOWN, UNKNOWN = "sk-proj-Ab3dEf6hIj9lMn2pQr5tUv8x", "orchid-river-lantern-moss"
+KNOWN, UNKNOWN = "sk-proj-Ab3dEf6hIj9lMn2pQr5tUv8x", "sk-orchid-river-lantern-moss"
 """A key that looks like one, and one that nobody would take for a key."""
 TOKEN = "walnut-meadow-copper-tide"
 REAL = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
