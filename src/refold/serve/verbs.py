@@ -18,7 +18,7 @@ from refold.page import Ask, Page
 from refold.serve import reading, shapes
 from refold.serve.rows import Rows
 from refold.serve.service import Service
-from refold.session import Session
+from refold.session import Session, forked
 from refold.stores.store import Key
 from refold.transfer import export_lines
 
@@ -231,7 +231,7 @@ class Verbs:
 
     def fork(self, wish: Wish) -> shapes.Row:
         with self._session(wish.key) as session:
-            new = session.forked(wish.body.id, at=wish.body.at)
+            new = forked(session, wish.body.id, wish.body.at)
         return self._row(new)
 
     def compact(self, wish: Wish) -> CompactionResult:
