@@ -31,9 +31,14 @@ class Running(NamedTuple):
 
 @contextmanager
 def running(
-    store: str, *, summarizer: Any = None, headers: dict[str, str] | None = None, **serve: Any
+    store: str,
+    *,
+    summarizer: Any = None,
+    headers: dict[str, str] | None = None,
+    settings: dict[str, Any] | None = None,
+    **serve: Any,
 ) -> Iterator[Running]:
-    config = load_config({"models": MODELS, "serve": {"port": 0, **serve}})
+    config = load_config({"models": MODELS, **(settings or {}), "serve": {"port": 0, **serve}})
     service = Service(config, open_store(store), summarizer=summarizer)
     with listening(config) as listener:
         server = Server(app_of(service), config.serve.limits)

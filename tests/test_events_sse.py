@@ -1,31 +1,25 @@
 """Live events: nothing is missed, nothing comes twice, and who does not read costs next to nothing."""
 
 import asyncio
-import gc
 import json
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
-import httpx
 import pytest
 
 import refold
-from apis import Running, running, tool_loop
-from refold.config import load_config
+from apis import running, tool_loop
 from refold.core.codec import Link
-from refold.core.view import Item
 from refold.notify import MessageEvent
-from refold.serve import events, service, sse
+from refold.serve import events, sse
 from refold.serve.events import Frame, Hub
-from refold.serve.service import Service
 from refold.stores.store import Key, Listed, Store, open_store
 from refold.testing.scribe import Scribe
 from served import WAIT_S, until
+from watchers import Told, say, watching
 
 WRITER = """
 import sys, refold
@@ -33,59 +27,6 @@ chat = refold.open("talk", store=sys.argv[1])
 for n in range(int(sys.argv[2])):
     chat.append({"role": "user", "content": f"{sys.argv[3]} {n}"})
 """
-
-
-class Told(NamedTuple):
-    id: int | None
-    event: str
-    data: dict[str, Any]
-
-
-class Watcher:
-    """A client that reads what is told, in a thread of its own."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        self.told: list[Told] = []
-        self.comments: list[str] = []
-        self.is_over = False
-        self._response = response
-        self._thread = Thread(target=self._read, daemon=True)
-        self._thread.start()
-        until(lambda: self.comments)  # from now on nothing is missed
-
-    def _read(self) -> None:
-        facts: dict[str, str] = {}
-        try:
-            for line in self._response.iter_lines():
-                name, _, value = line.partition(": ")
-                if line.startswith(":"):
-                    self.comments.append(line)
-                elif line:
-                    facts[name] = value
-                elif "event" in facts:
-                    id = facts.get("id")
-                    self.told.append(Told(int(id) if id else None, facts["event"], json.loads(facts["data"])))
-                    facts = {}
-        except httpx.HTTPError:
-            pass
-        self.is_over = True
-
-    def named(self, *names: str) -> list[Told]:
-        return [one for one in self.told if one.event in names]
-
-    @property
-    def last(self) -> int:
-        return next(one.id for one in reversed(self.told) if one.id is not None)
-
-
-@contextmanager
-def watching(run: Running, path: str = "/api/conversations/talk/events", **headers: str) -> Iterator[Watcher]:
-    with httpx.Client(base_url=run.url, timeout=WAIT_S) as http:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        with http.stream("GET", path, headers=named) as response:
-            assert response.status_code == 200, response.read()
-            assert response.headers["content-type"].startswith("text/event-stream")
-            yield Watcher(response)
 
 
 @pytest.fixture
@@ -98,13 +39,6 @@ def run(url):
     with running(url) as service:
         service.http.post("/api/conversations", json={"id": "talk", "model": "m"})
         yield service
-
-
-def say(run: Running, *texts: str, id: str = "talk") -> list[int]:
-    said = [{"role": "user", "content": text} for text in texts]
-    answer = run.http.post(f"/api/conversations/{id}/messages", json={"messages": said})
-    assert answer.status_code == 201, answer.text
-    return answer.json()["places"]
 
 
 def test_what_is_said_is_told_with_its_place_and_a_glance_of_its_text(run):
@@ -394,20 +328,3 @@ def test_one_who_does_not_read_is_sent_away_when_the_conversation_is_erased(run)
         run.http.delete("/api/conversations/talk")
         until(lambda: run.service.hub.watchers == 0)
     assert run.http.get("/api/conversations/talk/events").status_code == 404
-
-
-def test_a_session_that_is_no_longer_kept_leaves_nothing_behind(url, monkeypatch):
-    monkeypatch.setattr(service, "KEPT", 2)
-    serving = Service(load_config(None), open_store(url))
-    gc.collect()
-    gc.disable()
-    try:
-        for n in range(10):
-            with serving.session(Key("", f"talk{n}")) as session:
-                session.append([{"role": "user", "content": f"{n} {k}"} for k in range(100)])
-                session.fit()
-        words = sum(isinstance(one, Item) for one in gc.get_objects())
-    finally:
-        gc.enable()
-        serving.close()
-    assert words < 4 * 100

@@ -413,21 +413,6 @@ def test_what_cannot_fit_is_left_to_the_provider_to_refuse(gated: Gate) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
-@pytest.mark.parametrize("mode", ["fail-429", "fail-500", "fail-503", "fail-502"])
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_an_upstreams_errors_pass_faithfully(gated: Gate, mode: str, stream: bool) -> None:
-    body = {"model": "gpt-5", "messages": [user("Hello")], "stream": stream}
-    how: dict[str, Any] = {
-        "json": body,
-        "headers": {"authorization": "Bearer sk-test", "x-upstream-mode": mode},
-    }
-    direct = httpx.post(f"{gated.upstream.openai}/chat/completions", **how, timeout=30)
-    through = httpx.post(f"{gated.openai_url}/chat/completions", **how, timeout=30)
-    assert (through.status_code, through.content) == (direct.status_code, direct.content)
-    assert through.headers.get("retry-after") == direct.headers.get("retry-after")
-    assert through.headers["content-type"] == direct.headers["content-type"]
-
-
 def test_a_wrong_key_is_refused_by_the_provider(gated: Gate) -> None:
     with pytest.raises(openai.AuthenticationError):
         ask(gated.openai("sk-bad"), [user("Hello")])
@@ -446,27 +431,6 @@ def test_a_stream_that_is_cut_upstream_ends_as_an_error(gated: Gate, name: str) 
 def test_an_answer_that_is_cut_upstream_is_an_error(gated: Gate) -> None:
     with pytest.raises(openai.APIError):
         ask(gated.openai(), [user("Hello")], extra_headers={"x-upstream-mode": "cut-stream"})
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_client_that_goes_away_ends_the_upstreams_call(gated: Gate, stream: bool) -> None:
-    body = {"model": "gpt-5", "messages": [user("Hello")], "stream": stream}
-    mode = "stall-stream" if stream else "hang"
-    headers = {"authorization": "Bearer sk-test", "x-upstream-mode": mode}
-    with httpx.Client(timeout=30) as client:
-        request = client.build_request(
-            "POST", f"{gated.openai_url}/chat/completions", json=body, headers=headers
-        )
-        if stream:
-            response = client.send(request, stream=True)
-            chunks = response.iter_raw()
-            next(chunks)
-            assert gated.upstream.open() == 1
-            response.close()
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                client.post(request.url, json=body, headers=headers, timeout=0.5)
-    until(lambda: gated.upstream.open() == 0)
 
 
 @pytest.mark.parametrize("path", ["/../admin", "/%2e%2e/admin", "/a/..%2fadmin", "/./seen", "/a\\..\\b"])

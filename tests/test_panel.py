@@ -64,6 +64,13 @@ def page(browser, panel):
         yield page
 
 
+@pytest.fixture(params=SIZES)
+def sized(browser, panel, request):
+    """A page on a desk, and one on a phone."""
+    with watched(browser, panel, viewport=SIZES[request.param]) as page:
+        yield page
+
+
 def grid(page, name):
     return page.get_by_role("grid", name=name)
 
@@ -79,6 +86,14 @@ def settle(page):
 def opened(page, panel, conversation="selector", at=None):
     page.goto(panel.link(conversation, at))
     settle(page)
+
+
+def column(page, name):
+    """A column, which is behind a tab on a phone."""
+    tab = page.get_by_role("tab", name=name)
+    if tab.is_visible():
+        tab.click()
+    return grid(page, name)
 
 
 def shot(page, name):
@@ -244,6 +259,40 @@ def test_a_conversation_is_seen_in_the_order_of_its_data(browser, panel, width, 
         shot(page, f"conversation-{width}-{theme}")
 
 
+def test_money_and_the_window_are_told_as_the_service_counts_them(sized, panel):
+    row = httpx.get(f"{panel.url}/api/conversations/selector").json()
+    assert row["cost"]["saved_usd"] > 0.01
+    opened(sized, panel)
+    stats = sized.locator(".stats")
+    expect(stats).to_contain_text(f"${row['cost']['saved_usd']:.2f} saved")
+    expect(stats).to_contain_text(f"{row['tokens_said']:,}")
+    expect(stats).to_contain_text(f"{row['tokens_shown']:,}")
+    expect(stats).to_contain_text(f"of {row['window']:,}")
+    full = stats.locator(".gauge i").bounding_box()["width"] / stats.locator(".gauge").bounding_box()["width"]
+    assert full == pytest.approx(row["tokens_shown"] / row["window"], abs=0.03)
+
+
+def test_the_chart_stands_against_the_window_and_marks_edits(sized, panel):
+    told = httpx.get(f"{panel.url}/api/conversations/selector/steps").json()
+    opened(sized, panel)
+    plot = sized.locator(".plot")
+    lines = {
+        name: float(plot.locator(f"line.{name}").get_attribute("y1")) for name in ("window", "threshold")
+    }
+    expect(plot.locator("text.window")).to_have_text(f"window {told['window']:,}")
+    expect(plot.locator("text.threshold")).to_have_text(f"threshold {told['threshold']:,}")
+    expect(plot.locator(".edit-mark")).to_have_count(sum(step["edits"] > 0 for step in told["steps"]))
+    shape = plot.locator(".band.summary").get_attribute("d")  # the uppermost kind
+    tops = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)H", shape)][: len(told["steps"])]
+    ground = plot.bounding_box()["height"]
+    per_token = (lines["threshold"] - lines["window"]) / (told["window"] - told["threshold"])
+    for top, step in zip(tops, told["steps"], strict=True):
+        assert ground - top == pytest.approx(per_token * sum(step["tokens"].values()), abs=1.0)
+    step = told["steps"][-1]
+    words = ", ".join(f"{kind} {tokens:,}" for kind, tokens in step["tokens"].items())
+    expect(plot).to_have_attribute("aria-valuetext", re.compile(f"^Step {step['step']}, .*: {words}"))
+
+
 def test_the_theme_is_that_of_the_system_until_it_is_turned(page, panel):
     ground = "getComputedStyle(document.documentElement).backgroundColor"
     page.goto(f"{panel.url}/panel")
@@ -276,8 +325,8 @@ def test_choosing_a_message_lights_up_its_edit_and_what_stands_for_it(page, pane
     expect(page.locator(".about")).to_contain_text(f"by #{edit['at']}")
 
 
-def test_by_mouse_an_edit_is_expanded_undone_and_a_message_restored_and_pinned(page, panel):
-    edit = edit_of(panel)
+def test_by_mouse_an_edit_is_expanded_undone_and_a_message_restored_and_pinned(sized, panel):
+    page, edit = sized, edit_of(panel)
     opened(page, panel, at=edit["at"])
     button(page, "Expand").click()
     original = refold.open("selector", store=panel.store).expand(edit["at"])
@@ -286,7 +335,7 @@ def test_by_mouse_an_edit_is_expanded_undone_and_a_message_restored_and_pinned(p
     button(page, "Close").click()
     button(page, "Undo").click()
     expect(page.locator(".toast")).to_contain_text(f"Undone: #{edit['at']}")
-    expect(grid(page, "Edits").locator(".chosen")).to_contain_text("taken back")
+    expect(column(page, "Edits").locator(".chosen")).to_contain_text("taken back")
     with panel.open("selector") as chat:
         hidden = next(one for one in chat.get_all() if one.edit is not None)
         assert hidden.edit != edit["at"]
@@ -296,12 +345,13 @@ def test_by_mouse_an_edit_is_expanded_undone_and_a_message_restored_and_pinned(p
     expect(page.locator(".about")).to_contain_text("shown whole")
     button(page, "Pin").click()
     expect(button(page, "Unpin")).to_be_enabled()
-    expect(grid(page, "Said").locator(".chosen")).to_contain_text("pinned")
+    expect(column(page, "Said").locator(".chosen")).to_contain_text("pinned")
     button(page, "Unpin").click()
     expect(button(page, "Pin")).to_be_enabled()
 
 
-def test_by_keyboard_an_edit_is_expanded_undone_and_a_message_restored_and_pinned(page, panel):
+def test_by_keyboard_an_edit_is_expanded_undone_and_a_message_restored_and_pinned(sized, panel):
+    page = sized
     opened(page, panel)
     page.keyboard.press("Escape")
     page.keyboard.press("l")  # to Edits
@@ -372,7 +422,8 @@ def test_any_moment_is_replayed_with_a_diff_to_now_by_mouse(browser, panel, widt
         expect(grid(page, "View").locator(".removed")).to_have_count(0)
 
 
-def test_any_moment_is_replayed_with_a_diff_to_now_by_keyboard(page, panel):
+def test_any_moment_is_replayed_with_a_diff_to_now_by_keyboard(sized, panel):
+    page = sized
     opened(page, panel)
     expect(page.locator(".plot .band").first).to_have_attribute("d", re.compile("M"))
     page.keyboard.press("[")
@@ -461,6 +512,27 @@ def test_after_a_loss_it_goes_on_from_where_it_was(browser, full):
 
 
 # A token
+
+
+def test_what_ended_while_nobody_listened_is_not_shown_as_under_way(browser, full):
+    with ExitStack() as stack:
+        panel, compacted = stack.enter_context(served(full)), list[int]()
+        with watched(browser, panel) as page:
+            page.goto(f"{panel.url}/panel")
+            dot, busy = page.locator(".connection"), page.locator(".row .busy")
+            expect(dot).to_have_attribute("data-state", "live")
+            order = {"strategy": "summarize", "keep_recent": 2}
+            Thread(target=lambda: compacted.append(panel.post("selector/compact", order).status_code)).start()
+            expect(busy).to_have_text("summarizing…")
+            panel.service.hub.close()  # from now on nobody is told anything
+            panel.answered.set()
+            until(lambda: compacted or page.wait_for_timeout(20))
+            stack.close()
+            expect(dot).to_have_attribute("data-state", "lost")
+            with served(full, port=int(panel.url.rpartition(":")[2])):
+                expect(dot).to_have_attribute("data-state", "live")
+                expect(busy).to_have_count(0)
+                page.forgiven = "ERR_"
 
 
 def test_a_token_that_does_not_let_one_read_is_asked_for_again(browser, full):

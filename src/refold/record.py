@@ -31,12 +31,37 @@ HELP = "`refold doctor` says what is damaged"
 STATE = codec.learned(State)
 
 
+class Entries:
+    """The events of a conversation as they are stored: what is shown is at hand, the rest in the store.
+
+    A view reads its words here and not from the record that has it: once nobody needs the two any more, they
+    are gone, and nobody has to look for them.
+    """
+
+    def __init__(self, store: Store, key: Key, parse: Parse) -> None:
+        self._store, self._key, self._parse = store, key, parse
+        self.at_hand: dict[int, Entry] = {}
+
+    def entry(self, at: int) -> Entry:
+        found = self.at_hand.get(at)
+        if found is None:
+            link = next(self._store.read(self._key, at, at + 1), None) if at >= 0 else None
+            if link is None:
+                raise NotFoundError(f"{self._key.conversation!r} has no place {at}")
+            found = link.entry
+        return found
+
+    def message(self, line: Line) -> Message:
+        return _message(codec.decode(self.entry(line.at), self._parse), line)
+
+
 class Record:
     """Reads what others wrote, appends what is new, keeps the words of what is shown."""
 
     def __init__(self, store: Store, key: Key, view: str, parse: Parse) -> None:
         self.store, self.key, self.view, self.parse = store, key, view, parse
-        self._live = Live(view, self.message)
+        self._entries = Entries(store, key, parse)
+        self._live = Live(view, self._entries.message)
         self.heard: Callable[[Sequence[Event], State], None] | None = None
         """Is told what was appended here, once it is safe."""
         self.forget()
@@ -67,7 +92,7 @@ class Record:
 
     def forget(self) -> None:
         """As if nothing had been read yet."""
-        self._entries: dict[int, Entry] = {}
+        self._entries.at_hand = {}
         self._past: dict[int, bytes] = {}
         """Views as they were, to start from: the past is looked at again and again."""
         self._digest = GENESIS
@@ -78,7 +103,7 @@ class Record:
     def _begin(self, state: State) -> None:
         """A live view that nobody takes for the one before."""
         self._edition = self._live.edition + 1
-        self._live = Live(self.view, self.message, state)
+        self._live = Live(self.view, self._entries.message, state)
         self._live.edition = self._edition
 
     def _start(self) -> Iterator[Link]:
@@ -109,7 +134,7 @@ class Record:
                     raise CorruptError(
                         f"{self.key.conversation!r} has no event {self._live.state.next}: {HELP}"
                     )
-                self._entries[entry.at] = entry
+                self._entries.at_hand[entry.at] = entry
                 self._live.apply(codec.head(entry), entry.at, self)
                 self._digest = digest
         except BaseException:
@@ -122,7 +147,8 @@ class Record:
         if self._edition != self._live.edition:
             self._edition = self._live.edition
             shown = {line.at for item in self._live.items for line in item.lines}
-            self._entries = {at: entry for at, entry in self._entries.items() if at in shown}
+            at_hand = self._entries.at_hand
+            self._entries.at_hand = {at: entry for at, entry in at_hand.items() if at in shown}
 
     def save(self) -> None:
         """Keeps a snapshot. It is only a cache: where the store cannot take it now, a later one will do."""
@@ -179,13 +205,7 @@ class Record:
             yield None if link is None else codec.decode(link.entry, self.parse)
 
     def entry(self, at: int) -> Entry:
-        found = self._entries.get(at)
-        if found is None:
-            link = next(self.store.read(self.key, at, at + 1), None) if at >= 0 else None
-            if link is None:
-                raise NotFoundError(f"{self.key.conversation!r} has no place {at}")
-            found = link.entry
-        return found
+        return self._entries.entry(at)
 
     def stored(self, at: int) -> Event | None:
         """The event at a place, read from the store: for other threads than the one that works here."""
@@ -200,16 +220,18 @@ class Record:
 
     def message(self, line: Line) -> Message:
         """The words behind a line."""
-        return _message(self.event(line.at), line)
+        return self._entries.message(line)
 
     def load(self, lines: Iterable[Line]) -> None:
         """Brings the words of lines that are shown into memory."""
-        self._entries |= self._fetch({line.at for line in lines} - self._entries.keys())
+        at_hand = self._entries.at_hand
+        at_hand |= self._fetch({line.at for line in lines} - at_hand.keys())
 
     def with_words(self, view: View) -> View:
         """The same view with all its words at hand: a value, whatever happens to the record."""
         places = {line.at for line in view.lines}
-        found = {at: self._entries[at] for at in places & self._entries.keys()}
+        at_hand = self._entries.at_hand
+        found = {at: at_hand[at] for at in places & at_hand.keys()}
         found |= self._fetch(places - found.keys())
         known: dict[int, Event] = {}
 
@@ -298,7 +320,7 @@ class Record:
         """The view as it stood right after the event at a place, all pieces of a message included."""
         end, past = self.end_of(at), self._past
         near = max((next for next in past if next <= end), default=None)
-        live = Live(self.view, self.message, None if near is None else _state(past[near]))
+        live = Live(self.view, self._entries.message, None if near is None else _state(past[near]))
         for link in self.store.read(self.key, live.state.next, end):
             live.apply(codec.head(link.entry), link.entry.at, self)
             if live.state.next % PAST_EVERY == 0 and len(live.items) <= PAST_EVERY:

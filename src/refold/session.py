@@ -663,24 +663,12 @@ class Session:
 
     def fork(self, new_id: str, *, at: int | None = None) -> "Session":
         """A conversation that shares this one's past up to and including a place, all of it unless given."""
-        if not isinstance(self.store, Forks):
-            raise StoreError(f"{type(self.store).__name__} cannot fork; export and load under another id")
-        with self._lock:
-            self.record.catch_up()
-            stop = self.record.live.state.next if at is None else self.record.end_of(whole("at", at))
-            new = Key(self.key.owner, named("new_id", new_id))
-            self.store.fork(self.key, new, stop)
-            if isinstance(self.store, Snapshots):  # those of the shared past are the fork's as well
-                self.record.save()
-                with suppress(StoreError):
-                    for view, snapshot in self.store.saved(self.key).items():
-                        if snapshot.at <= stop:
-                            self.store.save(new, view, snapshot)
-            settings: dict[str, Any] = {"model": self.model, "agent": self._agent, "config": self.config}
-            settings |= {"policies": self.reducer.policies, "summarizer": self._summarizer}
-            settings |= {"embedder": self._embedder}
-            settings["on_event"] = self._lock.callbacks
-            return Session(self.store, new, **settings, view=self.record.view)
+        new = forked(self, new_id, at)
+        settings: dict[str, Any] = {"model": self.model, "agent": self._agent, "config": self.config}
+        settings |= {"policies": self.reducer.policies, "summarizer": self._summarizer}
+        settings |= {"embedder": self._embedder}
+        settings["on_event"] = self._lock.callbacks
+        return Session(self.store, new, **settings, view=self.record.view)
 
     def export(self) -> Iterator[str]:
         """The whole record as lines of JSON, for `refold.load`."""
@@ -714,6 +702,25 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def forked(session: Session, new_id: str, at: int | None = None) -> Key:
+    """The same as `fork`, without a session for what is new."""
+    store, record = session.store, session.record
+    if not isinstance(store, Forks):
+        raise StoreError(f"{type(store).__name__} cannot fork; export and load under another id")
+    with session.notifier:
+        record.catch_up()
+        stop = record.live.state.next if at is None else record.end_of(whole("at", at))
+        new = Key(session.key.owner, named("new_id", new_id))
+        store.fork(session.key, new, stop)
+        if isinstance(store, Snapshots):  # those of the shared past are the fork's as well
+            record.save()
+            with suppress(StoreError):
+                for view, snapshot in store.saved(session.key).items():
+                    if snapshot.at <= stop:
+                        store.save(new, view, snapshot)
+        return new
 
 
 def _heard(notifier: Notifier, events: Sequence[Event], state: State) -> None:

@@ -16,7 +16,7 @@ from refold.core.codec import Entry, Link
 from refold.core.errors import NotFoundError, RefoldError
 from refold.notify import Happened
 from refold.record import Record
-from refold.serve.frames import is_in_stream, live_frame, stream_frames
+from refold.serve.frames import LAGGING, is_in_stream, live_frame, stream_frames
 from refold.session import parse
 from refold.stores.store import Key, Store
 
@@ -45,6 +45,20 @@ class Frame(NamedTuple):
     """The place after the event; None where it is none of the stream."""
 
 
+class Place(NamedTuple):
+    """How much of a conversation was told, and of which: it may be erased and begun anew under its name."""
+
+    next: int = 0
+    digest: bytes | None = None
+    """Of the last event that was told, where it is known."""
+    created: float | None = None
+    """As the store's list says, where that was looked at."""
+
+    @property
+    def before(self) -> int:
+        return max(0, self.next - 1)
+
+
 class Feed:
     """What is told of a scope: once for all who watch it, each of whom has only a place in it."""
 
@@ -55,22 +69,23 @@ class Feed:
         self.store, self.scope, self.watchers, self._ask = store, scope, 0, ask
         self.is_over = False
         """The conversation was erased, or the service ends."""
-        self.over = Event()
+        self.over, self.farewell = Event(), b""
+        """What those who watch are told last."""
         self._loop, self._lock, self._waiting = loop, Lock(), dict[Future[None], None]()
         self._asleep = 0
         """How many of those who wait are still to be woken up."""
         self._ring, self._end = deque[Frame](maxlen=RING), 0
-        self._next: dict[Key, int] = {}
+        self._places: dict[Key, Place] = {}
         self._behind: dict[Key, int | None] = {}
         """What was told of while nobody could be told: whoever reads nothing costs nothing."""
         self._stuck, self._since = 0, 0.0
         """How many have not taken yet what they were sent; since when something was left out for them."""
-        self._digest = b""
         if isinstance(scope, Key):
             record = Record(store, scope, "main", parse)
-            self._next[scope], self._digest = record.live.state.next, bytes.fromhex(record.tip)
+            self._places[scope] = Place(record.live.state.next, bytes.fromhex(record.tip))
         else:
-            self._next = {row.key: row.next for row in store.conversations(scope)}
+            rows = store.conversations(scope)
+            self._places = {row.key: Place(row.next, created=row.created) for row in rows}
 
     # For those who watch
 
@@ -78,7 +93,8 @@ class Feed:
     def here(self) -> tuple[int, int]:
         """How many frames there were, and the first place that was not told, of a conversation."""
         with self._lock:
-            return self._end, self._next.get(self.scope, 0) if isinstance(self.scope, Key) else 0
+            place = self._places.get(self.scope, Place()) if isinstance(self.scope, Key) else Place()
+            return self._end, place.next
 
     def since(self, seen: int) -> list[Frame] | None:
         """The next few frames after so many; None where they are no longer known."""
@@ -116,12 +132,24 @@ class Feed:
         """What a session told: a beginning before what came of it, anything else after that."""
         self._since = self._since if self._behind else time.monotonic()
         self._behind.setdefault(key, at)
-        if event is None:
-            self.catch_up()
-        elif event.kind != "compaction:start":
-            self.look(key, self._behind.pop(key))
-        if event is not None:
-            self._add([Frame(live_frame(key, event))], key, None)
+        try:
+            if event is None:
+                self.catch_up()
+            elif event.kind != "compaction:start":
+                self.look(key, self._behind.pop(key))
+        finally:  # what cannot be read now is found by the next look; this would not be
+            if event is not None:
+                self._add([Frame(live_frame(key, event))], key, None)
+
+    def erased(self, key: Key) -> None:
+        """What comes under its name is another one's."""
+        self._behind.pop(key, None)
+        self._places.pop(key, None)
+
+    @property
+    def is_behind(self) -> bool:
+        """Something was said that was not told, since nobody could be."""
+        return bool(self._behind)
 
     @property
     def is_awaited(self) -> bool:
@@ -154,48 +182,53 @@ class Feed:
         `at` is a place where something was said: 0 in one that began here.
         """
         if isinstance(self.scope, Key):
-            self._follow(self.scope)
-        elif key is not None and (key in self._next or at == 0):
-            self._take(key, self.store.read(key, self._next.get(key, 0)))
-        else:
+            if not self._follow(self.scope):
+                self.end()
+        elif key is None or (key not in self._places and at != 0) or not self._follow(key):
             self._list(self.scope)
 
-    def end(self) -> None:
-        self.is_over = True
+    def end(self, farewell: bytes = b"") -> None:
+        self.is_over, self.farewell = True, self.farewell or farewell
         self._wake()
 
-    def _follow(self, key: Key) -> None:
-        links = self.store.read(key, self._next[key] - 1)
-        before = next(links, None)
-        if before is None or before.digest != self._digest:
-            self.end()  # erased, be it begun anew
-        else:
-            self._take(key, links)
+    def _follow(self, key: Key) -> bool:
+        """Whether it is still the same one; if not, it was erased, be it begun anew."""
+        place = self._places.get(key, Place())
+        links = self.store.read(key, place.before)
+        before = next(links, None) if place.next else None
+        if place.next and (before is None or place.digest not in (None, before.digest)):
+            self._places = {one: place for one, place in self._places.items() if one != key}
+            return False
+        self._take(key, links)
+        return True
 
     def _list(self, owner: str | None) -> None:
         rows = {row.key: row for row in self.store.conversations(owner)}
-        self._next = {key: next for key, next in self._next.items() if key in rows}
+        self._places = {key: place for key, place in self._places.items() if key in rows}
         for key, row in rows.items():
-            known = self._next.get(key, row.fork_at)
-            self._next[key] = known if known <= row.next else row.fork_at  # or else it was begun anew
-            if self._next[key] < row.next:
-                self._take(key, self.store.read(key, self._next[key], row.next))
+            place = self._places.get(key)
+            if place is None or place.next > row.next or place.created not in (None, row.created):
+                place = Place(row.fork_at)
+            self._places[key] = place._replace(created=row.created)
+            if place.next < row.next:
+                self._follow(key)
 
     def _take(self, key: Key, links: Iterator[Link]) -> None:
         while some := list(islice(links, CHUNK)):
             frames = [Frame(self._text(key, link.entry), link.entry.at + 1) for link in some]
-            self._digest = some[-1].digest
-            self._add([frame for frame in frames if frame.text], key, frames[-1].next)
+            known, last = self._places.get(key, Place()), some[-1]
+            place = known._replace(next=last.entry.at + 1, digest=last.digest)
+            self._add([frame for frame in frames if frame.text], key, place)
 
     def _text(self, key: Key, entry: Entry) -> bytes:
         return stream_frames(key, codec.decode(entry, parse), with_id=key == self.scope)
 
-    def _add(self, frames: list[Frame], key: Key, next: int | None) -> None:
+    def _add(self, frames: list[Frame], key: Key, place: Place | None) -> None:
         with self._lock:
             self._ring += frames
             self._end += len(frames)
-            if next is not None:
-                self._next[key] = next
+            if place is not None:
+                self._places[key] = place
         self._wake()
 
     def _wake(self) -> None:
@@ -220,12 +253,22 @@ class Feed:
             self._loop.call_later(ROUSE_S, self._rouse_next)
 
 
+class _Told(NamedTuple):
+    """What is to be handed on, and to whom: those who come later know it already, or need not know."""
+
+    feeds: list[Feed]
+    key: Key
+    event: Happened | None = None
+    at: int | None = None
+    is_erased: bool = False
+
+
 class Hub:
     """Hands on what happens to all who watch, by one thread for all of them."""
 
     def __init__(self) -> None:
         self._feeds: dict[Scope, Feed] = {}
-        self._told = deque[tuple[Key, Happened | None, int | None]](maxlen=MOST_TOLD)
+        self._told = deque[_Told](maxlen=MOST_TOLD)
         self._lock = Condition()
         self._thread: Thread | None = None
         self._is_closed = self._is_asked = False
@@ -237,20 +280,23 @@ class Hub:
 
     def look(self, key: Key) -> None:
         """Something was appended: it is told at once, and not when it is found."""
-        self._note(key, None)
+        self._note(key)
 
     def erased(self, key: Key) -> None:
         """Who watches it is sent away, whether it takes what it is sent or not."""
         with self._lock:
             if (feed := self._feeds.get(key)) is not None:
                 feed.end()
-        self.look(key)
+        self._note(key, is_erased=True)
 
-    def _note(self, key: Key, event: Happened | None, at: int | None = None) -> None:
+    def _note(
+        self, key: Key, event: Happened | None = None, at: int | None = None, *, is_erased: bool = False
+    ) -> None:
         with self._lock:
-            if any(feed.holds(key) for feed in self._feeds.values()):
-                if event is not None or not self._told or self._told[-1][:2] != (key, None):
-                    self._told.append((key, event, at))
+            if feeds := [feed for feed in self._feeds.values() if feed.holds(key) and not feed.is_over]:
+                new = _Told(feeds, key, event, at, is_erased)
+                if event is not None or not self._told or self._told[-1]._replace(at=at) != new:
+                    self._told.append(new)
                 self._lock.notify_all()
 
     def join(self, store: Store, scope: Scope, loop: AbstractEventLoop) -> Feed:
@@ -264,7 +310,7 @@ class Hub:
         with self._lock:
             known = self._feeds.get(scope)
             if known is not None and known.is_stale:  # they come back by the id of what they took last
-                known.end()
+                known.end(LAGGING)
         made = Feed(store, scope, loop, self._ask) if known is None or known.is_over else known
         with self._lock:
             feed = self._feeds.get(scope)
@@ -311,6 +357,7 @@ class Hub:
             with self._lock:
                 self._lock.wait_for(self._is_due, max(0.0, due - time.monotonic()))
                 if self._is_closed or not self._feeds:
+                    self._told.clear()
                     self._thread = None
                     return
                 told, feeds = list(self._told), list(self._feeds.values())
@@ -318,10 +365,10 @@ class Hub:
                 self._is_asked = False
             for feed in feeds:
                 _safely(feed, feed.catch_up)
-            for key, event, at in told:
-                for feed in feeds:
-                    if feed.holds(key):
-                        _safely(feed, partial(feed.tell, key, event, at))
+            for one in told:
+                for feed in one.feeds:
+                    do = partial(feed.tell, one.key, one.event, one.at)
+                    _safely(feed, partial(feed.erased, one.key) if one.is_erased else do)
             begun = time.monotonic()
             if begun >= due:
                 for feed in feeds:

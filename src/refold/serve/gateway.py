@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from refold.core.errors import OverBudgetError, RefoldError, SettingError, StoreError
 from refold.serve.health import Health, ask
 from refold.serve.incoming import Dialect, Incoming, read_request
+from refold.serve.leaving import end, gone
 from refold.serve.ledger import Ledger, Prepared, Turn, calls_of, own_calls
 from refold.serve.refusal import Refused, asked_id
 from refold.serve.relay import Relay, Sent, Step
@@ -77,20 +78,13 @@ class _Endpoint:
         request = Request(scope, receive)
         body = await request.body() if request.method in ("POST", "PUT", "PATCH") else None
         work = asyncio.create_task(self._gateway.answer(self._door, request, body, send))
-        gone = asyncio.create_task(_gone(receive))
+        left = asyncio.create_task(gone(receive))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone.cancel()
-            if not work.done():
-                work.cancel()
-        if work.done():
+            await end(work, left)
+        if not work.cancelled():
             work.result()
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class _Down(StoreError):

@@ -21,7 +21,7 @@ from refold.serve.identify import Spot, chained, essence, longest
 from refold.serve.incoming import ELSEWHERE, Incoming, Unit, units_of
 from refold.serve.past import NEAR, apart, newest_mark, overlap, units_said
 from refold.serve.service import Service
-from refold.session import Session
+from refold.session import Session, forked
 from refold.stores.store import Forks, Ids, Key, Located
 
 K = TypeVar("K")
@@ -262,9 +262,7 @@ class Ledger:
         if not isinstance(self.service.store, Forks):
             raise StoreError(f"{type(self.service.store).__name__} cannot fork")
         with self.service.session(key, model, agent) as session:
-            new = new_id()
-            session.fork(new, at=at)
-            return Key(key.owner, new)
+            return forked(session, new_id(), at)
 
     def _forked(self, spot: Spot, mark: str, model: str | None, agent: str | None) -> Key:
         """A fork behind a mark: one in which nothing was said yet, where an earlier try was left without an

@@ -29,9 +29,10 @@ from refold.stores.store import Store, open_store
 BACKLOG = 2_048
 SWITCH_S = 0.0005
 """For which one thread keeps others from running: requests wait for each other in turns."""
-COLLECT = (500, 2, 5_000)
+COLLECT = (500, 2, 1_000)
 """How often what nobody needs any more is looked for, among what is new, older and old: what is new in small
-bites, since everybody waits meanwhile, and all of it seldom, since next to nothing is found there.
+bites, since everybody waits meanwhile, and all of it seldom, since next to nothing is found there: every few
+thousand requests.
 """
 FILES = 65_536
 """Sockets and files that a process may have open, where the system allows it."""

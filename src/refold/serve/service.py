@@ -64,11 +64,12 @@ class Service:
     @contextmanager
     def session(self, key: Key, model: str | None = None, agent: str | None = None) -> Iterator[Session]:
         """An open session, shared with others who want the same one. For threads, not for the event loop."""
-        kept = self._taken(Wanted(key, model, agent))
+        wanted = Wanted(key, model, agent)
+        kept = self._taken(wanted)
         try:
             yield kept.session
         finally:
-            self._given_back(kept)
+            self._given_back(wanted, kept)
 
     def _taken(self, wanted: Wanted) -> _Kept:
         with self._lock:
@@ -79,9 +80,11 @@ class Service:
                 return kept
         made = _Kept(self._new(wanted))
         with self._lock:
-            kept = self._kept.setdefault(wanted, made)  # another thread may have been faster
+            kept = self._kept.setdefault(wanted, made)
             kept.users += 1
-            return kept
+        if kept is not made:  # another thread was faster
+            _close(made.session)
+        return kept
 
     def _new(self, wanted: Wanted) -> Session:
         owner = wanted.key.owner
@@ -95,19 +98,22 @@ class Service:
             self.store, wanted.key, model=wanted.model, agent=wanted.agent, on_event=tell, **self._how
         )
 
-    def _given_back(self, kept: _Kept) -> None:
+    def _given_back(self, wanted: Wanted, kept: _Kept) -> None:
         with self._lock:
             kept.users -= 1
+            is_forgotten = not kept.users and self._kept.get(wanted) is not kept
             idle = (wanted for wanted, one in self._kept.items() if not one.users)
             over = [self._kept.pop(wanted) for wanted in list(islice(idle, max(0, len(self._kept) - KEPT)))]
-        for one in over:
+        for one in [*over, kept] if is_forgotten else over:
             _close(one.session)
 
     def forget(self, key: Key) -> None:
         """Sessions of a conversation that was erased are of no use any more."""
         with self._lock:
-            for wanted in [wanted for wanted in self._kept if wanted.key == key]:
-                self._kept.pop(wanted)
+            wanted = [wanted for wanted in self._kept if wanted.key == key]
+            idle = [one for one in map(self._kept.pop, wanted) if not one.users]
+        for one in idle:  # the others are closed when they are given back
+            _close(one.session)
 
     async def owner_of_key(self, api_key: str) -> str:
         """Who stands behind a key that is stored nowhere: always the same name, which tells nothing of it."""
@@ -153,4 +159,4 @@ class Service:
 def _close(session: Session) -> None:
     with suppress(RefoldError):  # the record is whole without it
         session.close()
-    session.record.forget()  # or else its words stay until all objects are looked through
+    session.reducer.summaries = None  # they know the session, which would stay until somebody looks for it

@@ -7,7 +7,10 @@ from starlette.types import Scope as Connection
 
 from refold.serve.events import CHUNK, Feed, Hub, Scope
 from refold.serve.frames import BEGIN, HEARTBEAT, LAGGING
+from refold.serve.leaving import end, gone
 from refold.serve.service import Service
+from refold.serve.wire import abort
+from refold.stores.store import Key
 
 HEARTBEAT_S = 15.0
 SPREAD_S, LONGEST_SPREAD_S = 0.005, 2.5
@@ -30,24 +33,27 @@ class EventStream:
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         hub: Hub = self._service.hub
         feed = await self._service.work(hub.join, self._service.store, self._scope, get_running_loop())
-        telling, gone = create_task(self._tell(feed, send)), create_task(_gone(receive))
-        tasks = (telling, gone, create_task(feed.over.wait()))
+        telling, left = create_task(self._tell(feed, send)), create_task(gone(receive))
+        tasks = (telling, left, create_task(feed.over.wait()))
         try:
             await wait(tasks, return_when=FIRST_COMPLETED)
             if feed.is_over:
                 await wait((telling,), timeout=END_S)
+                if not telling.done():  # nor would it take its end
+                    abort(scope)
+                    await wait((left,), timeout=END_S)
         finally:
             hub.leave(feed)
-            for task in tasks:
-                task.cancel()
-            await wait(tasks)
-        if not telling.cancelled() and (error := telling.exception()) is not None:
-            raise error
+            await end(*tasks)
+        if not telling.cancelled():
+            telling.result()
 
     async def _tell(self, feed: Feed, send: Send) -> None:
         seen, next = feed.here  # before anything is sent: from now on nothing is missed
         start = next if self._after is None else self._after
-        if start > next:  # beyond the end is another record's
+        if self._after is None and feed.is_behind and isinstance(self._scope, Key):
+            start = await self._service.work(feed.end_of_record)  # what was said before is not told
+        elif start > next:  # beyond the end is another record's
             start = min(start, await self._service.work(feed.end_of_record))
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await _sent(feed, send, BEGIN)
@@ -57,7 +63,7 @@ class EventStream:
             if frame.text:
                 await _sent(feed, send, frame.text)
         await self._follow(feed, seen, start, send)
-        await _sent(feed, send, b"", more=False)
+        await _sent(feed, send, feed.farewell, more=False)
 
     async def _follow(self, feed: Feed, seen: int, start: int, send: Send) -> None:
         """Frames after those that were `seen`, of events from a place on, until there can be no more."""
@@ -85,8 +91,3 @@ async def _sent(feed: Feed, send: Send, text: bytes, *, more: bool = True) -> No
     message: Message = {"type": "http.response.body", "body": text, "more_body": more}
     with feed.sending():
         await send(message)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -18,7 +18,7 @@ from refold.page import Ask, Page
 from refold.serve import reading, shapes
 from refold.serve.rows import Rows
 from refold.serve.service import Service
-from refold.session import Session
+from refold.session import Session, forked
 from refold.stores.store import Key
 from refold.transfer import export_lines
 
@@ -118,11 +118,20 @@ class Verbs:
 
     def erase(self, wish: Wish) -> shapes.Erased:
         with self.rows.held(wish.key):
+            gone = self._with_forks(wish.key) if wish.query.with_forks else [wish.key]
             heirs = self.store.erase(wish.key, with_forks=wish.query.with_forks)
-        for key in (wish.key, *heirs):
+        for key in (*gone, *heirs):
             self.service.forget(key)
-        self.service.hub.erased(wish.key)
+        for key in gone:
+            self.service.hub.erased(key)
         return shapes.Erased([heir.conversation for heir in heirs])
+
+    def _with_forks(self, key: Key) -> list[Key]:
+        """A conversation, its forks, and theirs."""
+        rows, found = list(self.store.conversations(key.owner)), [key]
+        for one in found:
+            found += [row.key for row in rows if row.parent == one]
+        return found
 
     # What was said, and what is shown
 
@@ -222,7 +231,7 @@ class Verbs:
 
     def fork(self, wish: Wish) -> shapes.Row:
         with self._session(wish.key) as session:
-            new = session.fork(wish.body.id, at=wish.body.at).key
+            new = forked(session, wish.body.id, wish.body.at)
         return self._row(new)
 
     def compact(self, wish: Wish) -> CompactionResult:

@@ -3,11 +3,13 @@
 import socket
 from asyncio import TimerHandle, Transport
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 from weakref import ref
 
 import msgspec
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from refold.serve.refusal import CODES
@@ -18,6 +20,10 @@ UNSENT_BYTES = 16_384
 """What waits here, and again in the kernel, for a client to read it: who does not read is not sent more."""
 LINGER_S = 2.0
 """How long a client that was answered may go on sending, so that it gets to read the answer."""
+
+
+ABORT = "refold.abort"
+"""What a request can do to its connection, in the scope."""
 
 
 class TooLargeError(Exception):
@@ -93,6 +99,7 @@ class Wire(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head = None
         self._wait(None)
+        self.scope["extensions"] = {ABORT: {"do": partial(_abort, ref(self))}}
         super().on_headers_complete()
         self.cycle.transport = _Parting(self, self.cycle)  # type: ignore[assignment]
 
@@ -154,6 +161,17 @@ class Wire(HttpToolsProtocol):
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         rest = f"content-length: {len(body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + rest.encode() + body)
+
+
+def abort(scope: Scope) -> None:
+    """Closes the connection of a request at once: what its client has not taken, it does not get."""
+    if (how := scope.get("extensions", {}).get(ABORT)) is not None:
+        how["do"]()
+
+
+def _abort(wire: "ref[Wire]") -> None:
+    if (there := wire()) is not None:
+        there.transport.abort()
 
 
 class _Parting:

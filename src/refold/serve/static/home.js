@@ -70,6 +70,7 @@ export class Home {
       heard: (event, data) => this.heard(event, data),
       state: (now, before) => {
         this.connected(now);
+        if (now === "lost") this.busy.clear(); // what ends meanwhile is not told again
         if (now === "live" && before === "lost") this.renew();
       },
     });

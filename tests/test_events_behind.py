@@ -1,0 +1,230 @@
+"""Live events where something is in the way: who does not read, a store that fails, what was erased."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from threading import Event
+from typing import Any
+
+import pytest
+
+import refold
+from apis import running
+from refold.core.codec import Link
+from refold.core.errors import StoreError
+from refold.notify import CompactionEvent
+from refold.serve import events, sse
+from refold.serve.events import Feed, Hub
+from refold.stores.store import Key, Store, open_store
+from served import WAIT_S, until
+from watchers import say, stuck, watching
+
+TALK = Key("default", "talk")
+SAID = [f"new {n}" for n in range(12)]
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/log.db"
+
+
+@pytest.fixture
+def run(url):
+    with running(url) as service:
+        service.http.post("/api/conversations", json={"id": "talk", "model": "m"})
+        yield service
+
+
+@pytest.fixture
+def loop():
+    with asyncio.Runner() as runner:
+        yield runner.get_loop()
+
+
+@pytest.fixture
+def hub():
+    one = Hub()
+    yield one
+    one.close()
+
+
+class _Minded:
+    """A store that does something of the test's before it is read."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.reads = store, 0
+        self.first: Callable[[], Any] = lambda: None
+
+    def read(self, key: Key, start: int = 0, stop: int | None = None) -> Iterator[Link]:
+        self.first()
+        self.reads += 1
+        return self.store.read(key, start, stop)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+def texts(feed: Feed) -> list[str]:
+    return [one.text.decode() for one in feed.since(0) or []]
+
+
+def talk(url: str, *texts: str) -> None:
+    with refold.open(TALK.conversation, store=url, owner=TALK.owner) as chat:
+        chat.append([{"role": "user", "content": text} for text in texts])
+
+
+def compaction(kind: str, reason: str = "") -> CompactionEvent:
+    return CompactionEvent(kind, TALK.conversation, 1, 1, reason)
+
+
+# What was erased
+
+
+def test_a_conversation_that_is_erased_and_begun_anew_is_told_whole(run, monkeypatch):
+    """Whether anything of the first one was told or not."""
+    monkeypatch.setattr(events, "LOOK_S", 10 * WAIT_S)
+    for before in (["old"] * 5, ["older"]):
+        with watching(run, "/api/events") as watcher:
+            say(run, *before)
+            until(lambda old=before, w=watcher: len(w.named("message-added")) == len(old))
+            run.http.delete("/api/conversations/talk")
+            run.http.post("/api/conversations", json={"id": "talk", "model": "m"})
+            say(run, *SAID)
+            say(run, "the end")
+            until(lambda w=watcher: w.told[-1].data.get("text") == "the end")
+        told = [one.data["text"] for one in watcher.named("message-added")]
+        assert told == [*before, *SAID, "the end"]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["told of", "not told of"])
+def test_one_that_another_process_erased_and_began_anew_is_told_whole(url, loop, hub, known):
+    store = open_store(url)
+    talk(url, "old", "older")
+    feed = hub.join(store, None, loop)
+    if known:
+        talk(url, "oldest")
+        until(lambda: texts(feed))
+    before = len(texts(feed))
+    store.erase(TALK)
+    talk(url, *SAID)
+    until(lambda: len(texts(feed)) == before + len(SAID))
+    assert all(f'"{text}"' in told for text, told in zip(SAID, texts(feed)[before:], strict=True))
+
+
+def test_who_watches_a_fork_is_sent_away_when_it_is_erased_with_its_parent(run, loop):
+    at, hub = "/api/conversations", run.service.hub
+    run.http.post(f"{at}/talk/fork", json={"id": "fork"})
+    run.http.post(f"{at}/fork/fork", json={"id": "fork of it"})
+    feeds = [hub.join(run.service.store, Key("default", id), loop) for id in ("fork", "fork of it")]
+    with feeds[0].sending(), feeds[1].sending():  # they take nothing: nobody looks whether they are there
+        assert run.http.delete(f"{at}/talk?with_forks=true").status_code == 200
+        until(lambda: all(feed.is_over for feed in feeds))
+
+
+# Who does not read
+
+
+def test_one_who_does_not_read_does_not_keep_the_service_from_stopping(url):
+    with running(url, limits={"grace_s": 10 * WAIT_S, "take_s": 10 * WAIT_S}) as run:
+        run.http.post("/api/conversations", json={"id": "talk", "model": "m"})
+        with stuck(run, "/api/events"):
+            run.server.should_exit = True
+            until(lambda: not run.server.server_state.connections)
+
+
+def test_one_who_is_sent_away_for_another_is_told_so(run, monkeypatch, caplog):
+    monkeypatch.setattr(events, "STALE_S", 0.0)
+    monkeypatch.setattr(sse, "END_S", 10 * WAIT_S)
+    with stuck(run, "/api/events") as slow, watching(run, "/api/events"):
+        got = b""
+        while not got.endswith(b"0\r\n\r\n"):  # as complete answers end
+            got += slow.recv(65_536)
+    assert b"event: lagging" in got
+
+
+def test_one_who_does_not_even_take_that_is_cut_off(run, monkeypatch, caplog):
+    monkeypatch.setattr(events, "STALE_S", 0.0)
+    with stuck(run, "/api/events") as slow:
+        with watching(run, "/api/events"):
+            until(lambda: len(run.server.server_state.connections) <= 2)  # the watcher's, and `run.http`
+        got = b""
+        with suppress(ConnectionError):
+            while some := slow.recv(65_536):
+                got += some
+    assert not got.endswith(b"0\r\n\r\n")
+    assert "without completing response" not in caplog.text
+
+
+def test_who_comes_while_others_are_behind_is_told_only_what_comes(run):
+    with watching(run):
+        (feed,) = run.service.hub._feeds.values()
+        with feed.sending():
+            say(run, "before")
+            until(lambda: feed.is_behind)
+            with watching(run) as fresh:
+                say(run, "after")
+                until(lambda: fresh.told and fresh.told[-1].data["text"] == "after")
+    assert [one.data["text"] for one in fresh.told] == ["after"]
+
+
+def test_who_comes_back_while_others_are_behind_is_told_nothing_twice(run):
+    with watching(run):
+        (feed,) = run.service.hub._feeds.values()
+        with feed.sending():
+            (place,) = say(run, "taken")
+            until(lambda: feed.is_behind)
+            with watching(run, last_event_id=str(place + 1)) as again:
+                say(run, "after")
+                until(lambda: again.told and again.told[-1].data["text"] == "after")
+    assert [one.data["text"] for one in again.told] == ["after"]
+
+
+def test_nobody_looks_for_news_on_behalf_of_one_who_does_not_read(url, loop, hub, monkeypatch):
+    monkeypatch.setattr(events, "LOOK_S", 0.01)
+    other = Key(TALK.owner, "other")
+    talk(url, "one")
+    with refold.open(other.conversation, store=url, owner=other.owner) as chat:
+        chat.append({"role": "user", "content": "one"})
+    slow, quick = _Minded(open_store(url)), _Minded(open_store(url))
+    behind = hub.join(slow, TALK, loop)
+    with behind.sending():
+        reads = slow.reads
+        hub.join(quick, other, loop)
+        seen = quick.reads
+        until(lambda: quick.reads > seen + 3)
+        assert slow.reads == reads
+
+
+# What leaves nothing in the record
+
+
+def test_what_leaves_no_trace_is_told_though_the_store_fails(url, loop, hub, monkeypatch):
+    monkeypatch.setattr(events, "LOOK_S", 10 * WAIT_S)
+    talk(url, "one")
+    store = _Minded(open_store(url))
+    feed = hub.join(store, TALK, loop)
+
+    def fail() -> None:
+        store.first = lambda: None
+        raise StoreError("busy")
+
+    store.first = fail
+    hub.tell(TALK.owner, compaction("compaction:complete"))
+    (one,) = until(lambda: texts(feed))
+    assert "compaction:complete" in one
+
+
+def test_who_comes_later_is_not_told_what_was_under_way_before(url, loop, hub):
+    talk(url, "one")
+    store, is_reading, goes_on = _Minded(open_store(url)), Event(), Event()
+    first = hub.join(store, TALK, loop)
+    store.first = lambda: (is_reading.set(), goes_on.wait(WAIT_S))
+    hub.look(TALK)
+    assert is_reading.wait(WAIT_S)
+    hub.tell(TALK.owner, compaction("compaction:start", "old"))
+    hub.leave(first)
+    second = hub.join(open_store(url), TALK, loop)
+    goes_on.set()
+    hub.tell(TALK.owner, compaction("compaction:start", "new"))
+    until(lambda: any('"new"' in one for one in texts(second)))
+    assert not any('"old"' in one for one in texts(second))
