@@ -24,6 +24,7 @@ from urllib.request import urlopen
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or else it asks the network for prices
 
 import litellm
+from litellm.integrations.custom_logger import CustomLogger
 from pages import printed
 from pydantic import BaseModel
 
@@ -39,6 +40,7 @@ from refold.testing.adapters import (
     AdapterContract,
     Call,
     Door,
+    Mask,
     Reader,
     Reply,
     Request,
@@ -72,7 +74,7 @@ class Scripted(litellm.CustomLLM):
     def completion(self, model: str, messages: Sequence[Any], **rest: Any) -> Any:
         tools = rest["optional_params"].get("tools") or ()
         said = [one if isinstance(one, dict) else one.model_dump(exclude_none=True) for one in messages]
-        reply = self.scripts[model](Request(said, [tool["function"]["name"] for tool in tools]))
+        reply = self.scripts[model](Request(said, tools))
         message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
         if reply.calls:
             message["tool_calls"] = [_written(call) for call in reply.calls]
@@ -142,8 +144,22 @@ class Loop:
             return f"Error: {error}"
 
 
+class Masks(CustomLogger):
+    """Another callback, which changes what is sent."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        self._mask = mask
+
+    async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any]:
+        said = [{**one, "content": self._mask(one["content"] or "")} for one in kwargs["messages"]]
+        return {**kwargs, "messages": said}
+
+
 class LiteLLM:
     """A rig: what the loop keeps of a thread is in a file."""
+
+    hooks = (RefoldHook,)
 
     def __init__(self, folder: Path, *, awaits: bool = True) -> None:
         self._folder, self._awaits, self.store = folder, awaits, f"sqlite:///{folder}/refold.db"
@@ -157,11 +173,14 @@ class LiteLLM:
         *,
         with_refold: bool = True,
         config: Mapping[str, Any] = CONFIG,
+        mask: Mask | None = None,
     ) -> str:
         hook = self._adapter(config) if with_refold else None
-        litellm.callbacks = [hook] if hook else []
+        if mask and not self._awaits:
+            pytest.skip("LiteLLM asks no callback before `completion`")
+        litellm.callbacks = [*([Masks(mask)] if mask else []), *([hook] if hook else [])]
         loop, file = Loop(hook, thread, PROVIDER.model(script)), self._folder / f"{thread}.json"
-        loop.history = json.loads(file.read_text()) if file.exists() else []
+        loop.history = self._history(thread)
         try:
             return asyncio.run(loop.arun(text)) if self._awaits else loop.run(text)
         finally:
@@ -176,8 +195,14 @@ class LiteLLM:
         return LiteLLM(self._folder, awaits=self._awaits)
 
     def stored(self, thread: str) -> list[tuple[str, str]]:
-        history = json.loads((self._folder / f"{thread}.json").read_text())
-        return [(one["role"], one["content"] or "") for one in history]
+        return [(one["role"], one["content"] or "") for one in self._history(thread)]
+
+    def raw(self, thread: str) -> list[bytes]:
+        return [json.dumps(one).encode() for one in self._history(thread)]
+
+    def _history(self, thread: str) -> list[Any]:
+        file = self._folder / f"{thread}.json"
+        return list(json.loads(file.read_text())) if file.exists() else []
 
 
 rig = LiteLLM
