@@ -440,7 +440,7 @@ OWN = [
 
 def test_the_task_that_other_strategies_lose_in_one_long_turn_is_there(store: str) -> None:
     for strategy in OWN:
-        door = Door(Reader(), task=TASK)
+        door = Door(Reader(), task=TASK, window=2 * WINDOW)  # they count otherwise
         agent = Agent(Scripted(door), tools=[read_ledger], compaction_strategy=strategy)
         assert ask(agent, TASK, session=AgentSession()) == ["I do not know any more."]
         assert "the task is gone" in door.faults

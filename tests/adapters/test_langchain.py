@@ -46,6 +46,7 @@ from refold.testing.adapters import (
     ledger,
     seal,
 )
+from refold.testing.adapters import STEPS as CALLS
 from refold.testing.model import Reply as ModelReply
 
 STEPS = 2_000
@@ -193,17 +194,23 @@ def test_what_an_own_trimming_parts_stays_together(tmp_path: Path) -> None:
             kept = trim_messages(request.messages, max_tokens=31, token_counter=len, strategy="last")
             return handler(request.override(messages=kept))
 
-    def faults(middleware: AgentMiddleware[Any, Any, Any]) -> list[str]:
-        door = Door(Reader(40, at_once=2), task=TASK)
-        agent = create_agent(Scripted(script=door), [read_ledger], middleware=[middleware])
+    def run(*middleware: AgentMiddleware[Any, Any, Any]) -> Door:
+        door = Door(Reader(2 * CALLS, at_once=2), task=TASK)
+        agent = create_agent(
+            Scripted(script=door), [read_ledger], middleware=middleware, checkpointer=InMemorySaver()
+        )
         with contextlib.suppress(Full):
-            agent.invoke({"messages": [HumanMessage(TASK)]}, {"recursion_limit": STEPS})
-        return door.faults
+            agent.invoke({"messages": [HumanMessage(TASK)]}, _config("t"))
+        return door
 
-    trimmed = faults(Trims())
+    trimmed = run(Trims()).faults
     assert "the task is gone" in trimmed
     assert any("tool" in fault for fault in trimmed)
-    assert faults(RefoldMiddleware(store=f"sqlite:///{tmp_path}/a.db", model=MODEL, config=CONFIG)) == []
+    for n, others in enumerate(([], [Trims()])):  # instead of it, and beside it
+        store = f"sqlite:///{tmp_path}/{n}.db"
+        door = run(*others, RefoldMiddleware(store=store, model=MODEL, config=CONFIG))
+        assert door.faults == []
+        assert len(door.requests) > CALLS
 
 
 def test_images_and_what_refold_does_not_know_reach_the_model_as_they_were(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from refold.stores.store import Key, open_store
 from refold.testing.adapters import (
     CONFIG,
     MODEL,
+    STEPS,
     TASK,
     AdapterContract,
     Call,
@@ -296,10 +297,11 @@ def test_litellms_own_trimming_loses_the_task_or_a_call_and_refold_does_not(stor
             return str(self.history[-1]["content"])
 
     def faults(hook: RefoldHook | None) -> set[str]:
-        door = Door(Reader(40, at_once=2), task=TASK)
+        door = Door(Reader(2 * STEPS, at_once=2), task=TASK)
         loop = (Loop if hook else Trims)(hook, "trimmed", PROVIDER.model(door))
         with suppress(litellm.APIConnectionError):  # the window is exceeded
             loop.run(TASK)
+        assert hook is None or len(door.requests) > STEPS
         return set(door.faults)
 
     trimmed = faults(None)

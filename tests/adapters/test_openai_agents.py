@@ -54,7 +54,9 @@ from refold.rules.judge import Facts
 from refold.rules.targets import JUDGES
 from refold.testing.adapters import (
     CONFIG,
+    ENDLESS,
     MODEL,
+    STEPS,
     TASK,
     WINDOW,
     AdapterContract,
@@ -625,14 +627,33 @@ BARE: dict[str, Callable[[Agents], tuple[Any, RunConfig]]] = {
 @pytest.mark.parametrize("means", BARE)
 def test_the_sdk_alone_overflows_inside_the_loop(threads: Agents, means: str) -> None:
     session, config = BARE[means](threads)
-    door = Door(Reader(40))
+    door = Door(Reader())
     agent = Agent("reader", tools=[read_ledger], model=Scripted(door))
     with pytest.raises(Full):
         asyncio.run(Runner.run(agent, TASK, session=session, run_config=config, max_turns=None))
     own = threads.session("t")
-    door = Door(Reader(40), task=TASK)
+    door = Door(Reader(), task=TASK)
     assert _run(own, _agent(own, Scripted(door))) == f"The seal is {seal(3)}."
+    assert len(door.requests) > STEPS
     assert door.faults == []
+
+
+def test_a_limit_of_the_sdks_loses_the_task_after_a_long_turn_and_refold_does_not(threads: Agents) -> None:
+    """Inside the turn it does nothing, and the next one is shown only its end."""
+
+    def second(session: Any, config: RunConfig) -> Door:
+        """What the model sees after a turn of many calls, in a window that is large enough for it."""
+        doors = [Door(Reader(), window=ENDLESS), Door(lambda request: Reply("Yes."), task=TASK)]
+        for door, text in zip(doors, (TASK, "Sure?"), strict=True):
+            agent = Agent("reader", tools=[read_ledger], model=Scripted(door))
+            asyncio.run(Runner.run(agent, text, session=session, run_config=config, max_turns=None))
+        assert len(doors[0].requests) > STEPS
+        return doors[1]
+
+    limit = SessionSettings(limit=10)
+    assert second(threads.bare("t"), RunConfig(session_settings=limit)).faults == ["the task is gone"]
+    own = threads.session("t")
+    assert second(own, own.run_config(session_settings=limit)).faults == []
 
 
 def test_a_trimmed_history_does_not_part_a_result_from_its_call(threads: Agents) -> None:

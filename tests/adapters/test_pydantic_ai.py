@@ -196,7 +196,12 @@ class PydanticAI:
         return [(one["role"], one["content"] or "") for one in said]
 
     def raw(self, thread: str) -> list[bytes]:
-        return [ModelMessagesTypeAdapter.dump_json([one]) for one in self._history(thread)]
+        """But for what each request took, which is less with refold."""
+        said = [
+            replace(one, usage=RequestUsage()) if isinstance(one, ModelResponse) else one
+            for one in self._history(thread)
+        ]
+        return [ModelMessagesTypeAdapter.dump_json([one]) for one in said]
 
     def _history(self, thread: str) -> list[ModelMessage]:
         file = self._file(thread)
