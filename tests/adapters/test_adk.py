@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from uuid import uuid4
 
 from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.apps import App
@@ -82,7 +83,7 @@ class Scripted(BaseLlm):
         reply: Reply = self.script(Request(messages, offered))
         parts = [types.Part(text=reply.text)] if reply.text else []
         for call in reply.calls:
-            id = f"{call.id}-{len(messages)}" if self.gives_ids else None
+            id = f"{call.id}-{uuid4()}" if self.gives_ids else None
             parts.append(
                 types.Part(function_call=types.FunctionCall(id=id, name=call.tool, args=call.arguments))
             )
@@ -276,6 +277,9 @@ class WithIds(InMemory):
     """With a model that names its calls itself, which ADK passes through."""
 
     gives_ids = True
+
+
+RIG = InMemory
 
 
 class TestADK(AdapterContract):
@@ -708,7 +712,11 @@ class Google(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         contents = [types.Content.model_validate_json(json.dumps(one)) for one in asked["contents"]]
-        tools = [one["name"] for tool in asked["tools"] for one in tool["functionDeclarations"]]
+        tools = [
+            declared(one["name"], one.get("description"), one)
+            for tool in asked["tools"]
+            for one in tool["functionDeclarations"]
+        ]
         reply = type(self).script(Request(chat(contents), tools))
         calls = [{"functionCall": {"name": call.tool, "args": call.arguments}} for call in reply.calls]
         content = {"role": "model", "parts": calls or [{"text": reply.text}]}

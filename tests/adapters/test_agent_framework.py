@@ -246,8 +246,7 @@ def told(message: Message) -> list[tuple[str, str]]:
     return [("tool", str(result)) for result in results] or [(message.role, message.text)]
 
 
-def rig(folder: Path) -> AgentFramework:
-    return AgentFramework(folder)
+RIG = AgentFramework
 
 
 class TestRun(AdapterContract):

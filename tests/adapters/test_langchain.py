@@ -161,7 +161,7 @@ def _config(thread: str) -> Any:
     return {"configurable": {"thread_id": thread}, "recursion_limit": STEPS}
 
 
-rig = LangChain
+RIG = LangChain
 
 
 class TestLangChain(AdapterContract):

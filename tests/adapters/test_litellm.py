@@ -206,7 +206,7 @@ class LiteLLM:
         return list(json.loads(file.read_text())) if file.exists() else []
 
 
-rig = LiteLLM
+RIG = LiteLLM
 
 
 def hook_of(store: str, config: Mapping[str, Any] = CONFIG) -> RefoldHook:

@@ -222,7 +222,7 @@ def _text(item: Any) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
-rig = Agents
+RIG = Agents
 
 
 class TestOpenAIAgents(AdapterContract):

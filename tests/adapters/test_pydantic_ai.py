@@ -211,7 +211,7 @@ class PydanticAI:
         return self._folder / f"{thread}.json"
 
 
-rig = PydanticAI
+RIG = PydanticAI
 
 
 class TestPydanticAI(AdapterContract):

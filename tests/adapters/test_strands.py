@@ -226,7 +226,7 @@ def spoken(message: Any) -> list[tuple[str, str]]:
     ]
 
 
-rig = Strands
+RIG = Strands
 
 
 class TestStrands(AdapterContract):
