@@ -704,7 +704,7 @@ def test_behind_the_proxy_every_request_of_a_long_loop_fits(tmp_path: Path) -> N
     door = Door(reader, task=TASK)
 
     def script(request: dict[str, Any]) -> ModelReply:
-        reply = door(Request(request["messages"], [tool["function"]["name"] for tool in request["tools"]]))
+        reply = door(Request(request["messages"], request["tools"]))
         return ModelReply(reply.text, calls=tuple((call.tool, call.arguments) for call in reply.calls))
 
     def ask(url: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from agents import (
 )
 from agents.extensions import ToolOutputTrimmer, handoff_filters
 from agents.models.chatcmpl_converter import Converter
-from agents.run import ModelInputData
+from agents.run_config import ModelInputData
 from openai.types.responses import (
     Response,
     ResponseCompletedEvent,
