@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from uuid import uuid4
 
 from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.apps import App
@@ -51,10 +52,12 @@ from refold.testing.adapters import (
     AdapterContract,
     Call,
     Door,
+    Mask,
     Reader,
     Reply,
     Request,
     Script,
+    declared,
     failing,
     ledger,
     seal,
@@ -76,14 +79,20 @@ class Scripted(BaseLlm):
         tools = [one for tool in llm_request.config.tools or [] for one in tool.function_declarations or []]
         system = llm_request.config.system_instruction
         messages = [*([{"role": "system", "content": system}] if system else []), *chat(llm_request.contents)]
-        reply: Reply = self.script(Request(messages, [one.name for one in tools]))
+        offered = [declared(one.name or "", one.description, _schema(one)) for one in tools]
+        reply: Reply = self.script(Request(messages, offered))
         parts = [types.Part(text=reply.text)] if reply.text else []
         for call in reply.calls:
-            id = f"{call.id}-{len(messages)}" if self.gives_ids else None
+            id = f"{call.id}-{uuid4()}" if self.gives_ids else None
             parts.append(
                 types.Part(function_call=types.FunctionCall(id=id, name=call.tool, args=call.arguments))
             )
         yield LlmResponse(content=types.Content(role="model", parts=parts))
+
+
+def _schema(tool: types.FunctionDeclaration) -> Any:
+    schema = tool.parameters_json_schema or tool.parameters
+    return schema.model_dump(mode="json", exclude_none=True) if isinstance(schema, BaseModel) else schema
 
 
 class Pairing(Gemini):
@@ -163,9 +172,22 @@ def said(text: str) -> types.Content:
     return types.Content(role="user", parts=[types.Part(text=text)])
 
 
+class Masks(BasePlugin):
+    """Another plugin, which changes what is sent."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__("masks")
+        self._mask = mask
+
+    async def before_model_callback(self, *, callback_context: Any, llm_request: LlmRequest) -> None:
+        said = [content.model_dump_json() for content in llm_request.contents]
+        llm_request.contents = [types.Content.model_validate_json(self._mask(one)) for one in said]
+
+
 class ADK:
     """A rig: sessions are kept by ADK's SQLite service."""
 
+    hooks = (RefoldPlugin,)
     gives_ids = False
 
     def __init__(self, folder: Path) -> None:
@@ -180,8 +202,10 @@ class ADK:
         *,
         with_refold: bool = True,
         config: Mapping[str, Any] = CONFIG,
+        mask: Mask | None = None,
     ) -> str:
-        plugins = [self.adapter(config)] if with_refold else []
+        plugins: list[BasePlugin] = [Masks(mask)] if mask else []
+        plugins += [self.adapter(config)] if with_refold else []
         return asyncio.run(self.say(thread, said(text), self.agent(script), plugins))
 
     def agent(self, script: Script, **more: Any) -> LlmAgent:
@@ -225,6 +249,9 @@ class ADK:
         contents = [event.content for event in self.session(thread).events if event.content]
         return [(one["role"], _plain(one["content"])) for one in chat(contents)]
 
+    def raw(self, thread: str) -> list[bytes]:
+        return [event.model_dump_json().encode() for event in self.session(thread).events]
+
 
 def _plain(content: Any) -> str:
     return content if isinstance(content, str) else ""
@@ -250,6 +277,9 @@ class WithIds(InMemory):
     """With a model that names its calls itself, which ADK passes through."""
 
     gives_ids = True
+
+
+RIG = InMemory
 
 
 class TestADK(AdapterContract):
@@ -682,7 +712,11 @@ class Google(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         contents = [types.Content.model_validate_json(json.dumps(one)) for one in asked["contents"]]
-        tools = [one["name"] for tool in asked["tools"] for one in tool["functionDeclarations"]]
+        tools = [
+            declared(one["name"], one.get("description"), one)
+            for tool in asked["tools"]
+            for one in tool["functionDeclarations"]
+        ]
         reply = type(self).script(Request(chat(contents), tools))
         calls = [{"functionCall": {"name": call.tool, "args": call.arguments}} for call in reply.calls]
         content = {"role": "model", "parts": calls or [{"text": reply.text}]}

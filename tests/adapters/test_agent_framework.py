@@ -16,6 +16,7 @@ from agent_framework import (
     AgentSession,
     BaseChatClient,
     CharacterEstimatorTokenizer,
+    ChatMiddleware,
     ChatMiddlewareLayer,
     ChatResponse,
     ChatResponseUpdate,
@@ -36,7 +37,7 @@ from agent_framework.observability import ChatTelemetryLayer
 from pages import printed
 
 import refold
-from refold.adapters.agent_framework import RefoldCompaction, RefoldHistory
+from refold.adapters.agent_framework import RefoldCompaction, RefoldHistory, _Run
 from refold.testing.adapters import (
     CONFIG,
     MODEL,
@@ -45,10 +46,12 @@ from refold.testing.adapters import (
     AdapterContract,
     Call,
     Door,
+    Mask,
     Reader,
     Reply,
     Request,
     Script,
+    declared,
     failing,
     ledger,
     seal,
@@ -92,8 +95,10 @@ class Scripted(FunctionInvocationLayer, ChatMiddlewareLayer, ChatTelemetryLayer,
         system = options.get("instructions")
         sent = [{"role": "system", "content": system}] if system else []
         sent += [one for message in messages for one in chat(message)]
-        names = tuple(tool.name for tool in options.get("tools") or ())
-        reply: Reply = self._script(Request(sent, names))
+        tools = [
+            declared(tool.name, tool.description, tool.parameters()) for tool in options.get("tools") or ()
+        ]
+        reply: Reply = self._script(Request(sent, tools))
         said = [Content.from_text(reply.text)] if reply.text else []
         return said + [
             Content.from_function_call(call.id, call.tool, arguments=json.dumps(call.arguments))
@@ -143,9 +148,32 @@ async def answer(agent: Agent, text: Any, session: AgentSession | None, stream: 
     return (await agent.run(text, session=session)).messages[-1].text
 
 
+class Masks(ChatMiddleware):
+    """Another middleware, which changes what is sent."""
+
+    def __init__(self, mask: Mask) -> None:
+        self._mask = mask
+
+    async def process(self, context: Any, call_next: Any) -> None:
+        context.messages = [
+            Message(one.role, [*map(self._masked, one.contents)], message_id=one.message_id)
+            for one in context.messages
+        ]
+        await call_next()
+
+    def _masked(self, content: Content) -> Content:
+        match content.type:
+            case "text":
+                return Content.from_text(self._mask(content.text or ""))
+            case "function_result":
+                return Content.from_function_result(content.call_id, result=self._mask(str(content.result)))
+        return content
+
+
 class AgentFramework:
     """A rig: sessions, with their messages in them, are kept in files."""
 
+    hooks = (RefoldCompaction, RefoldHistory, _Run)
     stream = False
 
     def __init__(self, folder: Path) -> None:
@@ -160,18 +188,25 @@ class AgentFramework:
         *,
         with_refold: bool = True,
         config: Mapping[str, Any] = CONFIG,
+        mask: Mask | None = None,
     ) -> str:
         session = self._session(thread)
-        agent = self._agent(Scripted(script), self._adapter(config) if with_refold else None)
+        layers = [Masks(mask)] if mask else []
+        agent = self._agent(Scripted(script), self._adapter(config) if with_refold else None, layers)
         try:
             return asyncio.run(answer(agent, text, session, self.stream))
         finally:
             self._file(thread).write_text(json.dumps(session.to_dict()))
 
-    def _agent(self, client: Scripted, adapter: RefoldCompaction | None) -> Agent:
-        tools = [read_ledger, fail]
+    def _agent(self, client: Scripted, adapter: RefoldCompaction | None, layers: list[Any]) -> Agent:
         providers = [*self._histories(), *([adapter] if adapter else [])]
-        return Agent(client, tools=tools, context_providers=providers, compaction_strategy=adapter)
+        return Agent(
+            client,
+            tools=[read_ledger, fail],
+            context_providers=providers,
+            compaction_strategy=adapter,
+            middleware=layers or None,
+        )
 
     def _histories(self) -> list[HistoryProvider]:
         return [InMemoryHistoryProvider()]
@@ -196,8 +231,13 @@ class AgentFramework:
         return type(self)(self._folder)
 
     def stored(self, thread: str) -> list[tuple[str, str]]:
-        messages = self._session(thread).state["in_memory"]["messages"]
-        return [pair for message in messages for pair in told(message)]
+        return [pair for message in self._messages(thread) for pair in told(message)]
+
+    def raw(self, thread: str) -> list[bytes]:
+        return [json.dumps(message.to_dict()).encode() for message in self._messages(thread)]
+
+    def _messages(self, thread: str) -> list[Message]:
+        return list(self._session(thread).state["in_memory"]["messages"])
 
 
 def told(message: Message) -> list[tuple[str, str]]:
@@ -206,8 +246,7 @@ def told(message: Message) -> list[tuple[str, str]]:
     return [("tool", str(result)) for result in results] or [(message.role, message.text)]
 
 
-def rig(folder: Path) -> AgentFramework:
-    return AgentFramework(folder)
+RIG = AgentFramework
 
 
 class TestRun(AdapterContract):
@@ -235,9 +274,8 @@ class Recorded(AgentFramework):
     def _session(self, thread: str) -> AgentSession:
         return AgentSession(session_id=thread)
 
-    def stored(self, thread: str) -> list[tuple[str, str]]:
-        messages = asyncio.run(RefoldHistory(store=self.store).get_messages(thread))
-        return [pair for message in messages for pair in told(message)]
+    def _messages(self, thread: str) -> list[Message]:
+        return asyncio.run(RefoldHistory(store=self.store).get_messages(thread))
 
 
 class TestHistory(AdapterContract):
@@ -401,7 +439,7 @@ OWN = [
 
 def test_the_task_that_other_strategies_lose_in_one_long_turn_is_there(store: str) -> None:
     for strategy in OWN:
-        door = Door(Reader(), task=TASK)
+        door = Door(Reader(), task=TASK, window=2 * WINDOW)  # they count otherwise
         agent = Agent(Scripted(door), tools=[read_ledger], compaction_strategy=strategy)
         assert ask(agent, TASK, session=AgentSession()) == ["I do not know any more."]
         assert "the task is gone" in door.faults

@@ -24,6 +24,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import ToolException, tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
 from pages import printed
 
@@ -36,6 +37,7 @@ from refold.testing.adapters import (
     AdapterContract,
     Door,
     Full,
+    Mask,
     Reader,
     Reply,
     Request,
@@ -44,16 +46,18 @@ from refold.testing.adapters import (
     ledger,
     seal,
 )
+from refold.testing.adapters import STEPS as CALLS
 from refold.testing.model import Reply as ModelReply
 
 STEPS = 2_000
+SERDE = JsonPlusSerializer()
 
 
 class Scripted(BaseChatModel):
     """A model that says what a script tells it to."""
 
     script: Any
-    names: tuple[str, ...] = ()
+    declared: tuple[dict[str, Any], ...] = ()
     model_name: str = MODEL
 
     @property
@@ -61,11 +65,10 @@ class Scripted(BaseChatModel):
         return "scripted"
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-        names = tuple(convert_to_openai_tool(tool)["function"]["name"] for tool in tools)
-        return self.model_copy(update={"names": names})
+        return self.model_copy(update={"declared": tuple(map(convert_to_openai_tool, tools))})
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
-        reply: Reply = self.script(Request(convert_to_openai_messages(messages), self.names))
+        reply: Reply = self.script(Request(convert_to_openai_messages(messages), self.declared))
         calls = [{"id": call.id, "name": call.tool, "args": call.arguments} for call in reply.calls]
         return ChatResult(generations=[ChatGeneration(message=AIMessage(reply.text, tool_calls=calls))])
 
@@ -88,8 +91,24 @@ def fail(number: int) -> str:
 fail.handle_tool_error = True
 
 
+class Masks(AgentMiddleware[Any, Any, Any]):
+    """Another middleware, which changes what is sent."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        self._mask = mask
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        masked = [
+            one.model_copy(update={"content": self._mask(str(one.content))}) for one in request.messages
+        ]
+        return handler(request.override(messages=masked))
+
+
 class LangChain:
     """A rig: threads are kept by LangGraph's SQLite checkpointer."""
+
+    hooks = (RefoldMiddleware,)
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.store = folder, f"sqlite:///{folder}/refold.db"
@@ -103,8 +122,10 @@ class LangChain:
         *,
         with_refold: bool = True,
         config: Mapping[str, Any] = CONFIG,
+        mask: Mask | None = None,
     ) -> str:
-        middleware = [self._adapter(config)] if with_refold else []
+        middleware: list[Any] = [Masks(mask)] if mask else []
+        middleware += [self._adapter(config)] if with_refold else []
         with SqliteSaver.from_conn_string(f"{self._folder}/{thread}.db") as saver:
             agent = create_agent(
                 Scripted(script=script), [read_ledger, fail], middleware=middleware, checkpointer=saver
@@ -123,18 +144,24 @@ class LangChain:
         return LangChain(self._folder)
 
     def stored(self, thread: str) -> list[tuple[str, str]]:
+        return [(ROLES[message.type], str(message.text)) for message in self._messages(thread)]
+
+    def raw(self, thread: str) -> list[bytes]:
+        return [SERDE.dumps_typed(one)[1] for one in self._messages(thread)]
+
+    def _messages(self, thread: str) -> list[BaseMessage]:
         with SqliteSaver.from_conn_string(f"{self._folder}/{thread}.db") as saver:
             found = saver.get_tuple(_config(thread))
             assert found is not None
-            messages = found.checkpoint["channel_values"]["messages"]
-        return [(ROLES[message.type], str(message.text)) for message in messages]
+            messages: list[BaseMessage] = found.checkpoint["channel_values"]["messages"]
+        return messages
 
 
 def _config(thread: str) -> Any:
     return {"configurable": {"thread_id": thread}, "recursion_limit": STEPS}
 
 
-rig = LangChain
+RIG = LangChain
 
 
 class TestLangChain(AdapterContract):
@@ -167,17 +194,23 @@ def test_what_an_own_trimming_parts_stays_together(tmp_path: Path) -> None:
             kept = trim_messages(request.messages, max_tokens=31, token_counter=len, strategy="last")
             return handler(request.override(messages=kept))
 
-    def faults(middleware: AgentMiddleware[Any, Any, Any]) -> list[str]:
-        door = Door(Reader(40, at_once=2), task=TASK)
-        agent = create_agent(Scripted(script=door), [read_ledger], middleware=[middleware])
+    def run(*middleware: AgentMiddleware[Any, Any, Any]) -> Door:
+        door = Door(Reader(2 * CALLS, at_once=2), task=TASK)
+        agent = create_agent(
+            Scripted(script=door), [read_ledger], middleware=middleware, checkpointer=InMemorySaver()
+        )
         with contextlib.suppress(Full):
-            agent.invoke({"messages": [HumanMessage(TASK)]}, {"recursion_limit": STEPS})
-        return door.faults
+            agent.invoke({"messages": [HumanMessage(TASK)]}, _config("t"))
+        return door
 
-    trimmed = faults(Trims())
+    trimmed = run(Trims()).faults
     assert "the task is gone" in trimmed
     assert any("tool" in fault for fault in trimmed)
-    assert faults(RefoldMiddleware(store=f"sqlite:///{tmp_path}/a.db", model=MODEL, config=CONFIG)) == []
+    for n, others in enumerate(([], [Trims()])):  # instead of it, and beside it
+        store = f"sqlite:///{tmp_path}/{n}.db"
+        door = run(*others, RefoldMiddleware(store=store, model=MODEL, config=CONFIG))
+        assert door.faults == []
+        assert len(door.requests) > CALLS
 
 
 def test_images_and_what_refold_does_not_know_reach_the_model_as_they_were(tmp_path: Path) -> None:

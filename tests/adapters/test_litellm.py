@@ -24,6 +24,7 @@ from urllib.request import urlopen
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or else it asks the network for prices
 
 import litellm
+from litellm.integrations.custom_logger import CustomLogger
 from pages import printed
 from pydantic import BaseModel
 
@@ -35,10 +36,12 @@ from refold.stores.store import Key, open_store
 from refold.testing.adapters import (
     CONFIG,
     MODEL,
+    STEPS,
     TASK,
     AdapterContract,
     Call,
     Door,
+    Mask,
     Reader,
     Reply,
     Request,
@@ -72,7 +75,7 @@ class Scripted(litellm.CustomLLM):
     def completion(self, model: str, messages: Sequence[Any], **rest: Any) -> Any:
         tools = rest["optional_params"].get("tools") or ()
         said = [one if isinstance(one, dict) else one.model_dump(exclude_none=True) for one in messages]
-        reply = self.scripts[model](Request(said, [tool["function"]["name"] for tool in tools]))
+        reply = self.scripts[model](Request(said, tools))
         message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
         if reply.calls:
             message["tool_calls"] = [_written(call) for call in reply.calls]
@@ -142,8 +145,22 @@ class Loop:
             return f"Error: {error}"
 
 
+class Masks(CustomLogger):
+    """Another callback, which changes what is sent."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        self._mask = mask
+
+    async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any]:
+        said = [{**one, "content": self._mask(one["content"] or "")} for one in kwargs["messages"]]
+        return {**kwargs, "messages": said}
+
+
 class LiteLLM:
     """A rig: what the loop keeps of a thread is in a file."""
+
+    hooks = (RefoldHook,)
 
     def __init__(self, folder: Path, *, awaits: bool = True) -> None:
         self._folder, self._awaits, self.store = folder, awaits, f"sqlite:///{folder}/refold.db"
@@ -157,11 +174,14 @@ class LiteLLM:
         *,
         with_refold: bool = True,
         config: Mapping[str, Any] = CONFIG,
+        mask: Mask | None = None,
     ) -> str:
         hook = self._adapter(config) if with_refold else None
-        litellm.callbacks = [hook] if hook else []
+        if mask and not self._awaits:
+            pytest.skip("LiteLLM asks no callback before `completion`")
+        litellm.callbacks = [*([Masks(mask)] if mask else []), *([hook] if hook else [])]
         loop, file = Loop(hook, thread, PROVIDER.model(script)), self._folder / f"{thread}.json"
-        loop.history = json.loads(file.read_text()) if file.exists() else []
+        loop.history = self._history(thread)
         try:
             return asyncio.run(loop.arun(text)) if self._awaits else loop.run(text)
         finally:
@@ -176,11 +196,17 @@ class LiteLLM:
         return LiteLLM(self._folder, awaits=self._awaits)
 
     def stored(self, thread: str) -> list[tuple[str, str]]:
-        history = json.loads((self._folder / f"{thread}.json").read_text())
-        return [(one["role"], one["content"] or "") for one in history]
+        return [(one["role"], one["content"] or "") for one in self._history(thread)]
+
+    def raw(self, thread: str) -> list[bytes]:
+        return [json.dumps(one).encode() for one in self._history(thread)]
+
+    def _history(self, thread: str) -> list[Any]:
+        file = self._folder / f"{thread}.json"
+        return list(json.loads(file.read_text())) if file.exists() else []
 
 
-rig = LiteLLM
+RIG = LiteLLM
 
 
 def hook_of(store: str, config: Mapping[str, Any] = CONFIG) -> RefoldHook:
@@ -271,10 +297,11 @@ def test_litellms_own_trimming_loses_the_task_or_a_call_and_refold_does_not(stor
             return str(self.history[-1]["content"])
 
     def faults(hook: RefoldHook | None) -> set[str]:
-        door = Door(Reader(40, at_once=2), task=TASK)
+        door = Door(Reader(2 * STEPS, at_once=2), task=TASK)
         loop = (Loop if hook else Trims)(hook, "trimmed", PROVIDER.model(door))
         with suppress(litellm.APIConnectionError):  # the window is exceeded
             loop.run(TASK)
+        assert hook is None or len(door.requests) > STEPS
         return set(door.faults)
 
     trimmed = faults(None)
@@ -677,7 +704,7 @@ def test_behind_the_proxy_every_request_of_a_long_loop_fits(tmp_path: Path) -> N
     door = Door(reader, task=TASK)
 
     def script(request: dict[str, Any]) -> ModelReply:
-        reply = door(Request(request["messages"], [tool["function"]["name"] for tool in request["tools"]]))
+        reply = door(Request(request["messages"], request["tools"]))
         return ModelReply(reply.text, calls=tuple((call.tool, call.arguments) for call in reply.calls))
 
     def ask(url: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from functools import partial
 from itertools import count
 from pathlib import Path
+from shutil import which
 from threading import Timer
 from urllib.parse import quote
 
@@ -672,6 +674,54 @@ def test_a_request_that_waits_keeps_nobody_else_waiting_and_can_be_canceled(url,
         wire.call(5, "append", conversation=name, messages=[user("comes after")])
         assert not wire.wait(5)["result"].get("isError")
         assert not any("result" in one for one in wire.heard if one.get("id") == 1)
+
+
+@pytest.mark.parametrize("door", [over_stdio, over_http])
+async def test_an_append_that_is_canceled_on_its_way_is_stored_all_the_same(url, name, locked, door):
+    """By the official client: it is no longer answered, and with an id it can be sent again."""
+    said = {**user("canceled"), "id": "one"}
+    append = partial(client_append, name, said)
+    async with door(f"{url}?timeout_s=60") as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(append, client)
+            await anyio.wait_all_tasks_blocked()
+            await client.call("list_conversations")  # the server has both requests, and serves this one
+            tasks.cancel_scope.cancel()
+        locked()
+        with anyio.fail_after(PATIENCE_S):
+            while again(url, name).get_count() < 2:
+                await client.call("list_conversations")
+        await append(client)
+    assert [one.message.text for one in again(url, name).get_all()] == ["Hello", "canceled"]
+
+
+async def client_append(name, message, client):
+    await client.call("append", conversation=name, messages=[message])
+
+
+def inspected(server, method, *options):
+    """What the protocol's own inspector is told."""
+    found = which("mcp-inspector")
+    if found is None:
+        pytest.skip("no inspector here: npm install -g @modelcontextprotocol/inspector")
+    asked = [found, "--cli", *server, "--method", method, *options]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("is_http", [False, True])
+def test_the_inspector_of_the_protocol_is_content(url, name, is_http):
+    with serving(url) if is_http else nullcontext() as address:
+        server = [address, "--transport", "http"] if is_http else command(url)
+        ask = partial(inspected, server)
+        assert [tool["name"] for tool in ask("tools/list")["tools"]] == [*TOOLS]
+        said = ["--tool-arg", f"conversation={name}", f"messages={json.dumps([user('Hello')])}"]
+        assert not ask("tools/call", "--tool-name", "append", *said)["isError"]
+        unknown = ask("tools/call", "--tool-name", "expand", "--tool-arg", f"conversation={name}", "at=9")
+        assert unknown["isError"]
+        (content,) = ask("resources/read", "--uri", f"refold://conversations/{quote(name)}")["contents"]
+    assert "Hello" in content["text"]
 
 
 def test_nothing_but_the_protocol_is_on_stdout_whatever_comes_in(url, name):

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from agents import (
     Agent,
@@ -34,6 +35,7 @@ from agents import (
 )
 from agents.extensions import ToolOutputTrimmer, handoff_filters
 from agents.models.chatcmpl_converter import Converter
+from agents.run_config import ModelInputData
 from openai.types.responses import (
     Response,
     ResponseCompletedEvent,
@@ -46,22 +48,27 @@ from pages import program
 
 import refold
 from refold.adapters.openai_agents import RefoldSession
+from refold.adapters.openai_agents_items import History
 from refold.core.errors import OverBudgetError
 from refold.rules.judge import Facts
 from refold.rules.targets import JUDGES
 from refold.testing.adapters import (
     CONFIG,
+    ENDLESS,
     MODEL,
+    STEPS,
     TASK,
     WINDOW,
     AdapterContract,
     Call,
     Door,
     Full,
+    Mask,
     Reader,
     Reply,
     Request,
     Script,
+    declared,
     failing,
     ledger,
     seal,
@@ -98,8 +105,9 @@ class Scripted(Model):
         self.inputs.append(input)
         messages = [dict(one) for one in Converter.items_to_messages(input)]
         own = [{"role": "system", "content": system}] if system else []
-        reply = self.script(Request([*own, *messages], [tool.name for tool in tools]))
-        n = f"{id(self)}_{len(self.inputs)}"
+        offered = [declared(tool.name, tool.description, tool.params_json_schema) for tool in tools]
+        reply = self.script(Request([*own, *messages], offered))
+        n = uuid4()
         text = ResponseOutputText(text=reply.text, type="output_text", annotations=[])
         rest: dict[str, Any] = {"content": [text], "role": "assistant", "status": "completed"}
         said = [ResponseOutputMessage(id=f"msg_{n}", type="message", **rest)] if reply.text else []
@@ -140,8 +148,28 @@ def fail(number: int) -> str:
     return failing(number)
 
 
+def masks(mask: Mask) -> Any:
+    """Another filter, which changes what is sent."""
+
+    def masked(value: Any) -> Any:
+        match value:
+            case {"text": str(text)}:
+                return {**value, "text": mask(text)}
+            case {"output": str(text)}:
+                return {**value, "output": mask(text)}
+            case {"content": str(text)}:
+                return {**value, "content": mask(text)}
+            case {"content": list(parts)}:
+                return {**value, "content": [*map(masked, parts)]}
+        return value
+
+    return lambda data: ModelInputData([*map(masked, data.model_data.input)], data.model_data.instructions)
+
+
 class Agents:
     """A rig: threads are kept by refold's session, or else by the SDK's own."""
+
+    hooks = (RefoldSession, History)
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.store = folder, f"sqlite:///{folder}/refold.db"
@@ -154,12 +182,14 @@ class Agents:
         *,
         with_refold: bool = True,
         config: Mapping[str, Any] = CONFIG,
+        mask: Mask | None = None,
     ) -> str:
         session: Any = self.session(thread, config) if with_refold else self.bare(thread)
         own = session.tools() if with_refold else []
         agent = Agent("reader", tools=[read_ledger, fail, *own], model=Scripted(script))
-        rest = {"run_config": session.run_config()} if with_refold else {}
-        run = Runner.run(agent, text, session=session, max_turns=None, **rest)
+        filters = {"call_model_input_filter": masks(mask)} if mask else {}
+        config = session.run_config(**filters) if with_refold else RunConfig(**filters)
+        run = Runner.run(agent, text, session=session, max_turns=None, run_config=config)
         return str(asyncio.run(run).final_output)
 
     def session(self, thread: str, config: Mapping[str, Any] = CONFIG) -> RefoldSession:
@@ -178,6 +208,10 @@ class Agents:
             said += [] if goes_on else [(_role(item), _text(item))]
         return said
 
+    def raw(self, thread: str) -> list[bytes]:
+        kept = asyncio.run(self.bare(thread).get_items()) or _items(self.session(thread))
+        return [json.dumps(item).encode() for item in kept]
+
 
 def _role(item: Any) -> str:
     return "tool" if item.get("type") == "function_call_output" else item.get("role", "assistant")
@@ -188,7 +222,7 @@ def _text(item: Any) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
-rig = Agents
+RIG = Agents
 
 
 class TestOpenAIAgents(AdapterContract):
@@ -593,14 +627,33 @@ BARE: dict[str, Callable[[Agents], tuple[Any, RunConfig]]] = {
 @pytest.mark.parametrize("means", BARE)
 def test_the_sdk_alone_overflows_inside_the_loop(threads: Agents, means: str) -> None:
     session, config = BARE[means](threads)
-    door = Door(Reader(40))
+    door = Door(Reader())
     agent = Agent("reader", tools=[read_ledger], model=Scripted(door))
     with pytest.raises(Full):
         asyncio.run(Runner.run(agent, TASK, session=session, run_config=config, max_turns=None))
     own = threads.session("t")
-    door = Door(Reader(40), task=TASK)
+    door = Door(Reader(), task=TASK)
     assert _run(own, _agent(own, Scripted(door))) == f"The seal is {seal(3)}."
+    assert len(door.requests) > STEPS
     assert door.faults == []
+
+
+def test_a_limit_of_the_sdks_loses_the_task_after_a_long_turn_and_refold_does_not(threads: Agents) -> None:
+    """Inside the turn it does nothing, and the next one is shown only its end."""
+
+    def second(session: Any, config: RunConfig) -> Door:
+        """What the model sees after a turn of many calls, in a window that is large enough for it."""
+        doors = [Door(Reader(), window=ENDLESS), Door(lambda request: Reply("Yes."), task=TASK)]
+        for door, text in zip(doors, (TASK, "Sure?"), strict=True):
+            agent = Agent("reader", tools=[read_ledger], model=Scripted(door))
+            asyncio.run(Runner.run(agent, text, session=session, run_config=config, max_turns=None))
+        assert len(doors[0].requests) > STEPS
+        return doors[1]
+
+    limit = SessionSettings(limit=10)
+    assert second(threads.bare("t"), RunConfig(session_settings=limit)).faults == ["the task is gone"]
+    own = threads.session("t")
+    assert second(own, own.run_config(session_settings=limit)).faults == []
 
 
 def test_a_trimmed_history_does_not_part_a_result_from_its_call(threads: Agents) -> None:

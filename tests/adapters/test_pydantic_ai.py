@@ -50,10 +50,12 @@ from refold.testing.adapters import (
     Call,
     Door,
     Full,
+    Mask,
     Reader,
     Reply,
     Request,
     Script,
+    declared,
     failing,
     ledger,
     seal,
@@ -67,8 +69,10 @@ def scripted(script: Script) -> FunctionModel:
     """A model that says what a script tells it to."""
 
     def ask(messages: list[ModelMessage], info: AgentInfo) -> Reply:
-        names = tuple(tool.name for tool in info.function_tools)
-        return script(Request(chat(messages, info.instructions), names))
+        tools = [
+            declared(one.name, one.description, one.parameters_json_schema) for one in info.function_tools
+        ]
+        return script(Request(chat(messages, info.instructions), tools))
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         reply = ask(messages, info)
@@ -128,8 +132,28 @@ def fail(number: int) -> str:
         raise ModelRetry(str(error)) from error
 
 
+class Masks(AbstractCapability[Any]):
+    """Another capability, which changes what is sent."""
+
+    def __init__(self, mask: Mask) -> None:
+        self._mask = mask
+
+    async def before_model_request(self, ctx: Any, request_context: Any) -> Any:
+        request_context.messages = [*map(self._masked, request_context.messages)]
+        return request_context
+
+    def _masked(self, message: Any) -> Any:
+        return replace(message, parts=[self._part(part) for part in message.parts])
+
+    def _part(self, part: Any) -> Any:
+        content = getattr(part, "content", None)
+        return replace(part, content=self._mask(content)) if isinstance(content, str) else part
+
+
 class PydanticAI:
     """A rig: threads are kept as people keep them, as JSON that the next run is given."""
+
+    hooks = (Refold,)
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.store = folder, f"sqlite:///{folder}/refold.db"
@@ -142,8 +166,9 @@ class PydanticAI:
         *,
         with_refold: bool = True,
         config: Mapping[str, Any] = CONFIG,
+        mask: Mask | None = None,
     ) -> str:
-        agent = self.agent(thread, script, with_refold=with_refold, config=config)
+        agent = self.agent(thread, script, with_refold=with_refold, config=config, mask=mask)
         with capture_run_messages() as messages:
             try:
                 return agent.run_sync(text, message_history=self._history(thread), usage_limits=ANY).output
@@ -151,12 +176,17 @@ class PydanticAI:
                 self._file(thread).write_bytes(ModelMessagesTypeAdapter.dump_json(messages))
 
     def agent(
-        self, thread: str, script: Script, *, with_refold: bool = True, config: Mapping[str, Any] = CONFIG
+        self,
+        thread: str,
+        script: Script,
+        *,
+        with_refold: bool = True,
+        config: Mapping[str, Any] = CONFIG,
+        mask: Mask | None = None,
     ) -> Agent[None, str]:
-        fitting = Refold(store=self.store, conversation=thread, model=MODEL, config=dict(config))
-        return Agent(
-            scripted(script), tools=[read_ledger, fail], capabilities=[fitting] if with_refold else []
-        )
+        own = Refold(store=self.store, conversation=thread, model=MODEL, config=dict(config))
+        capabilities = [*([Masks(mask)] if mask else []), *([own] if with_refold else [])]
+        return Agent(scripted(script), tools=[read_ledger, fail], capabilities=capabilities)
 
     def again(self) -> "PydanticAI":
         return PydanticAI(self._folder)
@@ -164,6 +194,14 @@ class PydanticAI:
     def stored(self, thread: str) -> list[tuple[str, str]]:
         said = chat(self._history(thread))
         return [(one["role"], one["content"] or "") for one in said]
+
+    def raw(self, thread: str) -> list[bytes]:
+        """But for what each request took, which is less with refold."""
+        said = [
+            replace(one, usage=RequestUsage()) if isinstance(one, ModelResponse) else one
+            for one in self._history(thread)
+        ]
+        return [ModelMessagesTypeAdapter.dump_json([one]) for one in said]
 
     def _history(self, thread: str) -> list[ModelMessage]:
         file = self._file(thread)
@@ -173,7 +211,7 @@ class PydanticAI:
         return self._folder / f"{thread}.json"
 
 
-rig = PydanticAI
+RIG = PydanticAI
 
 
 class TestPydanticAI(AdapterContract):

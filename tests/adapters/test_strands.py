@@ -36,16 +36,19 @@ from refold.core.message import Usage
 from refold.testing.adapters import (
     CONFIG,
     MODEL,
+    STEPS,
     TASK,
     WINDOW,
     AdapterContract,
     Call,
     Door,
     Full,
+    Mask,
     Reader,
     Reply,
     Request,
     Script,
+    declared,
     failing,
     ledger,
     seal,
@@ -76,9 +79,12 @@ class Scripted(Model):
         self, messages: Any, tool_specs: Any = None, system_prompt: str | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
         self.seen.append(messages)
-        names = tuple(spec["name"] for spec in tool_specs or ())
+        tools = [
+            declared(spec["name"], spec["description"], spec["inputSchema"]["json"])
+            for spec in tool_specs or ()
+        ]
         system = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        request = Request([*system, *(one for each in messages for one in as_chat(each))], names)
+        request = Request([*system, *(one for each in messages for one in as_chat(each))], tools)
         for event in events(self.script(request)):
             yield event
 
@@ -144,8 +150,35 @@ def fail(number: int) -> str:
     return failing(number)
 
 
+class Masks(Plugin):
+    """Another plugin, which changes what is sent."""
+
+    name = "masks"
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        self._mask = mask
+
+    def init_agent(self, agent: Agent) -> None:
+        agent.add_middleware(
+            InvokeModelStage.Input, lambda one: one.replace(messages=self._masked(one.messages))
+        )
+
+    def _masked(self, value: Any) -> Any:
+        match value:
+            case str():
+                return self._mask(value)
+            case dict():
+                return {key: self._masked(one) for key, one in value.items()}
+            case list():
+                return [*map(self._masked, value)]
+        return value
+
+
 class Strands:
     """A rig: threads are kept by Strands' file sessions."""
+
+    hooks = (RefoldPlugin,)
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.store = folder, f"sqlite:///{folder}/refold.db"
@@ -158,12 +191,13 @@ class Strands:
         *,
         with_refold: bool = True,
         config: Mapping[str, Any] = CONFIG,
+        mask: Mask | None = None,
     ) -> str:
         plugin = RefoldPlugin(store=self.store, conversation=thread, model=MODEL, config=dict(config))
         agent = Agent(
             Scripted(script),
             tools=[read_ledger, fail],
-            plugins=[plugin] if with_refold else [],
+            plugins=[*([Masks(mask)] if mask else []), *([plugin] if with_refold else [])],
             session_manager=self._session(thread),
             callback_handler=None,
         )
@@ -179,6 +213,10 @@ class Strands:
         kept = self._session(thread).list_messages(thread, "default")
         return [said for one in kept for said in spoken(one.to_message())]
 
+    def raw(self, thread: str) -> list[bytes]:
+        kept = self._session(thread).list_messages(thread, "default")
+        return [json.dumps(one.to_dict()).encode() for one in kept]
+
 
 def spoken(message: Any) -> list[tuple[str, str]]:
     """Role and text of a message, or of each result in it."""
@@ -188,7 +226,7 @@ def spoken(message: Any) -> list[tuple[str, str]]:
     ]
 
 
-rig = Strands
+RIG = Strands
 
 
 class TestStrands(AdapterContract):
@@ -277,12 +315,13 @@ def test_one_plugin_serves_agents_that_run_at_once(store: str) -> None:
 
 def test_the_task_of_a_long_turn_outlives_the_sliding_window(store: str) -> None:
     """Strands drops what came first, inside the turn, when its model refuses a request."""
-    bare, door = Door(Reader(60), task=TASK), Door(Reader(60), task=TASK)
+    bare, door = Door(Reader(), task=TASK), Door(Reader(), task=TASK)
     with suppress(Exception):
         agent_of(Refusing(bare))(TASK)
     assert "the task is gone" in bare.faults
     agent = agent_of(Refusing(door), plugin(store))
     assert str(agent(TASK)).strip() == f"The seal is {seal(3)}."
+    assert len(door.requests) > STEPS
     assert door.faults == []
 
 
@@ -474,7 +513,7 @@ def test_the_model_is_known_by_its_name_and_the_length_of_its_answer_is_left_to_
     reserve = {"compact": {"output_reserve": 100, "system_reserve": 0, "safety_buffer": 0}}
     models = {"small": {"window": WINDOW, "max_output": 4_000}}
     config = {"models": models, "agents": {"default": reserve}}
-    door = Door(Reader(40), task=TASK, window=WINDOW - 3_000)
+    door = Door(Reader(40), task=TASK, answer=3_000)
     own = RefoldPlugin(store=store, conversation="t", config=config)
     agent = agent_of(Scripted(door, model_id="small", **wanted), own, system_prompt="Be brief.")
     assert str(agent(TASK)).strip() == f"The seal is {seal(3)}."

@@ -9,7 +9,6 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import pytest
@@ -24,8 +23,15 @@ from refold.rules.targets import JUDGES
 
 MODEL = "scripted"
 WINDOW = 8_000
-CONFIG: dict[str, Any] = {"models": {MODEL: {"window": WINDOW, "max_output": 500}}}
+ANSWER = 500
+"""Tokens of the window that the model's answer may take."""
+CONFIG: dict[str, Any] = {"models": {MODEL: {"window": WINDOW, "max_output": ANSWER}}}
 """What a rig hands to its adapter as `config`, with `model=MODEL`."""
+NO_RESERVE = {"output_reserve": ANSWER, "system_reserve": 0, "safety_buffer": 0, "threshold_percent": 1.0}
+TIGHT: dict[str, Any] = {**CONFIG, "agents": {"default": {"compact": NO_RESERVE}}}
+"""The same with nothing in reserve: what is left out of the sum is too much at the door."""
+ENDLESS = 10**9
+"""A window in which everything fits."""
 TASK = "Read all the ledgers, one after another, and tell me the seal of ledger 3."
 STEPS = 200
 
@@ -48,8 +54,13 @@ class Request(NamedTuple):
 
     messages: list[dict[str, Any]]
     """As OpenAI's chat has them, system text included."""
-    tools: Sequence[str] = ()
-    """Names of the tools that it was offered."""
+    declared: Sequence[dict[str, Any]] = ()
+    """The tools that it was offered, as OpenAI's chat has them."""
+
+    @property
+    def tools(self) -> list[str]:
+        """Their names."""
+        return [str(one["function"]["name"]) for one in self.declared]
 
     @property
     def text(self) -> str:
@@ -68,6 +79,13 @@ class Request(NamedTuple):
 
 
 Script: TypeAlias = Callable[[Request], Reply]
+Mask: TypeAlias = Callable[[str], str]
+
+
+def declared(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
+    """A tool, as a request has it."""
+    about = {"name": name, "description": description or "", "parameters": parameters}
+    return {"type": "function", "function": about}
 
 
 class Rig(Protocol):
@@ -77,6 +95,8 @@ class Rig(Protocol):
 
     store: str
     """URL of the store that the adapter is given."""
+    hooks: Sequence[type[Any]]
+    """The adapter's classes: through their methods the framework calls it."""
 
     def run(
         self,
@@ -86,8 +106,12 @@ class Rig(Protocol):
         *,
         with_refold: bool = True,
         config: Mapping[str, Any] = CONFIG,
+        mask: Mask | None = None,
     ) -> str:
         """The user says something in a thread of the framework's; returns the agent's answer.
+
+        Where there is a `mask`, another layer of the framework's, before refold, puts every text of a request
+        through it: what the user, the model and the tools say. Where no such layer can be, it skips the test.
 
         May be called from several threads at once, for threads of their own. What the framework keeps of a
         thread outlives the call, and `again`.
@@ -102,15 +126,30 @@ class Rig(Protocol):
         Roles are `user`, `assistant` and `tool`; the text of a message with calls is what it says besides.
         """
 
+    def raw(self, thread: str) -> list[bytes]:
+        """The same in the framework's own serialization, all of each message."""
+
+
+SLIPS, TOMES = 1_000, 2_000
+"""From these numbers on, ledgers have one line only, and are longer than the window."""
+
 
 def ledger(number: int) -> str:
-    """What the tool `read_ledger` answers: some four hundred tokens."""
-    lines = [f"{number:03d}-{n:02d}  barrels of herring  {(number * 37 + n * 11) % 97:>3}" for n in range(24)]
+    """What the tool `read_ledger` answers: some four hundred tokens, as a rule."""
+    many = 1 if SLIPS <= number < TOMES else 24 if number < TOMES else 1_000
+    lines = [
+        f"{number:03d}-{n:02d}  barrels of herring  {(number * 37 + n * 11) % 97:>3}" for n in range(many)
+    ]
+    lines[12:13] = [f"{number:03d}-12  ledger {number} was signed by the {clerk(number)} clerk"] * (many > 12)
     return "\n".join([f"Ledger {number}, seal {seal(number)}", *lines])
 
 
 ABORTS = 13
 """The number of a ledger at which whoever reads it is torn away."""
+
+
+TORN = threading.Event()
+"""It was."""
 
 
 class Aborted(BaseException):
@@ -120,12 +159,22 @@ class Aborted(BaseException):
 def failing(number: int) -> str:
     """What the tool `fail` does: it raises."""
     if number == ABORTS:
+        TORN.set()
         raise Aborted
     raise ValueError(f"ledger {number} is missing")
 
 
+HAIR = ("bald", "blond", "dark", "gray", "red")
+MOODS = ("calm", "cheerful", "gloomy", "grumpy", "merry", "sleepy")
+
+
 def seal(number: int) -> str:
     return f"S{(number * 7_919 + 104_729) % 99_991:05d}"
+
+
+def clerk(number: int) -> str:
+    """Who signed a ledger, in the middle of it: words, which no summary keeps as it keeps numbers."""
+    return " ".join(one[number * 7 % len(one)] for one in (HAIR, MOODS))
 
 
 class Full(Exception):
@@ -135,18 +184,20 @@ class Full(Exception):
 class Door:
     """The model's door: every request is judged and counted before the script answers it."""
 
-    def __init__(self, script: Script, *, task: str | None = None, window: int = WINDOW) -> None:
-        """The `task` is a text that every request must have in it."""
+    def __init__(
+        self, script: Script, *, task: str | None = None, window: int = WINDOW, answer: int = ANSWER
+    ) -> None:
+        """The `task` is a text that every request must have in it; the `answer` must have room, too."""
         self.requests: list[Request] = []
         self.faults: list[str] = []
-        self._script, self._task, self._window = script, task, window
-        self._counter = Meter(None, load_config(CONFIG), MODEL).counter
+        self._script, self._task, self._room = script, task, window - answer
+        self._meter = Meter(None, load_config(CONFIG), MODEL)
         self._lock = threading.Lock()
 
     def __call__(self, request: Request) -> Reply:
         """
         Raises:
-            Full: the request is larger than the window.
+            Full: the request, with room for its answer, is larger than the window.
         """
         with self._lock:
             self.requests.append(request)
@@ -155,37 +206,74 @@ class Door:
         self.faults += [f"{fault.rule}: {fault.message}" for fault in judge.violations]
         if self._task is not None and self._task not in request.text:
             self.faults.append("the task is gone")
-        if self.tokens(request) > self._window:
-            raise Full(f"{self.tokens(request)} tokens; the window has {self._window}")
+        if self.tokens(request) > self._room:
+            raise Full(f"{self.tokens(request)} tokens; the window has room for {self._room}")
         return self._script(request)
 
     def tokens(self, request: Request) -> int:
-        said = map(openai_chat.parse, request.messages)
-        return self._counter.tokens(sum(map(self._counter.message, said)))
+        """Of all that is sent: system text, messages and tools."""
+        count, said = self._meter.counter, (openai_chat.parse(_sent(one)) for one in request.messages)
+        return self._meter.estimate(sum(map(count.message, said)) + count.tools(request.declared), None)
+
+
+def _sent(message: dict[str, Any]) -> dict[str, Any]:
+    """However a rig spells it: arguments without spaces, and of a result nothing but what it says."""
+    if message["role"] == "tool":
+        return {key: message[key] for key in ("role", "tool_call_id", "content")}
+    calls = [_compact(call) for call in message.get("tool_calls", ())]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _compact(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = json.dumps(json.loads(function["arguments"]), separators=(",", ":"))
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 class Reader:
-    """A model that reads ledgers one by one, and then tells a seal: what it sees of it, or looks it up."""
+    """A model that reads ledgers one by one, and then tells the seal of one: what it sees of it, or looks up.
 
-    def __init__(self, steps: int = STEPS, wanted: int = 3, at_once: int = 1) -> None:
-        self.steps, self.wanted, self.at_once = steps, wanted, at_once
+    With `deep`, it tells who signed it, of which the beginning of a ledger says nothing.
+    """
+
+    def __init__(
+        self,
+        steps: int = STEPS,
+        wanted: int | None = 3,
+        at_once: int = 1,
+        *,
+        first: int = 1,
+        deep: bool = False,
+    ) -> None:
+        self.steps, self.wanted, self.at_once, self.first, self.deep = steps, wanted, at_once, first, deep
         self.read = self.looked_up = 0
+        self.called: list[str] = []
+        """Tools of refold's, in order."""
 
     def __call__(self, request: Request) -> Reply:
         if self.read < self.steps:
-            numbers = range(self.read + 1, self.read + 1 + self.at_once)
+            begun = self.first + self.read
             self.read += self.at_once
-            calls = [Call(f"call_{n}", "read_ledger", {"number": n}) for n in numbers]
-            return Reply(f"Now ledger {numbers[0]}.", tuple(calls))
-        seen = re.search(rf"Ledger {self.wanted}, seal (S\d{{5}})", request.text)
-        if seen:
-            return Reply(f"The seal is {seen[1]}.")
+            calls = [
+                Call(f"call_{n}", "read_ledger", {"number": n}) for n in range(begun, begun + self.at_once)
+            ]
+            return Reply(f"Now ledger {begun}.", tuple(calls))
+        if self.wanted is None:
+            return Reply("I have read them.")
+        signed, sealed = "ledger {} was signed by the (\\w+ \\w+) clerk", "Ledger {}, seal (S\\d{{5}})"
+        if seen := re.search((signed if self.deep else sealed).format(self.wanted), request.text):
+            return Reply(f"It was the {seen[1]} clerk." if self.deep else f"The seal is {seen[1]}.")
         if SEARCH not in request.tools or self.looked_up > 3:
             return Reply("I do not know any more.")
         self.looked_up += 1
-        if self.looked_up == 1:
+        return self._look_up(request)
+
+    def _look_up(self, request: Request) -> Reply:
+        if not self.called:
+            self.called.append(SEARCH)
             query = {"query": f'"Ledger {self.wanted}, seal"'}
             return Reply("Let me look it up.", (Call("call_search", SEARCH, query),))
+        self.called.append(EXPAND)
         at = re.findall(r"#(\d+)", request.results[-1])
         return Reply("", (Call(f"call_expand{self.looked_up}", EXPAND, {"at": int(at[0])}),))
 
@@ -195,6 +283,27 @@ def kept(rig: Rig, thread: str) -> list[tuple[str, str]]:
     with opening.open(thread, store=rig.store) as chat:
         said = [one.message for one in chat.get_all()]
     return [(one.role, one.text) for one in said if one.role != "system"]
+
+
+ID = re.compile(rb"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
+TIME = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+]00:00)?|\b\d{10}\.\d+")
+
+
+def steady(stored: Sequence[bytes]) -> list[bytes]:
+    """Without times; ids, which are made up anew in each run, are told by the order in which they come."""
+    known = dict[bytes, bytes]()
+
+    def name(found: re.Match[bytes]) -> bytes:
+        return known.setdefault(found[0], b"id-%d" % len(known))
+
+    return [ID.sub(name, TIME.sub(b"then", one)) for one in stored]
+
+
+def answered(request: Request) -> list[tuple[str, str]]:
+    """The tool of each call, and what it said."""
+    said = {one["tool_call_id"]: str(one["content"]) for one in request.messages if one["role"] == "tool"}
+    calls = [call for one in request.messages for call in one.get("tool_calls", ())]
+    return [(call["function"]["name"], said[call["id"]]) for call in calls]
 
 
 class AdapterContract:
@@ -215,7 +324,16 @@ class AdapterContract:
         door = Door(Reader())
         with pytest.raises(Exception):  # noqa: B017 each framework has errors of its own
             rig.run("bare", TASK, door, with_refold=False)
-        assert door.tokens(door.requests[-1]) > WINDOW
+        assert door.tokens(door.requests[-1]) > WINDOW - ANSWER
+
+    def test_tools_and_the_answer_have_their_room(self, rig: Rig) -> None:
+        """Where nothing is in reserve, a sum without either of them would be refused at the door."""
+        door = Door(Reader(150, wanted=SLIPS, first=SLIPS), task=TASK)
+        assert rig.run("tight", TASK, door, config=TIGHT) == f"The seal is {seal(SLIPS)}."
+        assert door.faults == []
+        newest = door.requests[-1]
+        tools = door.tokens(newest) - door.tokens(Request(newest.messages))
+        assert WINDOW - ANSWER - max(map(door.tokens, door.requests)) < min(tools, ANSWER)
 
     def test_what_the_framework_stores_is_left_as_it_is_and_stands_once_in_the_record(self, rig: Rig) -> None:
         steps = 40
@@ -227,6 +345,34 @@ class AdapterContract:
         assert stored[-1] == ("assistant", f"The seal is {seal(3)}.")
         assert not any("[refold" in text for role, text in stored if role != "tool")
         assert kept(rig, "whole") == stored
+
+    def test_to_the_byte_it_is_what_the_framework_stores_without_refold(self, rig: Rig) -> None:
+        steps, door = 40, Door(Reader(40, wanted=None))
+        rig.run("bare", TASK, Door(Reader(steps, wanted=None), window=ENDLESS), with_refold=False)
+        rig.run("fitted", TASK, door)
+        assert ledger(1) not in door.requests[-1].results  # it was shortened there
+        before = rig.raw("fitted")
+        assert steady(before) == steady(rig.raw("bare"))
+        assert ledger(1) == next(text for role, text in rig.stored("fitted") if role == "tool")
+        rig.again().run("fitted", "Go on.", Door(Reader(steps, wanted=None, first=steps)))
+        assert rig.raw("fitted")[: len(before)] == before
+
+    def test_what_another_layer_masks_stays_masked(self, rig: Rig) -> None:
+        """Whether it is shown as it is, in part, or not at all; and in the next turn as well."""
+
+        def mask(text: str) -> str:
+            return text.replace("herring", "[fish]")
+
+        bare = Door(Reader(2, wanted=None), window=ENDLESS)
+        rig.run("bare", f"{TASK} I like herring.", bare, with_refold=False, mask=mask)
+        assert ledger(2) not in bare.requests[-1].text
+        assert mask(ledger(2)) == bare.requests[-1].results[-1]  # the layer is there
+        for script in (Reader(3, wanted=None, first=TOMES), Reader(40), Reader(20, wanted=1, deep=True)):
+            door = Door(script, task=TASK)
+            rig.run("masked", f"{TASK} I like herring.", door, mask=mask)
+            assert door.faults == []
+            assert [n for n, request in enumerate(door.requests) if "herring" in request.text] == []
+            assert "[fish]" in door.requests[-1].text
 
     def test_the_latest_question_is_always_there(self, rig: Rig) -> None:
         rig.run("asks", TASK, Door(Reader(30), task=TASK))
@@ -264,12 +410,22 @@ class AdapterContract:
 
     def test_a_call_that_was_aborted_can_be_gone_on_from(self, rig: Rig) -> None:
         """The framework has stored a call, maybe, and will never have its result."""
-        replies = iter([Reply("", (Call("call_0", "fail", {"number": ABORTS}),)), Reply("It came back.")])
-        with suppress(BaseException):
-            rig.run("aborted", TASK, Door(lambda request: next(replies)))
+
+        def aborts(request: Request) -> Reply:
+            if TORN.is_set():  # there are frameworks that go on
+                raise Aborted
+            return Reply("", (Call("call_0", "fail", {"number": ABORTS}),))
+
+        TORN.clear()
+        with pytest.raises(BaseException):  # noqa: B017
+            rig.run("aborted", TASK, Door(aborts))
+        assert TORN.is_set()
         door = Door(Reader(20), task="Go on.")
         assert rig.again().run("aborted", "Go on.", door) == f"The seal is {seal(3)}."
         assert door.faults == []
+        for call, said in answered(door.requests[0]):
+            assert call == "fail"
+            assert "ledger" not in said  # nobody makes up what the tool would have said
 
     def test_a_new_process_goes_on_where_the_old_one_was(self, rig: Rig) -> None:
         rig.run("resumed", TASK, Door(Reader(30)))
@@ -296,9 +452,14 @@ class AdapterContract:
             assert not any(f"({other})" in request.text for request in doors[name].requests)
 
     def test_the_model_can_expand_what_is_hidden(self, rig: Rig) -> None:
-        door = Door(Reader(60, wanted=1))
-        assert rig.run("expands", TASK, door) == f"The seal is {seal(1)}."
+        reader = Reader(60, wanted=1, deep=True)
+        door = Door(reader)
+        assert rig.run("expands", TASK, door) == f"It was the {clerk(1)} clerk."
         assert {EXPAND, SEARCH} <= set(door.requests[0].tools)
+        assert reader.called == [SEARCH, EXPAND]
+        asked, told = door.requests[-2:]
+        assert clerk(1) not in asked.text  # what was found does not show it
+        assert clerk(1) in told.results[-1]
 
     def test_with_compaction_off_everything_is_sent(self, rig: Rig) -> None:
         off = {**CONFIG, "agents": {"default": {"compact": "off"}}}
