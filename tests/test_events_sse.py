@@ -14,7 +14,7 @@ import refold
 from apis import running, tool_loop
 from refold.core.codec import Link
 from refold.notify import MessageEvent
-from refold.serve import events, sse
+from refold.serve import events, service, sse
 from refold.serve.events import Frame, Hub
 from refold.stores.store import Key, Listed, Store, open_store
 from refold.testing.scribe import Scribe
