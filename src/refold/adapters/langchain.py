@@ -4,25 +4,29 @@ The thread is the conversation; without one, each run is its own.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from typing import Annotated, Any, NotRequired
+from uuid import uuid4
 
 import msgspec
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+from langchain.agents.middleware.types import PrivateStateAttr
 from langchain.tools import ToolRuntime
 from langchain_core.messages import (
     AIMessage,
-    AnyMessage,
     BaseMessage,
     HumanMessage,
     SystemMessage,
     ToolMessage,
+    convert_to_messages,
 )
 from langchain_core.tools import BaseTool, StructuredTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.channels.untracked_value import UntrackedValue
 from langgraph.config import get_config
 from langgraph.runtime import Runtime
 
+from refold.adapters.align import standing, woven
 from refold.adapters.talk import Ask, Talks, tools
 from refold.config import Source
 from refold.core.message import (
@@ -42,8 +46,20 @@ from refold.stores.store import Store
 ROLES: dict[str, Role] = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}
 
 
+UNNAMED = "run"
+"""Where nobody has given a name: the hooks were called by hand."""
+RUN = "refold_run"
+"""Where the state has the name of a run without a thread; it is stored nowhere."""
+
+
+class State(AgentState[Any]):
+    refold_run: NotRequired[Annotated[str, UntrackedValue, PrivateStateAttr]]
+
+
 class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
     """Fits every call of the model; the thread's messages stay as they are. Serves many threads at once."""
+
+    state_schema = State
 
     def __init__(
         self,
@@ -70,23 +86,38 @@ class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> ModelResponse[Any]:
         return await handler(await asyncio.to_thread(self._fitted, request))
 
+    def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+        return None if _thread_id() else {RUN: f"run-{uuid4().hex}"}
+
+    async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+        return self.before_agent(state, runtime)
+
     def after_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
         """Keeps the last answer, which no call of the model comes after."""
-        self._talks.keep(_thread(state["messages"]), state["messages"])
+        self._talks.keep(_thread(state), state["messages"])
 
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
         await asyncio.to_thread(self.after_agent, state, runtime)
 
     def _fitted(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        messages = request.messages
+        """What others put into this one request stays in it, and out of the record."""
+        messages: list[BaseMessage] = convert_to_messages(request.messages)
+        history: list[Any] = request.state["messages"] or messages
+        stand = standing([one.id or id(one) for one in history], [one.id or id(one) for one in messages])
+        said = [_as(messages[n], history[at].id) for n, at in stand.items()]
+        passing = {n: one for n, one in enumerate(messages) if n not in stand}
+        lent = "\n\n".join(str(one.text) for one in passing.values())
         ask = Ask(
-            None if request.system_message is None else str(request.system_message.text),
+            "\n\n".join(filter(None, [request.system_message and str(request.system_message.text), lent])),
             self._tools_of(request.tools),
             _named(request.model, "model_name", "model"),
             request.model_settings.get("max_tokens") or _named(request.model, "max_tokens"),
         )
-        fitted: list[Any] = [*self._talks.fit(_thread(messages), messages, ask)]
-        return request.override(messages=fitted)
+        shown: list[Any] = self._talks.fit(_thread(request.state), said, ask)
+        if passing:
+            places = {one.id: n for one, n in zip(said, stand, strict=True)}
+            shown = woven(shown, [places.get(one.id) for one in shown], passing)
+        return request.override(messages=shown)
 
     def _tools_of(self, given: Sequence[BaseTool | dict[str, Any]]) -> list[dict[str, Any]]:
         """Declared once: they are the same at every call, as a rule."""
@@ -100,8 +131,7 @@ class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
         name = about["name"]
 
         def run(runtime: ToolRuntime, **arguments: Any) -> str:
-            thread = _thread(runtime.state["messages"], runtime.config)
-            return self._talks.call(thread, name, arguments)
+            return self._talks.call(_thread(runtime.state, runtime.config), name, arguments)
 
         async def arun(runtime: ToolRuntime, **arguments: Any) -> str:
             return await asyncio.to_thread(run, runtime, **arguments)
@@ -115,12 +145,21 @@ class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
         )
 
 
-def _thread(messages: Sequence[AnyMessage], config: Any = None) -> str:
+def _thread(state: Mapping[str, Any], config: Any = None) -> str:
     """An agent that is another one's tool has a conversation of its own."""
-    about = (config or get_config()).get("configurable", {})
-    thread, inside = about.get("thread_id"), str(about.get("checkpoint_ns") or "").rpartition("|")[0]
-    name = str(thread) if thread else f"run-{messages[0].id if messages else 'empty'}"
+    config = config or get_config()
+    inside = str(config.get("configurable", {}).get("checkpoint_ns") or "").rpartition("|")[0]
+    name = _thread_id(config) or state.get(RUN) or UNNAMED
     return f"{name}/{inside}" if inside else name
+
+
+def _thread_id(config: Any = None) -> str:
+    return str((config or get_config()).get("configurable", {}).get("thread_id") or "")
+
+
+def _as(message: BaseMessage, id: str | None) -> BaseMessage:
+    """By the id that it has in the thread."""
+    return message if message.id == id else message.model_copy(update={"id": id})
 
 
 def _named(model: Any, *names: str) -> Any:
@@ -131,9 +170,8 @@ class Words:
     """How LangChain says things."""
 
     def mark(self, message: BaseMessage) -> Hashable:
-        content = message.content
         calls = [call["id"] for call in message.tool_calls] if isinstance(message, AIMessage) else ()
-        return (message.id, *calls, content if isinstance(content, str) else hash(repr(content)))
+        return (message.id, *calls, _frozen(message.content))
 
     def read(self, message: BaseMessage) -> Message:
         role: Role = "assistant" if isinstance(message, AIMessage) else ROLES.get(message.type, "user")
@@ -178,8 +216,16 @@ class Words:
                 ]
                 return AIMessage(message.text, tool_calls=calls, id=original.id if original else None)
             case "system":
-                return SystemMessage(message.text)
-        return HumanMessage([_block(part) for part in message.parts] if _has_media(message) else message.text)
+                return SystemMessage(message.text, id=original.id if original else None)
+        content: Any = [_block(part) for part in message.parts] if _has_media(message) else message.text
+        return HumanMessage(content, id=original.id if original else None)
+
+
+def _frozen(value: Any) -> Hashable:
+    """Texts as they are: those know their hash."""
+    if isinstance(value, dict):
+        return (*value, *map(_frozen, value.values()))
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _part(block: Any) -> Any:

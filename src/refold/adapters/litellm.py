@@ -20,7 +20,6 @@ import msgspec
 from litellm.exceptions import BadRequestError, ContextWindowExceededError
 from litellm.integrations.custom_logger import CustomLogger
 
-from refold.adapters.align import aligned
 from refold.adapters.talk import Ask, Talk, Talks, tools
 from refold.config import Source
 from refold.core.errors import MessageError, OverBudgetError
@@ -199,19 +198,10 @@ class RefoldHook(CustomLogger):
         first = [*takewhile(lambda one: _of(one, "role") != "user", said)]
         tag = _digest([_essence(one) for one in (*lead, *said[: len(first) + 1])])
         own = f"{owner}{APART}{session}"
-        if session and self._goes_on(own, body, may_be_trimmed=True):
+        if session and self._talks.talk(own).goes_on(body, may_be_trimmed=True):
             return own
         name = f"{own}~h{tag}" if session else f"{owner}{APART}chat-{tag}"
-        return name if self._goes_on(name, body) else f"{name}-{uuid4().hex[:8]}"
-
-    def _goes_on(self, name: str, body: "Sequence[Given]", *, may_be_trimmed: bool = False) -> bool:
-        talk = self._talks.talk(name)
-        with talk.lock:
-            known, order = talk._order, [talk._id(one) for one in body]
-            if order[: len(known)] == known or not may_be_trimmed:
-                return order[: len(known)] == known
-            there = aligned(known, order)
-            return there.keep == len(known) and any(place is not None for place in there.places)
+        return name if self._talks.talk(name).goes_on(body) else f"{name}-{uuid4().hex[:8]}"
 
 
 def _warn(text: str) -> None:

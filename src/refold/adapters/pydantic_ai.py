@@ -8,7 +8,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from difflib import SequenceMatcher
 from itertools import groupby
 from operator import attrgetter, is_
 from typing import Any
@@ -18,6 +17,7 @@ from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, SystemPromptPart
 from pydantic_ai.models import ModelRequestContext
 
+from refold.adapters.align import standing
 from refold.adapters.pydantic_ai_words import SAID, Saying, Words, is_result, saying, to_json
 from refold.adapters.talk import Ask, Talks, tools
 from refold.config import Source
@@ -117,42 +117,59 @@ class Asked:
         """What was put before a message of the history, or after all."""
         self._instead: dict[int, ModelMessage] = {}
         """What stands for a message of the history."""
-        known = self._go_on(before) if before else 0
-        for n, message in enumerate(self._history[known:], known):
-            self._take(n, message)
         self._is_whole = request is None or _same(self._history, request)
         if request is not None and not self._is_whole:
             self._compare(request)
+        elif request is None and before:  # what was asked last was asked in these words
+            self._instead = {n: one for n, one in before._instead.items() if before._is_of(n, self._history)}
+        known = self._go_on(before) if before else 0
+        for n, message in enumerate(self._history[known:], known):
+            self._take(n, message)
+
+    def _is_of(self, n: int, history: Sequence[ModelMessage]) -> bool:
+        return n < len(history) and self._history[n] is history[n]
 
     def _go_on(self, before: "Asked") -> int:
         """Takes over what was there before, but for the newest, which others may have added to meanwhile."""
         known = len(before._history) - 1
         if not _same(before._history[:known], self._history[:known]):
             return 0
+        one, two = before._instead, self._instead
+        known = min([known, *(n for n in {*one, *two} if one.get(n) is not two.get(n))])
         self.sayings = before.sayings[: bisect_left(before.sayings, known, key=attrgetter("n"))]
         self.standing = {n: parts for n, parts in before.standing.items() if n < known}
         return known
 
     def _take(self, n: int, message: ModelMessage) -> None:
-        """Results come first, as the framework itself has them from the next run on."""
+        """Results come first, as the framework itself has them from the next run on.
+
+        What is said is what stands in the request; by what it is known is what stands in the history.
+        """
+        shown = self._instead.get(n, message)
         if isinstance(message, ModelResponse):
-            self.sayings += [saying(message, None, n)] if message.parts else []
+            self.sayings += [saying(shown, None, n, known=message)] if shown.parts else []
             return
-        said = list[Saying]()
-        for place, part in enumerate(message.parts):
+        said, parts = list[Saying](), message.parts
+        is_alike = len(shown.parts) == len(parts)
+        for place, part in enumerate(shown.parts):
             if part.part_kind in SAID:
-                said.append(saying(message, part, n, place))
+                said.append(saying(shown, part, n, place, known=parts[place] if is_alike else part))
             elif getattr(part, "scope", None) != "request" or n == len(self._history) - 1:
                 self.standing.setdefault(n, []).append(part)
         self.sayings += sorted(said, key=lambda one: not is_result(one.part))
 
     def _compare(self, request: Sequence[ModelMessage]) -> None:
         """What was taken away is not missed: all that is known is made to fit."""
-        matcher = SequenceMatcher(None, [*map(id, self._history)], [*map(id, request)], autojunk=False)
-        for how, first, stop, start, end in matcher.get_opcodes():
-            if how in ("insert", "replace") and end - start >= stop - first:
-                self._instead.update(zip(range(first, stop), request[start:end], strict=False))
-                self.added[stop] = request[start + stop - first : end]
+        stand = standing([*map(id, self._history)], [*map(id, request)])
+        due = len(self._history)
+        for n in range(len(request) - 1, -1, -1):
+            at = stand.get(n)
+            if at is None or type(request[n]) is not type(self._history[at]):
+                self.added[due] = [request[n], *self.added.get(due, ())]
+                continue
+            due = at
+            if request[n] is not self._history[at]:
+                self._instead[at] = request[n]
 
     def joined(self, shown: Sequence[Saying]) -> list[ModelMessage]:
         """Messages again: the very same, where all of one is shown as it is."""
@@ -174,20 +191,20 @@ class Asked:
         for hidden in range(due, n):
             yield from self.added.get(hidden, ())
             if hidden == last and not (self.sayings and self.sayings[-1].n == last):
-                yield self._history[last]  # nothing is said in it: it is there to be answered
+                yield self._instead.get(last, self._history[last])  # it says nothing, and is to be answered
             elif hidden in self.standing:
                 yield ModelRequest(self.standing[hidden])
         if due <= n:
             yield from self.added.get(n, ())
 
     def _message(self, n: int, sayings: Sequence[Saying]) -> Any:
-        whole: Any = self._history[n]
+        whole: Any = self._instead.get(n, self._history[n])
         if isinstance(whole, ModelResponse):
-            return self._instead.get(n, whole) if sayings[0].whole is whole else sayings[0].whole
+            return sayings[0].whole
         shown, given = {one.place: one.part for one in sayings}, whole.parts
         kept = [at for at, part in enumerate(given) if at in shown or part.part_kind not in SAID]
         parts = [shown.get(at, given[at]) for at in kept]
-        return self._instead.get(n, whole) if _same(parts, given) else replace(whole, parts=parts)
+        return whole if _same(parts, given) else replace(whole, parts=parts)
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:

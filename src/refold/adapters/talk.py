@@ -3,8 +3,10 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import blake2b
-from itertools import groupby
+from itertools import chain, groupby, islice
+from operator import is_
 from threading import RLock
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -14,9 +16,9 @@ from refold.adapters.align import aligned
 from refold.config import Source, load_config
 from refold.core import codec
 from refold.core.check import Missing, Orphan, repair
-from refold.core.draft import PART, Draft
-from refold.core.errors import ConflictError, RefoldError
-from refold.core.event import Line, Said, Span
+from refold.core.draft import PART, Draft, split
+from refold.core.errors import ConflictError, MessageError, NotFoundError, RefoldError
+from refold.core.event import Line, Replaced, Said, Span
 from refold.core.lease import EXPAND, OWN
 from refold.core.message import Message, Text, ToolResult
 from refold.core.pairing import as_came, came_as
@@ -30,12 +32,16 @@ from refold.toolbox import declared
 M = TypeVar("M")
 KEPT = 500
 """Conversations that stay open."""
+WARM = 8
+"""The newest of them, of which is remembered what the framework handed over last."""
 AGAIN = "\u241e"
 """Between an id and how often it was said before: nobody has it in an id of their own."""
 WORDS = 1_000
 """Messages that stand for others, of which the words are kept at hand."""
 OURS, BESIDE = "adapter", "adapter:beside"
 """Tags of what a framework said, and of what it put before something that was said before."""
+CHANGED = "changed there"
+"""Why something is corrected."""
 GAPS, TRIES = 5, 5
 """Names of branches that somebody else's conversations may have; how often others may be faster."""
 BRANCH = "~"
@@ -48,7 +54,7 @@ class Tongue(Protocol[M]):
     """How a framework says things."""
 
     def mark(self, message: M, /) -> Hashable:
-        """By which it is known again while this process lives. Cheap: all are asked at every call."""
+        """The same for what says the same. Of this only a hash is kept."""
 
     def read(self, message: M, /) -> Message:
         """What it says; with an id, where the framework gives it one."""
@@ -85,6 +91,24 @@ class _Known(NamedTuple):
     """It stands before what was said before it: a summary of the framework's, as a rule."""
 
 
+class _Seen(NamedTuple):
+    """A message as the framework hands it over: by which it is known, and a hash of all that it says."""
+
+    id: str
+    says: int
+
+
+class _Given(NamedTuple):
+    """What the framework handed over last."""
+
+    looks: list[object]
+    """What all of it is made of."""
+    newest: int
+    """The last of the known that is in it."""
+    where: dict[int, int]
+    """Which of the messages each of the known is."""
+
+
 class _Piece(NamedTuple):
     """Something to be shown: a line as it was said, or what stands for it."""
 
@@ -99,40 +123,68 @@ class Talk(Generic[M]):
 
     def __init__(self, tongue: Tongue[M], name: str, opened: Callable[[str], Session]) -> None:
         self.tongue, self.lock, self._name, self._opened = tongue, RLock(), name, opened
-        self._ids: dict[Hashable, str] = {}
-        self._marks: dict[str, Hashable] = {}
-        self._open_newest()
+        self._seen: dict[int, _Seen] = {}
+        """By the hash of a mark: no words are held."""
+        self._session: Session | None = None
+
+    @property
+    def session(self) -> Session:
+        """Opened when it is first asked for: who talks of something else does not wait for it."""
+        with self.lock:
+            if self._session is None:
+                self._open_newest()
+            assert self._session is not None
+            return self._session
 
     def _open_newest(self) -> None:
-        """The newest branch; a conversation that only has such a name is none."""
-        session, self._branches = self._opened(self._name), 0
-        n = 1
-        while session.get_count() and n <= self._branches + GAPS:
-            branch = self._opened(f"{self._name}{BRANCH}{n}")
-            if branch.get_count() and _is_fork(branch, session.key):
-                session, self._branches = branch, n
-            n += 1
+        session, self._branches = newest(self._name, self._opened)
         self._begin(session)
 
     def _begin(self, session: Session) -> None:
-        """Reads what is known of a conversation; once, since afterwards it is only added to."""
-        self.session = session
+        """Nothing is known of a conversation until it is caught up with."""
+        self._session = session
         self._known: list[_Known] = []
+        self._says: list[int] = []
+        """What each of the known says, as it stands: a hash."""
         self._order: list[str] = []
         self._said_at: list[int] = []
         self._beside: dict[str, int] = {}
         self._of: dict[int, int] = {}
         self._times: dict[str, int] = {}
         self._words: dict[tuple[int, int], Message] = {}
-        parts: dict[tuple[str, bool], list[int]] = {}
-        for event in session.record.events() if session.get_count() else ():
-            if isinstance(event, Said) and event.message.id is not None and OURS in event.tags:
-                whole = event.message.id.partition(PART)[0], BESIDE in event.tags
-                parts.setdefault(whole, []).append(event.at)
-        for (id, is_beside), places in parts.items():
-            self._know(_Known(id.partition(AGAIN)[0], tuple(places), is_beside))
+        self._last: _Given | None = None
+        self._live, self._heard, self._next = session.record.live, 0, 0
+        self._catch_up()
 
-    def _know(self, said: _Known) -> None:
+    def _catch_up(self) -> None:
+        """Hears what others have said meanwhile; begins anew where the conversation was erased."""
+        session = self.session
+        count, live = session.get_count(), session.record.live
+        if live is not self._live:
+            return self._open_newest()
+        if count != self._heard:
+            wholes: dict[tuple[str, bool], list[Said]] = {}
+            for event in session.record.events(self._next):
+                if isinstance(event, Said) and OURS in event.tags and event.at not in self._of:
+                    whole = str(event.message.id).partition(PART)[0], BESIDE in event.tags
+                    wholes.setdefault(whole, []).append(event)
+            for (id, is_beside), said in wholes.items():
+                known = _Known(id.partition(AGAIN)[0], tuple(one.at for one in said), is_beside)
+                self._know(known, _says(self._stands(one) for one in said))
+            self._heard, self._next = count, live.state.next
+        return None
+
+    def _stands(self, said: Said) -> Message:
+        """What is in its place now, as far as the framework has corrected it."""
+        record = self.session.record
+        line = record.live.state.corrected.get(said.at)
+        edit = record.event(line.at) if line is not None else None
+        if line is None or not isinstance(edit, Replaced) or edit.why != CHANGED:
+            return as_came(said.message)
+        self._of[line.at] = len(self._known)
+        return as_came(record.message(line))
+
+    def _know(self, said: _Known, says: int) -> None:
         self._of.update(dict.fromkeys(said.places, len(self._known)))
         if said.beside:
             self._beside[said.id] = len(self._known)
@@ -140,25 +192,68 @@ class Talk(Generic[M]):
             self._order.append(said.id)
             self._said_at.append(len(self._known))
         self._known.append(said)
+        self._says.append(says)
         self._times[said.id] = self._times.get(said.id, 0) + 1
+
+    def forget(self) -> None:
+        """Lets go of what the framework handed over last: all of it is looked at again."""
+        self._last = None
 
     # What was said
 
-    def keep(self, messages: Sequence[M]) -> dict[int, M]:
-        """Stores what is new among all that the framework has; which of the known each message is."""
+    def keep(self, messages: Sequence[M]) -> None:
+        """Stores what came after all that is known: the rest was shown to a model, maybe in other words."""
         with self.lock:
-            order = [self._id(message) for message in messages]
-            keep, places = self._places(order)
-            for _ in range(TRIES):
-                if keep is not None:
-                    self._branch(keep)
-                    keep, places = self._places(order)
-            new = [n for n, place in enumerate(places) if place is None]
-            last = max((n for n, place in enumerate(places) if place is not None), default=-1)
-            begun = len(self._known)
-            self._say([messages[n] for n in new], [order[n] for n in new], [n < last for n in new])
-            given = {place: one for place, one in zip(places, messages, strict=True) if place is not None}
-            return given | {begun + n: messages[at] for n, at in enumerate(new)}
+            self._take(messages, is_asked=False)
+            self.forget()
+
+    def goes_on(self, messages: Sequence[M], *, may_be_trimmed: bool = False) -> bool:
+        """They begin with all that is known, or at least end in it."""
+        with self.lock:
+            self._catch_up()
+            known, order = self._order, [self._look(one).id for one in messages]
+            if order[: len(known)] == known or not may_be_trimmed:
+                return order[: len(known)] == known
+            there = aligned(known, order)
+            return there.keep == len(known) and any(place is not None for place in there.places)
+
+    def _take(self, messages: Sequence[M], *, is_asked: bool) -> dict[int, int]:
+        """Stores what is new among all that the framework has; which of the messages each of the known is.
+
+        What is asked counts as it stands there: what was known in other words is corrected.
+        """
+        self._catch_up()
+        looks = [*chain.from_iterable(map(_made_of, messages))]
+        last = self._last
+        goes_on = last is not None and last.newest == self._said_at[-1] and _begins(looks, last.looks)
+        if last is not None and goes_on and not self._is_any_beside(messages[len(last.where) :]):
+            where = last.where  # the very same objects, and more
+            self._add(messages, range(len(where), len(messages)), where)
+        else:
+            where = self._find(messages, is_asked=is_asked)
+        self._last = _Given(looks, self._said_at[-1], where) if len(where) == len(messages) > 0 else None
+        return where
+
+    def _is_any_beside(self, messages: Sequence[M]) -> bool:
+        return bool(self._beside) and any(self._look(one).id in self._beside for one in messages)
+
+    def _find(self, messages: Sequence[M], *, is_asked: bool) -> dict[int, int]:
+        seen = [self._look(message) for message in messages]
+        order = [one.id for one in seen]
+        keep, places = self._places(order)
+        for _ in range(TRIES):
+            if keep is not None:
+                self._branch(keep)
+                keep, places = self._places(order)
+        where = {place: n for n, place in enumerate(places) if place is not None}
+        last = max(where.values(), default=-1)
+        for place, n in where.items() if is_asked else ():
+            if self._says[place] != seen[n].says:
+                self._correct(place, messages[n])
+                self._says[place] = seen[n].says
+        new = [n for n, place in enumerate(places) if place is None and (is_asked or n > last)]
+        self._add(messages, new, where, last)
+        return where
 
     def _places(self, order: Sequence[str]) -> tuple[int | None, list[int | None]]:
         """How much still holds, where that is not all, and which of the known each one is."""
@@ -170,49 +265,59 @@ class Talk(Generic[M]):
         keep = self._said_at[there.keep - 1] + 1 if there.keep < len(self._order) else None
         return keep, places
 
-    def _id(self, message: M) -> str:
-        mark = self.tongue.mark(message)
-        known = self._ids.get(mark)
-        if known is not None:
-            return known
-        read = self.tongue.read(message)
-        id = self._ids[mark] = read.id or _digest(read)
-        if self._marks.setdefault(id, mark) != mark:
-            self._marks[id] = mark
-            self._correct(id, read)
-        return id
+    def _look(self, message: M) -> _Seen:
+        mark = hash(self.tongue.mark(message))
+        seen = self._seen.get(mark)
+        if seen is None:
+            read = self.tongue.read(message)
+            if len(self._seen) > len(self._known) + WORDS:  # something says something else each time
+                self._seen.clear()
+            seen = self._seen[mark] = _Seen(read.id or digest(read), _says(split(read)))
+        return seen
 
-    def _correct(self, id: str, message: Message) -> None:
-        """The framework has something else under the same id now: it is shown in its place."""
-        places = next((said.places for said in reversed(self._known) if said.id == id), ())
-        if len(places) == 1:
-            self.session.correct(places[0], msgspec.structs.replace(message, id=None), why="changed there")
+    def _correct(self, of: int, message: M) -> None:
+        """The framework has something else there now: it is shown in its place, where that is shown at all."""
+        new, places = split(self.tongue.read(message)), self._known[of].places
+        for place, part in zip(places, new, strict=False) if len(new) == len(places) else ():
+            with suppress(NotFoundError, MessageError):
+                at = self.session.correct(place, msgspec.structs.replace(part, id=None), why=CHANGED)
+                self._of[at] = of
 
-    def _say(self, messages: Sequence[M], order: Sequence[str], beside: Sequence[bool]) -> None:
-        if not messages:
+    def _add(self, messages: Sequence[M], new: Sequence[int], where: dict[int, int], last: int = -1) -> None:
+        """Says those of the messages; what stands before the `last` that is known stands beside."""
+        if not new:
             return
-        said = list[Message]()
-        times = dict[str, int]()
-        for message, id in zip(messages, order, strict=True):
-            n = times.get(id, self._times.get(id, 0))
-            times[id] = n + 1
-            own = f"{id}{AGAIN}{n}" if n else id
-            said.append(msgspec.structs.replace(self.tongue.read(message), id=own))
+        seen = [self._look(messages[n]) for n in new]
+        said, times = list[Message](), dict[str, int]()
+        for n, one in zip(new, seen, strict=True):
+            again = times.get(one.id, self._times.get(one.id, 0))
+            times[one.id] = again + 1
+            own = f"{one.id}{AGAIN}{again}" if again else one.id
+            said.append(msgspec.structs.replace(self.tongue.read(messages[n]), id=own))
         taken = self.session.intake().take(said)
         stops = [*taken.first[1:], len(taken.drafts)]
         drafts = list[Draft]()
-        for is_beside, first, stop in zip(beside, taken.first, stops, strict=True):
-            tags = (OURS, BESIDE) if is_beside else (OURS,)
+        for n, first, stop in zip(new, taken.first, stops, strict=True):
+            tags = (OURS, BESIDE) if n < last else (OURS,)
             drafts += [msgspec.structs.replace(one, tags=tags) for one in taken.drafts[first:stop]]
         places = self.session.say(drafts)
-        for id, is_beside, first, stop in zip(order, beside, taken.first, stops, strict=True):
-            self._know(_Known(id, tuple(places[first:stop]), is_beside))
+        for n, one, first, stop in zip(new, seen, taken.first, stops, strict=True):
+            where[len(self._known)] = n
+            self._know(_Known(one.id, tuple(places[first:stop]), n < last), one.says)
+        self._heard += len(places)
+        state = self.session.record.live.state
+        if state.index == self._heard:  # else others were there, too
+            self._next = state.next
 
     def _branch(self, keep: int) -> None:
         """The framework's past was changed: it goes on from there in a conversation of its own."""
         session, last, known = self.session, max(self._known[keep - 1].places), self._branches
         if not isinstance(session.store, Forks):
-            raise RefoldError(f"The history was changed, and {type(session.store).__name__} cannot fork")
+            kind = type(session.store).__name__
+            raise RefoldError(
+                f"The history of {self._name!r} was changed, and {kind} cannot fork: "
+                "leave what was said as it is, begin another conversation, or use a store that can"
+            )
         for n in range(known + 1, known + 1 + GAPS):
             try:
                 branch = session.fork(f"{self._name}{BRANCH}{n}", at=last)
@@ -235,7 +340,7 @@ class Talk(Generic[M]):
             OverBudgetError: what must be shown is larger than the model's window.
         """
         with self.lock:
-            given, session = self.keep(messages), self.session
+            where, session = self._take(messages, is_asked=True), self.session
             if ask.model is not None and ask.model != session.model:
                 session.model = ask.model
             names = {tool["function"]["name"] for tool in ask.tools if "function" in tool}
@@ -246,7 +351,8 @@ class Talk(Generic[M]):
                 if of is None:
                     shown += [self.tongue.write(one.message, None) for one in pieces if one.message]
                 else:
-                    shown.append(self._whole(self._known[of], list(pieces), given.get(of)))
+                    given = messages[where[of]] if of in where else None
+                    shown.append(self._whole(self._known[of], list(pieces), given))
             return shown
 
     def _pieces(self) -> Iterator[_Piece]:
@@ -270,7 +376,7 @@ class Talk(Generic[M]):
 
     def _whole(self, known: _Known, pieces: list[_Piece], given: M | None) -> M:
         """A message of the framework's: its own where all of it stands as it was said."""
-        if given is not None and [piece.line and piece.line.at for piece in pieces] == [*known.places]:
+        if given is not None and [piece.line and piece.line.place for piece in pieces] == [*known.places]:
             return given
         words = (self._said(piece.line) if piece.line else piece.message for piece in pieces)
         said = [one for one in words if one is not None]
@@ -298,9 +404,7 @@ class Talk(Generic[M]):
 
     def call(self, name: str, arguments: Any) -> str:
         """What expand or search answer."""
-        with self.lock:
-            session = self.session
-        return session.call(name, arguments)
+        return self.session.call(name, arguments)
 
 
 class Talks(Generic[M]):
@@ -329,6 +433,8 @@ class Talks(Generic[M]):
             if name not in self._open:
                 self._open[name] = Talk(self._tongue, name, self._session)
             self._open.move_to_end(name)
+            for old in [*islice(reversed(self._open), WARM, WARM + 1)]:
+                self._open[old].forget()
             while len(self._open) > KEPT:
                 self._open.popitem(last=False)  # all it knows is stored
             return self._open[name]
@@ -355,6 +461,17 @@ class Talks(Generic[M]):
         return await asyncio.to_thread(self.call, name, tool, arguments)
 
 
+def newest(name: str, opened: Callable[[str], Session]) -> tuple[Session, int]:
+    """The newest branch of a conversation, and its number; one that only has such a name is none."""
+    session, branches, n = opened(name), 0, 1
+    while session.get_count() and n <= branches + GAPS:
+        branch = opened(f"{name}{BRANCH}{n}")
+        if branch.get_count() and _is_fork(branch, session.key):
+            session, branches = branch, n
+        n += 1
+    return session, branches
+
+
 def _is_fork(branch: Session, of: Key) -> bool:
     rows = branch.store.conversations(branch.key.owner)
     return any(row.key == branch.key and row.parent == of for row in rows)
@@ -365,6 +482,25 @@ def tools() -> list[dict[str, Any]]:
     return [one["function"] for one in declared(PLACEMENT, sorted(OWN))]
 
 
-def _digest(message: Message) -> str:
+def digest(message: Message) -> str:
     """Of all that is said, by which a message without an id is known again."""
     return f"said-{blake2b(codec.dumps([message.role, message.parts]), digest_size=12).hexdigest()}"
+
+
+def _says(message: Iterable[Message]) -> int:
+    """Of all the parts that it is stored in."""
+    return hash(tuple(codec.dumps(part.parts) for part in message))
+
+
+def _made_of(message: Any) -> Iterable[object]:
+    """Where all these are the very same, so is what is said: no words are looked at."""
+    match message:
+        case dict():
+            return (message, *message.values())
+        case tuple():
+            return message
+    return (message, *getattr(message, "__dict__", {}).values())
+
+
+def _begins(looks: list[object], first: list[object]) -> bool:
+    return len(first) <= len(looks) and all(map(is_, first, looks))
