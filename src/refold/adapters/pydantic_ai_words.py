@@ -62,11 +62,11 @@ class Saying(NamedTuple):
     """What the history says there, where others say something else in its place."""
 
 
-def saying(whole: Any, part: Any, n: int, place: int = 0, *, known: Any) -> Saying:
+def saying(whole: Any, part: Any, n: int, place: int = 0, *, known: Any = None) -> Saying:
     """What is shown, and what it is `known` by: a part, or a whole response."""
     one = whole if part is None else part
     said, mark = _said_and_mark(part is None, one)
-    own, id = (said, mark) if one is known else _said_and_mark(part is None, known)
+    own, id = _said_and_mark(part is None, known) if known is not None and known is not one else (said, mark)
     is_same = id == mark
     return Saying(whole, part, n, place, said, mark if is_same else mark + id, None if is_same else own)
 

@@ -201,10 +201,13 @@ class Talk(Generic[M]):
 
     # What was said
 
-    def keep(self, messages: Sequence[M]) -> None:
-        """Stores what came after all that is known: the rest was shown to a model, maybe in other words."""
+    def keep(self, messages: Sequence[M], *, is_asked: bool = False) -> None:
+        """Stores what came after all that is known: the rest was asked before, maybe in other words.
+
+        What `is_asked` now is as it stands in a request: it is corrected, too.
+        """
         with self.lock:
-            self._take(messages, is_asked=False)
+            self._take(messages, is_asked=is_asked)
             self.forget()
 
     def goes_on(self, messages: Sequence[M], *, may_be_trimmed: bool = False) -> bool:
@@ -442,8 +445,9 @@ class Talks(Generic[M]):
     def _session(self, name: str) -> Session:
         return opened(name, store=self.store, **self._how)
 
-    def keep(self, name: str, messages: Sequence[M]) -> None:
-        self.talk(name).keep(messages)
+    def keep(self, name: str, messages: Sequence[M], *, is_asked: bool = False) -> None:
+        """See `Talk.keep`."""
+        self.talk(name).keep(messages, is_asked=is_asked)
 
     def fit(self, name: str, messages: Sequence[M], ask: Ask) -> list[M]:
         """See `Talk.fit`. The model that the adapter was given counts more than the framework's."""
