@@ -27,7 +27,7 @@ from langgraph.config import get_config
 from langgraph.runtime import Runtime
 
 from refold.adapters.align import standing, woven
-from refold.adapters.talk import Ask, Talks, tools
+from refold.adapters.talk import Ask, Otherwise, Talks, tools
 from refold.config import Source
 from refold.core.message import (
     Media,
@@ -104,7 +104,7 @@ class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
         messages: list[BaseMessage] = convert_to_messages(request.messages)
         history: list[Any] = request.state["messages"] or messages
         stand = standing([one.id or id(one) for one in history], [one.id or id(one) for one in messages])
-        said = [_as(messages[n], history[at].id) for n, at in stand.items()]
+        said = [_said(history[at], messages[n]) for n, at in stand.items()]
         passing = {n: one for n, one in enumerate(messages) if n not in stand}
         lent = "\n\n".join(str(one.text) for one in passing.values())
         ask = Ask(
@@ -115,7 +115,7 @@ class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
         )
         shown: list[Any] = self._talks.fit(_thread(request.state), said, ask)
         if passing:
-            places = {one.id: n for one, n in zip(said, stand, strict=True)}
+            places = {history[at].id: n for n, at in stand.items()}
             shown = woven(shown, [places.get(one.id) for one in shown], passing)
         return request.override(messages=shown)
 
@@ -157,9 +157,11 @@ def _thread_id(config: Any = None) -> str:
     return str((config or get_config()).get("configurable", {}).get("thread_id") or "")
 
 
-def _as(message: BaseMessage, id: str | None) -> BaseMessage:
-    """By the id that it has in the thread."""
-    return message if message.id == id else message.model_copy(update={"id": id})
+def _said(own: BaseMessage, shown: BaseMessage) -> BaseMessage | Otherwise[BaseMessage]:
+    """With the id that it has in the thread."""
+    if own is shown:
+        return own
+    return Otherwise(own, shown if shown.id == own.id else shown.model_copy(update={"id": own.id}))
 
 
 def _named(model: Any, *names: str) -> Any:

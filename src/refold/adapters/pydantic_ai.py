@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, zip_longest
 from operator import attrgetter, is_
 from typing import Any
 
@@ -19,7 +19,7 @@ from pydantic_ai.models import ModelRequestContext
 
 from refold.adapters.align import standing
 from refold.adapters.pydantic_ai_words import SAID, Saying, Words, is_result, saying, to_json
-from refold.adapters.talk import Ask, Talks, tools
+from refold.adapters.talk import Ask, Otherwise, Talks, tools
 from refold.config import Source
 from refold.stores.store import Store
 
@@ -56,13 +56,13 @@ class Refold(AbstractCapability[Any]):
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
         asked = self._before = Asked(ctx.messages, request_context.messages, self._before)
-        shown = await self._talks.afit(self._name(ctx), asked.sayings, _ask(request_context, asked))
+        shown = await self._talks.afit(self._name(ctx), asked.said, _ask(request_context, asked))
         request_context.messages = asked.joined(shown)
         return request_context
 
     async def after_run(self, ctx: RunContext[Any], *, result: AgentRunResult[Any]) -> AgentRunResult[Any]:
         """Keeps the last answer, which no call of the model comes after."""
-        said = Asked(result.all_messages(), before=self._before).sayings
+        said = Asked(result.all_messages(), before=self._before).said
         await asyncio.to_thread(self._talks.keep, self._name(ctx), said)
         return result
 
@@ -141,22 +141,24 @@ class Asked:
         return known
 
     def _take(self, n: int, message: ModelMessage) -> None:
-        """Results come first, as the framework itself has them from the next run on.
-
-        What is said is what stands in the request; by what it is known is what stands in the history.
-        """
+        """Results come first, as the framework itself has them from the next run on."""
         shown = self._instead.get(n, message)
-        if isinstance(message, ModelResponse):
-            self.sayings += [saying(shown, None, n, known=message)] if shown.parts else []
+        if isinstance(shown, ModelResponse):
+            own = saying(message, None, n) if shown is not message else None
+            self.sayings += [saying(shown, None, n)._replace(own=own)] if shown.parts else []
             return
-        said, parts = list[Saying](), message.parts
-        is_alike = len(shown.parts) == len(parts)
-        for place, part in enumerate(shown.parts):
+        said, is_alike = list[Saying](), len(shown.parts) == len(message.parts)
+        for place, (part, known) in enumerate(zip_longest(shown.parts, message.parts[: len(shown.parts)])):
             if part.part_kind in SAID:
-                said.append(saying(shown, part, n, place, known=parts[place] if is_alike else part))
+                own = saying(message, known, n, place) if is_alike and known is not part else None
+                said.append(saying(shown, part, n, place)._replace(own=own))
             elif getattr(part, "scope", None) != "request" or n == len(self._history) - 1:
                 self.standing.setdefault(n, []).append(part)
         self.sayings += sorted(said, key=lambda one: not is_result(one.part))
+
+    @property
+    def said(self) -> list[Saying | Otherwise[Saying]]:
+        return [one if one.own is None else Otherwise(one.own, one) for one in self.sayings]
 
     def _compare(self, request: Sequence[ModelMessage]) -> None:
         """What was taken away is not missed: all that is known is made to fit."""

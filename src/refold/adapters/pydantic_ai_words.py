@@ -26,7 +26,6 @@ from pydantic_ai.messages import (
     is_multi_modal_content,
 )
 
-from refold.adapters.talk import digest
 from refold.core import codec
 from refold.core.message import (
     Media,
@@ -34,7 +33,6 @@ from refold.core.message import (
     Opaque,
     Part,
     Reasoning,
-    Role,
     Text,
     ToolCall,
     ToolResult,
@@ -58,22 +56,14 @@ class Saying(NamedTuple):
     """Which part of that message it is."""
     said: tuple[Part, ...] = ()
     mark: str = ""
-    known: tuple[Part, ...] | None = None
-    """What the history says there, where others say something else in its place."""
+    own: "Saying | None" = None
+    """What the history says there, where others say it otherwise in one request."""
 
 
-def saying(whole: Any, part: Any, n: int, place: int = 0, *, known: Any = None) -> Saying:
-    """What is shown, and what it is `known` by: a part, or a whole response."""
-    one = whole if part is None else part
-    said, mark = _said_and_mark(part is None, one)
-    own, id = _said_and_mark(part is None, known) if known is not None and known is not one else (said, mark)
-    is_same = id == mark
-    return Saying(whole, part, n, place, said, mark if is_same else mark + id, None if is_same else own)
-
-
-def _said_and_mark(is_response: bool, one: Any) -> tuple[tuple[Part, ...], str]:
-    said = tuple(part for inner in one.parts for part in _said(inner)) if is_response else _said(one)
-    return said, blake2b(codec.dumps([is_response, said]), digest_size=12).hexdigest()
+def saying(whole: Any, part: Any, n: int, place: int = 0) -> Saying:
+    said = _said(part) if part is not None else tuple(one for part in whole.parts for one in _said(part))
+    mark = blake2b(codec.dumps([part is None, said]), digest_size=12).hexdigest()
+    return Saying(whole, part, n, place, said, mark)
 
 
 class Words:
@@ -84,10 +74,9 @@ class Words:
         return saying.mark
 
     def read(self, saying: Saying) -> Message:
-        role: Role = "assistant" if saying.part is None else "tool" if is_result(saying.part) else "user"
-        usage = _usage(saying.whole) if saying.part is None else None
-        id = None if saying.known is None else digest(Message(role, saying.known))
-        return Message(role, saying.said, id, usage=usage)
+        if saying.part is not None:
+            return Message("tool" if is_result(saying.part) else "user", saying.said)
+        return Message("assistant", saying.said, usage=_usage(saying.whole))
 
     def write(self, message: Message, original: Saying | None) -> Saying:
         known = original.part if original else None

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from copy import deepcopy
 from hashlib import blake2b
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -24,7 +24,7 @@ from strands.types.content import split_system_prompt
 from strands.types.session import decode_bytes_values, encode_bytes_values
 
 from refold.adapters.align import standing, woven
-from refold.adapters.talk import Ask, Talks, tools
+from refold.adapters.talk import Ask, Otherwise, Talks, tools
 from refold.config import Source
 from refold.core import codec
 from refold.core.message import (
@@ -72,8 +72,7 @@ class RefoldPlugin(Plugin):
         self._talks = Talks(Words(), store=store, model=model, config=config, agent=agent)
         self._conversation = conversation
         self._begun: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._asked: WeakKeyDictionary[Any, dict[int, Otherwise]] = WeakKeyDictionary()
-        """What the model was asked last in other words than the agent's, by the agent's own message."""
+        self._asked: WeakKeyDictionary[Any, list[_Asked]] = WeakKeyDictionary()
 
     @property
     def tools(self) -> list[Any]:
@@ -91,21 +90,24 @@ class RefoldPlugin(Plugin):
     async def _ends(self, event: AfterInvocationEvent) -> None:
         """Keeps the last answer, which no call of the model comes after."""
         self._begun.setdefault(event.agent, 0)
-        others = self._asked.pop(event.agent, {})
-        said = [_as_asked(one, others.get(id(one))) for one in event.agent.messages]
+        others = {id(one.content): one.said for one in self._asked.pop(event.agent, ())}
+        said = [others.get(id(one["content"]), one) for one in event.agent.messages]
         await asyncio.to_thread(self._talks.keep, self._name(event.agent), said, is_asked=True)
 
     async def _fitted(self, context: InvokeModelContext) -> InvokeModelContext:
         """What others add to the messages of this one request stays in it, and out of the record."""
         given, name, added = context.messages, self._name(context.agent), context.dynamic_trailing_blocks
         said, stand = _said(list(context.agent.messages), _without(given, added))
-        self._asked[context.agent] = {id(one.known): one for one in said if isinstance(one, Otherwise)}
+        self._asked[context.agent] = [
+            _Asked(one, one.own["content"]) for one in said if isinstance(one, Otherwise)
+        ]
         if context.model.stateful:  # the provider has what was said before
             await asyncio.to_thread(self._talks.keep, name, said)
             return context
         passing = {n: one for n, one in enumerate(given) if n not in stand}
         shown = await self._talks.afit(name, said, _ask(context, passing.values()))
-        places = {id(one): n for one, n in zip(said, stand, strict=True)}
+        handed = [one.shown if isinstance(one, Otherwise) else one for one in said]
+        places = {id(one): n for one, n in zip(handed, stand, strict=True)}
         messages = [given[places[id(one)]] if id(one) in places else one for one in shown]
         if passing:
             messages = woven(messages, [places.get(id(one)) for one in shown], passing)
@@ -130,17 +132,12 @@ class RefoldPlugin(Plugin):
         return PythonAgentTool(about["name"], spec, run)
 
 
-class Otherwise(dict[str, Any]):
-    """A message as others have it for one request; `known` is the agent's own."""
+class _Asked(NamedTuple):
+    """What the model was asked last in other words than the agent's."""
 
-    def __init__(self, message: Any, known: Any) -> None:
-        super().__init__(message)
-        self.known, self.words = known, known["content"]
-
-
-def _as_asked(message: Any, other: Otherwise | None) -> Any:
-    """In the words of the last request, unless the agent's own were changed since."""
-    return other if other is not None and other.words is message["content"] else message
+    said: Otherwise[Any]
+    content: Any
+    """The agent's own words, as long as they are not changed."""
 
 
 def _said(history: list[Any], given: list[Any]) -> tuple[list[Any], dict[int, int]]:
@@ -149,7 +146,7 @@ def _said(history: list[Any], given: list[Any]) -> tuple[list[Any], dict[int, in
         return history, {n: n for n in range(len(given))}
     stand = standing(_keys(history), _keys(given))
     pairs = ((history[at], given[n]) for n, at in stand.items())
-    return [one if one == two else Otherwise(two, one) for one, two in pairs], stand
+    return [one if one == two else Otherwise(one, two) for one, two in pairs], stand
 
 
 def _keys(messages: list[Any]) -> list[Hashable]:
@@ -213,20 +210,18 @@ class Words:
         self._ids: dict[str, str] = {}
 
     def mark(self, message: Any) -> Hashable:
-        own = getattr(message, "known", message)
         seen = [_seen(block) for block in message["content"] if MARK not in block]
-        return (own.get("tracking_id"), message["role"], *seen, None if own is message else self.mark(own))
+        return (message.get("tracking_id"), message["role"], *seen)
 
     def read(self, message: Any) -> Message:
-        """What it says; its id is that of what the agent has there."""
-        role, parts = _parts(message)
-        known = getattr(message, "known", message)
-        own, id = known.get("tracking_id"), blake2b(codec.dumps([*_parts(known)]), digest_size=12).hexdigest()
-        if own and own not in self._ids:
-            self._ids[own] = f"said-{id}"
-            if len(self._ids) > IDS:
-                del self._ids[next(iter(self._ids))]
-        return Message(role, parts, self._ids[own] if own else f"said-{id}", usage=_usage(message))
+        parts = tuple(_part(block) for block in message["content"] if MARK not in block)
+        answers = parts and all(isinstance(part, ToolResult) for part in parts)
+        role: Role = "tool" if answers else message["role"]
+        id = f"said-{blake2b(codec.dumps([role, parts]), digest_size=12).hexdigest()}"
+        own = message.get("tracking_id")
+        if own and len(self._ids) > IDS:
+            del self._ids[next(iter(self._ids))]
+        return Message(role, parts, self._ids.setdefault(own, id) if own else id, usage=_usage(message))
 
     def write(self, message: Message, original: Any | None) -> Any:
         blocks = original["content"] if original else []
@@ -239,12 +234,6 @@ class Words:
         own = {"tracking_id": original["tracking_id"]} if original and "tracking_id" in original else {}
         role = "assistant" if message.role == "assistant" else "user"
         return {"role": role, "content": [*filter(None, content), *marks], **own}
-
-
-def _parts(message: Any) -> tuple[Role, tuple[Part, ...]]:
-    parts = tuple(_part(block) for block in message["content"] if MARK not in block)
-    answers = parts and all(isinstance(part, ToolResult) for part in parts)
-    return "tool" if answers else message["role"], parts
 
 
 def _seen(block: Any) -> Hashable:

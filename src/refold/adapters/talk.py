@@ -3,7 +3,6 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from hashlib import blake2b
 from itertools import chain, groupby, islice
 from operator import is_
@@ -82,6 +81,13 @@ class Ask(NamedTuple):
         return {name: value for name, value in fields.items() if value}
 
 
+class Otherwise(NamedTuple, Generic[M]):
+    """A message that others say otherwise in one request: its own words are stored, theirs are shown."""
+
+    own: M
+    shown: M
+
+
 class _Known(NamedTuple):
     """A message of the framework's that is stored."""
 
@@ -146,6 +152,8 @@ class Talk(Generic[M]):
         self._known: list[_Known] = []
         self._says: list[int] = []
         """What each of the known says, as it stands: a hash."""
+        self._whole_only: set[int] = set()
+        """What could not be corrected, and so is never shown in part."""
         self._order: list[str] = []
         self._said_at: list[int] = []
         self._beside: dict[str, int] = {}
@@ -201,7 +209,7 @@ class Talk(Generic[M]):
 
     # What was said
 
-    def keep(self, messages: Sequence[M], *, is_asked: bool = False) -> None:
+    def keep(self, messages: "Sequence[M | Otherwise[M]]", *, is_asked: bool = False) -> None:
         """Stores what came after all that is known: the rest was asked before, maybe in other words.
 
         What `is_asked` now is as it stands in a request: it is corrected, too.
@@ -210,7 +218,7 @@ class Talk(Generic[M]):
             self._take(messages, is_asked=is_asked)
             self.forget()
 
-    def goes_on(self, messages: Sequence[M], *, may_be_trimmed: bool = False) -> bool:
+    def goes_on(self, messages: "Sequence[M | Otherwise[M]]", *, may_be_trimmed: bool = False) -> bool:
         """They begin with all that is known, or at least end in it."""
         with self.lock:
             self._catch_up()
@@ -220,7 +228,7 @@ class Talk(Generic[M]):
             there = aligned(known, order)
             return there.keep == len(known) and any(place is not None for place in there.places)
 
-    def _take(self, messages: Sequence[M], *, is_asked: bool) -> dict[int, int]:
+    def _take(self, messages: "Sequence[M | Otherwise[M]]", *, is_asked: bool) -> dict[int, int]:
         """Stores what is new among all that the framework has; which of the messages each of the known is.
 
         What is asked counts as it stands there: what was known in other words is corrected.
@@ -237,10 +245,10 @@ class Talk(Generic[M]):
         self._last = _Given(looks, self._said_at[-1], where) if len(where) == len(messages) > 0 else None
         return where
 
-    def _is_any_beside(self, messages: Sequence[M]) -> bool:
+    def _is_any_beside(self, messages: "Sequence[M | Otherwise[M]]") -> bool:
         return bool(self._beside) and any(self._look(one).id in self._beside for one in messages)
 
-    def _find(self, messages: Sequence[M], *, is_asked: bool) -> dict[int, int]:
+    def _find(self, messages: "Sequence[M | Otherwise[M]]", *, is_asked: bool) -> dict[int, int]:
         seen = [self._look(message) for message in messages]
         order = [one.id for one in seen]
         keep, places = self._places(order)
@@ -253,7 +261,6 @@ class Talk(Generic[M]):
         for place, n in where.items() if is_asked else ():
             if self._says[place] != seen[n].says:
                 self._correct(place, messages[n])
-                self._says[place] = seen[n].says
         new = [n for n, place in enumerate(places) if place is None and (is_asked or n > last)]
         self._add(messages, new, where, last)
         return where
@@ -268,7 +275,9 @@ class Talk(Generic[M]):
         keep = self._said_at[there.keep - 1] + 1 if there.keep < len(self._order) else None
         return keep, places
 
-    def _look(self, message: M) -> _Seen:
+    def _look(self, message: "M | Otherwise[M]") -> _Seen:
+        if isinstance(message, Otherwise):
+            return _Seen(self._look(message.own).id, self._look(message.shown).says)
         mark = hash(self.tongue.mark(message))
         seen = self._seen.get(mark)
         if seen is None:
@@ -278,32 +287,47 @@ class Talk(Generic[M]):
             seen = self._seen[mark] = _Seen(read.id or digest(read), _says(split(read)))
         return seen
 
-    def _correct(self, of: int, message: M) -> None:
+    def _correct(self, of: int, message: "M | Otherwise[M]") -> None:
         """The framework has something else there now: it is shown in its place, where that is shown at all."""
-        new, places = split(self.tongue.read(message)), self._known[of].places
-        for place, part in zip(places, new, strict=False) if len(new) == len(places) else ():
-            with suppress(NotFoundError, MessageError):
-                at = self.session.correct(place, msgspec.structs.replace(part, id=None), why=CHANGED)
-                self._of[at] = of
+        new, places = split(self.tongue.read(_shown(message))), self._known[of].places
+        self._says[of] = self._look(message).says
+        try:
+            if len(new) != len(places):
+                raise MessageError("message", "has other parts")
+            for place, part in zip(places, new, strict=True):
+                self._of[self._put(place, msgspec.structs.replace(part, id=None))] = of
+        except NotFoundError:  # it is hidden together with others
+            pass
+        except MessageError:  # it answers something else, or nothing: it is shown as it is, or not at all
+            self._whole_only.add(of)
 
-    def _add(self, messages: Sequence[M], new: Sequence[int], where: dict[int, int], last: int = -1) -> None:
+    def _put(self, place: int, message: Message) -> int:
+        item = self.session.record.live.item_at(place)
+        if item is not None and item.edit is not None and len(item.span) == 1:
+            self.session.restore(place, why=CHANGED)  # what is shown of it was made of the old words
+        return self.session.correct(place, message, why=CHANGED)
+
+    def _add(
+        self, messages: "Sequence[M | Otherwise[M]]", new: Sequence[int], where: dict[int, int], last: int = -1
+    ) -> None:
         """Says those of the messages; what stands before the `last` that is known stands beside."""
         if not new:
             return
-        seen = [self._look(messages[n]) for n in new]
-        said, times = list[Message](), dict[str, int]()
-        for n, one in zip(new, seen, strict=True):
+        own = [one.own if isinstance(one, Otherwise) else one for one in (messages[n] for n in new)]
+        seen, times = [self._look(one) for one in own], dict[str, int]()
+        said = list[Message]()
+        for message, one in zip(own, seen, strict=True):
             again = times.get(one.id, self._times.get(one.id, 0))
             times[one.id] = again + 1
-            own = f"{one.id}{AGAIN}{again}" if again else one.id
-            said.append(msgspec.structs.replace(self.tongue.read(messages[n]), id=own))
+            id = f"{one.id}{AGAIN}{again}" if again else one.id
+            said.append(msgspec.structs.replace(self.tongue.read(message), id=id))
         taken = self.session.intake().take(said)
         stops = [*taken.first[1:], len(taken.drafts)]
         drafts = list[Draft]()
         for n, first, stop in zip(new, taken.first, stops, strict=True):
             tags = (OURS, BESIDE) if n < last else (OURS,)
             drafts += [msgspec.structs.replace(one, tags=tags) for one in taken.drafts[first:stop]]
-        places = self.session.say(drafts)
+        places, begun = self.session.say(drafts), len(self._known)
         for n, one, first, stop in zip(new, seen, taken.first, stops, strict=True):
             where[len(self._known)] = n
             self._know(_Known(one.id, tuple(places[first:stop]), n < last), one.says)
@@ -311,6 +335,9 @@ class Talk(Generic[M]):
         state = self.session.record.live.state
         if state.index == self._heard:  # else others were there, too
             self._next = state.next
+        for of, n in enumerate(new, begun):
+            if self._look(messages[n]).says != self._says[of]:
+                self._correct(of, messages[n])
 
     def _branch(self, keep: int) -> None:
         """The framework's past was changed: it goes on from there in a conversation of its own."""
@@ -336,7 +363,7 @@ class Talk(Generic[M]):
 
     # What is shown
 
-    def fit(self, messages: Sequence[M], ask: Ask) -> list[M]:
+    def fit(self, messages: "Sequence[M | Otherwise[M]]", ask: Ask) -> list[M]:
         """What the model is to see instead of all these messages.
 
         Raises:
@@ -354,8 +381,8 @@ class Talk(Generic[M]):
                 if of is None:
                     shown += [self.tongue.write(one.message, None) for one in pieces if one.message]
                 else:
-                    given = messages[where[of]] if of in where else None
-                    shown.append(self._whole(self._known[of], list(pieces), given))
+                    given = _shown(messages[where[of]]) if of in where else None
+                    shown.append(self._whole(of, list(pieces), given))
             return shown
 
     def _pieces(self) -> Iterator[_Piece]:
@@ -377,9 +404,10 @@ class Talk(Generic[M]):
         found = {self._of[at] for at in span if at in self._of}
         return found.pop() if len(found) == 1 else None
 
-    def _whole(self, known: _Known, pieces: list[_Piece], given: M | None) -> M:
+    def _whole(self, of: int, pieces: list[_Piece], given: M | None) -> M:
         """A message of the framework's: its own where all of it stands as it was said."""
-        if given is not None and [piece.line and piece.line.place for piece in pieces] == [*known.places]:
+        is_all = [piece.line and piece.line.place for piece in pieces] == [*self._known[of].places]
+        if given is not None and (is_all or of in self._whole_only):
             return given
         words = (self._said(piece.line) if piece.line else piece.message for piece in pieces)
         said = [one for one in words if one is not None]
@@ -445,15 +473,15 @@ class Talks(Generic[M]):
     def _session(self, name: str) -> Session:
         return opened(name, store=self.store, **self._how)
 
-    def keep(self, name: str, messages: Sequence[M], *, is_asked: bool = False) -> None:
+    def keep(self, name: str, messages: "Sequence[M | Otherwise[M]]", *, is_asked: bool = False) -> None:
         """See `Talk.keep`."""
         self.talk(name).keep(messages, is_asked=is_asked)
 
-    def fit(self, name: str, messages: Sequence[M], ask: Ask) -> list[M]:
+    def fit(self, name: str, messages: "Sequence[M | Otherwise[M]]", ask: Ask) -> list[M]:
         """See `Talk.fit`. The model that the adapter was given counts more than the framework's."""
         return self.talk(name).fit(messages, ask._replace(model=None) if self._has_model else ask)
 
-    async def afit(self, name: str, messages: Sequence[M], ask: Ask) -> list[M]:
+    async def afit(self, name: str, messages: "Sequence[M | Otherwise[M]]", ask: Ask) -> list[M]:
         """The same without keeping an event loop waiting."""
         return await asyncio.to_thread(self.fit, name, messages, ask)
 
@@ -491,6 +519,10 @@ def digest(message: Message) -> str:
     return f"said-{blake2b(codec.dumps([message.role, message.parts]), digest_size=12).hexdigest()}"
 
 
+def _shown(message: "M | Otherwise[M]") -> M:
+    return message.shown if isinstance(message, Otherwise) else message
+
+
 def _says(message: Iterable[Message]) -> int:
     """Of all the parts that it is stored in."""
     return hash(tuple(codec.dumps(part.parts) for part in message))
@@ -499,6 +531,8 @@ def _says(message: Iterable[Message]) -> int:
 def _made_of(message: Any) -> Iterable[object]:
     """Where all these are the very same, so is what is said: no words are looked at."""
     match message:
+        case Otherwise(own=own, shown=shown):
+            return (*_made_of(own), *_made_of(shown))
         case dict():
             return (message, *message.values())
         case tuple():
