@@ -1,5 +1,6 @@
 """Where the history that a framework hands over goes on from what is known of it. Pure."""
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
@@ -102,6 +103,19 @@ def standing(history: Sequence[Hashable], request: Sequence[Hashable]) -> dict[i
     for (n, at), (m, to) in pairwise([*found, (len(request), len(history))]):
         between += [(n + k, at + k) for k in range(1, to - at)] if m - n >= to - at else []
     return dict(sorted([*found[1:], *between]))
+
+
+def numbered(keys: Sequence[Hashable]) -> list[Hashable]:
+    """Told apart where they are the same; counted from the end, since the oldest may be left out.
+
+    >>> numbered("aba")
+    [('a', 2), ('b', 1), ('a', 1)]
+    """
+    times, told = Counter[Hashable](), list[Hashable]()
+    for key in reversed(keys):
+        times[key] += 1
+        told.append((key, times[key]))
+    return told[::-1]
 
 
 def woven(shown: Sequence[M], places: Sequence[int | None], passing: Mapping[int, M]) -> list[M]:

@@ -6,7 +6,6 @@ Without a `conversation` it is the agent's session; when its messages are taken 
 import asyncio
 import json
 from base64 import b64decode, b64encode
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from copy import deepcopy
 from hashlib import blake2b
@@ -23,7 +22,7 @@ from strands.tools import PythonAgentTool
 from strands.types.content import split_system_prompt
 from strands.types.session import decode_bytes_values, encode_bytes_values
 
-from refold.adapters.align import standing, woven
+from refold.adapters.align import numbered, standing, woven
 from refold.adapters.talk import Ask, Otherwise, Talks, tools
 from refold.config import Source
 from refold.core import codec
@@ -150,13 +149,8 @@ def _said(history: list[Any], given: list[Any]) -> tuple[list[Any], dict[int, in
 
 
 def _keys(messages: list[Any]) -> list[Hashable]:
-    """By which a copy is known; what says the same is counted from the end."""
-    mark, times, keys = Words().mark, Counter[Hashable](), list[Hashable]()
-    for message in reversed(messages):
-        key = message.get("tracking_id") or mark(message)
-        times[key] += 1
-        keys.append((key, times[key]))
-    return keys[::-1]
+    """By which copies are known."""
+    return numbered([message.get("tracking_id") or Words().mark(message) for message in messages])
 
 
 def _without(messages: list[Any], blocks: int) -> list[Any]:

@@ -498,15 +498,14 @@ def newest(name: str, opened: Callable[[str], Session]) -> tuple[Session, int]:
     session, branches, n = opened(name), 0, 1
     while session.get_count() and n <= branches + GAPS:
         branch = opened(f"{name}{BRANCH}{n}")
-        if branch.get_count() and _is_fork(branch, session.key):
+        if branch.get_count() and is_fork(branch.store, branch.key, session.key):
             session, branches = branch, n
         n += 1
     return session, branches
 
 
-def _is_fork(branch: Session, of: Key) -> bool:
-    rows = branch.store.conversations(branch.key.owner)
-    return any(row.key == branch.key and row.parent == of for row in rows)
+def is_fork(store: Store, key: Key, of: Key) -> bool:
+    return any(row.key == key and row.parent == of for row in store.conversations(key.owner))
 
 
 def tools() -> list[dict[str, Any]]:
