@@ -5,6 +5,7 @@ The thread is the conversation; without one, each run is its own.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from operator import is_
 from typing import Annotated, Any, NotRequired
 from uuid import uuid4
 
@@ -101,10 +102,11 @@ class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def _fitted(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         """What others put into this one request stays in it, and out of the record."""
-        messages: list[BaseMessage] = convert_to_messages(request.messages)
-        history: list[Any] = request.state["messages"] or messages
-        stand = standing([one.id or id(one) for one in history], [one.id or id(one) for one in messages])
-        said = [_said(history[at], messages[n]) for n, at in stand.items()]
+        messages = [
+            one if isinstance(one, BaseMessage) else convert_to_messages([one])[0] for one in request.messages
+        ]
+        history: Sequence[Any] = request.state["messages"] or messages
+        said, stand = _said(history, messages)
         passing = {n: one for n, one in enumerate(messages) if n not in stand}
         lent = "\n\n".join(str(one.text) for one in passing.values())
         ask = Ask(
@@ -157,7 +159,17 @@ def _thread_id(config: Any = None) -> str:
     return str((config or get_config()).get("configurable", {}).get("thread_id") or "")
 
 
-def _said(own: BaseMessage, shown: BaseMessage) -> BaseMessage | Otherwise[BaseMessage]:
+def _said(
+    history: Sequence[BaseMessage], given: Sequence[BaseMessage]
+) -> tuple[Sequence[BaseMessage | Otherwise[BaseMessage]], Mapping[int, int]]:
+    """Those of a thread that stand in a request, as they stand there, and which one each of the request is."""
+    if len(given) == len(history) and all(map(is_, given, history)):
+        return given, dict(zip(range(len(given)), range(len(given)), strict=True))
+    stand = standing([one.id or id(one) for one in history], [one.id or id(one) for one in given])
+    return [_as(history[at], given[n]) for n, at in stand.items()], stand
+
+
+def _as(own: BaseMessage, shown: BaseMessage) -> BaseMessage | Otherwise[BaseMessage]:
     """With the id that it has in the thread."""
     if own is shown:
         return own

@@ -529,14 +529,11 @@ def _says(message: Iterable[Message]) -> int:
 
 def _made_of(message: Any) -> Iterable[object]:
     """Where all these are the very same, so is what is said: no words are looked at."""
-    match message:
-        case Otherwise(own=own, shown=shown):
-            return (*_made_of(own), *_made_of(shown))
-        case dict():
-            return (message, *message.values())
-        case tuple():
-            return message
-    return (message, *getattr(message, "__dict__", {}).values())
+    if isinstance(message, dict):
+        return (message, *message.values())
+    if isinstance(message, Otherwise):
+        return (*_made_of(message.own), *_made_of(message.shown))
+    return message if isinstance(message, tuple) else (message, *getattr(message, "__dict__", {}).values())
 
 
 def _begins(looks: list[object], first: list[object]) -> bool:
