@@ -10,7 +10,7 @@ import msgspec
 from agent_framework import Content
 from agent_framework import Message as Given
 
-from refold.adapters.talk import AGAIN
+from refold.adapters.kept import AGAIN
 from refold.core.message import Media, Message, Opaque, Part, Reasoning, Role, Text, ToolCall, ToolResult
 
 DIALECT = "agent-framework"

@@ -28,7 +28,8 @@ from langgraph.config import get_config
 from langgraph.runtime import Runtime
 
 from refold.adapters.align import standing, woven
-from refold.adapters.talk import Ask, Otherwise, Talks, tools
+from refold.adapters.kept import Otherwise
+from refold.adapters.talk import Ask, Talks, tools
 from refold.config import Source
 from refold.core.message import (
     Media,
@@ -54,7 +55,7 @@ RUN = "refold_run"
 
 
 class State(AgentState[Any]):
-    refold_run: NotRequired[Annotated[str, UntrackedValue, PrivateStateAttr]]
+    refold_run: NotRequired[Annotated[str, UntrackedValue, PrivateStateAttr]]  # type: ignore[valid-type]
 
 
 class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
@@ -162,7 +163,7 @@ def _thread_id(config: Any = None) -> str:
 def _said(
     history: Sequence[BaseMessage], given: Sequence[BaseMessage]
 ) -> tuple[Sequence[BaseMessage | Otherwise[BaseMessage]], Mapping[int, int]]:
-    """Those of a thread that stand in a request, as they stand there, and which one each of the request is."""
+    """What was said of a thread, as it stands in a request, and which one each of the request is."""
     if len(given) == len(history) and all(map(is_, given, history)):
         return given, dict(zip(range(len(given)), range(len(given)), strict=True))
     stand = standing([one.id or id(one) for one in history], [one.id or id(one) for one in given])

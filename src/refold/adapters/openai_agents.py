@@ -27,8 +27,9 @@ from agents.models import get_default_model
 from agents.run_config import CallModelData, ModelInputData
 from agents.tool_context import ToolContext
 
+from refold.adapters.kept import BRANCH, GAPS, is_fork
 from refold.adapters.openai_agents_items import History, Item, Standing, is_part, same, standing_in
-from refold.adapters.talk import BRANCH, GAPS, is_fork, tools
+from refold.adapters.talk import tools
 from refold.config import DEFAULT, Source, load_config
 from refold.core import codec
 from refold.core.errors import ConflictError, StoreError
@@ -140,7 +141,9 @@ class RefoldSession:
             fork = self._open(0)
             fork.name(title=self.session_id)  # so that there is something in it
             return History(fork)
-        raise ConflictError(f"{self._name(1)} and so on are conversations of others: pop from another session")
+        raise ConflictError(
+            f"{self._name(1)} and so on are conversations of others: pop from another session"
+        )
 
     def _clear(self) -> None:
         """All that is the session's own, and no others that only have such a name."""
@@ -201,7 +204,10 @@ class RefoldSession:
         given, run, task = data.model_data, _RUN.get(), asyncio.current_task()
         request = await self._request(data, config)
         if standing.passing:  # counted with the instructions
-            lent = [request.get("instructions"), *(codec.dumps(one).decode() for one in standing.passing.values())]
+            lent = [
+                request.get("instructions"),
+                *(codec.dumps(one).decode() for one in standing.passing.values()),
+            ]
             request["instructions"] = "\n\n".join(filter(None, lent))
         model = self._model or _model_of(data.agent, config)
 

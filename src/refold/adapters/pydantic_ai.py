@@ -18,8 +18,9 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Syst
 from pydantic_ai.models import ModelRequestContext
 
 from refold.adapters.align import standing
+from refold.adapters.kept import Otherwise
 from refold.adapters.pydantic_ai_words import SAID, Saying, Words, is_result, saying, to_json
-from refold.adapters.talk import Ask, Otherwise, Talks, tools
+from refold.adapters.talk import Ask, Talks, tools
 from refold.config import Source
 from refold.stores.store import Store
 

@@ -23,7 +23,8 @@ from strands.types.content import split_system_prompt
 from strands.types.session import decode_bytes_values, encode_bytes_values
 
 from refold.adapters.align import numbered, standing, woven
-from refold.adapters.talk import Ask, Otherwise, Talks, tools
+from refold.adapters.kept import Otherwise
+from refold.adapters.talk import Ask, Talks, tools
 from refold.config import Source
 from refold.core import codec
 from refold.core.message import (
@@ -140,7 +141,7 @@ class _Asked(NamedTuple):
 
 
 def _said(history: list[Any], given: list[Any]) -> tuple[list[Any], dict[int, int]]:
-    """Those of a history that stand in a request, as they stand there, and which one each of the request is."""
+    """What was said of a history, as it stands in a request, and which one each of the request is."""
     if given == history:
         return history, {n: n for n in range(len(given))}
     stand = standing(_keys(history), _keys(given))
