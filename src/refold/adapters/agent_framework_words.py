@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -28,6 +29,8 @@ PASSING = ("raw_representation", "exception")
 
 
 class Words:
+    content_of = attrgetter("contents")
+
     def mark(self, message: Given) -> Hashable:
         said = [_glance(content) for content in message.contents if content.type not in APPROVALS]
         return (_id(message), message.role, *said)

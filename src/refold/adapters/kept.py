@@ -35,7 +35,11 @@ BRANCH = "~"
 
 
 class Tongue(Protocol[M]):
-    """How a framework says things."""
+    """How a framework says things.
+
+    One whose messages are objects may have `content_of`: what in a message is replaced when it is said
+    otherwise; else it is all that the object has.
+    """
 
     def mark(self, message: M, /) -> Hashable:
         """The same for what says the same. Of this only a hash is kept."""
@@ -73,11 +77,41 @@ class _Seen(NamedTuple):
     says: int
 
 
+class Handed(NamedTuple):
+    """Messages as they were handed over, and all that they are made of."""
+
+    messages: list[Any]
+    values: list[object]
+
+    content_of: Callable[[Any], object] | None = None
+
+    def begins(self, messages: Sequence[Any]) -> bool:
+        """They begin with the very same objects, made of the very same: no words are looked at."""
+        known = messages[: len(self.messages)]
+        is_same = len(known) == len(self.messages) and all(map(is_, self.messages, known))
+        return is_same and all(map(is_, self.values, self._values(known)))
+
+    def add(self, messages: Sequence[Any]) -> "Handed":
+        self.messages.extend(messages)
+        self.values.extend(self._values(messages))
+        return self
+
+    def _values(self, messages: Sequence[Any]) -> Iterable[object]:
+        """What can be put in place of something else in them; a tuple stays what it is."""
+        kinds = set(map(type, messages))
+        if all(issubclass(kind, dict) for kind in kinds):
+            return chain.from_iterable(map(dict.values, messages))
+        if any(issubclass(kind, tuple) for kind in kinds):
+            return ()
+        if self.content_of is not None:
+            return map(self.content_of, messages)
+        return chain.from_iterable(map(dict.values, map(vars, messages)))
+
+
 class _Given(NamedTuple):
     """What the framework handed over last."""
 
-    looks: list[object]
-    """What all of it is made of."""
+    handed: Handed
     newest: int
     """The last of the known that is in it."""
     where: dict[int, int]
@@ -193,15 +227,16 @@ class Kept(Generic[M]):
         What is asked counts as it stands there: what was known in other words is corrected.
         """
         self._catch_up()
-        looks = [*chain.from_iterable(map(_made_of, messages))]
-        last = self._last
-        goes_on = last is not None and last.newest == self._said_at[-1] and _begins(looks, last.looks)
-        if last is not None and goes_on and not self._is_any_beside(messages[len(last.where) :]):
-            where = last.where  # the very same objects, and more
-            self._add(messages, range(len(where), len(messages)), where)
+        last = self._last if self._last and self._last.newest == self._said_at[-1] else None
+        begun = len(last.handed.messages) if last and last.handed.begins(messages) else 0
+        if last is None or not begun or self._is_any_beside(messages[begun:]):
+            content_of = getattr(self.tongue, "content_of", None)
+            where, handed = self._find(messages, is_asked=is_asked), Handed([], [], content_of).add(messages)
         else:
-            where = self._find(messages, is_asked=is_asked)
-        self._last = _Given(looks, self._said_at[-1], where) if len(where) == len(messages) > 0 else None
+            where, handed = last.where, last.handed
+            self._add(messages, range(begun, len(messages)), where)
+            handed.add(messages[begun:])
+        self._last = _Given(handed, self._said_at[-1], where) if len(where) == len(messages) > 0 else None
         return where
 
     def _is_any_beside(self, messages: "Sequence[M | Otherwise[M]]") -> bool:
@@ -352,16 +387,3 @@ def shown(message: "M | Otherwise[M]") -> M:
 def _says(message: Iterable[Message]) -> int:
     """Of all the parts that it is stored in."""
     return hash(tuple(codec.dumps(part.parts) for part in message))
-
-
-def _made_of(message: Any) -> Iterable[object]:
-    """Where all these are the very same, so is what is said: no words are looked at."""
-    if isinstance(message, dict):
-        return (message, *message.values())
-    if isinstance(message, Otherwise):
-        return (*_made_of(message.own), *_made_of(message.shown))
-    return message if isinstance(message, tuple) else (message, *getattr(message, "__dict__", {}).values())
-
-
-def _begins(looks: list[object], first: list[object]) -> bool:
-    return len(first) <= len(looks) and all(map(is_, first, looks))

@@ -5,7 +5,7 @@ The thread is the conversation; without one, each run is its own.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from operator import is_
+from operator import attrgetter, is_
 from typing import Annotated, Any, NotRequired
 from uuid import uuid4
 
@@ -108,7 +108,8 @@ class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
         ]
         history: Sequence[Any] = request.state["messages"] or messages
         said, stand = _said(history, messages)
-        passing = {n: one for n, one in enumerate(messages) if n not in stand}
+        is_all = len(stand) == len(messages)
+        passing = {} if is_all else {n: one for n, one in enumerate(messages) if n not in stand}
         lent = "\n\n".join(str(one.text) for one in passing.values())
         ask = Ask(
             "\n\n".join(filter(None, [request.system_message and str(request.system_message.text), lent])),
@@ -183,6 +184,8 @@ def _named(model: Any, *names: str) -> Any:
 
 class Words:
     """How LangChain says things."""
+
+    content_of = attrgetter("content")
 
     def mark(self, message: BaseMessage) -> Hashable:
         calls = [call["id"] for call in message.tool_calls] if isinstance(message, AIMessage) else ()

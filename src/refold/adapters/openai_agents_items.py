@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from threading import RLock
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -259,9 +260,9 @@ class Standing(NamedTuple):
     """What stands in one request, of all that was said."""
 
     items: list[Item]
-    places: dict[bytes, int] = {}
+    places: Mapping[bytes, int] = MappingProxyType({})
     """Where each stands, by what it says."""
-    passing: dict[int, Item] = {}
+    passing: Mapping[int, Item] = MappingProxyType({})
     """What is in this request only."""
     is_otherwise: bool = False
     """Something is said in other words."""

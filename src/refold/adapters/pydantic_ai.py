@@ -124,8 +124,14 @@ class Asked:
         elif request is None and before:  # what was asked last was asked in these words
             self._instead = {n: one for n, one in before._instead.items() if before._is_of(n, self._history)}
         known = self._go_on(before) if before else 0
+        begun = len(self.sayings)
         for n, message in enumerate(self._history[known:], known):
             self._take(n, message)
+        if before:  # the very same, where it says the same
+            for n, (one, two) in enumerate(
+                zip(self.sayings[begun:], before.sayings[begun:], strict=False), begun
+            ):
+                self.sayings[n] = two if one == two else one
 
     def _is_of(self, n: int, history: Sequence[ModelMessage]) -> bool:
         return n < len(history) and self._history[n] is history[n]

@@ -103,8 +103,9 @@ class Talk(Kept[M]):
 
     def _part_of(self, span: Iterable[int]) -> int | None:
         """The one message that an edit stands for, or for a part of."""
-        found = {self._of[at] for at in span if at in self._of}
-        return found.pop() if len(found) == 1 else None
+        known = (self._of[at] for at in span if at in self._of)
+        first = next(known, None)
+        return first if all(one == first for one in known) else None
 
     def _whole(self, of: int, pieces: list[_Piece], given: M | None) -> M:
         """A message of the framework's: its own where all of it stands as it was said."""
