@@ -37,6 +37,7 @@ from pages import printed
 
 import refold
 from refold.adapters.agent_framework import RefoldCompaction, RefoldHistory
+from refold.stores.memory import MemoryStore
 from refold.testing.adapters import (
     CONFIG,
     MODEL,
@@ -705,3 +706,29 @@ def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
         "tool",
         "assistant",
     ]
+
+
+def test_a_history_reads_what_is_new_and_gives_out_copies() -> None:
+    class Watched(MemoryStore):
+        entries = 0
+
+        def read(self, *asked: Any, **more: Any) -> Any:
+            for link in super().read(*asked, **more):
+                self.entries += 1
+                yield link
+
+    async def run() -> list[int]:
+        watched, read = Watched(), list[int]()
+        history = RefoldHistory(store=watched)
+        for n in range(20):
+            await history.save_messages("s", [Message("user", [f"word {n}"])], state={"had": n})
+            before = watched.entries
+            found = await history.get_messages("s")
+            read.append(watched.entries - before)
+            assert [one.text for one in found] == [f"word {k}" for k in range(n + 1)]
+            found[0].contents.clear()
+            found[0].additional_properties["own"] = 1
+        return read
+
+    read = asyncio.run(run())
+    assert max(read[2:]) == read[2]

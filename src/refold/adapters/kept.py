@@ -105,7 +105,7 @@ class Handed(NamedTuple):
             return ()
         if self.content_of is not None:
             return map(self.content_of, messages)
-        return chain.from_iterable(map(dict.values, map(vars, messages)))
+        return chain.from_iterable(vars(one).values() for one in messages)
 
 
 class _Given(NamedTuple):
