@@ -57,7 +57,7 @@ class RefoldPlugin(BasePlugin):
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> None:
-        if __takes_functions(llm_request.config):
+        if _takes_functions(llm_request.config):
             llm_request.append_tools([one for one in self._tools if one.name not in llm_request.tools_dict])
         await asyncio.to_thread(self._fit, callback_context, llm_request)
 
@@ -158,7 +158,7 @@ class _Tool(BaseTool):
         return await self._answer(self.name, args, tool_context)
 
 
-def __takes_functions(config: types.GenerateContentConfig) -> bool:
+def _takes_functions(config: types.GenerateContentConfig) -> bool:
     """Many models take them neither beside tools of their provider's nor with a schema for the answer."""
     other = config.tools or config.response_schema or config.response_json_schema
     return not other or any(getattr(tool, "function_declarations", None) for tool in config.tools or ())

@@ -23,7 +23,7 @@ M = TypeVar("M")
 AGAIN = "\u241e"
 """Between an id and how often it was said before: nobody has it in an id of their own."""
 SEEN = 1_000
-"""Marks that are remembered beside those of what is known."""
+"""Marks that are remembered beside some for each of the known."""
 OURS, BESIDE = "adapter", "adapter:beside"
 """Tags of what a framework said, and of what it put before something that was said before."""
 CHANGED = "changed there"
@@ -276,7 +276,7 @@ class Kept(Generic[M]):
         seen = self._seen.get(mark)
         if seen is None:
             read = self.tongue.read(message)
-            if len(self._seen) > len(self._known) + SEEN:  # something says something else each time
+            if len(self._seen) > 4 * len(self._known) + SEEN:  # something says something else each time
                 self._seen.clear()
             seen = self._seen[mark] = _Seen(read.id or digest(read), _says(split(read)))
         return seen
@@ -290,15 +290,19 @@ class Kept(Generic[M]):
                 raise MessageError("message", "has other parts")
             for place, part in zip(places, new, strict=True):
                 self._of[self._put(place, msgspec.structs.replace(part, id=None))] = of
-        except NotFoundError:  # it is hidden together with others
+        except (NotFoundError, ConflictError):  # it is hidden together with others
             pass
         except MessageError:  # it answers something else, or nothing: it is shown as it is, or not at all
             self._whole_only.add(of)
 
     def _put(self, place: int, message: Message) -> int:
-        item = self.session.record.live.item_at(place)
-        if item is not None and item.edit is not None and len(item.span) == 1:
-            self.session.restore(place, why=CHANGED)  # what is shown of it was made of the old words
+        try:
+            return self.session.correct(place, message, why=CHANGED)
+        except NotFoundError:
+            item = self.session.record.live.item_at(place)
+            if item is None or len(item.span) > 1:
+                raise
+        self.session.restore(place, why=CHANGED)  # what is shown of it was made of the old words
         return self.session.correct(place, message, why=CHANGED)
 
     def _add(
