@@ -16,6 +16,7 @@ from agent_framework import (
     AgentSession,
     BaseChatClient,
     CharacterEstimatorTokenizer,
+    ChatMiddleware,
     ChatMiddlewareLayer,
     ChatResponse,
     ChatResponseUpdate,
@@ -732,3 +733,37 @@ def test_a_history_reads_what_is_new_and_gives_out_copies() -> None:
 
     read = asyncio.run(run())
     assert max(read[2:]) == read[2]
+
+
+def test_what_another_middleware_hides_stays_hidden_and_is_not_stored_again_when_the_run_ends(
+    store: str,
+) -> None:
+    class Hides(ChatMiddleware):
+        async def process(self, context: Any, call_next: Any) -> None:
+            context.messages = [
+                Message(one.role, [*map(self._hidden, one.contents)]) for one in context.messages
+            ]
+            await call_next()
+
+        def _hidden(self, content: Content) -> Content:
+            if content.type != "function_result":
+                return content
+            return Content.from_function_result(
+                content.call_id, result=str(content.result).replace("herring", "[fish]")
+            )
+
+    session, fitting = AgentSession(session_id="s"), RefoldCompaction(store=store, model=MODEL, config=CONFIG)
+    for _ in range(2):
+        door = Door(Reader(30), task=TASK)
+        agent = Agent(
+            Scripted(door),
+            tools=[read_ledger],
+            context_providers=[InMemoryHistoryProvider(), fitting],
+            middleware=[Hides()],
+        )
+        asyncio.run(agent.run(TASK, session=session))
+        assert not any("herring" in request.text for request in door.requests)
+    with refold.open("s", store=store) as chat:
+        said = [one.message.text for one in chat.get_all() if one.message.role == "tool"]
+        assert [row.key.conversation for row in chat.store.conversations()] == ["s"]
+    assert sum(text.startswith("Ledger 2,") for text in said) == 2

@@ -6,7 +6,7 @@ nothing but messages: it must be told the conversation, and hears a run's last a
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from threading import Lock
@@ -133,14 +133,20 @@ class _Run(ChatMiddleware):
 
     def keep(self, asked: Sequence[Given], answers: Sequence[Given]) -> None:
         """What came after the last call of the model, or all that was said where none was fitted."""
-        talks, mark = self._refold._talks, Words().mark
+        talks = self._refold._talks
         if not self._seen:
             known, new = Recorded(talks).messages(self._name), [*asked, *answers]
         else:
-            last = mark(self._seen[-1])
-            old = max((n for n, message in enumerate(answers, 1) if mark(message) == last), default=0)
+            last = _known_by(self._seen[-1])
+            old = max((n for n, message in enumerate(answers, 1) if _known_by(message) == last), default=0)
             known, new = self._seen, [*answers[old:]]
         talks.keep(self._name, [*known, *filter(says, new)])
+
+
+def _known_by(message: Given) -> Hashable:
+    """Calls and results by their ids: others may have said them otherwise in the request."""
+    ids = tuple((one.type, one.call_id) for one in message.contents if one.call_id)
+    return ids or Words().mark(message)
 
 
 class RefoldHistory(HistoryProvider):
