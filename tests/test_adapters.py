@@ -1,6 +1,10 @@
 """What adapters share: a history in a framework's words, kept once, and a view of it in the same words."""
 
+import gc
+import threading
+import weakref
 from collections.abc import Hashable, Iterator
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -8,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refold
-from refold.adapters.align import aligned
-from refold.adapters.talk import Ask, Talks, tools
-from refold.core.errors import OverBudgetError
+from refold.adapters.align import aligned, standing, woven
+from refold.adapters.kept import Otherwise
+from refold.adapters.talk import WARM, Ask, Talks, tools
+from refold.core.errors import OverBudgetError, RefoldError
 from refold.core.message import Message
 from refold.formats import openai_chat
 from refold.stores.memory import MemoryStore
@@ -259,3 +264,208 @@ def test_what_cannot_fit_is_refused_and_kept(talks, store):
     with pytest.raises(OverBudgetError):
         talks.fit("t", [user("word " * 20_000)], ASK)
     assert len(kept(store)) == 1
+
+
+def test_what_changes_and_changes_back_is_shown_as_it_is_now(store):
+    talks = new(store, Named())
+    for text in ("Paris?", "Rome?", "Paris?", "Rome?"):
+        shown = talks.fit("t", [{"id": "m1", **user(text)}], ASK)
+        assert [openai_chat.parse(one).text for one in shown] == [text]
+    assert kept(store) == ["Paris?"]
+
+
+def test_what_was_changed_while_nobody_looked_is_shown_as_it_is_in_a_new_process(store):
+    own = [{"id": f"m{n}", **one} for n, one in enumerate([user(TASK), *said(60)])]
+    new(store, Named()).keep("t", own[:3])
+    hidden = {**own[2], "content": own[2]["content"].replace("herring", "[fish]")}
+    shown = new(store, Named()).fit("t", [*own[:2], hidden, *own[3:]], ASK)
+    assert "herring" not in repr(shown[2])
+    assert "refold #" in repr(shown)
+    assert new(store, Named()).fit("t", [*own[:2], hidden, *own[3:]], ASK) == shown
+    with refold.open("t", store=store) as chat:
+        assert len([event for event in chat.events() if getattr(event, "kind", "") == "correct"]) == 1
+
+
+def test_what_others_say_otherwise_in_one_request_is_shown_so_and_stored_as_it_was_said(talks, store):
+    results = list(said(3))
+    own = [user("My number is 4711."), *results]
+    shown = [user("My number is ***."), *({**one, "content": "barrels"} for one in results)]
+    asked = [Otherwise(*two) for two in zip(own, shown, strict=True)]
+    assert all(one is two for one, two in zip(talks.fit("t", asked, ASK), shown, strict=True))
+    talks.keep("t", own)
+    assert kept(store) == [openai_chat.parse(one).text for one in own]
+    assert talks.fit("t", asked, ASK) == shown
+
+
+def test_what_others_say_otherwise_is_never_shortened_from_what_it_was(talks):
+    own = [user(TASK), *said(60)]
+    hides = [{**one, "content": one["content"].replace("herring", "[fish]")} for one in own]
+    for n in range(1, len(own) + 1, 10):
+        asked = [Otherwise(*two) for two in zip(own[:n], hides[:n], strict=True)]
+        assert "herring" not in repr(talks.fit("t", asked, ASK))
+    assert "refold #" in repr(talks.fit("t", asked, ASK))
+
+
+def test_what_is_answered_otherwise_is_shown_whole_or_not_at_all(talks):
+    """Another call cannot be put in its place; neither may it be shown in the old words."""
+    call, result = said(1)
+    other = {**result, "content": "[hidden]", "tool_call_id": "call_9"}
+    messages = [user(TASK), call, result]
+    talks.fit("t", messages, ASK)
+    assert ledger(1) not in repr(talks.fit("t", [user(TASK), call, Otherwise(result, other)], ASK))
+
+
+def test_who_knows_only_the_beginning_hears_how_it_went_on_and_was_changed(store):
+    stale, other = new(store), new(store)
+    ok = [{"role": "assistant", "content": f"{n}"} for n in range(4)]
+    stale.keep("t", [user("one")])
+    other.keep("t", [user("one"), ok[1], user("two"), ok[2]])
+    other.fit("t", [user("one"), ok[1], user("other")], ASK)
+    now = [user("one"), ok[1], user("other"), ok[3], user("next")]
+    assert stale.fit("t", now, ASK) == now
+    assert kept(store) == ["one", "1", "two", "2"]
+    assert kept(store, "t~1") == ["one", "1", "other", "3", "next"]
+
+
+def test_two_that_take_turns_store_all_of_it_once(store):
+    turns, history = [new(store), new(store)], list[dict[str, Any]]()
+    for n in range(6):
+        history.append(user("go on"))
+        assert turns[n % 2].fit("t", history, ASK) == history
+        history.append({"role": "assistant", "content": "ok"})
+        turns[n % 2].keep("t", history)
+    assert kept(store) == [one["content"] for one in history]
+
+
+def test_what_was_erased_begins_anew(talks, store):
+    messages = [user("one"), {"role": "assistant", "content": "1"}]
+    talks.fit("t", messages, ASK)
+    with refold.open("t", store=store) as chat:
+        chat.clear()
+    assert talks.fit("t", [*messages, user("two")], ASK) == [*messages, user("two")]
+    assert kept(store) == ["one", "1", "two"]
+
+
+class Counted(Dicts):
+    """A framework that counts how often it is asked what a message says."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def mark(self, message: dict[str, Any]) -> Hashable:
+        self.asked += 1
+        return super().mark(message)
+
+
+def test_what_was_there_at_the_last_call_is_not_looked_at_again(store):
+    talks, messages, asked = new(store, tongue := Counted()), [user(TASK)], list[int]()
+    for step in range(1, 40):
+        messages += said(1, step)
+        before = tongue.asked
+        talks.fit("t", list(messages), ASK)
+        asked.append(tongue.asked - before)
+    assert set(asked[1:]) == {asked[1]}
+
+
+def test_what_is_changed_in_place_is_seen_at_the_next_call(talks):
+    messages = [user("one"), {"role": "assistant", "content": "1"}]
+    talks.fit("t", messages, ASK)
+    messages[1]["content"] = "uno"
+    messages.append(user("two"))
+    assert talks.fit("t", messages, ASK) == messages
+
+
+class Watched(dict[str, Any]):
+    """A message that can be seen to go."""
+
+    __hash__ = object.__hash__
+
+
+class Marked(Dicts):
+    """A framework that knows its messages by themselves."""
+
+    def mark(self, message: dict[str, Any]) -> Hashable:
+        return message
+
+
+def test_what_a_framework_handed_over_is_let_go_of_after_the_run(store):
+    talks = new(store, Marked())
+    messages = [Watched(user(f"word {n}")) for n in range(3)]
+    gone = [weakref.ref(one) for one in messages]
+    talks.fit("t", messages, ASK)
+    talks.keep("t", messages)
+    messages.clear()
+    gc.collect()
+    assert [one() for one in gone] == [None] * 3
+
+
+def test_of_many_conversations_only_the_newest_are_remembered_as_they_were_handed_over(store):
+    talks, gone = new(store, Marked()), list[Any]()
+    for n in range(3 * WARM):
+        message = Watched(user(f"word {n}"))
+        gone.append(weakref.ref(message))
+        talks.fit(f"t{n}", [message], ASK)
+    del message
+    gc.collect()
+    assert sum(one() is not None for one in gone) == WARM
+
+
+def test_nobody_waits_while_another_conversation_is_opened(store):
+    opening, done, waited = threading.Event(), threading.Event(), list[bool]()
+
+    class Slow(MemoryStore):
+        def read(self, key: Any, *rest: Any, **more: Any) -> Any:
+            if key.conversation == "large":
+                opening.set()
+                waited.append(done.wait(10))
+            return super().read(key, *rest, **more)
+
+    talks = new(Slow())
+    large = threading.Thread(target=talks.keep, args=("large", [user("a")]))
+    large.start()
+    assert opening.wait(10)
+    try:
+        assert talks.fit("small", [user("b")], ASK) == [user("b")]
+    finally:
+        done.set()
+        large.join()
+    assert all(waited)
+
+
+def test_a_store_that_cannot_fork_says_what_to_do():
+    class Straight:
+        """One that only has what every store has."""
+
+        def __init__(self) -> None:
+            self._store = MemoryStore()
+            for name in ("append", "read", "erase", "conversations", "close"):
+                setattr(self, name, getattr(self._store, name))
+
+    talks = new(Straight())
+    talks.keep("t", [user("one"), user("two")])
+    with pytest.raises(RefoldError, match="begin another conversation"):
+        talks.fit("t", [user("one"), user("other")], ASK)
+
+
+def test_what_stands_only_in_one_request_is_told_from_what_stands_for_something():
+    assert standing("abc", "abcx") == {0: 0, 1: 1, 2: 2}
+    assert standing("abc", "xabc") == {1: 0, 2: 1, 3: 2}
+    assert standing("abcd", "aBxd") == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert standing("abcdef", "Sef") == {1: 4, 2: 5}
+    assert standing("", "ab") == {}
+
+
+@given(
+    st.lists(st.integers(), unique=True), st.lists(st.booleans()), st.lists(st.integers(0, 20), max_size=4)
+)
+def test_whatever_is_put_between_a_history_it_stands_for_itself(history, left_out, put):
+    kept = [one for one, out in zip_longest(history, left_out[: len(history)], fillvalue=False) if not out]
+    request: list[Any] = list(kept)
+    for n, at in enumerate(put):
+        request.insert(at, f"put {n}")
+    stand = standing(history, request)
+    assert {n: at for n, at in stand.items() if request[n] in kept} == {
+        n: history.index(one) for n, one in enumerate(request) if one in kept
+    }
+    passing = {n: one for n, one in enumerate(request) if n not in stand}
+    assert woven([request[n] for n in stand], list(stand), passing) == request

@@ -38,6 +38,7 @@ from pages import printed
 
 import refold
 from refold.adapters.agent_framework import RefoldCompaction, RefoldHistory, _Run
+from refold.stores.memory import MemoryStore
 from refold.testing.adapters import (
     CONFIG,
     MODEL,
@@ -743,3 +744,63 @@ def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
         "tool",
         "assistant",
     ]
+
+
+def test_a_history_reads_what_is_new_and_gives_out_copies() -> None:
+    class Watched(MemoryStore):
+        entries = 0
+
+        def read(self, *asked: Any, **more: Any) -> Any:
+            for link in super().read(*asked, **more):
+                self.entries += 1
+                yield link
+
+    async def run() -> list[int]:
+        watched, read = Watched(), list[int]()
+        history = RefoldHistory(store=watched)
+        for n in range(20):
+            await history.save_messages("s", [Message("user", [f"word {n}"])], state={"had": n})
+            before = watched.entries
+            found = await history.get_messages("s")
+            read.append(watched.entries - before)
+            assert [one.text for one in found] == [f"word {k}" for k in range(n + 1)]
+            found[0].contents.clear()
+            found[0].additional_properties["own"] = 1
+        return read
+
+    read = asyncio.run(run())
+    assert max(read[2:]) == read[2]
+
+
+def test_what_another_middleware_hides_stays_hidden_and_is_not_stored_again_when_the_run_ends(
+    store: str,
+) -> None:
+    class Hides(ChatMiddleware):
+        async def process(self, context: Any, call_next: Any) -> None:
+            context.messages = [
+                Message(one.role, [*map(self._hidden, one.contents)]) for one in context.messages
+            ]
+            await call_next()
+
+        def _hidden(self, content: Content) -> Content:
+            if content.type != "function_result":
+                return content
+            return Content.from_function_result(
+                content.call_id, result=str(content.result).replace("herring", "[fish]")
+            )
+
+    session, fitting = AgentSession(session_id="s"), RefoldCompaction(store=store, model=MODEL, config=CONFIG)
+    for _ in range(2):
+        door = Door(Reader(30), task=TASK)
+        agent = Agent(
+            Scripted(door),
+            tools=[read_ledger],
+            context_providers=[InMemoryHistoryProvider(), fitting],
+            middleware=[Hides()],
+        )
+        asyncio.run(agent.run(TASK, session=session))
+        assert not any("herring" in request.text for request in door.requests)
+    with refold.open("s", store=store) as chat:
+        said = [one.message.text for one in chat.get_all() if one.message.role == "tool"]
+        assert [row.key.conversation for row in chat.store.conversations()] == ["s"]
+    assert sum(text.startswith("Ledger 2,") for text in said) == 2

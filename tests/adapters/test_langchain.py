@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.middleware import AgentMiddleware, SummarizationMiddleware
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
     HumanMessage,
+    RemoveMessage,
     convert_to_openai_messages,
     trim_messages,
 )
@@ -259,3 +260,93 @@ def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
     assert printed("langchain.md", tmp_path, script).strip() == "On Monday: the disk was full."
     with refold.open("logs", store=f"sqlite:///{tmp_path}/agent.db") as chat:
         assert chat.get_count() == 6
+
+
+class Hides(AgentMiddleware[Any, Any, Any]):
+    """Hides fish from the model; by copies, or by messages of its own."""
+
+    def __init__(self, *, has_ids: bool) -> None:
+        super().__init__()
+        self._has_ids = has_ids
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        return handler(request.override(messages=[self._hidden(one) for one in request.messages]))
+
+    def _hidden(self, message: BaseMessage) -> BaseMessage:
+        own = {} if self._has_ids else {"id": None}
+        return message.model_copy(
+            update={"content": str(message.content).replace("herring", "[fish]"), **own}
+        )
+
+
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_what_another_middleware_hides_stays_hidden_and_is_stored_as_it_was_said(
+    has_ids: bool, tmp_path: Path
+) -> None:
+    store, saver = f"sqlite:///{tmp_path}/a.db", InMemorySaver()
+    middleware = [Hides(has_ids=has_ids), RefoldMiddleware(store=store, model=MODEL, config=CONFIG)]
+    for _ in range(2):
+        door = Door(Reader(30), task=TASK)
+        agent = create_agent(Scripted(script=door), [read_ledger], middleware=middleware, checkpointer=saver)
+        agent.invoke({"messages": [HumanMessage(f"{TASK} I like herring.")]}, _config("t"))
+        assert door.faults == []
+        assert not any("herring" in request.text for request in door.requests)
+        assert any("[refold #" in request.text for request in door.requests)
+    with refold.open("t", store=store) as chat:
+        said = [one.message.text for one in chat.get_all()]
+    assert said == [str(one.text) for one in agent.get_state(_config("t")).values["messages"]]
+
+
+@pytest.mark.parametrize("is_dict", [True, False])
+def test_what_another_middleware_puts_into_a_request_stays_in_it(is_dict: bool, tmp_path: Path) -> None:
+    class Reminds(AgentMiddleware[Any, Any, Any]):
+        def wrap_model_call(self, request: Any, handler: Any) -> Any:
+            text = f"[reminder {len(request.messages)}]"
+            added = {"role": "user", "content": text} if is_dict else HumanMessage(text)
+            return handler(request.override(messages=[*request.messages, added]))
+
+    store, door = f"sqlite:///{tmp_path}/a.db", Door(Reader(20), task=TASK)
+    middleware = [Reminds(), RefoldMiddleware(store=store, model=MODEL, config=CONFIG)]
+    model = Scripted(script=door)
+    agent = create_agent(model, [read_ledger], middleware=middleware, checkpointer=InMemorySaver())
+    agent.invoke({"messages": [HumanMessage(TASK)]}, _config("t"))
+    assert door.faults == []
+    assert all(str(request.messages[-1]["content"]).startswith("[reminder ") for request in door.requests)
+    assert all(request.text.count("[reminder ") == 1 for request in door.requests)
+    with refold.open("t", store=store) as chat:
+        assert [row.key.conversation for row in chat.store.conversations()] == ["t"]
+        said = [one.message.text for one in chat.get_all()]
+    assert said == [str(one.text) for one in agent.get_state(_config("t")).values["messages"]]
+
+
+def test_a_run_without_a_thread_stays_one_conversation_whatever_happens_to_its_messages(
+    tmp_path: Path,
+) -> None:
+    store = f"sqlite:///{tmp_path}/a.db"
+    summarizes = SummarizationMiddleware(
+        model=Scripted(script=lambda request: Reply("A summary.")),
+        trigger=("messages", 20),
+        keep=("messages", 6),
+    )
+    middleware = [summarizes, RefoldMiddleware(store=store, model=MODEL, config=CONFIG)]
+    for runs in (1, 2):
+        door = Door(Reader(40), task=TASK)
+        agent = create_agent(Scripted(script=door), [read_ledger], middleware=middleware)
+        said = agent.invoke({"messages": [HumanMessage(TASK)]}, {"recursion_limit": STEPS})
+        assert said["messages"][-1].text == f"The seal is {seal(3)}."
+        assert set(said) == {"messages"}
+        assert door.faults == []
+        with refold.open("unused", store=store) as chat:
+            assert len([*chat.store.conversations()]) == runs
+
+
+def test_what_a_thread_removes_is_in_sight_and_what_it_says_otherwise_is_not(tmp_path: Path) -> None:
+    middleware = RefoldMiddleware(store=f"sqlite:///{tmp_path}/a.db", model=MODEL, config=CONFIG)
+    door = Door(lambda request: Reply("ok"))
+    agent = create_agent(Scripted(script=door), [], middleware=[middleware], checkpointer=InMemorySaver())
+    agent.invoke(
+        {"messages": [HumanMessage("swordfish", id="a"), HumanMessage("tuna", id="b")]}, _config("t")
+    )
+    agent.update_state(_config("t"), {"messages": [HumanMessage("[removed]", id="a"), RemoveMessage(id="b")]})
+    agent.invoke({"messages": [HumanMessage("hello")]}, _config("t"))
+    assert [one["content"] for one in door.requests[-1].messages] == ["[removed]", "tuna", "ok", "hello"]

@@ -750,3 +750,64 @@ def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
             *["assistant", "tool"] * 2,
             "assistant",
         ]
+
+
+def test_a_conversation_that_only_has_the_name_of_a_fork_is_left_alone(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/a.db"
+    with refold.open("t~1", store=store) as chat:
+        chat.append({"role": "user", "content": "somebody else's"})
+    said = [{"role": "user", "content": f"mine {n}"} for n in range(3)]
+    asyncio.run(RefoldSession("t", store=store).add_items(list(said)))
+    session = RefoldSession("t", store=store)
+    assert _items(session) == said
+    assert asyncio.run(session.pop_item()) == said[2]
+    assert _items(RefoldSession("t", store=store)) == said[:2]
+    for n in (1, 0):
+        assert asyncio.run(RefoldSession("t", store=store).pop_item()) == said[n]
+    session = RefoldSession("t", store=store)
+    assert _items(session) == []
+    asyncio.run(session.add_items(said[:1]))
+    assert _items(RefoldSession("t", store=store)) == said[:1]
+    asyncio.run(RefoldSession("t", store=store).clear_session())
+    assert _items(RefoldSession("t", store=store)) == []
+    with refold.open("t~1", store=store) as chat:
+        assert [one.message.text for one in chat.get_all()] == ["somebody else's"]
+        assert [row.key.conversation for row in chat.store.conversations() if row.next] == ["t~1"]
+
+
+def test_a_filter_of_one_s_own_comes_first_and_what_it_puts_in_stays_in_its_request(tmp_path: Path) -> None:
+    def reminds(data: Any) -> ModelInputData:
+        data.model_data.input.append({"role": "user", "content": f"[reminder {len(data.model_data.input)}]"})
+        return data.model_data
+
+    session = RefoldSession("t", store=f"sqlite:///{tmp_path}/a.db", model=MODEL, config=CONFIG)
+    model = Scripted(door := Door(Reader(30), task=TASK))
+    config = session.run_config(call_model_input_filter=reminds)
+    run = Runner.run(_agent(session, model), TASK, session=session, run_config=config, max_turns=100)
+    assert asyncio.run(run).final_output == f"The seal is {seal(3)}."
+    assert door.faults == model.faults == []
+    assert all(request.text.count("[reminder ") == 1 for request in door.requests)
+    assert all(str(items[-1]["content"]).startswith("[reminder ") for items in model.inputs)
+    texts = [_text(item) for item in _items(session)]
+    assert texts.count(TASK) == 1
+    assert "[reminder " not in "".join(texts)
+    assert any("[refold #" in request.text for request in door.requests)
+
+
+def test_what_a_filter_of_one_s_own_hides_stays_hidden(tmp_path: Path) -> None:
+    async def hides(data: Any) -> ModelInputData:
+        text = json.dumps(data.model_data.input).replace("herring", "[fish]")
+        return ModelInputData(json.loads(text), data.model_data.instructions)
+
+    session = RefoldSession("t", store=f"sqlite:///{tmp_path}/a.db", model=MODEL, config=CONFIG)
+    config = session.run_config(call_model_input_filter=hides)
+    for question in (f"{TASK} I like herring.", "Which fish? Not herring?"):
+        model = Scripted(door := Door(Reader(30)))
+        agent = _agent(session, model)
+        asyncio.run(Runner.run(agent, question, session=session, run_config=config, max_turns=100))
+        assert door.faults == model.faults == []
+        assert not any("herring" in request.text for request in door.requests)
+        assert any("[refold #" in request.text for request in door.requests)
+    texts = [_text(item) for item in _items(session)]
+    assert texts.count(f"{TASK} I like herring.") == texts.count("Which fish? Not herring?") == 1
+    assert texts.count(ledger(2)) == 2

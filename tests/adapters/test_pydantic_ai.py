@@ -597,3 +597,32 @@ def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
 
     assert printed("pydantic-ai.md", tmp_path, script).splitlines() == ["On Monday: the disk was full."] * 2
     assert len(kept(f"sqlite:///{tmp_path}/agent.db", "logs")) == 8
+
+
+@pytest.mark.skipif(not IS_LATE, reason="there is no hook that comes after those of others")
+def test_what_others_hide_stays_hidden_when_it_is_shortened(store: str) -> None:
+    class Hides(AbstractCapability[Any]):
+        async def before_model_request(self, ctx: Any, request_context: Any) -> Any:
+            request_context.messages = [self._hidden(one) for one in request_context.messages]
+            return request_context
+
+        def _hidden(self, message: ModelMessage) -> ModelMessage:
+            parts: list[Any] = [
+                replace(part, content=part.content.replace("herring", "[fish]"))
+                if isinstance(getattr(part, "content", None), str)
+                else part
+                for part in message.parts
+            ]
+            return replace(message, parts=parts)
+
+    history = list[ModelMessage]()
+    for question in (f"{TASK} I like herring.", "Which fish? Not herring?"):
+        door = Door(Reader(30))
+        agent = Agent(scripted(door), tools=[read_ledger], capabilities=[Hides(), fitting(store)])
+        result = agent.run_sync(question, message_history=history, usage_limits=ANY)
+        history = result.all_messages()
+        assert door.faults == []
+        assert not any("herring" in request.text for request in door.requests)
+        assert any("[refold #" in request.text for request in door.requests)
+    assert names(store) == ["t"]
+    assert next(text for role, text in kept(store, "t") if role == "tool") == ledger(1)

@@ -732,3 +732,55 @@ def test_the_program_of_the_page_runs(tmp_path: Path, monkeypatch: Any, capsys: 
     assert capsys.readouterr().out.strip().endswith("On Monday: the disk was full.")
     with refold.open("logs", store=f"sqlite:///{tmp_path}/agent.db") as chat:
         assert chat.get_count() == 6
+
+
+def hides(value: Any) -> Any:
+    match value:
+        case str():
+            return value.replace("herring", "[fish]")
+        case dict():
+            return {key: hides(one) for key, one in value.items()}
+        case list():
+            return [hides(one) for one in value]
+    return value
+
+
+def test_what_another_plugin_hides_stays_hidden_when_it_is_shortened(store: str) -> None:
+    class Hides(Plugin):
+        name = "hides"
+
+        def init_agent(self, agent: Agent) -> None:
+            agent.add_middleware(
+                InvokeModelStage.Input, lambda one: one.replace(messages=hides(one.messages))
+            )
+
+    model = Scripted(lambda request: Reply(""))
+    agent = agent_of(model, Hides(), plugin(store), conversation_manager=NullConversationManager())
+    for question in (f"{TASK} I like herring.", "Which fish? Not herring?"):
+        model.script = door = Door(Reader(30))
+        agent(question)
+        assert door.faults == []
+        assert not any("herring" in request.text for request in door.requests)
+        assert any("[refold #" in request.text for request in door.requests)
+    assert kept(store) == spoken_by(agent)
+    assert "herring" not in "".join(in_sight(store))
+
+
+def test_a_message_that_another_plugin_puts_into_a_request_stays_in_it(store: str) -> None:
+    class Reminds(Plugin):
+        name = "reminds"
+
+        def init_agent(self, agent: Agent) -> None:
+            agent.add_middleware(InvokeModelStage.Input, self._reminded)
+
+        def _reminded(self, context: Any) -> Any:
+            number = said("user", f"[reminder {len(context.messages)}]")
+            return context.replace(messages=[*context.messages, number])
+
+    model = Scripted(door := Door(Reader(20), task=TASK))
+    agent = agent_of(model, Reminds(), plugin(store), conversation_manager=NullConversationManager())
+    agent(TASK)
+    assert door.faults == []
+    assert all("[reminder " in messages[-1]["content"][-1]["text"] for messages in model.seen)
+    assert all(request.text.count("[reminder ") == 1 for request in door.requests)
+    assert kept(store) == spoken_by(agent)

@@ -5,9 +5,11 @@ nothing but messages: it must be told the conversation, and hears a run's last a
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
+from threading import Lock
 from typing import Any
 
 from agent_framework import (
@@ -23,7 +25,7 @@ from agent_framework import (
 from agent_framework import Message as Given
 
 from refold.adapters.agent_framework_words import REFOLD, Words, says, told
-from refold.adapters.talk import Ask, Talks, tools
+from refold.adapters.talk import WARM, Ask, Talks, tools
 from refold.config import Source
 from refold.core.draft import PART
 from refold.core.errors import RefoldError
@@ -131,14 +133,20 @@ class _Run(ChatMiddleware):
 
     def keep(self, asked: Sequence[Given], answers: Sequence[Given]) -> None:
         """What came after the last call of the model, or all that was said where none was fitted."""
-        talks, mark = self._refold._talks, Words().mark
+        talks = self._refold._talks
         if not self._seen:
-            known, new = _recorded(talks, self._name), [*asked, *answers]
+            known, new = Recorded(talks).messages(self._name), [*asked, *answers]
         else:
-            last = mark(self._seen[-1])
-            old = max((n for n, message in enumerate(answers, 1) if mark(message) == last), default=0)
+            last = _known_by(self._seen[-1])
+            old = max((n for n, message in enumerate(answers, 1) if _known_by(message) == last), default=0)
             known, new = self._seen, [*answers[old:]]
         talks.keep(self._name, [*known, *filter(says, new)])
+
+
+def _known_by(message: Given) -> Hashable:
+    """Calls and results by their ids: others may have said them otherwise in the request."""
+    ids = tuple((one.type, one.call_id) for one in message.contents if one.call_id)
+    return ids or Words().mark(message)
 
 
 class RefoldHistory(HistoryProvider):
@@ -155,11 +163,12 @@ class RefoldHistory(HistoryProvider):
     ) -> None:
         super().__init__(f"{REFOLD}_history")
         self._talks = Talks(Words(), store=store, model=model, config=config, agent=agent)
+        self._recorded = Recorded(self._talks)
         self._conversation = conversation
 
     async def get_messages(self, session_id: str | None, *, state: Any = None, **rest: Any) -> list[Given]:
         """All of them, as they were saved: what the model is shown of them is for the strategy to say."""
-        found = await asyncio.to_thread(_recorded, self._talks, _name(self._conversation, session_id))
+        found = await asyncio.to_thread(self._recorded.messages, _name(self._conversation, session_id))
         if state is not None:
             state["had"] = len(found)
         return found
@@ -171,7 +180,7 @@ class RefoldHistory(HistoryProvider):
         name, had = _name(self._conversation, session_id), (state or {}).get("had")
 
         def keep() -> None:
-            known = _recorded(self._talks, name)[:had]
+            known = self._recorded.messages(name)[:had]
             self._talks.keep(name, [*known, *filter(says, messages)])
 
         await asyncio.to_thread(keep)
@@ -184,11 +193,28 @@ def _name(conversation: str | None, session: str | None) -> str:
     return name
 
 
-def _recorded(talks: Talks[Given], name: str) -> list[Given]:
-    """All that the framework gave, as it gave it."""
-    said = [as_came(one.message) for one in talks.talk(name).session.get_all()]
-    parts = groupby((one for one in said if one.id), lambda one: str(one.id).partition(PART)[0])
-    return [told([*group]) for _, group in parts]
+class Recorded:
+    """All that the framework gave, as it gave it; what was read before is not read again."""
+
+    def __init__(self, talks: Talks[Given]) -> None:
+        self._talks, self._lock = talks, Lock()
+        self._read: OrderedDict[str, tuple[object, int, list[Given]]] = OrderedDict()
+        """By the conversation: the view of it as it was then, how much was read, and what came of it."""
+
+    def messages(self, name: str) -> list[Given]:
+        session = self._talks.talk(name).session
+        with self._lock:
+            count, live = session.get_count(), session.record.live
+            before, start, known = self._read.pop(name, (live, 0, []))
+            if before is not live:  # erased, or gone on with in a branch
+                start, known = 0, []
+            said = [as_came(one.message) for one in session.get_range(start, count)] if start < count else []
+            parts = groupby((one for one in said if one.id), lambda one: str(one.id).partition(PART)[0])
+            known += [told([*group]) for _, group in parts]
+            self._read[name] = (live, count, known)
+            if len(self._read) > WARM:
+                self._read.popitem(last=False)
+            return [_marked(one, {}) for one in known]
 
 
 # What is about to be sent
@@ -277,5 +303,6 @@ def _marked(message: Given, marks: dict[str, Any]) -> Given:
     """A copy: the session may have the message itself."""
     new = object.__new__(type(message))
     new.__dict__ |= message.__dict__
+    new.contents = list(message.contents)
     new.additional_properties = {**message.additional_properties, **marks}
     return new

@@ -4,13 +4,14 @@ import json
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 from agent_framework import Content
 from agent_framework import Message as Given
 
-from refold.adapters.talk import AGAIN
+from refold.adapters.kept import AGAIN
 from refold.core.message import Media, Message, Opaque, Part, Reasoning, Role, Text, ToolCall, ToolResult
 
 DIALECT = "agent-framework"
@@ -28,6 +29,8 @@ PASSING = ("raw_representation", "exception")
 
 
 class Words:
+    content_of = attrgetter("contents")
+
     def mark(self, message: Given) -> Hashable:
         said = [_glance(content) for content in message.contents if content.type not in APPROVALS]
         return (_id(message), message.role, *said)

@@ -1,7 +1,11 @@
 """Where the history that a framework hands over goes on from what is known of it. Pure."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+
+M = TypeVar("M")
 
 
 class Aligned(NamedTuple):
@@ -73,3 +77,56 @@ def _shared(one: Sequence[str], two: Sequence[str]) -> int:
     if one[:most] == two[:most]:
         return most
     return next(n for n in range(most) if one[n] != two[n])
+
+
+# What others make of a history for one request
+
+
+def standing(history: Sequence[Hashable], request: Sequence[Hashable]) -> dict[int, int]:
+    """Which of the history each one of a request stands for; those without are in this request only.
+
+    Others may say something otherwise, leave it out, or put something between; what stands between the same
+    two, as many as there were or more, stands for those.
+
+    >>> standing("abc", "abcx")
+    {0: 0, 1: 1, 2: 2}
+    >>> standing("abc", "aBcx")  # said otherwise
+    {0: 0, 1: 1, 2: 2}
+    >>> standing("abcd", "xcd")  # left out
+    {1: 2, 2: 3}
+    """
+    where, found = {key: n for n, key in enumerate(history)}, [(-1, -1)]
+    for n, key in enumerate(request):
+        if where.get(key, -1) > found[-1][1]:
+            found.append((n, where[key]))
+    between = list[tuple[int, int]]()
+    for (n, at), (m, to) in pairwise([*found, (len(request), len(history))]):
+        between += [(n + k, at + k) for k in range(1, to - at)] if m - n >= to - at else []
+    return dict(sorted([*found[1:], *between]))
+
+
+def numbered(keys: Sequence[Hashable]) -> list[Hashable]:
+    """Told apart where they are the same; counted from the end, since the oldest may be left out.
+
+    >>> numbered("aba")
+    [('a', 2), ('b', 1), ('a', 1)]
+    """
+    times, told = Counter[Hashable](), list[Hashable]()
+    for key in reversed(keys):
+        times[key] += 1
+        told.append((key, times[key]))
+    return told[::-1]
+
+
+def woven(shown: Sequence[M], places: Sequence[int | None], passing: Mapping[int, M]) -> list[M]:
+    """What is shown, with what is in this request only put before the first that stood after it there.
+
+    >>> woven("abd", [0, 1, 3], {2: "c", 4: "e"})
+    ['a', 'b', 'c', 'd', 'e']
+    """
+    due, whole = sorted(passing), list[M]()
+    for one, place in zip(shown, places, strict=True):
+        while place is not None and due and due[0] < place:
+            whole.append(passing[due.pop(0)])
+        whole.append(one)
+    return [*whole, *(passing[n] for n in due)]

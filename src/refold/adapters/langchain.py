@@ -4,25 +4,31 @@ The thread is the conversation; without one, each run is its own.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from operator import attrgetter, is_
+from typing import Annotated, Any, NotRequired
+from uuid import uuid4
 
 import msgspec
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+from langchain.agents.middleware.types import PrivateStateAttr
 from langchain.tools import ToolRuntime
 from langchain_core.messages import (
     AIMessage,
-    AnyMessage,
     BaseMessage,
     HumanMessage,
     SystemMessage,
     ToolMessage,
+    convert_to_messages,
 )
 from langchain_core.tools import BaseTool, StructuredTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.channels.untracked_value import UntrackedValue
 from langgraph.config import get_config
 from langgraph.runtime import Runtime
 
+from refold.adapters.align import standing, woven
+from refold.adapters.kept import Otherwise
 from refold.adapters.talk import Ask, Talks, tools
 from refold.config import Source
 from refold.core.message import (
@@ -42,8 +48,20 @@ from refold.stores.store import Store
 ROLES: dict[str, Role] = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}
 
 
+UNNAMED = "run"
+"""Where nobody has given a name: the hooks were called by hand."""
+RUN = "refold_run"
+"""Where the state has the name of a run without a thread; it is stored nowhere."""
+
+
+class State(AgentState[Any]):
+    refold_run: NotRequired[Annotated[str, UntrackedValue, PrivateStateAttr]]  # type: ignore[valid-type]
+
+
 class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
     """Fits every call of the model; the thread's messages stay as they are. Serves many threads at once."""
+
+    state_schema = State
 
     def __init__(
         self,
@@ -70,23 +88,40 @@ class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> ModelResponse[Any]:
         return await handler(await asyncio.to_thread(self._fitted, request))
 
+    def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+        return None if _thread_id() else {RUN: f"run-{uuid4().hex}"}
+
+    async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+        return self.before_agent(state, runtime)
+
     def after_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
         """Keeps the last answer, which no call of the model comes after."""
-        self._talks.keep(_thread(state["messages"]), state["messages"])
+        self._talks.keep(_thread(state), state["messages"])
 
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
         await asyncio.to_thread(self.after_agent, state, runtime)
 
     def _fitted(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        messages = request.messages
+        """What others put into this one request stays in it, and out of the record."""
+        messages = [
+            one if isinstance(one, BaseMessage) else convert_to_messages([one])[0] for one in request.messages
+        ]
+        history: Sequence[Any] = request.state["messages"] or messages
+        said, stand = _said(history, messages)
+        is_all = len(stand) == len(messages)
+        passing = {} if is_all else {n: one for n, one in enumerate(messages) if n not in stand}
+        lent = "\n\n".join(str(one.text) for one in passing.values())
         ask = Ask(
-            None if request.system_message is None else str(request.system_message.text),
+            "\n\n".join(filter(None, [request.system_message and str(request.system_message.text), lent])),
             self._tools_of(request.tools),
             _named(request.model, "model_name", "model"),
             request.model_settings.get("max_tokens") or _named(request.model, "max_tokens"),
         )
-        fitted: list[Any] = [*self._talks.fit(_thread(messages), messages, ask)]
-        return request.override(messages=fitted)
+        shown: list[Any] = self._talks.fit(_thread(request.state), said, ask)
+        if passing:
+            places = {history[at].id: n for n, at in stand.items()}
+            shown = woven(shown, [places.get(one.id) for one in shown], passing)
+        return request.override(messages=shown)
 
     def _tools_of(self, given: Sequence[BaseTool | dict[str, Any]]) -> list[dict[str, Any]]:
         """Declared once: they are the same at every call, as a rule."""
@@ -100,8 +135,7 @@ class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
         name = about["name"]
 
         def run(runtime: ToolRuntime, **arguments: Any) -> str:
-            thread = _thread(runtime.state["messages"], runtime.config)
-            return self._talks.call(thread, name, arguments)
+            return self._talks.call(_thread(runtime.state, runtime.config), name, arguments)
 
         async def arun(runtime: ToolRuntime, **arguments: Any) -> str:
             return await asyncio.to_thread(run, runtime, **arguments)
@@ -115,12 +149,33 @@ class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
         )
 
 
-def _thread(messages: Sequence[AnyMessage], config: Any = None) -> str:
+def _thread(state: Mapping[str, Any], config: Any = None) -> str:
     """An agent that is another one's tool has a conversation of its own."""
-    about = (config or get_config()).get("configurable", {})
-    thread, inside = about.get("thread_id"), str(about.get("checkpoint_ns") or "").rpartition("|")[0]
-    name = str(thread) if thread else f"run-{messages[0].id if messages else 'empty'}"
+    config = config or get_config()
+    inside = str(config.get("configurable", {}).get("checkpoint_ns") or "").rpartition("|")[0]
+    name = _thread_id(config) or state.get(RUN) or UNNAMED
     return f"{name}/{inside}" if inside else name
+
+
+def _thread_id(config: Any = None) -> str:
+    return str((config or get_config()).get("configurable", {}).get("thread_id") or "")
+
+
+def _said(
+    history: Sequence[BaseMessage], given: Sequence[BaseMessage]
+) -> tuple[Sequence[BaseMessage | Otherwise[BaseMessage]], Mapping[int, int]]:
+    """What was said of a thread, as it stands in a request, and which one each of the request is."""
+    if len(given) == len(history) and all(map(is_, given, history)):
+        return given, dict(zip(range(len(given)), range(len(given)), strict=True))
+    stand = standing([one.id or id(one) for one in history], [one.id or id(one) for one in given])
+    return [_as(history[at], given[n]) for n, at in stand.items()], stand
+
+
+def _as(own: BaseMessage, shown: BaseMessage) -> BaseMessage | Otherwise[BaseMessage]:
+    """With the id that it has in the thread."""
+    if own is shown:
+        return own
+    return Otherwise(own, shown if shown.id == own.id else shown.model_copy(update={"id": own.id}))
 
 
 def _named(model: Any, *names: str) -> Any:
@@ -130,10 +185,11 @@ def _named(model: Any, *names: str) -> Any:
 class Words:
     """How LangChain says things."""
 
+    content_of = attrgetter("content")
+
     def mark(self, message: BaseMessage) -> Hashable:
-        content = message.content
         calls = [call["id"] for call in message.tool_calls] if isinstance(message, AIMessage) else ()
-        return (message.id, *calls, content if isinstance(content, str) else hash(repr(content)))
+        return (message.id, *calls, _frozen(message.content))
 
     def read(self, message: BaseMessage) -> Message:
         role: Role = "assistant" if isinstance(message, AIMessage) else ROLES.get(message.type, "user")
@@ -178,8 +234,16 @@ class Words:
                 ]
                 return AIMessage(message.text, tool_calls=calls, id=original.id if original else None)
             case "system":
-                return SystemMessage(message.text)
-        return HumanMessage([_block(part) for part in message.parts] if _has_media(message) else message.text)
+                return SystemMessage(message.text, id=original.id if original else None)
+        content: Any = [_block(part) for part in message.parts] if _has_media(message) else message.text
+        return HumanMessage(content, id=original.id if original else None)
+
+
+def _frozen(value: Any) -> Hashable:
+    """Texts as they are: those know their hash."""
+    if isinstance(value, dict):
+        return (*value, *map(_frozen, value.values()))
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _part(block: Any) -> Any:

@@ -20,8 +20,7 @@ import msgspec
 from litellm.exceptions import BadRequestError, ContextWindowExceededError
 from litellm.integrations.custom_logger import CustomLogger
 
-from refold.adapters.align import aligned
-from refold.adapters.talk import Ask, Talk, Talks, tools
+from refold.adapters.talk import WARM, Ask, Talk, Talks, tools
 from refold.config import Source
 from refold.core.errors import MessageError, OverBudgetError
 from refold.core.message import Message, Text, Usage
@@ -68,6 +67,8 @@ class RefoldHook(CustomLogger):
         self._asked: OrderedDict[str, _Asked] = OrderedDict()
         self._newest: OrderedDict[int, str] = OrderedDict()
         """Conversations by the mark of all that was said in them."""
+        self._sent: OrderedDict[int, tuple[list[Any], list[int]]] = OrderedDict()
+        """What was sent last, and its marks, by the mark of its first message."""
         self._lock = Lock()
 
     # For the loop around it
@@ -128,7 +129,7 @@ class RefoldHook(CustomLogger):
         if messages is None:
             _warn("acompletion was not fitted: give `messages` by keyword")
         lead = list(takewhile(lambda one: _of(one, "role") in LEAD, messages or ()))
-        body = [*map(given, list(messages or ())[len(lead) :])]
+        body = self._body(list(messages or ())[len(lead) :])
         if not body:
             return request
         ask = Ask(
@@ -148,6 +149,19 @@ class RefoldHook(CustomLogger):
         self._remember(self._asked, request.get("litellm_call_id"), _Asked(name, body[-1], said, mark))
         return {**request, "messages": [*lead, *(one.message for one in shown)]}
 
+    def _body(self, messages: list[Any]) -> "list[Given]":
+        """With their marks, which are taken once of what a client sends again and again."""
+        first = given(messages[0]).mark if messages else 0
+        with self._lock:
+            known, marks = self._sent.pop(first, ([], []))
+        if messages[: len(known)] != known:
+            known, marks = [], []
+        new = messages[len(known) :]
+        marks = [*marks, *(given(one).mark for one in new)]
+        known = [*known, *(dict(one) if isinstance(one, dict) else one for one in new)]
+        self._remember(self._sent, first, (known, marks), WARM)
+        return [*map(Given, messages, marks)]
+
     def _answered(self, id: Any, response: Any) -> None:
         """Keeps an answer, unless something else was said since: then it is kept when it is sent back."""
         asked = self._asked.pop(id, None)
@@ -164,10 +178,10 @@ class RefoldHook(CustomLogger):
         if asked.mark is not None and self._newest.pop(asked.mark, None) is not None:
             self._remember(self._newest, hash((asked.mark, said.mark)), asked.name)
 
-    def _remember(self, where: OrderedDict[Any, Any], key: Hashable, value: Any) -> None:
+    def _remember(self, where: OrderedDict[Any, Any], key: Hashable, value: Any, most: int = KEPT) -> None:
         with self._lock:
             where[key] = value
-            while len(where) > KEPT:
+            while len(where) > most:
                 where.popitem(last=False)
 
     # Which conversation
@@ -199,19 +213,10 @@ class RefoldHook(CustomLogger):
         first = [*takewhile(lambda one: _of(one, "role") != "user", said)]
         tag = _digest([_essence(one) for one in (*lead, *said[: len(first) + 1])])
         own = f"{owner}{APART}{session}"
-        if session and self._goes_on(own, body, may_be_trimmed=True):
+        if session and self._talks.talk(own).goes_on(body, may_be_trimmed=True):
             return own
         name = f"{own}~h{tag}" if session else f"{owner}{APART}chat-{tag}"
-        return name if self._goes_on(name, body) else f"{name}-{uuid4().hex[:8]}"
-
-    def _goes_on(self, name: str, body: "Sequence[Given]", *, may_be_trimmed: bool = False) -> bool:
-        talk = self._talks.talk(name)
-        with talk.lock:
-            known, order = talk._order, [talk._id(one) for one in body]
-            if order[: len(known)] == known or not may_be_trimmed:
-                return order[: len(known)] == known
-            there = aligned(known, order)
-            return there.keep == len(known) and any(place is not None for place in there.places)
+        return name if self._talks.talk(name).goes_on(body) else f"{name}-{uuid4().hex[:8]}"
 
 
 def _warn(text: str) -> None:

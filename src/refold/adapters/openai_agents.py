@@ -7,6 +7,9 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from contextvars import ContextVar
+from copy import deepcopy
+from dataclasses import replace
+from inspect import isawaitable
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -24,14 +27,16 @@ from agents.models import get_default_model
 from agents.run_config import CallModelData, ModelInputData
 from agents.tool_context import ToolContext
 
-from refold.adapters.openai_agents_items import History, Item, is_part, same
-from refold.adapters.talk import BRANCH, tools
+from refold.adapters.kept import BRANCH, GAPS, is_fork
+from refold.adapters.openai_agents_items import History, Item, Standing, is_part, same, standing_in
+from refold.adapters.talk import tools
 from refold.config import DEFAULT, Source, load_config
 from refold.core import codec
+from refold.core.errors import ConflictError, StoreError
 from refold.opening import DEFAULT_STORE
 from refold.opening import open as opened
 from refold.session import Session
-from refold.stores.store import Store, open_store
+from refold.stores.store import Forks, Store, open_store
 
 KEPT = 32
 """Histories at hand that are not the session's own: of agents that are tools, and what a handoff filtered."""
@@ -43,8 +48,9 @@ class _Run(NamedTuple):
     by: "RefoldSession"
     task: object
     history: History
+    own: History
     early: list[Item]
-    """What was shown, and so stored, before the SDK adds it."""
+    """What was shown of the session's own, and so stored, before the SDK adds it."""
 
 
 _RUN: ContextVar[_Run | None] = ContextVar("refold_run", default=None)
@@ -73,7 +79,7 @@ class RefoldSession:
         self._how: dict[str, Any] = {"model": model, "agent": agent, "config": settings}
         here = {"agents": {agent or DEFAULT: {"summarizer": {"run_in": "thread"}}}}
         self._aside = {**self._how, "config": load_config([settings, here])}
-        self._lock, self._branch = RLock(), 0
+        self._lock, self._branches = RLock(), [0]
         self._history: History | None = None
         self._others: deque[History] = deque(maxlen=KEPT)
         self._declared: dict[int, tuple[list[Any], dict[str, Any]]] = {}
@@ -102,7 +108,7 @@ class RefoldSession:
 
     def _add(self, items: Sequence[Item], run: _Run | None) -> None:
         with self._lock:
-            early = run.early if run and run.history is self._own else []
+            early = run.early if run and run.own is self._own else []
             new = items[len(early) :] if same(early, items) else items
             early.clear()
             self._own.add(new)
@@ -114,18 +120,39 @@ class RefoldSession:
             if not items:
                 return None
             first = places.index(places[-1])  # of those that the model said at once
-            new = own.session.fork(self._name(1), at=places[first - 1]) if first else self._open(1)
-            new.name(title=self.session_id)  # so that there is something in it
-            self._branch, self._history = self._branch + 1, History(new)
+            self._history = self._forked(own.session, places[first - 1] if first else None)
             self._history.add(items[first:-1])
             return items[-1]
 
+    def _forked(self, session: Session, at: int | None) -> History:
+        """One that goes on after a place, or from the beginning, under the first name that is free."""
+        for ahead in range(1, 1 + GAPS):
+            new = session.key._replace(conversation=self._name(ahead))
+            if any(session.store.read(new, 0, 1)):
+                continue
+            if at is not None:
+                session.fork(new.conversation, at=at)
+            elif isinstance(session.store, Forks):
+                session.store.fork(session.key, new, 0)
+            else:
+                kind = type(session.store).__name__
+                raise StoreError(f"{kind} cannot fork, so that nothing can be popped: clear the session")
+            self._branches.append(self._branches[-1] + ahead)
+            fork = self._open(0)
+            fork.name(title=self.session_id)  # so that there is something in it
+            return History(fork)
+        raise ConflictError(
+            f"{self._name(1)} and so on are conversations of others: pop from another session"
+        )
+
     def _clear(self) -> None:
+        """All that is the session's own, and no others that only have such a name."""
         with self._lock:
             self._newest()
-            for ahead in range(0, -self._branch - 1, -1):
-                self._open(ahead).clear()
-            self._branch, self._history = 0, None
+            while self._branches:
+                self._open(0).clear()
+                self._branches.pop()
+            self._branches, self._history = [0], None
 
     @property
     def _own(self) -> History:
@@ -135,10 +162,14 @@ class RefoldSession:
     def _newest(self) -> History:
         """Of the newest fork, where something was popped: perhaps by another process."""
         with self._lock:
-            own = self._history or History(self._open(0))
-            while any(self._store.read(own.session.key._replace(conversation=self._name(1)), 0, 1)):
-                self._branch += 1
-                own = History(self._open(0))
+            own, ahead = self._history or History(self._open(0)), 1
+            while ahead <= GAPS:
+                of, key = own.session.key, own.session.key._replace(conversation=self._name(ahead))
+                if any(self._store.read(key, 0, 1)) and is_fork(self._store, key, of):
+                    self._branches.append(self._branches[-1] + ahead)
+                    own, ahead = History(self._open(0)), 1
+                else:
+                    ahead += 1
             self._history = own
             return own
 
@@ -146,33 +177,50 @@ class RefoldSession:
         return opened(self._name(ahead), store=self._store, **self._how)
 
     def _name(self, ahead: int) -> str:
-        n = self._branch + ahead
+        n = self._branches[-1] + ahead
         return f"{self.session_id}{BRANCH}{n}" if n else self.session_id
 
     # What the model sees
 
-    def run_config(self, **rest: Any) -> RunConfig:
-        """With which every call of the model fits; `rest` is whatever else a run configuration has."""
+    def run_config(self, *, call_model_input_filter: Any = None, **rest: Any) -> RunConfig:
+        """With which every call of the model fits; `rest` is whatever else a run configuration has.
+
+        A filter of your own comes first: what it says otherwise, or puts in, is shown so and not stored.
+        """
 
         async def fitted(data: CallModelData[Any]) -> ModelInputData:
-            return await self._fitted(data, config)
+            given = deepcopy(data.model_data.input) if call_model_input_filter else []
+            made = call_model_input_filter(data) if call_model_input_filter else data.model_data
+            made = await made if isawaitable(made) else made
+            request = standing_in(given, made.input) if call_model_input_filter else Standing(made.input)
+            return await self._fitted(replace(data, model_data=made), config, request)
 
         config = RunConfig(call_model_input_filter=fitted, **rest)
         return config
 
-    async def _fitted(self, data: CallModelData[Any], config: RunConfig) -> ModelInputData:
+    async def _fitted(
+        self, data: CallModelData[Any], config: RunConfig, standing: Standing
+    ) -> ModelInputData:
         given, run, task = data.model_data, _RUN.get(), asyncio.current_task()
         request = await self._request(data, config)
+        if standing.passing:  # counted with the instructions
+            lent = [
+                request.get("instructions"),
+                *(codec.dumps(one).decode() for one in standing.passing.values()),
+            ]
+            request["instructions"] = "\n\n".join(filter(None, lent))
         model = self._model or _model_of(data.agent, config)
 
         def fitted() -> tuple[_Run, list[Any]] | None:
-            found = self._whose(given.input, data.agent.name, may_be_own=self._may_be_own(run, task))
+            may_be_own = not standing.is_otherwise and self._may_be_own(run, task)
+            found = self._whose(standing.items, data.agent.name, may_be_own=may_be_own)
             if found is None:
                 return None
-            history, new = found
+            (history, new), own = found, self._own
             history.add(new)
-            early = [*run.early, *new] if run and run.history is history else new
-            return _Run(self, task, history, early), history.fit(request, model)
+            early = run.early if run and run.own is own else []
+            early = [*early, *new] if history is own else early
+            return _Run(self, task, history, own, early), standing.placed(history.fit(request, model))
 
         done = await asyncio.to_thread(fitted)
         if done is None:

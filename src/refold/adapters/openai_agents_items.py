@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from threading import RLock
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from refold.adapters.align import numbered, standing, woven
 from refold.core import codec
 from refold.core.draft import Draft
 from refold.core.event import Said
@@ -249,3 +251,37 @@ def _as_output(item: Item) -> Item:
     """What the model said, as the SDK wants it."""
     is_output = item.get("type") == "message" and item.get("role") == "assistant" and "id" not in item
     return {"id": NO_ID, **item} if is_output else item
+
+
+# What a filter of the user's made of it
+
+
+class Standing(NamedTuple):
+    """What stands in one request, of all that was said."""
+
+    items: list[Item]
+    places: Mapping[bytes, int] = MappingProxyType({})
+    """Where each stands, by what it says."""
+    passing: Mapping[int, Item] = MappingProxyType({})
+    """What is in this request only."""
+    is_otherwise: bool = False
+    """Something is said in other words."""
+
+    def placed(self, shown: list[Item]) -> list[Item]:
+        """With what is in this request only."""
+        return woven(shown, [self.places.get(_key(one)) for one in shown], self.passing)
+
+
+def standing_in(history: Sequence[Item], request: Sequence[Item]) -> Standing:
+    keys = [*map(_key, history)], [*map(_key, request)]
+    stand = standing(*map(numbered, keys))
+    return Standing(
+        [request[n] for n in stand],
+        {keys[1][n]: n for n in stand},
+        {n: one for n, one in enumerate(request) if n not in stand},
+        any(keys[1][n] != keys[0][at] for n, at in stand.items()),
+    )
+
+
+def _key(item: Item) -> bytes:
+    return codec.dumps(_essence(item))

@@ -8,8 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from difflib import SequenceMatcher
-from itertools import groupby
+from itertools import groupby, zip_longest
 from operator import attrgetter, is_
 from typing import Any
 
@@ -18,6 +17,8 @@ from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, SystemPromptPart
 from pydantic_ai.models import ModelRequestContext
 
+from refold.adapters.align import standing
+from refold.adapters.kept import Otherwise
 from refold.adapters.pydantic_ai_words import SAID, Saying, Words, is_result, saying, to_json
 from refold.adapters.talk import Ask, Talks, tools
 from refold.config import Source
@@ -56,13 +57,13 @@ class Refold(AbstractCapability[Any]):
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
         asked = self._before = Asked(ctx.messages, request_context.messages, self._before)
-        shown = await self._talks.afit(self._name(ctx), asked.sayings, _ask(request_context, asked))
+        shown = await self._talks.afit(self._name(ctx), asked.said, _ask(request_context, asked))
         request_context.messages = asked.joined(shown)
         return request_context
 
     async def after_run(self, ctx: RunContext[Any], *, result: AgentRunResult[Any]) -> AgentRunResult[Any]:
         """Keeps the last answer, which no call of the model comes after."""
-        said = Asked(result.all_messages(), before=self._before).sayings
+        said = Asked(result.all_messages(), before=self._before).said
         await asyncio.to_thread(self._talks.keep, self._name(ctx), said)
         return result
 
@@ -117,42 +118,67 @@ class Asked:
         """What was put before a message of the history, or after all."""
         self._instead: dict[int, ModelMessage] = {}
         """What stands for a message of the history."""
-        known = self._go_on(before) if before else 0
-        for n, message in enumerate(self._history[known:], known):
-            self._take(n, message)
         self._is_whole = request is None or _same(self._history, request)
         if request is not None and not self._is_whole:
             self._compare(request)
+        elif request is None and before:  # what was asked last was asked in these words
+            self._instead = {n: one for n, one in before._instead.items() if before._is_of(n, self._history)}
+        known = self._go_on(before) if before else 0
+        begun = len(self.sayings)
+        for n, message in enumerate(self._history[known:], known):
+            self._take(n, message)
+        if before:  # the very same, where it says the same
+            for n, (one, two) in enumerate(
+                zip(self.sayings[begun:], before.sayings[begun:], strict=False), begun
+            ):
+                self.sayings[n] = two if one == two else one
+
+    def _is_of(self, n: int, history: Sequence[ModelMessage]) -> bool:
+        return n < len(history) and self._history[n] is history[n]
 
     def _go_on(self, before: "Asked") -> int:
         """Takes over what was there before, but for the newest, which others may have added to meanwhile."""
         known = len(before._history) - 1
         if not _same(before._history[:known], self._history[:known]):
             return 0
+        one, two = before._instead, self._instead
+        known = min([known, *(n for n in {*one, *two} if one.get(n) is not two.get(n))])
         self.sayings = before.sayings[: bisect_left(before.sayings, known, key=attrgetter("n"))]
         self.standing = {n: parts for n, parts in before.standing.items() if n < known}
         return known
 
     def _take(self, n: int, message: ModelMessage) -> None:
         """Results come first, as the framework itself has them from the next run on."""
-        if isinstance(message, ModelResponse):
-            self.sayings += [saying(message, None, n)] if message.parts else []
+        shown = self._instead.get(n, message)
+        if isinstance(shown, ModelResponse):
+            own = saying(message, None, n) if shown is not message else None
+            self.sayings += [saying(shown, None, n)._replace(own=own)] if shown.parts else []
             return
-        said = list[Saying]()
-        for place, part in enumerate(message.parts):
+        said, is_alike = list[Saying](), len(shown.parts) == len(message.parts)
+        for place, (part, known) in enumerate(zip_longest(shown.parts, message.parts[: len(shown.parts)])):
             if part.part_kind in SAID:
-                said.append(saying(message, part, n, place))
+                own = saying(message, known, n, place) if is_alike and known is not part else None
+                said.append(saying(shown, part, n, place)._replace(own=own))
             elif getattr(part, "scope", None) != "request" or n == len(self._history) - 1:
                 self.standing.setdefault(n, []).append(part)
         self.sayings += sorted(said, key=lambda one: not is_result(one.part))
 
+    @property
+    def said(self) -> list[Saying | Otherwise[Saying]]:
+        return [one if one.own is None else Otherwise(one.own, one) for one in self.sayings]
+
     def _compare(self, request: Sequence[ModelMessage]) -> None:
         """What was taken away is not missed: all that is known is made to fit."""
-        matcher = SequenceMatcher(None, [*map(id, self._history)], [*map(id, request)], autojunk=False)
-        for how, first, stop, start, end in matcher.get_opcodes():
-            if how in ("insert", "replace") and end - start >= stop - first:
-                self._instead.update(zip(range(first, stop), request[start:end], strict=False))
-                self.added[stop] = request[start + stop - first : end]
+        stand = standing([*map(id, self._history)], [*map(id, request)])
+        due = len(self._history)
+        for n in range(len(request) - 1, -1, -1):
+            at = stand.get(n)
+            if at is None or type(request[n]) is not type(self._history[at]):
+                self.added[due] = [request[n], *self.added.get(due, ())]
+                continue
+            due = at
+            if request[n] is not self._history[at]:
+                self._instead[at] = request[n]
 
     def joined(self, shown: Sequence[Saying]) -> list[ModelMessage]:
         """Messages again: the very same, where all of one is shown as it is."""
@@ -174,20 +200,20 @@ class Asked:
         for hidden in range(due, n):
             yield from self.added.get(hidden, ())
             if hidden == last and not (self.sayings and self.sayings[-1].n == last):
-                yield self._history[last]  # nothing is said in it: it is there to be answered
+                yield self._instead.get(last, self._history[last])  # it says nothing, and is to be answered
             elif hidden in self.standing:
                 yield ModelRequest(self.standing[hidden])
         if due <= n:
             yield from self.added.get(n, ())
 
     def _message(self, n: int, sayings: Sequence[Saying]) -> Any:
-        whole: Any = self._history[n]
+        whole: Any = self._instead.get(n, self._history[n])
         if isinstance(whole, ModelResponse):
-            return self._instead.get(n, whole) if sayings[0].whole is whole else sayings[0].whole
+            return sayings[0].whole
         shown, given = {one.place: one.part for one in sayings}, whole.parts
         kept = [at for at, part in enumerate(given) if at in shown or part.part_kind not in SAID]
         parts = [shown.get(at, given[at]) for at in kept]
-        return self._instead.get(n, whole) if _same(parts, given) else replace(whole, parts=parts)
+        return whole if _same(parts, given) else replace(whole, parts=parts)
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:

@@ -27,7 +27,17 @@ from pydantic_ai.messages import (
 )
 
 from refold.core import codec
-from refold.core.message import Media, Message, Opaque, Part, Reasoning, Text, ToolCall, ToolResult, Usage
+from refold.core.message import (
+    Media,
+    Message,
+    Opaque,
+    Part,
+    Reasoning,
+    Text,
+    ToolCall,
+    ToolResult,
+    Usage,
+)
 
 DIALECT = "pydantic-ai"
 SAID = frozenset(("user-prompt", "tool-return", "retry-prompt", "retry-feedback", "compaction", "speech"))
@@ -46,6 +56,8 @@ class Saying(NamedTuple):
     """Which part of that message it is."""
     said: tuple[Part, ...] = ()
     mark: str = ""
+    own: "Saying | None" = None
+    """What the history says there, where others say it otherwise in one request."""
 
 
 def saying(whole: Any, part: Any, n: int, place: int = 0) -> Saying:

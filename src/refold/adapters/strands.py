@@ -6,11 +6,11 @@ Without a `conversation` it is the agent's session; when its messages are taken 
 import asyncio
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from copy import deepcopy
 from hashlib import blake2b
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -22,6 +22,8 @@ from strands.tools import PythonAgentTool
 from strands.types.content import split_system_prompt
 from strands.types.session import decode_bytes_values, encode_bytes_values
 
+from refold.adapters.align import numbered, standing, woven
+from refold.adapters.kept import Otherwise
 from refold.adapters.talk import Ask, Talks, tools
 from refold.config import Source
 from refold.core import codec
@@ -46,6 +48,8 @@ MARK = "cachePoint"
 """A block that says nothing."""
 FAMILIES: dict[str, Any] = {"image": "image", "audio": "audio", "video": "file", "document": "file"}
 ENCODER = msgspec.msgpack.Encoder(enc_hook=repr)
+IDS = 10_000
+"""Messages whose first words are remembered."""
 TEXTS = ("txt", "md", "csv", "html")
 """Documents that are nothing but text."""
 
@@ -65,10 +69,10 @@ class RefoldPlugin(Plugin):
         agent: str | None = None,
     ) -> None:
         super().__init__()
-        self._words = Words()
-        self._talks = Talks(self._words, store=store, model=model, config=config, agent=agent)
+        self._talks = Talks(Words(), store=store, model=model, config=config, agent=agent)
         self._conversation = conversation
         self._begun: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._asked: WeakKeyDictionary[Any, list[_Asked]] = WeakKeyDictionary()
 
     @property
     def tools(self) -> list[Any]:
@@ -80,29 +84,33 @@ class RefoldPlugin(Plugin):
         agent.add_hook(self._ends, AfterInvocationEvent)
 
     def _begins(self, event: BeforeInvocationEvent) -> None:
-        self._words.look_again()
         if not event.agent.messages and event.agent in self._begun:
             self._begun[event.agent] += 1
 
     async def _ends(self, event: AfterInvocationEvent) -> None:
         """Keeps the last answer, which no call of the model comes after."""
         self._begun.setdefault(event.agent, 0)
-        await asyncio.to_thread(self._talks.keep, self._name(event.agent), list(event.agent.messages))
+        others = {id(one.content): one.said for one in self._asked.pop(event.agent, ())}
+        said = [others.get(id(one["content"]), one) for one in event.agent.messages]
+        await asyncio.to_thread(self._talks.keep, self._name(event.agent), said, is_asked=True)
 
     async def _fitted(self, context: InvokeModelContext) -> InvokeModelContext:
         """What others add to the messages of this one request stays in it, and out of the record."""
-        given, name = context.messages, self._name(context.agent)
-        said = list(context.agent.messages)
-        if len(said) != len(given):  # others have left some out, or put some in
-            self._words.look_again()
-            said = given
+        given, name, added = context.messages, self._name(context.agent), context.dynamic_trailing_blocks
+        said, stand = _said(list(context.agent.messages), _without(given, added))
+        self._asked[context.agent] = [
+            _Asked(one, one.own["content"]) for one in said if isinstance(one, Otherwise)
+        ]
         if context.model.stateful:  # the provider has what was said before
             await asyncio.to_thread(self._talks.keep, name, said)
             return context
-        shown = await self._talks.afit(name, said, _ask(context))
-        copies = {id(one): two for one, two in zip(said, given, strict=True)}
-        messages = [copies.get(id(one), one) for one in shown]
-        added = context.dynamic_trailing_blocks
+        passing = {n: one for n, one in enumerate(given) if n not in stand}
+        shown = await self._talks.afit(name, said, _ask(context, passing.values()))
+        handed = [one.shown if isinstance(one, Otherwise) else one for one in said]
+        places = {id(one): n for one, n in zip(handed, stand, strict=True)}
+        messages = [given[places[id(one)]] if id(one) in places else one for one in shown]
+        if passing:
+            messages = woven(messages, [places.get(id(one)) for one in shown], passing)
         if added and messages[-1] is not given[-1]:
             last = messages[-1]
             messages[-1] = {**last, "content": [*last["content"], *given[-1]["content"][-added:]]}
@@ -124,13 +132,44 @@ class RefoldPlugin(Plugin):
         return PythonAgentTool(about["name"], spec, run)
 
 
-def _ask(context: InvokeModelContext) -> Ask:
+class _Asked(NamedTuple):
+    """What the model was asked last in other words than the agent's."""
+
+    said: Otherwise[Any]
+    content: Any
+    """The agent's own words, as long as they are not changed."""
+
+
+def _said(history: list[Any], given: list[Any]) -> tuple[list[Any], dict[int, int]]:
+    """What was said of a history, as it stands in a request, and which one each of the request is."""
+    if given == history:
+        return history, {n: n for n in range(len(given))}
+    stand = standing(_keys(history), _keys(given))
+    pairs = ((history[at], given[n]) for n, at in stand.items())
+    return [one if one == two else Otherwise(one, two) for one, two in pairs], stand
+
+
+def _keys(messages: list[Any]) -> list[Hashable]:
+    """By which copies are known."""
+    return numbered([message.get("tracking_id") or Words().mark(message) for message in messages])
+
+
+def _without(messages: list[Any], blocks: int) -> list[Any]:
+    """So many of the newest that are made anew for each request."""
+    if not (blocks and messages):
+        return messages
+    return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"][:-blocks]}]
+
+
+def _ask(context: InvokeModelContext, passing: Iterable[Any]) -> Ask:
+    """What stands in this request only is counted with the system text."""
+    lent = [Words().read(one).text for one in passing]
     config: Any = context.model.get_config()
     config = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
     limits = {**(config.get("params") or {}), **config}
     lengths = (limits.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"))
     return Ask(
-        split_system_prompt(context.system_prompt)[0],
+        "\n\n".join(filter(None, [split_system_prompt(context.system_prompt)[0], *lent])) or None,
         [_declared(spec) for spec in context.tool_specs],
         config.get("model_id"),
         next(filter(None, lengths), None),
@@ -164,18 +203,10 @@ class Words:
 
     def __init__(self) -> None:
         self._ids: dict[str, str] = {}
-        self._looked: dict[int, tuple[Any, Any, int]] = {}
-
-    def look_again(self) -> None:
-        """Blocks may have been changed in place, or the messages are others."""
-        self._looked.clear()
 
     def mark(self, message: Any) -> Hashable:
-        known, content = self._looked.get(id(message)), message["content"]
-        if known is None or known[1] is not content:
-            seen = hash((message["role"], *[_seen(block) for block in content if MARK not in block]))
-            known = self._looked[id(message)] = (message, content, seen)
-        return known[2]
+        seen = [_seen(block) for block in message["content"] if MARK not in block]
+        return (message.get("tracking_id"), message["role"], *seen)
 
     def read(self, message: Any) -> Message:
         parts = tuple(_part(block) for block in message["content"] if MARK not in block)
@@ -183,6 +214,8 @@ class Words:
         role: Role = "tool" if answers else message["role"]
         id = f"said-{blake2b(codec.dumps([role, parts]), digest_size=12).hexdigest()}"
         own = message.get("tracking_id")
+        if own and len(self._ids) > IDS:
+            del self._ids[next(iter(self._ids))]
         return Message(role, parts, self._ids.setdefault(own, id) if own else id, usage=_usage(message))
 
     def write(self, message: Message, original: Any | None) -> Any:
