@@ -791,7 +791,7 @@ def test_what_another_middleware_hides_stays_hidden_and_is_not_stored_again_when
 
     session, fitting = AgentSession(session_id="s"), RefoldCompaction(store=store, model=MODEL, config=CONFIG)
     for _ in range(2):
-        door = Door(Reader(30), task=TASK)
+        door = Door(Reader(3), task=TASK)  # it ends with what is hidden
         agent = Agent(
             Scripted(door),
             tools=[read_ledger],
