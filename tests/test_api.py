@@ -312,6 +312,20 @@ def test_steps_tell_what_each_call_of_the_model_saw_by_kind(url):
         assert len(ok(run.http.get(f"{AT}/steps"))["steps"]) == 6
 
 
+def test_what_edits_were_to_save_is_told(http, url):
+    economy = {"agents": {"default": {"compact": {"economy": {"keep_tokens": 1_000, "risk": 1.0}}}}}
+    with refold.open("thrifty", store=url, model="gpt-5", config=economy) as chat:
+        chat.append({"role": "user", "content": "Which hats do we have?"})
+        for n in range(30):
+            chat.fit()
+            chat.append(tool_loop(1, start=n)[-2:])
+        expected = [one.at for one in chat.savings()]
+    assert expected
+    found = ok(http.get("/api/conversations/thrifty/savings"))["savings"]
+    assert [one["at"] for one in found] == expected
+    assert all(one["worth"]["removed"] > 0 and one["saved"] is None for one in found)
+
+
 # What can be done
 
 

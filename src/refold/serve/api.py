@@ -62,6 +62,7 @@ ENDPOINTS = (
     _get(f"{ONE}/diff", "diff", "What two views do not share", shapes.Difference, shapes.DiffAsked),
     _get(f"{ONE}/steps", "steps", "What each call of the model saw", shapes.Steps, shapes.StepsAsked),
     _get(f"{ONE}/explain", "explain", "Why a message is shown or not", Explanation, shapes.AtAsked),
+    _get(f"{ONE}/savings", "savings", "What edits were to save, and did", shapes.Savings),
     _get(f"{ONE}/overflow", "overflow", "How the next request stands to the window", Overflow),
     _get(f"{ONE}/export", "export", "The whole record, as lines of JSON", LINES),
     _get(f"{ONE}/events", "events", "What happens, live", EVENTS, shapes.EventsAsked),

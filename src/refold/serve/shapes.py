@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from refold.answers import Overflow
 from refold.core.event import Span
+from refold.outcome import Outcome
 
 TEXT_CHARS = 2_000
 """Of a message in a list; what is longer is read by `expand`."""
@@ -322,6 +323,11 @@ class Steps(Answer, frozen=True):
 
 
 # What can be done
+
+
+class Savings(Answer, frozen=True):
+    savings: list[Outcome]
+    """The oldest first."""
 
 
 class AtAsked(Asked, frozen=True, kw_only=True):

@@ -168,6 +168,10 @@ class Verbs:
         with self.rows.held(wish.key) as held:
             return explain(held.record, wish.query.at)
 
+    def savings(self, wish: Wish) -> shapes.Savings:
+        with self._session(wish.key) as session:
+            return shapes.Savings(session.savings())
+
     def steps(self, wish: Wish) -> shapes.Steps:
         with self._session(wish.key) as session:
             budget = session.fitter.budget
