@@ -724,6 +724,35 @@ def test_without_a_strategy_a_history_gives_the_agent_everything(store: str) -> 
     assert door.requests[-1].results == [ledger(n) for n in (1, 2, 3)]
 
 
+class Listening(Scripted):
+    """A model that notes whose words it was shown."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script)
+        self.authors: list[list[str | None]] = []
+
+    def _said(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[Content]:
+        self.authors.append([message.author_name for message in messages])
+        return super()._said(messages, options)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_history_names_who_answered_and_requests_are_as_without_refold(store: str, stream: bool) -> None:
+    def asked(*providers: ContextProvider) -> tuple[list[list[str | None]], list[str | None]]:
+        client = Listening(Door(Reader(3, wanted=None), window=100_000))
+        agent = Agent(client, name="Clerk", tools=[read_ledger], context_providers=providers)
+        session = AgentSession(session_id="named")
+        prefilled = [Message("user", [TASK]), Message("assistant", ["I begin."])]
+        ask(agent, prefilled, "Thank you.", session=session, stream=stream)
+        kept = asyncio.run(providers[0].get_messages("named", state=session.state.get("in_memory")))
+        return client.authors, [message.author_name for message in kept]
+
+    fitting = RefoldCompaction(store=store, model=MODEL, config=LARGE)
+    shown, named = asked(RefoldHistory(store=store), fitting)
+    assert (shown, named) == asked(InMemoryHistoryProvider())
+    assert named == [None, None, *["Clerk"] * 7, None, "Clerk"]
+
+
 # The page
 
 

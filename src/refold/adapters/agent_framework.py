@@ -8,7 +8,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from threading import Lock
 from typing import Any
 
@@ -34,6 +34,8 @@ from refold.stores.store import Store
 
 LOCAL = "agent_framework_local_history_persistence"
 """The id of conversations whose history the framework itself loads at each call of the model."""
+UNNAMED = "UnnamedAgent"
+"""What the framework calls the author of an answer when the agent has no name."""
 
 
 class RefoldCompaction(ContextProvider):
@@ -49,7 +51,8 @@ class RefoldCompaction(ContextProvider):
         agent: str | None = None,
     ) -> None:
         super().__init__(REFOLD)
-        self._talks = Talks(Words(), store=store, model=model, config=config, agent=agent)
+        self._words = Words()
+        self._talks = Talks(self._words, store=store, model=model, config=config, agent=agent)
         self._conversation = conversation
         self._tools = [self._tool(one) for one in tools()]
         self._offered: list[dict[str, Any]] = []
@@ -69,7 +72,8 @@ class RefoldCompaction(ContextProvider):
 
     async def before_run(self, *, agent: Any, session: Any, context: Any, state: dict[str, Any]) -> None:
         is_loaded = not getattr(agent, "require_per_service_call_history_persistence", False)
-        run = _Run(self, _name(self._conversation, session.session_id), is_loaded=is_loaded)
+        author = getattr(agent, "name", None) or UNNAMED
+        run = _Run(self, _name(self._conversation, session.session_id), author, is_loaded=is_loaded)
         context.metadata[self.source_id] = run
         context.extend_middleware(self.source_id, run)
         context.extend_tools(self.source_id, self._tools)
@@ -106,9 +110,9 @@ class RefoldCompaction(ContextProvider):
 class _Run(ChatMiddleware):
     """One run of an agent: it knows, before each call of the model, all that will be asked for."""
 
-    def __init__(self, refold: RefoldCompaction, name: str, *, is_loaded: bool) -> None:
+    def __init__(self, refold: RefoldCompaction, name: str, author: str, *, is_loaded: bool) -> None:
         """Whether the history `is_loaded`, before the run, or at each call of the model."""
-        self._refold, self._name, self._is_loaded = refold, name, is_loaded
+        self._refold, self._name, self._author, self._is_loaded = refold, name, author, is_loaded
         self._seen: list[Given] = []
 
     async def process(self, context: ChatContext, call_next: Callable[[], Awaitable[None]]) -> None:
@@ -125,11 +129,23 @@ class _Run(ChatMiddleware):
 
     async def _fit(self, ask: Ask, messages: list[Given]) -> bool:
         """The list is for this call alone: what is not shown need not stay in it."""
+        if self._seen and self._is_loaded:  # else all is known, or is saved without a name
+            self._sign(messages)
         said, shown = await self._refold._fit(self._name, ask, messages)
         self._seen = said or self._seen
         if shown != said:
             messages[:] = shown if len(said) == len(messages) else _placed(messages, said, shown)
         return shown != said
+
+    def _sign(self, messages: Sequence[Given]) -> None:
+        """What was answered comes last, and is stored before the framework names who answered."""
+        authors = self._refold._words.authors
+
+        def is_new(one: Given) -> bool:
+            return one.role in ("assistant", "tool") and one not in authors
+
+        for one in takewhile(is_new, reversed(messages)):
+            authors[one] = self._author
 
     def keep(self, asked: Sequence[Given], answers: Sequence[Given]) -> None:
         """What came after the last call of the model, or all that was said where none was fitted."""
