@@ -833,3 +833,32 @@ def test_what_another_middleware_hides_stays_hidden_and_is_not_stored_again_when
         said = [one.message.text for one in chat.get_all() if one.message.role == "tool"]
         assert [row.key.conversation for row in chat.store.conversations()] == ["s"]
     assert sum(text.startswith("Ledger 2,") for text in said) == 2
+
+
+@pytest.mark.parametrize("in_record", [False, True])
+def test_answers_that_another_middleware_masks_are_known_again_in_every_run(
+    store: str, in_record: bool
+) -> None:
+    steps = iter(["read", "The first is herring.", "read", "The second is herring.", "Herring it is."])
+
+    def script(request: Request) -> Reply:
+        step = next(steps)
+        call = Call(f"call_{len(door.requests)}", "read_ledger", {"number": 1})
+        return Reply("", (call,)) if step == "read" else Reply(step)
+
+    door, session = Door(script), AgentSession(session_id="masked")
+    history = RefoldHistory(store=store) if in_record else InMemoryHistoryProvider()
+    agent = provided(store, door, history, middleware=[Masks(lambda text: text.replace("herring", "[fish]"))])
+    ask(agent, "One.", "Two.", "Three.", session=session)
+    assert not any("herring" in request.text for request in door.requests)
+    assert [one["content"] for one in door.requests[-1].messages if one["content"].startswith("The ")] == [
+        "The first is [fish].",
+        "The second is [fish].",
+    ]
+    assert [text for role, text in record(store, "masked") if role == "assistant" and text] == [
+        "The first is herring.",
+        "The second is herring.",
+        "Herring it is.",
+    ]
+    with refold.open("masked", store=store) as chat:
+        assert [row.key.conversation for row in chat.store.conversations()] == ["masked"]
