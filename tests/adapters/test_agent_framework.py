@@ -724,6 +724,35 @@ def test_without_a_strategy_a_history_gives_the_agent_everything(store: str) -> 
     assert door.requests[-1].results == [ledger(n) for n in (1, 2, 3)]
 
 
+class Listening(Scripted):
+    """A model that notes whose words it was shown."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script)
+        self.authors: list[list[str | None]] = []
+
+    def _said(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[Content]:
+        self.authors.append([message.author_name for message in messages])
+        return super()._said(messages, options)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_history_names_who_answered_and_requests_are_as_without_refold(store: str, stream: bool) -> None:
+    def asked(*providers: ContextProvider) -> tuple[list[list[str | None]], list[str | None]]:
+        client = Listening(Door(Reader(3, wanted=None), window=100_000))
+        agent = Agent(client, name="Clerk", tools=[read_ledger], context_providers=providers)
+        session = AgentSession(session_id="named")
+        prefilled = [Message("user", [TASK]), Message("assistant", ["I begin."])]
+        ask(agent, prefilled, "Thank you.", session=session, stream=stream)
+        kept = asyncio.run(providers[0].get_messages("named", state=session.state.get("in_memory")))
+        return client.authors, [message.author_name for message in kept]
+
+    fitting = RefoldCompaction(store=store, model=MODEL, config=LARGE)
+    shown, named = asked(RefoldHistory(store=store), fitting)
+    assert (shown, named) == asked(InMemoryHistoryProvider())
+    assert named == [None, None, *["Clerk"] * 7, None, "Clerk"]
+
+
 # The page
 
 
@@ -804,3 +833,32 @@ def test_what_another_middleware_hides_stays_hidden_and_is_not_stored_again_when
         said = [one.message.text for one in chat.get_all() if one.message.role == "tool"]
         assert [row.key.conversation for row in chat.store.conversations()] == ["s"]
     assert sum(text.startswith("Ledger 2,") for text in said) == 2
+
+
+@pytest.mark.parametrize("in_record", [False, True])
+def test_answers_that_another_middleware_masks_are_known_again_in_every_run(
+    store: str, in_record: bool
+) -> None:
+    steps = iter(["read", "The first is herring.", "read", "The second is herring.", "Herring it is."])
+
+    def script(request: Request) -> Reply:
+        step = next(steps)
+        call = Call(f"call_{len(door.requests)}", "read_ledger", {"number": 1})
+        return Reply("", (call,)) if step == "read" else Reply(step)
+
+    door, session = Door(script), AgentSession(session_id="masked")
+    history = RefoldHistory(store=store) if in_record else InMemoryHistoryProvider()
+    agent = provided(store, door, history, middleware=[Masks(lambda text: text.replace("herring", "[fish]"))])
+    ask(agent, "One.", "Two.", "Three.", session=session)
+    assert not any("herring" in request.text for request in door.requests)
+    assert [one["content"] for one in door.requests[-1].messages if one["content"].startswith("The ")] == [
+        "The first is [fish].",
+        "The second is [fish].",
+    ]
+    assert [text for role, text in record(store, "masked") if role == "assistant" and text] == [
+        "The first is herring.",
+        "The second is herring.",
+        "Herring it is.",
+    ]
+    with refold.open("masked", store=store) as chat:
+        assert [row.key.conversation for row in chat.store.conversations()] == ["masked"]

@@ -8,7 +8,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from threading import Lock
 from typing import Any
 
@@ -21,10 +21,13 @@ from agent_framework import (
     FunctionInvocationContext,
     FunctionTool,
     HistoryProvider,
+    SessionContext,
 )
 from agent_framework import Message as Given
 
 from refold.adapters.agent_framework_words import REFOLD, Words, says, told
+from refold.adapters.kept import Otherwise
+from refold.adapters.kept import shown as as_shown
 from refold.adapters.talk import WARM, Ask, Talks, tools
 from refold.config import Source
 from refold.core.draft import PART
@@ -34,6 +37,8 @@ from refold.stores.store import Store
 
 LOCAL = "agent_framework_local_history_persistence"
 """The id of conversations whose history the framework itself loads at each call of the model."""
+UNNAMED = "UnnamedAgent"
+"""What the framework calls the author of an answer when the agent has no name."""
 
 
 class RefoldCompaction(ContextProvider):
@@ -49,7 +54,8 @@ class RefoldCompaction(ContextProvider):
         agent: str | None = None,
     ) -> None:
         super().__init__(REFOLD)
-        self._talks = Talks(Words(), store=store, model=model, config=config, agent=agent)
+        self._words = Words()
+        self._talks = Talks(self._words, store=store, model=model, config=config, agent=agent)
         self._conversation = conversation
         self._tools = [self._tool(one) for one in tools()]
         self._offered: list[dict[str, Any]] = []
@@ -62,14 +68,18 @@ class RefoldCompaction(ContextProvider):
     async def __call__(self, messages: list[Given]) -> bool:
         """As a strategy only: what is not shown stays in the list, since the next call gets it again."""
         whole = [message for message in messages if REFOLD not in message.additional_properties]
-        said, shown = await self._fit(_name(self._conversation, None), Ask(tools=self._offered), whole)
-        if said:
-            messages[:] = _placed(whole, said, shown, _left_out)
+        name, (said, ask) = _name(self._conversation, None), self._said(Ask(tools=self._offered), whole)
+        if not said:
+            return False
+        shown = await self._talks.afit(name, said, ask)
+        messages[:] = _placed(whole, said, shown, _left_out)
         return shown != said
 
     async def before_run(self, *, agent: Any, session: Any, context: Any, state: dict[str, Any]) -> None:
         is_loaded = not getattr(agent, "require_per_service_call_history_persistence", False)
-        run = _Run(self, _name(self._conversation, session.session_id), is_loaded=is_loaded)
+        author = getattr(agent, "name", None) or UNNAMED
+        name = _name(self._conversation, session.session_id)
+        run = _Run(self, name, author, context, is_loaded=is_loaded)
         context.metadata[self.source_id] = run
         context.extend_middleware(self.source_id, run)
         context.extend_tools(self.source_id, self._tools)
@@ -79,17 +89,17 @@ class RefoldCompaction(ContextProvider):
         run, answers = context.metadata[self.source_id], context.response.messages if context.response else []
         await asyncio.to_thread(run.keep, context.input_messages, answers)
 
-    async def _fit(self, name: str, ask: Ask, whole: Sequence[Given]) -> tuple[list[Given], list[Given]]:
-        """What was said, of all that is about to be sent, and what is to be shown instead."""
+    def _said(self, ask: Ask, whole: Sequence[Given]) -> tuple[list[Given], Ask]:
+        """What was said, of all that is about to be sent; the rest belongs to what is asked."""
         histories = {kind.__name__ for kind in _kinds(HistoryProvider)}
         said, beside = list[Given](), list[Given]()
         for message in whole:
             (said if _is_said(message, histories) else beside).append(message)
         if all(message.role == "tool" for message in said):  # the rest is at the model's service
-            return [], []
+            return [], ask
         lent = [message.text for message in beside if not _is_out(message)]
         system = "\n".join(filter(None, [ask.system, *lent]))
-        return said, await self._talks.afit(name, said, ask._replace(system=system or None))
+        return said, ask._replace(system=system or None)
 
     def _tool(self, about: dict[str, Any]) -> FunctionTool:
         name = about["name"]
@@ -106,10 +116,14 @@ class RefoldCompaction(ContextProvider):
 class _Run(ChatMiddleware):
     """One run of an agent: it knows, before each call of the model, all that will be asked for."""
 
-    def __init__(self, refold: RefoldCompaction, name: str, *, is_loaded: bool) -> None:
+    def __init__(
+        self, refold: RefoldCompaction, name: str, author: str, begun: SessionContext, *, is_loaded: bool
+    ) -> None:
         """Whether the history `is_loaded`, before the run, or at each call of the model."""
-        self._refold, self._name, self._is_loaded = refold, name, is_loaded
-        self._seen: list[Given] = []
+        self._refold, self._name, self._author, self._is_loaded = refold, name, author, is_loaded
+        self._begun = begun
+        self._own: list[Given] = []
+        self._seen: list[Given | Otherwise[Given]] = []
 
     async def process(self, context: ChatContext, call_next: Callable[[], Awaitable[None]]) -> None:
         by_client = getattr(context.client, "compaction_strategy", None)
@@ -125,11 +139,42 @@ class _Run(ChatMiddleware):
 
     async def _fit(self, ask: Ask, messages: list[Given]) -> bool:
         """The list is for this call alone: what is not shown need not stay in it."""
-        said, shown = await self._refold._fit(self._name, ask, messages)
-        self._seen = said or self._seen
+        if self._seen and self._is_loaded:  # else all is known, or is saved without a name
+            self._sign(messages)
+        said, ask = self._refold._said(ask, messages)
+        if not said:
+            return False
+        self._seen = await asyncio.to_thread(self._known, messages, said)
+        shown = await self._refold._talks.afit(self._name, self._seen, ask)
         if shown != said:
             messages[:] = shown if len(said) == len(messages) else _placed(messages, said, shown)
         return shown != said
+
+    def _sign(self, messages: Sequence[Given]) -> None:
+        """What was answered comes last, and is stored before the framework names who answered."""
+        authors = self._refold._words.authors
+
+        def is_new(one: Given) -> bool:
+            return one.role in ("assistant", "tool") and one not in authors
+
+        for one in takewhile(is_new, reversed(messages)):
+            authors[one] = self._author
+
+    def _known(self, messages: Sequence[Given], said: Sequence[Given]) -> list[Given | Otherwise[Given]]:
+        """What others say otherwise in a request may be known as the session has it: last answers are."""
+        if not self._seen:
+            whole = self._begun.get_messages(include_input=True)
+            self._own = whole if len(whole) == len(messages) else []  # else it is not told which is which
+        own = {id(two): one for one, two in zip(self._own, messages, strict=False) if _is_otherwise(one, two)}
+        if not own:
+            return [*said]
+        talk = self._refold._talks.talk(self._name)
+
+        def known(one: Given) -> Given | Otherwise[Given]:
+            mine = own.get(id(one), one)
+            return Otherwise(mine, one) if talk.knows(mine) and not talk.knows(one) else one
+
+        return [*map(known, said)]
 
     def keep(self, asked: Sequence[Given], answers: Sequence[Given]) -> None:
         """What came after the last call of the model, or all that was said where none was fitted."""
@@ -137,7 +182,7 @@ class _Run(ChatMiddleware):
         if not self._seen:
             known, new = Recorded(talks).messages(self._name), [*asked, *answers]
         else:
-            last = _known_by(self._seen[-1])
+            last = _known_by(as_shown(self._seen[-1]))
             old = max((n for n, message in enumerate(answers, 1) if _known_by(message) == last), default=0)
             known, new = self._seen, [*answers[old:]]
         talks.keep(self._name, [*known, *filter(says, new)])
@@ -147,6 +192,10 @@ def _known_by(message: Given) -> Hashable:
     """Calls and results by their ids: others may have said them otherwise in the request."""
     ids = tuple((one.type, one.call_id) for one in message.contents if one.call_id)
     return ids or Words().mark(message)
+
+
+def _is_otherwise(one: Given, two: Given) -> bool:
+    return one.role == two.role and [*map(id, one.contents)] != [*map(id, two.contents)]
 
 
 class RefoldHistory(HistoryProvider):

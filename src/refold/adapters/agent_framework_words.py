@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from agent_framework import Content
@@ -31,6 +32,10 @@ PASSING = ("raw_representation", "exception")
 class Words:
     content_of = attrgetter("contents")
 
+    def __init__(self) -> None:
+        self.authors: WeakKeyDictionary[Given, str] = WeakKeyDictionary()
+        """Of answers that are stored before the framework names their authors."""
+
     def mark(self, message: Given) -> Hashable:
         said = [_glance(content) for content in message.contents if content.type not in APPROVALS]
         return (_id(message), message.role, *said)
@@ -39,7 +44,10 @@ class Words:
         said = [content for content in message.contents if content.type not in APPROVALS]
         contents = sorted(said, key=partial(_is_last, message.role))
         parts = tuple(map(_part, contents))
-        about = {DIALECT: meta} if (meta := _beyond(message, contents, parts)) else None
+        meta = _beyond(message, contents, parts)
+        if message.author_name is None and message in self.authors:
+            meta["author_name"] = self.authors[message]  # it is not sent yet, and takes no room
+        about = {DIALECT: meta} if meta else None
         role = ROLES.get(message.role, "user")
         return Message(role, parts, _id(message), meta=about, name=message.author_name)
 
@@ -178,7 +186,7 @@ def told(said: Sequence[Message]) -> Given:
     return Given(
         meta.get("role", first.role),
         [Content.from_dict({**_content(part).to_dict(), **more[n]}) for n, part in enumerate(parts)],
-        author_name=first.name,
+        author_name=meta.get("author_name", first.name),
         message_id=None if DIGEST.fullmatch(id) else id,
         additional_properties=meta.get("additional_properties"),
     )

@@ -221,6 +221,12 @@ class Kept(Generic[M]):
             there = aligned(known, order)
             return there.keep == len(known) and any(place is not None for place in there.places)
 
+    def knows(self, message: M) -> bool:
+        """It was said, in these words or under this id."""
+        with self.lock:
+            self._catch_up()
+            return self._look(message).id in self._times
+
     def _take(self, messages: "Sequence[M | Otherwise[M]]", *, is_asked: bool) -> dict[int, int]:
         """Stores what is new among all that the framework has; which of the messages each of the known is.
 
