@@ -440,11 +440,11 @@ def test_every_line_of_the_log_is_json_and_has_no_secret(tmp_path):
 
 
 def test_every_setting_of_the_service_is_on_the_page_with_its_default():
-    page = (ROOT / "docs" / "configuration.md").read_text().partition("## Of the service")[2]
-    rows = [Setting(path, value, "") for path, value in [*every(ServeSettings()), *every(TokenSettings())]]
-    for row in rows:
-        default = "" if row.value in (None, (), "") else f"`{row.shown}` "
-        assert f"\n| `{row.name}` | {default}| " in page, row
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text().partition("\nUnder `serve`")[2]
+    for struct, before in ((ServeSettings(), ""), (TokenSettings(), "tokens[].")):
+        for row in (Setting(path, value, "") for path, value in every(struct)):
+            default = "" if row.value in (None, (), "") else f"`{row.shown}` "
+            assert f"\n| `{before}{row.name}` | {default}| " in page, row
 
 
 def test_every_metric_is_on_the_page():

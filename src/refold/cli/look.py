@@ -165,7 +165,7 @@ def explain(session: Session, at: At, json: Json = False) -> None:
 
 @conversing
 def savings(session: Session, json: Json = False) -> None:
-    """What edits were expected to save, and what they did by the provider's own numbers.
+    """What edits were expected to save in money, and what they did.
 
     An edit makes the provider's cache forget what comes after it, and every later request shorter. It is
     known where the model's prices are; what came of it, where answers are appended with their usage.
