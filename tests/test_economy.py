@@ -140,10 +140,54 @@ def test_when_the_cache_is_cold_anyway_there_is_nothing_to_wait_for(monkeypatch)
     assert event.worth.rewritten == 0
 
 
-def test_other_tools_make_the_cache_cold():
-    chat, _ = talk(30)
-    tool = {"type": "function", "function": {"name": "write", "parameters": {"type": "object"}}}
-    assert chat.fit(dialect="openai-chat", tools=[tool]).report.edits
+TOOL = {"type": "function", "function": {"name": "write", "parameters": {"type": "object"}}}
+
+
+def test_with_tools_that_are_new_no_batch_is_waited_for_but_what_may_be_lost_still_counts():
+    chat, _ = talk(14, settings=config(risk=1.0))
+    assert not chat.fit(dialect="openai-chat").report.edits
+    assert chat.fit(dialect="openai-chat", tools=[TOOL]).report.edits
+    careful, _ = talk(14)
+    assert not careful.fit(dialect="openai-chat", tools=[TOOL]).report.edits
+
+
+def test_tools_that_come_and_go_are_not_new_each_time():
+    chat, _ = talk(0)
+    acted = 0
+    for n in range(60):
+        acted += bool(chat.fit(dialect="openai-chat", tools=[TOOL] if n % 2 else None).report.edits)
+        chat.append(step(n), dialect="openai-chat")
+    assert acted <= len([n for n in talk(60)[1] if n.edits]) + 1
+
+
+def test_a_history_that_is_not_kept_here_is_not_made_smaller_for_money():
+    """Nobody would remember what was hidden in the last request: each would be another one."""
+    chat, _ = talk(120)
+    history = whole(chat)
+    assert refold.fit(history, model=MODEL, config=config(), dialect="openai-chat") == history
+
+
+def whole(chat) -> list[dict]:
+    with refold.open("copy", store="memory://", model=MODEL) as copy:
+        copy.append([one.message for one in chat.get_all()])
+        return copy.fit(dialect="openai-chat").messages
+
+
+def test_what_somebody_took_back_stays_until_the_window_asks():
+    chat, _ = talk(60, settings=config(risk=0.5))
+    assert chat.view().items[-1].edit is None
+    while any(item.edit is not None for item in chat.view().items):
+        chat.undo()
+    shown = chat.view().tokens
+    assert not chat.fit(dialect="openai-chat").report.edits
+    assert chat.view().tokens == shown
+
+
+def test_its_edits_say_why():
+    chat, _ = talk(120)
+    edit = next(event for event in chat.events() if isinstance(event, Replaced))
+    assert "costs more than to hide it" in edit.why
+    assert "compact.economy" in edit.why
 
 
 def test_an_explicit_expiry_and_the_window_ask_nobody_whether_they_pay():

@@ -319,10 +319,10 @@ class Fitter:
         self, budget: Budget, tokens: int, override: Override, notices: list[str], fired: Sequence[str]
     ) -> list[Replaced]:
         """Since it must be, or since it pays."""
-        prices, beside = self.meter.limits.cached, self._known.text
+        prices = self.meter.limits.cached
         if not fired:
             return self._economize(budget, tokens, override) if self.thrift.economy else []
-        self.reducer.terms = self.thrift.terms(prices, budget, self.meter, beside) if prices else None
+        self.reducer.terms = self.thrift.terms(prices, budget, self.meter) if prices else None
         try:
             return self._climb(budget, tokens, override, notices, fired)
         finally:

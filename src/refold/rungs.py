@@ -19,6 +19,7 @@ from refold.policies.summarize import Part, Summarize, Swap, longest
 from refold.policies.window import Window
 from refold.settings import AgentSettings
 
+THRIFTY = "to carry it costs more than to hide it"
 ROOMIER = 1.25
 """How much longer a model's summary may be than one by rule, where there is little room."""
 
@@ -31,9 +32,20 @@ def ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> Ladder:
     return Ladder((*cheap(settings, own), *last))
 
 
-def thrifty(settings: AgentSettings, own: Sequence[Policy] = ()) -> Ladder:
-    """Those that are climbed to save money: nothing is cut for it that could stand whole or be put away."""
-    return Ladder((*cheap(settings, own), strategy(settings, settings.compaction.strategy)))
+def thrifty(settings: AgentSettings, own: Sequence[Policy] = ()) -> Policy:
+    """Those that are climbed to save money: nothing is cut for it that could stand whole or be put away.
+
+    What somebody took an edit back from stays as it is, until the window asks for it.
+    """
+    ladder = Ladder((*cheap(settings, own), strategy(settings, settings.compaction.strategy)))
+
+    def policy(view: View, budget: Budget, count: Count, /) -> Plan:
+        plan = ladder(view, budget, count)
+        if any(edit.span.meets(span) for edit in plan for span in view.spared):
+            return ()
+        return [msgspec.structs.replace(edit, why=THRIFTY, setting=("compact", "economy")) for edit in plan]
+
+    return policy
 
 
 def cheap(settings: AgentSettings, own: Sequence[Policy]) -> list[Policy]:

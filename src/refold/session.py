@@ -47,6 +47,7 @@ from refold.outcome import Outcome, outcomes
 from refold.record import Record
 from refold.reducer import Order, Reducer
 from refold.stores.store import Attended, Forks, Ids, Key, Listening, Memories, Memory, Snapshots, Store
+from refold.tokens.limits import find
 from refold.toolbox import Toolbox, declared
 from refold.transfer import export_lines
 
@@ -555,7 +556,8 @@ class Session:
 
     def savings(self) -> list[Outcome]:
         """Which edits were made to save money or tokens, what was expected of each, and what came of it."""
-        prices = self.fitter.meter.limits.cached
+        model = self.record.live.state.model or self.fitter.model
+        prices = find(model, self.config.models).limits.cached if model else None
         return list(outcomes(self.events(), self.record.view, prices))
 
     def search(self, query: str, *, limit: int = 10, everywhere: bool = False) -> list[Hit]:

@@ -13,6 +13,8 @@ from refold.tokens.limits import same_model
 
 PATIENCE = 1.1
 """By how much a view must have grown before what did not pay is looked at again."""
+MOST_SETS = 20
+"""Sets of tools that are remembered."""
 COLD = 0.25
 """Of what is kept: so much more is put away where the cache has forgotten everything anyway."""
 
@@ -23,21 +25,24 @@ class Thrift:
     def __init__(self, record: Record, compact: Compact) -> None:
         self._record, self.economy = record, compact.thrift
         self._asked_at = 0.0
-        self._beside: object = None
+        self._asked: dict[object, float] = {}
+        """When requests were made with what stood beside the messages: tools and system text."""
         self._declined = 0
         """Below so many tokens it was found not to pay yet."""
 
     def asked(self, beside: object) -> None:
-        """A request was made, with this beside its messages: tools and system text."""
-        self._asked_at, self._beside = time.time(), beside
+        """A request was made, with this beside its messages."""
+        self._asked_at = self._asked[beside] = time.time()
+        if len(self._asked) > MOST_SETS:
+            del self._asked[min(self._asked, key=self._asked.__getitem__)]
 
     def found(self, tokens: int, is_worth_it: bool) -> None:
         self._declined = 0 if is_worth_it else int(tokens * PATIENCE)
 
-    def terms(self, prices: Prices, budget: Budget, meter: Meter, beside: object) -> Terms:
+    def terms(self, prices: Prices, budget: Budget, meter: Meter) -> Terms:
         """Of an edit that must be made, whatever it costs."""
         calls = max(1, self._record.live.state.step)
-        return Terms(prices, calls, self._is_cold(meter, beside), budget.ratio)
+        return Terms(prices, calls, self._is_cold(meter), budget.ratio)
 
     def due(
         self, tokens: int, least: int, budget: Budget, meter: Meter, beside: object
@@ -50,23 +55,29 @@ class Thrift:
         if economy is None or prices is None or not state.step or tokens < least:
             return None
         keep = economy.keep_tokens
-        forced = self.terms(prices, budget, meter, beside)
-        if tokens < self._declined and not forced.is_cold:
+        forced = self.terms(prices, budget, meter)
+        is_new = forced.is_cold or self._is_new(beside)
+        if tokens < self._declined and not is_new:
             return None
         waited = batch(prices, keep, state.total * budget.ratio / state.step)
-        trigger = least + keep + int(COLD * keep if forced.is_cold else waited)
+        trigger = least + keep + int(COLD * keep if is_new else waited)
         if tokens < trigger or trigger >= budget.trigger:  # else the window asks for it first
             return None
         sums = (state.total, state.carried, state.shown, state.rewritten)
         terms = Terms(prices, forced.calls, forced.is_cold, budget.ratio, stake(prices, economy.risk, *sums))
         return budget.down_to(least + keep, trigger), terms
 
-    def _is_cold(self, meter: Meter, beside: object) -> bool:
-        """The cache has nothing of this view: it is old, or the model or the tools are others."""
+    def _is_new(self, beside: object) -> bool:
+        """Nothing is cached behind these tools, so that no batch need be waited for. What is cached behind others
+        may be asked for again: it is still to be lost.
+        """
+        cache_s = (self.economy or Economy()).cache_s
+        return bool(self._asked_at) and time.time() - self._asked.get(beside, 0.0) > cache_s
+
+    def _is_cold(self, meter: Meter) -> bool:
+        """The cache has nothing of this view: it is old, or another model is asked."""
         state = self._record.live.state
         if not state.step or not same_model(state.model, meter.model):
-            return True
-        if self._asked_at and beside != self._beside:
             return True
         cache_s = (self.economy or Economy()).cache_s
         return time.time() - (self._asked_at or self._answered_at()) > cache_s

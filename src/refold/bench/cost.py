@@ -30,6 +30,7 @@ from refold.bench.recorded import load
 from refold.bench.tables import Sheet, show, write
 from refold.bench.trace import Json, Trace
 from refold.bench.ways import OTHERS, Bill
+from refold.config import DEFAULT as DEFAULT_AGENT
 from refold.config import load_config
 from refold.core.codec import dumps
 from refold.core.errors import NotFoundError, SettingError
@@ -179,8 +180,11 @@ def main(
     if policy is not None:
         files = [file.strip() for file in policy.split(",")]
         for file in files:
-            load_config(file)
+            if (agents := load_config(file).agents) and DEFAULT_AGENT not in agents:
+                raise SettingError(file, f"has no agent {DEFAULT_AGENT!r}, only {', '.join(sorted(agents))}")
         arms = [("append only", None), (DEFAULT, None), *((file, file) for file in files)]
+    for model in models.split(","):
+        Bill(model)  # prices that are not known are told before anything is replayed
     which = Which(owner, conversation or ())
     rows = measure(load(data, least=LEAST, which=which, seed=seed), lengths, models.split(","), arms, jobs)
     if numbers is not None:

@@ -26,6 +26,7 @@ from refold.bench.recorded import SMALLEST, each, large, load
 from refold.bench.replay import MOST_ROUNDS, Arm, Mode, Reach, Replay, Run, pinned, replay
 from refold.bench.tables import Sheet, show, write
 from refold.bench.trace import Json, Probe, Trace, text_of
+from refold.config import DEFAULT, load_config
 from refold.core.codec import dumps
 from refold.core.errors import NotFoundError, RefoldError, SettingError
 
@@ -199,6 +200,10 @@ def arms_of(
     named = {"default": "", **dict(zip(names, files, strict=True))}
     windows: list[int | None] = [*percents] if budget else [None]
     arms = [Arm(name, p, mode, file, model, agent) for p in windows for name, file in named.items()]
+    for file in files:
+        if agent is None and (known := load_config(file).agents) and DEFAULT not in known:
+            others = ", ".join(sorted(known))
+            raise SettingError(file, f"has no agent {DEFAULT!r}; --agent says which: {others}")
     for arm in arms:
         arm.config(10**6)  # a fault in it is told before anything is replayed
     return arms

@@ -1,9 +1,11 @@
 """The steps of a demo as they happen: a table that moves for people, a line each for pipes."""
 
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from refold.cli.words import clip, one_line
@@ -80,6 +82,14 @@ class Table:
             yield Text.assemble("sent  ", (sent, "green"), f" {newest.sent:,} of {self.window:,}")
 
 
+def _print(table: Table, step: "Step") -> None:
+    try:
+        print(table.line(step), flush=True)
+    except BrokenPipeError:  # nobody reads any more: no reason to go on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(0) from None
+
+
 @contextmanager
 def watching(table: Table) -> Iterator[Callable[["Step"], None]]:
     """Gives a function to call with each step."""
@@ -90,7 +100,7 @@ def watching(table: Table) -> Iterator[Callable[["Step"], None]]:
         for title in table.titles:
             print(title)
         print(f"{'step':>4}  {'call':<44}  {'said':>9}  {'sent':>7}  {'window':<10}  edits")
-        yield lambda step: print(table.line(step), flush=True)
+        yield partial(_print, table)
         return
     from rich.console import Console
     from rich.live import Live

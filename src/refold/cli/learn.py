@@ -24,7 +24,7 @@ from refold.cli.words import one_line, plural
 from refold.config import DEFAULT, AgentSettings, Config, with_database
 from refold.core import codec
 from refold.core.codec import dumps
-from refold.core.errors import CorruptError, NotFoundError
+from refold.core.errors import CorruptError, NotFoundError, SettingError
 from refold.core.event import Expiry
 from refold.meter import Meter
 from refold.policies.lasting import CONFIDENCE, ENOUGH, Lesson, Trial, propose, wanted
@@ -63,6 +63,8 @@ def learn(
     Prints settings as YAML, with the evidence: a result is needed in a later step that takes an exact value
     from it, or asks for it again. Nothing is changed.
     """
+    if out is not None and out.exists():
+        raise SettingError("--out", f"{one_line(str(out))} is there already; name another")
     access = Access.to(store, config, for_settings=True)
     with access.open() as backend:
         settings = with_database(access.config, backend)

@@ -155,7 +155,9 @@ def savings(found: Sequence[Outcome]) -> None:
         saved = "not known" if one.saved is None else f"${one.saved:,.4f}"
         cells = [(cell, "") for cell in (*numbers, saved)]
         table.line((f"#{one.at}", EDIT), *cells, (one_line(one.why), "dim"))
-    total = f"${sum(one.saved or 0.0 for one in found):,.4f} saved so far, by the provider's own numbers."
+    known = [one.saved for one in found if one.saved is not None]
+    total = f"${sum(known):,.4f} saved so far, by the provider's own numbers."
+    total = total if known else "What came of it is not known: no usage was appended, or no prices are known."
     table.line(
         (total if found else "No edit was weighed yet: that takes a model whose prices are known.", "bold")
     )

@@ -12,12 +12,24 @@ RefoldError
     └── NewerError     written by a newer refold than this one
 """
 
+from typing import Any
+
 
 class RefoldError(Exception):
     """The root: `except RefoldError` catches whatever refold raises on purpose.
 
     Its text says where, why and what to do.
     """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it is, for another process: `__init__` may want more than the text."""
+        return _again, (type(self), self.args), self.__dict__
+
+
+def _again(kind: type[RefoldError], args: tuple[Any, ...]) -> RefoldError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 class MessageError(RefoldError):
