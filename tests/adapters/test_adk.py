@@ -83,7 +83,7 @@ class Scripted(BaseLlm):
         reply: Reply = self.script(Request(messages, offered))
         parts = [types.Part(text=reply.text)] if reply.text else []
         for call in reply.calls:
-            id = f"{call.id}-{uuid4()}" if self.gives_ids else None
+            id = f"call_{uuid4().hex}" if self.gives_ids else None
             parts.append(
                 types.Part(function_call=types.FunctionCall(id=id, name=call.tool, args=call.arguments))
             )
