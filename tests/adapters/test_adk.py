@@ -83,7 +83,7 @@ class Scripted(BaseLlm):
         reply: Reply = self.script(Request(messages, offered))
         parts = [types.Part(text=reply.text)] if reply.text else []
         for call in reply.calls:
-            id = f"{call.id}-{uuid4()}" if self.gives_ids else None
+            id = f"call_{uuid4().hex}" if self.gives_ids else None
             parts.append(
                 types.Part(function_call=types.FunctionCall(id=id, name=call.tool, args=call.arguments))
             )
@@ -603,6 +603,17 @@ def test_what_another_plugin_hides_stays_hidden(rig: InMemory) -> None:
     assert "Ann" in rig.session("t").events[0].model_dump_json()
     with refold.open("t", store=rig.store) as record:
         assert all("Ann" not in message.text for message in record.view().messages[:-1])
+
+
+def test_what_another_plugin_hides_in_one_turn_is_shown_again_in_the_next(rig: InMemory) -> None:
+    """What was there at the last call is not looked at again, but for what is told otherwise."""
+    door, hides = Door(lambda request: Reply("Hello, Ann.")), [False, True, True, False, False]
+    for n, is_hidden in enumerate(hides):
+        plugins = [*([Mask()] if is_hidden else []), rig.adapter()]
+        asyncio.run(rig.say("t", said("I am Ann."), rig.agent(door), plugins))
+        shown = (door.requests[-1].text.count("Ann"), door.requests[-1].text.count("[name]"))
+        assert shown == ((0, 2 * n + 1) if is_hidden else (2 * n + 1, 0))
+    assert door.faults == []
 
 
 def test_an_agent_that_wants_no_history_is_told_none(rig: InMemory) -> None:

@@ -6,7 +6,7 @@ the session, since others speak in it too, has a conversation of its own beside 
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from threading import Lock
 from typing import Any, NamedTuple
@@ -80,21 +80,16 @@ class RefoldPlugin(BasePlugin):
     def _fit(self, context: CallbackContext, request: LlmRequest) -> None:
         contents, said = request.contents, self._said(context.session, context.branch)
         name, is_all = self._conversation(context, said)
-        keys, has_ids, whose = list(map(_key, contents)), _has_ids(contents), _whose(context.session)
+        keys = said.keys_of(contents)
         places = _matched(keys, said, context.agent_name)
-        told, units = {at: n for n, at in places.items()}, list[Told]()
-        for at, event in enumerate(said.events):
-            n, own = told.get(at), said.keys[at]
-            is_same = n is not None and keys[n] == own
-            if n is not None and (is_same or not (is_all and said.is_told_otherwise(at, keys[n]))):
-                units.append(Told(contents[n], event, whose, is_all and not is_same))
-            elif is_all:
-                units.append(Told(_copied(_content(event), has_ids), event, whose))
+        units = [*said.told] if is_all and keys == said.keys else _units(contents, keys, places, said, is_all)
         if request.previous_interaction_id or not units:  # the provider has what was said before
             return self._talks.keep(name, units)
-        passing = {n: one for n, one in enumerate(contents) if n not in places}
+        passing = {n: contents[n] for n in range(len(contents)) if n not in places}
         shown = self._talks.fit(name, units, _ask(request, passing.values()))
-        request.contents = [one.content if one.event else _copied(one.content, has_ids) for one in shown]
+        same = {id(said.told[at]): contents[n] for n, at in places.items() if keys[n] == said.keys[at]}
+        has_ids = _has_ids(contents)
+        request.contents = [same.get(id(one)) or _copied(one.content, has_ids) for one in shown]
         for n, content in passing.items():
             after = {said.events[at].id for other, at in places.items() if other > n}
             at = next((k for k, one in enumerate(shown) if one.event and one.event.id in after), len(shown))
@@ -107,7 +102,7 @@ class RefoldPlugin(BasePlugin):
         with self._lock:
             said = self._heard.pop(key, None)
             if said is None or not said.goes_on(session.events):
-                said = _Said(branch)
+                said = _Said(branch, _whose(session))
             said.hear(session.events)
             self._heard[key] = said
             if len(self._heard) > ACTIVE:
@@ -205,11 +200,13 @@ class _Result(NamedTuple):
 class _Said:
     """All that was said and still holds, but for what ADK tells itself."""
 
-    def __init__(self, branch: str | None) -> None:
+    def __init__(self, branch: str | None, whose: Sequence[str]) -> None:
         self.events: list[Event] = []
         self.keys: list[list[Any]] = []
+        self.told: list[Told] = []
+        """The same objects each time: by them it is known that nothing was changed."""
         self.authors: set[str] = set()
-        self._branch, self._heard = branch, list[Event]()
+        self._branch, self._whose, self._heard = branch, whose, list[Event]()
         self._numbers, self._began = list[int](), dict[str, int]()
         self.answers: dict[int, int] = {}
         """For an event with calls, the first that has results of them."""
@@ -230,7 +227,7 @@ class _Said:
             since = event.actions.rewind_before_invocation_id
             if since:
                 left = bisect_left(self._numbers, self._began.get(since, n))
-                del self.events[left:], self.keys[left:], self._numbers[left:]
+                del self.events[left:], self.keys[left:], self.told[left:], self._numbers[left:]
                 self.authors = {one.author for one in self.events}
                 self.answers = {at: to for at, to in self.answers.items() if to < left}
             elif _is_said(event, self._branch):
@@ -240,6 +237,7 @@ class _Said:
     def _add(self, event: Event) -> None:
         self.keys.append(_key(_content(event)))
         self.events.append(event)
+        self.told.append(Told(_content(event), event, self._whose))
         self.authors.add(event.author)
         for one in functions(event.content):
             if isinstance(one, types.FunctionCall):
@@ -249,6 +247,12 @@ class _Said:
                 self.answers.setdefault(self._calls.get(one.id, -1), len(self.events) - 1)
                 self._renewed |= self._answered & {one.id}
                 self._answered.add(one.id)
+
+    def keys_of(self, contents: Sequence[types.Content]) -> list[list[Any]]:
+        """The very keys of the events where, as a rule, a request repeats those from the first on."""
+        own = zip(contents, self.keys, strict=False)
+        keys = [key if _is_made_of(one, key) else _key(one) for one, key in own]
+        return keys + [_key(one) for one in contents[len(keys) :]]
 
     def is_told_otherwise(self, at: int, key: list[Any]) -> bool:
         """By ADK: changed by what came later, or without calls that have no result."""
@@ -286,6 +290,27 @@ def _key(content: types.Content) -> list[Any]:
     return key
 
 
+def _is_made_of(content: types.Content, key: list[Any]) -> bool:
+    """Of the very same words: none are compared."""
+    parts = content.parts or ()
+    if len(parts) != len(key) - 1 or content.role != key[0]:
+        return False
+    for n, part in enumerate(parts, 1):
+        own, fields = key[n], part.__dict__  # quicker than its attributes, and there are many
+        if (text := fields["text"]) is not None:
+            if text is not own:
+                return False
+        elif type(own) is _Call and (call := fields["function_call"]) is not None:
+            if call.args is not own[1] or call.name != own[0]:
+                return False
+        elif type(own) is _Result and (result := fields["function_response"]) is not None:
+            if result.response is not own[1] or result.name != own[0]:
+                return False
+        else:
+            return False
+    return True
+
+
 def _tools(key: list[Any]) -> list[str | None]:
     return [one.tool for one in key if isinstance(one, _Call | _Result)]
 
@@ -309,6 +334,8 @@ def _matched(keys: Sequence[list[Any]], said: _Said, agent: str) -> dict[int, in
     """Which content tells of which event; the others stand in this request only."""
     found, stop = dict[int, int](), len(said.events)
     is_alone = said.authors <= {agent, "user"}
+    if is_alone and keys == said.keys:
+        return dict(enumerate(range(stop)))
     for n in range(len(keys) - 1, -1, -1):
         at = stop - 1
         if is_alone and at >= 0 and keys[n] == said.keys[at]:
@@ -344,6 +371,25 @@ def _tells(key: list[Any], own: list[Any], author: str, agent: str) -> bool:
 def _is_within(some: list[Any], others: list[Any]) -> bool:
     rest = iter(others)
     return all(one in rest for one in some)
+
+
+def _units(
+    contents: Sequence[types.Content],
+    keys: Sequence[list[Any]],
+    places: Mapping[int, int],
+    said: _Said,
+    is_all: bool,
+) -> list[Told]:
+    """What is kept: all of the session, or what is told of it; in other words where somebody changed them."""
+    told, units = {at: n for n, at in places.items()}, list[Told]()
+    for at, own in enumerate(said.told):
+        n = told.get(at)
+        is_same = n is not None and keys[n] == said.keys[at]
+        if n is None or is_same or (is_all and said.is_told_otherwise(at, keys[n])):
+            units += [own] if is_all or is_same else []
+        else:
+            units.append(Told(contents[n], own.event, own.whose, is_all))
+    return units
 
 
 def _has_ids(contents: Sequence[types.Content]) -> bool:
