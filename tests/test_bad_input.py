@@ -3,12 +3,14 @@
 import copy
 import json
 import os
+import pickle
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import date
 from decimal import Decimal
 from enum import IntEnum, StrEnum
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -1069,3 +1071,16 @@ def test_after_a_hundred_refusals_the_file_has_what_was_said_and_nothing_else(tm
     store = SQLiteStore(tmp_path / "chats.db")
     assert not [finding for finding in examine(store) if finding.problem]
     store.close()
+
+
+@pytest.mark.parametrize("kind", [*refold.RefoldError.__subclasses__(), refold.RefoldError])
+def test_an_error_arrives_whole_in_another_process(kind):
+    wanted = [one for one in signature(kind.__init__).parameters.values() if one.default is one.empty][1:]
+    values = [
+        7 if one.annotation in (int, "int") else "here"
+        for one in wanted
+        if one.kind is one.POSITIONAL_OR_KEYWORD
+    ]
+    error = kind(*values)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (kind, str(error), vars(error))

@@ -5,8 +5,10 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
+import apsw
 import pytest
 from typer.testing import CliRunner
 
@@ -1130,3 +1132,15 @@ def test_a_password_in_a_url_is_never_printed(chat):
     for args in (["list"], ["doctor"], ["show", "a"], ["config"]):
         done = CliRunner().invoke(app, [*args, "--store", url])
         assert "s3cret" not in done.output
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "x"], ["savings", "x"], ["learn"], ["doctor"]])
+def test_a_database_of_somebody_else_is_not_written_to(tmp_path, command):
+    path = tmp_path / "theirs.db"
+    with closing(apsw.Connection(str(path))) as theirs:
+        theirs.execute("CREATE TABLE t (a)")
+    before = path.read_bytes()
+    result = CliRunner().invoke(app, [*command, "--store", f"sqlite:///{path}"])
+    assert result.exit_code == 1
+    assert "something else" in str(result.exception) + result.output
+    assert path.read_bytes() == before

@@ -68,8 +68,8 @@ class Thrift:
         return budget.down_to(least + keep, trigger), terms
 
     def _is_new(self, beside: object) -> bool:
-        """Nothing is cached behind these tools, so that no batch need be waited for. What is cached behind others
-        may be asked for again: it is still to be lost.
+        """Nothing is cached behind these tools: no batch is waited for. What is cached behind others may be
+        asked for again, so that it is still to be lost.
         """
         cache_s = (self.economy or Economy()).cache_s
         return bool(self._asked_at) and time.time() - self._asked.get(beside, 0.0) > cache_s

@@ -119,6 +119,10 @@ class Access:
             raise NotFoundError(
                 f"There is no store at {file} yet; `refold import FILE` makes one, --store URL names another"
             )
+        from refold.stores.sqlite_file import is_foreign  # only where a store is opened
+
+        if file is not None and not create and is_foreign(file):
+            raise NotFoundError(f"{file} is a database of something else: refold has kept nothing in it")
         store = open_store(self.given)
         try:
             yield store

@@ -12,8 +12,6 @@ RefoldError
     └── NewerError     written by a newer refold than this one
 """
 
-from typing import Any
-
 
 class RefoldError(Exception):
     """The root: `except RefoldError` catches whatever refold raises on purpose.
@@ -21,12 +19,12 @@ class RefoldError(Exception):
     Its text says where, why and what to do.
     """
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """As it is, for another process: `__init__` may want more than the text."""
         return _again, (type(self), self.args), self.__dict__
 
 
-def _again(kind: type[RefoldError], args: tuple[Any, ...]) -> RefoldError:
+def _again(kind: type[RefoldError], args: tuple[object, ...]) -> RefoldError:
     error = kind.__new__(kind)
     error.args = args
     return error

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from threading import RLock
@@ -228,6 +228,16 @@ class SQLiteFile:
                         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                     connection.close()
             self._writer = self._reader = self._log = None
+
+
+def is_foreign(path: Path) -> bool:
+    """A database with tables of somebody else's, and none of ours. Nothing is written to it."""
+    try:
+        with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
+            names = [str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master")]
+    except apsw.Error:
+        return False  # opening it as ours says what is wrong
+    return bool(names) and not any(name.startswith("refold_") for name in names)
 
 
 def _roll_back(connection: apsw.Connection) -> None:
