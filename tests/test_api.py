@@ -14,7 +14,9 @@ from apis import running, tool_loop
 from refold.core.event import Named
 from refold.serve import rows
 from refold.serve.api import ENDPOINTS
+from refold.testing.mem0 import Mem0Stub
 from refold.testing.scribe import Scribe
+from served import until
 
 AT = "/api/conversations/talk"
 JSON = {"content-type": "application/json"}
@@ -310,6 +312,29 @@ def test_steps_tell_what_each_call_of_the_model_saw_by_kind(url):
         assert sum(step["edits"] for step in few) == sum(step["edits"] for step in steps)
         run.http.post(f"{AT}/messages", json={"messages": tool_loop(1, start=50)})
         assert len(ok(run.http.get(f"{AT}/steps"))["steps"]) == 6
+
+
+def test_what_would_be_done_now_is_told(talk):
+    assert ok(talk.get(f"{AT}/due"))["fired"] == ["threshold"]
+    ok(talk.post(f"{AT}/compact", json={"target_tokens": 1_000}))
+    assert ok(talk.get(f"{AT}/due"))["fired"] == []
+
+
+def test_what_a_memory_store_learned_is_told_and_another_store_says_that_it_has_none(talk, tmp_path):
+    assert "no memories" in talk.get(f"{AT}/memories").json()["error"]["message"]
+    assert talk.get(f"{AT}/memories").status_code == 404
+    with Mem0Stub() as stub, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEM0_API_KEY", stub.key)
+        with running(f"mem0://ann?host={stub.host}&record=sqlite:///{tmp_path}/raw.db") as run:
+            said = [{"role": "user", "content": "I like trains."}, {"role": "assistant", "content": "Noted."}]
+            ok(run.http.post("/api/conversations", json={"id": "talk"}), 201)
+            ok(run.http.post(f"{AT}/messages", json={"messages": said}), 201)
+
+            def known() -> bool:
+                found = ok(run.http.get(f"{AT}/memories?limit=5"))["memories"]
+                return any("trains" in one["text"] for one in found)
+
+            until(known)
 
 
 def test_what_edits_were_to_save_is_told(http, url):

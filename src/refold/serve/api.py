@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from refold.answers import CompactionResult, Explanation, Overflow
+from refold.answers import CompactionResult, Decision, Explanation, Overflow
 from refold.core import codec
 from refold.serve import shapes
 from refold.serve.caller import Caller
@@ -64,6 +64,8 @@ ENDPOINTS = (
     _get(f"{ONE}/explain", "explain", "Why a message is shown or not", Explanation, shapes.AtAsked),
     _get(f"{ONE}/savings", "savings", "What edits were to save, and did", shapes.Savings),
     _get(f"{ONE}/overflow", "overflow", "How the next request stands to the window", Overflow),
+    _get(f"{ONE}/due", "due", "Which triggers would make the view smaller now", Decision),
+    _get(f"{ONE}/memories", "memories", "What a memory store learned", shapes.Learned, shapes.MemoriesAsked),
     _get(f"{ONE}/export", "export", "The whole record, as lines of JSON", LINES),
     _get(f"{ONE}/events", "events", "What happens, live", EVENTS, shapes.EventsAsked),
     _post(f"{ONE}/expand", "expand", "The text behind a place", shapes.Expanded, shapes.Expand, "read"),

@@ -401,6 +401,28 @@ class SearchAsked(Asked, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=100)] = 10
 
 
+class MemoriesAsked(Asked, frozen=True, kw_only=True):
+    q: Annotated[str, Meta(min_length=1, max_length=400)] | None = None
+    """What they have to do with; without it, what there is."""
+    limit: Annotated[int, Meta(ge=1, le=100)] = 10
+    namespace: Annotated[str, Meta(min_length=1, max_length=400)] | None = None
+
+
+class Memory(Answer, frozen=True):
+    """Something that a service learned from conversations, in words of its own."""
+
+    id: str
+    text: str
+    score: float | None = None
+    """How near it is to what was asked; more is nearer."""
+    namespace: str | None = None
+    created: float | None = None
+
+
+class Learned(Answer, frozen=True):
+    memories: list[Memory]
+
+
 class FoundMessage(Answer, frozen=True):
     conversation: str
     owner: str

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import msgspec
 
-from refold.answers import CompactionResult, Explanation, Overflow
+from refold.answers import CompactionResult, Decision, Explanation, Overflow
 from refold.core import codec
-from refold.core.errors import ConflictError, SettingError
+from refold.core.errors import ConflictError, NotFoundError, SettingError
 from refold.core.event import Named
 from refold.explain import explain
 from refold.page import Ask, Page
@@ -19,7 +19,7 @@ from refold.serve import reading, shapes
 from refold.serve.rows import Rows
 from refold.serve.service import Service
 from refold.session import Session, forked
-from refold.stores.store import Key
+from refold.stores.store import Key, Memories
 from refold.transfer import export_lines
 
 MOST_OWNERS = 20
@@ -181,6 +181,18 @@ class Verbs:
     def overflow(self, wish: Wish) -> Overflow:
         with self._session(wish.key) as session:
             return session.check_overflow()
+
+    def due(self, wish: Wish) -> Decision:
+        with self._session(wish.key) as session:
+            return session.should_compact()
+
+    def memories(self, wish: Wish) -> shapes.Learned:
+        asked: shapes.MemoriesAsked = wish.query
+        with self._session(wish.key) as session:
+            if not isinstance(self.store, Memories):
+                raise NotFoundError("The store has no memories; mem0://, hybrid:// and agentcore:// have them")
+            found = session.memories(asked.q, asked.limit, asked.namespace)
+        return shapes.Learned([shapes.Memory(*one) for one in found])
 
     def search(self, wish: Wish) -> shapes.Hits:
         asked: shapes.SearchAsked = wish.query
