@@ -190,7 +190,9 @@ class Verbs:
         asked: shapes.MemoriesAsked = wish.query
         with self._session(wish.key) as session:
             if not isinstance(self.store, Memories):
-                raise NotFoundError("The store has no memories; mem0://, hybrid:// and agentcore:// have them")
+                raise NotFoundError(
+                    "The store has no memories; mem0://, hybrid:// and agentcore:// have them"
+                )
             found = session.memories(asked.q, asked.limit, asked.namespace)
         return shapes.Learned([shapes.Memory(*one) for one in found])
 
