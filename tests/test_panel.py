@@ -27,8 +27,9 @@ ROWS = 60
 
 @pytest.fixture(scope="module")
 def browser():
+    path = browser_path()  # its driver may not even start where there is none
     with playwright.sync_playwright() as one:
-        browser = one.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        browser = one.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
 
