@@ -44,9 +44,12 @@ def test_the_threshold_is_the_formula_with_the_documented_defaults():
 
 
 # proves: E2
-def test_reserves_of_a_small_window_take_at_most_half_of_it():
-    assert Budget(window=8_000, output_reserve=1_000).threshold == (8_000 - 4_000) * 8 // 10
-    assert Budget(window=8_000, output_reserve=6_000).room == 4_000
+def test_reserves_of_a_small_window_take_at_most_a_quarter_of_it():
+    assert Budget(window=16_000).threshold == 0.6 * 16_000
+    assert Budget(window=8_000, output_reserve=1_000).threshold == 0.6 * 8_000
+    assert Budget(window=8_000, output_reserve=6_000).room == 6_000
+    assert Budget(window=8_000, output_reserve=6_000, asked=True).room == 2_000
+    assert Budget(window=44_000).threshold == 0.8 * (44_000 - 11_000)
 
 
 # proves: C10
@@ -130,7 +133,8 @@ def test_each_trigger_fires_by_its_own_rule():
 
 # proves: D1
 def test_a_decision_is_true_when_anything_fired_and_counts_since_the_last_compaction():
-    chat = refold.open("c", store="memory://", model="m", config=agent({"message_threshold": 5}))
+    compact = {"message_threshold": 5, "keep_recent": 1}
+    chat = refold.open("c", store="memory://", model="m", config=agent(compact))
     chat.append([user(f"question {n}: how far is it from here to there, by road?") for n in range(6)])
     decision = chat.should_compact()
     assert decision
@@ -261,7 +265,7 @@ def thoughts(fitted: refold.Fitted) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("config", "kept"), [(CLAUDE, [f"Hm {n}." for n in range(1, 5)]), (BOUND, ["Hm 4."])]
+    ("config", "kept"), [(CLAUDE, [f"Hm {n}." for n in range(2, 5)]), (BOUND, ["Hm 4."])]
 )
 def test_thinking_between_an_edited_place_and_the_edit_is_dropped_for_good(config, kept):
     chat = refold.open("c", store="memory://", model="c", config=config)

@@ -1029,7 +1029,7 @@ def test_where_much_must_stay_there_is_room_to_grow_between_two_batches():
         assert fitted.report.tokens.final <= 20_000 - 2_500
     assert min(b - a for a, b in pairwise(edited)) >= 3
     assert len(told) == 1
-    assert "must be there" in told[0]
+    assert "cannot be hidden" in told[0]
 
 
 def test_a_call_and_its_result_are_put_away_together_though_both_were_pinned_meanwhile():

@@ -281,9 +281,9 @@ def test_where_those_turns_are_the_whole_conversation_the_newest_steps_are_skipp
 
 def test_unset_limits_follow_a_small_window():
     budget = Budget(window=8_000, output_reserve=1_000)
-    assert budget.threshold == 3_200
-    view = seen(*turns(*[400] * 10))
-    assert len(cleared(Prune()(view, budget, COUNT))) == 10 - 2 - 4  # half of 3,200 is protected
+    assert budget.threshold == 4_800
+    view = seen(*turns(*[600] * 10))
+    assert len(cleared(Prune()(view, budget, COUNT))) == 10 - 2 - 4  # half of 4,800 is protected
 
 
 # proves: C7
@@ -655,8 +655,7 @@ def test_where_all_rungs_save_less_than_the_least_nothing_is_changed():
     asked = list[str]()
     view = seen(user(output(700, "t")), says(output(30, "a")), says(output(30, "b")), user("on"))
     budget = Budget(window=4_000, output_reserve=500, max_tokens=600)
-    least = budget.worthwhile
-    assert least == 80
+    assert budget.worthwhile == 48
     assert Ladder((Recorded("one", asked, 1),))(view, budget, COUNT) == ()
     assert asked == ["one"]
     tight = msgspec.structs.replace(budget, max_input=750)  # unless there is need

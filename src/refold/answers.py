@@ -84,7 +84,7 @@ class Overflow(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Whether the view should be made smaller: true if anything fired."""
+    """Whether the next `fit` compacts the view: true if a trigger fired and there is something to gain."""
 
     fired: tuple[str, ...]
     """Which triggers: threshold, token_threshold, turn_threshold, message_threshold."""
@@ -93,9 +93,11 @@ class Decision(msgspec.Struct, frozen=True):
     """Since the last compaction."""
     messages: int
     """Since the last compaction; what stands for the compacted ones is one message."""
+    obstacle: str = ""
+    """Why `fit` would compact nothing although a trigger fired."""
 
     def __bool__(self) -> bool:
-        return bool(self.fired)
+        return bool(self.fired) and not self.obstacle
 
 
 class StoredMessage(msgspec.Struct, frozen=True):

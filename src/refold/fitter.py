@@ -11,12 +11,13 @@ from refold.answers import Decision, EditReport, Fitted, Overflow, Report, Token
 from refold.asked import Override, override_of
 from refold.beside import NOTHING, Beside, beside_text
 from refold.core import codec
-from refold.core.budget import SOON, Budget
+from refold.core.budget import SOON, WINDOW, Budget
 from refold.core.draft import Draft, Request
 from refold.core.errors import NotFoundError, OverBudgetError, SettingError
 from refold.core.event import Replaced
 from refold.core.live import Gauge
 from refold.core.message import Usage
+from refold.core.plan import must_stay
 from refold.core.view import View
 from refold.formats.dialects import TARGETS
 from refold.formats.sheet import APART, LIST
@@ -46,6 +47,19 @@ class Wish(msgspec.Struct, frozen=True):
     """Other fields that it will have, such as `max_tokens` or `store`."""
 
 
+class Trigger(msgspec.Struct, frozen=True):
+    """Whether a compaction begins now: true if a trigger fired and nothing keeps it from acting."""
+
+    fired: tuple[str, ...]
+    budget: Budget
+    """Of the compaction."""
+    obstacle: str = ""
+    """Why nothing is compacted although a trigger fired."""
+
+    def __bool__(self) -> bool:
+        return bool(self.fired) and not self.obstacle
+
+
 class Fitter:
     """Makes the requests of one view. Not for several threads at once."""
 
@@ -65,8 +79,8 @@ class Fitter:
         """The first place that was not yet said when the newest request was made."""
         self._mended = 0
         """Tokens that mending added to the newest request."""
-        self._told = False
-        """That the target cannot be reached."""
+        self._is_missed = False
+        """The newest compaction did not reach its target, and a report said so."""
 
     @property
     def meter(self) -> Meter:
@@ -122,8 +136,63 @@ class Fitter:
     def decide(self, wish: Wish) -> Decision:
         budget, current = self._measured(self._beside(wish, kept=True))
         turns, messages = self._since_compaction()
-        fired = () if self.settings.is_off else budget.fired(current, turns, messages)
-        return Decision(fired, current, turns, messages)
+        if self.settings.is_off:
+            return Decision((), current, turns, messages)
+        trigger = self._trigger(budget, current)
+        obstacle = trigger.obstacle
+        if trigger and not self.reducer.planned(trigger.budget, self.meter.counter.message):
+            obstacle = self._in_the_way(trigger.budget)
+        return Decision(trigger.fired, current, turns, messages, obstacle)
+
+    def _trigger(self, budget: Budget, tokens: int) -> Trigger:
+        """Which triggers a request of so many tokens sets off, and whether they act."""
+        counts = budget.turn_threshold is not None or budget.message_threshold is not None
+        fired = budget.fired(tokens, *(self._since_compaction() if counts else (0, 0)))
+        if not fired:
+            return Trigger((), budget)
+        acting = fired
+        if not self._has_news:  # the user's triggers act once on the same messages
+            acting = tuple(name for name in fired if name == WINDOW)
+        least = self._least(budget)
+        due = budget.compacting(acting, least)
+        obstacle = ""
+        if not acting:
+            obstacle = "nothing was added since the last compaction"
+        elif not due.keeps_recent and tokens <= budget.target and tokens < budget.threshold:
+            obstacle = f"{tokens:,} tokens are within the target of {budget.target:,}"
+        elif tokens < due.due:
+            obstacle = (
+                f"{least:,} of {tokens:,} tokens cannot be hidden; the next compaction is at {due.due:,}"
+            )
+        return Trigger(fired, due, obstacle)
+
+    @property
+    def _has_news(self) -> bool:
+        """Messages were added since the last compaction."""
+        since = self.record.live.state.compacted
+        newest = self.record.live.items[-1] if self.record.live.items else None
+        return since is None or (newest is not None and newest.span.end > since)
+
+    def _least(self, budget: Budget) -> int:
+        """Tokens of a request that shows nothing but what must be shown."""
+        return self.meter.estimate(self.reducer.least() + budget.overhead, None)
+
+    def _in_the_way(self, budget: Budget) -> str:
+        """What keeps a compaction from making the view smaller."""
+        if budget.keeps_recent:
+            recent = self.settings.compaction.keep_recent
+            return f"nothing that can be hidden is older than the newest {recent} messages"
+        view = self.record.live.freeze()
+        must = {line.at for line in must_stay(view)}
+        newest = [line for line in view.lines if line.step >= view.step - 1 and line.at not in must]
+        newest_tokens = self.meter.estimate(sum(line.tokens for line in newest), None)
+        least = self._least(budget)
+        if newest_tokens > least:
+            return f"the newest step alone takes {newest_tokens:,} tokens"
+        return (
+            "system text, tools, the task, the latest user message and pinned messages"
+            f" take {least:,} tokens and cannot be hidden"
+        )
 
     def _measured(self, beside: Beside) -> tuple[Budget, int]:
         """The budget, and what the next request takes as it stands: messages, system text and tools."""
@@ -175,17 +244,15 @@ class Fitter:
             return None
         messages = self.reducer.to_tell(self.record.live.state.step + 1, override)
         budget, tokens = self._measured(self._beside(wish))
-        lifted = self._lifted(budget)
-        fired = budget.fired(tokens, *self._since_compaction())
-        due = bool(fired) and tokens >= max(lifted.due, min(budget.threshold, budget.target + 1))
-        due = due and summaries.ready(self.record.live.freeze()) is None
+        trigger = self._trigger(budget, tokens)
+        due = bool(trigger) and summaries.ready(self.record.live.freeze()) is None
         if due:
-            self.begin(", ".join(fired))
+            self.begin(", ".join(trigger.fired))
         under_way = summaries.under_way if due else summaries.job
         if under_way is not None:
             return under_way if due or messages else None
         due = due and not summaries.was_tried
-        return self._prepare(messages, lifted if due else None, due) if due or messages else None
+        return self._prepare(messages, trigger.budget if due else None, due) if due or messages else None
 
     def _prepare_soon(self, budget: Budget, tokens: int, override: Override) -> None:
         """Begins what will be needed at the trigger, and what will expire in the step after this one."""
@@ -193,18 +260,21 @@ class Fitter:
         if summaries is None or not summaries.ahead or summaries.job is not None:
             return
         messages = self.reducer.to_tell(self.record.live.state.step + 2, override)
-        turns, count = self._since_compaction()
-        lifted = self._lifted(budget)
-        near = (
-            tokens >= lifted.soon
-            or turns + 1 >= (budget.turn_threshold or turns + 2)
-            or count >= SOON * (budget.message_threshold or 2 * count + 2)
-        )
-        near = near and not summaries.was_tried
-        near = near and summaries.ready(self.record.live.freeze()) is None
-        near = near and summaries.under_way is None
-        if near or messages:
-            self._prepare(messages, lifted.ahead(tokens) if near else None)
+        ahead = None
+        if not summaries.was_tried and summaries.under_way is None:
+            ahead = self._nearing(budget, tokens)
+        if ahead is not None and summaries.ready(self.record.live.freeze()) is not None:
+            ahead = None
+        if ahead is not None or messages:
+            self._prepare(messages, ahead)
+
+    def _nearing(self, budget: Budget, tokens: int) -> Budget | None:
+        """The budget of the compaction that is near, if one is."""
+        near = budget.nearing(tokens, *self._since_compaction())
+        if not near:
+            return None
+        coming = budget.compacting(near, self._least(budget))
+        return coming.ahead(tokens) if tokens >= SOON * coming.due else None
 
     def _prepare(
         self, messages: "Sequence[Told]", ahead: Budget | None, is_due: bool = False
@@ -233,9 +303,6 @@ class Fitter:
         self.record.load(view.lines)
         return msgspec.structs.replace(self.record.with_words(view), handles=self.reducer.handles)
 
-    def _lifted(self, budget: Budget) -> Budget:
-        return budget.above(self.meter.estimate(self.reducer.least() + budget.overhead, None))
-
     def ordered(self, order: Order) -> "Job | None":
         """What an order would be the better for, if somebody waits for it."""
         summaries = self.reducer.summaries
@@ -249,7 +316,7 @@ class Fitter:
         budget = self._budget(NOTHING, order.target)
         return summaries.prepare(
             view,
-            lambda: self.reducer.ordered(order, view, budget, count),
+            lambda: self.reducer.foreseen(view, budget, count, order),
             focus=order.focus,
             patience_s=self.settings.summarizer.wait_s,
         )
@@ -266,11 +333,11 @@ class Fitter:
             self._demand_room(budget)
         edits = [] if off else self.reducer.arrive(budget, count, override)
         budget, now = self._measured(beside) if edits else (budget, before)
-        counts = budget.turn_threshold is not None or budget.message_threshold is not None
-        fired = budget.fired(now, *(self._since_compaction() if counts else (0, 0)))
+        trigger = self._trigger(budget, now)
+        fired = trigger.fired
         notices = [*told, *self._heard_of_summaries(), *self.notifier.taken()]
         if not off:
-            edits += self._made_smaller(budget, now, override, notices, fired)
+            edits += self._made_smaller(budget, now, override, notices, trigger)
             fired = fired or (("economy",) if any(edit.worth for edit in edits) else ())
         ask = self._ask(wish.dialect or self.dialect, beside)
         page = self._render(ask, beside)
@@ -291,7 +358,7 @@ class Fitter:
                 raise self._too_much(final, budget)
             self.notifier.overflow(self._moment, "compaction is off", final)
             notices.append(f"The request has {final:,} tokens; there is room for {budget.room:,}")
-        self.notifier.over(self._moment, final)  # somebody else was faster
+        self.notifier.end(self._moment, (), 0, final)  # another writer compacted the view first
         counted = self.record.live.tokens + budget.overhead + page.mended
         if not off:
             self._prepare_soon(budget, final, override)
@@ -316,69 +383,76 @@ class Fitter:
         return Fitted(page.messages, request, report, page.system, page.settled)
 
     def _made_smaller(
-        self, budget: Budget, tokens: int, override: Override, notices: list[str], fired: Sequence[str]
+        self, budget: Budget, tokens: int, override: Override, notices: list[str], trigger: Trigger
     ) -> list[Replaced]:
         """Since it must be, or since it pays."""
         prices = self.meter.limits.cached
-        if not fired:
+        if not trigger.fired:
             return self._economize(budget, tokens, override) if self.thrift.economy else []
         self.reducer.terms = self.thrift.terms(prices, budget, self.meter) if prices else None
         try:
-            return self._climb(budget, tokens, override, notices, fired)
+            return self._compact(budget, override, notices, trigger)
         finally:
             self.reducer.terms = None
 
     def _economize(self, budget: Budget, tokens: int, override: Override) -> list[Replaced]:
         """Puts away what costs more to carry than to hide, long before the window forces it."""
-        least = self.meter.estimate(self.reducer.least() + budget.overhead, None)
-        due = self.thrift.due(tokens, least, budget, self.meter, self._known.text)
+        due = self.thrift.due(tokens, self._least(budget), budget, self.meter, self._known.text)
         if due is None:
             return []
         lower, self.reducer.terms = due
+        before = self._shown
         try:
             edits = self.reducer.economize(lower, self.meter.counter.message, override)
         finally:
             self.reducer.terms = None
         self.thrift.found(tokens, bool(edits))
         if edits:
-            self.begin("economy")
-            self.notifier.end(self._moment, edits, tokens)
+            self.notifier.begin(self._moment, "economy", tokens)
+            self._end(edits, before, budget)
         return edits
 
-    def _climb(
-        self, budget: Budget, tokens: int, override: Override, notices: list[str], fired: Sequence[str]
-    ) -> list[Replaced]:
-        """Acts on triggers that fired, once there is enough to gain above what must be there."""
-        if tokens < budget.threshold and tokens <= budget.target:
-            notices.append(
-                f"{', '.join(fired)} fired, but {tokens:,} tokens are within {budget.target:,}:"
-                " nothing is hidden"
-            )
-            return []
-        least = self.meter.estimate(self.reducer.least() + budget.overhead, None)
-        lifted = budget.above(least)
-        lifted = msgspec.structs.replace(lifted, overhead=lifted.overhead + self._mended)
-        edits = list[Replaced]()
+    @property
+    def _shown(self) -> set[tuple[int, int]]:
+        """Which messages are shown now."""
+        return {(line.at, line.n) for item in self.record.live.items for line in item.lines}
 
+    def _end(self, edits: Sequence[Replaced], before: set[tuple[int, int]], budget: Budget) -> None:
+        """Those who watch are told what came of a compaction."""
+        self.notifier.end(self._moment, edits, len(before - self._shown), self._measured_now(budget))
+
+    def _compact(
+        self, budget: Budget, override: Override, notices: list[str], trigger: Trigger
+    ) -> list[Replaced]:
+        """Acts on the triggers that fired, and says so where the target is missed."""
+        fired = ", ".join(trigger.fired)
+        if not trigger:
+            if not self._is_missed:
+                notices.append(f"{fired} fired, but nothing was compacted: {trigger.obstacle}")
+            self._is_missed = self._measured_now(budget) > budget.target
+            return []
+        due = msgspec.structs.replace(trigger.budget, overhead=trigger.budget.overhead + self._mended)
         round = self.record.live.state.round
 
         def still() -> bool:
             if self.record.live.state.round == round:
                 return True
-            now = self._measured_now(budget)
-            return now >= lifted.due and bool(budget.fired(now, *self._since_compaction()))
+            return bool(self._trigger(budget, self._measured_now(budget)))
 
-        if tokens >= lifted.due:
-            self.begin(", ".join(fired))
-            edits = self.reducer.climb(lifted, self.meter.counter.message, override, still)
-            self.notifier.end(self._moment, edits, tokens)
+        self.begin(fired)
+        before = self._shown
+        edits = self.reducer.climb(due, self.meter.counter.message, override, still)
+        self._end(edits, before, budget)
         after = self._measured_now(budget)
-        if after > (budget.enough if edits else budget.target) and not self._told:
+        is_missed = not due.keeps_recent and after > (budget.enough if edits else budget.target)
+        if not edits and not self._is_missed:
+            notices.append(f"{fired} fired, but nothing was compacted: {self._in_the_way(due)}")
+        elif edits and is_missed and not self._is_missed:
             notices.append(
-                f"{after:,} tokens are left, more than the {budget.target:,} that were wanted:"
-                f" {least:,} of them must be there; more is done from {max(lifted.due, lifted.trigger):,} on"
+                f"Compacted to {after:,} tokens (target {budget.target:,}): {self._in_the_way(budget)}."
+                f" Next compaction at {max(due.due, due.trigger):,}."
             )
-        self._told = after > budget.target
+        self._is_missed = is_missed
         return edits
 
     def _heard_of_summaries(self) -> list[str]:
@@ -393,7 +467,7 @@ class Fitter:
         Raises:
             OverBudgetError: what nothing may hide is too much by itself; then nothing is changed.
         """
-        least = self.meter.estimate(self.reducer.least() + budget.overhead, None)
+        least = self._least(budget)
         if least > budget.room:
             raise self._too_much(least, budget)
 
@@ -460,19 +534,18 @@ class Fitter:
         if self._has_worked:
             before = self.record.live.tokens
             edits = self.reducer.finish(self._budget(NOTHING), self.meter.counter.message)
-            self.notifier.pruned(self._moment, edits, before)
+            self.notifier.pruned(self._moment, edits, before, self.record.live.tokens)
 
     def compact(self, order: Order, dry_run: bool, lease: Lease | None = None) -> list[Replaced]:
         count, budget = self.meter.counter.message, self._budget(NOTHING, order.target)
         if dry_run:
-            return self.reducer.planned(order, budget, count)
+            return self.reducer.planned(budget, count, order)
         self.begin("on demand")
-        before = self.record.live.tokens
+        before, edits = self._shown, list[Replaced]()
         try:
             edits = self.reducer.compact(order, budget, count, lease)
-            self.notifier.end(self._moment, edits, before)
         finally:
-            self.notifier.over(self._moment, before)
+            self._end(edits, before, self._budget(self._known))
         return edits
 
     def begin(self, reason: str) -> None:

@@ -62,7 +62,7 @@ class CompactionEvent(msgspec.Struct, frozen=True):
     """A view is made smaller, or should have been.
 
     compaction:start     the view is about to be made smaller; a summary may be waited for now
-    compaction:complete  it was; or nothing was worth hiding, which the reason says
+    compaction:complete  it was; or nothing was worth hiding: then `messages` is 0
     compaction:failed    a model wrote no summary and the rest is done by rule; or it cannot fit
     prune:complete       old results were pruned when the session was closed
     overflow             the request is larger than the window, and nothing can be done about it
@@ -75,14 +75,14 @@ class CompactionEvent(msgspec.Struct, frozen=True):
     turn: int
     step: int
     reason: str
-    """Which trigger, or what went wrong."""
+    """The triggers that fired, `economy` or `on demand`; or what went wrong."""
     tokens_before: int = 0
-    """Of the view, here and below."""
+    """Of the request; the same number when a compaction starts and when it is complete."""
     tokens_after: int = 0
     limit: int = 0
     """The model's window."""
     messages: int = 0
-    """Edits that were made."""
+    """Messages that are no longer shown as they were."""
     was_pruned: bool = False
     """Prune was among them, or summaries, below."""
     was_summarized: bool = False
@@ -130,7 +130,8 @@ class Notifier:
         self.loop: AbstractEventLoop | None = None
         """Where coroutines are run, if the session has an event loop."""
         self.problems: list[str] = []
-        self._begun = False
+        self._begun: CompactionEvent | None = None
+        """The start of the compaction that is under way."""
         self._lock, self._depth = RLock(), 0
         self._waiting: list[Happened] = []
         self._tasks = set[Any]()
@@ -163,45 +164,59 @@ class Notifier:
 
     def begin(self, now: Moment, reason: str, tokens: int) -> None:
         """Once, until it ends."""
-        if not self._begun:
-            self._begun = True
-            self._say("compaction:start", now, reason, tokens, tokens)
+        if self._begun is None:
+            self._begun = self._compaction("compaction:start", now, reason, tokens)
+            self.tell([self._begun])
 
-    def end(self, now: Moment, edits: Sequence[Replaced], before: int) -> None:
-        self._begun = False
-        self._complete("compaction:complete", now, edits, before)
+    def end(self, now: Moment, edits: Sequence[Replaced], messages: int, tokens: int) -> None:
+        """So many messages are no longer shown as they were, and the request takes so many tokens now."""
+        if self._begun is not None:
+            reason, before = self._begun.reason, self._begun.tokens_before
+            self._begun = None
+            self.tell([self._done("compaction:complete", now, edits, messages, reason, before, tokens)])
 
-    def over(self, now: Moment, tokens: int) -> None:
-        """If it was begun, and nothing came of it."""
-        if self._begun:
-            self.end(now, (), tokens)
-
-    def pruned(self, now: Moment, edits: Sequence[Replaced], before: int) -> None:
+    def pruned(self, now: Moment, edits: Sequence[Replaced], before: int, after: int) -> None:
         if edits:
-            self._complete("prune:complete", now, edits, before)
+            done = self._done(
+                "prune:complete", now, edits, len(edits), "the session was closed", before, after
+            )
+            self.tell([done])
 
     def overflow(self, now: Moment, reason: str, tokens: int) -> None:
         """The request is larger than the window, and nothing can be done about it."""
-        if self._begun:
-            self._begun = False
-            self._say("compaction:failed", now, reason, tokens, tokens)
-        self._say("overflow", now, reason, tokens, tokens)
+        if self._begun is not None:
+            self._begun = None
+            self.tell([self._compaction("compaction:failed", now, reason, tokens)])
+        self.tell([self._compaction("overflow", now, reason, tokens)])
 
     def taken(self) -> list[str]:
         """What callbacks did wrong, told once."""
         problems, self.problems = self.problems, []
         return problems
 
-    def _complete(self, kind: Any, now: Moment, edits: Sequence[Replaced], before: int) -> None:
-        kinds, saved = {edit.kind for edit in edits}, sum(edit.tokens[0] - edit.tokens[1] for edit in edits)
-        why = "; ".join(dict.fromkeys(edit.why for edit in edits)) or "nothing was worth hiding"
-        is_summarized = any(edit.certificate is not None for edit in edits)
-        what = (len(edits), "prune" in kinds, is_summarized, edits[0].at if edits else None)
-        self._say(kind, now, why, before, before - saved, *what)
+    def _done(
+        self,
+        kind: Any,
+        now: Moment,
+        edits: Sequence[Replaced],
+        messages: int,
+        reason: str,
+        before: int,
+        after: int,
+    ) -> CompactionEvent:
+        return msgspec.structs.replace(
+            self._compaction(kind, now, reason, before),
+            tokens_after=after,
+            messages=messages,
+            was_pruned=any(edit.kind == "prune" for edit in edits),
+            was_summarized=any(edit.certificate is not None for edit in edits),
+            at=edits[0].at if edits else None,
+        )
 
-    def _say(self, kind: Any, now: Moment, reason: str, before: int, after: int, *what: Any) -> None:
-        where = (self.conversation, now.turn, now.step)
-        self.tell([CompactionEvent(kind, *where, reason, before, after, now.limit, *what)])
+    def _compaction(self, kind: Any, now: Moment, reason: str, tokens: int) -> CompactionEvent:
+        return CompactionEvent(
+            kind, self.conversation, now.turn, now.step, reason, tokens, tokens, limit=now.limit
+        )
 
     def _call(self, callback: OnEvent, event: Happened) -> None:
         try:

@@ -14,7 +14,7 @@ from refold.core.errors import ConflictError, CorruptError, NotFoundError, Store
 from refold.core.event import Event, Line, Replaced, Said, Span
 from refold.core.live import Head, Live, State
 from refold.core.message import Message
-from refold.core.view import View
+from refold.core.view import Item, View
 from refold.stores.store import Batched, Key, Lease, Snapshot, Snapshots, Store, Watched
 
 SNAPSHOT_EVERY = 64
@@ -224,12 +224,19 @@ class Record:
 
     def load(self, lines: Iterable[Line]) -> None:
         """Brings the words of lines that are shown into memory."""
+        self._load({line.at for line in lines})
+
+    def load_all(self) -> None:
+        """Brings the words of the whole view into memory, and the originals of shortened messages."""
+        self._load(_with_originals(self.live.items))
+
+    def _load(self, places: set[int]) -> None:
         at_hand = self._entries.at_hand
-        at_hand |= self._fetch({line.at for line in lines} - at_hand.keys())
+        at_hand |= self._fetch(places - at_hand.keys())
 
     def with_words(self, view: View) -> View:
         """The same view with all its words at hand: a value, whatever happens to the record."""
-        places = {line.at for line in view.lines}
+        places = _with_originals(view.items)
         at_hand = self._entries.at_hand
         found = {at: at_hand[at] for at in places & at_hand.keys()}
         found |= self._fetch(places - found.keys())
@@ -368,6 +375,16 @@ def _state(body: bytes) -> State:
     if state.version != State().version:
         raise ValueError("a snapshot of another version")
     return state
+
+
+def _with_originals(items: Iterable[Item]) -> set[int]:
+    """The places that have the words of items, and of the messages that these show shortened."""
+    places = set[int]()
+    for item in items:
+        places.update(line.at for line in item.lines)
+        if item.is_shortened:
+            places.add(item.span.start)
+    return places
 
 
 def _message(event: Event, line: Line) -> Message:

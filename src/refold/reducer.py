@@ -21,7 +21,8 @@ from refold.record import Record
 from refold.stores.store import Lease
 
 if TYPE_CHECKING:
-    from refold.policies.summarize import Part, Swap
+    from refold.policies.summarize import Part
+    from refold.rungs import Way
     from refold.summaries import Summaries, Told
 
 NONE = Override()
@@ -38,6 +39,12 @@ class Order(msgspec.Struct, frozen=True):
     @property
     def reach(self) -> bool:
         return self.target is not None
+
+    @property
+    def why(self) -> str:
+        if self.target is not None:
+            return f"asked for: at most {self.target:,} tokens"
+        return f"asked for: keep the newest {self.keep_recent}"
 
 
 class Reducer:
@@ -148,19 +155,20 @@ class Reducer:
     def climb(
         self, budget: Budget, count: Count, override: Override, still: Callable[[], bool] | None = None
     ) -> list[Replaced]:
-        """All rungs, as far as it takes, after what models have written for it.
+        """A compaction that triggers set off.
 
-        Whenever it is planned, that is only if it is `still` necessary: somebody else may have been faster.
+        It is planned only while it is `still` necessary: another writer may compact the view meanwhile.
         """
+        return self._reduce_by(self._way(budget), budget, count, override, still=still)
+
+    def _way(self, budget: Budget, order: Order | None = None) -> "Way":
         from refold import rungs
 
-        whole = rungs.ladder(self.settings, self.policies)
-
-        def after(swap: "Swap") -> Policy:
-            return rungs.swapped(swap, rungs.cheap(self.settings, self.policies), whole)
-
-        swapped = self._swap(after, budget, count, override, still)
-        return swapped or self.reduce(whole, budget, count, override, still=still)
+        if order is not None:
+            return rungs.on_demand(self.settings, self.policies, order)
+        if budget.keeps_recent:
+            return rungs.all_but_recent(self.settings)
+        return rungs.down_the_ladder(self.settings, self.policies)
 
     def economize(self, budget: Budget, count: Count, override: Override) -> list[Replaced]:
         """What pays by the terms, if anything does."""
@@ -168,68 +176,50 @@ class Reducer:
 
         return self.reduce(rungs.thrifty(self.settings, self.policies), budget, count, override)
 
-    def foreseen(self, view: View, budget: Budget, count: Count) -> "list[Part]":
-        """What the ladder will have summarized."""
+    def foreseen(self, view: View, budget: Budget, count: Count, order: Order | None = None) -> "list[Part]":
+        """What a compaction will summarize."""
         from refold import rungs
 
-        whole = rungs.ladder(self.settings, self.policies)
-        return rungs.foreseen(whole, self.settings, view, budget, count)
-
-    def _swap(
-        self,
-        after: "Callable[[Swap], Policy]",
-        budget: Budget,
-        count: Count,
-        override: Override = NONE,
-        still: Callable[[], bool] | None = None,
-    ) -> list[Replaced]:
-        """What models have written stands for what they wrote about, if that is still as it was."""
-        summaries = self.summaries
-        ready = summaries.ready(self.record.live.freeze()) if summaries else None
-        if summaries is None or ready is None:
-            return []
-        from refold.policies.summarize import Swap
-
-        edits = list[Replaced]()
-        with suppress(ConflictError):  # somebody else has newer ones
-            policy = after(Swap(ready.prepared))
-            edits = self.reduce(policy, budget, count, override, lease=ready.lease, still=still)
-        summaries.used(ready, edits)
-        return edits
+        return rungs.foreseen(self._way(budget, order).by_rule, self.settings, view, budget, count)
 
     def compact(
-        self, order: "Order", budget: Budget, count: Count, lease: Lease | None = None
+        self, order: Order, budget: Budget, count: Count, lease: Lease | None = None
     ) -> list[Replaced]:
         """On demand, after what models wrote for it.
 
         Raises:
             ConflictError: the `lease` is somebody else's by now.
         """
-        from refold import rungs
+        return self._reduce_by(self._way(budget, order), budget, count, lease=lease)
 
-        way = self._way(order)
+    def planned(self, budget: Budget, count: Count, order: Order | None = None) -> list[Replaced]:
+        """What a compaction would do, by rule: nothing is changed."""
+        return self._settled(self._way(budget, order).by_rule, budget, count, self.handles, round=True)
 
-        def after(swap: "Swap") -> Policy:
-            return rungs.down_to_target(self.settings, (swap,), way) if order.reach else swap
+    def _reduce_by(
+        self,
+        way: "Way",
+        budget: Budget,
+        count: Count,
+        override: Override = NONE,
+        *,
+        lease: Lease | None = None,
+        still: Callable[[], bool] | None = None,
+    ) -> list[Replaced]:
+        """What models have written stands for what they wrote about, if that is still as it was."""
+        summaries = self.summaries
+        ready = summaries.ready(self.record.live.freeze()) if summaries else None
+        if summaries is not None and ready is not None:
+            from refold.policies.summarize import Swap
 
-        return self._swap(after, budget, count) or self.reduce(way, budget, count, lease=lease)
-
-    def ordered(self, order: "Order", view: View, budget: Budget, count: Count) -> "list[Part]":
-        """What an order will have summarized."""
-        from refold import rungs
-
-        return rungs.foreseen(self._way(order), self.settings, view, budget, count)
-
-    def planned(self, order: "Order", budget: Budget, count: Count) -> list[Replaced]:
-        """What would be done, by rule: nothing is."""
-        return self._settled(self._way(order), budget, count, self.handles, round=True)
-
-    def _way(self, order: "Order") -> Policy:
-        from refold import rungs
-
-        keep = order.keep_recent or 0 if order.reach else order.keep_recent
-        way = rungs.strategy(self.settings, order.strategy, keep, order.reach, order.focus)
-        return rungs.down_to_target(self.settings, self.policies, way) if order.reach else way
+            edits = list[Replaced]()
+            with suppress(ConflictError):  # another writer has newer ones
+                policy = way.by_model(Swap(ready.prepared))
+                edits = self.reduce(policy, budget, count, override, lease=ready.lease, still=still)
+            summaries.used(ready, edits)
+            if edits:
+                return edits
+        return self.reduce(way.by_rule, budget, count, override, lease=lease, still=still)
 
     def finish(self, budget: Budget, count: Count) -> list[Replaced]:
         """When a run ends there is no cache to keep warm: old outputs are cleared for the next one."""
@@ -272,7 +262,7 @@ class Reducer:
         self, policy: Policy, budget: Budget, count: Count, handles: bool, *, round: bool
     ) -> list[Replaced]:
         live = self.record.live
-        self.record.load([line for item in live.items for line in item.lines])
+        self.record.load_all()
         view = msgspec.structs.replace(_read_once(live.freeze()), handles=handles)
         stamp = Stamp(live.state.next, time.time(), live.view, live.state.round + 1 if round else 0)
         events, before = list[Replaced](), view

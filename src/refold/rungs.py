@@ -1,6 +1,7 @@
 """The rungs of the ladder, by the settings of an agent. Loaded only when a view must become smaller."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -19,6 +20,9 @@ from refold.policies.summarize import Part, Summarize, Swap, longest
 from refold.policies.window import Window
 from refold.settings import AgentSettings
 
+if TYPE_CHECKING:
+    from refold.reducer import Order
+
 THRIFTY = "to carry it costs more than to hide it"
 ROOMIER = 1.25
 """How much longer a model's summary may be than one by rule, where there is little room."""
@@ -26,10 +30,59 @@ ROOMIER = 1.25
 codec.learned(Edit)
 
 
-def ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> Ladder:
-    """All of them, the user's own first."""
+class Way(NamedTuple):
+    """How a view is made smaller, without a model and with what models have written."""
+
+    by_rule: Policy
+    by_model: Callable[[Swap], Policy]
+
+
+def down_the_ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> Way:
+    """All rungs, the user's own first, as far as the target needs them."""
     last = (strategy(settings, settings.compaction.strategy), Shrink(spared_tools(settings)))
-    return Ladder((*cheap(settings, own), *last))
+    cheap_rungs = cheap(settings, own)
+    whole = Ladder((*cheap_rungs, *last))
+    return Way(whole, lambda swap: swapped(swap, cheap_rungs, whole))
+
+
+def all_but_recent(settings: AgentSettings) -> Way:
+    """The configured strategy, down to the newest messages."""
+    compact = settings.compaction
+    rung = strategy(settings, compact.strategy, compact.keep_recent, fill=False)
+    why = f"a turn or message trigger fired: keep the newest {compact.keep_recent}"
+    setting = ("compact", "keep_recent")
+    return Way(because(rung, why, setting), lambda swap: because(swap, why, setting))
+
+
+def on_demand(settings: AgentSettings, own: Sequence[Policy], order: "Order") -> Way:
+    """The strategy that was asked for; down to a number of tokens by whatever else it takes."""
+    keep = settings.compaction.keep_recent if order.keep_recent is None else order.keep_recent
+    if order.target is None:
+        order = msgspec.structs.replace(order, keep_recent=keep)
+        rung = strategy(settings, order.strategy, keep, fill=False, focus=order.focus)
+        return Way(because(rung, order.why), lambda swap: because(swap, order.why))
+    rung = strategy(settings, order.strategy, order.keep_recent or 0, fill=True, focus=order.focus)
+    last = Shrink(spared_tools(settings), spare_newest=False)
+
+    def down_to_target(*first: Policy) -> Policy:
+        rungs = (*first, because(rung, order.why), because(last, order.why))
+
+        def policy(view: View, budget: Budget, count: Count, /) -> Plan:
+            return climb(rungs, view, budget, count)[1]
+
+        return policy
+
+    return Way(down_to_target(*map(vetted, own)), lambda swap: down_to_target(because(swap, order.why)))
+
+
+def because(rung: Policy, why: str, setting: tuple[str, ...] = ()) -> Policy:
+    """The same policy, whose edits give this reason."""
+
+    def policy(view: View, budget: Budget, count: Count, /) -> Plan:
+        plan = rung(view, budget, count)
+        return [msgspec.structs.replace(edit, why=why, setting=setting) for edit in plan]
+
+    return policy
 
 
 def thrifty(settings: AgentSettings, own: Sequence[Policy] = ()) -> Policy:
@@ -43,9 +96,9 @@ def thrifty(settings: AgentSettings, own: Sequence[Policy] = ()) -> Policy:
         plan = ladder(view, budget, count)
         if any(edit.span.meets(span) for edit in plan for span in view.spared):
             return ()
-        return [msgspec.structs.replace(edit, why=THRIFTY, setting=("compact", "economy")) for edit in plan]
+        return plan
 
-    return policy
+    return because(policy, THRIFTY, ("compact", "economy"))
 
 
 def cheap(settings: AgentSettings, own: Sequence[Policy]) -> list[Policy]:
@@ -111,16 +164,6 @@ def strategy(
     if name == "hierarchical":
         return Hierarchy(keep, most, fill, focus=focus)
     return Summarize(keep, most, fill, focus)
-
-
-def down_to_target(settings: AgentSettings, own: Sequence[Policy], way: Policy) -> Policy:
-    """One strategy, and whatever else it takes to get there."""
-    rungs = (*map(vetted, own), way, Shrink(spared_tools(settings), spare_newest=False))
-
-    def policy(view: View, budget: Budget, count: Count, /) -> Plan:
-        return climb(rungs, view, budget, count)[1]
-
-    return policy
 
 
 def vetted(own: Policy) -> Policy:

@@ -1,5 +1,6 @@
 """How much fits: a window, what is reserved in it, when to act and what to come down to."""
 
+from collections.abc import Sequence
 from math import ceil, floor
 
 import msgspec
@@ -14,7 +15,9 @@ SOON = 0.85
 STEP = 0.05
 """Of the trigger: by how much a view goes beyond it, in the step that does."""
 LEAST, LEAST_TOKENS = 0.05, 48
-"""What is worth a change at all: of the trigger, and in tokens."""
+"""What is worth a change at all: of the scale, and in tokens."""
+WINDOW = "threshold"
+"""The trigger that the window itself sets; the user sets the others."""
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -58,12 +61,14 @@ class Budget(msgspec.Struct, frozen=True):
     """The same before anything was measured: what rests on it does not change with every answer."""
     constant: int = 0
     """What every request takes, whatever is in it."""
+    keeps_recent: bool = False
+    """A compaction stops at the newest `keep_recent` messages: it has no number of tokens to reach."""
 
     @property
     def reserves(self) -> int:
-        """Never more than half the window, or a small model would have no room at all."""
+        """Never more than a quarter of the window, or a small model would have no room."""
         wanted = self.output_reserve + self.system_reserve + self.safety_buffer
-        return max(min(wanted, self.window // 2), self.output)
+        return max(min(wanted, self.window // 4), self.output)
 
     @property
     def threshold(self) -> int:
@@ -82,9 +87,9 @@ class Budget(msgspec.Struct, frozen=True):
         return min(wanted, self.threshold)
 
     @property
-    def soon(self) -> int:
-        """From here on it is worth to prepare for what will be done at the trigger."""
-        return int(SOON * max(self.trigger, self.due))
+    def scale(self) -> int:
+        """The trigger that would go with the target: what is little or much is measured against it."""
+        return min(self.trigger, self.target * 4 // 3)
 
     @property
     def enough(self) -> int:
@@ -102,6 +107,17 @@ class Budget(msgspec.Struct, frozen=True):
     def goal(self) -> int:
         """What the view is brought down to now, so that it is at its target when that counts."""
         return self.target - self.growth
+
+    def compacting(self, fired: Sequence[str], least: int) -> "Budget":
+        """The budget of a compaction that triggers set off, where `least` tokens cannot be hidden.
+
+        A trigger that the user set acts at once. Turns and messages say when, not down to how many tokens:
+        without `max_tokens` all but the newest messages is compacted.
+        """
+        by_size = {WINDOW, "token_threshold"} & {*fired}
+        if fired and not by_size and self.max_tokens is None:
+            return structs.replace(self, keeps_recent=True)
+        return self if {*fired} - {WINDOW} else self.above(least)
 
     def above(self, least: int) -> "Budget":
         """The same, where so much must be there that it would hardly ever be below its trigger.
@@ -121,7 +137,7 @@ class Budget(msgspec.Struct, frozen=True):
     @property
     def output(self) -> int:
         """What is really left for the answer."""
-        return min(self.output_reserve, self.window if self.asked else self.window // 2)
+        return min(self.output_reserve, self.window if self.asked else self.window // 4)
 
     @property
     def room(self) -> int:
@@ -131,7 +147,7 @@ class Budget(msgspec.Struct, frozen=True):
     @property
     def worthwhile(self) -> int:
         """What a batch of edits saves at least, as it is counted: for less nothing is changed."""
-        return self.counted(max(int(LEAST * self.trigger), LEAST_TOKENS))
+        return self.counted(max(int(LEAST * self.scale), LEAST_TOKENS))
 
     def counted(self, tokens: int) -> int:
         """How much may be counted for so many tokens of the model's."""
@@ -144,9 +160,24 @@ class Budget(msgspec.Struct, frozen=True):
     def fired(self, tokens: int, turns: int, messages: int) -> tuple[str, ...]:
         """Which triggers a view of this size has set off, turns and messages since the last compaction."""
         over = {
-            "threshold": tokens >= self.threshold,
+            WINDOW: tokens >= self.threshold,
             "token_threshold": self.token_threshold is not None and tokens > self.token_threshold,
             "turn_threshold": self.turn_threshold is not None and turns >= self.turn_threshold,
             "message_threshold": self.message_threshold is not None and messages > self.message_threshold,
         }
         return tuple(name for name, is_over in over.items() if is_over)
+
+    def nearing(self, tokens: int, turns: int, messages: int) -> tuple[str, ...]:
+        """Which triggers will fire soon: it is time to prepare a summary for them."""
+        early = structs.replace(
+            self,
+            threshold_percent=SOON * self.threshold_percent,
+            token_threshold=_soon(self.token_threshold),
+            turn_threshold=self.turn_threshold and self.turn_threshold - 1,
+            message_threshold=_soon(self.message_threshold),
+        )
+        return early.fired(tokens, turns, messages)
+
+
+def _soon(threshold: int | None) -> int | None:
+    return None if threshold is None else int(SOON * threshold)

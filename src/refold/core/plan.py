@@ -125,11 +125,16 @@ def applied(view: View, edit: Replaced) -> View:
     covered = view.items[first:last]
     kept = {line.place: line for item in covered for line in item.lines if line.at in view.kept}
     known = {line.at: item.words for item in covered for line in item.lines}
+    first_words = covered[0].words if covered else None
 
     def words(line: Line) -> Message:
-        new = edit.shown[line.n] if line.at == edit.at else known[line.at](line)
-        assert isinstance(new, Message)
-        return new
+        if line.at == edit.at:
+            new = edit.shown[line.n]
+            assert isinstance(new, Message)
+            return new
+        read = known.get(line.at, first_words)  # the first one has the original of a shortened message
+        assert read is not None
+        return read(line)
 
     item = Item(edit.span, display(edit.lines, edit.span, kept), words, edit.at)
     items = (*view.items[:first], item, *view.items[last:])

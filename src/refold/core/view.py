@@ -51,6 +51,17 @@ class Item(msgspec.Struct, frozen=True, eq=False):
         return tuple(map(self.words, self.lines))
 
     @property
+    def is_shortened(self) -> bool:
+        """It shows one message shorter than it was said."""
+        one = len(self.span) == 1 and len(self.lines) == 1
+        return one and self.lines[0].at == self.edit and self.lines[0].corrects is None
+
+    @property
+    def original(self) -> Message:
+        """The message that a shortened one was before any edit."""
+        return self.words(msgspec.structs.replace(self.lines[0], at=self.span.start, n=0))
+
+    @property
     def tokens(self) -> int:
         return sum(line.tokens for line in self.lines)
 

@@ -3,7 +3,6 @@
 import msgspec
 
 from refold.core.budget import Budget
-from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import View
 from refold.policies.reduced import Reduction
@@ -23,7 +22,10 @@ class Cap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             line = item.lines[0]
             if item.edit is not None or line.tokens <= most or line.answers is None or line.at in fixed:
                 continue
-            shown = within(Reduction.of(item, view.handles), most, count)
+            reduction = Reduction.of(item, view.handles)
+            if reduction is None:
+                continue
+            shown = reduction.within(most, reduction.outline(), count)
             if shown is not None:
                 why = f"{line.tokens:,} tokens are more than {self.share:.0%} of the window"
                 plan.append(Edit(item.span, (shown,), "cap", why, ("compact", "cap", "share")))
@@ -32,18 +34,3 @@ class Cap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def most(self, budget: Budget) -> int:
         """What one output may take, as it is counted."""
         return int(budget.window * self.share / budget.margin)
-
-
-def within(reduction: Reduction | None, tokens: int, count: Count) -> Message | None:
-    """So much of a message that it takes at most so many tokens, if it can be cut at all."""
-    if reduction is None:
-        return None
-    outline, text = reduction.outline(), reduction.text
-    chars = int(len(text) * tokens / max(1, reduction.line.tokens))
-    while chars > 32:
-        shown = reduction.as_cut(outline, chars, count)
-        if shown is not None and count(shown) <= tokens:
-            return shown
-        chars = int(chars * 0.85)
-    name = reduction.as_name("0 shown")
-    return name if count(name) < reduction.line.tokens else None

@@ -47,7 +47,7 @@ class Dedupe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             same = newest.like(output)
             is_new = line.at in fixed or line.step >= view.step - 1  # nobody has seen it yet
             shown = None if same is None or is_new else _pointer(reduction, output, same)
-            if same is not None and shown is not None and count(shown) < line.tokens:
+            if same is not None and shown is not None and reduction.if_shorter(shown, count):
                 why = f"#{same.line.at} says the same" + ("" if same.text == output.text else ", nearly")
                 plan.append(Edit(item.span, (shown,), "dedupe", why, ("dedupe", "similarity")))
             elif same is None:

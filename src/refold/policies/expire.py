@@ -128,8 +128,7 @@ def _reduced(rule: Expiry, item: Item, count: Count, handles: bool, told: str | 
         return None
     length = length_of(rule)
     if rule.mode == "remove":
-        name = reduction.as_name("removed")
-        return name if count(name) < reduction.line.tokens else None
+        return reduction.if_shorter(reduction.as_name("removed"), count)
     if rule.compact_mode == "skeleton":
         return reduction.as_skeleton(reduction.outline(), length, count)
     if rule.compact_mode == "ai-summary" and told:

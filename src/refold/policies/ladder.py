@@ -26,7 +26,8 @@ class Ladder(msgspec.Struct, frozen=True):
         goal = budget.counted(budget.goal) - budget.overhead
         if after.tokens > goal and view.tokens - after.tokens >= least:
             after, plan = climb(self.rungs * 2, view, budget, count)  # what one leaves, another may take
-        helps = after.tokens <= room < view.tokens or view.tokens - after.tokens >= least
+        is_reached = any(after.tokens <= limit < view.tokens for limit in (room, goal))
+        helps = is_reached or view.tokens - after.tokens >= least
         return plan if helps and after.tokens <= room else ()
 
 

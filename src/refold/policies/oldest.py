@@ -50,16 +50,21 @@ def oldest(
     besides: int,
     keep_recent: int = 0,
     only: bool = False,
-    steps: int = 1,
+    steps: int | None = None,
     share: float = 1.0,
 ) -> Oldest | None:
-    """All but what must stay, the newest `steps` and `keep_recent` messages, and as many more as fit.
+    """All but what must stay and the newest `keep_recent` messages.
 
     System text, the task, pinned messages and the latest user message stay; a tool result is never parted
     from its call. System text in mid-conversation goes where there is no room for it. `besides` is what will
-    stand for the rest, in tokens; with `only` no more is kept than must be, else up to a `share` of the
-    target.
+    stand for the rest, in tokens. With `only`, exactly the newest messages are kept, and results that the
+    model has not seen yet; else they are kept besides what stays anyway, with the newest step, and more up
+    to a `share` of the target. `steps` is how many of the newest steps are kept, where that is given.
     """
+    if steps is None:
+        steps = 0 if only else 1
+        unseen_results = bool(view.lines) and view.lines[-1].answers is not None
+        keep_recent = max(keep_recent, int(unseen_results))
     goal = budget.counted(budget.goal)
     own = {line.at for line in view.lines if line.role == "system" or line.at == view.latest}
     stay = _whole(view.lines, protected(view) | own)
@@ -71,7 +76,8 @@ def oldest(
         stay = _whole(view.lines, protected(view) | own)
         fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
     room = 0 if only else int(share * goal) - fixed - besides
-    end = _first_kept(view, stay, room, keep_recent, steps)
+    counted = {line.at for line in view.lines if not line.recalled and (only or line.at not in stay)}
+    end = _first_kept(view, stay, room, _nth_newest(view, keep_recent, steps, counted))
     gone = [i for i in range(end) if _may_go(view.items[i], stay)]
     if not gone:
         return None
@@ -117,17 +123,23 @@ def _may_go(item: Item, stay: set[int]) -> bool:
     return is_edited or not all(line.at in stay for line in item.lines)
 
 
-def _first_kept(view: View, stay: set[int], room: int, keep_recent: int, steps: int) -> int:
+def _nth_newest(view: View, keep_recent: int, steps: int, counted: set[int]) -> int:
+    """Index of the oldest item among the newest messages and steps."""
+    newest_step = max((line.step for line in view.lines), default=0)
+    oldest_index, seen = len(view.items), 0
+    for i in range(len(view.items) - 1, -1, -1):
+        item = view.items[i]
+        is_new = any(line.step > max(0, newest_step - steps) for line in item.lines)
+        if not item.is_folded and (is_new or seen < keep_recent):
+            oldest_index = i
+        seen += sum(line.at in counted for line in item.lines)
+    return oldest_index
+
+
+def _first_kept(view: View, stay: set[int], room: int, required: int) -> int:
     """Index of the oldest item that stays: as many of the newest as fit, cut where no call is open."""
-    items, cuts = view.items, _cuts(view.items)
-    costs = [[line.tokens for line in item.lines if line.at not in stay] for item in items]
-    newest = max((line.step for item in items for line in item.lines), default=0)
-    required, seen = len(items), 0
-    for i in range(len(items) - 1, -1, -1):
-        is_new = any(line.step > max(0, newest - steps) for line in items[i].lines)
-        if not items[i].is_folded and (is_new or seen < keep_recent):
-            required = i
-        seen += sum(line.at not in stay and not line.recalled for line in items[i].lines)
+    cuts = _cuts(view.items)
+    costs = [[line.tokens for line in item.lines if line.at not in stay] for item in view.items]
     first = max(i for i in range(required + 1) if cuts[i])
     used = sum(map(sum, costs[first:]))
     for i in range(first - 1, -1, -1):

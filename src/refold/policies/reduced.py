@@ -21,13 +21,20 @@ from refold.policies.outline import (
     clip,
     excerpt,
     outline,
-    reread,
     size_of,
     vocabulary,
 )
 
 HEADER = 28
 """Tokens of the line that names it, about."""
+LEAST_SAVED = 0.05
+"""Of its tokens, that a change of a message must save."""
+NAME_CHARS = 24
+"""Of a message that may show fewer characters, only its name is shown."""
+SKELETON_TOKENS = 400
+"""Up to so many tokens a message is shown as a skeleton alone; above, with its head and tail."""
+CLOSE = 0.95
+"""How much less than it seems to need is tried next, for a message that was still too long."""
 ERROR_CHARS = 2_000
 """An error is shown in full up to so many characters."""
 
@@ -45,11 +52,12 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
 
     line: Line
     message: Message
+    """As it was said, also where it is shown shorter already."""
     place: int
     """Where its original stands."""
     handles: bool = True
-    is_again: bool = False
-    """It is a reduced one that is made shorter still."""
+    shortened: Message | None = None
+    """What stands for it now, where something does."""
 
     @classmethod
     def of(cls, item: Item, handles: bool = True) -> "Reduction | None":
@@ -57,7 +65,9 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         if not is_reducible(item) or item.lines[0].role == "system":
             return None
         line = item.lines[0]
-        return cls(line, item.words(line), item.span.start, handles, line.at not in item.span)
+        if not item.is_shortened:
+            return cls(line, item.words(line), item.span.start, handles)
+        return cls(line, item.original, item.span.start, handles, item.words(line))
 
     @property
     def is_error(self) -> bool:
@@ -65,12 +75,10 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def text(self) -> str:
-        text = self.message.text
-        header = _HEADER.match(text) if self.is_again else None
-        return text[header.end() :] if header else text
+        return self.message.text
 
     def outline(self, bonus: Bonus | None = None) -> Outline:
-        return reread(self.text, bonus) if self.is_again else outline(self.text, bonus)
+        return outline(self.text, bonus)
 
     def as_skeleton(self, outline: Outline, chars: int, count: Count) -> Message | None:
         """Shorter than it is now, or None."""
@@ -82,17 +90,15 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
     def as_head(self, chars: int, count: Count) -> Message | None:
         """Its first characters, with how many were cut; None if it is short enough."""
         text = self.text
-        if len(text) <= chars + self.is_again:  # with the mark where it was cut before
+        if len(text) <= chars:
             return self._shorter(text, self._media, count) if self._media else None
         head = f"first {chars:,} shown" if chars else "none shown"
         size = ", ".join(filter(None, (f"{len(text):,} characters", size_of(text))))
-        size = self._size("") if self.is_again else size
-        made = self._with(self.header(size, head), clip(quoted(text), chars + 1))
-        return made if count(made) < self.line.tokens else None
+        return self.if_shorter(self._with(self.header(size, head), clip(quoted(text), chars + 1)), count)
 
     def as_name(self, why: str, body: str = "") -> Message:
         """Nothing but what it was, and what is said of it."""
-        sizes = "" if self.is_again else ", ".join(filter(None, (size_of(self.text), self._media)))
+        sizes = ", ".join(filter(None, (size_of(self.text), self._media)))
         return self._with(self.header(self._size(sizes), why), body)
 
     def as_cut(self, outline: Outline, chars: int, count: Count) -> Message | None:
@@ -101,6 +107,20 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         if len(text) <= chars:
             return self._shorter(text, self._media, count) if self._media else None
         return self._shorter(excerpt(text, outline, chars), outline.size, count)
+
+    def within(self, tokens: int, outline: Outline, count: Count) -> Message | None:
+        """As much of the message as takes at most so many tokens; at least its name, if that is shorter."""
+        cut = self.as_cut if tokens > SKELETON_TOKENS else self.as_skeleton
+        now = self.shortened or self.message
+        best: Message | None = None
+        chars = int(len(now.text) * (tokens - HEADER) / max(1, self.line.tokens))
+        while chars >= NAME_CHARS and best is None:
+            shown = cut(outline, chars, count)
+            used = count(shown) if shown else self.line.tokens
+            if shown and used <= tokens:
+                best = shown
+            chars = int(CLOSE * chars * (tokens - HEADER) / max(1, used - HEADER))
+        return best or self.if_shorter(self.as_name("0 shown"), count)
 
     def as_told(self, told: str, chars: int, count: Count) -> Message | None:
         """What somebody wrote about it, and of its exact values as many as there is room for besides."""
@@ -121,9 +141,11 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         whole = self._size(size)
         made = self._with(self.header(whole, "0,000 shown"), skeleton)
         shown = count(self._with(self.header(whole, f"{count(made):,} shown"), skeleton))
-        if shown >= self.line.tokens:
-            return None
-        return self._with(self.header(whole, f"{shown:,} shown"), skeleton)
+        return self.if_shorter(self._with(self.header(whole, f"{shown:,} shown"), skeleton), count)
+
+    def if_shorter(self, made: Message, count: Count) -> Message | None:
+        """What may stand for the message, if it saves enough to be worth a change."""
+        return made if count(made) <= (1 - LEAST_SAVED) * self.line.tokens else None
 
     @property
     def _media(self) -> str:
@@ -134,7 +156,7 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
 
     def _size(self, items: str) -> str:
         """Of the original, also where this is a short form of it already."""
-        known = _HEADER.match(self.message.text) if self.is_again else None
+        known = _HEADER.match(self.shortened.text) if self.shortened else None
         return known["size"] if known else f"{self.line.tokens:,} tokens" + (f", {items}" if items else "")
 
     def _with(self, header: str, body: str) -> Message:

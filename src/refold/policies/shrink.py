@@ -13,8 +13,8 @@ from refold.policies.extract import demands
 from refold.policies.importance import Reading
 from refold.policies.ladder import climb
 from refold.policies.oldest import oldest
-from refold.policies.outline import DENSE, Bonus, Outline, vocabulary
-from refold.policies.reduced import HEADER, Reduction, quoted
+from refold.policies.outline import Bonus, Outline, vocabulary
+from refold.policies.reduced import Reduction, quoted
 from refold.policies.summarize import LONGEST, Part, Summarize, fold_away, longest
 
 NEWEST = 2 / 3
@@ -39,7 +39,7 @@ class Shrink(msgspec.Struct, frozen=True):
         new = {line.at: line.tokens for line in view.lines if line.step >= view.step - 1}
         goal = max(
             budget.target,
-            budget.tokens(budget.overhead + sum(must.values())) + int(LEAST_ROOM * budget.trigger),
+            budget.tokens(budget.overhead + sum(must.values())) + int(LEAST_ROOM * budget.scale),
         )
         if self.spare_newest:  # and there is room for what stands for the rest
             whole = budget.overhead + sum((must | new).values()) + longest(None, budget)
@@ -149,24 +149,15 @@ class _Part:
     def within(self, most: int, count: Count) -> Message | None:
         if self._reduction is None:
             return None
-        shown = self._cut(most, count)
+        self._outline = self._outline or self._reduction.outline(self._bonus)
+        shown = self._reduction.within(most, self._outline, count)
         rules = [rule for rule in demands(self._reduction.text) if shown and rule not in shown.text]
         if shown is None or not self.line.asks or not rules:
             return shown
         text = "\n- ".join([f"{shown.text}\nRules in it:", *map(quoted, rules)])
-        whole = msgspec.structs.replace(shown, parts=(Text(text), *shown.parts[1:]))
-        return whole if count(whole) < self.tokens else None
-
-    def _cut(self, most: int, count: Count) -> Message | None:
-        assert self._reduction is not None
-        self._outline = self._outline or self._reduction.outline(self._bonus)
-        chars = int((most - HEADER) * DENSE)
-        if chars < 24:
-            named = self._reduction.as_name("0 shown")
-            return named if count(named) < self.tokens else None
-        if most > 400:
-            return self._reduction.as_cut(self._outline, chars, count)
-        return self._reduction.as_skeleton(self._outline, chars, count)
+        return self._reduction.if_shorter(
+            msgspec.structs.replace(shown, parts=(Text(text), *shown.parts[1:])), count
+        )
 
 
 def _weight(line: Line, reading: Reading) -> float:
