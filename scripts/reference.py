@@ -188,7 +188,8 @@ def failures() -> Iterator[str]:
     From `refold.core.errors`; some are also in `refold`. The text of each says where, why and what to do. The
     command line prints it in one line and ends with 1, after a `SettingError` with 2.
     """
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    known = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    kinds = [kind for kind in known if issubclass(kind, errors.RefoldError)]
     yield f"```text\n{(errors.__doc__ or '').partition('wrong.')[2].strip()}\n```\n"
     yield from table("error | means | what to do | has | as HTTP", map(row_of, kinds))
 

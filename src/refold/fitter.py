@@ -14,10 +14,12 @@ from refold.core import codec
 from refold.core.budget import SOON, Budget
 from refold.core.draft import Draft, Request
 from refold.core.errors import NotFoundError, OverBudgetError, SettingError
-from refold.core.event import Replaced
+from refold.core.event import Line, Replaced
 from refold.core.live import Gauge
 from refold.core.message import Usage
+from refold.core.plan import must_stay
 from refold.core.view import View
+from refold.explain import large_part
 from refold.formats.dialects import TARGETS
 from refold.formats.sheet import APART, LIST
 from refold.meter import Meter
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 
 MOST_PAGES = 3
 """Kinds of requests that are kept rendered."""
+MOST_NAMED = 3
+"""The largest parts that an `OverBudgetError` names."""
+SMALL_PART = 0.05
+"""Of what must be shown: smaller parts are not named, unless all of them are small."""
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -263,7 +269,7 @@ class Fitter:
         beside, count = self._beside(wish), self.meter.counter.message
         budget, before = self._measured(beside)
         if before > budget.room and not off:
-            self._demand_room(budget)
+            self._demand_room(budget, beside)
         edits = [] if off else self.reducer.arrive(budget, count, override)
         budget, now = self._measured(beside) if edits else (budget, before)
         counts = budget.turn_threshold is not None or budget.message_threshold is not None
@@ -288,7 +294,7 @@ class Fitter:
         self._mended = page.mended
         if final > budget.room:
             if not off:
-                raise self._too_much(final, budget)
+                raise self._too_much(final, budget, beside, self.record.live.freeze().lines)
             self.notifier.overflow(self._moment, "compaction is off", final)
             notices.append(f"The request has {final:,} tokens; there is room for {budget.room:,}")
         self.notifier.over(self._moment, final)  # somebody else was faster
@@ -388,17 +394,29 @@ class Fitter:
         problems, summaries.problems = summaries.problems, []
         return problems
 
-    def _demand_room(self, budget: Budget) -> None:
+    def _demand_room(self, budget: Budget, beside: Beside) -> None:
         """
         Raises:
             OverBudgetError: what nothing may hide is too much by itself; then nothing is changed.
         """
-        least = self.meter.estimate(self.reducer.least() + budget.overhead, None)
+        lines = must_stay(self.record.live.freeze())
+        counted = sum(line.tokens for line in lines)
+        least = self.meter.estimate(counted + budget.overhead, None)
         if least > budget.room:
-            raise self._too_much(least, budget)
+            raise self._too_much(least, budget, beside, lines)
 
-    def _too_much(self, tokens: int, budget: Budget) -> OverBudgetError:
-        error = OverBudgetError(tokens, budget.room, budget.window)
+    def _too_much(
+        self, tokens: int, budget: Budget, beside: Beside, lines: Sequence[Line]
+    ) -> OverBudgetError:
+        """The error for a request of so many tokens that must show these messages."""
+        ratio, _ = self.meter.scale(None)
+        state = self.record.live.state
+        parts = [large_part(line, state, round(line.tokens * ratio)) for line in lines]
+        parts += beside.large_parts(ratio)
+        largest = sorted(parts, key=lambda part: part.tokens, reverse=True)[:MOST_NAMED]
+        least = min(SMALL_PART * tokens, largest[0].tokens) if largest else 0
+        named = [part for part in largest if part.tokens >= least]
+        error = OverBudgetError(tokens, budget.room, budget.window, named)
         self.notifier.overflow(self._moment, str(error), tokens)
         return error
 
