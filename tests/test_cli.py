@@ -393,21 +393,65 @@ def test_a_list_has_what_was_said_and_what_is_shown(chat):
     assert branch.endswith("task-42 at #3")
     assert task.split()[:2] == ["task-42", "14"]
     row = ask("list")["conversations"][1]
-    assert list(row) == ["id", "messages", "tokens", "created", "forked_from", "problem"]
+    assert list(row) == ["id", "owner", "messages", "tokens", "created", "forked_from", "problem"]
     assert (row["id"], row["messages"], row["forked_from"]) == ("task-42", 14, None)
     assert row["tokens"]["said"] > row["tokens"]["shown"] > 0
     assert f"{row['tokens']['saved_percent']} %" in task
 
 
-def test_a_list_is_of_one_owner_and_tells_nothing_of_the_others():
+def test_a_list_is_of_one_owner_and_says_how_to_list_the_others():
     refold.open("hers", store=STORE, owner="alice").append(user("hello"))
     for owner in ("default", "nobody"):
         told = run("list", "--owner", owner).stdout
-        assert told == f"No conversations of {owner!r} in {STORE}; --owner NAME lists another's.\n"
+        others = "Other owners have conversations: `refold list --all-owners`."
+        assert told == f"No conversations of {owner!r} in {STORE}. {others}\n"
         assert ask("list", "--owner", owner)["conversations"] == []
     assert [row["id"] for row in ask("list", "--owner", "alice")["conversations"]] == ["hers"]
     assert ask("show", "hers", "--owner", "alice")["owner"] == "alice"
-    run("show", "hers", code=1)
+
+
+@pytest.mark.parametrize("option", [["--all-owners"], ["--owner", "*"]])
+def test_a_list_of_all_owners_names_the_owner_of_each_conversation(option):
+    refold.open("mine", store=STORE).append(user("hello"))
+    refold.open("hers", store=STORE, owner="alice").append(user("hello"))
+    head, *rows = run("list", *option).stdout.splitlines()
+    assert head.split()[:3] == ["owner", "id", "messages"]
+    assert sorted(row.split()[:2] for row in rows) == [["alice", "hers"], ["default", "mine"]]
+    found = ask("list", *option)
+    assert found["owner"] == "*"
+    assert {row["id"]: row["owner"] for row in found["conversations"]} == {"mine": "default", "hers": "alice"}
+
+
+READING = [("show",), ("log",), ("explain", 0), ("expand", 0), ("savings",), ("doctor",), ("diff", 0)]
+
+
+@pytest.mark.parametrize(("name", "rest"), [(name, rest) for name, *rest in READING])
+def test_a_reading_command_finds_the_only_conversation_of_an_id_and_says_whose_it_is(name, rest):
+    chat = refold.open("hers", store=STORE, owner="alice")
+    chat.append([user("hello"), {"role": "assistant", "content": "hi"}])
+    done = run(name, "hers", *rest, "--json")
+    assert done.stderr == "refold: 'hers' is a conversation of the owner 'alice' (--owner alice)\n"
+    json.loads(done.stdout)
+    refold.open("hers", store=STORE, owner="bob").append(user("hello"))
+    told = run(name, "hers", *rest, code=1).stderr
+    assert "Owners of one with that id: 'bob', 'alice'; name one by --owner" in told
+    assert run(name, "hers", *rest, "--owner", "alice").stderr == ""
+
+
+def test_a_command_that_changes_a_conversation_needs_its_owner():
+    refold.open("hers", store=STORE, owner="alice").append(user("hello"))
+    told = run("pin", "hers", 0, code=1).stderr
+    assert "Owners of one with that id: 'alice'; name one by --owner" in told
+    assert run("delete", "hers", "--yes", code=1).stderr == told
+    run("pin", "hers", 0, "--owner", "alice")
+
+
+def test_a_conversation_that_is_not_there_is_told_with_a_hint_at_the_other_owners():
+    refold.open("mine", store=STORE).append(user("hello"))
+    assert "--all-owners" not in run("show", "none", code=1).stderr
+    refold.open("hers", store=STORE, owner="alice").append(user("hello"))
+    told = run("show", "none", code=1).stderr
+    assert "other owners have conversations too: `refold list --all-owners`" in told
 
 
 def test_a_damaged_conversation_does_not_hide_the_others(chat):
@@ -1060,6 +1104,21 @@ def test_the_store_in_force_is_told_with_where_it_came_from(monkeypatch):
     assert store(store=None)["origin"] == "refold.yaml:1"
     monkeypatch.setenv("REFOLD_STORE", "sqlite:///variable.db")
     assert store(store=None) == {"name": "store", "value": "sqlite:///variable.db", "origin": "$REFOLD_STORE"}
+
+
+def test_several_settings_are_set_at_once_all_or_none():
+    two = ["--set", "*.grep.after_steps=3", "--set", "*.grep.mode=remove", "--set", "a.ls.after_steps=1"]
+    expected = [
+        {"agent": "*", "tool": "grep", "set": {"after_steps": 3, "mode": "remove"}},
+        {"agent": "a", "tool": "ls", "set": {"after_steps": 1}},
+    ]
+    assert ask("config", *two)["settings"] == expected
+    run("config", "--set", "*.grep.after_steps=5", "--set", "*.grep.mode=nothing", code=2)
+    rows = {row["name"]: row["value"] for row in ask("config")["agents"]["default"]}
+    assert rows["tools.grep.expire.after_steps"] == 3
+    run("config", "--unset", "*.grep.mode", "--unset", "a.none", code=1)
+    told = run("config", "--unset", "*.grep.mode", "--unset", "a.ls").stdout.splitlines()
+    assert [line.rpartition(": ")[2] for line in told] == ["after_steps = 3", "nothing"]
 
 
 def test_what_is_set_in_the_database_is_in_force_until_it_is_unset():
