@@ -697,6 +697,13 @@ class Session:
             if self._owns_store:
                 self.store.close()
 
+    def __repr__(self) -> str:
+        """One line, of what is known already: nothing is read for it."""
+        live = self.record.known
+        facts = f"owner={self.key.owner!r} model={self.model!r} view={self.record.view!r}"
+        size = f"recorded={live.state.index} tokens={live.tokens}"
+        return f"<refold.Session {self.conversation!r} {facts} {size}>"
+
     def __enter__(self) -> Self:
         return self
 
