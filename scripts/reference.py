@@ -236,14 +236,16 @@ def python() -> Iterator[str]:
 
     All of `refold`. What is not here may change without notice.
     """
-    for name in ("open", "fit", "load"):
+    functions = ("open", "fit", "count", "check", "limits", "load")
+    for name in functions:
         yield from signature(getattr(refold, name), "## ")
     yield f"## Session\n\n{inspect.getdoc(Session)}\n"
     for name, one in vars(Session).items():
         if inspect.isfunction(one) and not name.startswith("_"):
             yield from signature(one, "### Session.")
-    yield f"## aopen, AsyncSession\n\n{inspect.getdoc(refold.AsyncSession)} `await aopen(…)` opens one.\n"
-    done = ("Session", "AsyncSession", "open", "aopen", "fit", "load")
+    ways = "`async with aopen(…) as chat` opens one and closes it; `await aopen(…)` opens one."
+    yield f"## aopen, AsyncSession\n\n{inspect.getdoc(refold.AsyncSession)} {ways}\n"
+    done = ("Session", "AsyncSession", "aopen", *functions)
     for name in (name for name in refold.__all__ if name not in done):
         kind = getattr(refold, name)
         if issubclass(kind, Exception):
