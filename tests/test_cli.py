@@ -18,6 +18,7 @@ from refold.cli.words import glance
 from refold.core.codec import Entry
 from refold.core.event import Measured
 from refold.core.message import ToolResult, Usage
+from refold.formats.dialects import TARGETS
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key
 
@@ -360,6 +361,52 @@ def test_an_export_is_imported_to_the_byte(chat):
     assert "altered" in run("import", write("bad.jsonl", lines.replace("file3", "file8")), code=1).stderr
 
 
+@pytest.mark.parametrize("format", TARGETS)
+def test_an_export_in_a_format_is_a_valid_request_of_all_that_was_said_or_of_the_view(chat, format):
+    whole = ask_lines("export", "task-42", "--format", format)
+    view = ask_lines("export", "task-42", "--format", format, "--view")
+    assert [len(whole), len(view)] == [1, 1]
+    for one in (*whole, *view):
+        assert one.keys() <= {"messages", "system"}
+        assert ("system" in one) == (format == "anthropic")
+        assert refold.check(one["messages"], dialect=format, system=one.get("system")) == []
+    text = json.dumps(whole)
+    assert all(f"file{n} file{n}" in text for n in range(6))
+    assert "file0 file0" not in json.dumps(view)
+    session = refold.open("task-42", store=STORE, model="m", config=SMALL)
+    assert view[0]["messages"] == session.fit(dialect=format).messages
+
+
+def ask_lines(*args):
+    return [json.loads(line) for line in run(*args).stdout.splitlines()]
+
+
+def test_an_export_of_several_conversations_has_a_line_for_each_in_their_order(chat):
+    refold.open("hers", store=STORE, owner="alice").append(user("hello"))
+    done = run("export", "hers", "task-42", "--format", "openai-chat")
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first == {"messages": [user("hello")]}
+    assert len(second["messages"]) == 14
+    assert "'hers' is a conversation of the owner 'alice'" in done.stderr
+    told = ask("export", "hers", "task-42", "--format", "ai-sdk", "-o", "out.jsonl")
+    names = {"conversations": ["hers", "task-42"], "format": "ai-sdk", "file": "out.jsonl"}
+    assert told == {"did": "export", **names}
+    assert len(Path("out.jsonl").read_text().splitlines()) == 2
+    run("import", "out.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["a", "b"], "several conversations need --format"),
+        (["a", "--view"], "needs --format"),
+        (["task-42", "--format", "latin"], "'latin' is not known; known are openai-chat"),
+    ],
+)
+def test_an_export_that_makes_no_sense_is_wrong_use(chat, args, told):
+    assert told in " ".join(run("export", *args, code=2).stderr.split())
+
+
 def test_an_export_goes_to_a_file_in_full_or_not_at_all(chat, folder):
     done = ask("export", "task-42", "-o", "out.jsonl")
     lines = Path("out.jsonl").read_text().splitlines()
@@ -422,10 +469,10 @@ def test_a_list_of_all_owners_names_the_owner_of_each_conversation(option):
     assert {row["id"]: row["owner"] for row in found["conversations"]} == {"mine": "default", "hers": "alice"}
 
 
-READING = [("show",), ("log",), ("explain", 0), ("expand", 0), ("savings",), ("doctor",), ("diff", 0)]
+BY_ID = [("show",), ("log",), ("explain", 0), ("expand", 0), ("savings",), ("doctor",), ("diff", 0)]
 
 
-@pytest.mark.parametrize(("name", "rest"), [(name, rest) for name, *rest in READING])
+@pytest.mark.parametrize(("name", "rest"), [(name, rest) for name, *rest in BY_ID])
 def test_a_reading_command_finds_the_only_conversation_of_an_id_and_says_whose_it_is(name, rest):
     chat = refold.open("hers", store=STORE, owner="alice")
     chat.append([user("hello"), {"role": "assistant", "content": "hi"}])

@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+from itertools import product
+from random import Random
 from threading import Thread
 
 import pytest
 
+import histories
 import refold
 from refold import AsyncSession, Message, Text, ToolCall, ToolResult
 from refold.core.event import Expiry, Measured, Replaced, Said, Span
 from refold.core.message import Media, Usage
+from refold.formats.dialects import TARGETS
 from refold.stores.memory import MemoryStore
 
 SMALL = {
@@ -334,6 +338,52 @@ def test_a_fork_shares_the_past_and_goes_its_own_way(worked):
     assert "this way" not in [m.message.text for m in fork.get_all()]
     with pytest.raises(refold.ConflictError):
         worked.fork("other")
+
+
+def test_an_export_in_a_format_has_all_that_was_said_as_it_was_said(worked):
+    worked.correct(0, "Another text.")
+    (line,) = worked.export(format="openai-chat")
+    (view,) = worked.export("openai-chat", view=True)
+    whole = json.loads(line)["messages"]
+    assert len(whole) == worked.get_count()
+    assert whole[0]["content"] == worked.get_all()[0].message.text
+    assert json.loads(view)["messages"] == worked.fit(dialect="openai-chat").messages
+    assert json.loads(view)["messages"][0]["content"] == "Another text."
+    again = refold.open("again", store="memory://", model="gpt-5")
+    again.append(whole)
+    assert [one.message for one in again.get_all()] == [one.message for one in worked.get_all()]
+
+
+@pytest.mark.parametrize("format", TARGETS)
+def test_an_export_of_a_broken_history_is_valid_in_every_format(format):
+    for seed, write in product(range(12), histories.DIALECTS.values()):
+        chat = refold.open("c", store="memory://", model="m", config=SMALL)
+        chat.append(write(histories.steps(Random(seed))))
+        for view in (False, True):
+            request = json.loads("".join(chat.export(format, view=view)))
+            assert refold.check(request["messages"], dialect=format, system=request.get("system")) == []
+
+
+def test_an_export_may_end_with_the_answer_whatever_the_model_is():
+    for model in (None, "claude-opus-4-8"):
+        chat = refold.open("c", store="memory://", model=model)
+        chat.append([user("Hello"), {"role": "assistant", "content": "Yes?"}])
+        (line,) = chat.export("anthropic")
+        assert json.loads(line)["messages"][-1]["role"] == "assistant"
+
+
+def test_an_export_is_the_same_in_async_code(worked):
+    async def lines() -> list[str]:
+        return [line async for line in AsyncSession(worked).export("anthropic", view=True)]
+
+    assert asyncio.run(lines()) == list(worked.export("anthropic", view=True))
+
+
+def test_an_export_without_a_format_has_no_view(chat):
+    with pytest.raises(refold.RefoldError, match="view: needs a format"):
+        chat.export(view=True)
+    with pytest.raises(refold.RefoldError, match="format: 'latin' is not known"):
+        chat.export("latin")
 
 
 # proves: B9

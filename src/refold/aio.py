@@ -123,8 +123,8 @@ class AsyncSession:
         start = max(0, whole("after", after))
         return _followed(self.sync.record.followed(start)) if follow else _each(self.sync.events(start))
 
-    def export(self) -> AsyncIterator[str]:
-        return _each(self.sync.export())
+    def export(self, format: str | None = None, *, view: bool = False) -> AsyncIterator[str]:
+        return _each(self.sync.export(format, view=view))
 
     def __repr__(self) -> str:
         return repr(self.sync).replace("Session", "AsyncSession", 1)

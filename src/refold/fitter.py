@@ -25,6 +25,7 @@ from refold.formats.sheet import APART, LIST
 from refold.meter import Meter
 from refold.notify import Moment, Notifier
 from refold.page import Ask, Page, Rendered
+from refold.record import Record
 from refold.reducer import Order, Reducer
 from refold.stores.store import Lease
 from refold.thrift import Thrift
@@ -455,6 +456,17 @@ class Fitter:
         facts = msgspec.structs.replace(beside.facts, **known)
         given = beside.system is not None
         return Ask(dialect, facts, binds, repair=self.settings.repairs, system_beside=given)
+
+    def exported(self, record: Record, dialect: str) -> dict[str, Any]:
+        """The `messages` of a record in a dialect, and `system` where the dialect has it apart from them.
+
+        They are rendered and mended as `fit` does it, but may end with the assistant's answer in any case.
+        """
+        ask = self._ask(dialect, NOTHING)
+        ask = msgspec.structs.replace(ask, facts=msgspec.structs.replace(ask.facts, no_prefill=False))
+        page = Page(record, ask, self.meter.counter).render()
+        system = {} if page.system is None else {"system": page.system}
+        return {**system, "messages": page.messages}
 
     def _render(self, ask: Ask, beside: Beside) -> Rendered:
         page = self._page(ask).render()
