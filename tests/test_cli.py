@@ -481,14 +481,14 @@ def test_a_reading_command_finds_the_only_conversation_of_an_id_and_says_whose_i
     json.loads(done.stdout)
     refold.open("hers", store=STORE, owner="bob").append(user("hello"))
     told = run(name, "hers", *rest, code=1).stderr
-    assert "Owners of one with that id: 'bob', 'alice'; name one by --owner" in told
+    assert "One of that id belongs to 'bob' and one to 'alice': give --owner" in told
     assert run(name, "hers", *rest, "--owner", "alice").stderr == ""
 
 
 def test_a_command_that_changes_a_conversation_needs_its_owner():
     refold.open("hers", store=STORE, owner="alice").append(user("hello"))
     told = run("pin", "hers", 0, code=1).stderr
-    assert "Owners of one with that id: 'alice'; name one by --owner" in told
+    assert "One of that id belongs to 'alice': give --owner" in told
     assert run("delete", "hers", "--yes", code=1).stderr == told
     run("pin", "hers", 0, "--owner", "alice")
 

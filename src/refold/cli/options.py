@@ -5,12 +5,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import Parameter, Signature, signature
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from refold.cli.terminal import complain
+from refold.cli.words import quoted
 from refold.config import Config, load_config
 from refold.core.errors import CorruptError, NotFoundError
 from refold.formats.dialects import FORMATS, format_of
@@ -25,6 +27,8 @@ CONFIG = "refold.yaml"
 DEFAULT_OWNER = "default"
 ALL_OWNERS = "*"
 """How people write every owner."""
+MOST_LOOKED_AT = 1_000
+"""Conversations that are looked at for a hint: a store across a network may have millions."""
 
 
 def place(text: str | int) -> int:
@@ -207,13 +211,14 @@ def existing(store: Store, url: str, key: Key, *, for_reading: bool = False) -> 
         return key
     owners = _owners(store, url, key.conversation)
     if for_reading and key.owner == DEFAULT_OWNER and len(owners) == 1:
-        complain(f"{key.conversation!r} is a conversation of the owner {owners[0]!r} (--owner {owners[0]})")
-        return Key(owners[0], key.conversation)
+        owner = owners[0]
+        complain(f"{key.conversation!r} is a conversation of the owner {owner!r} (--owner {quoted(owner)})")
+        return Key(owner, key.conversation)
     raise NotFoundError(_not_found(store, url, key, names, owners))
 
 
 def _owners(store: Store, url: str, id: str) -> list[str]:
-    """Who has a conversation of that id. Only local stores are searched: others may have millions."""
+    """Who has a conversation of that id. Only local stores are searched."""
     if not url.startswith(("sqlite:", "memory:")):
         return []
     return [row.key.owner for row in store.conversations() if row.key.conversation == id]
@@ -223,14 +228,15 @@ def _not_found(store: Store, url: str, key: Key, names: Sequence[str], owners: S
     of_owner = "" if key.owner == DEFAULT_OWNER else f" of owner {key.owner!r}"
     told = f"There is no conversation {key.conversation!r}{of_owner} in {url}. "
     if owners:
-        return told + f"Owners of one with that id: {', '.join(map(repr, owners))}; name one by --owner"
+        return told + f"One of that id belongs to {' and one to '.join(map(repr, owners))}: give --owner"
     close = get_close_matches(key.conversation, names, 1)
     if close:
         told += f"Did you mean {close[0]!r}? "
     told += "`refold list` shows what there is"
     if of_owner:
         told += f" for owner {key.owner!r}"
-    if any(row.key.owner != key.owner for row in store.conversations()):
+    newest = islice(store.conversations(), MOST_LOOKED_AT)
+    if any(row.key.owner != key.owner for row in newest):
         told += "; other owners have conversations too: `refold list --all-owners`"
     return told
 

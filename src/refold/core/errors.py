@@ -58,7 +58,7 @@ class SettingError(RefoldError):
 class NotFoundError(RefoldError):
     """No such conversation, place or message.
 
-    `refold list` and `refold show ID` print those that there are; the owner may be another.
+    `refold list` and `refold show ID` print those that there are, `refold list --all-owners` everybody's.
     """
 
 
