@@ -188,7 +188,8 @@ def failures() -> Iterator[str]:
     From `refold.core.errors`; some are also in `refold`. The text of each says where, why and what to do. The
     command line prints it in one line and ends with 1, after a `SettingError` with 2.
     """
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    known = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    kinds = [kind for kind in known if issubclass(kind, errors.RefoldError)]
     yield f"```text\n{(errors.__doc__ or '').partition('wrong.')[2].strip()}\n```\n"
     yield from table("error | means | what to do | has | as HTTP", map(row_of, kinds))
 
@@ -235,14 +236,16 @@ def python() -> Iterator[str]:
 
     All of `refold`. What is not here may change without notice.
     """
-    for name in ("open", "fit", "load"):
+    functions = ("open", "fit", "count", "check", "limits", "load")
+    for name in functions:
         yield from signature(getattr(refold, name), "## ")
     yield f"## Session\n\n{inspect.getdoc(Session)}\n"
     for name, one in vars(Session).items():
         if inspect.isfunction(one) and not name.startswith("_"):
             yield from signature(one, "### Session.")
-    yield f"## aopen, AsyncSession\n\n{inspect.getdoc(refold.AsyncSession)} `await aopen(…)` opens one.\n"
-    done = ("Session", "AsyncSession", "open", "aopen", "fit", "load")
+    ways = "`async with aopen(…) as chat` opens one and closes it; `await aopen(…)` opens one."
+    yield f"## aopen, AsyncSession\n\n{inspect.getdoc(refold.AsyncSession)} {ways}\n"
+    done = ("Session", "AsyncSession", "aopen", *functions)
     for name in (name for name in refold.__all__ if name not in done):
         kind = getattr(refold, name)
         if issubclass(kind, Exception):

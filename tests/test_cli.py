@@ -18,6 +18,7 @@ from refold.cli.words import glance
 from refold.core.codec import Entry
 from refold.core.event import Measured
 from refold.core.message import ToolResult, Usage
+from refold.formats.dialects import TARGETS
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key
 
@@ -360,6 +361,52 @@ def test_an_export_is_imported_to_the_byte(chat):
     assert "altered" in run("import", write("bad.jsonl", lines.replace("file3", "file8")), code=1).stderr
 
 
+@pytest.mark.parametrize("format", TARGETS)
+def test_an_export_in_a_format_is_a_valid_request_of_all_that_was_said_or_of_the_view(chat, format):
+    whole = ask_lines("export", "task-42", "--format", format)
+    view = ask_lines("export", "task-42", "--format", format, "--view")
+    assert [len(whole), len(view)] == [1, 1]
+    for one in (*whole, *view):
+        assert one.keys() <= {"messages", "system"}
+        assert ("system" in one) == (format == "anthropic")
+        assert refold.check(one["messages"], dialect=format, system=one.get("system")) == []
+    text = json.dumps(whole)
+    assert all(f"file{n} file{n}" in text for n in range(6))
+    assert "file0 file0" not in json.dumps(view)
+    session = refold.open("task-42", store=STORE, model="m", config=SMALL)
+    assert view[0]["messages"] == session.fit(dialect=format).messages
+
+
+def ask_lines(*args):
+    return [json.loads(line) for line in run(*args).stdout.splitlines()]
+
+
+def test_an_export_of_several_conversations_has_a_line_for_each_in_their_order(chat):
+    refold.open("hers", store=STORE, owner="alice").append(user("hello"))
+    done = run("export", "hers", "task-42", "--format", "openai-chat")
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first == {"messages": [user("hello")]}
+    assert len(second["messages"]) == 14
+    assert "'hers' is a conversation of the owner 'alice'" in done.stderr
+    told = ask("export", "hers", "task-42", "--format", "ai-sdk", "-o", "out.jsonl")
+    names = {"conversations": ["hers", "task-42"], "format": "ai-sdk", "file": "out.jsonl"}
+    assert told == {"did": "export", **names}
+    assert len(Path("out.jsonl").read_text().splitlines()) == 2
+    run("import", "out.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["a", "b"], "several conversations need --format"),
+        (["a", "--view"], "needs --format"),
+        (["task-42", "--format", "latin"], "'latin' is not known; known are openai-chat"),
+    ],
+)
+def test_an_export_that_makes_no_sense_is_wrong_use(chat, args, told):
+    assert told in " ".join(run("export", *args, code=2).stderr.split())
+
+
 def test_an_export_goes_to_a_file_in_full_or_not_at_all(chat, folder):
     done = ask("export", "task-42", "-o", "out.jsonl")
     lines = Path("out.jsonl").read_text().splitlines()
@@ -393,21 +440,65 @@ def test_a_list_has_what_was_said_and_what_is_shown(chat):
     assert branch.endswith("task-42 at #3")
     assert task.split()[:2] == ["task-42", "14"]
     row = ask("list")["conversations"][1]
-    assert list(row) == ["id", "messages", "tokens", "created", "forked_from", "problem"]
+    assert list(row) == ["id", "owner", "messages", "tokens", "created", "forked_from", "problem"]
     assert (row["id"], row["messages"], row["forked_from"]) == ("task-42", 14, None)
     assert row["tokens"]["said"] > row["tokens"]["shown"] > 0
     assert f"{row['tokens']['saved_percent']} %" in task
 
 
-def test_a_list_is_of_one_owner_and_tells_nothing_of_the_others():
+def test_a_list_is_of_one_owner_and_says_how_to_list_the_others():
     refold.open("hers", store=STORE, owner="alice").append(user("hello"))
     for owner in ("default", "nobody"):
         told = run("list", "--owner", owner).stdout
-        assert told == f"No conversations of {owner!r} in {STORE}; --owner NAME lists another's.\n"
+        others = "Other owners have conversations: `refold list --all-owners`."
+        assert told == f"No conversations of {owner!r} in {STORE}. {others}\n"
         assert ask("list", "--owner", owner)["conversations"] == []
     assert [row["id"] for row in ask("list", "--owner", "alice")["conversations"]] == ["hers"]
     assert ask("show", "hers", "--owner", "alice")["owner"] == "alice"
-    run("show", "hers", code=1)
+
+
+@pytest.mark.parametrize("option", [["--all-owners"], ["--owner", "*"]])
+def test_a_list_of_all_owners_names_the_owner_of_each_conversation(option):
+    refold.open("mine", store=STORE).append(user("hello"))
+    refold.open("hers", store=STORE, owner="alice").append(user("hello"))
+    head, *rows = run("list", *option).stdout.splitlines()
+    assert head.split()[:3] == ["owner", "id", "messages"]
+    assert sorted(row.split()[:2] for row in rows) == [["alice", "hers"], ["default", "mine"]]
+    found = ask("list", *option)
+    assert found["owner"] == "*"
+    assert {row["id"]: row["owner"] for row in found["conversations"]} == {"mine": "default", "hers": "alice"}
+
+
+BY_ID = [("show",), ("log",), ("explain", 0), ("expand", 0), ("savings",), ("doctor",), ("diff", 0)]
+
+
+@pytest.mark.parametrize(("name", "rest"), [(name, rest) for name, *rest in BY_ID])
+def test_a_reading_command_finds_the_only_conversation_of_an_id_and_says_whose_it_is(name, rest):
+    chat = refold.open("hers", store=STORE, owner="alice")
+    chat.append([user("hello"), {"role": "assistant", "content": "hi"}])
+    done = run(name, "hers", *rest, "--json")
+    assert done.stderr == "refold: 'hers' is a conversation of the owner 'alice' (--owner alice)\n"
+    json.loads(done.stdout)
+    refold.open("hers", store=STORE, owner="bob").append(user("hello"))
+    told = run(name, "hers", *rest, code=1).stderr
+    assert "One of that id belongs to 'bob' and one to 'alice': give --owner" in told
+    assert run(name, "hers", *rest, "--owner", "alice").stderr == ""
+
+
+def test_a_command_that_changes_a_conversation_needs_its_owner():
+    refold.open("hers", store=STORE, owner="alice").append(user("hello"))
+    told = run("pin", "hers", 0, code=1).stderr
+    assert "One of that id belongs to 'alice': give --owner" in told
+    assert run("delete", "hers", "--yes", code=1).stderr == told
+    run("pin", "hers", 0, "--owner", "alice")
+
+
+def test_a_conversation_that_is_not_there_is_told_with_a_hint_at_the_other_owners():
+    refold.open("mine", store=STORE).append(user("hello"))
+    assert "--all-owners" not in run("show", "none", code=1).stderr
+    refold.open("hers", store=STORE, owner="alice").append(user("hello"))
+    told = run("show", "none", code=1).stderr
+    assert "other owners have conversations too: `refold list --all-owners`" in told
 
 
 def test_a_damaged_conversation_does_not_hide_the_others(chat):
@@ -1060,6 +1151,21 @@ def test_the_store_in_force_is_told_with_where_it_came_from(monkeypatch):
     assert store(store=None)["origin"] == "refold.yaml:1"
     monkeypatch.setenv("REFOLD_STORE", "sqlite:///variable.db")
     assert store(store=None) == {"name": "store", "value": "sqlite:///variable.db", "origin": "$REFOLD_STORE"}
+
+
+def test_several_settings_are_set_at_once_all_or_none():
+    two = ["--set", "*.grep.after_steps=3", "--set", "*.grep.mode=remove", "--set", "a.ls.after_steps=1"]
+    expected = [
+        {"agent": "*", "tool": "grep", "set": {"after_steps": 3, "mode": "remove"}},
+        {"agent": "a", "tool": "ls", "set": {"after_steps": 1}},
+    ]
+    assert ask("config", *two)["settings"] == expected
+    run("config", "--set", "*.grep.after_steps=5", "--set", "*.grep.mode=nothing", code=2)
+    rows = {row["name"]: row["value"] for row in ask("config")["agents"]["default"]}
+    assert rows["tools.grep.expire.after_steps"] == 3
+    run("config", "--unset", "*.grep.mode", "--unset", "a.none", code=1)
+    told = run("config", "--unset", "*.grep.mode", "--unset", "a.ls").stdout.splitlines()
+    assert [line.rpartition(": ")[2] for line in told] == ["after_steps = 3", "nothing"]
 
 
 def test_what_is_set_in_the_database_is_in_force_until_it_is_unset():

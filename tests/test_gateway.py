@@ -182,6 +182,21 @@ def test_another_key_never_sees_a_conversation(gated: Gate) -> None:
     assert len(gated.said(one)) == 2
 
 
+def test_the_access_log_names_the_owner_of_what_the_gateway_stored(
+    gated: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "refold.request"):
+        for key in ("sk-one", "sk-two"):
+            ask(gated.openai(key), [user("Hello")])
+        lines = until(
+            lambda: len(found := [one for one in caplog.records if hasattr(one, "facts")]) == 2 and found
+        )
+    facts = [line.facts for line in lines]
+    logged = [(one["owner"], one["conversation"]) for one in facts]
+    assert sorted(logged) == sorted((key.owner, key.conversation) for key in gated.conversations())
+    assert len({owner for owner, _ in logged}) == 2
+
+
 def test_a_header_names_the_conversation(gated: Gate) -> None:
     named = {"x-refold-conversation": "my task/42"}
     client, history = gated.openai(), [user("Hello")]

@@ -1,6 +1,7 @@
 """What must always hold, each a sentence of ARCHITECTURE.md."""
 
 import asyncio
+import inspect
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -280,9 +281,19 @@ def _timeless(event):
 
 
 # proves: I10
-def test_the_two_sessions_have_the_same_words():
-    public = {name for name in vars(Session) if not name.startswith("_")}
-    assert public <= {name for name in vars(AsyncSession) if not name.startswith("_")}
+def test_the_two_sessions_have_the_same_names_attributes_and_properties_too():
+    session = new_session()
+    twin = AsyncSession(session)
+    public = {name for name in dir(session) if not name.startswith("_")}
+    assert {"store", "config", "conversation", "model", "append"} <= public
+    assert public == {name for name in dir(twin) if not name.startswith("_")} - {"sync"}
+    for name in public:
+        one = getattr(session, name)
+        if not callable(one):
+            assert getattr(twin, name) == one, name
+            continue
+        parameters = inspect.signature(one).parameters
+        assert list(inspect.signature(getattr(twin, name)).parameters) == list(parameters), name
 
 
 BREAKS: dict[str, tuple[str, Callable]] = {

@@ -671,6 +671,58 @@ def test_the_error_asks_for_no_more_than_what_must_be_shown():
     assert 9_000 <= error.value.tokens <= 10_000
 
 
+LARGE = "word " * 9_000
+
+
+@pytest.mark.parametrize(
+    ("what", "at", "role", "advice"),
+    [
+        ("the task", 1, "user", "correct(1, …)"),
+        ("the latest user message", 3, "user", "correct(3, …)"),
+        ("pinned", 2, "assistant", "unpin(2)"),
+        ("the system text", 0, "system", "shorten it"),
+        ("1 in all", None, "tools", "offer fewer"),
+    ],
+)
+def test_an_over_budget_error_names_the_largest_messages_and_what_to_do_for_each(what, at, role, advice):
+    chat = begin(10_000)
+    texts = [LARGE if n == at else "short" for n in range(4)]
+    roles = ("system", "user", "assistant", "user")
+    chat.append([{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)])
+    chat.pin(2)
+    declared = [{"type": "function", "function": {"name": "f", "description": LARGE}}]
+    tools = declared if at is None else None
+    with pytest.raises(refold.OverBudgetError) as raised:
+        chat.fit(tools=tools)
+    largest, *others = raised.value.largest
+    assert (largest.what, largest.at, largest.role) == (what, at, role)
+    assert not others, "what is small is no help to anybody"
+    assert raised.value.room < largest.tokens <= raised.value.tokens
+    place = "" if at is None else f"#{at} "
+    assert f"{place}{role}, {largest.tokens:,} tokens ({what}): " in str(raised.value)
+    assert advice in largest.advice
+    assert advice in str(raised.value)
+    if "unpin" in advice:
+        chat.unpin(2)
+    elif "correct" in advice:
+        chat.correct(at, "short")
+    elif tools is None:
+        return
+    chat.fit()
+
+
+def test_an_over_budget_error_over_many_small_messages_says_what_they_take_together():
+    chat = begin(10_000)
+    chat.append(user("task"))
+    for _ in range(300):
+        chat.pin(chat.append({"role": "assistant", "content": "word " * 40}))
+    with pytest.raises(refold.OverBudgetError) as raised:
+        chat.fit()
+    named = sum(part.tokens for part in raised.value.largest)
+    together = raised.value.tokens - named
+    assert f"all smaller parts together, {together:,} tokens" in str(raised.value)
+
+
 # proves: D3
 def test_a_target_that_cannot_be_reached_is_told_with_the_numbers():
     chat = begin(100_000, compact={"token_threshold": 3_000, "max_tokens": 500})

@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+from itertools import product
+from random import Random
 from threading import Thread
 
 import pytest
 
+import histories
 import refold
-from refold import Message, Text, ToolCall, ToolResult
+from refold import AsyncSession, Message, Text, ToolCall, ToolResult
 from refold.core.event import Expiry, Measured, Replaced, Said, Span
 from refold.core.message import Media, Usage
+from refold.formats.dialects import TARGETS
 from refold.stores.memory import MemoryStore
 
 SMALL = {
@@ -334,6 +338,52 @@ def test_a_fork_shares_the_past_and_goes_its_own_way(worked):
     assert "this way" not in [m.message.text for m in fork.get_all()]
     with pytest.raises(refold.ConflictError):
         worked.fork("other")
+
+
+def test_an_export_in_a_format_has_all_that_was_said_as_it_was_said(worked):
+    worked.correct(0, "Another text.")
+    (line,) = worked.export(format="openai-chat")
+    (view,) = worked.export("openai-chat", view=True)
+    whole = json.loads(line)["messages"]
+    assert len(whole) == worked.get_count()
+    assert whole[0]["content"] == worked.get_all()[0].message.text
+    assert json.loads(view)["messages"] == worked.fit(dialect="openai-chat").messages
+    assert json.loads(view)["messages"][0]["content"] == "Another text."
+    again = refold.open("again", store="memory://", model="gpt-5")
+    again.append(whole)
+    assert [one.message for one in again.get_all()] == [one.message for one in worked.get_all()]
+
+
+@pytest.mark.parametrize("format", TARGETS)
+def test_an_export_of_a_broken_history_is_valid_in_every_format(format):
+    for seed, write in product(range(12), histories.DIALECTS.values()):
+        chat = refold.open("c", store="memory://", model="m", config=SMALL)
+        chat.append(write(histories.steps(Random(seed))))
+        for view in (False, True):
+            request = json.loads("".join(chat.export(format, view=view)))
+            assert refold.check(request["messages"], dialect=format, system=request.get("system")) == []
+
+
+def test_an_export_may_end_with_the_answer_whatever_the_model_is():
+    for model in (None, "claude-opus-4-8"):
+        chat = refold.open("c", store="memory://", model=model)
+        chat.append([user("Hello"), {"role": "assistant", "content": "Yes?"}])
+        (line,) = chat.export("anthropic")
+        assert json.loads(line)["messages"][-1]["role"] == "assistant"
+
+
+def test_an_export_is_the_same_in_async_code(worked):
+    async def lines() -> list[str]:
+        return [line async for line in AsyncSession(worked).export("anthropic", view=True)]
+
+    assert asyncio.run(lines()) == list(worked.export("anthropic", view=True))
+
+
+def test_an_export_without_a_format_has_no_view(chat):
+    with pytest.raises(refold.RefoldError, match="view: needs a format"):
+        chat.export(view=True)
+    with pytest.raises(refold.RefoldError, match="format: 'latin' is not known"):
+        chat.export("latin")
 
 
 # proves: B9
@@ -840,3 +890,83 @@ def test_followers_keep_nobody_from_working_and_end_when_they_are_given_up(tmp_p
         return seen
 
     assert asyncio.run(main()) == [[0, 1, 2]] * 20
+
+
+# In one line
+
+
+def test_a_session_and_a_view_show_themselves_in_one_readable_line(chat):
+    chat.append(user("The task."))
+    work(chat, 2)
+    tokens = chat.view().tokens
+    known = f"'task' owner='default' model='m' view='main' recorded=5 tokens={tokens}>"
+    assert repr(chat) == f"<refold.Session {known}"
+    assert repr(AsyncSession(chat)) == f"<refold.AsyncSession {known}"
+    assert repr(chat.view()) == f"<refold.View messages=5 tokens={tokens} edits=0>"
+    chat.compact("sliding-window", keep_recent=2)
+    view = chat.view()
+    assert repr(view) == f"<refold.View messages={len(view.messages)} tokens={view.tokens} edits=1>"
+
+
+def test_a_session_on_a_store_that_is_far_away_shows_itself_without_asking_it():
+    class Far(MemoryStore):
+        asked = 0
+
+        def resume(self, key, view, /):
+            self.asked += 1
+            return None, self.read(key)
+
+        def fetch(self, key, places, /):
+            return {}
+
+    store = Far()
+    chat = refold.open("c", store=store)
+    assert repr(chat) == "<refold.Session 'c' owner='default' model=None view='main' recorded=0 tokens=0>"
+    assert store.asked == 0
+
+
+def test_aopen_may_be_awaited_or_entered():
+    async def both() -> list[int]:
+        entered = refold.aopen("task", store="memory://aopen")
+        async with entered as chat:
+            await chat.append(user("Hello"))
+        again = await refold.aopen("task", store="memory://aopen")
+        task = asyncio.create_task(refold.aopen("task", store="memory://aopen"))
+        counts = [await again.get_count(), await (await task).get_count()]
+        await again.close()
+        return counts
+
+    assert asyncio.run(both()) == [1, 1]
+
+
+def test_a_session_that_was_entered_is_closed_also_after_an_error():
+    class Attended(MemoryStore):
+        ended = 0
+
+        def begin(self, key, /):
+            pass
+
+        def end(self, key, /):
+            self.ended += 1
+
+    async def fail() -> None:
+        async with refold.aopen("task", store=store):
+            raise ValueError("in the middle")
+
+    store = Attended()
+    with pytest.raises(ValueError, match="in the middle"):
+        asyncio.run(fail())
+    assert store.ended == 1
+
+
+def test_aopen_that_cannot_open_raises_in_either_way():
+    async def enter() -> None:
+        async with refold.aopen("", store="memory://"):
+            pass
+
+    async def wait() -> None:
+        await refold.aopen("", store="memory://")
+
+    for way in (enter, wait):
+        with pytest.raises(refold.RefoldError):
+            asyncio.run(way())

@@ -14,6 +14,7 @@ from refold.config import Config
 from refold.core.errors import ConflictError, NotFoundError, OverBudgetError, RefoldError
 from refold.core.message import Message, Text, ToolCall, ToolResult
 from refold.core.view import View
+from refold.oneoff import check, count, limits
 from refold.opening import fit, load, open
 from refold.session import Session
 
@@ -40,7 +41,10 @@ __all__ = [
     "ToolResult",
     "View",
     "aopen",
+    "check",
+    "count",
     "fit",
+    "limits",
     "load",
     "open",
 ]

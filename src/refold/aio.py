@@ -1,18 +1,27 @@
 """The same conversation for code that awaits: every verb of `Session`, run off the event loop."""
 
 from asyncio import AbstractEventLoop, get_running_loop, to_thread
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from functools import wraps
 from itertools import islice
+from operator import attrgetter
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from refold import opening
 from refold.answers import Diff
 from refold.asked import whole
+from refold.compaction import Compaction
+from refold.config import AgentSettings, Config
 from refold.core.event import Event
+from refold.fitter import Fitter
 from refold.job import in_thread
+from refold.notify import Notifier
+from refold.record import Record
+from refold.reducer import Reducer
 from refold.session import Session
+from refold.stores.store import Key, Store
+from refold.toolbox import Toolbox
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,6 +37,11 @@ def _awaited(
         return await to_thread(verb, self.sync, *args, **kwargs)
 
     return twin
+
+
+def _same(name: str) -> Any:
+    """An attribute of the session that does the work."""
+    return property(attrgetter(f"sync.{name}"))
 
 
 class AsyncSession:
@@ -71,9 +85,17 @@ class AsyncSession:
     name = _awaited(Session.name)
     clear = _awaited(Session.clear)
 
-    @property
-    def conversation(self) -> str:
-        return self.sync.conversation
+    store: Store = _same("store")
+    key: Key = _same("key")
+    config: Config = _same("config")
+    settings: AgentSettings = _same("settings")
+    conversation: str = _same("conversation")
+    notifier: Notifier = _same("notifier")
+    record: Record = _same("record")
+    reducer: Reducer = _same("reducer")
+    fitter: Fitter = _same("fitter")
+    compaction: Compaction = _same("compaction")
+    toolbox: Toolbox = _same("toolbox")
 
     @property
     def model(self) -> str | None:
@@ -101,8 +123,11 @@ class AsyncSession:
         start = max(0, whole("after", after))
         return _followed(self.sync.record.followed(start)) if follow else _each(self.sync.events(start))
 
-    def export(self) -> AsyncIterator[str]:
-        return _each(self.sync.export())
+    def export(self, format: str | None = None, *, view: bool = False) -> AsyncIterator[str]:
+        return _each(self.sync.export(format, view=view))
+
+    def __repr__(self) -> str:
+        return repr(self.sync).replace("Session", "AsyncSession", 1)
 
     async def __aenter__(self) -> Self:
         return self
@@ -137,10 +162,43 @@ async def _followed(source: Iterator[T | None]) -> AsyncIterator[T]:
             yield one
 
 
-def _opening(make: Callable[P, Session]) -> Callable[P, Awaitable[AsyncSession]]:
-    @wraps(make)
-    async def twin(*args: P.args, **kwargs: P.kwargs) -> AsyncSession:
+class Opening(Coroutine[Any, Any, AsyncSession]):
+    """What `aopen` returns: await it for the session, or enter it with `async with`, which closes it too."""
+
+    def __init__(self, opened: Coroutine[Any, Any, AsyncSession]) -> None:
+        self._opened = opened
+        self._session: AsyncSession | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncSession]:
+        return self._opened.__await__()
+
+    async def __aenter__(self) -> AsyncSession:
+        self._session = await self._opened
+        return self._session
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def send(self, value: Any, /) -> Any:
+        return self._opened.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._opened.throw(*error)
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+def _opening(make: Callable[P, Session]) -> Callable[P, Opening]:
+    async def opened(*args: P.args, **kwargs: P.kwargs) -> AsyncSession:
         return AsyncSession(await to_thread(make, *args, **kwargs), get_running_loop())
+
+    @wraps(make)
+    def twin(*args: P.args, **kwargs: P.kwargs) -> Opening:
+        return Opening(opened(*args, **kwargs))
 
     return twin
 

@@ -1,6 +1,6 @@
 """What a session answers: plain values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -21,6 +21,26 @@ class TokenCounts(msgspec.Struct, frozen=True):
     after: Mapping[str, int]
     """What was left after each kind of reduction that ran."""
     final: int
+
+
+class RequestTokens(int):
+    """The tokens of a request: a number that knows its parts."""
+
+    system: int
+    """Of system text beside the messages; what every request takes is counted with its first part."""
+    tools: int
+    messages: tuple[int, ...]
+    """Of each message, in order."""
+
+    def __new__(cls, system: int, tools: int, messages: tuple[int, ...]) -> "RequestTokens":
+        self = super().__new__(cls, system + tools + sum(messages))
+        self.system = system
+        self.tools = tools
+        self.messages = messages
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RequestTokens, (self.system, self.tools, self.messages)
 
 
 class EditReport(msgspec.Struct, frozen=True):
@@ -65,6 +85,19 @@ class Fitted(msgspec.Struct, frozen=True):
     def input(self) -> list[dict[str, Any]]:
         """The messages, as OpenAI's Responses call them."""
         return self.messages
+
+
+class FittedMessages(list[dict[str, Any]]):
+    """The list that `refold.fit` returns, with the report of what was done to it."""
+
+    report: Report
+
+    def __init__(self, messages: Iterable[dict[str, Any]], report: Report) -> None:
+        super().__init__(messages)
+        self.report = report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FittedMessages, (list(self), self.report)
 
 
 class Overflow(msgspec.Struct, frozen=True):

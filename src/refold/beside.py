@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from refold.allowed import shown
 from refold.asked import output_of
 from refold.core.codec import dumps, loads
-from refold.core.errors import SettingError
+from refold.core.errors import LargePart, SettingError
 from refold.core.sound import flaw
 from refold.meter import Meter
 from refold.rules.judge import Facts
@@ -36,6 +36,20 @@ class Beside(NamedTuple):
                 "request", f"its tools or system text are not as the API wants them: {error}"
             ) from error
         return cls(text, meter, counted, output_of(request), facts_of(request), system, tools)
+
+    def large_parts(self, ratio: float) -> list[LargePart]:
+        """System text and tools, for an `OverBudgetError`; `ratio` is model tokens per counted token."""
+        if self.meter is None:
+            return []
+        system = round(self.meter.counter.system(self.system) * ratio)
+        tools = round(self.counted * ratio) - system
+        found = [
+            LargePart("the system text", "system", system, "shorten it, or let the agent read details"),
+            LargePart(
+                f"{len(self.tools or ())} in all", "tools", tools, "offer fewer, or shorter descriptions"
+            ),
+        ]
+        return [part for part in found if part.tokens]
 
 
 NOTHING = Beside()

@@ -1,10 +1,34 @@
-"""Why a message is shown or not: what was done to it, by which rung, and which setting decided it."""
+"""Why a message is shown or not: what was done to it, by which rung, and which setting decided it.
+
+`large_part` says what to do about a message that is shown and too large.
+"""
 
 from refold.answers import Cause, Explanation
-from refold.core.errors import NotFoundError
-from refold.core.event import Replaced, Said
-from refold.core.live import Cover, Standing
+from refold.core.errors import LargePart, NotFoundError
+from refold.core.event import Line, Replaced, Said
+from refold.core.live import Cover, Standing, State
 from refold.record import Record
+
+REASONS = {
+    "task": "it is the task, the first thing the user said",
+    "latest": "it is the latest that the user said",
+    "pinned": "it is pinned",
+    "system": "it is the system text in force",
+    "restored": "somebody took back what hid it",
+}
+"""Why nothing may hide a message."""
+SHORTEN = "shorten it, with `correct({at}, …)` where it is stored, or pass long material as a tool result"
+ADVICE = {
+    "task": ("the task", SHORTEN),
+    "latest": ("the latest user message", SHORTEN),
+    "pinned": ("pinned", "`unpin({at})`"),
+    "system": ("the system text", "shorten it, or move details into a file or tool that the agent reads"),
+    "summary": ("a summary of hidden messages", "make room for it: shorten the other parts"),
+    "result": ("a tool result", "lower `compact.cap.share`, or let the tool return pages"),
+    "calls": ("tool calls", "let the agent write large arguments in several calls"),
+    "other": ("a message", "shorten it, with `correct({at}, …)` where it is stored"),
+}
+"""What a large part is called, and what to do about it."""
 
 
 def explain(record: Record, at: int) -> Explanation:
@@ -33,22 +57,40 @@ def explain(record: Record, at: int) -> Explanation:
     else:
         tokens = item.tokens if item is not None and len(item.span) == 1 else 0
         state = "reduced" if tokens else "hidden"
-    return Explanation(at, event.line.role, state, tokens, causes, _kept(record, event))
+    stays = tuple(REASONS[name] for name in _kept(record.live.state, at))
+    return Explanation(at, event.line.role, state, tokens, causes, stays)
 
 
-def _kept(record: Record, said: Said) -> tuple[str, ...]:
-    """Why it stays, whatever is done around it."""
-    state = record.live.state
-    reasons = {
-        "it is the task, the first thing the user said": state.task is not None and state.task.at == said.at,
-        "it is the latest that the user said": state.latest == said.at,
-        "it is pinned": any(
-            pin.holds and said.at in {line.at for line in pin.lines} for pin in state.pins.values()
-        ),
-        "it is the system text in force": said.at in {line.at for line in state.apart},
-        "somebody took back what hid it": any(said.at in span for span in state.spared),
+def large_part(line: Line, state: State, tokens: int) -> LargePart:
+    """A message that is too large to be shown, with what to do about it."""
+    what, advice = ADVICE[_large_kind(line, state)]
+    return LargePart(what, line.role, tokens, advice.format(at=line.place), line.place)
+
+
+def _large_kind(line: Line, state: State) -> str:
+    if line.role == "system":
+        return "system"
+    if line.summary:
+        return "summary"
+    for reason in _kept(state, line.place):
+        if reason in ADVICE:
+            return reason
+    if line.answers is not None:
+        return "result"
+    return "calls" if line.calls else "other"
+
+
+def _kept(state: State, at: int) -> list[str]:
+    """Why a message stays, whatever is done around it: keys of `REASONS`."""
+    pinned = {line.at for pin in state.pins.values() if pin.holds for line in pin.lines}
+    holds = {
+        "task": state.task is not None and state.task.at == at,
+        "latest": state.latest == at,
+        "pinned": at in pinned,
+        "system": at in {line.at for line in state.apart},
+        "restored": any(at in span for span in state.spared),
     }
-    return tuple(reason for reason, holds in reasons.items() if holds)
+    return [name for name in REASONS if holds[name]]
 
 
 def _state(at: int, standing: Standing) -> str:

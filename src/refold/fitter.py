@@ -14,16 +14,18 @@ from refold.core import codec
 from refold.core.budget import SOON, WINDOW, Budget
 from refold.core.draft import Draft, Request
 from refold.core.errors import NotFoundError, OverBudgetError, SettingError
-from refold.core.event import Replaced
+from refold.core.event import Line, Replaced
 from refold.core.live import Gauge
 from refold.core.message import Usage
 from refold.core.plan import must_stay
 from refold.core.view import View
+from refold.explain import large_part
 from refold.formats.dialects import TARGETS
 from refold.formats.sheet import APART, LIST
 from refold.meter import Meter
 from refold.notify import Moment, Notifier
 from refold.page import Ask, Page, Rendered
+from refold.record import Record
 from refold.reducer import Order, Reducer
 from refold.stores.store import Lease
 from refold.thrift import Thrift
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
 
 MOST_PAGES = 3
 """Kinds of requests that are kept rendered."""
+MOST_NAMED = 3
+"""The largest parts that an `OverBudgetError` names."""
+SMALL_PART = 0.05
+"""Of what must be shown: smaller parts are not named, unless all of them are small."""
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -330,7 +336,7 @@ class Fitter:
         beside, count = self._beside(wish), self.meter.counter.message
         budget, before = self._measured(beside)
         if before > budget.room and not off:
-            self._demand_room(budget)
+            self._demand_room(budget, beside)
         edits = [] if off else self.reducer.arrive(budget, count, override)
         budget, now = self._measured(beside) if edits else (budget, before)
         trigger = self._trigger(budget, now)
@@ -355,7 +361,7 @@ class Fitter:
         self._mended = page.mended
         if final > budget.room:
             if not off:
-                raise self._too_much(final, budget)
+                raise self._too_much(final, budget, beside, self.record.live.freeze().lines)
             self.notifier.overflow(self._moment, "compaction is off", final)
             notices.append(f"The request has {final:,} tokens; there is room for {budget.room:,}")
         self.notifier.end(self._moment, (), 0, final)  # another writer compacted the view first
@@ -462,17 +468,27 @@ class Fitter:
         problems, summaries.problems = summaries.problems, []
         return problems
 
-    def _demand_room(self, budget: Budget) -> None:
+    def _demand_room(self, budget: Budget, beside: Beside) -> None:
         """
         Raises:
             OverBudgetError: what nothing may hide is too much by itself; then nothing is changed.
         """
         least = self._least(budget)
         if least > budget.room:
-            raise self._too_much(least, budget)
+            raise self._too_much(least, budget, beside, must_stay(self.record.live.freeze()))
 
-    def _too_much(self, tokens: int, budget: Budget) -> OverBudgetError:
-        error = OverBudgetError(tokens, budget.room, budget.window)
+    def _too_much(
+        self, tokens: int, budget: Budget, beside: Beside, lines: Sequence[Line]
+    ) -> OverBudgetError:
+        """The error for a request of so many tokens that must show these messages."""
+        ratio, _ = self.meter.scale(None)
+        state = self.record.live.state
+        parts = [large_part(line, state, round(line.tokens * ratio)) for line in lines]
+        parts += beside.large_parts(ratio)
+        largest = sorted(parts, key=lambda part: part.tokens, reverse=True)[:MOST_NAMED]
+        least = min(SMALL_PART * tokens, largest[0].tokens) if largest else 0
+        named = [part for part in largest if part.tokens >= least]
+        error = OverBudgetError(tokens, budget.room, budget.window, named)
         self.notifier.overflow(self._moment, str(error), tokens)
         return error
 
@@ -511,6 +527,17 @@ class Fitter:
         facts = msgspec.structs.replace(beside.facts, **known)
         given = beside.system is not None
         return Ask(dialect, facts, binds, repair=self.settings.repairs, system_beside=given)
+
+    def exported(self, record: Record, dialect: str) -> dict[str, Any]:
+        """The `messages` of a record in a dialect, and `system` where the dialect has it apart from them.
+
+        They are rendered and mended as `fit` does it, but may end with the assistant's answer in any case.
+        """
+        ask = self._ask(dialect, NOTHING)
+        ask = msgspec.structs.replace(ask, facts=msgspec.structs.replace(ask.facts, no_prefill=False))
+        page = Page(record, ask, self.meter.counter).render()
+        system = {} if page.system is None else {"system": page.system}
+        return {**system, "messages": page.messages}
 
     def _render(self, ask: Ask, beside: Beside) -> Rendered:
         page = self._page(ask).render()

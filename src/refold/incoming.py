@@ -32,7 +32,7 @@ class Given:
     """One conversation as it stands in a file."""
 
     where: str
-    """The file, and the line where it has several."""
+    """The file, and the line where it has several; empty where it is in no file."""
     value: Any
     """All of it, decoded: a list of messages or an object that has one."""
     name: str
@@ -69,7 +69,7 @@ class Given:
             return {}
         if not isinstance(beside[name], str | list | dict):
             kind = type(beside[name]).__name__
-            raise MessageError(f"{self.where}: {name}", f"expected a text or a list of blocks, got {kind}")
+            raise MessageError(self.inside(name), f"expected a text or a list of blocks, got {kind}")
         return {name: beside[name]}
 
     @property
@@ -81,7 +81,7 @@ class Given:
                 {"name": name, **tool} if isinstance(tool, dict) else tool for name, tool in tools.items()
             ]
         if tools is not None and not isinstance(tools, list):
-            raise MessageError(f"{self.where}: tools", f"expected a list, got {type(tools).__name__}")
+            raise MessageError(self.inside("tools"), f"expected a list, got {type(tools).__name__}")
         return tools
 
     @property
@@ -125,7 +125,11 @@ class Given:
 
     def place(self, start: int, n: int = 0) -> str:
         """Where a message stands, for people."""
-        return f"{self.where}: {self.name}[{start + n}]"
+        return self.inside(f"{self.name}[{start + n}]")
+
+    def inside(self, field: str) -> str:
+        """Where a field of the request stands, for people."""
+        return f"{self.where}: {field}" if self.where else field
 
     def _known(self, intake: Intake) -> Intake:
         return intake._replace(default=self.dialect or intake.default)
@@ -140,7 +144,7 @@ class Given:
             else:
                 apart = [{name: text} if own else {"role": "system", "content": text}]
             advance(1)
-            return known.take(apart, lambda n: f"{self.where}: {name}").drafts  # noqa: B023
+            return known.take(apart, lambda n: self.inside(name)).drafts  # noqa: B023
         return []
 
     def _batches(self, dialect: str) -> Iterator[tuple[int, int]]:

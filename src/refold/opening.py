@@ -1,8 +1,9 @@
 """The ways in: open a conversation, fit a list of messages once, load what was exported."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from refold.answers import FittedMessages
 from refold.asked import named
 from refold.config import DEFAULT, Source, load_config
 from refold.core.errors import SettingError
@@ -10,6 +11,7 @@ from refold.core.message import Message, Text
 from refold.core.plan import Policy
 from refold.formats.dialects import TARGETS, spoken
 from refold.notify import OnEvent
+from refold.oneoff import listed
 from refold.session import Session
 from refold.stores.store import Key, Store, open_store
 from refold.transfer import load_lines
@@ -67,10 +69,11 @@ def fit(
     agent: str | None = None,
     dialect: str | None = None,
     summarizer: Any = None,
-) -> list[dict[str, Any]]:
+) -> FittedMessages:
     """History in, history that fits out, in the same dialect; the input is left as it is, nothing is stored.
 
-    `system` is text that is sent apart from the messages: it is counted, and not given back.
+    `system` is text that is sent apart from the messages: it is counted, and not given back. The result is a
+    list; its `report` says what was done and why.
     """
     settings = load_config(config)
     if settings.agent(agent).summarizer.run_in == "worker":  # of what is not stored, no worker knows
@@ -82,9 +85,7 @@ def fit(
     session.fitter.thrift.economy = None  # and nobody remembers what was hidden in the last request
     if session.reducer.summaries is not None:
         session.reducer.summaries.ahead = False
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
-        raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
-    said = list(messages)
+    said = listed(messages)
     plain = [message for message in said if type(message) is dict]
     by_system = None if spoken(plain) else _by_system(plain)
     wanted = dialect if dialect in TARGETS else spoken(plain) or by_system
@@ -95,7 +96,7 @@ def fit(
     finally:
         if session.reducer.summaries is not None:  # what is still being written is of no use to anybody
             session.reducer.summaries.close()
-    history = fitted.messages
+    history = FittedMessages(fitted.messages, fitted.report)
     if fitted.system is not None:  # it stood in the list, though the API wants it apart
         history.insert(0, {"role": "system", "content": fitted.system})
     return history

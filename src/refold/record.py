@@ -77,6 +77,11 @@ class Record:
             self.catch_up()
         return self._live
 
+    @property
+    def known(self) -> Live:
+        """The view as far as it was read; empty where nothing was."""
+        return self._live
+
     def catch_up(self) -> None:
         """Applies what was appended elsewhere; starts anew where the conversation was erased meanwhile."""
         if not self._known:

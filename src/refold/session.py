@@ -40,7 +40,7 @@ from refold.core.view import View
 from refold.embedding import embedder_of
 from refold.explain import explain
 from refold.fitter import Fitter, Wish
-from refold.formats.dialects import FORMATS, format_of
+from refold.formats.dialects import FORMATS, TARGETS, format_of
 from refold.intake import Intake
 from refold.notify import MessageEvent, Notifier, OnEvent, callbacks_of
 from refold.outcome import Outcome, outcomes
@@ -62,6 +62,8 @@ Part: TypeAlias = str | int | Sequence[int | None] | None
 STRATEGIES = ("summarize", "sliding-window", "hierarchical")
 WAITS = 3
 """For what is under way, for what is begun then, and for what came of both."""
+UNEDITED = ""
+"""A view that no edit is made in, since no view can have this name."""
 
 
 class Session:
@@ -672,9 +674,27 @@ class Session:
         settings["on_event"] = self._lock.callbacks
         return Session(self.store, new, **settings, view=self.record.view)
 
-    def export(self) -> Iterator[str]:
-        """The whole record as lines of JSON, for `refold.load`."""
-        return export_lines(self.store, self.key)
+    def export(self, format: str | None = None, *, view: bool = False) -> Iterator[str]:
+        """The whole record as lines of JSON, for `refold.load`.
+
+        With a `format` (`openai-chat`, `openai-responses`, `anthropic` or `ai-sdk`), one line: a JSON object
+        with the `messages` as that API takes them, and `system` where the API has it apart. These are all
+        messages as they were said, without any edit, or with `view` those that the model is shown now.
+        """
+        if format is None:
+            if view:
+                raise SettingError("view", "needs a format such as openai-chat: a record is exported whole")
+            return export_lines(self.store, self.key)
+        if format not in TARGETS:
+            raise SettingError("format", f"{format!r} is not known; known are {', '.join(TARGETS)}")
+        return self._exported(format, view)
+
+    def _exported(self, format: str, view: bool) -> Iterator[str]:
+        with self._lock:
+            self.record.catch_up()
+            record = self.record if view else Record(self.store, self.key, UNEDITED, parse)
+            request = self.fitter.exported(record, format)
+        yield codec.dumps(request).decode()
 
     def clear(self, *, with_forks: bool = False) -> list[Key]:
         """Erases the conversation for good. Forks keep what they share, and are returned."""
@@ -696,6 +716,13 @@ class Session:
                 self.store.end(self.key)
             if self._owns_store:
                 self.store.close()
+
+    def __repr__(self) -> str:
+        """One line, of what is known already: nothing is read for it."""
+        live = self.record.known
+        facts = f"owner={self.key.owner!r} model={self.model!r} view={self.record.view!r}"
+        size = f"recorded={live.state.index} tokens={live.tokens}"
+        return f"<refold.Session {self.conversation!r} {facts} {size}>"
 
     def __enter__(self) -> Self:
         return self

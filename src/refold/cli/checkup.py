@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 import refold
-from refold.cli.options import Access, ConfigFile, Json, StoreUrl, existing, ids
+from refold.cli.options import DEFAULT_OWNER, Access, ConfigFile, Json, StoreUrl, existing, ids
 from refold.cli.terminal import Column, Columns, emit, progress
 from refold.cli.words import iso, local, one_line, plural
 from refold.core.codec import FORMAT
@@ -46,7 +46,10 @@ def doctor(
     cannot, lacks = dict[str, str](), dict[str, str]()
     try:
         with access.open() as backend:
-            only = None if id is None else existing(backend, access.shown, Key(owner or "default", id))
+            only = None
+            if id is not None:
+                key = Key(owner or DEFAULT_OWNER, id)
+                only = existing(backend, access.shown, key, for_reading=owner is None)
             rows = [row for row in list_safely(backend, owner)[0] if only in (None, row.key)]
             with progress("Checking", sum(row.next for row in rows)) as advance:
 

@@ -33,13 +33,20 @@ def config(
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only this agent.")] = None,
     set: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            "--set", metavar="AGENT.TOOL.FIELD=VALUE", help="Set it in the database; AGENT * is all."
+            "--set",
+            metavar="AGENT.TOOL.FIELD=VALUE",
+            help="Set it in the database; AGENT * is all. May be given several times.",
         ),
     ] = None,
     unset: Annotated[
-        str | None, typer.Option("--unset", metavar="AGENT.TOOL[.FIELD]", help="Unset it in the database.")
+        list[str] | None,
+        typer.Option(
+            "--unset",
+            metavar="AGENT.TOOL[.FIELD]",
+            help="Unset it in the database. May be given several times.",
+        ),
     ] = None,
     store: StoreUrl = None,
     config: ConfigFile = None,
@@ -50,14 +57,14 @@ def config(
     The prompts that they lead to are shown too. What the database has beats the file: when the results of a
     tool expire, for one agent or for all.
     """
-    if set is not None and unset is not None:
+    if set and unset:
         raise typer.BadParameter("one at a time", param_hint="--set, --unset")
     warnings.simplefilter("default", DeprecationWarning)
     used = file or config or (Path(CONFIG) if Path(CONFIG).is_file() else None)
     said = configured(used)
     access = Access(store or said.store or DEFAULT_STORE, said)
-    if set is not None or unset is not None:
-        _tell(_unset(access, unset) if unset is not None else _set(access, set or ""), access, json)
+    if set or unset:
+        _tell(_unset(access, unset) if unset else _set(access, set or []), access, json)
         return
     is_there = access.file is None or access.file.exists()
     with access.open() if is_there else nullcontext() as backend:
@@ -132,36 +139,59 @@ def _json(setting: Setting) -> dict[str, Any]:
 # In the database
 
 
-def _tell(setting: ToolSetting, access: Access, json: bool) -> None:
-    agent, tool, values = setting.agent or EVERY, setting.tool, given(setting.expiry)
+def _tell(changed: list[ToolSetting], access: Access, json: bool) -> None:
+    """With JSON, one object for one tool; for several, a list of these."""
+    url = one_line(access.shown)
+    rows = [{"agent": one.agent or EVERY, "tool": one.tool, "set": given(one.expiry)} for one in changed]
     if json:
-        emit({"store": access.shown, "agent": agent, "tool": tool, "set": values})
+        emit({"store": access.shown, **(rows[0] if len(rows) == 1 else {"settings": rows})})
         return
-    told = ", ".join(f"{name} = {value}" for name, value in values.items()) or "nothing"
-    say(f"Set for tool {one_line(tool)!r} of agent {one_line(agent)!r} in {one_line(access.shown)}: {told}")
+    for row in rows:
+        told = ", ".join(f"{name} = {value}" for name, value in row["set"].items()) or "nothing"
+        say(f"Set for tool {one_line(row['tool'])!r} of agent {one_line(row['agent'])!r} in {url}: {told}")
 
 
-def _set(access: Access, text: str) -> ToolSetting:
+def _set(access: Access, texts: list[str]) -> list[ToolSetting]:
+    """Sets all of them, or none if one is not allowed."""
+    asked = list(map(_asked, texts))
+    for one in asked:
+        with_stored(access.config, [one])  # a prompt that is not there is not set
+    with access.open(create=True) as store:
+        settings = _stored(store)
+        for agent, tool, expiry in asked:
+            settings[agent, tool] = layered(settings.get((agent, tool), Expiry()), expiry)
+        changed = dict.fromkeys((one.agent, one.tool) for one in asked)
+        return _kept(store, [ToolSetting(*name, settings[name]) for name in changed])
+
+
+def _asked(text: str) -> ToolSetting:
     name, _, value = text.partition("=")
     agent, tool, field = _named(name, text, "--set", "AGENT.TOOL.FIELD=VALUE, such as '*.grep.after_steps=3'")
     asked = {field: value if field == "prompt" else _number(value)}
     expiry = Expiry(**vet_fields(asked, hints(Expiry), lambda path: f"--set {name}"))
-    with_stored(access.config, [ToolSetting(agent, tool, expiry)])  # a prompt that is not there is not set
-    with access.open(create=True) as store:
-        before = _stored(store).get((agent, tool), Expiry())
-        return _kept(store, ToolSetting(agent, tool, layered(before, expiry)))
+    return ToolSetting(agent, tool, expiry)
 
 
-def _unset(access: Access, text: str) -> ToolSetting:
-    is_field = text.rpartition(".")[2] in Expiry.__struct_fields__ and text.count(".") > 1
-    name = text if is_field else f"{text}.*"
-    agent, tool, field = _named(name, text, "--unset", "AGENT.TOOL or AGENT.TOOL.FIELD, such as '*.grep'")
+def _unset(access: Access, texts: list[str]) -> list[ToolSetting]:
+    """Unsets all of them, or none if one is not set."""
+    asked = {text: _named_to_unset(text) for text in texts}
     with access.open() as store:
-        before = _stored(store).get((agent, tool), Expiry())
-        after = msgspec.structs.replace(before, **{field: None}) if is_field else Expiry()
-        if before == after:
-            raise NotFoundError(f"{text} is not set in {access.shown}; `refold config` shows what is")
-        return _kept(store, ToolSetting(agent, tool, after))
+        settings = _stored(store)
+        for text, (agent, tool, field) in asked.items():
+            before = settings.get((agent, tool), Expiry())
+            after = Expiry() if field == EVERY else msgspec.structs.replace(before, **{field: None})
+            if before == after:
+                raise NotFoundError(f"{text} is not set in {access.shown}; `refold config` shows what is")
+            settings[agent, tool] = after
+        changed = dict.fromkeys((agent, tool) for agent, tool, _ in asked.values())
+        return _kept(store, [ToolSetting(*name, settings[name]) for name in changed])
+
+
+def _named_to_unset(text: str) -> tuple[str, str, str]:
+    """Agent, tool and field; the field is * where all of the tool's are meant."""
+    is_field = text.rpartition(".")[2] in Expiry.__struct_fields__ and text.count(".") > 1
+    name = text if is_field else f"{text}.{EVERY}"
+    return _named(name, text, "--unset", "AGENT.TOOL or AGENT.TOOL.FIELD, such as '*.grep'")
 
 
 def _named(name: str, text: str, option: str, expected: str) -> tuple[str, str, str]:
@@ -186,6 +216,7 @@ def _stored(store: Store) -> dict[tuple[str, str], Expiry]:
     return {(agent, tool): expiry for agent, tool, expiry in store.settings()}
 
 
-def _kept(store: Any, setting: ToolSetting) -> ToolSetting:
-    store.set_setting(setting)
-    return setting
+def _kept(store: Any, changed: list[ToolSetting]) -> list[ToolSetting]:
+    for setting in changed:
+        store.set_setting(setting)
+    return changed

@@ -10,6 +10,8 @@ from refold.answers import Diff, Moment, Seen
 from refold.cli import show as page
 from refold.cli.log import Names, emit_lines, emit_log, events, followed, print_log
 from refold.cli.options import (
+    ALL_OWNERS,
+    DEFAULT_OWNER,
     Access,
     At,
     ConfigFile,
@@ -18,9 +20,9 @@ from refold.cli.options import (
     Owner,
     StoreUrl,
     blaming_damage,
-    conversing,
     existing,
     place,
+    reading,
 )
 from refold.cli.seen import see, sight_json
 from refold.cli.terminal import Cell, Columns, console, emit, fitting, progress, say, say_all
@@ -59,12 +61,23 @@ class _Listed:
 
 
 def list_(
-    store: StoreUrl = None, config: ConfigFile = None, owner: Owner = "default", json: Json = False
+    all_owners: Annotated[
+        bool, typer.Option("--all-owners", help="Everybody's, with the owner of each; as --owner '*'.")
+    ] = False,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = DEFAULT_OWNER,
+    json: Json = False,
 ) -> None:
-    """What there is, and how much of it is shown."""
+    """What there is, and how much of it is shown.
+
+    A conversation belongs to an owner: `default` unless --owner says otherwise. What the gateway stores
+    belongs to the owner of the token, or else to a name made of the API key.
+    """
+    all_owners = all_owners or owner == ALL_OWNERS
     access = Access.to(store, config)
     with access.open() as backend, blaming_damage("The list of conversations"):
-        rows = list(backend.conversations(owner))
+        rows = list(backend.conversations(None if all_owners else owner))
         is_empty = not rows and next(iter(backend.conversations()), None) is None
         found = []
         with progress("Reading", len(rows)) as advance:
@@ -72,13 +85,15 @@ def list_(
                 found.append(_open(backend, row))
                 advance(1)
     if json:
-        emit({"store": access.shown, "owner": owner, "conversations": list(map(_listed_json, found))})
+        whose = ALL_OWNERS if all_owners else owner
+        emit({"store": access.shown, "owner": whose, "conversations": list(map(_listed_json, found))})
     elif found:
-        _list(found)
+        _list(found, with_owner=all_owners)
     elif is_empty:
         say(f"No conversations yet in {one_line(access.shown)}. Add one with: refold import FILE")
     else:
-        say(f"No conversations of {owner!r} in {one_line(access.shown)}; --owner NAME lists another's.")
+        others = "Other owners have conversations: `refold list --all-owners`."
+        say(f"No conversations of {owner!r} in {one_line(access.shown)}. {others}")
     if any(one.problem for one in found):
         raise typer.Exit(1)
 
@@ -99,6 +114,7 @@ def _listed_json(one: _Listed) -> dict[str, Any]:
         tokens = {"said": said, "shown": shown, "saved_percent": saved_percent(said, shown)}
     return {
         "id": row.key.conversation,
+        "owner": row.key.owner,
         "messages": None if live is None else live.state.index,
         "tokens": tokens,
         "created": iso(row.created),
@@ -107,22 +123,24 @@ def _listed_json(one: _Listed) -> dict[str, Any]:
     }
 
 
-def _list(found: list[_Listed]) -> None:
-    rows = list(map(_row, found))
-    titles = ("id", ">messages", ">said", ">shown", ">saved", "created", "forked from")
+def _list(found: list[_Listed], *, with_owner: bool) -> None:
+    rows = [_row(one, with_owner) for one in found]
+    owner = ("owner",) if with_owner else ()
+    titles = (*owner, "id", ">messages", ">said", ">shown", ">saved", "created", "forked from")
     table = Columns(*fitting(titles, rows, most=max(16, min(48, console().width - 60))))
     table.head()
     for row in rows:
         table.line(*row)
 
 
-def _row(one: _Listed) -> list[Cell]:
-    id = (one_line(one.row.key.conversation), "bold")
+def _row(one: _Listed, with_owner: bool) -> list[Cell]:
+    cells: list[Cell] = [(one_line(one.row.key.owner), "cyan")] if with_owner else []
+    cells.append((one_line(one.row.key.conversation), "bold"))
     if one.live is None:
-        return [id, (f"cannot be read: {one_line(one.problem or '')}", "red")]
+        return [*cells, (f"cannot be read: {one_line(one.problem or '')}", "red")]
     said, shown = one.live.state.total, one.live.tokens
     return [
-        id,
+        *cells,
         (f"{one.live.state.index:,}", ""),
         (f"{said:,}", ""),
         (f"{shown:,}", ""),
@@ -132,7 +150,7 @@ def _row(one: _Listed) -> list[Cell]:
     ]
 
 
-@conversing
+@reading
 def show(
     session: Session,
     at: PastPlace = None,
@@ -149,7 +167,7 @@ def show(
         page.show(sight)
 
 
-@conversing
+@reading
 def explain(session: Session, at: At, json: Json = False) -> None:
     """Why a message is in the view or out of it.
 
@@ -163,7 +181,7 @@ def explain(session: Session, at: At, json: Json = False) -> None:
         page.explain(told, session.conversation)
 
 
-@conversing
+@reading
 def savings(session: Session, json: Json = False) -> None:
     """What edits were expected to save in money, and what they did.
 
@@ -178,7 +196,7 @@ def savings(session: Session, json: Json = False) -> None:
         page.savings(found)
 
 
-@conversing
+@reading
 def expand(
     session: Session,
     at: At,
@@ -240,7 +258,7 @@ def log(
         raise typer.BadParameter("has no end to be limited", param_hint="--follow")
     access = Access.to(store, config)
     with access.open() as backend:
-        key = existing(backend, access.shown, Key(owner, id))
+        key = existing(backend, access.shown, Key(owner, id), for_reading=True)
         start = 0 if after is None else after + 1
         found = followed(backend, key, start) if follow else events(backend, key, start, limit)
         if json:
@@ -251,7 +269,7 @@ def log(
         raise typer.Exit(1)
 
 
-@conversing
+@reading
 def diff(
     session: Session,
     at: Place1 = None,

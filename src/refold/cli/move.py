@@ -1,16 +1,16 @@
 """Commands that bring conversations in and out: import, export."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from refold.cli.options import (
+    DEFAULT_OWNER,
     Access,
     ConfigFile,
     DialectOption,
-    Id,
     InFile,
     Json,
     OutFile,
@@ -20,10 +20,13 @@ from refold.cli.options import (
     existing,
     intake_for,
 )
+from refold.cli.options import ids as known_ids
 from refold.cli.terminal import emit, progress, say, writing
 from refold.cli.words import one_line, plural, quoted
+from refold.config import Config
 from refold.core.draft import Draft
 from refold.core.errors import ConflictError, MessageError, RefoldError, StoreError
+from refold.formats.dialects import TARGETS
 from refold.incoming import Given, conversations, export_in, read_file
 from refold.intake import Intake
 from refold.session import Session
@@ -138,28 +141,73 @@ def _store(store: Store, drafts: dict[str, list[Draft]], owner: str, append: boo
 
 
 def export(
-    id: Id,
+    ids: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ID…", help="The conversations.", autocompletion=known_ids, show_default=False
+        ),
+    ],
+    format: Annotated[
+        str | None,
+        typer.Option("--format", metavar="F", help=f"As an API takes it: {', '.join(TARGETS)}."),
+    ] = None,
+    view: Annotated[
+        bool,
+        typer.Option("--view", help="With --format: what the model is shown now, not all that was said."),
+    ] = False,
     out: OutFile = None,
     store: StoreUrl = None,
     config: ConfigFile = None,
-    owner: Owner = "default",
+    owner: Owner = DEFAULT_OWNER,
     json: Json = False,
 ) -> None:
-    """Write a whole record as lines, for `refold import`."""
+    """Write a whole record as lines, for `refold import`.
+
+    With --format, for evals and fine-tuning: a line for each conversation, a JSON object with its `messages`
+    as the API takes them, and `system` where the API has it apart.
+
+    \b
+    Examples:
+      refold export chat -o chat.jsonl                            to the byte, for `refold import`
+      refold export chat other --format openai-chat -o train.jsonl
+      refold export chat --format anthropic --view                what the model is shown now
+    """
+    if format is None and view:
+        raise typer.BadParameter("needs --format: a record is exported whole", param_hint="--view")
+    if format is None and len(ids) > 1:
+        raise typer.BadParameter("several conversations need --format", param_hint="ID")
     access = Access.to(store, config)
-    with access.open() as backend, blaming_damage(id):
-        key = existing(backend, access.shown, Key(owner, id))
-        lines = (line.encode() + b"\n" for line in export_lines(backend, key))
+    with access.open() as backend:
+        keys = [existing(backend, access.shown, Key(owner, id), for_reading=True) for id in ids]
+        lines = _exported(backend, access.config, keys, format, view)
         if out is None:
             for line in lines:
                 typer.echo(line, nl=False)
             return
-        count = -2  # the first and the last line are no events
+        count = 0
         with writing(out) as file:
             for line in lines:
                 file.write(line)
                 count += 1
-    if json:
-        emit({"did": "export", "conversation": id, "events": count, "file": str(out)})
+    told: dict[str, Any]
+    if format is not None:
+        told = {"did": "export", "conversations": ids, "format": format, "file": str(out)}
+        sentence = f"{plural(count, 'conversation')} in {one_line(str(out))}"
     else:
-        say(f"{one_line(id)}: {plural(count, 'event')} in {one_line(str(out))}")
+        count -= 2  # the first and the last line are no events
+        told = {"did": "export", "conversation": ids[0], "events": count, "file": str(out)}
+        sentence = f"{one_line(ids[0])}: {plural(count, 'event')} in {one_line(str(out))}"
+    if json:
+        emit(told)
+    else:
+        say(sentence)
+
+
+def _exported(
+    store: Store, config: Config, keys: Sequence[Key], format: str | None, view: bool
+) -> Iterator[bytes]:
+    for key in keys:
+        with blaming_damage(key.conversation):
+            lines = Session(store, key, config=config).export(format, view=view) if format else None
+            for line in lines or export_lines(store, key):
+                yield line.encode() + b"\n"

@@ -1,15 +1,18 @@
 """What commands have in common: their options, and the way to a store and a conversation in it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import Parameter, Signature, signature
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from refold.cli.terminal import complain
+from refold.cli.words import quoted
 from refold.config import Config, load_config
 from refold.core.errors import CorruptError, NotFoundError
 from refold.formats.dialects import FORMATS, format_of
@@ -21,6 +24,11 @@ from refold.stores.store import Key, Store, open_store, shown_url
 
 CONFIG = "refold.yaml"
 """The configuration that is used when it stands in the folder."""
+DEFAULT_OWNER = "default"
+ALL_OWNERS = "*"
+"""How people write every owner."""
+MOST_LOOKED_AT = 1_000
+"""Conversations that are looked at for a hint: a store across a network may have millions."""
 
 
 def place(text: str | int) -> int:
@@ -136,30 +144,33 @@ class Access:
         return Path(path) if self.given.startswith("sqlite:///") and path not in ("", ":memory:") else None
 
     @contextmanager
-    def session(self, id: str, owner: str, view: str = "main", **rest: Any) -> Iterator[Session]:
+    def session(
+        self, id: str, owner: str, view: str = "main", *, for_reading: bool = False, **rest: Any
+    ) -> Iterator[Session]:
         """A conversation that is there already; `rest` is what else a session takes, such as its model.
 
         Raises:
             NotFoundError: it is not, with the way to see what is.
         """
         with self.open() as store:
-            key = existing(store, self.shown, Key(owner, id))
+            key = existing(store, self.shown, Key(owner, id), for_reading=for_reading)
             with blaming_damage(id):
                 yield Session(store, key, config=self.config, view=view, **rest)
 
 
-def conversing(command: Callable[..., None]) -> Callable[..., None]:
+def conversing(command: Callable[..., None], *, for_reading: bool = False) -> Callable[..., None]:
     """Opens the conversation that a command is about: it gets the session, people the options for it."""
 
     def run(
         id: Id,
         store: StoreUrl = None,
         config: ConfigFile = None,
-        owner: Owner = "default",
+        owner: Owner = DEFAULT_OWNER,
         view: ViewName = "main",
         **own: Any,
     ) -> None:
-        with Access.to(store, config).session(id, owner, view) as session:
+        access = Access.to(store, config)
+        with access.session(id, owner, view, for_reading=for_reading) as session:
             command(session, **own)
 
     first, *options, _ = signature(run).parameters.values()
@@ -169,6 +180,11 @@ def conversing(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def reading(command: Callable[..., None]) -> Callable[..., None]:
+    """The same for a command that changes nothing: see `existing`."""
+    return conversing(command, for_reading=True)
+
+
 def configured(config: Path | None) -> Config:
     """The configuration in a file, or in the one of the usual name in this folder."""
     if config is None and Path(CONFIG).is_file():
@@ -176,8 +192,11 @@ def configured(config: Path | None) -> Config:
     return load_config(config)
 
 
-def existing(store: Store, url: str, key: Key) -> Key:
+def existing(store: Store, url: str, key: Key, *, for_reading: bool = False) -> Key:
     """The same key, if there is such a conversation, be it damaged.
+
+    Commands that only read (`for_reading`) may omit the owner where the store is local: if exactly one other
+    owner has a conversation of that id, its key is returned and stderr names the owner.
 
     Raises:
         NotFoundError: there is none; says how to see what there is.
@@ -190,12 +209,36 @@ def existing(store: Store, url: str, key: Key) -> Key:
     names = [row.key.conversation for row in store.conversations(key.owner)]
     if key.conversation in names:  # a fork of nothing, still empty
         return key
+    owners = _owners(store, url, key.conversation)
+    if for_reading and key.owner == DEFAULT_OWNER and len(owners) == 1:
+        owner = owners[0]
+        complain(f"{key.conversation!r} is a conversation of the owner {owner!r} (--owner {quoted(owner)})")
+        return Key(owner, key.conversation)
+    raise NotFoundError(_not_found(store, url, key, names, owners))
+
+
+def _owners(store: Store, url: str, id: str) -> list[str]:
+    """Who has a conversation of that id. Only local stores are searched."""
+    if not url.startswith(("sqlite:", "memory:")):
+        return []
+    return [row.key.owner for row in store.conversations() if row.key.conversation == id]
+
+
+def _not_found(store: Store, url: str, key: Key, names: Sequence[str], owners: Sequence[str]) -> str:
+    of_owner = "" if key.owner == DEFAULT_OWNER else f" of owner {key.owner!r}"
+    told = f"There is no conversation {key.conversation!r}{of_owner} in {url}. "
+    if owners:
+        return told + f"One of that id belongs to {' and one to '.join(map(repr, owners))}: give --owner"
     close = get_close_matches(key.conversation, names, 1)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
-    raise NotFoundError(
-        f"There is no conversation {key.conversation!r} in {url}. {hint}`refold list` shows what there is"
-        + (f" for owner {key.owner!r}" if key.owner != "default" else "")
-    )
+    if close:
+        told += f"Did you mean {close[0]!r}? "
+    told += "`refold list` shows what there is"
+    if of_owner:
+        told += f" for owner {key.owner!r}"
+    newest = islice(store.conversations(), MOST_LOOKED_AT)
+    if any(row.key.owner != key.owner for row in newest):
+        told += "; other owners have conversations too: `refold list --all-owners`"
+    return told
 
 
 @contextmanager

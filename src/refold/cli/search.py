@@ -39,7 +39,7 @@ def search(
     with access.open() as backend:
         scope: Scope = owner
         if conversation is not None:
-            scope = existing(backend, access.shown, Key(owner, conversation))
+            scope = existing(backend, access.shown, Key(owner, conversation), for_reading=True)
         with progress("Reading") as advance:
             found = find(backend, scope, query, most, parse, tick=advance)
         told = hits(backend, query, found, most, parse)

@@ -12,6 +12,9 @@ RefoldError
     └── NewerError     written by a newer refold than this one
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 
 class RefoldError(Exception):
     """The root: `except RefoldError` catches whatever refold raises on purpose.
@@ -55,7 +58,7 @@ class SettingError(RefoldError):
 class NotFoundError(RefoldError):
     """No such conversation, place or message.
 
-    `refold list` and `refold show ID` print those that there are; the owner may be another.
+    `refold list` and `refold show ID` print those that there are, `refold list --all-owners` everybody's.
     """
 
 
@@ -66,19 +69,41 @@ class CannotExpandError(NotFoundError):
     """
 
 
+class LargePart(NamedTuple):
+    """One of the largest parts of a request that does not fit."""
+
+    what: str
+    """What it is: the task, the latest user message, pinned, the system text, tools …"""
+    role: str
+    tokens: int
+    advice: str
+    """What to do about it."""
+    at: int | None = None
+    """Its place; None for tools and for system text that the caller gives beside the messages."""
+
+    def __str__(self) -> str:
+        place = "" if self.at is None else f"#{self.at} "
+        return f"{place}{self.role}, {self.tokens:,} tokens ({self.what}): {self.advice}"
+
+
 class OverBudgetError(RefoldError):
     """What must be shown does not fit the window.
 
-    Use a model with a larger window, lower `compact.output_reserve`, offer fewer tools, or unpin something.
+    The text names the largest parts and what to do about each. A model with a larger window or a lower
+    `compact.output_reserve` helps in any case.
     """
 
-    def __init__(self, tokens: int, room: int, window: int) -> None:
-        super().__init__(
-            f"What must be shown needs {tokens:,} tokens; there is room for {room:,} in a window of"
-            f" {window:,}. Use a model with a larger window, lower compact.output_reserve, offer fewer"
-            " tools, or unpin something."
-        )
+    def __init__(self, tokens: int, room: int, window: int, largest: Sequence[LargePart] = ()) -> None:
+        needs = f"What must be shown needs {tokens:,} tokens; there is room for {room:,} in a window of"
+        parts = [str(part) for part in largest]
+        smaller = tokens - sum(part.tokens for part in largest)
+        if largest and smaller > room:
+            parts.append(f"all smaller parts together, {smaller:,} tokens")
+        named = f" Largest: {'; '.join(parts)}." if parts else ""
+        rest = "A model with a larger window or a lower compact.output_reserve helps as well."
+        super().__init__(f"{needs} {window:,}.{named} {rest}")
         self.tokens, self.room, self.window = tokens, room, window
+        self.largest = tuple(largest)
 
 
 class ConflictError(RefoldError):

@@ -95,6 +95,11 @@ class View(msgspec.Struct, frozen=True):
     spared: tuple[Span, ...] = ()
     """What somebody took an edit back from: it is not reduced again unless there is no other way."""
 
+    def __repr__(self) -> str:
+        """One line; the messages are in `messages`."""
+        edits = {item.edit for item in self.items if item.edit is not None}
+        return f"<refold.View messages={len(self.lines)} tokens={self.tokens} edits={len(edits)}>"
+
     @property
     def lines(self) -> list[Line]:
         return [line for item in self.items for line in item.lines]

@@ -177,7 +177,9 @@ class Gateway:
             return str(caller.owner)
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         key = request.headers.get("x-api-key") or (bearer if scheme.lower() == "bearer" else "")
-        return await self.service.owner_of_key(key.strip())
+        owner = await self.service.owner_of_key(key.strip())
+        request.scope["state"]["caller"] = caller._replace(owner=owner)  # for the access log
+        return owner
 
     async def _converse(self, dialect: Dialect, prepared: Prepared, relay: Relay) -> None:
         turn, rounds = prepared.turn, 0
@@ -193,7 +195,8 @@ class Gateway:
                     fitted = await self.service.work(self.ledger.fitted, turn, last=rounds >= ROUNDS)
             except Exception as error:  # the client gets its answer all the same
                 reason = self._reason(error)
-                _LOG.error("an answer was not kept: %s", type(error).__name__)
+                facts = {"owner": turn.key.owner, "conversation": turn.key.conversation}
+                _LOG.error("an answer was not kept: %s", type(error).__name__, extra={"facts": facts})
                 if not _only_looks_up(turn, reply):
                     return Step(None)
                 if turn.incoming.is_stream:
