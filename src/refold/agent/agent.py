@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 from refold.agent.events import AgentEvent, Ended, Result
@@ -24,6 +24,8 @@ from refold.tokens.limits import find
 PROMPTS = {True: "prompt.md", False: "prompt-no-handles.md"}
 """What every agent is told of the loop, by whether what is reduced shows how to get it back;
 `Agent(prompt=…)` says something else instead."""
+CONFIG = "refold.yaml"
+"""The file that `Agent.from_config` reads unless another is given."""
 COMPACT_AFTER, KEEP_RECENT, TARGET = 100, 20, 0.5
 """Messages before a compaction, messages that it leaves alone, and the share of the threshold it leaves."""
 
@@ -79,12 +81,34 @@ class Agent:
         self.tools = by_name([*map(Tool.of, tools), *helpers, *found])
         self.known = by_name([*self.tools.values(), *self.library.values()])
         self.config, self.settings = _configured(load_config(config), name, self.model)
-        told = Path(__file__).with_name(PROMPTS[self.config.agent(self.settings).shows_handles])
-        self.system, self.prompt = system, told.read_text("utf-8") if prompt is None else prompt
+        own = self.config.agent(self.settings)
+        told = Path(__file__).with_name(PROMPTS[own.shows_handles])
+        self.system = system or own.system_prompt or ""
+        self.prompt = told.read_text("utf-8") if prompt is None else prompt
         self.summarizer, self.callbacks = summarizer, callbacks_of(on_event)
         self.max_steps, self.max_retries = max_steps, max_retries
         self.max_cost, self.max_seconds = max_cost, max_seconds
         self._given, self._opened = store, None if isinstance(store, str) else store
+
+    @classmethod
+    def from_config(
+        cls, name: str, config: Source = CONFIG, *, model: str | Model | None = None, **given: Any
+    ) -> Self:
+        """The agent that a configuration has under a name or an `id`, with its model and `system_prompt`.
+
+        `config` is the file `refold.yaml` unless given; `given` is whatever else `Agent` takes.
+
+        Raises:
+            SettingError: there is no such agent, or neither it nor the caller names a model.
+        """
+        loaded = load_config(config)
+        ids = {settings.id: key for key, settings in loaded.agents.items() if settings.id is not None}
+        key = name if name in loaded.agents else ids.get(name, name)
+        chosen = model or loaded.agent(key).model
+        if chosen is None:
+            place = loaded.place("agents", key, "model")
+            raise SettingError(place, "is not set; name a model there, or give from_config(…, model=…)")
+        return cls(key, chosen, config=loaded, **given)
 
     def run(self, task: str | Message, *, conversation: str | None = None) -> Result:
         """Works on a task until it is done, or a limit is reached. See `arun`."""
