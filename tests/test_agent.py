@@ -743,6 +743,35 @@ def test_loops_have_settings_of_their_own_which_a_configuration_overrides():
     assert agent.config.agent("worker").compaction.keep_recent == 5
 
 
+@pytest.mark.parametrize("verb", ["run", "stream"])
+def test_an_override_of_a_run_holds_for_its_sub_agents_too_and_ends_with_it(verb):
+    page = "A page of many words. " * 200
+
+    def read() -> str:
+        return page
+
+    inner = agent_of([calls(("read", {})), "It is a page."], [read], name="reader")
+    script = [
+        calls(("read", {})),
+        calls(("reader", {"task": "Read."})),
+        "Done.",
+        calls(("read", {})),
+        "Again.",
+    ]
+    outer = agent_of(script, [read], sub_agents=[inner])
+    override = {"after_steps": 0, "mode": "remove"}
+    if verb == "run":
+        outer.run("Read twice.", conversation="c", override=override)
+    else:
+        list(outer.stream("Read twice.", conversation="c", override=override))
+    outer.run("Once more.", conversation="c")
+    for agent, shown in ((outer, [False, True]), (inner, [False])):
+        (conversation,) = {one.key.conversation for one in agent.store.conversations()}
+        view = refold.open(conversation, store=agent.store).view()
+        texts = [message.text for message in view.messages if message.role == "tool"]
+        assert [text == page for text in texts if text != "It is a page."] == shown
+
+
 FORGE = """
 agents:
   myAgent:

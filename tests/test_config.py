@@ -578,8 +578,10 @@ def test_without_settings_in_the_database_the_configuration_stays_as_it_is():
 def test_an_override_has_what_is_asked_and_nothing_else():
     assert override_of(None) == override_of({}) == override_of({"off": None, "length": None}) == Override()
     asked = {"after_steps": 0, "mode": "compact", "length": 200, "prompt": None, "keep_originals": False}
-    assert override_of(asked) == Override(False, False, Expiry(0, "compact", length=200))
+    assert override_of(asked) == Override(None, False, ({"*": Expiry(0, "compact", length=200)},))
     assert override_of({"off": True}).off
+    some = {"length": 9, "tools": {"web_*": {"expire": {"mode": "remove"}}, "*": {"after_steps": 1}}}
+    assert override_of(some).tools == ({"web_*": Expiry(mode="remove"), "*": Expiry(1, length=9)},)
 
 
 @pytest.mark.parametrize(
@@ -591,6 +593,9 @@ def test_an_override_has_what_is_asked_and_nothing_else():
         ({"after_steps": -1}, "override.after_steps", "0 or more"),
         ({"mode": "compress"}, "override.mode", "'none', 'remove', 'compact'"),
         ({1: 1}, "override.1", "is no name"),
+        ({"tools": {"a": {"after_steps": -1}}}, "override.tools.a.after_steps", "0 or more"),
+        ({"tools": {"a": {"after": 1}}}, "override.tools.a.after", "did you mean after_steps?"),
+        ({"tools": ["a"]}, "override.tools", "expected names, each with its settings"),
         ([], "override", "expected a dict"),
     ],
 )

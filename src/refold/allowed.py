@@ -30,7 +30,7 @@ class Range(NamedTuple):
             return None
         problem = f"{number} is too large: expected at most {self.high:,}"
         if self.high == 1 and number <= 100:
-            return f"{problem}; for {number} % write {number / 100:g}"
+            return f"{problem}; for {number:g} % write {number / 100:g}"
         return problem
 
 
@@ -176,6 +176,8 @@ def _similar(key: str, known: Mapping[str, Any]) -> str | None:
                     paths.setdefault(inner, f"{name}.{inner}")
     paths.update({name: name for name in known})
     found = get_close_matches(key.lower(), paths, n=1, cutoff=0.7)
+    if len(key) > 2:
+        found += [name for name in paths if name.startswith(key.lower())]
     return paths[found[0]] if found else None
 
 

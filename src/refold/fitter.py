@@ -67,6 +67,8 @@ class Fitter:
         """Tokens that mending added to the newest request."""
         self._told = False
         """That the target cannot be reached."""
+        self.override = Override()
+        """Of every request; what one asks for beats it."""
 
     @property
     def meter(self) -> Meter:
@@ -122,7 +124,8 @@ class Fitter:
     def decide(self, wish: Wish) -> Decision:
         budget, current = self._measured(self._beside(wish, kept=True))
         turns, messages = self._since_compaction()
-        fired = () if self.settings.is_off else budget.fired(current, turns, messages)
+        off = self.settings.is_off or self.override.off
+        fired = () if off else budget.fired(current, turns, messages)
         return Decision(fired, current, turns, messages)
 
     def _measured(self, beside: Beside) -> tuple[Budget, int]:
@@ -170,7 +173,7 @@ class Fitter:
 
     def awaited(self, wish: Wish) -> "UnderWay | None":
         """What the next request would be the better for, if somebody waits for it."""
-        summaries, override = self.reducer.summaries, override_of(wish.override)
+        summaries, override = self.reducer.summaries, self.override.then(override_of(wish.override))
         if summaries is None or self.settings.is_off or override.off:
             return None
         messages = self.reducer.to_tell(self.record.live.state.step + 1, override)
@@ -258,7 +261,7 @@ class Fitter:
 
     def fit(self, wish: Wish, told: Sequence[str] = ()) -> Fitted:
         """`told` is what else the report says."""
-        override = override_of(wish.override)
+        override = self.override.then(override_of(wish.override))
         off = self.settings.is_off or override.off
         beside, count = self._beside(wish), self.meter.counter.message
         budget, before = self._measured(beside)
@@ -382,10 +385,8 @@ class Fitter:
         return edits
 
     def _heard_of_summaries(self) -> list[str]:
-        summaries = self.reducer.summaries
-        if summaries is None:
-            return []
-        problems, summaries.problems = summaries.problems, []
+        source = self.reducer.summaries or self.reducer
+        problems, source.problems = source.problems, []
         return problems
 
     def _demand_room(self, budget: Budget) -> None:
@@ -457,7 +458,7 @@ class Fitter:
 
     def finish(self) -> None:
         """Prunes, where that is worth it and the conversation has gone on here."""
-        if self._has_worked:
+        if self._has_worked and not self.override.off:
             before = self.record.live.tokens
             edits = self.reducer.finish(self._budget(NOTHING), self.meter.counter.message)
             self.notifier.pruned(self._moment, edits, before)

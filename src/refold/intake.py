@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from refold.asked import expiry_of
 from refold.core.codec import dumps
 from refold.core.draft import Draft, part_id, split
 from refold.core.errors import MessageError
@@ -78,7 +79,10 @@ class Intake(NamedTuple):
 
         Raises:
             MessageError: one of them cannot be stored; nothing was.
+            SettingError: the expiry has something that is not known, or not allowed.
         """
+        if beside.get("expiry") is not None:
+            beside["expiry"] = expiry_of(beside["expiry"])
         extra = checked(beside, _Beside, where(0)) if beside else _Beside()
         if extra.id == "":
             raise MessageError(f"{where(0)}.id", "an id has at least one character; leave it out instead")

@@ -1,7 +1,7 @@
 """An agent: what it is told, what it may use and spend, and the ways to run it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -110,22 +110,42 @@ class Agent:
             raise SettingError(place, "is not set; name a model there, or give from_config(…, model=…)")
         return cls(key, chosen, config=loaded, **given)
 
-    def run(self, task: str | Message, *, conversation: str | None = None) -> Result:
+    def run(
+        self,
+        task: str | Message,
+        *,
+        conversation: str | None = None,
+        override: Mapping[str, Any] | None = None,
+    ) -> Result:
         """Works on a task until it is done, or a limit is reached. See `arun`."""
-        return asyncio.run(self.arun(task, conversation=conversation))
+        return asyncio.run(self.arun(task, conversation=conversation, override=override))
 
-    async def arun(self, task: str | Message, *, conversation: str | None = None) -> Result:
+    async def arun(
+        self,
+        task: str | Message,
+        *,
+        conversation: str | None = None,
+        override: Mapping[str, Any] | None = None,
+    ) -> Result:
         """The same for code that awaits.
 
         A `conversation` that exists is gone on with: where the task is what was asked last, at the step where
         that stopped, and a task that has its answer gets that one; where it is another, with that task.
+        `override` beats the settings in this run, its sub-agents included (see `refold.open`).
         """
-        return await self.work(task, conversation or f"{self.name}-{uuid4().hex[:12]}", self.callbacks)
+        name = conversation or f"{self.name}-{uuid4().hex[:12]}"
+        return await self.work(task, name, self.callbacks, override=override)
 
-    def stream(self, task: str | Message, *, conversation: str | None = None) -> Iterator[AgentEvent]:
+    def stream(
+        self,
+        task: str | Message,
+        *,
+        conversation: str | None = None,
+        override: Mapping[str, Any] | None = None,
+    ) -> Iterator[AgentEvent]:
         """The events of a run as they happen; the last is `Ended`, with its result."""
         with asyncio.Runner() as runner:
-            events = self.astream(task, conversation=conversation)
+            events = self.astream(task, conversation=conversation, override=override)
 
             async def following() -> AgentEvent | None:
                 return await anext(events, None)
@@ -134,7 +154,11 @@ class Agent:
                 yield event
 
     async def astream(
-        self, task: str | Message, *, conversation: str | None = None
+        self,
+        task: str | Message,
+        *,
+        conversation: str | None = None,
+        override: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[AgentEvent]:
         """The same for code that awaits. Who stops listening stops the run."""
         events, loop = asyncio.Queue[AgentEvent | None](), asyncio.get_running_loop()
@@ -143,7 +167,7 @@ class Agent:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         name = conversation or f"{self.name}-{uuid4().hex[:12]}"
-        run = asyncio.create_task(self.work(task, name, (*self.callbacks, put)))
+        run = asyncio.create_task(self.work(task, name, (*self.callbacks, put), override=override))
         run.add_done_callback(lambda _: put(None))
         try:
             while (event := await events.get()) is not None:
@@ -160,6 +184,7 @@ class Agent:
         conversation: str,
         callbacks: Sequence[OnEvent],
         parent: Run | None = None,
+        override: Mapping[str, Any] | None = None,
     ) -> Result:
         """One run, of itself or for another one. The view is pruned when it ends, however it ends."""
         asked = task if isinstance(task, Message) else Message("user", (Text(named("task", task)),))
@@ -171,9 +196,10 @@ class Agent:
             config=self.config,
             summarizer=self.summarizer,
             on_event=list(callbacks),
+            override=override,
         )
         async with session:
-            run = Run(self, session, callbacks, parent)
+            run = Run(self, session, callbacks, parent, override)
             result = await run.result(asked)
         await run.tell(Ended, result=result)
         return result
