@@ -69,6 +69,8 @@ class Fitter:
         """That the target cannot be reached."""
         self.override = Override()
         """Of every request; what one asks for beats it."""
+        self.sends_own = False
+        """Fields of messages that are for refold are sent as they came."""
 
     @property
     def meter(self) -> Meter:
@@ -437,7 +439,8 @@ class Fitter:
         binds = "binds-thinking" in flags and dialect == "anthropic"
         facts = msgspec.structs.replace(beside.facts, **known)
         given = beside.system is not None
-        return Ask(dialect, facts, binds, repair=self.settings.repairs, system_beside=given)
+        rest = {"repair": self.settings.repairs, "system_beside": given, "sends_own": self.sends_own}
+        return Ask(dialect, facts, binds, **rest)
 
     def _render(self, ask: Ask, beside: Beside) -> Rendered:
         page = self._page(ask).render()

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from refold.answers import kind_of
 from refold.asked import Override
 from refold.config import DEFAULT, AgentSettings, Config
 from refold.core.budget import Budget
 from refold.core.errors import ConflictError
-from refold.core.event import Certificate, Event, Line, Replaced, Worth
+from refold.core.event import Certificate, Event, Line, Replaced, Said, Worth
 from refold.core.live import Live
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Policy, Stamp, applied, is_reducible, must_stay, settle
@@ -150,7 +151,10 @@ class Reducer:
             if len(message.text) > length:
                 tool, own = line.tools[0] if line.tools else line.role, line.expiry
                 is_own = own is not None and own.prompt is not None and own.prompt == rule.prompt
-                found.append(Told(line.at, message, tool, rule.prompt, length, is_own))
+                said = self.record.event(line.place)
+                kind = kind_of(said) if isinstance(said, Said) else None
+                about = (is_own, kind or "", line.step)
+                found.append(Told(line.at, message, tool, rule.prompt, length, *about))
         return found
 
     def _is_spared(self, line: Line) -> bool:
