@@ -282,6 +282,13 @@ def test_fields_that_a_provider_knows_are_sent_as_they_came():
     assert chat.get_all()[1].message.meta == {"ticket": 7}
 
 
+def test_an_id_that_a_provider_gives_the_message_of_its_reply_is_not_the_messages_id(chat):
+    said = {"role": "assistant", "content": "hi", "id": "0", "tags": "any"}
+    reply = {"object": "chat.completion", "choices": [{"index": 0, "finish_reason": "stop", "message": said}]}
+    assert [chat.append(user("hi")), chat.append(reply), chat.append(reply)] == [0, 1, 2]
+    assert chat.get_all()[1].tags == ()
+
+
 def test_what_is_given_to_append_beats_the_fields_of_a_dict(chat):
     chat.append(user("hi") | OWN, id="other", tags=["new"], expiry=Expiry(after_steps=9))
     (stored,) = chat.get_all()

@@ -150,7 +150,8 @@ class Intake(NamedTuple):
         assert unit.dialect is not None
         format = FORMATS[unit.dialect]
         own = _own_fields(group, format)
-        if self.reads_own:
+        reads_own = self.reads_own and unit.reply is None  # what a provider says is not for us
+        if reads_own:
             rest |= _beside_own(own, extra, unit.where)
         drafts: list[Draft] = []
         for value, raw, piece in _pieces(group, format.results):
@@ -162,7 +163,7 @@ class Intake(NamedTuple):
             if unit.dialect == "flat" and message.results:
                 return self._steps(message, value, extra.id, rest)
             known = _known(unit.reply) if unit.reply and not drafts else {}
-            named = message.id if self.reads_own else None
+            named = message.id if reads_own else None
             id = part_id(extra.id or named, len(drafts))
             message = msgspec.structs.replace(message, id=id, **known)
             unread = [*format.unread(value), *([] if self.reads_own else [own])]
