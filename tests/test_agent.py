@@ -743,6 +743,69 @@ def test_loops_have_settings_of_their_own_which_a_configuration_overrides():
     assert agent.config.agent("worker").compaction.keep_recent == 5
 
 
+@pytest.mark.parametrize("verb", ["run", "stream"])
+def test_an_override_of_a_run_holds_for_its_sub_agents_too_and_ends_with_it(verb):
+    page = "A page of many words. " * 200
+
+    def read() -> str:
+        return page
+
+    inner = agent_of([calls(("read", {})), "It is a page."], [read], name="reader")
+    script = [
+        calls(("read", {})),
+        calls(("reader", {"task": "Read."})),
+        "Done.",
+        calls(("read", {})),
+        "Again.",
+    ]
+    outer = agent_of(script, [read], sub_agents=[inner])
+    override = {"after_steps": 0, "mode": "remove"}
+    if verb == "run":
+        outer.run("Read twice.", conversation="c", override=override)
+    else:
+        list(outer.stream("Read twice.", conversation="c", override=override))
+    outer.run("Once more.", conversation="c")
+    for agent, shown in ((outer, [False, True]), (inner, [False])):
+        (conversation,) = {one.key.conversation for one in agent.store.conversations()}
+        view = refold.open(conversation, store=agent.store).view()
+        texts = [message.text for message in view.messages if message.role == "tool"]
+        assert [text == page for text in texts if text != "It is a page."] == shown
+
+
+FORGE = """
+agents:
+  myAgent:
+    id: myAgent
+    model: gpt-4-turbo
+    system_prompt: "You are a helpful assistant."
+    compact:
+      max_tokens: 4000
+      token_threshold: 6000
+      turn_threshold: 10
+      message_threshold: 30
+"""
+
+
+def test_an_agent_is_made_of_a_file_with_its_id_its_system_prompt_and_its_compact(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("forge.yaml").write_text(FORGE.replace("id: myAgent", "id: other"))
+    Path("refold.yaml").write_text(FORGE)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    assert Agent.from_config("myAgent").model.name == "gpt-4-turbo"
+
+    def model(request):
+        return request["messages"][0]["content"]
+
+    for name in ("myAgent", "other"):
+        agent = Agent.from_config(name, "forge.yaml", model=model, prompt="", store="memory://")
+        assert agent.run("Who are you?").text == "You are a helpful assistant."
+        assert agent.config.agent(agent.settings).compaction.turn_threshold == 10
+    with pytest.raises(SettingError, match="is not configured; configured are: myAgent"):
+        Agent.from_config("nobody", "forge.yaml")
+    with pytest.raises(SettingError, match="model: is not set"):
+        Agent.from_config("a", {"agents": {"a": {}}})
+
+
 def test_what_an_agent_is_told_is_said_once_and_again_when_it_changes():
     agent = agent_of(["One.", "Two.", "Three."], system="You count.")
     agent.run("a", conversation="c")

@@ -189,7 +189,9 @@ def test_wrong_use_leaves_with_two(args):
 def test_a_setting_that_is_wrong_leaves_with_two_and_says_where():
     write("refold.yaml", "models: {m: {windw: 8000}}")
     told = run("list", code=2, store=None).stderr
-    assert told.startswith("refold: refold.yaml:1: models.m.windw: is not known; known here: window,")
+    assert told.startswith(
+        "refold: refold.yaml:1: models.m.windw: is not known (did you mean window?); known here: window,"
+    )
     assert told.count("\n") == 1
 
 

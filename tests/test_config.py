@@ -280,6 +280,41 @@ def test_what_is_wrong_is_named_with_what_is_allowed(value, where, what):
 
 
 # proves: D2
+@pytest.mark.parametrize(
+    ("config", "meant"),
+    [
+        (agent(compact={"token_treshold": 1}), "token_threshold"),
+        (agent(compact={"maxTokens": 1}), "max_tokens"),
+        ({"agnets": {}}, "agents"),
+        (agent(turn_threshold=3), "compact.turn_threshold"),
+        (agent(tools={"grep": {"after_steps": 3}}), "expire.after_steps"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_the_known_one_that_it_is_most_like(config, meant):
+    with pytest.raises(SettingError, match=rf"is not known \(did you mean {meant}\?\); known here: "):
+        load_config(config)
+
+
+def test_an_unknown_setting_that_is_like_no_other_is_refused_without_a_guess():
+    with pytest.raises(SettingError, match="colour: is not known; known here: "):
+        load_config(agent(colour="red"))
+
+
+def test_a_share_that_is_given_in_percent_is_refused_with_the_number_to_write():
+    with pytest.raises(SettingError, match=r"80 is too large: expected at most 1; for 80 % write 0\.8$"):
+        load_config(agent(compact={"threshold_percent": 80}))
+
+
+def test_a_summarizer_in_a_file_may_be_the_name_of_a_model_or_a_list_of_names(written):
+    one = load_config(written("agents: {a: {summarizer: openai/gpt-4o-mini}}"))
+    assert one.agents["a"].summarizer == SummarizerSettings(models=("openai/gpt-4o-mini",))
+    assert one.origin("agents", "a", "summarizer", "models").endswith(":1")
+    several = load_config(agent(summarizer=["openai/gpt-4o-mini", "anthropic/claude-haiku-4-5"]))
+    assert several.agents["a"].summarizer.models == ("openai/gpt-4o-mini", "anthropic/claude-haiku-4-5")
+    with pytest.raises(SettingError, match="summarizer: expected a text or a list of texts"):
+        load_config(agent(summarizer=5))
+
+
 def test_the_place_of_what_is_wrong_is_its_line(written):
     text = """
         agents:
@@ -543,8 +578,10 @@ def test_without_settings_in_the_database_the_configuration_stays_as_it_is():
 def test_an_override_has_what_is_asked_and_nothing_else():
     assert override_of(None) == override_of({}) == override_of({"off": None, "length": None}) == Override()
     asked = {"after_steps": 0, "mode": "compact", "length": 200, "prompt": None, "keep_originals": False}
-    assert override_of(asked) == Override(False, False, Expiry(0, "compact", length=200))
+    assert override_of(asked) == Override(None, False, ({"*": Expiry(0, "compact", length=200)},))
     assert override_of({"off": True}).off
+    some = {"length": 9, "tools": {"web_*": {"expire": {"mode": "remove"}}, "*": {"after_steps": 1}}}
+    assert override_of(some).tools == ({"web_*": Expiry(mode="remove"), "*": Expiry(1, length=9)},)
 
 
 @pytest.mark.parametrize(
@@ -556,6 +593,9 @@ def test_an_override_has_what_is_asked_and_nothing_else():
         ({"after_steps": -1}, "override.after_steps", "0 or more"),
         ({"mode": "compress"}, "override.mode", "'none', 'remove', 'compact'"),
         ({1: 1}, "override.1", "is no name"),
+        ({"tools": {"a": {"after_steps": -1}}}, "override.tools.a.after_steps", "0 or more"),
+        ({"tools": {"a": {"after": 1}}}, "override.tools.a.after", "did you mean after_steps?"),
+        ({"tools": ["a"]}, "override.tools", "expected names, each with its settings"),
         ([], "override", "expected a dict"),
     ],
 )

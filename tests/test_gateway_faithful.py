@@ -123,6 +123,16 @@ def test_pictures_go_as_they_came_now_and_with_what_comes_after_them(gated: Gate
     assert PNG in repr(first)
 
 
+def test_fields_that_a_client_gives_its_messages_are_the_providers(gated: Gate, dialect: Dialect) -> None:
+    own = {"metadata": {"ticket": 7}, "tags": "any", "expiry": "2026-01-01", "error": None}
+    asked = dialect.asked(user("Hello") | own)
+    found = post(gated, dialect, asked)
+    assert "x-refold-bypass" not in ours(found)
+    assert gated.bodies()[0][dialect.field] == asked[dialect.field]
+    (first,) = [one for one in gated.said() if one.message.text == "Hello"]
+    assert ("any" in first.tags, first.expiry) == (False, None)
+
+
 HEADERS = {
     "accept": "application/json",
     "anthropic-beta": "context-management-2025-06-27",

@@ -21,6 +21,8 @@ from refold.expansion import written
 from refold.policies.reduced import quoted
 from refold.rules.targets import check_request
 from refold.session import Session
+from refold.stores.memory import MemoryStore
+from refold.stores.store import ToolSetting
 from strategies import TOOLS, ladders, runs, said, told, windows
 
 HANDLE = re.compile(r"\[refold [^\]\n]*?(?<!#)#\d")
@@ -286,6 +288,121 @@ def test_an_override_that_is_off_reduces_nothing_and_is_not_remembered():
     assert len(list(chat.events())) == chat.get_count()
     assert chat.fit(override={"off": True}).report.edits == ()
     assert chat.fit(override={"off": None}).report.edits
+
+
+def worked(chat: Session) -> Session:
+    """Three tools answered in the first step; two steps have passed since."""
+    made = calls(("a", "web_search"), ("b", "web_fetch"), ("c", "grep"))
+    chat.append([user("task"), made, *(answers(id, TEXT) for id in "abc")])
+    chat.append([{"role": "assistant", "content": "Hm."}, {"role": "assistant", "content": "Well."}])
+    return chat
+
+
+def reduced_of(seen: dict[str, str]) -> set[str]:
+    return {id for id, text in seen.items() if text != TEXT}
+
+
+# proves: A4
+def test_an_override_given_to_open_holds_for_every_fit_and_one_given_to_fit_beats_it_field_by_field():
+    config, override = agent(), {"after_steps": 9, "mode": "remove", "length": 100}
+    chat = refold.open("c", store="memory://", model="m", config=config, override=override)
+    worked(chat)
+    assert reduced_of(shown(chat)) == set()
+    seen = shown(chat, override={"after_steps": 1, "mode": "compact"})
+    assert all(text.endswith(TEXT[:100] + "…") for text in seen.values())
+    assert [shown(chat), shown(chat.fork("d"))] == [seen, seen]  # what it reduced stays reduced
+    for edit in range(3):
+        chat.undo()
+        assert len(reduced_of(shown(chat, override={"off": True}))) == 2 - edit
+
+
+# proves: A4
+def test_an_override_that_is_off_for_a_session_reduces_nothing_until_a_fit_says_otherwise():
+    config = agent(tools={"*": {"expire": {"after_steps": 0, "mode": "remove"}}}, compact={"prune": "on"})
+    chat = worked(refold.open("c", store="memory://", model="m", config=config, override={"off": True}))
+    assert (reduced_of(shown(chat)), bool(chat.should_compact())) == (set(), False)
+    assert reduced_of(shown(chat, override={"off": False})) == {"a", "b", "c"}
+
+
+# proves: A4
+@pytest.mark.parametrize("shape", [lambda expire: expire, lambda expire: {"expire": expire}])
+def test_an_override_may_name_tools_also_by_a_pattern(shape):
+    override = {"tools": {"web_*": shape({"after_steps": 1, "mode": "remove"})}}
+    chat = worked(begin())
+    assert reduced_of(shown(chat, override=override)) == {"a", "b"}
+    other = {"after_steps": 1, "tools": {"web_fetch": shape({"mode": "none"})}}
+    assert reduced_of(shown(worked(begin()), override=other)) == {"a", "c"}
+
+
+def test_a_step_may_have_an_override():
+    chat = worked(begin())
+    assert reduced_of(results(chat.before_step(override={"after_steps": 1}).messages)) == {"a", "b", "c"}
+
+
+# proves: A4, A13
+@pytest.mark.parametrize("place", ["agent", "every agent", "database", "some of each"])
+def test_the_most_specific_name_of_a_tool_wins_wherever_it_is_set(place):
+    rules = {"*": {"after_steps": 1}, "web_*": {"mode": "remove"}, "web_fetch": {"after_steps": 5}}
+    wide = {name: {"expire": rule} for name, rule in rules.items() if name != "web_fetch"}
+    narrow = {"web_fetch": {"expire": rules["web_fetch"]}}
+    store = MemoryStore()
+    config = agent()
+    if place == "agent":
+        config["agents"]["default"]["tools"] = wide | narrow
+    elif place == "every agent":
+        config["tools"] = wide | narrow
+    elif place == "database":
+        for name, rule in rules.items():
+            store.set_setting(ToolSetting("", name, Expiry(**rule)))
+    else:
+        config["tools"] = narrow
+        config["agents"]["default"]["tools"] = {"web_*": wide["web_*"]}
+        store.set_setting(ToolSetting("default", "*", Expiry(after_steps=1)))
+    chat = worked(refold.open("c", store=store, model="m", config=config))
+    fitted = chat.fit()
+    seen = results(fitted.messages)
+    assert reduced_of(seen) == {"a", "c"}
+    assert seen["a"].endswith("removed]")  # by web_*, after the steps of *
+    assert seen["c"].endswith("…")
+    assert all("(tools.*.expire.after_steps, " in edit.why for edit in fitted.report.edits)
+
+
+def test_a_pattern_for_tools_says_nothing_of_messages_that_no_tool_made():
+    chat = begin(tools={"*": {"expire": {"after_steps": 0, "mode": "remove"}}})
+    chat.append([user("task"), user(TEXT), {"role": "assistant", "content": "Hm."}, user("and?")])
+    chat.append({"role": "assistant", "content": TEXT}, expiry=Expiry(after_steps=0))
+    assert [edit.kind for edit in chat.fit().report.edits] == ["expire"]
+    assert chat.fit().messages[-1]["content"].endswith("…")  # cut as by default, not removed
+
+
+def test_what_an_override_leaves_alone_expires_later_as_it_is_set():
+    chat = worked(begin(tools={"grep": {"expire": {"after_steps": 1, "length": 100}}}))
+    assert reduced_of(shown(chat, override={"length": 90_000})) == set()
+    assert reduced_of(shown(chat)) == {"c"}
+
+
+# proves: A9
+def test_a_summary_that_is_wanted_without_a_summarizer_leaves_a_notice_once():
+    rule = {"after_steps": 0, "mode": "compact", "compact_mode": "ai-summary"}
+    chat = begin(tools={"web_search": {"expire": rule}})
+    chat.append([user("task"), *step("a", TEXT)])
+    (notice,) = chat.fit().report.notices
+    assert notice.startswith("compact_mode is ai-summary, but no summarizer is set")
+    chat.append(step("b", TEXT))
+    fitted = chat.fit()
+    assert (len(fitted.report.edits), fitted.report.notices) == (1, ())
+
+
+def test_an_expiry_that_no_file_may_have_is_refused_with_a_message_too():
+    chat = begin()
+    for expiry in (refold.Expiry(after_steps=-1), {"after_steps": -1}):
+        with pytest.raises(
+            refold.SettingError, match=r"^expiry\.after_steps: -1 is too small: expected 0 or"
+        ):
+            chat.append(user("task"), expiry=expiry)
+    with pytest.raises(refold.SettingError, match=r"^expiry\.mode: expected one of 'none', 'remove'"):
+        chat.append(user("task"), expiry=refold.Expiry(mode="gone"))
+    assert chat.get_count() == 0
 
 
 # proves: A4, A8

@@ -41,7 +41,7 @@ from strategies import scraps, streams
 COUNT = Counter(ESTIMATE).message
 POLICIES: dict[str, Policy] = {
     "cap": Cap(0.01),
-    "expire": Expire(override=refold.core.event.Expiry(after_steps=1, length=20)),
+    "expire": Expire(overrides=({"*": refold.core.event.Expiry(after_steps=1, length=20)},)),
     "dedupe": Dedupe(0.5),
     "prune": Prune(0, 0, keep_turns=1, keep_steps=1),
     "window": Window(),

@@ -274,7 +274,7 @@ def test_an_unknown_variable_is_named_with_file_line_and_the_known_ones(folder):
     assert caught.value.where == f"{file}:5"
     assert caught.value.problem == (
         "{{lenght}} is not known; known here:"
-        " task, tool, content, original_length, prompt, length, max_tokens"
+        " task, tool, message_type, turn_added, content, original_length, prompt, length, max_tokens"
     )
 
 
@@ -346,7 +346,7 @@ def test_the_override_beats_the_agents_prompt_which_beats_the_tools_which_beats_
     tools = config.prompts("a").tools
     said = {tool: re.search(r"in particular:\n(.*)\n", one.text)[1] for tool, one in tools.items()}
     assert said == {"grep": "Of the agent.", "ls": "Of the tool.", "ps": "(none)"}
-    asked = override_of({"prompt": "Of the request."}).expiry
+    asked = override_of({"prompt": "Of the request."}).tools[0]["*"]
     now = layered(config.agent("a").tools["grep"].expire, asked)
     assert "Of the request." in message_template(now.prompt).text
 

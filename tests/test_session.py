@@ -234,6 +234,87 @@ def test_metadata_of_the_application_and_of_the_engine_survive(tmp_path):
     )
 
 
+OWN = {"metadata": {"ticket": 7}, "error": "it broke", "tags": ["vip"], "id": "row-1"}
+OWN["expiry"] = {"after_steps": 2, "mode": "compact"}
+DIALECTS = {
+    "openai-chat": {"role": "user", "content": "hi"},
+    "anthropic": {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+    "openai-responses": {"type": "message", "role": "user", "content": "hi"},
+    "ai-sdk": {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+}
+
+
+# proves: A1, A2
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_fields_of_a_dict_that_are_for_refold_are_kept_with_the_message_and_not_sent(dialect, tmp_path):
+    said, store = DIALECTS[dialect], f"sqlite:///{tmp_path}/a.db"
+    has_ids = dialect in ("openai-responses", "ai-sdk")
+    value = said | OWN | {"id": "msg_1"}
+    with refold.open("task", store=store) as chat:
+        place = chat.append(value, dialect=dialect)
+        assert (chat.append(value, dialect=dialect) == place) is not has_ids  # an id is stored once
+    chat = refold.open("task", store=store)
+    stored = chat.get_all()[0]
+    assert (stored.message.meta, stored.message.error) == ({"ticket": 7}, "it broke")
+    assert (stored.tags, stored.expiry) == (("vip",), Expiry(after_steps=2, mode="compact"))
+    assert stored.id == ("m0" if has_ids else "msg_1")
+    assert chat.fit(dialect=dialect).messages[0] == (said | {"id": "msg_1"} if has_ids else said)
+    assert json.loads(next(chat.events()).raw) == value  # the record has it as it came
+    bare = refold.open("bare", store=store)
+    bare.append(said, dialect=dialect)
+    assert stored.tokens == bare.get_all()[0].tokens
+
+
+def test_fields_that_are_for_refold_go_with_each_result_of_a_message_that_has_several():
+    uses = [{"type": "tool_use", "id": id, "name": "ls", "input": {}} for id in "ab"]
+    found = [{"type": "tool_result", "tool_use_id": id, "content": id} for id in "ab"]
+    history = [user("go"), {"role": "assistant", "content": uses}, {"role": "user", "content": found}]
+    chat = refold.open("task", store="memory://", model="claude-sonnet-5")
+    chat.append([*history[:2], history[2] | OWN])
+    assert [one.message.meta for one in chat.get_all()[2:]] == [{"ticket": 7}] * 2
+    assert [one.tags for one in chat.get_all()[2:]] == [("vip",)] * 2
+    assert chat.fit().messages == history
+    assert refold.fit([*history[:2], history[2] | OWN], model="claude-sonnet-5") == history
+
+
+def test_fields_that_a_provider_knows_are_sent_as_they_came():
+    item = {"type": "mcp_call", "id": "mcp_1", "name": "ls", "arguments": "{}", "server_label": "files"}
+    item |= {"error": "no such server", "output": None}
+    chat = refold.open("task", store="memory://", model="gpt-5")
+    chat.append([{"type": "message", "role": "user", "content": "hi"}, item | {"metadata": {"ticket": 7}}])
+    assert chat.fit().messages[1] == item
+    assert chat.get_all()[1].message.meta == {"ticket": 7}
+
+
+def test_an_id_that_a_provider_gives_the_message_of_its_reply_is_not_the_messages_id(chat):
+    said = {"role": "assistant", "content": "hi", "id": "0", "tags": "any"}
+    reply = {"object": "chat.completion", "choices": [{"index": 0, "finish_reason": "stop", "message": said}]}
+    assert [chat.append(user("hi")), chat.append(reply), chat.append(reply)] == [0, 1, 2]
+    assert chat.get_all()[1].tags == ()
+
+
+def test_what_is_given_to_append_beats_the_fields_of_a_dict(chat):
+    chat.append(user("hi") | OWN, id="other", tags=["new"], expiry=Expiry(after_steps=9))
+    (stored,) = chat.get_all()
+    assert (stored.id, stored.tags, stored.expiry) == ("other", ("new",), Expiry(after_steps=9))
+
+
+@pytest.mark.parametrize(
+    ("own", "problem"),
+    [
+        ({"id": []}, "message.id: expected a text or a whole number"),
+        ({"tags": "vip"}, "message.tags: "),
+        ({"expiry": {"after_steps": -1}}, "message.expiry.after_steps: -1 is too small"),
+        ({"expiry": {"after_stps": 1}}, "message.expiry.after_stps: is not known"),
+    ],
+)
+def test_a_field_that_is_for_refold_and_is_not_as_it_must_be_is_refused_by_its_place(chat, own, problem):
+    with pytest.raises(refold.RefoldError) as caught:
+        chat.append(user("hi") | own)
+    assert str(caught.value).startswith(problem)
+    assert chat.get_count() == 0
+
+
 def test_usage_of_an_answer_is_measured_against_what_was_sent(chat):
     chat.append(user("hello"))
     sent = chat.fit() and chat.view().tokens

@@ -1569,6 +1569,21 @@ def test_a_template_of_the_user_takes_the_place_of_the_default(provider, tmp_pat
         assert prompt_of(server.requests[0]).startswith("In one word, read_file:\n<content>\nFlight HAT000")
 
 
+# proves: A10
+def test_a_prompt_may_say_of_what_kind_a_message_is_and_in_which_step_it_was_added(tmp_path):
+    (tmp_path / "message.md").write_text("{{message_type}} of step {{turn_added}}: {{content}}{{prompt}}")
+    asked = list[Ask]()
+
+    def writes(ask: Ask) -> str:
+        asked.append(ask)
+        return told(GOOD)
+
+    talk = Talk(writes, config(tools={"read_file": {"expire": RULE}}, prompts=str(tmp_path)))
+    talk.say(TASK, agent("First, a thought."), *reading(0, PAGE))
+    talk.fit()
+    assert asked[0].prompt.startswith("action-result of step 2: Flight HAT000")
+
+
 def test_a_message_that_cannot_be_made_shorter_is_not_asked_about_in_every_step():
     asked = list[Ask]()
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from refold.answers import CompactionResult, Fitted, Report, StoredMessage
 from refold.config import Config
-from refold.core.errors import ConflictError, NotFoundError, OverBudgetError, RefoldError
+from refold.core.errors import (
+    CannotExpandError,
+    ConflictError,
+    NotFoundError,
+    OverBudgetError,
+    RefoldError,
+    SettingError,
+)
+from refold.core.event import Expiry
 from refold.core.message import Message, Text, ToolCall, ToolResult
 from refold.core.view import View
 from refold.oneoff import check, count, limits
@@ -25,9 +33,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncSession",
+    "CannotExpandError",
     "CompactionResult",
     "Config",
     "ConflictError",
+    "Expiry",
     "Fitted",
     "Message",
     "NotFoundError",
@@ -35,6 +45,7 @@ __all__ = [
     "RefoldError",
     "Report",
     "Session",
+    "SettingError",
     "StoredMessage",
     "Text",
     "ToolCall",

@@ -26,7 +26,12 @@ class Range(NamedTuple):
         if number < self.low or (self.is_open and number == self.low):
             least = f"more than {self.low}" if self.is_open else f"{self.low} or more"
             return f"{number} is too small: expected {least}"
-        return None if number <= self.high else f"{number} is too large: expected at most {self.high:,}"
+        if number <= self.high:
+            return None
+        problem = f"{number} is too large: expected at most {self.high:,}"
+        if self.high == 1 and number <= 100:
+            return f"{problem}; for {number:g} % write {number / 100:g}"
+        return problem
 
 
 RANGES = {
@@ -68,6 +73,11 @@ def vet(value: Any, hint: Any, place: Place, path: Path = ()) -> Any:
         value = value == "on"
     for kind in kinds:
         if is_struct(kind):
+            short = _shorthand(kind)
+            if short and isinstance(value, str):
+                value = {short: [value]}
+            elif short and isinstance(value, list | tuple):
+                value = {short: value}
             if isinstance(value, Mapping | msgspec.Struct):
                 return vet_fields(value, hints(kind), place, path)
         elif get_origin(kind) is dict:
@@ -96,7 +106,9 @@ def vet_fields(value: Any, known: Mapping[str, Any], place: Place, path: Path = 
     vetted = {}
     for key, one, here in _items(value, place, path):
         if key not in known:
-            raise SettingError(place(here), f"is not known; known here: {', '.join(known)}")
+            meant = _similar(key, known)
+            hint = f" (did you mean {meant}?)" if meant else ""
+            raise SettingError(place(here), f"is not known{hint}; known here: {', '.join(known)}")
         if one is not None:
             vetted[key] = vet(one, known[key], place, here)
     return vetted
@@ -133,6 +145,11 @@ def is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, msgspec.Struct)
 
 
+def _shorthand(struct: type[msgspec.Struct]) -> str | None:
+    """The field that a text or a list stands for, where it is given instead of the settings by name."""
+    return getattr(struct, "SHORTHAND", None)
+
+
 def holds_structs(hint: Any) -> bool:
     """Whether it is for structs by name."""
     return any(get_origin(kind) is dict and is_struct(get_args(kind)[1]) for kind in kinds_of(hint))
@@ -145,6 +162,23 @@ def lists_structs(kind: Any) -> bool:
 def shown(value: object) -> str:
     """How a sentence mentions a value that may be anything."""
     return repr(value)[:64] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+
+
+def _similar(key: str, known: Mapping[str, Any]) -> str | None:
+    """The known name most like an unknown one; of a name one level further down, the path to it."""
+    from difflib import get_close_matches  # only when something is wrong
+
+    paths = dict[str, str]()
+    for name, hint in known.items():
+        for kind in kinds_of(hint):
+            if is_struct(kind):
+                for inner in hints(kind):
+                    paths.setdefault(inner, f"{name}.{inner}")
+    paths.update({name: name for name in known})
+    found = get_close_matches(key.lower(), paths, n=1, cutoff=0.7)
+    if len(key) > 2:
+        found += [name for name in paths if name.startswith(key.lower())]
+    return paths[found[0]] if found else None
 
 
 def _items(value: Any, place: Place, path: Path) -> Iterator[tuple[str, Any, Path]]:
@@ -166,6 +200,8 @@ def _expected(kinds: tuple[Any, ...]) -> str:
     words = []
     for kind in kinds:
         if is_struct(kind):
+            short = _shorthand(kind)
+            words += [f"a text or a list of texts ({short})"] if short else []
             words.append(f"some of {', '.join(hints(kind))}")
         elif get_origin(kind) is dict:
             inner = get_args(kind)[1]

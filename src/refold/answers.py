@@ -191,7 +191,7 @@ def stored(said: Said, conversation: str, **seen: Any) -> StoredMessage:
         line.step,
         datetime.fromtimestamp(said.time, UTC),
         said.tags,
-        said.kind or _KINDS.get(line.role),
+        kind_of(said),
         line.tools,
         said.expiry,
         **seen,
@@ -199,6 +199,11 @@ def stored(said: Said, conversation: str, **seen: Any) -> StoredMessage:
 
 
 _KINDS: dict[str, Kind] = {"user": "user-input", "system": "system", "tool": "action-result"}
+
+
+def kind_of(said: Said) -> Kind | None:
+    """What its sender said it is, or else what its role says."""
+    return said.kind or _KINDS.get(said.line.role)
 
 
 class Hit(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ import msgspec
 from refold.allowed import hints, shown, vet_fields
 from refold.core.errors import SettingError
 from refold.core.event import Expiry
+from refold.core.expiry import layered
 
 
 def whole(name: str, value: object) -> int:
@@ -64,25 +65,62 @@ def output_of(request: Mapping[str, Any]) -> int | None:
     return None
 
 
-class Override(msgspec.Struct, frozen=True):
-    """What one request has otherwise than it is configured."""
-
-    off: bool = False
-    """Nothing is reduced."""
-    keep_originals: bool | None = None
-    """Whether what is reduced shows how to get it back; unset, as configured. The record has it anyway."""
-    expiry: Expiry = Expiry()
-    """Of every tool."""
-
-
-def override_of(override: Mapping[str, Any] | None) -> Override:
+def expiry_of(expiry: object, name: str = "expiry") -> Expiry:
     """
     Raises:
         SettingError: something in it is not known, or not allowed.
     """
+    if not isinstance(expiry, Mapping | Expiry):
+        raise SettingError(name, f"expected a refold.Expiry or a dict, got {shown(expiry)}")
+    return Expiry(**vet_fields(expiry, hints(Expiry), lambda path: ".".join((name, *path))))
+
+
+class Override(msgspec.Struct, frozen=True):
+    """What a run, or one request, has otherwise than it is configured."""
+
+    off: bool | None = None
+    """Nothing is reduced."""
+    keep_originals: bool | None = None
+    """Whether what is reduced shows how to get it back; unset, as configured. The record has it anyway."""
+    tools: tuple[Mapping[str, Expiry], ...] = ()
+    """By the name or pattern of tools; `*` is every tool. Later ones beat earlier ones, field by field."""
+
+    @property
+    def rules(self) -> list[Expiry]:
+        return [rule for one in self.tools for rule in one.values()]
+
+    def then(self, other: "Override") -> "Override":
+        """Both, where the other one beats this one field by field."""
+        off = self.off if other.off is None else other.off
+        keep = self.keep_originals if other.keep_originals is None else other.keep_originals
+        return Override(off, keep, (*self.tools, *other.tools))
+
+
+def override_of(override: "Mapping[str, Any] | Override | None") -> Override:
+    """
+    Raises:
+        SettingError: something in it is not known, or not allowed.
+    """
+    if isinstance(override, Override):
+        return override
     if not isinstance(override, Mapping | None):
         raise SettingError("override", f"expected a dict, got {type(override).__name__}")
-    known = {"off": bool, "keep_originals": bool, **hints(Expiry)}
-    asked = vet_fields(override or {}, known, lambda path: ".".join(("override", *path)))
-    switches = {name: asked.pop(name) for name in ("off", "keep_originals") if name in asked}
-    return Override(**switches, expiry=Expiry(**asked))
+    given = dict(override or {})
+    if isinstance(given.get("tools"), Mapping):
+        given["tools"] = {name: _expire_in(one) for name, one in given["tools"].items()}
+    known = {"off": bool, "keep_originals": bool, **hints(Expiry), "tools": dict[str, Expiry]}
+    asked = vet_fields(given, known, lambda path: ".".join(("override", *path)))
+    switches = {name: asked.pop(name, None) for name in ("off", "keep_originals")}
+    tools = {name: Expiry(**one) for name, one in asked.pop("tools", {}).items()}
+    every = Expiry(**asked)
+    if every != Expiry():
+        tools["*"] = layered(every, tools.get("*", Expiry()))
+    return Override(**switches, tools=(tools,) if tools else ())
+
+
+def _expire_in(settings: object) -> object:
+    """A tool's settings as in a file, `{"expire": {…}}`, or without that level."""
+    match settings:
+        case {"expire": inner, **rest} if not rest:
+            return inner
+    return settings

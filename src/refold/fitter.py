@@ -87,6 +87,10 @@ class Fitter:
         """Tokens that mending added to the newest request."""
         self._is_missed = False
         """The newest compaction did not reach its target, and a report said so."""
+        self.override = Override()
+        """Of every request; what one asks for beats it."""
+        self.sends_own = False
+        """Fields of messages that are for refold are sent as they came."""
 
     @property
     def meter(self) -> Meter:
@@ -142,7 +146,7 @@ class Fitter:
     def decide(self, wish: Wish) -> Decision:
         budget, current = self._measured(self._beside(wish, kept=True))
         turns, messages = self._since_compaction()
-        if self.settings.is_off:
+        if self.settings.is_off or self.override.off:
             return Decision((), current, turns, messages)
         trigger = self._trigger(budget, current)
         obstacle = trigger.obstacle
@@ -245,7 +249,7 @@ class Fitter:
 
     def awaited(self, wish: Wish) -> "UnderWay | None":
         """What the next request would be the better for, if somebody waits for it."""
-        summaries, override = self.reducer.summaries, override_of(wish.override)
+        summaries, override = self.reducer.summaries, self.override.then(override_of(wish.override))
         if summaries is None or self.settings.is_off or override.off:
             return None
         messages = self.reducer.to_tell(self.record.live.state.step + 1, override)
@@ -331,7 +335,7 @@ class Fitter:
 
     def fit(self, wish: Wish, told: Sequence[str] = ()) -> Fitted:
         """`told` is what else the report says."""
-        override = override_of(wish.override)
+        override = self.override.then(override_of(wish.override))
         off = self.settings.is_off or override.off
         beside, count = self._beside(wish), self.meter.counter.message
         budget, before = self._measured(beside)
@@ -462,10 +466,8 @@ class Fitter:
         return edits
 
     def _heard_of_summaries(self) -> list[str]:
-        summaries = self.reducer.summaries
-        if summaries is None:
-            return []
-        problems, summaries.problems = summaries.problems, []
+        source = self.reducer.summaries or self.reducer
+        problems, source.problems = source.problems, []
         return problems
 
     def _demand_room(self, budget: Budget, beside: Beside) -> None:
@@ -526,7 +528,8 @@ class Fitter:
         binds = "binds-thinking" in flags and dialect == "anthropic"
         facts = msgspec.structs.replace(beside.facts, **known)
         given = beside.system is not None
-        return Ask(dialect, facts, binds, repair=self.settings.repairs, system_beside=given)
+        rest = {"repair": self.settings.repairs, "system_beside": given, "sends_own": self.sends_own}
+        return Ask(dialect, facts, binds, **rest)
 
     def exported(self, record: Record, dialect: str) -> dict[str, Any]:
         """The `messages` of a record in a dialect, and `system` where the dialect has it apart from them.
@@ -558,7 +561,7 @@ class Fitter:
 
     def finish(self) -> None:
         """Prunes, where that is worth it and the conversation has gone on here."""
-        if self._has_worked:
+        if self._has_worked and not self.override.off:
             before = self.record.live.tokens
             edits = self.reducer.finish(self._budget(NOTHING), self.meter.counter.message)
             self.notifier.pruned(self._moment, edits, before, self.record.live.tokens)

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from refold.allowed import shown
+from refold.asked import expiry_of
 from refold.core.codec import dumps
 from refold.core.draft import Draft, part_id, split
-from refold.core.errors import MessageError
+from refold.core.errors import MessageError, SettingError
 from refold.core.event import Expiry, Piece
 from refold.core.message import Kind, Media, Message, Opaque
-from refold.formats.dialects import FORMATS, is_plain, recognize, spoken
-from refold.formats.shape import kind_of
+from refold.formats.dialects import FORMATS, Format, is_plain, recognize, spoken
+from refold.formats.shape import kind_of, own_id
 from refold.formats.sheet import APART
 from refold.plain import checked, encoded, plain, walk
 from refold.repairs.targets import mend
@@ -64,6 +66,8 @@ class Intake(NamedTuple):
     """The dialect of a message that could be in several."""
     dialect: str | None = None
     """The dialect they are all in, where that is known."""
+    reads_own: bool = True
+    """Fields such as `expiry` and `tags` are for refold, where the API has none of that name."""
 
     def take(
         self,
@@ -78,7 +82,10 @@ class Intake(NamedTuple):
 
         Raises:
             MessageError: one of them cannot be stored; nothing was.
+            SettingError: the expiry has something that is not known, or not allowed.
         """
+        if beside.get("expiry") is not None:
+            beside["expiry"] = expiry_of(beside["expiry"])
         extra = checked(beside, _Beside, where(0)) if beside else _Beside()
         if extra.id == "":
             raise MessageError(f"{where(0)}.id", "an id has at least one character; leave it out instead")
@@ -142,6 +149,10 @@ class Intake(NamedTuple):
             ]
         assert unit.dialect is not None
         format = FORMATS[unit.dialect]
+        own = _own_fields(group, format)
+        reads_own = self.reads_own and unit.reply is None  # what a provider says is not for us
+        if reads_own:
+            rest |= _beside_own(own, extra, unit.where)
         drafts: list[Draft] = []
         for value, raw, piece in _pieces(group, format.results):
             message = format.parse(value, unit.where)
@@ -152,9 +163,11 @@ class Intake(NamedTuple):
             if unit.dialect == "flat" and message.results:
                 return self._steps(message, value, extra.id, rest)
             known = _known(unit.reply) if unit.reply and not drafts else {}
-            id = part_id(extra.id or message.id, len(drafts))
+            named = message.id if reads_own else None
+            id = part_id(extra.id or named, len(drafts))
             message = msgspec.structs.replace(message, id=id, **known)
-            tokens = self.counter.message(message) + sum(map(self.counter.json, format.unread(value)))
+            unread = [*format.unread(value), *([] if self.reads_own else [own])]
+            tokens = self.counter.message(message) + sum(map(self.counter.json, filter(None, unread)))
             apart = isinstance(value, dict) and value.keys() == {APART.get(unit.dialect)}
             known = {"piece": piece, "apart": apart, "before": piece.n if piece else None}
             drafts.append(Draft(message, tokens, unit.dialect, raw, **rest, **known))
@@ -171,6 +184,32 @@ class Intake(NamedTuple):
             for n, part in enumerate([first, *parts[1:]])
         ]
         return [Draft(part, self.counter.message(part), **rest) for part in named]
+
+
+def _own_fields(group: Sequence[_Unit], format: Format) -> dict[str, Any]:
+    """Fields of a message that are for refold; of several items that are one message, those of the first."""
+    value = group[0].value
+    names = format.own(value) if isinstance(value, dict) else ()
+    return {name: value[name] for name in names if value.get(name) is not None}
+
+
+def _beside_own(own: dict[str, Any], extra: _Beside, where: str) -> dict[str, Any]:
+    """Tags and expiry that a message has in fields of its own, unless the caller gave others.
+
+    Raises:
+        MessageError: one of these fields is not as it must be.
+    """
+    if own.get("id", "") != "" and own_id(own["id"]) is None:
+        raise MessageError(f"{where}.id", f"expected a text or a whole number, got {shown(own['id'])}")
+    found = dict[str, Any]()
+    if "tags" in own and not extra.tags:
+        found["tags"] = checked({"tags": own["tags"]}, _Beside, where).tags
+    if "expiry" in own and extra.expiry is None:
+        try:
+            found["expiry"] = expiry_of(own["expiry"], f"{where}.expiry")
+        except SettingError as error:
+            raise MessageError(error.where, error.problem) from error
+    return found
 
 
 def _is_odd(value: Any) -> bool:

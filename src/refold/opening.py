@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from refold.answers import FittedMessages
-from refold.asked import named
+from refold.asked import named, override_of
 from refold.config import DEFAULT, Source, load_config
 from refold.core.errors import SettingError
 from refold.core.message import Message, Text
@@ -32,6 +32,7 @@ def open(
     summarizer: Any = None,
     embedder: Any = None,
     on_event: OnEvent | Sequence[OnEvent] | None = None,
+    override: Mapping[str, Any] | None = None,
 ) -> Session:
     """Opens a conversation, there already or new.
 
@@ -41,9 +42,12 @@ def open(
     `openai/gpt-4o-mini`, or several of these to be tried in order; it stands in for the configuration's.
     `on_event` is a function, or several, that are told what happens (see `refold.notify`); they may be
     coroutines. `embedder` is a callable from texts to vectors, or the name of a model (see
-    `refold.embedding`): then `search` finds by meaning too.
+    `refold.embedding`): then `search` finds by meaning too. `override` holds for every `fit` of this
+    session, which may say otherwise, field by field: `{"after_steps": 1, "mode": "remove"}` for every tool,
+    `{"tools": {"web_*": {"after_steps": 1}}}` for some, `{"off": True}` to reduce nothing.
     """
     settings = load_config(config)
+    asked = override_of(override)
     for name, value in (("conversation", conversation), ("view", view)):
         named(name, value)
     for name, given in (("owner", owner), ("model", model), ("agent", agent)):
@@ -55,7 +59,7 @@ def open(
     backend = open_store(opened) if isinstance(opened, str) else opened
     key = Key(owner or "default", conversation)
     rest: dict[str, Any] = {"view": view, "policies": policies, "summarizer": summarizer, "owns_store": owns}
-    rest |= {"on_event": on_event, "embedder": embedder}
+    rest |= {"on_event": on_event, "embedder": embedder, "override": asked}
     return Session(backend, key, model=model, agent=agent, config=settings, **rest)
 
 

@@ -14,6 +14,7 @@ from refold.core.event import Line, Piece
 from refold.core.message import Message, Text, ToolResult
 from refold.core.pairing import is_told_apart
 from refold.formats.dialects import FORMATS, is_plain
+from refold.formats.shape import without
 from refold.formats.sheet import APART, Sheet
 from refold.record import Record
 from refold.repairs.marks import Mended
@@ -46,6 +47,8 @@ class Ask(msgspec.Struct, frozen=True):
     repair: bool = True
     system_beside: bool = False
     """The caller gives system text of its own: the record's is not sent."""
+    sends_own: bool = False
+    """Fields that are for refold are sent as they came: a gateway's client addresses the provider."""
 
 
 class Rendered(msgspec.Struct, frozen=True):
@@ -201,7 +204,8 @@ class Page:
         notes = [TORN] if torn and _clean(text := self._record.message(line).text) != text else []
         notes += [TOLD_APART] if line.calls and is_told_apart(line) else []
         if came is not None and (came.dialect == dialect or is_plain(came.value, dialect)):
-            value = self._as_sent(line, _clean(came.value) if torn else came.value, notes)
+            value = came.value if self._ask.sends_own else _for_api(came.value, came.dialect)
+            value = self._as_sent(line, _clean(value) if torn else value, notes)
             value = value if value is None else told_apart(dialect, value, line)
             whole = came.dialect == dialect
             return Spoken([] if value is None else [value], came.piece, whole, tuple(notes))
@@ -258,6 +262,14 @@ class Page:
         tool = f" of {slot.line.tools[0]}" if slot.line.tools else ""
         text = self._record.message(slot.line).text
         return Message("user", (Text(f"[refold: result{tool} without its call]\n{text}"),))
+
+
+def _for_api(value: Any, dialect: str) -> Any:
+    """What came, without the fields that are for refold."""
+    own = FORMATS[dialect].own
+    if isinstance(value, list):
+        return [without(item, own(item)) for item in value]
+    return without(value, own(value))
 
 
 def _with_tool(message: Message, line: Line) -> Message:

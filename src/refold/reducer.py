@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from refold.answers import kind_of
 from refold.asked import Override
 from refold.config import DEFAULT, AgentSettings, Config
 from refold.core.budget import Budget
 from refold.core.errors import ConflictError
-from refold.core.event import Certificate, Event, Line, Replaced, Worth
+from refold.core.event import Certificate, Event, Line, Replaced, Said, Worth
 from refold.core.live import Live
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Policy, Stamp, applied, is_reducible, must_stay, settle
@@ -64,12 +65,16 @@ class Reducer:
         self.terms: Terms | None = None
         """What a rewrite costs now, where that is known."""
         self._expiries = {name: tool.expire for name, tool in self.settings.tools.items()}
-        self._is_fickle = any(expiry.strategy == "relevance" for expiry in self._expiries.values())
-        """What is not due now may be due at any later step, whatever its age."""
         self._step = -1
         self._live: Live | None = None  # not asked for before it is needed
         self._left = set[int]()
         """Places that were looked at and left as they are."""
+        self._override = NONE
+        """For which they were."""
+        self.problems = list[str]()
+        """For the report of the next request."""
+        self._has_told = False
+        """That there is no summarizer, though one is wanted."""
 
     def arrive(self, budget: Budget, count: Count, override: Override) -> list[Replaced]:
         """What does not wait for a trigger: results that expire in this step, and those too large to show."""
@@ -78,9 +83,13 @@ class Reducer:
             self._live, self._left = live, set()
             if self.summaries is not None:
                 self.summaries.keep_up()
+        if self._override != override:
+            self._override, self._left = override, set()
         most = cap.most(budget) if cap else budget.window
-        timed = bool(self._expiries) or override.expiry.after_steps is not None
-        left = set[int]() if override != NONE or (self._is_fickle and self._step != step) else self._left
+        timed = bool(self._expiries) or any(rule.after_steps is not None for rule in override.rules)
+        rules = (*self._expiries.values(), *override.rules)
+        is_fickle = any(rule.strategy == "relevance" for rule in rules)  # due at any later step, or never
+        left = set[int]() if is_fickle and self._step != step else self._left
         fixed, self._step = {*live.kept, live.state.latest}, step
         lines = [  # most steps end here: in nearly all views there is no such thing
             item.lines[0]
@@ -100,11 +109,14 @@ class Reducer:
 
         live, cap = self.record.live, self.settings.compaction.capping
         told = self.summaries.told if self.summaries else {}
-        expire = Expire(self._expiries, override.expiry, told=told)
+        expire = Expire(self._expiries, override.tools, told=told)
         together = batches([line for item in live.items for line in item.lines])
         due = expire.due(lines, live.state.step + 1, together)
         only = frozenset(line.at for line in due)
         edits = self._ask(msgspec.structs.replace(expire, only=only), due, budget, count, override)
+        rules = [expire.rule(line, together) for line in due] if edits else []
+        if any(rule.compact_mode == "ai-summary" and rule.mode in (None, "compact") for rule in rules):
+            self._miss_summarizer()
         if cap is not None:
             gone = {edit.span.start for edit in edits} | {line.at for line in lines if self._is_spared(line)}
             most = cap.most(budget)
@@ -112,17 +124,26 @@ class Reducer:
             edits += self._ask(cap, large, budget, count, override)
         return edits
 
+    def _miss_summarizer(self) -> None:
+        """Says once that results are cut which a model was to summarize, since there is none."""
+        if self.summaries is None and not self._has_told:
+            self._has_told = True
+            self.problems.append(
+                "compact_mode is ai-summary, but no summarizer is set: results are cut to their beginning."
+                " Set `summarizer`, or compact_mode: first-n-chars"
+            )
+
     def to_tell(self, step: int, override: Override) -> "list[Told]":
         """Messages that models are to write about by the time that they expire in a step."""
         from refold.policies.expire import Expire, batches, length_of
         from refold.summaries import Told
 
         summaries, live = self.summaries, self.record.live
-        rules = (override.expiry, *self._expiries.values())
+        rules = (*override.rules, *self._expiries.values())
         if summaries is None or not any(rule.compact_mode == "ai-summary" for rule in rules):
             return []
         summaries.keep_up()
-        expire, fixed = Expire(self._expiries, override.expiry), {*live.kept, live.state.latest}
+        expire, fixed = Expire(self._expiries, override.tools), {*live.kept, live.state.latest}
         together = batches([line for item in live.items for line in item.lines])
         bare = {item.lines[0].at: item for item in live.items if item.edit is None and item.lines}
         found = list[Told]()
@@ -137,7 +158,10 @@ class Reducer:
             if len(message.text) > length:
                 tool, own = line.tools[0] if line.tools else line.role, line.expiry
                 is_own = own is not None and own.prompt is not None and own.prompt == rule.prompt
-                found.append(Told(line.at, message, tool, rule.prompt, length, is_own))
+                said = self.record.event(line.place)
+                kind = kind_of(said) if isinstance(said, Said) else None
+                about = (is_own, kind or "", line.step)
+                found.append(Told(line.at, message, tool, rule.prompt, length, *about))
         return found
 
     def _is_spared(self, line: Line) -> bool:

@@ -22,7 +22,7 @@ from refold.answers import (
     Undoing,
     stored,
 )
-from refold.asked import fields, model_name, named, whole
+from refold.asked import Override, fields, model_name, named, override_of, whole
 from refold.compaction import Compaction
 from refold.compare import compare
 from refold.config import AgentSettings, Config, demand_sense, with_database
@@ -85,6 +85,7 @@ class Session:
         summarizer: Any = None,
         embedder: Any = None,
         on_event: OnEvent | Sequence[OnEvent] | None = None,
+        override: Mapping[str, Any] | Override | None = None,
         owns_store: bool = False,
     ) -> None:
         self.store, self.key = store, key
@@ -99,6 +100,7 @@ class Session:
         """What is underneath, for faces and tools."""
         self.reducer = Reducer(self.record, self.config, agent, policies)
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model, self._lock)
+        self.fitter.override = override_of(override)
         self.compaction = Compaction(self.fitter, self._holder, self._lock)
         self.toolbox = Toolbox(self.record, self.settings)
         self.record.heard = partial(_heard, self._lock)
@@ -275,6 +277,8 @@ class Session:
     ) -> Fitted:
         """The next request: everything if it fits, else what must be there and the newest that fits.
 
+        `override` beats the settings, and what `open` was given, field by field (see
+        docs/configuration.md); what it reduces stays reduced in later requests until it is undone.
         `request` is what else will be in it, such as `max_tokens` or `store`: it is heeded and handed on.
 
         Raises:
@@ -295,10 +299,14 @@ class Session:
             return fitted
 
     def before_step(
-        self, *, tools: Sequence[Any] | None = None, request: Mapping[str, Any] | None = None
+        self,
+        *,
+        tools: Sequence[Any] | None = None,
+        override: Mapping[str, Any] | None = None,
+        request: Mapping[str, Any] | None = None,
     ) -> Fitted:
         """For loops of your own: what the next call of the model is made with."""
-        return self.fit(tools=tools, request=request)
+        return self.fit(tools=tools, override=override, request=request)
 
     def after_step(self, reply: Any, *results: Any) -> list[int]:
         """The same after it: keeps the model's reply and the results of its calls, all or none."""
@@ -670,7 +678,7 @@ class Session:
         new = forked(self, new_id, at)
         settings: dict[str, Any] = {"model": self.model, "agent": self._agent, "config": self.config}
         settings |= {"policies": self.reducer.policies, "summarizer": self._summarizer}
-        settings |= {"embedder": self._embedder}
+        settings |= {"embedder": self._embedder, "override": self.fitter.override}
         settings["on_event"] = self._lock.callbacks
         return Session(self.store, new, **settings, view=self.record.view)
 

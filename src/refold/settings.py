@@ -76,7 +76,9 @@ class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SummarizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who writes summaries, and what that may cost."""
+    """Who writes summaries, and what that may cost. A text or a list instead of settings names the models."""
+
+    SHORTHAND = "models"
 
     models: tuple[str, ...] = ()
     """Tried in this order."""
@@ -137,6 +139,10 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expand: ExpandSettings = ExpandSettings()
     handles: Switch = True
     """Reduced messages show how to get them back."""
+    id: str | None = None
+    """Another name by which `Agent.from_config` finds these settings."""
+    system_prompt: str | None = None
+    """The system text of `refold.agent.Agent`; `refold.open` and the gateway do not send it."""
 
     @property
     def is_off(self) -> bool:

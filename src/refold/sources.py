@@ -20,7 +20,11 @@ class Said(msgspec.Struct, frozen=True):
     """Where values stand that do not just stand in the source."""
 
     def origin(self, path: Path) -> str:
-        return self.lines.get(path, self.name)
+        """The line of a value; of one that a shorthand stands for, the line of the shorthand."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.lines:
+                return self.lines[path[:end]]
+        return self.name
 
     def place(self, path: Path) -> str:
         """For errors: `agent.yaml:12: agents.a.model`, or `config.agents.a.model`."""

@@ -64,6 +64,10 @@ class Told(msgspec.Struct, frozen=True):
     """Characters of the summary."""
     is_own: bool = False
     """The prompt came with the message: then it is a text, and never the name of a file here."""
+    kind: str = ""
+    """Such as `action-result`."""
+    step: int = 0
+    """In which it was added."""
 
     @property
     def key(self) -> Wanted:
@@ -152,6 +156,7 @@ class Writer:
         answer = min(window // 4, max(200, one.length))
         facts: dict[str, Any] = {"tool": one.tool, "length": one.length, "max_tokens": answer, "prompt": None}
         facts |= {"task": fenced(shortened(task, 1_000)), "original_length": len(one.message.text)}
+        facts |= {"message_type": one.kind, "turn_added": one.step}
         frame = self._count(system) + self._count(template.render(**facts, content=""))
         room = int(window * SAFE) - answer - frame - FRAME
         if room < LEAST:
@@ -160,8 +165,9 @@ class Writer:
         while self._count(content := fenced(shortened(one.message.text, chars))) > room:
             chars //= 2
         prompt = template.render(**facts, content=content)
+        same = template.render(**facts | {"turn_added": 0}, content=content)  # whenever it was added
         ask = Ask("message", prompt, system, (one.message,), None, 1, answer, "message")
-        verdict = await self._judged(ask, Content(prompt, ()), Source.of([one.message], None, task), ())
+        verdict = await self._judged(ask, Content(same, ()), Source.of([one.message], None, task), ())
         text = " ".join(entry.text for entry in verdict.written.entries)
         if len(text) >= len(one.message.text):
             raise NoSummaryError("it is not shorter than the message", is_final=True)

@@ -1,10 +1,10 @@
 """An agent: what it is told, what it may use and spend, and the ways to run it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 from refold.agent.events import AgentEvent, Ended, Result
@@ -24,6 +24,8 @@ from refold.tokens.limits import find
 PROMPTS = {True: "prompt.md", False: "prompt-no-handles.md"}
 """What every agent is told of the loop, by whether what is reduced shows how to get it back;
 `Agent(prompt=…)` says something else instead."""
+CONFIG = "refold.yaml"
+"""The file that `Agent.from_config` reads unless another is given."""
 COMPACT_AFTER, KEEP_RECENT, TARGET = 100, 20, 0.5
 """Messages before a compaction, messages that it leaves alone, and the share of the threshold it leaves."""
 
@@ -79,29 +81,71 @@ class Agent:
         self.tools = by_name([*map(Tool.of, tools), *helpers, *found])
         self.known = by_name([*self.tools.values(), *self.library.values()])
         self.config, self.settings = _configured(load_config(config), name, self.model)
-        told = Path(__file__).with_name(PROMPTS[self.config.agent(self.settings).shows_handles])
-        self.system, self.prompt = system, told.read_text("utf-8") if prompt is None else prompt
+        own = self.config.agent(self.settings)
+        told = Path(__file__).with_name(PROMPTS[own.shows_handles])
+        self.system = system or own.system_prompt or ""
+        self.prompt = told.read_text("utf-8") if prompt is None else prompt
         self.summarizer, self.callbacks = summarizer, callbacks_of(on_event)
         self.max_steps, self.max_retries = max_steps, max_retries
         self.max_cost, self.max_seconds = max_cost, max_seconds
         self._given, self._opened = store, None if isinstance(store, str) else store
 
-    def run(self, task: str | Message, *, conversation: str | None = None) -> Result:
-        """Works on a task until it is done, or a limit is reached. See `arun`."""
-        return asyncio.run(self.arun(task, conversation=conversation))
+    @classmethod
+    def from_config(
+        cls, name: str, config: Source = CONFIG, *, model: str | Model | None = None, **given: Any
+    ) -> Self:
+        """The agent that a configuration has under a name or an `id`, with its model and `system_prompt`.
 
-    async def arun(self, task: str | Message, *, conversation: str | None = None) -> Result:
+        `config` is the file `refold.yaml` unless given; `given` is whatever else `Agent` takes.
+
+        Raises:
+            SettingError: there is no such agent, or neither it nor the caller names a model.
+        """
+        loaded = load_config(config)
+        ids = {settings.id: key for key, settings in loaded.agents.items() if settings.id is not None}
+        key = name if name in loaded.agents else ids.get(name, name)
+        chosen = model or loaded.agent(key).model
+        if chosen is None:
+            place = loaded.place("agents", key, "model")
+            raise SettingError(place, "is not set; name a model there, or give from_config(…, model=…)")
+        return cls(key, chosen, config=loaded, **given)
+
+    def run(
+        self,
+        task: str | Message,
+        *,
+        conversation: str | None = None,
+        override: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """Works on a task until it is done, or a limit is reached. See `arun`."""
+        return asyncio.run(self.arun(task, conversation=conversation, override=override))
+
+    async def arun(
+        self,
+        task: str | Message,
+        *,
+        conversation: str | None = None,
+        override: Mapping[str, Any] | None = None,
+    ) -> Result:
         """The same for code that awaits.
 
         A `conversation` that exists is gone on with: where the task is what was asked last, at the step where
         that stopped, and a task that has its answer gets that one; where it is another, with that task.
+        `override` beats the settings in this run, its sub-agents included (see `refold.open`).
         """
-        return await self.work(task, conversation or f"{self.name}-{uuid4().hex[:12]}", self.callbacks)
+        name = conversation or f"{self.name}-{uuid4().hex[:12]}"
+        return await self.work(task, name, self.callbacks, override=override)
 
-    def stream(self, task: str | Message, *, conversation: str | None = None) -> Iterator[AgentEvent]:
+    def stream(
+        self,
+        task: str | Message,
+        *,
+        conversation: str | None = None,
+        override: Mapping[str, Any] | None = None,
+    ) -> Iterator[AgentEvent]:
         """The events of a run as they happen; the last is `Ended`, with its result."""
         with asyncio.Runner() as runner:
-            events = self.astream(task, conversation=conversation)
+            events = self.astream(task, conversation=conversation, override=override)
 
             async def following() -> AgentEvent | None:
                 return await anext(events, None)
@@ -110,7 +154,11 @@ class Agent:
                 yield event
 
     async def astream(
-        self, task: str | Message, *, conversation: str | None = None
+        self,
+        task: str | Message,
+        *,
+        conversation: str | None = None,
+        override: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[AgentEvent]:
         """The same for code that awaits. Who stops listening stops the run."""
         events, loop = asyncio.Queue[AgentEvent | None](), asyncio.get_running_loop()
@@ -119,7 +167,7 @@ class Agent:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         name = conversation or f"{self.name}-{uuid4().hex[:12]}"
-        run = asyncio.create_task(self.work(task, name, (*self.callbacks, put)))
+        run = asyncio.create_task(self.work(task, name, (*self.callbacks, put), override=override))
         run.add_done_callback(lambda _: put(None))
         try:
             while (event := await events.get()) is not None:
@@ -136,6 +184,7 @@ class Agent:
         conversation: str,
         callbacks: Sequence[OnEvent],
         parent: Run | None = None,
+        override: Mapping[str, Any] | None = None,
     ) -> Result:
         """One run, of itself or for another one. The view is pruned when it ends, however it ends."""
         asked = task if isinstance(task, Message) else Message("user", (Text(named("task", task)),))
@@ -147,9 +196,10 @@ class Agent:
             config=self.config,
             summarizer=self.summarizer,
             on_event=list(callbacks),
+            override=override,
         )
         async with session:
-            run = Run(self, session, callbacks, parent)
+            run = Run(self, session, callbacks, parent, override)
             result = await run.result(asked)
         await run.tell(Ended, result=result)
         return result

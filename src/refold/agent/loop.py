@@ -5,7 +5,7 @@ crash, after a limit, or in another process is a run like any other.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import isawaitable
 from logging import getLogger
@@ -69,9 +69,15 @@ class Run:
     """One run of an agent: its conversation, what it may take, and what it has taken so far."""
 
     def __init__(
-        self, agent: "Agent", session: AsyncSession, callbacks: Sequence[OnEvent], parent: "Run | None"
+        self,
+        agent: "Agent",
+        session: AsyncSession,
+        callbacks: Sequence[OnEvent],
+        parent: "Run | None",
+        override: Mapping[str, Any] | None = None,
     ) -> None:
         self.agent, self.session, self.callbacks, self.parent = agent, session, callbacks, parent
+        self.override = override
         self.record, self.meter = session.sync.record, session.sync.fitter.meter
         self.claim = Claim(session.sync.store, session.sync.key)
         self.dialect: str = getattr(agent.model, "dialect", None) or self.meter.dialect
@@ -299,7 +305,8 @@ class Run:
     async def _delegate(self, call: ToolCall, task: str, name: str) -> Answered:
         agent = self.agent.agents[call.tool]
         callbacks = (*agent.callbacks, *self.callbacks)
-        result = await agent.work(task, f"{self.session.conversation}/{name}", callbacks, self)
+        conversation = f"{self.session.conversation}/{name}"
+        result = await agent.work(task, conversation, callbacks, self, self.override)
         if isinstance(result.end, Failed):
             self._demand_means()  # or it goes on when this one does
         return Answered(result.text, "sub-agent-result", isinstance(result.end, Failed))

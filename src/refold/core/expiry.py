@@ -1,6 +1,7 @@
 """Several wishes when a message may be reduced, made one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from refold.core.event import Expiry
@@ -10,6 +11,29 @@ HARDEST_FIRST: dict[str, Sequence[str]] = {
     "compact_mode": ("first-n-chars", "skeleton", "ai-summary"),
     "strategy": ("age", "relevance"),
 }
+
+
+def expiry_for(tool: str, settings: Mapping[str, Expiry]) -> Expiry:
+    """What settings by name or pattern say of a tool: field by field, the most specific name wins."""
+    return layered(*(settings[name] for name in names_for(tool, settings)))
+
+
+def names_for(tool: str, names: Iterable[str]) -> list[str]:
+    """The names and patterns that match a tool, the most specific last.
+
+    The exact name is the most specific, then the pattern with the most characters besides `*` and `?`.
+
+    >>> names_for("web_search", ["web_search", "*", "web_*", "grep", "w*"])
+    ['*', 'w*', 'web_*', 'web_search']
+    """
+    found = [name for name in names if name == tool or fnmatchcase(tool, name)]
+    if len(found) > 1:
+        found.sort(key=lambda name: (name == tool, _literals(name), name))
+    return found
+
+
+def _literals(pattern: str) -> int:
+    return sum(character not in "*?" for character in pattern)
 
 
 def layered(*expiries: Expiry) -> Expiry:

@@ -4,6 +4,7 @@
 'Hello'
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from refold.core.codec import dumps
@@ -21,12 +22,14 @@ from refold.core.message import (
 )
 from refold.core.pairing import AGAIN
 from refold.core.sound import read
-from refold.formats.shape import expect, id_within, kind_of, named, rest_of, sayable
+from refold.formats.shape import expect, id_within, kind_of, named, own_facts, rest_of, sayable
 
 DIALECT = "ai-sdk"
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 DENIED = "Tool call execution denied."
 """What the SDK tells a model when a denial has no reason."""
+OWN = ("metadata", "error", "expiry", "tags")
+"""Fields that are for refold; an `id` is the SDK's, which gives one to the messages of its replies."""
 FILES = ("file", "file-data", "file-url", "image", "image-data", "image-url", "media")
 
 
@@ -42,13 +45,13 @@ def parse(value: Any, where: str = "message") -> Message:
     role = named(value.get("role"), ROLES, f"{where}.role")
     content = value.get("content")
     if isinstance(content, str) and role != "tool":
-        return Message(ROLES[role], (Text(content),))
+        return Message(ROLES[role], (Text(content),), **own_facts(value, OWN))
     expect(content, list, f"{where}.content")
     inside = (
         {_id(part) for part in content if kind_of(part) == "tool-result"} if role == "assistant" else set()
     )
     parts = [_part(part, f"{where}.content[{n}]", role, inside) for n, part in enumerate(content)]
-    return Message(ROLES[role], tuple(parts))
+    return Message(ROLES[role], tuple(parts), **own_facts(value, OWN))
 
 
 def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
@@ -101,6 +104,11 @@ def tool_id(id: str) -> str:
 def unread(value: dict[str, Any]) -> list[Any]:
     """Nothing: what the SDK does not know it does not send, and its options take no tokens."""
     return []
+
+
+def own(value: dict[str, Any]) -> Sequence[str]:
+    """The fields that are for refold."""
+    return OWN
 
 
 def results(value: dict[str, Any]) -> list[int]:

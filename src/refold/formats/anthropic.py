@@ -22,7 +22,7 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.core.sound import read
-from refold.formats.shape import expect, id_within, kind_of, named, rest_of, sayable
+from refold.formats.shape import OWN, expect, id_within, kind_of, named, own_facts, rest_of, sayable
 
 DIALECT = "anthropic"
 ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
@@ -43,7 +43,7 @@ def parse(value: Any, where: str = "message") -> Message:
         raise MessageError(f"{where}.content", "a message has content: a text or a list of blocks")
     parts = _content(value["content"], f"{where}.content", role)
     only_results = parts and all(isinstance(part, ToolResult) for part in parts)
-    return Message("tool" if only_results else ROLES[role], tuple(parts))
+    return Message("tool" if only_results else ROLES[role], tuple(parts), **own_facts(value))
 
 
 def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
@@ -75,6 +75,11 @@ def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
 def unread(value: dict[str, Any]) -> list[Any]:
     """Nothing: what parts do not hold (signatures, cache marks, citations) takes no tokens."""
     return []
+
+
+def own(value: dict[str, Any]) -> Sequence[str]:
+    """The fields that are for refold: messages of this API have none of them."""
+    return OWN
 
 
 def results(value: dict[str, Any]) -> list[int]:

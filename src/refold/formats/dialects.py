@@ -4,7 +4,7 @@
 'openai-responses'
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from refold.core.errors import SettingError
@@ -26,6 +26,9 @@ class Format(Protocol):
 
     def unread(self, value: Any) -> list[Any]:
         """What is sent with a value beside what `parse` reads of it; it takes tokens as well."""
+
+    def own(self, value: Any) -> Sequence[str]:
+        """The fields of a value that are for refold and not for the API: they are not sent."""
 
     def results(self, value: Any) -> list[int]:
         """Which blocks of its content are tool results."""

@@ -30,7 +30,7 @@ from refold.core.message import (
 )
 from refold.core.sound import read
 from refold.formats import ai_sdk, anthropic, openai_chat, openai_responses
-from refold.formats.shape import expect, kind_of, named
+from refold.formats.shape import OWN, expect, kind_of, named, own_facts
 
 DIALECT = "flat"
 ROLES: dict[str, Role] = {
@@ -71,12 +71,11 @@ def parse(value: Any, where: str = "message") -> Message:
     return Message(
         "tool" if is_answer else role,
         tuple(parts),
-        id=_text(value, "id") or None,
-        meta=value.get("metadata"),
         name=name if role != "tool" else None,
         model=_text(value, "model", "model_id", "modelId"),
         finish=_text(value, "finish_reason", "finishReason"),
         summary=_first(value, "is_summary", "isSummary") is True,
+        **own_facts(value),
     )
 
 
@@ -118,6 +117,11 @@ def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
 def unread(value: dict[str, Any]) -> list[Any]:
     """Nothing: a record is not sent as it is."""
     return []
+
+
+def own(value: dict[str, Any]) -> Sequence[str]:
+    """The fields that are for refold."""
+    return OWN
 
 
 def results(value: dict[str, Any]) -> list[int]:

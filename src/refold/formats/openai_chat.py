@@ -4,7 +4,7 @@
 'Hello'
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from refold.core.codec import dumps
@@ -21,11 +21,11 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.core.pairing import AGAIN
-from refold.formats.shape import expect, id_within, kind_of, name_of, named, rest_of, sayable
+from refold.formats.shape import OWN, expect, id_within, kind_of, name_of, named, own_facts, rest_of, sayable
 
 DIALECT = "openai-chat"
 READ = {
-    "message": ("role", "content", "tool_calls", "tool_call_id", "name", "refusal"),
+    "message": ("role", "content", "tool_calls", "tool_call_id", "name", "refusal", *OWN),
     "text": ("type", "text"),
     "call": ("id", "type", "function", "custom"),
     "function": ("name", "arguments"),
@@ -67,7 +67,7 @@ def parse(value: Any, where: str = "message") -> Message:
         parts = [ToolResult(str(id), output, name)]  # type: ignore[arg-type]
     if role == "assistant":
         parts += _calls(value.get("tool_calls"), f"{where}.tool_calls")
-    return Message(ROLES[role], tuple(parts), name=name)
+    return Message(ROLES[role], tuple(parts), name=name, **own_facts(value))
 
 
 def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
@@ -108,6 +108,11 @@ def unread(value: dict[str, Any]) -> list[Any]:
     rest += [_but(call["function"], "function") for call in calls if "function" in call]
     ids = (value.get("tool_call_id") or "", *(call["id"] for call in calls))
     return [one for one in rest if one] + [id for id in ids if len(id) > LONG_ID]
+
+
+def own(value: dict[str, Any]) -> Sequence[str]:
+    """The fields that are for refold: messages of this API have none of them."""
+    return OWN
 
 
 def results(value: dict[str, Any]) -> list[int]:

@@ -23,7 +23,7 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.core.pairing import AGAIN
-from refold.formats.shape import expect, id_within, kind_of, named, rest_of, sayable
+from refold.formats.shape import expect, id_within, kind_of, named, own_facts, rest_of, sayable
 
 DIALECT = "openai-responses"
 ROLES: dict[str, Role] = {
@@ -32,6 +32,7 @@ ROLES: dict[str, Role] = {
     "user": "user",
     "assistant": "assistant",
 }
+OWN = ("metadata", "expiry", "tags")
 INPUT = ("action", "arguments", "input", "operation")
 """Where the different calls keep what they ask for."""
 
@@ -46,12 +47,14 @@ def parse(value: Any, where: str = "message") -> Message:
         said = [parse(item, f"{where}[{n}]") for n, item in enumerate(value)]
         if not said or {message.role for message in said} != {"assistant"}:
             raise MessageError(where, "only what the model said in one answer stands together")
-        return Message("assistant", tuple(part for message in said for part in message.parts))
+        first = said[0]
+        parts = tuple(part for message in said for part in message.parts)
+        return Message("assistant", parts, meta=first.meta, error=first.error)
     expect(value, dict, where)
     if _stands_apart(value):
         expect(value["instructions"], str, f"{where}.instructions")
         return Message("system", (Text(value["instructions"]),))
-    return Message(role_of(value, where), tuple(_parts(value, where)))
+    return Message(role_of(value, where), tuple(_parts(value, where)), **own_facts(value, own(value)))
 
 
 def role_of(item: dict[str, Any], where: str = "item") -> Role:
@@ -111,6 +114,12 @@ def unread(value: Any) -> list[Any]:
         for item in items
         if kind_of(item) == "reasoning" and isinstance(item.get("encrypted_content"), str)
     ]
+
+
+def own(item: dict[str, Any]) -> Sequence[str]:
+    """The fields that are for refold: items have an `id`, and those of some tools an `error`."""
+    has_error = item.get("type", "message") not in ("message", "function_call_output")
+    return OWN if has_error else (*OWN, "error")
 
 
 def results(value: Any) -> list[int]:

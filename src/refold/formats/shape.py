@@ -1,11 +1,47 @@
 """What the formats have in common: expecting a shape, and saying what another dialect cannot."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from refold.core.codec import dumps
 from refold.core.errors import MessageError
 from refold.core.message import CompactionMarker, Media, Message, Opaque, Part, Reasoning
+
+OWN = ("metadata", "error", "expiry", "tags", "id")
+"""Fields of a dict message that are for refold, in dialects whose API has no field of that name."""
+
+
+def own_facts(value: dict[str, Any], own: Sequence[str] = OWN) -> dict[str, Any]:
+    """What a `Message` takes from these fields. What has no sense in one is left out, not refused: messages
+    that were stored before are read by this too."""
+    facts = dict[str, Any]()
+    if "metadata" in own:
+        facts["meta"] = value.get("metadata")
+    if "error" in own:
+        facts["error"] = _error_text(value.get("error"))
+    if "id" in own:
+        facts["id"] = own_id(value.get("id"))
+    return facts
+
+
+def own_id(value: Any) -> str | None:
+    """The id of a row, which may be a number."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_number or (isinstance(value, str) and value) else None
+
+
+def without(value: Any, names: Sequence[str]) -> Any:
+    """The same without some fields, or the very same where it has none of them."""
+    if not isinstance(value, dict) or value.keys().isdisjoint(names):
+        return value
+    return {key: inner for key, inner in value.items() if key not in names}
+
+
+def _error_text(value: Any) -> str | None:
+    if isinstance(value, dict) and isinstance(value.get("message"), str):
+        value = value["message"]
+    return value if isinstance(value, str | None) else dumps(value).decode()
 
 
 def expect(value: Any, kind: Any, where: str) -> None:

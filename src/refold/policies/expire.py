@@ -1,13 +1,13 @@
 """What is old by its own rule: tool outputs that were set to last so many steps."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
 from refold.core.budget import Budget
 from refold.core.event import Expiry, Line
-from refold.core.expiry import layered, most_aggressive
+from refold.core.expiry import expiry_for, layered, most_aggressive, names_for
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import Item, View
@@ -31,14 +31,16 @@ class Expire(msgspec.Struct, frozen=True):
     """
 
     tools: Mapping[str, Expiry] = {}
-    """By the name of the tool."""
-    override: Expiry = Expiry()
-    """Beats what is set for a tool or a message, field by field."""
+    """By the name of the tool, or a pattern such as `web_*`."""
+    overrides: tuple[Mapping[str, Expiry], ...] = ()
+    """By name or pattern too; each beats what is set for a tool or a message, and the ones before it."""
 
     only: frozenset[int] | None = None
     """Places that are looked at; unset, all."""
     told: Mapping[Wanted, str] = {}
     """What a model wrote about messages that are to be summarized."""
+    cache: dict[tuple[Any, ...], Expiry] = {}
+    """Rules that were worked out, by what they depend on: nearly all messages share a few."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         fixed, reading = protected(view), Reading(view)
@@ -60,7 +62,7 @@ class Expire(msgspec.Struct, frozen=True):
 
     def due(self, lines: Sequence[Line], step: int, together: Batches) -> list[Line]:
         """Those whose time is over. This is asked in every step, so most are told by their age alone."""
-        rules = (self.override, *self.tools.values())
+        rules = [rule for one in (self.tools, *self.overrides) for rule in one.values()]
         soonest = min((rule.after_steps for rule in rules if rule.after_steps is not None), default=step)
         return [
             line
@@ -74,26 +76,43 @@ class Expire(msgspec.Struct, frozen=True):
         """Whether a rule may be set for it."""
         if line.expiry is not None:
             return line.role != "system"
-        if line.role not in ("tool", "user") or not (line.tools or line.answers):
-            return False
-        is_set = line.whole is not None or any(tool in self.tools for tool in line.tools)
-        return is_set or self.override.after_steps is not None
+        return line.role in ("tool", "user") and _is_of_tool(line)
 
     def rule(self, line: Line, together: Batches) -> Expiry:
         """What holds for a message: results that came in one message share the most aggressive rule."""
-        names = line.tools if line.whole is None else together.get(line.whole, line.tools)
+        names = _names(line, together)
+        key = (names, line.expiry, _is_of_tool(line))
+        if key not in self.cache:
+            own = [self._rule_for(tool, line) for tool in names]
+            self.cache[key] = own[0] if len(own) == 1 else most_aggressive(own)
+        return self.cache[key]
+
+    def _rule_for(self, tool: str, line: Line) -> Expiry:
         said = line.expiry or Expiry()
-        own = [layered(self.tools.get(tool, Expiry()), said) for tool in names] or [said]
-        return layered(own[0] if len(own) == 1 else most_aggressive(own), self.override)
+        if _is_of_tool(line):
+            said = layered(expiry_for(tool, self.tools), said)
+        return layered(said, *(expiry_for(tool, one) for one in self.overrides))
 
     def _setting(self, rule: Expiry, line: Line, together: Batches) -> tuple[str, ...]:
-        if self.override.after_steps is not None:
+        """The setting that its age was compared with."""
+        names = _names(line, together)
+        asked = [expiry_for(tool, one) for tool in names for one in self.overrides]
+        if any(one.after_steps is not None for one in asked):
             return ("override", "after_steps")
         if line.expiry is not None and line.expiry.after_steps is not None:
             return ("message", "after_steps")
-        names = line.tools if line.whole is None else together.get(line.whole, line.tools)
-        same = (tool for tool in names if self.tools.get(tool, Expiry()).after_steps == rule.after_steps)
-        return ("tools", next(same, names[0] if names else ""), "expire", "after_steps")
+        found = [name for tool in names for name in reversed(names_for(tool, self.tools))]
+        same = (name for name in found if self.tools[name].after_steps == rule.after_steps)
+        return ("tools", next(same, names[0]), "expire", "after_steps")
+
+
+def _is_of_tool(line: Line) -> bool:
+    return bool(line.tools or line.answers)
+
+
+def _names(line: Line, together: Batches) -> tuple[str, ...]:
+    """The tools behind a message, or those behind all that came in one message with it."""
+    return (together.get(line.whole, line.tools) if line.whole is not None else line.tools) or ("",)
 
 
 def batches(lines: Sequence[Line]) -> Batches:

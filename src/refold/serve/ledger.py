@@ -16,6 +16,7 @@ from refold.core.message import Message, ToolCall, ToolResult
 from refold.formats import replies
 from refold.formats.dialects import FORMATS
 from refold.formats.sheet import APART
+from refold.intake import Intake
 from refold.serve.caches import marked
 from refold.serve.identify import Spot, chained, essence, longest
 from refold.serve.incoming import ELSEWHERE, Incoming, Unit, units_of
@@ -187,7 +188,7 @@ class Ledger:
             injected = not before and self._injects(session, incoming)
             tags = (INJECTED,) if injected and not said else ()
             drafts = self._system(session, incoming, tags, is_new=not said)
-            intake = session.intake(incoming.dialect)
+            intake = _intake(session, incoming)
             new = zip(incoming.units[max(0, at - before) :], marks[max(before, at) :], strict=True)
             for unit, mark in new:
                 drafts += intake.take(unit.values(), id=mark, tags=tags).drafts
@@ -293,7 +294,7 @@ class Ledger:
         self, session: Session, incoming: Incoming, tags: tuple[str, ...] = (), *, is_new: bool
     ) -> list[Draft]:
         """System text that is not the same as before: what has to be said of it."""
-        intake, name, drafts = session.intake(incoming.dialect), APART.get(incoming.dialect), list[Draft]()
+        intake, name, drafts = _intake(session, incoming), APART.get(incoming.dialect), list[Draft]()
         if name is not None and (incoming.system or None) != (apart(session, name) or None):
             drafts += intake.take([{name: incoming.system or ""}], tags=tags).drafts
         for unit in incoming.leading if is_new else ():
@@ -366,7 +367,7 @@ class Ledger:
         found = store.locate(owner, [mark]).get(mark) if isinstance(store, Located) else None
         key = found[0] if found else Key(owner, conversation or new_id())
         with self.service.session(key, incoming.model, agent) as session:
-            intake = session.intake(incoming.dialect)
+            intake = _intake(session, incoming)
             drafts = self._system(session, incoming, is_new=not session.get_count())
             for n, unit in enumerate(incoming.units):
                 beside: dict[str, Any] = {} if found or n else {"id": mark}
@@ -439,6 +440,11 @@ class Ledger:
                 self._remember(session, mark=mark or turn.mark)
                 now = session.record.live.state.index
                 return turn._replace(said=None if turn.said is None else now)
+
+
+def _intake(session: Session, incoming: Incoming) -> Intake:
+    """Takes in what is said to the provider: its fields are the provider's, whatever they are called."""
+    return session.intake(incoming.dialect)._replace(reads_own=False)
 
 
 def _keep(known: OrderedDict[K, V], key: K, value: V, lock: Lock) -> None:

@@ -94,9 +94,11 @@ class Service:
                 self.metrics.count("compactions", kind=event.kind)
             self.hub.tell(owner, event)
 
-        return Session(
+        session = Session(
             self.store, wanted.key, model=wanted.model, agent=wanted.agent, on_event=tell, **self._how
         )
+        session.fitter.sends_own = True  # what clients say is said to the provider
+        return session
 
     def _given_back(self, wanted: Wanted, kept: _Kept) -> None:
         with self._lock:

@@ -24,7 +24,17 @@ VARIABLES: dict[str, tuple[str, ...]] = {
         "max_tokens",
         "max_words",
     ),
-    "message": ("task", "tool", "content", "original_length", "prompt", "length", "max_tokens"),
+    "message": (
+        "task",
+        "tool",
+        "message_type",
+        "turn_added",
+        "content",
+        "original_length",
+        "prompt",
+        "length",
+        "max_tokens",
+    ),
 }
 """What may stand in the templates of each kind."""
 SECTIONS = (
