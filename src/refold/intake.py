@@ -1,6 +1,7 @@
 """What users hand in becomes drafts: parsed, counted once, and kept as it came."""
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +12,7 @@ from refold.core.draft import Draft, part_id, split
 from refold.core.errors import MessageError
 from refold.core.event import Expiry, Piece
 from refold.core.message import Kind, Media, Message, Opaque
-from refold.formats.dialects import FORMATS, is_plain, recognize, spoken
+from refold.formats.dialects import FORMATS, TARGETS, is_plain, readable_as, recognize
 from refold.formats.shape import kind_of
 from refold.formats.sheet import APART
 from refold.plain import checked, encoded, plain, walk
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 HOPELESS = ("S1", "A11", "A14", "A15", "R9")
 """Rules that a message breaks by itself and that no mending keeps."""
+TIMES = ("created_at", "createdAt", "timestamp")
+"""Where rows say when they were written."""
+LATEST_S = 100_000_000_000
+"""Seconds up to the year 5138; larger numbers are milliseconds."""
 UNDERSTOOD = ("text", "tool_use", "tool_result", "function_call", "function_call_output")
 """Types that have parts of their own: as opaque ones they would escape all rules."""
 
@@ -107,7 +112,9 @@ class Intake(NamedTuple):
                     raise MessageError(where(0), "is a chunk of a stream; append the list of all that came")
                 yield from _reply(stream, 0, where(0))
                 return
-        default = self.dialect or spoken(values) or self.default
+        dialects = [self.dialect or recognize(value) for value in values]
+        default = next((one for one in dialects if one in TARGETS), self.default)
+        has_rows = "flat" in dialects
         for n, value in enumerate(values):
             reply = None
             if _is_odd(value):
@@ -119,7 +126,10 @@ class Intake(NamedTuple):
             elif reply is not None:
                 yield from _reply(reply, n, where(n))
             else:
-                dialect = self.dialect or recognize(value) or default
+                is_row = has_rows and isinstance(value.get("content"), str)
+                dialect = dialects[n] or ("flat" if is_row else readable_as(value, default))
+                if dialect != "flat":
+                    _demand_content(value, where(n))
                 yield _Unit(n, where(n), value, raws[n] if raws else None, dialect)
 
     def _drafts(self, group: Sequence[_Unit], extra: _Beside) -> list[Draft]:
@@ -149,8 +159,10 @@ class Intake(NamedTuple):
                 _sendable(message, unit.where)
             elif not is_plain(value, unit.dialect):
                 _shaped(value, unit.dialect, unit.where)
-            if unit.dialect == "flat" and message.results:
-                return self._steps(message, value, extra.id, rest)
+            if unit.dialect == "flat":
+                rest["time"] = _time_of(value)
+                if message.results:
+                    return self._steps(message, value, extra.id, rest)
             known = _known(unit.reply) if unit.reply and not drafts else {}
             id = part_id(extra.id or message.id, len(drafts))
             message = msgspec.structs.replace(message, id=id, **known)
@@ -178,6 +190,17 @@ def _is_odd(value: Any) -> bool:
     return isinstance(value, dict) and ("role" not in value or "type" in value)
 
 
+def _demand_content(value: dict[str, Any], where: str) -> None:
+    """
+    Raises:
+        MessageError: it is a user's or a system message that has no content at all.
+    """
+    is_message = kind_of(value) in (None, "message")  # other items of Responses have a role too
+    speaks = value.get("role") in ("user", "system", "developer")
+    if is_message and speaks and value.get("content") is None:
+        raise MessageError(f"{where}.content", "is missing: expected a text or a list of parts")
+
+
 def _reply(reply: "Reply", n: int, where: str) -> Iterable[_Unit]:
     for message in reply.messages:
         walk(message, where, 0)  # what came in pieces may be no JSON as a whole
@@ -188,6 +211,24 @@ def _reply(reply: "Reply", n: int, where: str) -> Iterable[_Unit]:
 
 def _known(reply: "Reply") -> dict[str, Any]:
     return {"usage": reply.usage, "model": reply.model, "finish": reply.finish}
+
+
+def _time_of(row: dict[str, Any]) -> float | None:
+    """When a row says that it was written, in seconds; None where it does not, or not in a way that is known.
+
+    A number is seconds, or milliseconds where it is too large for that; a text is ISO 8601, UTC by default.
+    """
+    found = next((row[field] for field in TIMES if row.get(field) is not None), None)
+    if isinstance(found, str):
+        try:
+            moment = datetime.fromisoformat(found)
+        except ValueError:
+            return None
+        found = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if not isinstance(found, int | float) or isinstance(found, bool):
+        return None
+    seconds = found / 1_000 if found > LATEST_S else float(found)
+    return seconds if 0 <= seconds <= LATEST_S else None
 
 
 def _groups(units: Sequence[_Unit]) -> Iterable[Sequence[_Unit]]:

@@ -8,7 +8,7 @@ from refold.config import DEFAULT, Source, load_config
 from refold.core.errors import SettingError
 from refold.core.message import Message, Text
 from refold.core.plan import Policy
-from refold.formats.dialects import TARGETS, spoken
+from refold.formats.dialects import TARGETS, is_row, spoken
 from refold.notify import OnEvent
 from refold.session import Session
 from refold.stores.store import Key, Store, open_store
@@ -86,7 +86,8 @@ def fit(
         raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
     said = list(messages)
     plain = [message for message in said if type(message) is dict]
-    by_system = None if spoken(plain) else _by_system(plain)
+    is_clear = spoken(plain) is not None or any(map(is_row, plain))
+    by_system = None if is_clear else _by_system(plain)
     wanted = dialect if dialect in TARGETS else spoken(plain) or by_system
     session.append([_ours(message) or message for message in said], dialect=dialect or by_system)
     beside = {"system": system} if system is not None else {}

@@ -28,6 +28,8 @@ class Draft(msgspec.Struct, frozen=True):
     """How many parts of the same message come before it, where one was taken apart."""
     apart: bool = False
     """System text that stands apart from the messages."""
+    time: float | None = None
+    """When it was said, where that was before it came here."""
 
 
 PART = "\u241f"
@@ -88,7 +90,8 @@ def number(drafts: Iterable[Draft], state: State, request: Request, time: float)
         waiting.add(line)
         message = paired(message, line)
         rest = (draft.dialect, draft.raw, draft.tags, draft.kind, draft.piece)
-        events.append(Said(line, message, index, total, time, *rest))
+        said_at = time if draft.time is None else draft.time
+        events.append(Said(line, message, index, total, said_at, *rest))
         at, index = at + 1, index + 1
         renewed = request.prefix not in (None, state.prefix) and message.role == "assistant"
         if message.usage is not None or renewed:

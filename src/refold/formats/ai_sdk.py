@@ -21,7 +21,7 @@ from refold.core.message import (
 )
 from refold.core.pairing import AGAIN
 from refold.core.sound import read
-from refold.formats.shape import expect, id_within, kind_of, named, rest_of, sayable
+from refold.formats.shape import expect, expect_parts, id_within, kind_of, named, rest_of, sayable
 
 DIALECT = "ai-sdk"
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -43,7 +43,7 @@ def parse(value: Any, where: str = "message") -> Message:
     content = value.get("content")
     if isinstance(content, str) and role != "tool":
         return Message(ROLES[role], (Text(content),))
-    expect(content, list, f"{where}.content")
+    expect_parts(content, f"{where}.content")
     inside = (
         {_id(part) for part in content if kind_of(part) == "tool-result"} if role == "assistant" else set()
     )

@@ -22,7 +22,7 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.core.sound import read
-from refold.formats.shape import expect, id_within, kind_of, named, rest_of, sayable
+from refold.formats.shape import expect, expect_parts, id_within, kind_of, named, rest_of, sayable
 
 DIALECT = "anthropic"
 ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
@@ -87,7 +87,7 @@ def results(value: dict[str, Any]) -> list[int]:
 def _content(value: Any, where: str, role: str) -> list[Part]:
     if isinstance(value, str):
         return [Text(value)]
-    expect(value, list, where)
+    expect_parts(value, where)
     return [_block(block, f"{where}[{n}]", role) for n, block in enumerate(value)]
 
 

@@ -21,7 +21,7 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.core.pairing import AGAIN
-from refold.formats.shape import expect, id_within, kind_of, name_of, named, rest_of, sayable
+from refold.formats.shape import expect, expect_parts, id_within, kind_of, name_of, named, rest_of, sayable
 
 DIALECT = "openai-chat"
 READ = {
@@ -124,7 +124,7 @@ def _content(value: Any, where: str) -> list[Part]:
         return []
     if isinstance(value, str):
         return [Text(value)]
-    expect(value, list, where)
+    expect_parts(value, where)
     return [_part(part, f"{where}[{i}]") for i, part in enumerate(value)]
 
 
