@@ -22,7 +22,7 @@ from refold.answers import (
     Undoing,
     stored,
 )
-from refold.asked import fields, model_name, named, whole
+from refold.asked import fields, message_kind, model_name, named, policies_of, whole
 from refold.compaction import Compaction
 from refold.compare import compare
 from refold.config import AgentSettings, Config, demand_sense, with_database
@@ -91,11 +91,12 @@ class Session:
         self._agent, self._owns_store, self._summarizer = agent, owns_store, summarizer
         self._embedder = embedder_of(embedder)
         self._holder = uuid4().hex
+        self._is_closed = False
         self.notifier = self._lock = Notifier(key.conversation, callbacks_of(on_event))
         """The lock: whoever watches is told when it is free again."""
         self.record = Record(store, key, view, parse)
         """What is underneath, for faces and tools."""
-        self.reducer = Reducer(self.record, self.config, agent, policies)
+        self.reducer = Reducer(self.record, self.config, agent, policies_of(policies))
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model, self._lock)
         self.compaction = Compaction(self.fitter, self._holder, self._lock)
         self.toolbox = Toolbox(self.record, self.settings)
@@ -202,7 +203,17 @@ class Session:
         A message is a dict in any dialect, an SDK's message, a whole SDK reply, or a `refold.Message`; a
         list may also be the chunks of a stream. An id that was appended before is stored once: its
         place is returned again. When this returns, the message is safe on disk.
+
+        `kind` says what the message is, where its role does not: `action-result` (what a tool answered),
+        `sub-agent-result`, `user-input`, `retry-context` (in the user's place, it only tells the model to
+        try again: it is no request) or `system`. Unset, it follows from the role.
+
+        Raises:
+            MessageError: something in it cannot be understood; nothing was stored.
+            SettingError: an argument is not allowed, such as an unknown `kind`.
+            StoreError: the session was closed, or the store cannot be used.
         """
+        message_kind(kind)
         beside: dict[str, Any] = {"id": id, "tags": tags, "kind": kind, "expiry": expiry, "tools": tools}
         beside = {name: value for name, value in beside.items() if value is not None and value != ()}
         intake = self.intake(dialect)
@@ -229,6 +240,7 @@ class Session:
         Raises:
             ConflictError: more were said, or fewer; nothing was stored.
         """
+        self._demand_open()
         ids = [draft.message.id for draft in drafts if draft.message.id is not None]
         places: dict[str, int] = {}
         with self._lock:
@@ -260,6 +272,14 @@ class Session:
             else places.get(id, places.get(id.partition(PART)[0], 0))
             for draft in drafts
         ]
+
+    def _demand_open(self) -> None:
+        """
+        Raises:
+            StoreError: the session was closed.
+        """
+        if self._is_closed:
+            raise StoreError(f"The session of {self.conversation!r} is closed; open it again to go on")
 
     # What the model sees
 
@@ -654,6 +674,7 @@ class Session:
     def _amend(self, make: Callable[[Stamp], Sequence[Event]], why: str) -> int:
         if not isinstance(why, str):
             raise SettingError("why", f"expected a text, got {why!r}")
+        self._demand_open()
         with self._lock:
             self.record.catch_up()
 
@@ -684,7 +705,10 @@ class Session:
             return heirs
 
     def close(self) -> None:
-        """Prunes for the next run, keeps a snapshot, and closes the store where the session opened it."""
+        """Prunes for the next run, keeps a snapshot, and closes the store where the session opened it.
+
+        Nothing can be appended after that.
+        """
         if self.reducer.summaries is not None:
             self.reducer.summaries.close()
         with telemetry.work("close", self.conversation), self._lock:
@@ -696,6 +720,7 @@ class Session:
                 self.store.end(self.key)
             if self._owns_store:
                 self.store.close()
+            self._is_closed = True
 
     def __enter__(self) -> Self:
         return self
