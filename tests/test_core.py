@@ -105,7 +105,7 @@ def test_the_stored_format_is_what_the_document_says():
         0,
         "said",
         "x",
-        b'["user",5,0,1,0,5,[],null,[],false,null,null,false,false]',
+        b'["user",5,0,1,0,5,[],null,[],false,null,null,false,false,false]',
         b'{"time":1.5,"message":{"role":"user","parts":[{"type":"text","text":"hi"}],"id":"x"}}',
     )
     edit = Replaced(3, "main", Span(0, 2), (1,), (Line(1, "user", 5, 1, 0),), "k", "w", (9, 5), 2.0, 1)

@@ -76,7 +76,6 @@ def number(drafts: Iterable[Draft], state: State, request: Request, time: float)
     for draft in drafts:
         message = draft.message
         retry = message.role == "user" and draft.kind == "retry-context"
-        turn += message.role == "user" and not message.summary and not retry
         goes_on = draft.dialect == "openai-responses" and speaker == "assistant"  # item by item
         step += message.role == "assistant" and not goes_on
         speaker = message.role
@@ -87,6 +86,9 @@ def number(drafts: Iterable[Draft], state: State, request: Request, time: float)
         whole = None if draft.before is None else at - draft.before
         known_too = {"apart": draft.apart, "whole": whole, "expiry": draft.expiry, "retry": retry}
         line = msgspec.structs.replace(line, calls=calls, answers=answers, tools=tools, **known_too)
+        if line.asks:
+            turn += 1
+            line = msgspec.structs.replace(line, turn=turn)
         waiting.add(line)
         message = paired(message, line)
         rest = (draft.dialect, draft.raw, draft.tags, draft.kind, draft.piece)
