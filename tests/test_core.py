@@ -111,7 +111,7 @@ def test_the_stored_format_is_what_the_document_says():
     edit = Replaced(3, "main", Span(0, 2), (1,), (Line(1, "user", 5, 1, 0),), "k", "w", (9, 5), 2.0, 1)
     assert (
         encode(edit).head
-        == b'["main",[0,2],[[1,"user",5,1,0,[],null,[],0,false,null,null,false,null,false,false]],'
+        == b'["main",[0,2],[[1,"user",5,1,0,[],null,[],0,false,null,null,false,null,false,false,false]],'
         b'"k",1,[9,5]]'
     )
     assert encode(edit).body == b'{"shown":[1],"why":"w","time":2.0}'

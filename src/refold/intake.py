@@ -18,6 +18,7 @@ from refold.formats.sheet import APART
 from refold.plain import checked, encoded, plain, walk
 from refold.repairs.targets import mend
 from refold.rules.targets import JUDGES
+from refold.streams import chunks_of, is_async_stream, is_stream
 from refold.tokens.count import Units
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Taken(NamedTuple):
     drafts: list[Draft]
     first: list[int]
     """For each thing that was handed in, which draft its first word is in."""
+    is_stream: bool = False
+    """They were the chunks of one reply."""
 
 
 class Intake(NamedTuple):
@@ -79,7 +82,8 @@ class Intake(NamedTuple):
     ) -> Taken:
         """Messages, SDK objects, whole replies, or the chunks of a stream, on their way in.
 
-        `beside` is id, tags, kind, expiry and tools; `raws` the JSON of each where that was read as text.
+        One of several may be a stream as well, or the list of its chunks. `beside` is id, tags, kind, expiry
+        and tools; `raws` the JSON of each where that was read as text.
 
         Raises:
             MessageError: one of them cannot be stored; nothing was.
@@ -87,10 +91,11 @@ class Intake(NamedTuple):
         extra = checked(beside, _Beside, where(0)) if beside else _Beside()
         if extra.id == "":
             raise MessageError(f"{where(0)}.id", "an id has at least one character; leave it out instead")
-        json = [plain(value, where(n)) for n, value in enumerate(values)]
-        units = list(self._units(json, where, raws))
+        json = [_json_of(value, where(n)) for n, value in enumerate(values)]
+        stream = _collected(json, where)
+        units = list(self._units(json, where, raws) if stream is None else _reply(stream, 0, where(0)))
         drafts: list[Draft] = []
-        first = [0] * len(json)
+        first = [0] * (len(json) if stream is None else 1)
         seen = set[int]()
         for group in _groups(units):
             for unit in group:
@@ -98,26 +103,19 @@ class Intake(NamedTuple):
                     first[unit.n] = len(drafts)
                     seen.add(unit.n)
             drafts += self._drafts(group, extra)
-        return Taken(drafts, first)
+        return Taken(drafts, first, stream is not None)
 
     def _units(
         self, values: list[Any], where: Callable[[int], str], raws: Sequence[bytes] | None
     ) -> Iterable[_Unit]:
-        if values and _is_odd(values[0]):
-            from refold.formats import replies  # with the dialects they come in
-
-            stream = replies.collect(values, where(0).removesuffix("[0]"))
-            if stream is not None:
-                if where(0) == where(1):  # not in a list
-                    raise MessageError(where(0), "is a chunk of a stream; append the list of all that came")
-                yield from _reply(stream, 0, where(0))
-                return
         dialects = [self.dialect or recognize(value) for value in values]
         default = next((one for one in dialects if one in TARGETS), self.default)
         has_rows = "flat" in dialects
         for n, value in enumerate(values):
             reply = None
-            if _is_odd(value):
+            if isinstance(value, list):
+                reply = _joined(value, where(n))
+            elif _is_odd(value):
                 from refold.formats import replies
 
                 reply = replies.take(value, where(n))
@@ -188,6 +186,40 @@ class Intake(NamedTuple):
 def _is_odd(value: Any) -> bool:
     """It may be a reply or a chunk of one: no message looks like that, but for items of Responses."""
     return isinstance(value, dict) and ("role" not in value or "type" in value)
+
+
+def _json_of(value: Any, where: str) -> Any:
+    """A message as JSON; for a stream, or the list of its chunks, a list of these."""
+    if is_stream(value) or is_async_stream(value):
+        value = chunks_of(value, where)
+    if isinstance(value, list | tuple):
+        return [plain(chunk, f"{where}[{n}]") for n, chunk in enumerate(value)]
+    return plain(value, where)
+
+
+def _collected(values: Sequence[Any], where: Callable[[int], str]) -> "Reply | None":
+    """What values say together, where they are the chunks of one stream.
+
+    Raises:
+        MessageError: it is only one of them.
+    """
+    if not values or not _is_odd(values[0]):
+        return None
+    from refold.formats import replies  # with the dialects they come in
+
+    stream = replies.collect(values, where(0).removesuffix("[0]"))
+    if stream is not None and where(0) == where(1):  # not in a list
+        raise MessageError(where(0), "is a chunk of a stream; append the stream, or all that came of it")
+    return stream
+
+
+def _joined(chunks: list[Any], where: str) -> "Reply":
+    from refold.formats import replies
+
+    reply = replies.collect(chunks, where) if chunks and _is_odd(chunks[0]) else None
+    if reply is None:
+        raise MessageError(where, "is a list, and not of the chunks of a stream; append what is in it")
+    return reply
 
 
 def _demand_content(value: dict[str, Any], where: str) -> None:

@@ -345,8 +345,8 @@ def dialect_of(entry: Entry) -> str | None:
 def _line(entry: Entry, head: _SaidHead) -> Line:
     numbers = (head.role, head.tokens, head.turn, head.step)
     rest = (head.apart, head.whole, head.expiry, head.summary)
-    about = {"retry": head.retry, "wordless": head.wordless}
-    return Line(entry.at, *numbers, head.calls, head.answers, head.tools, 0, *rest, **about)
+    line = Line(entry.at, *numbers, head.calls, head.answers, head.tools, 0, *rest, retry=head.retry)
+    return msgspec.structs.replace(line, wordless=True) if head.wordless else line
 
 
 def _said_body(entry: Entry) -> _SaidBody:

@@ -146,8 +146,8 @@ def line_of(message: Message, at: int, tokens: int, turn: int, step: int, n: int
     tools = [call.tool for call in calls] or [result.tool for result in results if result.tool]
     ids, answers = tuple(call.call_id for call in calls), results[0].call_id if results else None
     wordless = message.role == "user" and not message.has_words
-    known = {"summary": message.summary, "wordless": wordless}
-    return Line(at, message.role, tokens, turn, step, ids, answers, tuple(tools), n, **known)
+    facts = (message.role, tokens, turn, step, ids, answers, tuple(tools), n)
+    return Line(at, *facts, summary=message.summary, wordless=wordless)
 
 
 def _covered(edit: Edit, view: View) -> Sequence[Item]:
