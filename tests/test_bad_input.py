@@ -537,8 +537,8 @@ def test_a_generator_is_a_good_list_unless_it_has_nothing_or_no_messages():
     assert opened().append(one for one in [AGAIN, AGAIN]) == [1, 2]
     assert refused(one for one in []).startswith("stream: has nothing in it")
     assert refused(one for one in [AGAIN, 5]).startswith("stream[1]: expected a dict")
-    assert refused([AGAIN, (one for one in [AGAIN])]).startswith(
-        "messages[1]: is a list, and not of the chunks"
+    assert refused([AGAIN, (one for one in [AGAIN])]).endswith(
+        "got list, which is not the chunks of a stream"
     )
     assert refold.fit((one for one in [FIRST, AGAIN]), model="gpt-5") == [FIRST, AGAIN]
     for value in ("Hello", FIRST, 5, None):

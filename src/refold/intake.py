@@ -15,7 +15,7 @@ from refold.core.message import Kind, Media, Message, Opaque
 from refold.formats.dialects import FORMATS, TARGETS, is_plain, readable_as, recognize
 from refold.formats.shape import kind_of
 from refold.formats.sheet import APART
-from refold.plain import checked, encoded, plain, walk
+from refold.plain import EXPECTED, checked, encoded, plain, walk
 from refold.repairs.targets import mend
 from refold.rules.targets import JUDGES
 from refold.streams import chunks_of, is_async_stream, is_stream
@@ -218,7 +218,7 @@ def _joined(chunks: list[Any], where: str) -> "Reply":
 
     reply = replies.collect(chunks, where) if chunks and _is_odd(chunks[0]) else None
     if reply is None:
-        raise MessageError(where, "is a list, and not of the chunks of a stream; append what is in it")
+        raise MessageError(where, f"{EXPECTED}, got list, which is not the chunks of a stream")
     return reply
 
 
