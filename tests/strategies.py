@@ -31,7 +31,9 @@ class Stream:
     def say(self, message: Message, tokens: int | None = None) -> None:
         before = self.said[-1] if self.said else None
         retry = message.role == "user" and message.text.startswith("try again")
-        turn = (before.line.turn if before else 0) + (message.role == "user" and not retry)
+        wordless = message.role == "user" and not message.text.strip()
+        asks = message.role == "user" and not retry and not wordless
+        turn = (before.line.turn if before else 0) + asks
         step = (before.line.step if before else 0) + (message.role == "assistant")
         calls = tuple(call.call_id for call in message.calls)
         tools = tuple(call.tool for call in message.calls)
@@ -39,7 +41,7 @@ class Stream:
         cost = len(message.text) + 4 if tokens is None else tokens
         apart = message.role == "system" and message.text.startswith("apart")
         facts = (calls, answers, tools, 0, apart)
-        line = Line(len(self.events), message.role, cost, turn, step, *facts, retry=retry)
+        line = Line(len(self.events), message.role, cost, turn, step, *facts, retry=retry, wordless=wordless)
         total = (before.total if before else 0) + cost
         self.add(Said(line, message, len(self.said), total, float(len(self.events))))
         self.said.append(self.events[-1])  # type: ignore[arg-type]

@@ -533,8 +533,13 @@ def test_what_is_no_message_is_refused(value):
         assert refused(value, dialect=dialect).startswith("message")
 
 
-def test_a_generator_is_no_message_and_a_good_list():
-    assert refused(one for one in [AGAIN]).startswith("message: expected a dict")
+def test_a_generator_is_a_good_list_unless_it_has_nothing_or_no_messages():
+    assert opened().append(one for one in [AGAIN, AGAIN]) == [1, 2]
+    assert refused(one for one in []).startswith("stream: has nothing in it")
+    assert refused(one for one in [AGAIN, 5]).startswith("stream[1]: expected a dict")
+    assert refused([AGAIN, (one for one in [AGAIN])]).endswith(
+        "got list, which is not the chunks of a stream"
+    )
     assert refold.fit((one for one in [FIRST, AGAIN]), model="gpt-5") == [FIRST, AGAIN]
     for value in ("Hello", FIRST, 5, None):
         with pytest.raises(SettingError, match="expected a list of messages"):
@@ -1050,6 +1055,131 @@ def test_a_tool_that_is_declared_badly_is_counted_all_the_same(tool, model):
     session = opened(model)
     assert session.fit(tools=[tool]).report.tokens.final > session.fit(tools=[]).report.tokens.final - 1
     assert session.check_overflow(tools=[tool]).current_tokens > 0
+
+
+# Mistakes that are easily made: each is told in a sentence
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("role", ["user", "system", "developer"])
+@pytest.mark.parametrize("content", [{}, {"content": None}], ids=["absent", "null"])
+def test_a_message_without_content_is_refused_whatever_the_model_is(content, role, model):
+    error = offer(opened(model), {"role": role, **content})
+    assert isinstance(error, MessageError)
+    assert str(error) == "message.content: is missing: expected a text or a list of parts"
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("content", [5, 1.5, True, {"type": "text", "text": "x"}], ids=kind)
+def test_content_that_is_neither_a_text_nor_a_list_is_refused_with_what_is_expected(content, model):
+    error = offer(opened(model), {"role": "user", "content": content})
+    assert str(error) == f"message.content: expected a text or a list of parts, got {kind(content)}"
+
+
+FROM_ANYWHERE = [
+    {"role": "assistant", "content": None},
+    {"role": "assistant", "content": None, "tool_calls": None},
+    {"role": "developer", "content": "Be brief."},
+    {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+    {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+    *({"role": "system", "content": "Be brief."}, {"system": "Be brief."}, {"instructions": "Be brief."}),
+    *CHAT[:3],
+    *RESPONSES,
+    *ANTHROPIC[:2],
+    *HISTORIES["ai-sdk"][:3],
+]
+
+
+@pytest.mark.parametrize("newest", [None, *(HISTORIES[dialect][1] for dialect in DIALECTS)])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_dict_of_any_dialect_is_taken_whatever_the_model_is(model, newest):
+    for value in FROM_ANYWHERE:
+        session = opened(model)
+        if newest is not None:
+            session.append(newest)
+        assert offer(session, value) is None, value
+
+
+@pytest.mark.parametrize("value", ["nonsense", "Retry-Context", "", 5, ["system"]], ids=repr)
+def test_an_unknown_kind_is_refused_with_those_that_are_known(value):
+    with pytest.raises(SettingError) as caught:
+        opened().append(AGAIN, kind=value)
+    known = "action-result, sub-agent-result, user-input, retry-context, system"
+    assert str(caught.value).startswith("kind: ")
+    assert str(caught.value).endswith(f" is not known; known are {known}")
+    for one in known.split(", "):
+        assert one in (refold.Session.append.__doc__ or "")
+        opened().append(AGAIN, kind=one)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///{}/chats.db"])
+def test_what_is_appended_to_a_closed_session_is_refused(store, tmp_path):
+    session = opened(store=store.format(tmp_path))
+    session.close()
+    for write in (lambda: session.append(AGAIN), lambda: session.append([AGAIN]), lambda: session.pin(0)):
+        with pytest.raises(RefoldError, match=r"^The session of 'chat' is closed; open it again to go on$"):
+            write()
+    session.close()
+    if "sqlite" in store:
+        with refold.open("chat", store=store.format(tmp_path)) as again:
+            assert again.get_count() == 1
+            again.append(AGAIN)
+
+
+def test_a_policy_that_cannot_be_called_is_refused_when_the_conversation_is_opened():
+    with pytest.raises(SettingError, match=r"^policies\[1\]: expected a function of view, budget and count"):
+        refold.open("chat", store="memory://", policies=[lambda view, budget, count: [], "prune"])  # type: ignore[list-item]
+    with pytest.raises(SettingError, match=r"^policies: expected a list of functions, got function$"):
+        refold.open("chat", store="memory://", policies=lambda view, budget, count: [])  # type: ignore[arg-type]
+
+
+def test_a_policy_that_raises_is_named_with_the_cause():
+    def careless(view: Any, budget: Any, count: Any) -> Any:
+        return view.item
+
+    config = {"models": {"small": {"window": 1_000, "max_output": 100}}}
+    session = refold.open("chat", store="memory://", model="small", config=config, policies=[careless])
+    session.append([FIRST, *({"role": "assistant", "content": "word " * 150} for _ in range(6))])
+    before = list(session.events())
+    with pytest.raises(SettingError, match=r"^policy careless: raised AttributeError: .*item") as caught:
+        session.fit()
+    assert isinstance(caught.value.__cause__, AttributeError)
+    assert list(session.events()) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("agents:\n  a: {model: x}\n  b: {}\n  a: {}\n", "4: agents.a: is set twice, first on line 2"),
+        ("tools: {}\nstore: x\ntools: {}\n", "3: tools: is set twice, first on line 1"),
+        (
+            "agents:\n  a:\n    compact:\n      max_tokens: 5\n      max_tokens: 6\n",
+            "5: agents.a.compact.max_tokens: is set twice, first on line 4",
+        ),
+    ],
+)
+def test_a_key_that_stands_twice_in_yaml_is_refused_with_both_lines(text, told, tmp_path):
+    file = tmp_path / "agent.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingError) as caught:
+        refold.open("chat", store="memory://", config=file)
+    assert str(caught.value) == f"{file}:{told}; remove one of the two"
+
+
+def test_an_answer_that_is_longer_than_the_window_is_refused(tmp_path):
+    file = tmp_path / "agent.yaml"
+    file.write_text("models:\n  mine:\n    window: 8000\n    max_output: 9000\n")
+    with pytest.raises(SettingError) as caught:
+        refold.open("chat", store="memory://", config=file)
+    told = "models.mine.max_output: 9,000 is above the window of 8,000"
+    assert str(caught.value).startswith(f"{file}:4: {told}")
+    with pytest.raises(SettingError, match="above the window of 8,192"):  # which the table knows
+        refold.open("chat", store="memory://", config={"models": {"gpt-4": {"max_output": 9_000}}})
+    two = [{"models": {"mine": {"window": 8_000}}}, {"models": {"mine": {"max_output": 9_000}}}]
+    with pytest.raises(SettingError, match="above the window of 8,000"):
+        refold.open("chat", store="memory://", config=two)
+    whole = {"models": {"mine": {"window": 8_000, "max_output": 8_000}}}
+    refold.open("chat", store="memory://", config=whole)
 
 
 # A file on disk

@@ -288,6 +288,30 @@ def test_what_was_written_is_kept_as_it_was_written():
     assert said.raw.decode() == text
 
 
+@pytest.mark.parametrize("is_list", [True, False], ids=["a list", "a line for each"])
+def test_rows_of_a_table_are_imported_as_they_are_with_their_own_times(is_list):
+    calls = [{"toolCallId": "a", "toolName": "add_page", "args": {"slug": "team"}}]
+    result = [{"type": "tool-result", "toolCallId": "a", "toolName": "add_page", "output": {"id": 7}}]
+    rows = [
+        {"id": "m1", "session_id": "s", "role": "user", "content": '{"text": "Add a page."}'},
+        {"id": "m2", "session_id": "s", "role": "assistant", "content": "", "toolCalls": calls},
+        {"id": "m3", "session_id": "s", "role": "tool", "content": json.dumps(result)},
+    ]
+    rows = [row | {"created_at": 1_700_000_000 + n} for n, row in enumerate(rows)]
+    lines = [json.dumps(row) for row in rows]
+    Path("rows.json").write_text(f"[{','.join(lines)}]" if is_list else "\n".join(lines))
+    run("import", "rows.json")
+    told = run("log", "rows").stdout.splitlines()
+    assert [line.split("said")[1].strip() for line in told[:3]] == [
+        "user: Add a page.",
+        'assistant: → add_page({"slug":"team"})',
+        'tool: ← add_page: {"id":7}',
+    ]
+    with refold.open("rows", store=STORE) as chat:
+        times = [one.timestamp.timestamp() for one in chat.get_all()]
+    assert times == [1_700_000_000.0, 1_700_000_001.0, 1_700_000_002.0]
+
+
 def test_text_that_is_no_proper_unicode_is_imported_all_the_same():
     write("chat.json", '[{"role": "user", "content": "half a \\ud83d pair"}]')
     run("import", "chat.json")

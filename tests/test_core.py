@@ -105,13 +105,13 @@ def test_the_stored_format_is_what_the_document_says():
         0,
         "said",
         "x",
-        b'["user",5,0,1,0,5,[],null,[],false,null,null,false,false]',
+        b'["user",5,0,1,0,5,[],null,[],false,null,null,false,false,false]',
         b'{"time":1.5,"message":{"role":"user","parts":[{"type":"text","text":"hi"}],"id":"x"}}',
     )
     edit = Replaced(3, "main", Span(0, 2), (1,), (Line(1, "user", 5, 1, 0),), "k", "w", (9, 5), 2.0, 1)
     assert (
         encode(edit).head
-        == b'["main",[0,2],[[1,"user",5,1,0,[],null,[],0,false,null,null,false,null,false,false]],'
+        == b'["main",[0,2],[[1,"user",5,1,0,[],null,[],0,false,null,null,false,null,false,false,false]],'
         b'"k",1,[9,5]]'
     )
     assert encode(edit).body == b'{"shown":[1],"why":"w","time":2.0}'

@@ -142,7 +142,7 @@ def test_rows_of_an_older_record_are_appended_as_they_are():
         {"id": "r2", "role": "ai", "content": json.dumps([{"type": "text", "text": "Found."}])},
     ]
     chat = opened()
-    chat.append(rows, dialect="flat")
+    chat.append(rows)
     assert [(one.id, one.message.text) for one in chat.get_all()] == [("r1", "Look it up."), ("r2", "Found.")]
     assert [message["content"] for message in chat.fit().messages] == ["Look it up.", "Found."]
 

@@ -276,7 +276,9 @@ def test_what_was_mended_is_told_on_stderr():
 # proves: C8
 def test_rows_of_a_table_come_out_as_the_model_wants_them():
     rows = [{"role": "human", "content": "Hello", "created_at": "2026-01-01"}]
-    assert fit(rows, "--dialect", "flat") == [{"role": "user", "content": "Hello"}]
+    assert fit(rows) == fit(rows, "--dialect", "flat") == [{"role": "user", "content": "Hello"}]
+    with_system = [{"role": "system", "content": "Be brief.", "created_at": "2026-01-01"}, *rows]
+    assert refold.fit(with_system, model="claude-sonnet-5")[1] == {"role": "user", "content": "Hello"}
 
 
 def test_lone_surrogates_come_out_as_json_that_everybody_can_read():

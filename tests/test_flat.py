@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import refold
 from refold.core.errors import MessageError
 from refold.core.message import (
     CompactionMarker,
@@ -20,6 +21,9 @@ from refold.core.message import (
 )
 from refold.formats.dialects import recognize
 from refold.formats.flat import DIALECT, parse, render, results, steps, unread
+
+START = 1_700_000_000
+"""2023-11-14T22:13:20Z"""
 
 
 def said(content, role="assistant", **fields):
@@ -233,11 +237,15 @@ def test_an_unknown_part_beside_known_ones_is_kept():
         {"role": "tool", "content": "x", "toolCallId": "a", "name": "f"},
         {"role": "user", "content": {"text": "x"}, "created_at": 5},
         {"role": "user", "parts": [{"type": "text", "text": "x"}]},
+        {"id": "m1", "role": "assistant", "content": '[{"type": "text", "text": "x"}]'},
+        {"role": "assistant", "content": '[{"type": "tool-call", "toolCallId": "a", "toolName": "f"}]'},
+        {"role": "assistant", "content": "", "toolCalls": [{"toolCallId": "a", "toolName": "f", "args": {}}]},
+        {"role": "tool", "tool_call_id": "a", "content": "x", "timestamp": "2024-01-01"},
+        {"role": "human", "content": "x"},
     ],
 )
-def test_a_row_is_read_and_only_taken_for_one_where_it_could_be_nothing_else(record):
-    chat = "openai-chat" if "tool_call_id" in record else None
-    assert recognize(record) == (DIALECT if "parts" in record else chat)
+def test_a_row_is_recognized_by_what_no_provider_has_in_a_message(record):
+    assert recognize(record) == DIALECT
     assert parse(record).role
 
 
@@ -246,6 +254,9 @@ def test_a_row_is_read_and_only_taken_for_one_where_it_could_be_nothing_else(rec
     [
         {"role": "user", "content": "x"},
         {"role": "user", "content": '[{"type": "text", "text": "pasted"}]'},
+        {"role": "user", "content": '[{"type": "tool-call", "toolCallId": "pasted"}]'},
+        {"role": "user", "content": '{"text": "pasted"}', "id": "m1"},
+        {"role": "user", "content": "[1, 2]", "id": "m1"},
         {"role": "assistant", "content": None, "tool_calls": []},
         {"role": "tool", "tool_call_id": "a", "content": "x"},
         {"role": "user", "content": [{"type": "text", "text": "x"}]},
@@ -258,6 +269,41 @@ def test_a_row_is_read_and_only_taken_for_one_where_it_could_be_nothing_else(rec
 )
 def test_a_providers_message_is_no_row(value):
     assert recognize(value) != DIALECT
+
+
+@pytest.mark.parametrize("model", ["gpt-5", "claude-sonnet-5", None])
+def test_rows_of_a_flat_history_are_appended_as_they_are_with_their_own_times(model):
+    call = [{"type": "tool-call", "toolCallId": "a", "toolName": "add_page", "input": {"slug": "team"}}]
+    result = [{"type": "tool-result", "toolCallId": "a", "toolName": "add_page", "output": {"id": 7}}]
+    rows = [
+        {"id": "m1", "role": "user", "content": '{"text": "Add a page."}', "createdAt": START},
+        {"id": "m2", "role": "assistant", "content": json.dumps(call), "createdAt": START * 1000 + 500},
+        {"id": "m3", "role": "tool", "content": json.dumps(result), "created_at": "2023-11-14T22:13:22Z"},
+        {"id": "m4", "role": "assistant", "content": '[{"type": "text", "text": "Done."}]'},
+        {"id": "m5", "role": "assistant", "content": "", "toolCalls": json.loads(json.dumps(call))},
+    ]
+    together, alone = (refold.open("rows", store="memory://", model=model) for _ in range(2))
+    together.append(rows)
+    for row in [*rows[:3], *rows[4:]]:
+        alone.append(row)
+    for chat, count in ((together, 5), (alone, 4)):
+        stored = chat.get_all()
+        assert len(stored) == count
+        assert stored[0].message.text == "Add a page."
+        assert [one.timestamp.timestamp() - START for one in stored[:3]] == [0, 0.5, 2]
+        assert stored[1].message.calls == stored[-1].message.calls
+        assert stored[1].message.calls[0].input == '{"slug":"team"}'
+        assert stored[2].message.results[0].output == '{"id":7}'
+        assert chat.fit(dialect="openai-chat").messages[0] == {"role": "user", "content": "Add a page."}
+    assert together.get_all()[3].message.text == "Done."
+
+
+@pytest.mark.parametrize("time", ["yesterday", "", -5, 1e300, True, [], {"seconds": 5}])
+def test_a_row_whose_time_cannot_be_read_has_the_time_at_which_it_was_appended(time):
+    chat = refold.open("rows", store="memory://")
+    chat.append([{"role": "user", "content": "x", "created_at": time}, {"role": "user", "content": "y"}])
+    first, second = chat.get_all()
+    assert first.timestamp == second.timestamp
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_pinned_messages_the_task_and_the_latest_user_message_are_in_every_view(
     for thing in things:
         try_to(session, thing)
         said = [event for event in session.events() if isinstance(event, Said)]
-        users = [event for event in said if event.line.role == "user"]
+        users = [event for event in said if event.line.role == "user" and event.message.text.strip()]
         pinned = {
             line.at for pin in session.record.live.state.pins.values() if pin.holds for line in pin.lines
         }

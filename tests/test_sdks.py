@@ -3,11 +3,11 @@
 import asyncio
 import json
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from operator import attrgetter
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, NamedTuple
 
 import pytest
@@ -127,6 +127,14 @@ class Cut(list):
     """The events of a stream after which the line goes dead."""
 
 
+class Gated(list):
+    """The events of a stream, of which only the first is sent until the gate is opened."""
+
+    def __init__(self, events):
+        super().__init__(events)
+        self.gate = Event()
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
@@ -141,6 +149,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "application/json" if is_json else "text/event-stream")
         self.send_header("content-length", str(len(data) + is_cut))
         self.end_headers()
+        if isinstance(answer, Gated):
+            first = sse(answer[:1]).encode()
+            self.wfile.write(first)
+            assert answer.gate.wait(20)
+            data = data.removeprefix(first)
         self.wfile.write(data)
 
 
@@ -332,6 +345,214 @@ def test_a_list_may_mix_replies_their_words_and_messages(api, hear, chat, first)
     assert places[:3] == [1, 3, 4]
     said = [*api.said, *api.results]
     assert same(chat.fit().messages, [USER, *said, {"role": "user", "content": "And now?"}, *said])
+
+
+# Streams, as the SDKs have them
+
+
+@pytest.fixture(params=["create", "stream"], ids=["stream=True", "the SDK's helper"])
+def streamed(request, hear, first):
+    """A stream as the SDK gives it."""
+
+    @contextmanager
+    def streamed(events):
+        if request.param == "stream":
+            with hear(events, first, "stream") as helper:
+                yield helper
+        else:
+            yield hear(events, first, stream=True)
+
+    return streamed
+
+
+def test_a_stream_is_appended_as_the_sdk_gives_it(api, chat, streamed):
+    with streamed(api.chunks) as stream:
+        place = chat.append(stream)
+    assert place == 1
+    chat.append(api.results)
+    assert same(chat.fit(request=api.more).messages, [USER, *api.said, *api.results])
+    assert chat.get_all()[1].message.usage.input == 40
+
+
+def test_a_step_may_end_with_a_stream_an_iterator_or_a_list_of_chunks(api, chat, streamed):
+    for give in (lambda stream: stream, iter, list):
+        with streamed(api.chunks) as stream:
+            places = chat.after_step(give(stream), *api.results)
+        assert places[0] == chat.get_all()[-2].at
+        assert places[1] == chat.get_all()[-1].at
+    assert same(chat.fit(request=api.more).messages, [USER, *(3 * [*api.said, *api.results])])
+
+
+def test_chunks_are_handed_on_as_they_come_and_stored_when_the_stream_ends(api, chat, streamed):
+    events = Gated(api.chunks)
+    with streamed(events) as stream:
+        recorded = chat.record_stream(stream)
+        got = [next(recorded)]
+        assert not events.gate.is_set()
+        assert chat.get_count() == 1
+        events.gate.set()
+        got += recorded
+    assert chat.get_count() == 2
+    other = refold.open("other", store="memory://", model=api.model)
+    other.append(got)
+    assert other.get_all()[0].message == chat.get_all()[1].message
+    chat.append(api.results)
+    fitted = chat.fit(request=api.more)
+    assert same(fitted.messages, [USER, *api.said, *api.results])
+    assert fitted.report.notices == ()
+
+
+NOT_STORED = "A streamed reply was not stored: "
+
+
+@pytest.mark.parametrize("keep_partial", [False, True])
+@pytest.mark.parametrize("end", ["breaks", "is abandoned", "ends early", "is read by code that fails"])
+def test_of_a_stream_that_is_not_read_to_its_end_nothing_is_stored_unless_told_to(
+    api, hear, chat, first, end, keep_partial
+):
+    some = api.chunks[:-3]
+    stream = hear(Cut(some) if end == "breaks" else some, first, stream=True)
+    with suppress(Exception):
+        for _ in chat.record_stream(stream, keep_partial=keep_partial):
+            if end == "is abandoned":
+                break
+            if end == "is read by code that fails":
+                raise LookupError
+    stored = chat.get_all()[1:]
+    assert len(stored) == keep_partial
+    for one in stored:
+        assert (one.message.finish, one.message.model) == ("interrupted", api.reply["model"])
+    notices = chat.fit(request=api.more).report.notices
+    told = [notice for notice in notices if notice.startswith(NOT_STORED)]
+    assert len(told) == (not keep_partial)
+    assert all("keep_partial=True" in notice for notice in told)
+    assert not any(notice.startswith(NOT_STORED) for notice in chat.fit(request=api.more).report.notices)
+
+
+def test_what_breaks_a_stream_reaches_the_caller_and_is_named_in_the_notice(api, hear, chat, first):
+    with pytest.raises(Exception, match="onnection") as caught:
+        list(chat.record_stream(hear(Cut(api.chunks[:3]), first, stream=True)))
+    (notice,) = chat.fit().report.notices
+    assert notice.startswith(f"{NOT_STORED}it broke off with {type(caught.value).__name__}: ")
+
+
+def test_a_stream_that_breaks_while_it_is_appended_leaves_nothing(api, hear, chat, first):
+    with pytest.raises(Exception, match="onnection"):
+        chat.append(hear(Cut(api.chunks[:3]), first, stream=True))
+    with pytest.raises(Exception, match="onnection"):
+        chat.after_step(hear(Cut(api.chunks[:3]), first, stream=True), *api.results)
+    assert chat.get_count() == 1
+
+
+def test_a_stream_that_was_read_already_is_refused(api, hear, chat, first):
+    stream = hear(api.chunks, first, stream=True)
+    list(stream)
+    with pytest.raises(MessageError, match=r"^stream: has nothing in it"):
+        chat.append(stream)
+    assert list(chat.record_stream(stream)) == []
+    assert chat.fit().report.notices == (f"{NOT_STORED}it had no chunks, or was read already",)
+
+
+def test_what_is_left_of_a_stream_is_stored_before_what_comes_next(api, hear, chat, first):
+    for _ in chat.record_stream(hear(api.chunks[:-3], first, stream=True), keep_partial=True):
+        break
+    chat.append({"role": "user", "content": "Go on."})
+    assert [one.message.role for one in chat.get_all()] == ["user", "assistant", "user"]
+
+
+@pytest.mark.parametrize("value", [None, 5, "text", b"text", {"role": "user"}, object()], ids=repr)
+def test_what_is_no_stream_cannot_be_recorded(value):
+    chat = refold.open("one", store="memory://")
+    with pytest.raises(MessageError, match=r"^stream: expected a stream or its chunks, got "):
+        chat.record_stream(value)
+
+
+def test_a_whole_reply_is_no_stream(api, hear, chat, first):
+    with pytest.raises(MessageError, match=r"^stream: expected a stream or its chunks, got "):
+        chat.record_stream(hear(api.reply, first))
+
+
+def in_async(api, provider, play):
+    """Plays a coroutine of a conversation and of a function that asks the provider."""
+
+    async def run():
+        opened = await refold.aopen("trip", store="memory://", model=api.model)
+        async with connect(api, provider, "Async") as client, opened as chat:
+            await chat.append(USER)
+            fitted = await chat.fit(dialect=api.dialect, request=api.more)
+
+            def ask(events, verb="create", **more):
+                provider.answers.append(events)
+                return attrgetter(f"{api.resource}.{verb}")(client)(**fitted.request, **more)
+
+            return await play(chat, ask)
+
+    return asyncio.run(run())
+
+
+def test_async_streams_are_appended_and_recorded_the_same(api, provider):
+    async def play(chat, ask):
+        assert await chat.append(await ask(api.chunks, stream=True)) == 1
+        await chat.append(api.results)
+        async with ask(api.chunks, "stream") as helper:
+            await chat.after_step(helper, *api.results)
+        got = [chunk async for chunk in chat.record_stream(await ask(api.chunks, stream=True))]
+        await chat.append(api.results)
+        assert len(got) >= len(api.chunks) - 1  # without the ping
+        assert [chunk async for chunk in chat.record_stream(got)] == got  # no async stream is fine too
+        await chat.append(api.results)
+        await chat.append(iter(got))
+        await chat.append(api.results)
+        fitted = await chat.fit(request=api.more)
+        assert fitted.report.notices == ()
+        return fitted.messages
+
+    assert same(in_async(api, provider, play), [USER, *(5 * [*api.said, *api.results])])
+
+
+@pytest.mark.parametrize("keep_partial", [False, True])
+@pytest.mark.parametrize("end", ["breaks", "is abandoned", "ends early", "is cancelled"])
+def test_of_an_async_stream_that_is_not_read_to_its_end_nothing_is_stored_unless_told_to(
+    api, provider, end, keep_partial
+):
+    some = api.chunks[:-3]
+    events = {"breaks": Cut, "is cancelled": Gated}.get(end, list)(some)
+
+    async def read(chat, ask, came):
+        async for _ in chat.record_stream(await ask(events, stream=True), keep_partial=keep_partial):
+            came.set()
+            if end == "is abandoned":
+                break
+
+    async def play(chat, ask):
+        came = asyncio.Event()
+        reading = asyncio.ensure_future(read(chat, ask, came))
+        await came.wait()
+        if end == "is cancelled":
+            reading.cancel()
+        with suppress(Exception, asyncio.CancelledError):
+            await reading
+        if end == "is cancelled":
+            events.gate.set()
+        fitted = await chat.fit(request=api.more)
+        return await chat.get_all(), fitted.report.notices
+
+    stored, notices = in_async(api, provider, play)
+    assert [one.message.finish for one in stored[1:]] == ["interrupted"] * keep_partial
+    assert sum(notice.startswith(NOT_STORED) for notice in notices) == (not keep_partial)
+
+
+def test_an_async_stream_is_refused_by_a_session_that_cannot_await_it(api, provider):
+    async def play(chat, ask):
+        stream = await ask(api.chunks, stream=True)
+        for take in (chat.sync.append, chat.sync.record_stream, chat.sync.after_step):
+            with pytest.raises(
+                MessageError, match=r"is an async stream, which only a session of refold\.aopen"
+            ):
+                take(stream)
+        await stream.close()
+
+    in_async(api, provider, play)
 
 
 def test_async_code_says_the_same(api, provider):

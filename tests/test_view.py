@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from itertools import zip_longest
 
+import msgspec
+import pytest
 from hypothesis import given, settings
 
 import refold
@@ -10,9 +12,13 @@ from refold.core import codec
 from refold.core.draft import Draft, Request, number
 from refold.core.event import Event, Line, Measured, Said, Span
 from refold.core.live import Head, Live, State
-from refold.core.message import Message
+from refold.core.message import Media, Message, Text
 from refold.core.plan import Edit, Stamp, settle
 from refold.core.view import fold
+from refold.doctor import examine
+from refold.record import seal
+from refold.stores.memory import MemoryStore
+from refold.stores.store import Key, Snapshot
 from strategies import streams
 
 
@@ -80,11 +86,71 @@ def test_a_correction_of_what_tells_the_model_to_try_again_asks_for_nothing_eith
     assert [line.place for line in chat.view().lines if line.asks] == [0]
 
 
-def test_an_entry_from_before_there_were_retries_is_read_as_it_was():
+@pytest.mark.parametrize("missing", [b",false]", b",false,false]"], ids=["wordless", "retry"])
+def test_an_entry_from_before_there_was_a_field_is_read_as_it_was(missing):
     entry = codec.encode(number([Draft(Message("user", "go"), 5)], State(), Request("main"), 0.0)[0])
-    older = entry._replace(head=entry.head.removesuffix(b",false]") + b"]")
+    older = entry._replace(head=entry.head.removesuffix(missing) + b"]")
     assert older.head != entry.head
     assert codec.head(older) == codec.head(entry)
+
+
+def test_a_message_without_text_is_neither_task_nor_turn_nor_latest():
+    shot = Draft(Message("user", [Media("image", data="AA")]), 5)
+    said = [Draft(Message(role, text), 5) for role, text in (("user", "go"), ("assistant", "hm"))]
+    blank = Draft(Message("user", [Text(" \n"), Media("file", url="https://example.org/a.pdf")]), 5)
+    events = number([shot, *said, shot, blank], State(), Request("main"), 0.0)
+    assert [event.line.turn for event in events] == [0, 1, 1, 1, 1]
+    assert [event.line.asks for event in events] == [False, True, False, False, False]
+    assert [codec.head(codec.encode(event)) for event in events] == [event.line for event in events]
+    for view in (fold(events), live(events).freeze()):
+        assert (view.kept, view.latest) == ({1}, 1)
+    edit = settle(Edit(Span(3, 4), (Message("user", "[image]"),), "test", "why"), view, Stamp(5, 0.0), len_of)
+    assert [line.place for line in fold([*events, edit]).lines if line.asks] == [1]
+
+
+def test_a_screenshot_does_not_push_the_task_or_the_latest_request_out_of_the_view():
+    config = {"models": {"small": {"window": 2_000, "max_output": 200}}}
+    chat = refold.open("c", store="memory://", model="small", config=config)
+    shot = {"type": "image", "source": {"type": "base64", "data": "AAAA", "media_type": "image/png"}}
+    chat.append({"role": "user", "content": [shot]})
+    chat.append({"role": "user", "content": "Book the flight to Oslo."})
+    for n in range(12):
+        use = {"type": "tool_use", "id": f"c{n}", "name": "click", "input": {"x": n}}
+        result = {"type": "tool_result", "tool_use_id": f"c{n}", "content": "word " * 100}
+        chat.append({"role": "assistant", "content": [use]})
+        chat.append({"role": "user", "content": [result, shot]})
+        fitted = chat.fit(dialect="anthropic")
+    view = chat.view()
+    assert (view.kept, view.latest) == ({1}, 1)
+    assert "Book the flight to Oslo." in str(fitted.messages)
+    assert chat.get_all()[-1].turn == 1
+    assert any(edit.kind in ("summarize", "prune") for edit in chat.events() if hasattr(edit, "round"))
+
+
+def test_a_record_from_before_keeps_its_task_and_a_snapshot_from_before_is_not_trusted():
+    store, key = MemoryStore(), Key("default", "c")
+    chat = refold.open("c", store=store)
+    chat.append([Message("user", [Media("image", data="AA")]), Message("user", "go")])
+    assert chat.view().kept == {1}
+    older, digest = MemoryStore(), b""
+    for entry, _ in store.read(key):  # as it was written when a screenshot still was a request
+        head = [*msgspec.json.decode(entry.head)[:-1]]
+        head[3] = entry.at + 1
+        digest = older.append(key, [entry._replace(head=msgspec.json.encode(head))])
+    again = refold.open("c", store=older)
+    assert (again.view().kept, again.view().latest) == ({0}, 1)
+    assert not [finding for finding in examine(older) if finding.problem]
+    live = again.record.live
+    state = msgspec.structs.replace(live.snapshot(), version=8, latest=0)
+    body = codec.dumps(state)
+    older.save(key, "main", Snapshot(2, body, seal(digest, body)))
+    assert refold.open("c", store=older).view().latest == 1
+
+
+def test_what_was_spoken_is_a_request():
+    events = number([Draft(Message("user", [Media("audio", data="AA")]), 5)], State(), Request("main"), 0.0)
+    assert fold(events).latest == 0
+    assert events[0].line.turn == 1
 
 
 def len_of(message: Message) -> int:

@@ -1,12 +1,21 @@
 """The same conversation for code that awaits: every verb of `Session`, run off the event loop."""
 
 from asyncio import AbstractEventLoop, get_running_loop, to_thread
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from functools import wraps
 from itertools import islice
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from refold import opening
 from refold.answers import Diff
@@ -21,10 +30,12 @@ from refold.record import Record
 from refold.reducer import Reducer
 from refold.session import Session
 from refold.stores.store import Key, Store
+from refold.streams import Tape, demand_stream, is_async_stream
 from refold.toolbox import Toolbox
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_END = object()
 CHUNK = 200
 """Lines or events fetched in one go."""
 
@@ -44,6 +55,57 @@ def _same(name: str) -> Any:
     return property(attrgetter(f"sync.{name}"))
 
 
+def _awaited_with_streams(
+    verb: Callable[Concatenate[Session, P], T],
+) -> Callable[Concatenate["AsyncSession", P], Awaitable[T]]:
+    """The same for a verb that takes messages: async streams among them are read first, on the event loop."""
+
+    @wraps(verb)
+    async def twin(self: "AsyncSession", /, *args: Any, **kwargs: Any) -> T:
+        read = [await _read(one) for one in args]
+        named = {name: await _read(one) for name, one in kwargs.items()}
+        return await to_thread(verb, self.sync, *read, **named)
+
+    return cast(Callable[Concatenate["AsyncSession", P], Awaitable[T]], twin)
+
+
+async def _read(value: Any) -> Any:
+    """For an async stream an iterator of all its chunks, anything else as it is."""
+    if isinstance(value, list | tuple):
+        return [await _read(one) for one in value] if any(map(is_async_stream, value)) else value
+    return iter([chunk async for chunk in value]) if is_async_stream(value) else value
+
+
+class _Recording(AsyncIterator[Any]):
+    """Hands on the chunks of a stream, async or not, and has the reply stored once it ends.
+
+    No generator: one that nobody reads on is closed by a task of its own, some time after the next request.
+    """
+
+    def __init__(self, stream: Any, tape: Tape, finish: Callable[[Tape], None]) -> None:
+        self._tape, self._finish = tape, finish
+        self._chunks = aiter(stream if is_async_stream(stream) else _in_threads(stream))
+
+    async def __anext__(self) -> Any:
+        try:
+            chunk = await anext(self._chunks)
+        except StopAsyncIteration:
+            if not self._tape.is_over:
+                await to_thread(self._finish, self._tape)
+            raise
+        except BaseException as error:  # the next verb settles it, off the event loop
+            self._tape.fail(f"it broke off with {type(error).__name__}: {error}")
+            raise
+        self._tape.chunks.append(chunk)
+        return chunk
+
+
+async def _in_threads(stream: Iterable[Any]) -> AsyncIterator[Any]:
+    chunks = iter(stream)
+    while (chunk := await to_thread(next, chunks, _END)) is not _END:
+        yield chunk
+
+
 class AsyncSession:
     """A thin twin of `Session`: the same words, the same events for the same input."""
 
@@ -54,7 +116,7 @@ class AsyncSession:
         if session.reducer.summaries is not None:
             session.reducer.summaries.desk.loop = loop
 
-    append = _awaited(Session.append)
+    append = _awaited_with_streams(Session.append)
     say = _awaited(Session.say)
     intake = _awaited(Session.intake)
     fit = _awaited(Session.fit)
@@ -72,7 +134,7 @@ class AsyncSession:
     tools = _awaited(Session.tools)
     call = _awaited(Session.call)
     before_step = _awaited(Session.before_step)
-    after_step = _awaited(Session.after_step)
+    after_step = _awaited_with_streams(Session.after_step)
     explain = _awaited(Session.explain)
     savings = _awaited(Session.savings)
     search = _awaited(Session.search)
@@ -110,6 +172,13 @@ class AsyncSession:
     ) -> Diff:
         with_ = other.sync if isinstance(other, AsyncSession) else other
         return await to_thread(self.sync.diff, at, to, other=with_)
+
+    def record_stream(
+        self, stream: AsyncIterable[Any] | Iterable[Any], *, keep_partial: bool = False
+    ) -> AsyncIterator[Any]:
+        """The same for `async for`; the stream may be async or not."""
+        demand_stream(stream)
+        return _Recording(stream, self.sync._tape(keep_partial), self.sync._finish_stream)
 
     async def close(self) -> None:
         """The same, and waits for coroutines that were told of something."""

@@ -64,7 +64,7 @@ def correct(record: Record, at: int, new: Message | str, count: Count, stamp: St
     message = _in_place_of(said, new)
     line = line_of(message, stamp.at, count(message), said.line.turn, said.line.step)
     told = {"tools": line.tools or said.line.tools, "corrects": at}
-    told |= {name: getattr(said.line, name) for name in ("apart", "whole", "expiry", "retry")}
+    told |= {name: getattr(said.line, name) for name in ("apart", "whole", "expiry", "retry", "wordless")}
     line = msgspec.structs.replace(line, **told)
     cover = Cover(stamp.at, stamp.view, item.span, ())
     if len(item.span) > 1:  # it is for an edit of others too to show it

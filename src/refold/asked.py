@@ -1,7 +1,7 @@
 """What callers ask for, checked before anything is done."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 import msgspec
 
@@ -9,6 +9,8 @@ from refold.allowed import hints, shown, vet_fields
 from refold.core.errors import SettingError
 from refold.core.event import Expiry
 from refold.core.expiry import layered
+from refold.core.message import Kind
+from refold.core.plan import Policy
 
 
 def whole(name: str, value: object) -> int:
@@ -39,6 +41,32 @@ def model_name(model: str | None) -> str | None:
     if model is not None and not named("model", model).isprintable():
         raise SettingError("model", f"is no name of a model: {shown(model)}")
     return model
+
+
+def message_kind(kind: object) -> None:
+    """
+    Raises:
+        SettingError: no message is of that kind.
+    """
+    known = get_args(Kind)
+    if kind is not None and (not isinstance(kind, str) or kind not in known):
+        raise SettingError("kind", f"{shown(kind)} is not known; known are {', '.join(known)}")
+
+
+def policies_of(policies: Sequence[Policy]) -> tuple[Policy, ...]:
+    """
+    Raises:
+        SettingError: it is no list, or something in it cannot be called.
+    """
+    if not isinstance(policies, list | tuple):
+        raise SettingError("policies", f"expected a list of functions, got {type(policies).__name__}")
+    for n, policy in enumerate(policies):
+        if not callable(policy):
+            raise SettingError(
+                f"policies[{n}]",
+                f"expected a function of view, budget and count, got {type(policy).__name__}",
+            )
+    return tuple(policies)
 
 
 def fields(request: Mapping[str, Any] | None) -> Mapping[str, Any]:

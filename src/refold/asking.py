@@ -220,7 +220,7 @@ def _moved(one: Worded, at: int) -> Worded:
 def _values(
     matter: Matter, piece: Sequence[Original], previous: str | None, max_tokens: int, listed: int
 ) -> dict[str, Any]:
-    asked = [one for one in piece if one.message.role == "user" and not one.tools]
+    asked = [one for one in piece if one.message.role == "user" and not one.tools and one.message.has_words]
     rules = [rule for one in asked for rule in demands(one.message.text)]
     return {
         "task": fenced(clip(matter.task, listed)),

@@ -20,7 +20,7 @@ from refold.sources import Said, leaves, merged, read
 from refold.stores.store import Settings, Store, ToolSetting
 from refold.summarize.models import PROVIDERS
 from refold.summarize.prompts import Prompts, conversation_template, load, message_template
-from refold.tokens.limits import ModelLimits, ModelSettings
+from refold.tokens.limits import ModelLimits, ModelSettings, find
 
 __all__ = [
     "AgentSettings",
@@ -208,8 +208,25 @@ def resolved(sources: Sequence[Said]) -> Config:
         origins |= {path: said.origin(path) for path in leaves(vetted)}
     kept = {path: origins[path] for path in leaves(tree) if path}
     config = msgspec.structs.replace(msgspec.convert(tree, Config), origins=kept)
+    _demand_room_for_input(config)
     _demand_prompts(config)
     return config
+
+
+def _demand_room_for_input(config: Config) -> None:
+    """
+    Raises:
+        SettingError: a model's longest answer is said to be longer than its window.
+    """
+    for model, settings in config.models.items():
+        window = find(model, config.models).limits.window
+        if isinstance(settings.max_output, int) and settings.max_output > window:
+            place = config.place("models", model, "max_output")
+            raise SettingError(
+                place,
+                f"{settings.max_output:,} is above the window of {window:,} tokens, which holds the request"
+                " and its answer; set less, or a larger window",
+            )
 
 
 def _demand_prompts(config: Config) -> None:

@@ -186,11 +186,16 @@ def export_in(data: bytes) -> list[str] | None:
 
 
 def conversations(data: bytes, name: str) -> list[Given]:
-    """Those of a file: one, or one a line."""
+    """Those of a file: one, one a line, or one that has a line for each message, as tables are dumped."""
     lines = [(n, line) for n, line in enumerate(data.split(b"\n"), 1) if line.strip()]
-    if len(lines) > 1 and _is_object(lines[0][1]):
-        return [given(line, f"{name}: line {n}") for n, line in lines]
-    return [given(data, name)]
+    first = _object(lines[0][1]) if len(lines) > 1 else None
+    if first is None:
+        return [given(data, name)]
+    if "role" in first:
+        messages = [_decode(line, f"{name}: line {n}") for n, line in lines]
+        written = _as_written(b"[" + b",".join(line for _, line in lines) + b"]")
+        return [Given(name, messages, "messages", written)]
+    return [given(line, f"{name}: line {n}") for n, line in lines]
 
 
 def conversation(data: bytes, name: str) -> Given:
@@ -252,8 +257,10 @@ def _decode(data: bytes, where: str) -> Any:
         raise MessageError(where, f"is not JSON that can be read: {error}") from error
 
 
-def _is_object(line: bytes) -> bool:
+def _object(line: bytes) -> dict[str, Any] | None:
+    """The object in a line; None if it has none."""
     try:
-        return isinstance(codec.loads(line), dict)
+        value = codec.loads(line)
     except (ValueError, RecursionError):
-        return False
+        return None
+    return value if isinstance(value, dict) else None

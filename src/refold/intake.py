@@ -1,6 +1,7 @@
 """What users hand in becomes drafts: parsed, counted once, and kept as it came."""
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,12 +14,13 @@ from refold.core.draft import Draft, part_id, split
 from refold.core.errors import MessageError, SettingError
 from refold.core.event import Expiry, Piece
 from refold.core.message import Kind, Media, Message, Opaque
-from refold.formats.dialects import FORMATS, Format, is_plain, recognize, spoken
+from refold.formats.dialects import FORMATS, TARGETS, Format, is_plain, readable_as, recognize
 from refold.formats.shape import kind_of, own_id
 from refold.formats.sheet import APART
-from refold.plain import checked, encoded, plain, walk
+from refold.plain import EXPECTED, checked, encoded, plain, walk
 from refold.repairs.targets import mend
 from refold.rules.targets import JUDGES
+from refold.streams import chunks_of, is_async_stream, is_stream
 from refold.tokens.count import Units
 
 if TYPE_CHECKING:
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 
 HOPELESS = ("S1", "A11", "A14", "A15", "R9")
 """Rules that a message breaks by itself and that no mending keeps."""
+TIMES = ("created_at", "createdAt", "timestamp")
+"""Where rows say when they were written."""
+LATEST_S = 100_000_000_000
+"""Seconds up to the year 5138; larger numbers are milliseconds."""
 UNDERSTOOD = ("text", "tool_use", "tool_result", "function_call", "function_call_output")
 """Types that have parts of their own: as opaque ones they would escape all rules."""
 
@@ -56,6 +62,8 @@ class Taken(NamedTuple):
     drafts: list[Draft]
     first: list[int]
     """For each thing that was handed in, which draft its first word is in."""
+    is_stream: bool = False
+    """They were the chunks of one reply."""
 
 
 class Intake(NamedTuple):
@@ -78,7 +86,8 @@ class Intake(NamedTuple):
     ) -> Taken:
         """Messages, SDK objects, whole replies, or the chunks of a stream, on their way in.
 
-        `beside` is id, tags, kind, expiry and tools; `raws` the JSON of each where that was read as text.
+        One of several may be a stream as well, or the list of its chunks. `beside` is id, tags, kind, expiry
+        and tools; `raws` the JSON of each where that was read as text.
 
         Raises:
             MessageError: one of them cannot be stored; nothing was.
@@ -89,10 +98,11 @@ class Intake(NamedTuple):
         extra = checked(beside, _Beside, where(0)) if beside else _Beside()
         if extra.id == "":
             raise MessageError(f"{where(0)}.id", "an id has at least one character; leave it out instead")
-        json = [plain(value, where(n)) for n, value in enumerate(values)]
-        units = list(self._units(json, where, raws))
+        json = [_json_of(value, where(n)) for n, value in enumerate(values)]
+        stream = _collected(json, where)
+        units = list(self._units(json, where, raws) if stream is None else _reply(stream, 0, where(0)))
         drafts: list[Draft] = []
-        first = [0] * len(json)
+        first = [0] * (len(json) if stream is None else 1)
         seen = set[int]()
         for group in _groups(units):
             for unit in group:
@@ -100,24 +110,19 @@ class Intake(NamedTuple):
                     first[unit.n] = len(drafts)
                     seen.add(unit.n)
             drafts += self._drafts(group, extra)
-        return Taken(drafts, first)
+        return Taken(drafts, first, stream is not None)
 
     def _units(
         self, values: list[Any], where: Callable[[int], str], raws: Sequence[bytes] | None
     ) -> Iterable[_Unit]:
-        if values and _is_odd(values[0]):
-            from refold.formats import replies  # with the dialects they come in
-
-            stream = replies.collect(values, where(0).removesuffix("[0]"))
-            if stream is not None:
-                if where(0) == where(1):  # not in a list
-                    raise MessageError(where(0), "is a chunk of a stream; append the list of all that came")
-                yield from _reply(stream, 0, where(0))
-                return
-        default = self.dialect or spoken(values) or self.default
+        dialects = [self.dialect or recognize(value) for value in values]
+        default = next((one for one in dialects if one in TARGETS), self.default)
+        has_rows = "flat" in dialects
         for n, value in enumerate(values):
             reply = None
-            if _is_odd(value):
+            if isinstance(value, list):
+                reply = _joined(value, where(n))
+            elif _is_odd(value):
                 from refold.formats import replies
 
                 reply = replies.take(value, where(n))
@@ -126,7 +131,10 @@ class Intake(NamedTuple):
             elif reply is not None:
                 yield from _reply(reply, n, where(n))
             else:
-                dialect = self.dialect or recognize(value) or default
+                is_row = has_rows and isinstance(value.get("content"), str)
+                dialect = dialects[n] or ("flat" if is_row else readable_as(value, default))
+                if dialect != "flat":
+                    _demand_content(value, where(n))
                 yield _Unit(n, where(n), value, raws[n] if raws else None, dialect)
 
     def _drafts(self, group: Sequence[_Unit], extra: _Beside) -> list[Draft]:
@@ -160,8 +168,10 @@ class Intake(NamedTuple):
                 _sendable(message, unit.where)
             elif not is_plain(value, unit.dialect):
                 _shaped(value, unit.dialect, unit.where)
-            if unit.dialect == "flat" and message.results:
-                return self._steps(message, value, extra.id, rest)
+            if unit.dialect == "flat":
+                rest["time"] = _time_of(value)
+                if message.results:
+                    return self._steps(message, value, extra.id, rest)
             known = _known(unit.reply) if unit.reply and not drafts else {}
             named = message.id if reads_own else None
             id = part_id(extra.id or named, len(drafts))
@@ -217,6 +227,51 @@ def _is_odd(value: Any) -> bool:
     return isinstance(value, dict) and ("role" not in value or "type" in value)
 
 
+def _json_of(value: Any, where: str) -> Any:
+    """A message as JSON; for a stream, or the list of its chunks, a list of these."""
+    if is_stream(value) or is_async_stream(value):
+        value = chunks_of(value, where)
+    if isinstance(value, list | tuple):
+        return [plain(chunk, f"{where}[{n}]") for n, chunk in enumerate(value)]
+    return plain(value, where)
+
+
+def _collected(values: Sequence[Any], where: Callable[[int], str]) -> "Reply | None":
+    """What values say together, where they are the chunks of one stream.
+
+    Raises:
+        MessageError: it is only one of them.
+    """
+    if not values or not _is_odd(values[0]):
+        return None
+    from refold.formats import replies  # with the dialects they come in
+
+    stream = replies.collect(values, where(0).removesuffix("[0]"))
+    if stream is not None and where(0) == where(1):  # not in a list
+        raise MessageError(where(0), "is a chunk of a stream; append the stream, or all that came of it")
+    return stream
+
+
+def _joined(chunks: list[Any], where: str) -> "Reply":
+    from refold.formats import replies
+
+    reply = replies.collect(chunks, where) if chunks and _is_odd(chunks[0]) else None
+    if reply is None:
+        raise MessageError(where, f"{EXPECTED}, got list, which is not the chunks of a stream")
+    return reply
+
+
+def _demand_content(value: dict[str, Any], where: str) -> None:
+    """
+    Raises:
+        MessageError: it is a user's or a system message that has no content at all.
+    """
+    is_message = kind_of(value) in (None, "message")  # other items of Responses have a role too
+    speaks = value.get("role") in ("user", "system", "developer")
+    if is_message and speaks and value.get("content") is None:
+        raise MessageError(f"{where}.content", "is missing: expected a text or a list of parts")
+
+
 def _reply(reply: "Reply", n: int, where: str) -> Iterable[_Unit]:
     for message in reply.messages:
         walk(message, where, 0)  # what came in pieces may be no JSON as a whole
@@ -227,6 +282,24 @@ def _reply(reply: "Reply", n: int, where: str) -> Iterable[_Unit]:
 
 def _known(reply: "Reply") -> dict[str, Any]:
     return {"usage": reply.usage, "model": reply.model, "finish": reply.finish}
+
+
+def _time_of(row: dict[str, Any]) -> float | None:
+    """When a row says that it was written, in seconds; None where it does not, or not in a way that is known.
+
+    A number is seconds, or milliseconds where it is too large for that; a text is ISO 8601, UTC by default.
+    """
+    found = next((row[field] for field in TIMES if row.get(field) is not None), None)
+    if isinstance(found, str):
+        try:
+            moment = datetime.fromisoformat(found)
+        except ValueError:
+            return None
+        found = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if not isinstance(found, int | float) or isinstance(found, bool):
+        return None
+    seconds = found / 1_000 if found > LATEST_S else float(found)
+    return seconds if 0 <= seconds <= LATEST_S else None
 
 
 def _groups(units: Sequence[_Unit]) -> Iterable[Sequence[_Unit]]:

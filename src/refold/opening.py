@@ -1,6 +1,6 @@
 """The ways in: open a conversation, fit a list of messages once, load what was exported."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from refold.answers import FittedMessages
@@ -9,7 +9,7 @@ from refold.config import DEFAULT, Source, load_config
 from refold.core.errors import SettingError
 from refold.core.message import Message, Text
 from refold.core.plan import Policy
-from refold.formats.dialects import TARGETS, spoken
+from refold.formats.dialects import TARGETS, is_row, spoken
 from refold.notify import OnEvent
 from refold.oneoff import listed
 from refold.session import Session
@@ -91,7 +91,8 @@ def fit(
         session.reducer.summaries.ahead = False
     said = listed(messages)
     plain = [message for message in said if type(message) is dict]
-    by_system = None if spoken(plain) else _by_system(plain)
+    is_clear = spoken(plain) is not None or any(map(is_row, plain))
+    by_system = None if is_clear else _by_system(plain)
     wanted = dialect if dialect in TARGETS else spoken(plain) or by_system
     session.append([_ours(message) or message for message in said], dialect=dialect or by_system)
     beside = {"system": system} if system is not None else {}

@@ -16,6 +16,7 @@ T = TypeVar("T")
 LONG_PLACE = 100
 """Characters of a place that are told."""
 PLAIN = (str, int, float, bool, type(None))
+EXPECTED = "expected a dict, an SDK object or a refold.Message"
 PARSED = ("parsed", "parsed_arguments", "parsed_output")
 """Fields that SDKs add to what a provider said: it takes none of them back."""
 
@@ -59,9 +60,7 @@ def plain(value: Any, where: str) -> Any:
 
 def _json_of(value: Any, where: str) -> Any:
     if not isinstance(value, Mapping) and not hasattr(value, "model_dump"):
-        raise MessageError(
-            where, f"expected a dict, an SDK object or a refold.Message, got {type(value).__name__}"
-        )
+        raise MessageError(where, f"{EXPECTED}, got {type(value).__name__}")
     plain = value if type(value) is dict else _dumped(value, where)
     if not walk(plain, where, 0):
         plain = _converted(plain, where)

@@ -170,12 +170,15 @@ def vetted(own: Policy) -> Policy:
     """A user's policy, whose plan is looked at before anything of it is written.
 
     Raises:
-        SettingError: it returned something that cannot be an edit of the view.
+        SettingError: it raised something, or returned what cannot be an edit of the view.
     """
 
     def policy(view: View, budget: Budget, count: Count, /) -> Plan:
         name = getattr(own, "__name__", type(own).__name__)
-        plan = own(view, budget, count)
+        try:
+            plan = own(view, budget, count)
+        except Exception as error:  # a user's function may raise anything
+            raise SettingError(f"policy {name}", f"raised {type(error).__name__}: {error}") from error
         if not isinstance(plan, list | tuple):
             raise SettingError(f"policy {name}", f"expected a list of edits, got {type(plan).__name__}")
         return [_vetted(edit, view, f"policy {name}, edit {n}") for n, edit in enumerate(plan)]

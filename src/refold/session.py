@@ -1,7 +1,8 @@
 """A conversation that lasts: say things, ask for a view that fits, see what was done and take it back."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -22,7 +23,16 @@ from refold.answers import (
     Undoing,
     stored,
 )
-from refold.asked import Override, fields, model_name, named, override_of, whole
+from refold.asked import (
+    Override,
+    fields,
+    message_kind,
+    model_name,
+    named,
+    override_of,
+    policies_of,
+    whole,
+)
 from refold.compaction import Compaction
 from refold.compare import compare
 from refold.config import AgentSettings, Config, demand_sense, with_database
@@ -40,6 +50,7 @@ from refold.core.view import View
 from refold.embedding import embedder_of
 from refold.explain import explain
 from refold.fitter import Fitter, Wish
+from refold.formats.chunks import INTERRUPTED
 from refold.formats.dialects import FORMATS, TARGETS, format_of
 from refold.intake import Intake
 from refold.notify import MessageEvent, Notifier, OnEvent, callbacks_of
@@ -47,6 +58,15 @@ from refold.outcome import Outcome, outcomes
 from refold.record import Record
 from refold.reducer import Order, Reducer
 from refold.stores.store import Attended, Forks, Ids, Key, Listening, Memories, Memory, Snapshots, Store
+from refold.streams import (
+    ASYNC,
+    Tape,
+    Unfinished,
+    chunks_of,
+    demand_stream,
+    is_async_stream,
+    is_stream,
+)
 from refold.tokens.limits import find
 from refold.toolbox import Toolbox, declared
 from refold.transfer import export_lines
@@ -94,11 +114,16 @@ class Session:
         self._agent, self._owns_store, self._summarizer = agent, owns_store, summarizer
         self._embedder = embedder_of(embedder)
         self._holder = uuid4().hex
+        self._is_closed = False
+        self._unfinished = deque[Unfinished]()
+        """Streams that were recorded and did not come to their end."""
+        self._notices = list[str]()
+        """For the next report."""
         self.notifier = self._lock = Notifier(key.conversation, callbacks_of(on_event))
         """The lock: whoever watches is told when it is free again."""
         self.record = Record(store, key, view, parse)
         """What is underneath, for faces and tools."""
-        self.reducer = Reducer(self.record, self.config, agent, policies)
+        self.reducer = Reducer(self.record, self.config, agent, policies_of(policies))
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model, self._lock)
         self.fitter.override = override_of(override)
         self.compaction = Compaction(self.fitter, self._holder, self._lock)
@@ -204,19 +229,92 @@ class Session:
         """Stores a message, or all of a list or none; returns its place, or their places.
 
         A message is a dict in any dialect, an SDK's message, a whole SDK reply, or a `refold.Message`; a
-        list may also be the chunks of a stream. An id that was appended before is stored once: its
-        place is returned again. When this returns, the message is safe on disk.
+        list may also be the chunks of a stream. A stream of an SDK, or any iterator of its chunks, is read to
+        its end and becomes one message; `record_stream` hands the chunks on meanwhile. An id that was
+        appended before is stored once: its place is returned again. When this returns, the message is safe
+        on disk.
+
+        `kind` says what the message is, where its role does not: `action-result` (what a tool answered),
+        `sub-agent-result`, `user-input`, `retry-context` (in the user's place, it only tells the model to
+        try again: it is no request) or `system`. Unset, it follows from the role.
+
+        Raises:
+            MessageError: something in it cannot be understood; nothing was stored.
+            SettingError: an argument is not allowed, such as an unknown `kind`.
+            StoreError: the session was closed, or the store cannot be used.
         """
+        message_kind(kind)
         beside: dict[str, Any] = {"id": id, "tags": tags, "kind": kind, "expiry": expiry, "tools": tools}
         beside = {name: value for name, value in beside.items() if value is not None and value != ()}
         intake = self.intake(dialect)
-        if not isinstance(message, list | tuple):
-            return self.say(intake.take([message], lambda n: "message", **beside).drafts)[0]
-        if id is not None:
+        if is_stream(message) or is_async_stream(message):
+            taken = intake.take(chunks_of(message, "stream"), "stream[{}]".format, **beside)
+            is_one = taken.is_stream
+        elif isinstance(message, list | tuple):
+            taken = intake.take(message, **beside)
+            is_one = False
+        else:
+            taken = intake.take([message], lambda n: "message", **beside)
+            is_one = True
+        if id is not None and not is_one and not taken.is_stream:
             raise SettingError("id", "names one message, not a list; give each a refold.Message with its id")
-        taken = intake.take(message, **beside)
         places = self.say(taken.drafts)
-        return [places[n] for n in taken.first]
+        return places[0] if is_one else [places[n] for n in taken.first]
+
+    def record_stream(self, stream: Iterable[Any], *, keep_partial: bool = False) -> Iterator[Any]:
+        """Hands on the chunks of a streamed reply as they come; when the stream ends, the reply is stored.
+
+        If the stream breaks, or is not read to its end, nothing is stored and the next report has a notice;
+        with `keep_partial`, what came is stored, and its `finish` is `interrupted`.
+
+        Raises:
+            MessageError: it is no stream, or its chunks cannot be understood; nothing was stored.
+        """
+        demand_stream(stream)
+        if not isinstance(stream, Iterable):
+            raise MessageError("stream", ASYNC)
+        return self._recorded(stream, self._tape(keep_partial))
+
+    def _recorded(self, stream: Iterable[Any], tape: Tape) -> Iterator[Any]:
+        try:
+            for chunk in stream:
+                tape.chunks.append(chunk)
+                yield chunk
+        except GeneratorExit:  # nobody reads on: the tape leaves what it has when it is collected
+            raise
+        except BaseException as error:
+            tape.fail(f"it broke off with {type(error).__name__}: {error}")
+            self._settle_streams()
+            raise
+        self._finish_stream(tape)
+
+    def _tape(self, keep_partial: bool) -> Tape:
+        self._demand_open()
+        return Tape(keep_partial, self._unfinished)
+
+    def _finish_stream(self, tape: Tape) -> None:
+        """Stores what was recorded of a stream that ended."""
+        tape.is_over = True
+        if not tape.chunks:
+            tape.fail("it had no chunks, or was read already")
+            return
+        taken = self.intake().take(tape.chunks, "stream[{}]".format)
+        if taken.drafts[0].message.finish == INTERRUPTED and not tape.keep_partial:
+            tape.fail("it ended before the model had finished")
+            return
+        self.say(taken.drafts)
+
+    def _settle_streams(self) -> None:
+        """Stores what came of streams that were not read to their end, or leaves a notice of each."""
+        while self._unfinished:
+            stream = self._unfinished.popleft()
+            if not stream.keep_partial or not stream.chunks:
+                self._notices.append(stream.notice)
+                continue
+            try:
+                self.say(self.intake().take(stream.chunks, "stream[{}]".format).drafts)
+            except RefoldError as error:
+                self._notices.append(f"{stream.notice}; what came of it cannot be stored: {error}")
 
     def intake(self, dialect: str | None = None) -> Intake:
         """How messages are taken in: counted for the model, in a dialect or in the one each is in."""
@@ -233,6 +331,8 @@ class Session:
         Raises:
             ConflictError: more were said, or fewer; nothing was stored.
         """
+        self._demand_open()
+        self._settle_streams()
         ids = [draft.message.id for draft in drafts if draft.message.id is not None]
         places: dict[str, int] = {}
         with self._lock:
@@ -265,6 +365,14 @@ class Session:
             for draft in drafts
         ]
 
+    def _demand_open(self) -> None:
+        """
+        Raises:
+            StoreError: the session was closed.
+        """
+        if self._is_closed:
+            raise StoreError(f"The session of {self.conversation!r} is closed; open it again to go on")
+
     # What the model sees
 
     def fit(
@@ -287,12 +395,14 @@ class Session:
         named("dialect", "unset" if dialect is None else dialect)
         wish = Wish(dialect, tools, override, fields(request))
         with telemetry.work("fit", self.conversation) as span:
+            self._settle_streams()
             told = self._remembered(self._recall) if self._recall is not None else ()
             if self.reducer.summaries is not None:
                 self._wait(wish)
             with self._lock:
                 self.record.catch_up()
-                fitted = self.fitter.fit(wish, told)
+                fitted = self.fitter.fit(wish, [*told, *self._notices])
+                self._notices.clear()
             report, tokens = fitted.report, fitted.report.tokens
             span.note({"refold.tokens.before": tokens.before, "refold.tokens.final": tokens.final})
             span.note({"refold.edits": len(report.edits), "refold.limit": report.limit})
@@ -309,7 +419,10 @@ class Session:
         return self.fit(tools=tools, override=override, request=request)
 
     def after_step(self, reply: Any, *results: Any) -> list[int]:
-        """The same after it: keeps the model's reply and the results of its calls, all or none."""
+        """The same after it: keeps the model's reply and the results of its calls, all or none.
+
+        The reply may be a stream, or the list of its chunks: it is read to its end.
+        """
         places: list[int] = self.append([reply, *results])
         return places
 
@@ -377,6 +490,7 @@ class Session:
 
     def view(self, at: int | None = None) -> View:
         """What the model sees now, or saw right after the event at a place."""
+        self._settle_streams()
         with self._lock:
             self.record.catch_up()
             live = self.record.live if at is None else self.record.as_of(whole("at", at))
@@ -417,12 +531,14 @@ class Session:
     # What was said
 
     def get_all(self) -> list[StoredMessage]:
+        self._settle_streams()
         with self._lock:
             self.record.catch_up()
             return [self._stored(event) for event in self.record.events() if isinstance(event, Said)]
 
     def get_range(self, start: int, end: int) -> list[StoredMessage]:
         """Messages by index, counting messages only, the end exclusive."""
+        self._settle_streams()
         with self._lock:
             self.record.catch_up()
             found = []
@@ -441,6 +557,7 @@ class Session:
         What the store remembers of use comes before them, in one message with the tag `memory` and no place:
         where there is a limit, in a quarter of it at most and never instead of the newest message.
         """
+        self._settle_streams()
         found: list[StoredMessage] = []
         most = whole("max_messages", max_messages)
         limit = None if max_tokens is None else whole("max_tokens", max_tokens)
@@ -462,6 +579,7 @@ class Session:
         return [*memory, *found[::-1]]
 
     def get_count(self) -> int:
+        self._settle_streams()
         with self._lock:
             self.record.catch_up()
             return self.record.live.state.index
@@ -664,6 +782,7 @@ class Session:
     def _amend(self, make: Callable[[Stamp], Sequence[Event]], why: str) -> int:
         if not isinstance(why, str):
             raise SettingError("why", f"expected a text, got {why!r}")
+        self._demand_open()
         with self._lock:
             self.record.catch_up()
 
@@ -712,7 +831,12 @@ class Session:
             return heirs
 
     def close(self) -> None:
-        """Prunes for the next run, keeps a snapshot, and closes the store where the session opened it."""
+        """Prunes for the next run, keeps a snapshot, and closes the store where the session opened it.
+
+        Nothing can be appended after that.
+        """
+        if not self._is_closed:
+            self._settle_streams()
         if self.reducer.summaries is not None:
             self.reducer.summaries.close()
         with telemetry.work("close", self.conversation), self._lock:
@@ -724,6 +848,7 @@ class Session:
                 self.store.end(self.key)
             if self._owns_store:
                 self.store.close()
+            self._is_closed = True
 
     def __repr__(self) -> str:
         """One line, of what is known already: nothing is read for it."""

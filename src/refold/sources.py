@@ -53,6 +53,8 @@ def read(source: Mapping[str, Any] | str | File) -> Said:
         raise SettingError(name, f"cannot be read: {error}") from error
     try:
         return _toml(text, name) if file.suffix == ".toml" else _yaml(text, name)
+    except SettingError:
+        raise
     except (ValueError, RecursionError) as error:
         raise SettingError(name, f"is not valid {file.suffix[1:].upper()}: {error}") from error
     except Exception as error:  # yaml.YAMLError: it has no other root
@@ -71,11 +73,25 @@ def _yaml(text: str, name: str) -> Said:
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
+        _demand_unique(node, name)
         tree = {} if node is None else loader.construct_document(node)
         lines = {path: f"{name}:{line}" for path, line in _lines(node)}
         return Said({} if tree is None else tree, name, lines)
     finally:
         loader.dispose()
+
+
+def _demand_unique(node: Any, name: str) -> None:
+    """
+    Raises:
+        SettingError: a mapping has the same key twice; YAML would silently take the last.
+    """
+    seen: dict[Path, int] = {}
+    for path, line in _lines(node):
+        if path in seen and "<<" not in path:  # what merge keys bring may be set again
+            first = f"is set twice, first on line {seen[path]}; remove one of the two"
+            raise SettingError(f"{name}:{line}: {'.'.join(path)}", first)
+        seen[path] = line
 
 
 def _lines(node: Any, path: Path = ()) -> Iterator[tuple[Path, int]]:

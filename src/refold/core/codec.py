@@ -117,6 +117,7 @@ class _SaidHead(msgspec.Struct, frozen=True, array_like=True):
     expiry: Expiry | None = None
     summary: bool = False
     retry: bool = False
+    wordless: bool = False
 
 
 class _SaidWords(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -217,7 +218,7 @@ def encode(event: Event) -> Entry:
         case Said(line=line, message=message):
             numbers = (line.role, line.tokens, event.index, line.turn, line.step, event.total)
             facts = (line.calls, line.answers, line.tools, line.apart, line.whole)
-            head = _SaidHead(*numbers, *facts, line.expiry, line.summary, line.retry)
+            head = _SaidHead(*numbers, *facts, line.expiry, line.summary, line.retry, line.wordless)
             told = as_came(message) if event.raw is None else _beside(message)
             beside = (event.tags, event.kind, event.piece)
             body = dumps(_SaidWords(event.time, event.dialect, told, *beside))
@@ -344,7 +345,8 @@ def dialect_of(entry: Entry) -> str | None:
 def _line(entry: Entry, head: _SaidHead) -> Line:
     numbers = (head.role, head.tokens, head.turn, head.step)
     rest = (head.apart, head.whole, head.expiry, head.summary)
-    return Line(entry.at, *numbers, head.calls, head.answers, head.tools, 0, *rest, retry=head.retry)
+    line = Line(entry.at, *numbers, head.calls, head.answers, head.tools, 0, *rest, retry=head.retry)
+    return msgspec.structs.replace(line, wordless=True) if head.wordless else line
 
 
 def _said_body(entry: Entry) -> _SaidBody:

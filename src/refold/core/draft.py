@@ -28,6 +28,8 @@ class Draft(msgspec.Struct, frozen=True):
     """How many parts of the same message come before it, where one was taken apart."""
     apart: bool = False
     """System text that stands apart from the messages."""
+    time: float | None = None
+    """When it was said, where that was before it came here."""
 
 
 PART = "\u241f"
@@ -74,7 +76,6 @@ def number(drafts: Iterable[Draft], state: State, request: Request, time: float)
     for draft in drafts:
         message = draft.message
         retry = message.role == "user" and draft.kind == "retry-context"
-        turn += message.role == "user" and not message.summary and not retry
         goes_on = draft.dialect == "openai-responses" and speaker == "assistant"  # item by item
         step += message.role == "assistant" and not goes_on
         speaker = message.role
@@ -85,10 +86,14 @@ def number(drafts: Iterable[Draft], state: State, request: Request, time: float)
         whole = None if draft.before is None else at - draft.before
         known_too = {"apart": draft.apart, "whole": whole, "expiry": draft.expiry, "retry": retry}
         line = msgspec.structs.replace(line, calls=calls, answers=answers, tools=tools, **known_too)
+        if line.asks:
+            turn += 1
+            line = msgspec.structs.replace(line, turn=turn)
         waiting.add(line)
         message = paired(message, line)
         rest = (draft.dialect, draft.raw, draft.tags, draft.kind, draft.piece)
-        events.append(Said(line, message, index, total, time, *rest))
+        said_at = time if draft.time is None else draft.time
+        events.append(Said(line, message, index, total, said_at, *rest))
         at, index = at + 1, index + 1
         renewed = request.prefix not in (None, state.prefix) and message.role == "assistant"
         if message.usage is not None or renewed:

@@ -94,6 +94,8 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     """In the user's place it only tells the model to try again: nobody asks for anything with it."""
     recalled: bool = False
     """It is what a service remembers, shown beside a message: nobody said it."""
+    wordless: bool = False
+    """A user's message without text or sound, such as a screenshot: nobody asks for anything with it."""
 
     @property
     def place(self) -> int:
@@ -103,7 +105,8 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     @property
     def asks(self) -> bool:
         """It is the user's own: the task, or a later request."""
-        return self.role == "user" and not self.summary and not self.retry and not self.recalled
+        is_about = self.summary or self.retry or self.recalled or self.wordless
+        return self.role == "user" and not is_about
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):

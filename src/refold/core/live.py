@@ -82,7 +82,7 @@ class Pin(msgspec.Struct, array_like=True):
 class State(msgspec.Struct, array_like=True):
     """What a snapshot keeps: spans, counts and places, never what was said."""
 
-    version: int = 8
+    version: int = 9
     """Of this shape: a snapshot of another one is passed over."""
     next: int = 0
     """The first place not yet applied."""

@@ -136,6 +136,12 @@ class Message(msgspec.Struct, Generic[Meta], frozen=True, omit_defaults=True):
         return "".join(filter(None, map(_text, self.parts)))
 
     @property
+    def has_words(self) -> bool:
+        """It has text or sound; a message of pictures and files alone has none."""
+        is_sound = any(isinstance(part, Media) and part.kind == "audio" for part in self.parts)
+        return is_sound or bool(self.text.strip())
+
+    @property
     def calls(self) -> tuple[ToolCall, ...]:
         return tuple(part for part in self.parts if isinstance(part, ToolCall))
 

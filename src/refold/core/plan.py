@@ -112,7 +112,8 @@ def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
             line = line_of(one, stamp.at, count(one), turn, step, n)
             if len(lines) == 1:  # it goes on in its place, with what was set for it
                 old = lines[0]
-                line = msgspec.structs.replace(line, whole=old.whole, expiry=old.expiry, retry=old.retry)
+                kept = {"whole": old.whole, "expiry": old.expiry, "retry": old.retry}
+                line = msgspec.structs.replace(line, **kept, wordless=old.wordless)
             after.append(line)
     tokens = (cost(lines), cost(display(after, edit.span, stay_anyway)))
     what, why = (edit.span, tuple(shown), tuple(after), edit.kind), (edit.why, tokens)
@@ -149,7 +150,9 @@ def line_of(message: Message, at: int, tokens: int, turn: int, step: int, n: int
     calls, results = message.calls, message.results
     tools = [call.tool for call in calls] or [result.tool for result in results if result.tool]
     ids, answers = tuple(call.call_id for call in calls), results[0].call_id if results else None
-    return Line(at, message.role, tokens, turn, step, ids, answers, tuple(tools), n, summary=message.summary)
+    wordless = message.role == "user" and not message.has_words
+    facts = (message.role, tokens, turn, step, ids, answers, tuple(tools), n)
+    return Line(at, *facts, summary=message.summary, wordless=wordless)
 
 
 def _covered(edit: Edit, view: View) -> Sequence[Item]:

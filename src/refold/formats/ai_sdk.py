@@ -22,7 +22,16 @@ from refold.core.message import (
 )
 from refold.core.pairing import AGAIN
 from refold.core.sound import read
-from refold.formats.shape import expect, id_within, kind_of, named, own_facts, rest_of, sayable
+from refold.formats.shape import (
+    expect,
+    expect_parts,
+    id_within,
+    kind_of,
+    named,
+    own_facts,
+    rest_of,
+    sayable,
+)
 
 DIALECT = "ai-sdk"
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -46,7 +55,7 @@ def parse(value: Any, where: str = "message") -> Message:
     content = value.get("content")
     if isinstance(content, str) and role != "tool":
         return Message(ROLES[role], (Text(content),), **own_facts(value, OWN))
-    expect(content, list, f"{where}.content")
+    expect_parts(content, f"{where}.content")
     inside = (
         {_id(part) for part in content if kind_of(part) == "tool-result"} if role == "assistant" else set()
     )

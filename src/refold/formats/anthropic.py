@@ -22,7 +22,17 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.core.sound import read
-from refold.formats.shape import OWN, expect, id_within, kind_of, named, own_facts, rest_of, sayable
+from refold.formats.shape import (
+    OWN,
+    expect,
+    expect_parts,
+    id_within,
+    kind_of,
+    named,
+    own_facts,
+    rest_of,
+    sayable,
+)
 
 DIALECT = "anthropic"
 ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
@@ -92,7 +102,7 @@ def results(value: dict[str, Any]) -> list[int]:
 def _content(value: Any, where: str, role: str) -> list[Part]:
     if isinstance(value, str):
         return [Text(value)]
-    expect(value, list, where)
+    expect_parts(value, where)
     return [_block(block, f"{where}[{n}]", role) for n, block in enumerate(value)]
 
 

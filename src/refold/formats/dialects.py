@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from refold.core.errors import SettingError
 from refold.core.lazy import Lazy
 from refold.core.message import Message
+from refold.core.sound import read
 from refold.formats.shape import kind_of
 
 
@@ -64,6 +65,12 @@ _BLOCKS = {
         "tool_addition",
     ),
 }
+_ROW_FIELDS = (
+    *("created_at", "createdAt", "timestamp", "session_id", "sessionId", "context_id", "contextId"),
+    *("toolCalls", "toolCallId", "toolInvocations", "is_summary", "isSummary"),
+)
+"""What only rows of an application's own table have: no provider takes any of these in a message."""
+_ROW_ROLES = ("human", "ai")
 _ITEMS = ("message", "reasoning", "compaction", "compaction_summary")
 _ITEM_ENDS = ("_call", "_output", "_request", "_response", "_reference", "_tools")
 _BY_BLOCK = {block: dialect for dialect, blocks in _BLOCKS.items() for block in blocks}
@@ -90,13 +97,41 @@ def recognize(value: Any) -> str | None:
     kind = kind_of(value)
     if kind in _ITEMS or (kind and kind.endswith(_ITEM_ENDS)) or (kind is None and "phase" in value):
         return "openai-responses"
+    if is_row(value):
+        return "flat"
     if value.get("tool_calls") is not None or value.get("tool_call_id") is not None:
         return "openai-chat"
     content = value.get("content")
     if isinstance(content, list):
         return _by_blocks(content)
-    parts = value.get("parts")  # of a UI message
-    return "flat" if isinstance(parts, list) and parts and all(map(kind_of, parts)) else None
+    return None
+
+
+def is_row(value: Mapping[str, Any]) -> bool:
+    """Whether a message is a row of an application's own table, or a message of a user interface."""
+    role = value.get("role")
+    if not isinstance(role, str):
+        return False
+    if role in _ROW_ROLES or any(value.get(field) is not None for field in _ROW_FIELDS):
+        return True
+    content = value.get("content")
+    if isinstance(content, str):
+        is_stored = isinstance(value.get("id"), str) or (role != "user" and '"toolCallId"' in content)
+        return is_stored and _are_parts(_json_list(content))
+    return _are_parts(value.get("parts"))
+
+
+def readable_as(value: Any, default: str) -> str:
+    """The dialect to read a message in that could be in several: the default, where that has such messages.
+
+    OpenAI's chat has them where others do not: a `developer`, and an assistant who says nothing.
+    """
+    if default.startswith("openai") or not isinstance(value, Mapping):
+        return default
+    is_chat = value.get("role") == "developer" or (
+        value.get("role") == "assistant" and "content" in value and value["content"] is None
+    )
+    return "openai-chat" if is_chat else default
 
 
 def is_plain(value: Any, dialect: str) -> bool:
@@ -113,6 +148,20 @@ def is_plain(value: Any, dialect: str) -> bool:
 def spoken(values: Iterable[Any]) -> str | None:
     """The first dialect that is recognized among messages, of those that requests are made in."""
     return next((found for value in values if (found := recognize(value)) in TARGETS), None)
+
+
+def _are_parts(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(map(kind_of, values))
+
+
+def _json_list(text: str) -> Any:
+    """The list whose JSON is the text; None where it is none."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        return read(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _by_blocks(content: list[Any]) -> str | None:

@@ -21,7 +21,18 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.core.pairing import AGAIN
-from refold.formats.shape import OWN, expect, id_within, kind_of, name_of, named, own_facts, rest_of, sayable
+from refold.formats.shape import (
+    OWN,
+    expect,
+    expect_parts,
+    id_within,
+    kind_of,
+    name_of,
+    named,
+    own_facts,
+    rest_of,
+    sayable,
+)
 
 DIALECT = "openai-chat"
 READ = {
@@ -129,7 +140,7 @@ def _content(value: Any, where: str) -> list[Part]:
         return []
     if isinstance(value, str):
         return [Text(value)]
-    expect(value, list, where)
+    expect_parts(value, where)
     return [_part(part, f"{where}[{i}]") for i, part in enumerate(value)]
 
 

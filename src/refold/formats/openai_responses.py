@@ -23,7 +23,16 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.core.pairing import AGAIN
-from refold.formats.shape import expect, id_within, kind_of, named, own_facts, rest_of, sayable
+from refold.formats.shape import (
+    expect,
+    expect_parts,
+    id_within,
+    kind_of,
+    named,
+    own_facts,
+    rest_of,
+    sayable,
+)
 
 DIALECT = "openai-responses"
 ROLES: dict[str, Role] = {
@@ -199,7 +208,7 @@ def _reasoning(item: dict[str, Any]) -> str:
 def _content(value: Any, where: str, role: str) -> list[Part]:
     if value is None or isinstance(value, str):
         return [Text(value)] if value is not None else []
-    expect(value, list, where)
+    expect_parts(value, where)
     return [_part(part, f"{where}[{n}]") for n, part in enumerate(value)]
 
 

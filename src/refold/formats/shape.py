@@ -53,6 +53,16 @@ def expect(value: Any, kind: Any, where: str) -> None:
         raise MessageError(where, f"expected {getattr(kind, '__name__', kind)}, got {name_of(value)}")
 
 
+def expect_parts(content: Any, where: str) -> None:
+    """For what is not a text.
+
+    Raises:
+        MessageError: it is no list either.
+    """
+    if not isinstance(content, list):
+        raise MessageError(where, f"expected a text or a list of parts, got {name_of(content)}")
+
+
 def named(value: Any, known: Collection[str], where: str) -> str:
     """
     Raises:

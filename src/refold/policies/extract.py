@@ -246,7 +246,7 @@ def _state(later: Iterable[tuple[Line, Message]]) -> str:
             state = "open"
         elif other.role == "assistant" and not other.calls and state == "open":
             state = "done"
-        elif other.role == "user":
+        elif other.role == "user" and not line.wordless:
             return "superseded" if _CHANGED.search(other.text) else state
     return state
 
