@@ -4,8 +4,9 @@ import json
 import re
 import subprocess
 import sys
+import time
 from contextlib import suppress
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -247,10 +248,18 @@ def test_an_expansion_is_appended_and_leaves_what_was_sent_before_it():
     assert after.messages[-1]["content"] == answer
 
 
-def test_an_expansion_is_shown_for_its_lease_and_named_afterwards():
+@pytest.fixture
+def cold(monkeypatch):
+    """A provider's cache that has forgotten the conversation before every request."""
+    hours = count(time.time(), 3_600.0)
+    monkeypatch.setattr("refold.thrift.time.time", lambda: next(hours))
+
+
+@pytest.mark.usefixtures("cold")
+def test_where_the_cache_is_cold_an_expansion_is_shown_for_its_lease_and_named_afterwards():
     chat = hidden(TEXT, expand={"lease_steps": 3})
     ask(chat, 1, at=2)
-    shown = [any(TEXT[-50:] in str(m["content"]) for m in work(chat, n)) for n in range(4)]
+    shown = [is_shown(work(chat, n)) for n in range(4)]
     assert shown == [True, True, False, False]  # whole in the three steps that follow on it
     names = [str(m["content"]) for m in chat.fit().messages if EXPAND in str(m["content"])]
     (place,) = re.findall(
@@ -258,15 +267,66 @@ def test_an_expansion_is_shown_for_its_lease_and_named_afterwards():
     )
     assert TEXT in chat.expand(int(place))
     assert chat.expand(2) == TEXT
+    edit = next(one for one in chat.events() if isinstance(one, Replaced) and one.span.start == int(place))
+    assert "its lease of 3 steps has ended (expand.lease_steps" in edit.why
 
 
+def is_shown(messages: list[dict[str, Any]]) -> bool:
+    return any(TEXT[-50:] in str(message["content"]) for message in messages)
+
+
+def test_the_end_of_a_lease_breaks_no_cache():
+    chat = hidden(TEXT)
+    ask(chat, 1, at=2)
+    ask(chat, 2, SEARCH, query="line")
+    sent = chat.fit().messages
+    for n in range(12):
+        chat.append(step(f"w{n}", "done", "other"))
+        fitted = chat.fit()
+        assert fitted.messages[: len(sent)] == sent
+        assert not fitted.report.edits
+        sent = fitted.messages
+    assert is_shown(sent)
+
+
+def test_an_answer_whose_lease_has_ended_is_put_away_with_the_next_edit_that_stands_before_it():
+    chat = hidden(TEXT)
+    ask(chat, 1, at=2)
+    for n in range(5):
+        assert is_shown(work(chat, n))
+    chat.append(step("x1", output(900, "later")))  # it expires, and stands after the answer
+    for n in range(5, 9):
+        assert is_shown(work(chat, n))
+    assert sum(isinstance(one, Replaced) for one in chat.events()) == 2
+    chat.correct(0, "Find it, please.")
+    assert not is_shown(chat.fit().messages)
+
+
+def test_a_view_that_is_over_its_threshold_puts_ended_leases_away_first():
+    chat = begin(24_000, expand={"max_tokens": 2_500})
+    chat.append([user("Find it."), *step("c1", output(5_000, "wanted_4711"))])
+    for n in range(3):
+        chat.append(step(f"a{n}", "ok", "other"))
+    chat.fit()
+    for n in range(2):
+        ask(chat, n, at=2, chars=f"{n * 9_000}-{n * 9_000 + 9_000}")
+    edits = ()
+    while not edits:
+        chat.append(step(f"b{chat.get_count()}", output(300, f"filler_{chat.get_count()}"), "other"))
+        report = chat.fit().report
+        edits = report.edits
+    assert report.fired == ("threshold",)
+    assert ["its lease of 3 steps has ended" in edit.why for edit in edits] == [True, True]
+
+
+@pytest.mark.usefixtures("cold")
 def test_what_is_expanded_again_and_again_stays_longer_each_time():
     chat = hidden(TEXT)
     lasted = []
     for round in range(6):
         ask(chat, round, at=2)
         steps = 0
-        while any(TEXT[-50:] in str(message["content"]) for message in work(chat, 100 * round + steps)):
+        while is_shown(work(chat, 100 * round + steps)):
             steps += 1
         lasted.append(steps)
     assert lasted == [2, 5, 11, 23, 23, 23]

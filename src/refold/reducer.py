@@ -12,6 +12,7 @@ from refold.config import DEFAULT, AgentSettings, Config
 from refold.core.budget import Budget
 from refold.core.errors import ConflictError
 from refold.core.event import Certificate, Event, Line, Replaced, Worth
+from refold.core.lease import has_ended, lease_of
 from refold.core.live import Live
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Policy, Stamp, applied, is_reducible, must_stay, settle
@@ -83,8 +84,15 @@ class Reducer:
             and item.lines[0].at not in left
             and item.span.start not in fixed
             and is_reducible(item)
+            and (lease_of(item.lines[0]) is None or override.expiry.after_steps is not None)
         ]
         return self._on_arrival(lines, budget, count, override) if lines else []
+
+    def has_ended_leases(self) -> bool:
+        """True if an answer of refold's own tools is still shown whole after its lease."""
+        live = self.record.live
+        lines = (item.lines[0] for item in live.items if item.edit is None and item.lines)
+        return any(has_ended(line, live.state.step + 1) for line in lines)
 
     def _on_arrival(
         self, lines: Sequence[Line], budget: Budget, count: Count, override: Override
