@@ -684,6 +684,16 @@ def test_expand_adds_no_empty_line_and_takes_what_is_no_unicode():
     assert run("expand", "odd", 1).stdout == "half a \\ud83d pair\n"
 
 
+def test_expand_takes_an_id_or_a_number_counted_from_the_newest_message():
+    chat = refold.open("named", store=STORE)
+    chat.append(user("one"), id="first")
+    chat.append(user("two"))
+    assert run("expand", "named", "first").stdout == "one\n"
+    assert run("expand", "named", "-1").stdout == "two\n"
+    assert run("expand", "named", "-2", "--chars", "0-1").stdout == "o\n"
+    assert "has the id 'third'" in run("expand", "named", "third", code=1).stderr
+
+
 def test_a_pipe_gets_a_text_as_it_is_and_a_terminal_what_is_safe():
     pty = pytest.importorskip("pty")
     refold.open("red", store=STORE).append(user("a\x1b[31mb"))

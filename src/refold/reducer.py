@@ -230,7 +230,7 @@ class Reducer:
 
     def planned(self, order: "Order", budget: Budget, count: Count) -> list[Replaced]:
         """What would be done, by rule: nothing is."""
-        return self._settled(self._way(order), budget, count, self.handles, round=True)
+        return self._settled(self._way(order), budget, count, round=True)
 
     def _way(self, order: "Order") -> Policy:
         from refold import rungs
@@ -267,22 +267,23 @@ class Reducer:
         Raises:
             ConflictError: the `lease` is somebody else's by now.
         """
-        handles = self.handles and override.keep_originals is not False
+        keep = override.keep_originals is not False
 
         def build() -> Sequence[Event]:
             if still is not None and not still():
                 return []
-            return self._settled(policy, budget, count, handles, round=round)
+            return self._settled(policy, budget, count, round=round, keep_originals=keep)
 
         return [event for event in self.record.append(build, lease) if isinstance(event, Replaced)]
 
     def _settled(
-        self, policy: Policy, budget: Budget, count: Count, handles: bool, *, round: bool
+        self, policy: Policy, budget: Budget, count: Count, *, round: bool, keep_originals: bool = True
     ) -> list[Replaced]:
         live = self.record.live
         self.record.load([line for item in live.items for line in item.lines])
-        view = msgspec.structs.replace(_read_once(live.freeze()), handles=handles)
-        stamp = Stamp(live.state.next, time.time(), live.view, live.state.round + 1 if round else 0)
+        view = msgspec.structs.replace(_read_once(live.freeze()), handles=self.handles and keep_originals)
+        number = live.state.round + 1 if round else 0
+        stamp = Stamp(live.state.next, time.time(), live.view, number, keep_originals)
         events, before = list[Replaced](), view
         for edit in policy(view, budget, count):
             told = msgspec.structs.replace(edit, why=self._because(edit), certificate=self._certified(edit))

@@ -12,6 +12,7 @@ from refold.cli.log import Names, emit_lines, emit_log, events, followed, print_
 from refold.cli.options import (
     Access,
     At,
+    AtOrId,
     ConfigFile,
     Id,
     Json,
@@ -181,7 +182,7 @@ def savings(session: Session, json: Json = False) -> None:
 @conversing
 def expand(
     session: Session,
-    at: At,
+    at: AtOrId,
     lines: Annotated[str | None, typer.Option("--lines", metavar="A-B", help="Only these lines.")] = None,
     items: Annotated[
         str | None,
@@ -201,6 +202,7 @@ def expand(
     \b
     Examples:
       refold expand chat 57
+      refold expand chat -1
       refold expand chat 57 --lines 1-40
       refold expand chat 57 --match "error"
       refold expand chat 57 --match "/line [0-9]+/"

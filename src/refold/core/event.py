@@ -205,6 +205,8 @@ class Replaced(msgspec.Struct, frozen=True):
     """Of a summary."""
     worth: Worth | None = None
     """Of all edits that were made together, with the first of them."""
+    keeps_originals: bool = True
+    """False if what it hides cannot be expanded: it was made with `keep_originals: false`."""
 
 
 class Undone(msgspec.Struct, frozen=True):
