@@ -22,6 +22,7 @@ from refold.record import Record
 from refold.stores.store import Lease
 
 if TYPE_CHECKING:
+    from refold.embedding import Similarity
     from refold.policies.summarize import Part, Swap
     from refold.summaries import Summaries, Told
 
@@ -53,6 +54,8 @@ class Reducer:
         """The user's own rungs: they come first."""
         self.summaries: Summaries | None = None
         """By models, where there are any."""
+        self.similarity: Similarity | None = None
+        """Of texts, by their meaning, where there is an embedder."""
         self.handles = self.settings.shows_handles
         """Whether what is reduced says how to get it back."""
         self.terms: Terms | None = None
@@ -105,13 +108,27 @@ class Reducer:
         together = batches([line for item in live.items for line in item.lines])
         due = expire.due(lines, live.state.step + 1, together)
         only = frozenset(line.at for line in due)
-        edits = self._ask(msgspec.structs.replace(expire, only=only), due, budget, count, override)
+        near = self._nearness([line for line in due if expire.rule(line, together).strategy == "relevance"])
+        policy = msgspec.structs.replace(expire, only=only, near=near)
+        edits = self._ask(policy, due, budget, count, override)
         if cap is not None:
             gone = {edit.span.start for edit in edits} | {line.at for line in lines if self._is_spared(line)}
             most = cap.most(budget)
             large = [line for line in lines if line.answers and line.tokens > most and line.at not in gone]
             edits += self._ask(cap, large, budget, count, override)
         return edits
+
+    def _nearness(self, lines: Sequence[Line]) -> dict[int, float]:
+        """How near messages are to the work at hand in meaning, by place; empty without an embedder."""
+        if self.similarity is None or not lines:
+            return {}
+        from refold.policies.expire import at_hand
+        from refold.policies.importance import all_text
+
+        recent = at_hand([line for item in self.record.live.items for line in item.lines])
+        self.record.load([*lines, *recent])
+        texts, work = ([all_text(self.record.message(line)) for line in some] for some in (lines, recent))
+        return dict(zip((line.at for line in lines), self.similarity(texts, work), strict=True))
 
     def to_tell(self, step: int, override: Override) -> "list[Told]":
         """Messages that models are to write about by the time that they expire in a step."""

@@ -37,7 +37,7 @@ from refold.core.plan import Policy, Stamp
 from refold.core.query import parse_query
 from refold.core.slices import slice_of
 from refold.core.view import View
-from refold.embedding import embedder_of
+from refold.embedding import Similarity, embedder_of
 from refold.explain import explain
 from refold.fitter import Fitter, Wish
 from refold.formats.dialects import FORMATS, format_of
@@ -96,6 +96,7 @@ class Session:
         self.record = Record(store, key, view, parse)
         """What is underneath, for faces and tools."""
         self.reducer = Reducer(self.record, self.config, agent, policies)
+        self.reducer.similarity = Similarity(self._embedder) if self._embedder else None
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model, self._lock)
         self.compaction = Compaction(self.fitter, self._holder, self._lock)
         self.toolbox = Toolbox(self.record, self.settings)
