@@ -172,7 +172,7 @@ finally:
         ["show", "task-42", "--at", "x"],
         ["undo", "task-42", "-1"],
         ["explain", "task-42"],
-        ["expand", "task-42", "x"],
+        ["explain", "task-42", "x"],
         ["log", "task-42", "--limit", "0"],
         ["compact"],
         ["compact", "task-42", "--keep", "-1"],
