@@ -371,6 +371,8 @@ def test_what_is_hidden_can_be_read_restored_pinned_corrected_and_explained(talk
     (one,) = ok(talk.get(f"{AT}/messages?start=2&limit=1"))["messages"]
     assert one["shown"] == "corrected"
     assert "999" in why(talk.post(f"{AT}/expand", json={"at": 999}), 404)
+    assert ok(talk.post(f"{AT}/expand", json={"at": "m3"})) == ok(talk.post(f"{AT}/expand", json={"at": 3}))
+    assert ok(talk.post(f"{AT}/expand", json={"at": -1}))["text"]
     why(talk.post(f"{AT}/expand", json={"at": 3, "lines": "x"}), 404)
 
 

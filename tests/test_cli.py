@@ -173,7 +173,7 @@ finally:
         ["show", "task-42", "--at", "x"],
         ["undo", "task-42", "-1"],
         ["explain", "task-42"],
-        ["expand", "task-42", "x"],
+        ["explain", "task-42", "x"],
         ["log", "task-42", "--limit", "0"],
         ["compact"],
         ["compact", "task-42", "--keep", "-1"],
@@ -799,6 +799,16 @@ def test_expand_adds_no_empty_line_and_takes_what_is_no_unicode():
     refold.open("odd", store=STORE).append([user("two\nlines\n"), user("half a \ud83d pair")])
     assert run("expand", "odd", 0).stdout == "two\nlines\n"
     assert run("expand", "odd", 1).stdout == "half a \\ud83d pair\n"
+
+
+def test_expand_takes_an_id_or_a_number_counted_from_the_newest_message():
+    chat = refold.open("named", store=STORE)
+    chat.append(user("one"), id="first")
+    chat.append(user("two"))
+    assert run("expand", "named", "first").stdout == "one\n"
+    assert run("expand", "named", "-1").stdout == "two\n"
+    assert run("expand", "named", "-2", "--chars", "0-1").stdout == "o\n"
+    assert "has the id 'third'" in run("expand", "named", "third", code=1).stderr
 
 
 def test_a_pipe_gets_a_text_as_it_is_and_a_terminal_what_is_safe():

@@ -114,6 +114,9 @@ def test_the_stored_format_is_what_the_document_says():
         == b'["main",[0,2],[[1,"user",5,1,0,[],null,[],0,false,null,null,false,null,false,false,false]],'
         b'"k",1,[9,5]]'
     )
+    withheld = msgspec.structs.replace(edit, keeps_originals=False)
+    assert encode(withheld).head == encode(edit).head[:-1] + b",false]"
+    assert decode(encode(withheld), never) == withheld
     assert encode(edit).body == b'{"shown":[1],"why":"w","time":2.0}'
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import refold
 from refold.bench import ways
 from refold.bench.cost import DEFAULT, ECONOMY, REFOLD, replay
 from refold.bench.lengths import pieces
@@ -14,6 +15,7 @@ from refold.bench.trace import Trace
 from refold.bench.ways import OTHERS, Bill
 from refold.cli import app
 from refold.core.errors import SettingError
+from refold.core.lease import EXPAND, SEARCH
 from refold.rules.targets import check_request
 from refold.tokens.limits import find
 
@@ -89,6 +91,46 @@ def test_economy_is_cheaper_than_sending_everything_and_the_default_sends_everyt
     assert row.index < 0.7
     assert row.edits > 1
     assert row.cached > 0.9
+
+
+WANTED = {EXPAND: lambda n: {"at": 2 * n + 3}, SEARCH: lambda n: {"query": f"made{n}x7", "limit": 3}}
+
+
+def looked_up(tool: str, model: str, texts: list[str] | None = None) -> tuple[float, list[str]]:
+    """What 200 steps cost of which every tenth is a look-up, and what the look-ups answered.
+
+    Where `texts` are given, a tool of another name answers with them.
+    """
+    made, said, answered = talk(200).messages, list[dict](), list[str]()
+    whole, bill = Bill(model), Bill(model)
+    with refold.open("c", store="memory://", model=model, config=ECONOMY) as chat:
+        for n, message in enumerate(made[:-1]):
+            step = (n - 2) // 2
+            is_look_up = n > 1 and step % 10 == 9
+            if message["role"] == "assistant":
+                whole.send(said)
+                bill.send(chat.fit(dialect="openai-chat").messages)
+            if is_look_up and message["role"] == "assistant":
+                wanted = WANTED[tool](max(0, step - 37))
+                name = tool if texts is None else "look_up"
+                function = {"name": name, "arguments": json.dumps(wanted)}
+                message = {**message, "tool_calls": [{**message["tool_calls"][0], "function": function}]}
+            elif is_look_up:
+                text = chat.call(tool, wanted) if texts is None else texts[len(answered)]
+                answered.append(text)
+                message = {**message, "content": text}
+            said.append(message)
+            chat.append(message, dialect="openai-chat")
+    return bill.usd / whole.usd, answered
+
+
+@pytest.mark.parametrize(("tool", "model"), [(EXPAND, MODEL), (SEARCH, MODEL), (SEARCH, "gpt-5")])
+def test_a_look_up_costs_what_it_would_cost_by_a_tool_of_another_name(tool, model):
+    own, texts = looked_up(tool, model)
+    other, _ = looked_up(tool, model, texts)
+    assert any(text.startswith("[refold #") for text in texts) or tool == SEARCH
+    assert own == pytest.approx(other, abs=0.05)
+    assert own < 0.5
 
 
 def test_a_model_without_known_prices_is_refused():

@@ -4,8 +4,9 @@ import json
 import re
 import subprocess
 import sys
+import time
 from contextlib import suppress
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import refold
 from histories import DIALECTS
 from refold.bench.retention import load
 from refold.core.errors import CannotExpandError, OverBudgetError, RefoldError, SettingError
-from refold.core.event import Replaced
+from refold.core.event import Measured, Replaced
 from refold.core.lease import EXPAND, SEARCH
 from refold.core.slices import cut, item_spans, line_spans, slice_of
 from refold.expansion import written
@@ -139,11 +140,11 @@ def test_what_cannot_be_had_is_said_in_a_sentence(given_):
 
 def test_places_that_are_none_are_refused():
     chat = hidden(TEXT)
-    for at in (-1, 10**9, chat.pin(0)):
-        with pytest.raises(CannotExpandError, match="#"):
+    for at, problem in ((-99, "has 7 messages"), (10**9, "#1000000000: "), ("2", "has the id '2'")):
+        with pytest.raises(CannotExpandError, match=problem):
             chat.expand(at)
     with pytest.raises(SettingError):
-        chat.expand("2")  # type: ignore[arg-type]
+        chat.expand(2.0)  # type: ignore[arg-type]
 
 
 def test_a_pattern_that_would_never_end_is_given_up():
@@ -231,6 +232,85 @@ def test_expansion_gives_the_exact_originals_of_recorded_conversations(kind, tmp
         assert done.stdout == "all\n", done.stderr
 
 
+def test_expand_takes_a_place_an_id_or_a_number_counted_from_the_newest_message():
+    chat = begin()
+    chat.append(user("one"), id="first")
+    chat.append([user("two"), *step("c1", "three")])
+    chat.pin(0)
+    chat.append(user("four"))
+    assert [chat.expand(at) for at in (0, "first", "m0", -5)] == ["one"] * 4
+    assert [chat.expand(-1), chat.expand(-2)] == ["four", "three"]
+    assert chat.expand(chat.get_all()[1].id) == "two"
+    with pytest.raises(CannotExpandError, match="this conversation has 5 messages"):
+        chat.expand(-6)
+    with pytest.raises(CannotExpandError, match="No message of this conversation has the id 'second'"):
+        chat.expand("second")
+
+
+def test_a_place_that_is_no_message_is_answered_with_the_message_it_is_about_or_a_sentence():
+    chat = begin()
+    chat.append([user("one"), *step("c1", "two"), user("three")])
+    usage = {"prompt_tokens": 40, "completion_tokens": 5}
+    reply = {"object": "chat.completion", "model": "m", "usage": usage}
+    chat.fit()
+    chat.append({**reply, "choices": [{"message": {"role": "assistant", "content": "four"}}]})
+    (measured,) = [one.at for one in chat.events() if isinstance(one, Measured)]
+    assert chat.expand(measured) == "four"
+    assert chat.expand(chat.pin(0)) == "one"
+    several = chat.pin(2)
+    with pytest.raises(CannotExpandError, match=rf"#{several} is no message: it pins #1, #2; expand one"):
+        chat.expand(several)
+    assert chat.expand(chat.undo(chat.correct(0, "uno"))) == "uno"
+    chat.name(title="a talk")
+    named = chat.record.live.state.next - 1
+    with pytest.raises(CannotExpandError, match=rf"#{named} is no message: it names the conversation"):
+        chat.expand(named)
+
+
+@pytest.mark.parametrize("how", ["expire", "summarize"])
+def test_what_was_reduced_without_keeping_originals_cannot_be_expanded_but_restored(tmp_path, how):
+    config = agent(10_000, tools={"web_search": COMPACT}, compact={"keep_recent": 2})
+    store = f"sqlite:///{tmp_path}/a.db"
+    with refold.open("c", store=store, model="m", config=config) as chat:
+        chat.append([user("Find it."), *step("c1", TEXT), *step("c2", "ok", "other")])
+        if how == "summarize":
+            chat.append([one for n in range(9) for one in step(f"b{n}", output(900, f"b{n}"), "other")])
+        else:
+            chat.append(step("c3", "ok", "other"))
+        assert chat.fit(override={"keep_originals": False}).report.edits
+    with refold.open("c", store=store, model="m", config=config) as chat:  # it is not forgotten
+        stored = chat.get_all()[2]
+        assert (stored.was_compacted, stored.can_expand) == (True, False)
+        for at in (2, stored.edit):
+            with pytest.raises(CannotExpandError, match="keep_originals: false"):
+                chat.expand(at)
+            assert "a person can restore it" in chat.call(EXPAND, {"at": at})
+        assert stored.message.text == TEXT
+        chat.restore(2)
+        assert chat.expand(2) == TEXT
+        chat.undo()
+        with pytest.raises(CannotExpandError):
+            chat.expand(2)
+        while chat.get_all()[2].was_compacted:
+            chat.undo(2)
+        assert chat.expand(2) == TEXT
+
+
+def test_a_later_summary_does_not_give_back_what_was_not_kept():
+    chat = begin()
+    chat.append([user("Find it."), *step("c1", TEXT), *step("c2", "ok", "other"), *step("c3", "ok", "other")])
+    chat.fit(override={"keep_originals": False})
+    chat.append([user("Go on."), *step("c4", "ok", "other")])
+    chat.compact(keep_recent=1)
+    summary = chat.view().items[1].edit
+    whole = chat.expand(summary)
+    assert TEXT[-50:] not in whole
+    assert "#2 tool web_search, " in whole
+    assert "[it was reduced with keep_originals: false" in whole
+    with pytest.raises(CannotExpandError, match="matches"):
+        chat.expand(summary, match=TEXT[-50:])
+
+
 # The agent, in mid-work
 
 
@@ -247,10 +327,18 @@ def test_an_expansion_is_appended_and_leaves_what_was_sent_before_it():
     assert after.messages[-1]["content"] == answer
 
 
-def test_an_expansion_is_shown_for_its_lease_and_named_afterwards():
+@pytest.fixture
+def cold(monkeypatch):
+    """A provider's cache that has forgotten the conversation before every request."""
+    hours = count(time.time(), 3_600.0)
+    monkeypatch.setattr("refold.thrift.time.time", lambda: next(hours))
+
+
+@pytest.mark.usefixtures("cold")
+def test_where_the_cache_is_cold_an_expansion_is_shown_for_its_lease_and_named_afterwards():
     chat = hidden(TEXT, expand={"lease_steps": 3})
     ask(chat, 1, at=2)
-    shown = [any(TEXT[-50:] in str(m["content"]) for m in work(chat, n)) for n in range(4)]
+    shown = [is_shown(work(chat, n)) for n in range(4)]
     assert shown == [True, True, False, False]  # whole in the three steps that follow on it
     names = [str(m["content"]) for m in chat.fit().messages if EXPAND in str(m["content"])]
     (place,) = re.findall(
@@ -258,15 +346,66 @@ def test_an_expansion_is_shown_for_its_lease_and_named_afterwards():
     )
     assert TEXT in chat.expand(int(place))
     assert chat.expand(2) == TEXT
+    edit = next(one for one in chat.events() if isinstance(one, Replaced) and one.span.start == int(place))
+    assert "its lease of 3 steps has ended (expand.lease_steps" in edit.why
 
 
+def is_shown(messages: list[dict[str, Any]]) -> bool:
+    return any(TEXT[-50:] in str(message["content"]) for message in messages)
+
+
+def test_the_end_of_a_lease_breaks_no_cache():
+    chat = hidden(TEXT)
+    ask(chat, 1, at=2)
+    ask(chat, 2, SEARCH, query="line")
+    sent = chat.fit().messages
+    for n in range(12):
+        chat.append(step(f"w{n}", "done", "other"))
+        fitted = chat.fit()
+        assert fitted.messages[: len(sent)] == sent
+        assert not fitted.report.edits
+        sent = fitted.messages
+    assert is_shown(sent)
+
+
+def test_an_answer_whose_lease_has_ended_is_put_away_with_the_next_edit_that_stands_before_it():
+    chat = hidden(TEXT)
+    ask(chat, 1, at=2)
+    for n in range(5):
+        assert is_shown(work(chat, n))
+    chat.append(step("x1", output(900, "later")))  # it expires, and stands after the answer
+    for n in range(5, 9):
+        assert is_shown(work(chat, n))
+    assert sum(isinstance(one, Replaced) for one in chat.events()) == 2
+    chat.correct(0, "Find it, please.")
+    assert not is_shown(chat.fit().messages)
+
+
+def test_a_view_that_is_over_its_threshold_puts_ended_leases_away_first():
+    chat = begin(24_000, expand={"max_tokens": 2_500})
+    chat.append([user("Find it."), *step("c1", output(5_000, "wanted_4711"))])
+    for n in range(3):
+        chat.append(step(f"a{n}", "ok", "other"))
+    chat.fit()
+    for n in range(2):
+        ask(chat, n, at=2, chars=f"{n * 9_000}-{n * 9_000 + 9_000}")
+    edits = ()
+    while not edits:
+        chat.append(step(f"b{chat.get_count()}", output(300, f"filler_{chat.get_count()}"), "other"))
+        report = chat.fit().report
+        edits = report.edits
+    assert report.fired == ("threshold",)
+    assert ["its lease of 3 steps has ended" in edit.why for edit in edits] == [True, True]
+
+
+@pytest.mark.usefixtures("cold")
 def test_what_is_expanded_again_and_again_stays_longer_each_time():
     chat = hidden(TEXT)
     lasted = []
     for round in range(6):
         ask(chat, round, at=2)
         steps = 0
-        while any(TEXT[-50:] in str(message["content"]) for message in work(chat, 100 * round + steps)):
+        while is_shown(work(chat, 100 * round + steps)):
             steps += 1
         lasted.append(steps)
     assert lasted == [2, 5, 11, 23, 23, 23]

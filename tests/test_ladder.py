@@ -23,6 +23,7 @@ from refold.rules.targets import check_request
 from refold.session import Session
 from refold.stores.memory import MemoryStore
 from refold.stores.store import ToolSetting
+from refold.testing.embedder import WordEmbedder
 from strategies import TOOLS, ladders, runs, said, told, windows
 
 HANDLE = re.compile(r"\[refold [^\]\n]*?(?<!#)#\d")
@@ -633,6 +634,68 @@ def test_of_what_is_old_only_what_nobody_works_with_expires_by_relevance():
     chat = begin(tools={"web_search": {"expire": {**rule, "threshold": 0.0}}})
     for _, seen in each_step(chat, step("lima", about["lima"])):
         assert seen == {"lima": about["lima"]}
+
+
+RELEVANT = {"after_steps": 1, "mode": "remove", "strategy": "relevance"}
+HARBOR = (
+    "The old harbor was rebuilt in the last century. Its fish market opens at dawn, and fishermen sell the"
+    " catch of the night from their boats. Visitors find small restaurants along the quay."
+)
+PARLIAMENT = (
+    "Members of parliament debated the budget for three days. The minister defended higher taxes on fuel,"
+    " while the opposition asked for savings in the administration."
+)
+
+
+def kept(*said: str, embedder: Any = None, harbor: str = HARBOR) -> set[str]:
+    """Which of two old results are still shown after the agent said something."""
+    config = agent(tools={"web_search": {"expire": RELEVANT}})
+    chat = refold.open("c", store="memory://", model="m", config=config, embedder=embedder)
+    chat.append([user("Tell me what you find."), *step("harbor", harbor), *step("law", PARLIAMENT)])
+    chat.append([{"role": "assistant", "content": text} for text in said])
+    return {id for id, text in shown(chat).items() if not text.endswith("removed]")}
+
+
+# proves: A14
+def test_prose_is_relevant_by_its_words_and_frequent_words_count_less():
+    assert kept("I read on.", "Now the fish market: which restaurants are near the harbor?") == {"harbor"}
+    assert kept("I read on.", "Who in the opposition spoke against taxes on fuel?") == {"law"}
+    assert kept("I read on.", "And what have they been doing there for all of the time?") == set()
+    chat = begin(tools={"web_search": {"expire": RELEVANT}})
+    many = [one for n in range(12) for one in step(f"s{n}", f"report on section {n}: {output(40, f'n{n}')}")]
+    chat.append([user("Go on."), *many, {"role": "assistant", "content": "One more report on a section."}])
+    chat.append({"role": "assistant", "content": "The next report on a section."})
+    assert all(text.endswith("removed]") for text in shown(chat).values())
+
+
+def test_an_identifier_counts_more_than_a_word_of_prose():
+    assert kept("I read on.", "Restaurants close early in other towns.") == set()
+    assert kept("I read on.", "Look at RF-361 now.", harbor=f"{HARBOR} Ticket RF-361.") == {"harbor"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["Somewhere: fishermen sell the catch of the night.", 'There it says "boats. Visitors find small".'],
+)
+def test_a_result_that_the_agents_latest_message_quotes_is_relevant(said):
+    assert kept(
+        "I read on.",
+        said + " That was in a long text about something else entirely, in which many"
+        " other subjects were treated: mountains, railways, schools, theaters, hospitals.",
+    ) == {"harbor"}
+
+
+def test_relevance_goes_by_meaning_where_there_is_an_embedder():
+    said = ("I read on.", "Port, seafood, skippers.")
+    assert kept(*said) == set()
+    alike = WordEmbedder(("harbor", "port"), ("fish", "seafood"), ("fishermen", "skippers"))
+    assert kept(*said, embedder=alike, harbor="Harbor fish fishermen market quay.") == {"harbor"}
+
+    def broken(texts):
+        raise RuntimeError("no network")
+
+    with pytest.warns(UserWarning, match="Relevance goes by words only"):
+        assert kept(*said, embedder=broken) == set()
 
 
 # Pruning

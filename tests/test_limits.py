@@ -56,6 +56,30 @@ def test_a_provider_before_the_name_does_not_matter(name, id):
 
 
 @pytest.mark.parametrize(
+    ("name", "window", "max_output"),
+    [
+        ("openai/gpt-4o", 128_000, 16_384),
+        ("openai/gpt-4o-mini", 128_000, 16_384),
+        ("openai/gpt-4-turbo", 128_000, 4_096),
+        ("openai/gpt-4", 8_192, 8_192),
+        ("openai/gpt-3.5-turbo", 16_385, 4_096),
+        ("anthropic/claude-3.5-sonnet", 200_000, 8_192),
+        ("claude-3-5-sonnet-20240620", 200_000, 8_192),
+        ("anthropic/claude-3-opus", 200_000, 4_096),
+        ("anthropic/claude-3-sonnet", 200_000, 4_096),
+        ("claude-3-haiku-20240307", 200_000, 4_096),
+        ("google/gemini-pro", 32_000, 8_192),
+        ("gemini-1.0-pro", 32_000, 8_192),
+        ("google/gemini-1.5-pro", 1_000_000, 8_192),
+        ("google/gemini-pro-1.5", 1_000_000, 8_192),
+    ],
+)
+def test_models_of_the_years_before_are_known(name, window, max_output):
+    limits = find(name).limits
+    assert (limits.window, limits.max_output) == (window, max_output)
+
+
+@pytest.mark.parametrize(
     ("name", "id"),
     [
         ("gpt-5-2025-08-07", "gpt-5"),

@@ -10,6 +10,7 @@ from refold.bench.probes import extracted, key_of
 from refold.bench.replay import pinned, worth_pinning
 from refold.bench.retention import Arm, Run, load, replay, text_of, unruly
 from refold.bench.score import has_beside
+from refold.bench.trace import Trace, counted
 
 CODES = ("QX7-4411", "QX7-9032")
 """What the first and the last result say, and later calls need."""
@@ -109,6 +110,18 @@ def test_what_is_lost_from_view_can_be_had_by_one_expansion_and_by_a_search(trac
     assert [run.numbers[name] for name in ("lost", "expandable", "searchable")] == [1, 1, 1]
     nothing = replay(trace, Arm("nothing"))
     assert [nothing.numbers[name] for name in ("lost", "expandable", "searchable")] == [2, 0, 2]
+
+
+def test_expanded_answers_that_were_put_away_are_not_unreachable(trace):
+    asked, _ = called("own", {"at": 3}, "")
+    asked["tool_calls"][0]["function"]["name"] = "refold_expand"
+    answer = f"[refold #3 tool look: lines 1-1 of 1]\n{trace.messages[3]['content']}"
+    looked_up = [asked, {"role": "tool", "tool_call_id": "own", "content": answer}]
+    messages = [*trace.messages[:12], *looked_up, *trace.messages[12:]]
+    whole = Trace(trace.source, trace.dialect, messages, counted(messages, trace.dialect))
+    run = replay(whole, Arm("refold"), budget=3_000)
+    assert run.numbers["hidden"] > 0
+    assert run.broken["unreachable"] == 0
 
 
 def test_losses_are_told_by_the_compactions_before_them(trace):

@@ -155,6 +155,8 @@ class StoredMessage(msgspec.Struct, frozen=True):
     is_expired: bool = False
     """That edit came from an expiry."""
     shown_tokens: int = 0
+    keeps_original: bool = True
+    """False if it was hidden with `keep_originals: false`."""
 
     @property
     def was_compacted(self) -> bool:
@@ -162,7 +164,7 @@ class StoredMessage(msgspec.Struct, frozen=True):
 
     @property
     def can_expand(self) -> bool:
-        return self.edit is not None
+        return self.edit is not None and self.keeps_original
 
     @property
     def original_length(self) -> int:

@@ -25,6 +25,7 @@ from refold.formats.sheet import APART, LIST
 from refold.meter import Meter
 from refold.notify import Moment, Notifier
 from refold.page import Ask, Page, Rendered
+from refold.policies.leases import EndLeases
 from refold.record import Record
 from refold.reducer import Order, Reducer
 from refold.stores.store import Lease
@@ -348,6 +349,7 @@ class Fitter:
         notices = [*told, *self._heard_of_summaries(), *self.notifier.taken()]
         if not off:
             edits += self._made_smaller(budget, now, override, notices, trigger)
+            edits += self._end_leases(budget, override)
             fired = fired or (("economy",) if any(edit.worth for edit in edits) else ())
         ask = self._ask(wish.dialect or self.dialect, beside)
         page = self._render(ask, beside)
@@ -391,6 +393,16 @@ class Fitter:
         )
         request = self._request(ask.dialect, page, wish)
         return Fitted(page.messages, request, report, page.system, page.settled)
+
+    def _end_leases(self, budget: Budget, override: Override) -> list[Replaced]:
+        """Puts away answers whose lease has ended, where the provider's cache loses nothing by it."""
+        if not self.reducer.has_ended_leases():
+            return []
+        since = 0 if self.thrift.is_cold(self.meter) else self.record.live.state.changed
+        if since is None:
+            return []
+        count = self.meter.counter.message
+        return self.reducer.reduce(EndLeases(since), budget, count, override, round=False)
 
     def _made_smaller(
         self, budget: Budget, tokens: int, override: Override, notices: list[str], trigger: Trigger

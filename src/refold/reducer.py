@@ -13,6 +13,7 @@ from refold.config import DEFAULT, AgentSettings, Config
 from refold.core.budget import Budget
 from refold.core.errors import ConflictError
 from refold.core.event import Certificate, Event, Line, Replaced, Said, Worth
+from refold.core.lease import has_ended, lease_of
 from refold.core.live import Live
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Policy, Stamp, applied, is_reducible, must_stay, settle
@@ -22,6 +23,7 @@ from refold.record import Record
 from refold.stores.store import Lease
 
 if TYPE_CHECKING:
+    from refold.embedding import Similarity
     from refold.policies.summarize import Part
     from refold.rungs import Way
     from refold.summaries import Summaries, Told
@@ -60,6 +62,8 @@ class Reducer:
         """The user's own rungs: they come first."""
         self.summaries: Summaries | None = None
         """By models, where there are any."""
+        self.similarity: Similarity | None = None
+        """Of texts, by their meaning, where there is an embedder."""
         self.handles = self.settings.shows_handles
         """Whether what is reduced says how to get it back."""
         self.terms: Terms | None = None
@@ -86,7 +90,8 @@ class Reducer:
         if self._override != override:
             self._override, self._left = override, set()
         most = cap.most(budget) if cap else budget.window
-        timed = bool(self._expiries) or any(rule.after_steps is not None for rule in override.rules)
+        is_overridden = any(rule.after_steps is not None for rule in override.rules)
+        timed = bool(self._expiries) or is_overridden
         rules = (*self._expiries.values(), *override.rules)
         is_fickle = any(rule.strategy == "relevance" for rule in rules)  # due at any later step, or never
         left = set[int]() if is_fickle and self._step != step else self._left
@@ -99,8 +104,15 @@ class Reducer:
             and item.lines[0].at not in left
             and item.span.start not in fixed
             and is_reducible(item)
+            and (is_overridden or lease_of(item.lines[0]) is None)
         ]
         return self._on_arrival(lines, budget, count, override) if lines else []
+
+    def has_ended_leases(self) -> bool:
+        """True if an answer of refold's own tools is still shown whole after its lease."""
+        live = self.record.live
+        lines = (item.lines[0] for item in live.items if item.edit is None and item.lines)
+        return any(has_ended(line, live.state.step + 1) for line in lines)
 
     def _on_arrival(
         self, lines: Sequence[Line], budget: Budget, count: Count, override: Override
@@ -113,7 +125,9 @@ class Reducer:
         together = batches([line for item in live.items for line in item.lines])
         due = expire.due(lines, live.state.step + 1, together)
         only = frozenset(line.at for line in due)
-        edits = self._ask(msgspec.structs.replace(expire, only=only), due, budget, count, override)
+        near = self._nearness([line for line in due if expire.rule(line, together).strategy == "relevance"])
+        policy = msgspec.structs.replace(expire, only=only, near=near)
+        edits = self._ask(policy, due, budget, count, override)
         rules = [expire.rule(line, together) for line in due] if edits else []
         if any(rule.compact_mode == "ai-summary" and rule.mode in (None, "compact") for rule in rules):
             self._miss_summarizer()
@@ -132,6 +146,18 @@ class Reducer:
                 "compact_mode is ai-summary, but no summarizer is set: results are cut to their beginning."
                 " Set `summarizer`, or compact_mode: first-n-chars"
             )
+
+    def _nearness(self, lines: Sequence[Line]) -> dict[int, float]:
+        """How near messages are to the work at hand in meaning, by place; empty without an embedder."""
+        if self.similarity is None or not lines:
+            return {}
+        from refold.policies.expire import at_hand
+        from refold.policies.importance import all_text
+
+        recent = at_hand([line for item in self.record.live.items for line in item.lines])
+        self.record.load([*lines, *recent])
+        texts, work = ([all_text(self.record.message(line)) for line in some] for some in (lines, recent))
+        return dict(zip((line.at for line in lines), self.similarity(texts, work), strict=True))
 
     def to_tell(self, step: int, override: Override) -> "list[Told]":
         """Messages that models are to write about by the time that they expire in a step."""
@@ -218,7 +244,7 @@ class Reducer:
 
     def planned(self, budget: Budget, count: Count, order: Order | None = None) -> list[Replaced]:
         """What a compaction would do, by rule: nothing is changed."""
-        return self._settled(self._way(budget, order).by_rule, budget, count, self.handles, round=True)
+        return self._settled(self._way(budget, order).by_rule, budget, count, round=True)
 
     def _reduce_by(
         self,
@@ -273,22 +299,23 @@ class Reducer:
         Raises:
             ConflictError: the `lease` is somebody else's by now.
         """
-        handles = self.handles and override.keep_originals is not False
+        keep = override.keep_originals is not False
 
         def build() -> Sequence[Event]:
             if still is not None and not still():
                 return []
-            return self._settled(policy, budget, count, handles, round=round)
+            return self._settled(policy, budget, count, round=round, keep_originals=keep)
 
         return [event for event in self.record.append(build, lease) if isinstance(event, Replaced)]
 
     def _settled(
-        self, policy: Policy, budget: Budget, count: Count, handles: bool, *, round: bool
+        self, policy: Policy, budget: Budget, count: Count, *, round: bool, keep_originals: bool = True
     ) -> list[Replaced]:
         live = self.record.live
         self.record.load_all()
-        view = msgspec.structs.replace(_read_once(live.freeze()), handles=handles)
-        stamp = Stamp(live.state.next, time.time(), live.view, live.state.round + 1 if round else 0)
+        view = msgspec.structs.replace(_read_once(live.freeze()), handles=self.handles and keep_originals)
+        number = live.state.round + 1 if round else 0
+        stamp = Stamp(live.state.next, time.time(), live.view, number, keep_originals)
         events, before = list[Replaced](), view
         for edit in policy(view, budget, count):
             told = msgspec.structs.replace(edit, why=self._because(edit), certificate=self._certified(edit))

@@ -13,6 +13,7 @@ from refold.core.plan import Count, Edit, Plan, Policy, line_of
 from refold.core.view import View
 from refold.policies.hierarchy import Hierarchy
 from refold.policies.ladder import Ladder, climb
+from refold.policies.leases import EndLeases
 from refold.policies.oldest import stretch
 from refold.policies.sections import level_of
 from refold.policies.shrink import Shrink
@@ -102,10 +103,10 @@ def thrifty(settings: AgentSettings, own: Sequence[Policy] = ()) -> Policy:
 
 
 def cheap(settings: AgentSettings, own: Sequence[Policy]) -> list[Policy]:
-    """Those that leave every message in its place; the user's own first."""
+    """Those that leave every message in its place: ended leases first, then the user's own."""
     dedupe = settings.deduping
     rungs = (dedupe and sparing(dedupe, spared_tools(settings)), settings.compaction.pruning)
-    return [*map(vetted, own), *filter(None, rungs)]
+    return [EndLeases(), *map(vetted, own), *filter(None, rungs)]
 
 
 def swapped(swap: Swap, cheap: Sequence[Policy], whole: Ladder) -> Policy:

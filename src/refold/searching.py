@@ -1,12 +1,10 @@
 """Finding what was said: by its words, and by its meaning where there is an embedder."""
 
 import warnings
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from heapq import nlargest
 from itertools import chain
-from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from refold.answers import Hit
@@ -18,6 +16,7 @@ from refold.core.event import Line, Replaced, Said
 from refold.core.lease import OWN
 from refold.core.message import Media, Message, Part, Text, ToolCall, ToolResult
 from refold.core.query import Query, Words, excerpt
+from refold.embedding import pieces_of, unit_vectors
 from refold.policies.reduced import quoted
 from refold.record import Record
 from refold.stores.store import FEW, Found, Key, Scope, Searched, Snapshots, Store, Vectors
@@ -29,8 +28,6 @@ MOST_HITS = 1_000
 EXCERPT_CHARS = 240
 TOOL_CHARS = 4_000
 """Of all hits together, for a model."""
-PIECE_CHARS, MOST_PIECES = 1_500, 8
-"""What one vector stands for, and how many a message has: what is longer is known by its beginning."""
 CANDIDATES = 50
 """Of each kind, that are merged."""
 NEAR = 0.25
@@ -192,35 +189,19 @@ def _by_meaning(
 
     def vectors(entries: Sequence[Entry]) -> list[list[bytes]]:
         pieces = [_pieces(entry, parse) for entry in entries]
-        made = iter(_vectors(embedder, [piece for some in pieces for piece in some]))
+        made = iter(unit_vectors(embedder, [piece for some in pieces for piece in some]))
         return [[vector for _ in some if (vector := next(made)) is not None] for some in pieces]
 
     for n in store.embed(scope, name, vectors):
         tick(n)
-    (asked,) = _vectors(embedder, [query.text])
+    (asked,) = unit_vectors(embedder, [query.text])
     near = [] if asked is None else store.nearest(scope, name, asked, CANDIDATES)
     return [found for found in near if found.score >= NEAR]
 
 
 def _pieces(entry: Entry, parse: Parse) -> list[str]:
     said = _said(entry, parse)
-    text = text_of(said) if said is not None else ""
-    starts = range(0, min(len(text), PIECE_CHARS * MOST_PIECES), PIECE_CHARS)
-    return [piece for start in starts if (piece := text[start : start + PIECE_CHARS]).strip()]
-
-
-def _vectors(embedder: "Embedder", texts: Sequence[str]) -> list[bytes | None]:
-    """Of length 1; None for one that points nowhere."""
-    if not texts:
-        return []
-    made = [array("f", map(float, vector)) for vector in embedder(texts)]
-    if len(made) != len(texts):
-        raise ValueError(f"{len(made)} vectors for {len(texts)} texts")
-    lengths = [sqrt(sum(x * x for x in vector)) for vector in made]
-    return [
-        array("f", (x / length for x in vector)).tobytes() if length > 0 else None
-        for vector, length in zip(made, lengths, strict=True)
-    ]
+    return pieces_of(text_of(said)) if said is not None else []
 
 
 def _allowed(store: Store, query: Query, found: Found, parse: Parse) -> bool:

@@ -47,7 +47,7 @@ from refold.core.plan import Policy, Stamp
 from refold.core.query import parse_query
 from refold.core.slices import slice_of
 from refold.core.view import View
-from refold.embedding import embedder_of
+from refold.embedding import Similarity, embedder_of
 from refold.explain import explain
 from refold.fitter import Fitter, Wish
 from refold.formats.chunks import INTERRUPTED
@@ -124,6 +124,7 @@ class Session:
         self.record = Record(store, key, view, parse)
         """What is underneath, for faces and tools."""
         self.reducer = Reducer(self.record, self.config, agent, policies_of(policies))
+        self.reducer.similarity = Similarity(self._embedder) if self._embedder else None
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model, self._lock)
         self.fitter.override = override_of(override)
         self.compaction = Compaction(self.fitter, self._holder, self._lock)
@@ -608,13 +609,15 @@ class Session:
         edit = self.record.event(item.edit)
         expired = isinstance(edit, Replaced) and edit.kind == "expire"
         tokens = item.tokens if len(item.span) == 1 else 0
-        return stored(said, self.conversation, edit=item.edit, is_expired=expired, shown_tokens=tokens)
+        seen = {"edit": item.edit, "is_expired": expired, "shown_tokens": tokens}
+        keeps = not self.record.live.is_withheld(said.at)
+        return stored(said, self.conversation, **seen, keeps_original=keeps)
 
     # Getting it back
 
     def expand(
         self,
-        at: int,
+        at: int | str,
         *,
         lines: Part = None,
         chars: Part = None,
@@ -622,8 +625,9 @@ class Session:
         match: str | None = None,
         reason: str | None = None,
     ) -> str:
-        """The text behind a place: of a message, or of all that an edit stands for. Changes nothing.
+        """The text of a message, or of all that an edit stands for. Changes nothing.
 
+        `at` is a place, a message's id, or a negative number: -1 is the newest message.
         A part of it by `lines` or `items`, counted from 1, both ends included: (40, 50) or "40-50"; by
         `chars`, a Python slice; or the lines that `match` a text, or a regular expression between slashes.
 
@@ -634,9 +638,9 @@ class Session:
         with telemetry.work("expand", self.conversation):
             with self._lock:
                 self.record.catch_up()
-                found = expansion.source(self.record, whole("at", at))
+                found = expansion.source(self.record, at if isinstance(at, str) else whole("at", at))
             text = expansion.text_of(found, part)  # which may take long: nobody else waits for it
-            self._tell_expanded(at, reason or "")
+            self._tell_expanded(found.at, reason or "")
             return text
 
     def _tell_expanded(self, at: int, reason: str) -> None:

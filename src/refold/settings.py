@@ -115,7 +115,7 @@ class ExpandSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the model sees again because it asked."""
 
     lease_steps: int = 3
-    """Steps for which it sees it; each time that it asks for the same again, twice as long."""
+    """Steps for which it sees it at least; each time that it asks for the same again, twice as long."""
     max_tokens: int | None = None
     """The longest answer; unset, an eighth of the window."""
 

@@ -42,7 +42,7 @@ class Thrift:
     def terms(self, prices: Prices, budget: Budget, meter: Meter) -> Terms:
         """Of an edit that must be made, whatever it costs."""
         calls = max(1, self._record.live.state.step)
-        return Terms(prices, calls, self._is_cold(meter), budget.ratio)
+        return Terms(prices, calls, self.is_cold(meter), budget.ratio)
 
     def due(
         self, tokens: int, least: int, budget: Budget, meter: Meter, beside: object
@@ -74,8 +74,8 @@ class Thrift:
         cache_s = (self.economy or Economy()).cache_s
         return bool(self._asked_at) and time.time() - self._asked.get(beside, 0.0) > cache_s
 
-    def _is_cold(self, meter: Meter) -> bool:
-        """The cache has nothing of this view: it is old, or another model is asked."""
+    def is_cold(self, meter: Meter) -> bool:
+        """True if the cache has nothing of this view: it is too old, or another model is asked."""
         state = self._record.live.state
         if not state.step or not same_model(state.model, meter.model):
             return True

@@ -300,6 +300,13 @@ async def test_an_edit_is_expanded_to_all_that_it_hides(client, url, chat):
     assert f"{chat.conversation}x0" in text
 
 
+async def test_a_message_is_expanded_by_its_id_or_counted_from_the_newest(client, url, name):
+    again(url, name).append(user("one"), id="first")
+    again(url, name).append(user("two"))
+    for at, text in (("first", "one"), (-1, "two"), ("-2", "one"), ("#1", "two")):
+        assert await client.call("expand", conversation=name, at=at) == text
+
+
 async def test_what_is_hidden_is_found_in_one_conversation_or_in_all(client, url, chat):
     word = f"{chat.conversation}x0"
     for where in ({}, {"conversation": chat.conversation}, {"conversation": None, "limit": 1}):

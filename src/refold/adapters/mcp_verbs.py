@@ -39,12 +39,21 @@ def _text(given: Any) -> Any:
 
 
 def _place(given: Any) -> Any:
-    return given.strip().removeprefix("#") if isinstance(given, str) else given
+    if not isinstance(given, str):
+        return given
+    number = given.strip().removeprefix("#")
+    digits = number.removeprefix("-")
+    return int(number) if digits.isascii() and digits.isdigit() else given
 
 
 AS_TEXT, AS_PLACE = BeforeValidator(_text), BeforeValidator(_place)
 Id = Annotated[str, Field(description="The id of the conversation, as list_conversations has it")]
 At = Annotated[int, AS_PLACE, Field(description="The place of a message or an edit")]
+AtOrId = Annotated[
+    int | str,
+    AS_PLACE,
+    Field(description="The place of a message or an edit, a message's id, or -1 for the newest message"),
+]
 Then = Annotated[int | None, AS_PLACE, Field(description="As it was right after the event here; else now")]
 Edit = Annotated[
     int | None,
@@ -101,7 +110,7 @@ class Verbs:
     def expand(
         self,
         conversation: Id,
-        at: At,
+        at: AtOrId,
         lines: Lines = "",
         items: Items = "",
         chars: Chars = "",

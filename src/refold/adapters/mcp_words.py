@@ -196,7 +196,7 @@ def explained(conversation: str, why: Explanation) -> str:
     return page(about, "causes", causes, rest)
 
 
-def expanded(session: Session, at: int, part: dict[str, str]) -> str:
+def expanded(session: Session, at: int | str, part: dict[str, str]) -> str:
     """The text as it is; where it is too long, as much of it as there is room for and how to go on."""
     text = session.expand(at, **part)
     if len(text) <= MOST:

@@ -18,6 +18,7 @@ from refold.bench.trace import MODEL, Json, Probe, Trace, counted, text_of
 from refold.config import Config, load_config
 from refold.core.codec import dumps
 from refold.core.errors import OverBudgetError, RefoldError
+from refold.policies.reduced import quoted
 from refold.rules.targets import check_request
 from refold.session import Session
 from refold.testing.scribe import Scribe
@@ -294,7 +295,8 @@ class Reach:
         return set(map(int, HANDLE.findall(dumps(messages).decode())))
 
     def _look(self, handle: int, at: int) -> bool:
-        return all(text in self._expanded(handle) for text in self._said[at])
+        # an expansion doubles handles that stand in the text, as the answers of refold's own tools have
+        return all(quoted(text) in self._expanded(handle) for text in self._said[at])
 
     def _expand(self, handle: int) -> str:
         with suppress(RefoldError):

@@ -147,8 +147,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 GROUPS: dict[str, typer.Typer] = {"bench": bench.app}
 """Commands that have commands."""
+NEGATIVE = {"expand": {"ignore_unknown_options": True}}
+"""Commands whose arguments may be negative numbers, which look like options."""
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, context_settings=NEGATIVE.get(_name))(_command)
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
 

@@ -14,6 +14,7 @@ from refold.cli.options import (
     DEFAULT_OWNER,
     Access,
     At,
+    AtOrId,
     ConfigFile,
     Id,
     Json,
@@ -199,7 +200,7 @@ def savings(session: Session, json: Json = False) -> None:
 @reading
 def expand(
     session: Session,
-    at: At,
+    at: AtOrId,
     lines: Annotated[str | None, typer.Option("--lines", metavar="A-B", help="Only these lines.")] = None,
     items: Annotated[
         str | None,
@@ -219,6 +220,7 @@ def expand(
     \b
     Examples:
       refold expand chat 57
+      refold expand chat -1
       refold expand chat 57 --lines 1-40
       refold expand chat 57 --match "error"
       refold expand chat 57 --match "/line [0-9]+/"

@@ -39,6 +39,13 @@ def place(text: str | int) -> int:
     return int(number)
 
 
+def place_or_id(text: str | int) -> int | str:
+    """A place (57 or #57), a negative number that counts from the newest message, or a message's id."""
+    number = str(text).removeprefix("#")
+    digits = number.removeprefix("-")
+    return int(number) if digits.isascii() and digits.isdigit() else str(text)
+
+
 def ids(ctx: typer.Context, incomplete: str) -> list[str]:
     """Conversations, for the shell's completion: whatever goes wrong, it stays silent."""
     try:
@@ -71,6 +78,15 @@ ViewName: TypeAlias = Annotated[str, typer.Option("--view", metavar="NAME", help
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="JSON for machines, nothing else on stdout.")]
 At: TypeAlias = Annotated[
     int, typer.Argument(metavar="AT", parser=place, help="A place, such as 57.", show_default=False)
+]
+AtOrId: TypeAlias = Annotated[
+    Any,
+    typer.Argument(
+        metavar="AT",
+        parser=place_or_id,
+        help="A place such as 57, a message's id, or -1 for the newest message.",
+        show_default=False,
+    ),
 ]
 Why: TypeAlias = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept in the record.")]
 

@@ -142,6 +142,11 @@ class _ReplacedHead(msgspec.Struct, frozen=True, array_like=True):
     tokens: tuple[int, int]
 
 
+class _CoverHead(_ReplacedHead, frozen=True, array_like=True):
+    keeps_originals: bool = True
+    """Written only where it is false: most heads are shorter."""
+
+
 class _ReplacedBody(msgspec.Struct, frozen=True, omit_defaults=True):
     shown: tuple[Message | int, ...]
     why: str
@@ -227,6 +232,8 @@ def encode(event: Event) -> Entry:
             return Entry(line.at, "said", message.id, dumps(head), body)
         case Replaced():
             head = _ReplacedHead(event.view, event.span, event.lines, event.kind, event.round, event.tokens)
+            if not event.keeps_originals:
+                head = _CoverHead(**msgspec.structs.asdict(head), keeps_originals=False)
             body = _ReplacedBody(event.shown, event.why, event.time, event.certificate, event.worth)
         case Undone(of=of):
             head, body = _UndoneHead(of), _Note(event.why, event.time)
@@ -269,10 +276,11 @@ def decode(entry: Entry, parse: Parse) -> Event:
             rest = (body.dialect, raw, body.tags, body.kind, body.piece)
             return Said(line, paired(message, line), said.index, said.total, body.time, *rest)
         case "replaced":
-            edit = _read(entry, entry.head, _ReplacedHead)
+            edit = _read(entry, entry.head, _CoverHead)
             shown = _read(entry, entry.body, _ReplacedBody)
             new = (shown.shown, edit.lines, edit.kind, shown.why, edit.tokens, shown.time, edit.round)
-            return Replaced(at, edit.view, edit.span, *new, shown.certificate, shown.worth)
+            keeps = edit.keeps_originals
+            return Replaced(at, edit.view, edit.span, *new, shown.certificate, shown.worth, keeps)
         case "undone":
             note = _read(entry, entry.body, _Note)
             return Undone(at, _read(entry, entry.head, _UndoneHead).of, note.why, note.time)
@@ -300,8 +308,8 @@ def head(entry: Entry) -> Head | None:
         case "said":
             return _line(entry, _read(entry, entry.head, _SaidHead))
         case "replaced":
-            edit = _read(entry, entry.head, _ReplacedHead)
-            return Cover(entry.at, edit.view, edit.span, edit.lines, edit.round)
+            edit = _read(entry, entry.head, _CoverHead)
+            return Cover(entry.at, edit.view, edit.span, edit.lines, edit.round, edit.keeps_originals)
         case "undone":
             return Undone(entry.at, _read(entry, entry.head, _UndoneHead).of)
         case "pinned":
@@ -382,6 +390,6 @@ def _convert(entry: Entry, value: Any, type: type[T]) -> T:
         raise CorruptError(f"Event {entry.at} is no '{entry.kind}': {error}") from error
 
 
-_HEADS = (_SaidHead, _ReplacedHead, _CalledHead, _PinnedHead, _UndoneHead, _MeasuredHead, _NamedHead)
+_HEADS = (_SaidHead, _CoverHead, _CalledHead, _PinnedHead, _UndoneHead, _MeasuredHead, _NamedHead)
 _BODIES = (_SaidBody, _ReplacedBody, _CalledBody, _MeasuredBody, _Note, _When)
 _DECODERS: dict[Hashable, msgspec.json.Decoder[Any]] = {type: learned(type) for type in (*_HEADS, *_BODIES)}

@@ -56,7 +56,9 @@ class Expiry(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: str | None = None
     """What the summarizer is asked: a text, or a file where it ends in `.md` or `.txt`."""
     strategy: Literal["age", "relevance"] | None = None
-    """All that is old expires, or of that only what has little to do with the work at hand; unset, all."""
+    """All that is old expires, or of that only what has little to do with the work at hand: with the words,
+    identifiers and quotations of the newest messages, or with their meaning where there is an embedder;
+    unset, all."""
     threshold: float | None = None
     """With `relevance`: what is less relevant than this expires; unset, 0.3."""
 
@@ -208,6 +210,8 @@ class Replaced(msgspec.Struct, frozen=True):
     """Of a summary."""
     worth: Worth | None = None
     """Of all edits that were made together, with the first of them."""
+    keeps_originals: bool = True
+    """False if what it hides cannot be expanded: it was made with `keep_originals: false`."""
 
 
 class Undone(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ class Cover(msgspec.Struct, frozen=True):
     span: Span
     lines: tuple[Line, ...]
     round: int = 0
+    keeps_originals: bool = True
 
 
 class Gauge(msgspec.Struct, frozen=True, array_like=True):
@@ -133,6 +134,8 @@ class State(msgspec.Struct, array_like=True):
     """The earliest place that was changed since the last answer."""
     fresh: int = 0
     """Tokens said since, the answer's own among them."""
+    withheld: list[Span] = []
+    """Of edits in force whose originals cannot be expanded."""
 
 
 class Live:
@@ -156,7 +159,8 @@ class Live:
         state = self.state
         kept = frozenset(line.at for line in self.kept.values())
         facts = (kept, self.latest, state.next, state.step + 1)
-        return View(tuple(self.items), *facts, spared=tuple(sorted(set(state.spared))))
+        spared, withheld = (tuple(sorted(set(spans))) for spans in (state.spared, state.withheld))
+        return View(tuple(self.items), *facts, spared=spared, withheld=withheld)
 
     @property
     def latest(self) -> int | None:
@@ -172,6 +176,12 @@ class Live:
         pinned = [line for pin in self.state.pins.values() if pin.holds for line in pin.lines]
         corrected = self.state.corrected
         return {line.at: corrected.get(line.at, line) for line in current([*task, *apart, *pinned], apart)}
+
+    def is_withheld(self, at: int) -> bool:
+        """True for a message that is hidden and cannot be expanded."""
+        item = self.item_at(at)
+        is_shown = item is None or any(line.at == at for line in item.lines)
+        return not is_shown and any(at in span for span in self.state.withheld)
 
     def item_at(self, at: int) -> Item | None:
         i = bisect_right(self._starts, at) - 1
@@ -264,6 +274,8 @@ class Live:
             self._rebuild(cover.span, standing, recall)
         if cover.round:
             self.state.round, self.state.compacted = cover.round, cover.at
+        if not cover.keeps_originals:
+            self.state.withheld.append(cover.span)
 
     def _correct(self, cover: Cover) -> None:
         """What the newest edit says of a message is what counts."""
@@ -278,9 +290,11 @@ class Live:
         standing.apply(undone)
         self.state.corrected = standing.corrected
         for at in covers.keys() ^ standing.covers.keys():
-            span = (covers | standing.covers)[at].span
-            (self.state.spared.append if at in covers else self.state.spared.remove)(span)
-            self._rebuild(span, standing, recall)
+            cover = (covers | standing.covers)[at]
+            (self.state.spared.append if at in covers else self.state.spared.remove)(cover.span)
+            if not cover.keeps_originals:
+                (self.state.withheld.remove if at in covers else self.state.withheld.append)(cover.span)
+            self._rebuild(cover.span, standing, recall)
         for at in pins ^ standing.pins:
             self.state.pins[at].holds = at in standing.pins
             self._show_again(self.state.pins[at].lines, recall, standing)

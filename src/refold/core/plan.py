@@ -85,6 +85,7 @@ class Stamp(msgspec.Struct, frozen=True):
     time: float
     view: str = "main"
     round: int = 0
+    keeps_originals: bool = True
 
 
 def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
@@ -117,7 +118,8 @@ def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
             after.append(line)
     tokens = (cost(lines), cost(display(after, edit.span, stay_anyway)))
     what, why = (edit.span, tuple(shown), tuple(after), edit.kind), (edit.why, tokens)
-    return Replaced(stamp.at, stamp.view, *what, *why, stamp.time, stamp.round, edit.certificate)
+    made = Replaced(stamp.at, stamp.view, *what, *why, stamp.time, stamp.round, edit.certificate)
+    return made if stamp.keeps_originals else msgspec.structs.replace(made, keeps_originals=False)
 
 
 def applied(view: View, edit: Replaced) -> View:

@@ -94,6 +94,8 @@ class View(msgspec.Struct, frozen=True):
     """Whether what is reduced may say how to get it back."""
     spared: tuple[Span, ...] = ()
     """What somebody took an edit back from: it is not reduced again unless there is no other way."""
+    withheld: tuple[Span, ...] = ()
+    """What was reduced with `keep_originals: false`: its originals are not shown again."""
 
     def __repr__(self) -> str:
         """One line; the messages are in `messages`."""
@@ -189,7 +191,10 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
     spared = {f.span for f in facts.values() if isinstance(f, Replaced) and f.at not in holds}
     step = max((s.line.step for s in said.values()), default=0) + 1
     fixed = frozenset(line.at for line in kept.values())
-    return View(shown, fixed, latest, next, step, spared=tuple(sorted(spared)))
+    withheld = {edit.span for edit in standing() if not edit.keeps_originals}
+    return View(
+        shown, fixed, latest, next, step, spared=tuple(sorted(spared)), withheld=tuple(sorted(withheld))
+    )
 
 
 def sound(edit: "Spanned") -> bool:

@@ -22,7 +22,7 @@ class Cap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             line = item.lines[0]
             if item.edit is not None or line.tokens <= most or line.answers is None or line.at in fixed:
                 continue
-            reduction = Reduction.of(item, view.handles)
+            reduction = Reduction.of(item, view)
             if reduction is None:
                 continue
             shown = reduction.within(most, reduction.outline(), count)

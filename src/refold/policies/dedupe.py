@@ -40,7 +40,7 @@ class Dedupe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             line = item.lines[0]
             if item.edit is not None or line.answers is None or line.tokens < MINIMUM:
                 continue
-            reduction = Reduction.of(item, view.handles)
+            reduction = Reduction.of(item, view)
             if reduction is None or not reduction.text:
                 continue
             output = _Output(line, reduction.text)

@@ -11,7 +11,7 @@ from refold.core.expiry import expiry_for, layered, most_aggressive, names_for
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import Item, View
-from refold.policies.importance import Reading, exact_words
+from refold.policies.importance import Reading
 from refold.policies.reduced import Reduction
 
 Wanted: TypeAlias = tuple[int, str | None, int]
@@ -21,7 +21,7 @@ Batches: TypeAlias = Mapping[int, tuple[str, ...]]
 LENGTH = 500
 THRESHOLD = 0.3
 RECENT = 4
-"""Messages of the user and the agent that tell what the work at hand is."""
+"""Messages that tell what the work at hand is."""
 
 
 class Expire(msgspec.Struct, frozen=True):
@@ -41,6 +41,8 @@ class Expire(msgspec.Struct, frozen=True):
     """What a model wrote about messages that are to be summarized."""
     cache: dict[tuple[Any, ...], Expiry] = {}
     """Rules that were worked out, by what they depend on: nearly all messages share a few."""
+    near: Mapping[int, float] = {}
+    """How near messages are to the work at hand in meaning, from 0 to 1, by place: what an embedder says."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         fixed, reading = protected(view), Reading(view)
@@ -53,8 +55,8 @@ class Expire(msgspec.Struct, frozen=True):
             if line.at in fixed:
                 continue
             told = self.told.get((item.span.start, rule.prompt, length_of(rule)))
-            stale = _is_stale(rule, line, reading)
-            shown = _reduced(rule, item, count, view.handles, told) if stale else None
+            stale = _is_stale(rule, line, reading, self.near)
+            shown = _reduced(rule, item, count, view, told) if stale else None
             if shown is not None:
                 setting = self._setting(rule, line, together)
                 plan.append(Edit(item.span, (shown,), "expire", _why(rule), setting))
@@ -132,17 +134,22 @@ def is_due(rule: Expiry, line: Line, step: int) -> bool:
     return rule.after_steps is not None and rule.mode != "none" and step - line.step > rule.after_steps
 
 
-def _is_stale(rule: Expiry, line: Line, reading: Reading) -> bool:
+def at_hand(lines: Sequence[Line]) -> list[Line]:
+    """The newest messages of the user and the agent: they tell what the work at hand is."""
+    own = [line for line in lines if line.role == "assistant" or line.asks]
+    return [line for line in own if line.calls or not line.tools][-RECENT:]
+
+
+def _is_stale(rule: Expiry, line: Line, reading: Reading, near: Mapping[int, float]) -> bool:
     if rule.strategy != "relevance":
         return True
-    own = [other for other in reading.view.lines if other.role == "assistant" or other.asks]
-    recent = [other for other in own if other.calls or not other.tools][-RECENT:]
     threshold = THRESHOLD if rule.threshold is None else rule.threshold
-    return reading.relevance(line, exact_words(reading.text(recent))) < threshold
+    relevance = reading.relevance(line, at_hand(reading.view.lines))
+    return max(relevance, near.get(line.at, 0.0)) < threshold
 
 
-def _reduced(rule: Expiry, item: Item, count: Count, handles: bool, told: str | None) -> Message | None:
-    reduction = Reduction.of(item, handles)
+def _reduced(rule: Expiry, item: Item, count: Count, view: View, told: str | None) -> Message | None:
+    reduction = Reduction.of(item, view)
     if reduction is None:
         return None
     length = length_of(rule)

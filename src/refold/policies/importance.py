@@ -5,13 +5,16 @@ so do the other results of the same tool.
 """
 
 import re
-from collections.abc import Iterable
-from functools import cached_property, lru_cache
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, cached_property, lru_cache
+from math import log
 
 import msgspec
 
 from refold.core.event import Line
 from refold.core.message import Message, Reasoning, Text, ToolCall, ToolResult
+from refold.core.query import fold
 from refold.core.regex import regex
 from refold.core.view import Item, View
 from refold.policies.outline import PLAIN, SHORT, vocabulary, worth
@@ -20,6 +23,28 @@ SOON = 3
 """Steps within which a use tells that a result was what the agent was after."""
 ENOUGH = 4
 """Values taken up that make a result as important as it can be."""
+IDENTIFIER = 3.0
+"""How much more an identifier counts than a word of prose."""
+LEAST_WEIGHT, MOST_WEIGHT = 4.0, 12.0
+"""What a message's words count together, at least and at most: one word of a short message is not the whole
+of it, and not every word of a long one has to be met.
+"""
+QUOTED = 6
+"""Words in a row that are a quotation."""
+_MARKED = regex(r"[\"“„«`]([^\"“”„«»`\n]{3,}?\s[^\"“”„«»`\n]{3,})[\"”“»`]")
+_PROSE = regex(r"[^\W\d_]{3,}")
+_STOP_WORDS = """
+about above after again against all also although always among and another any anybody anyone
+anything are around because been before being below between both but can cannot could did does doing
+done down during each either else ever every everything few for from further get gets got had has
+have having her here hers herself him himself his how however into its itself just let lets like
+made make makes many may maybe might more most much must myself neither never nor not nothing now
+off often once one only onto other others our ours out over own per please rather same she should
+since some somebody someone something still such than that the their theirs them themselves then
+there therefore these they thing things this those though through too under until upon use used uses
+using very want wants was well were what whatever when where whether which while who whole whom
+whose why will with within without would yes yet you your yours yourself
+"""
 _MARK = regex(
     r"\b(?:error|exception|traceback|failed|denied|must|never|always|decided|instead|because|constraint)\b",
     re.IGNORECASE,
@@ -40,6 +65,41 @@ def _exact(text: str) -> frozenset[str]:
 
 
 _known = lru_cache(maxsize=256)(_exact)
+
+
+def plain_words(text: str) -> frozenset[str]:
+    """The words of prose, without stop words, in lower case and without the s of a plural."""
+    return _known_plain(text) if len(text) < SHORT else _plain(text)
+
+
+def _plain(text: str) -> frozenset[str]:
+    found = set(_PROSE.findall(text.lower())) - _stop_words()
+    return frozenset(word.removesuffix("s") for word in found)
+
+
+@cache
+def _stop_words() -> frozenset[str]:
+    return frozenset(_STOP_WORDS.split())
+
+
+_known_plain = lru_cache(maxsize=256)(_plain)
+
+
+def quotes(text: str, source: str) -> bool:
+    """True if a text quotes a source: six words in a row, or what it has in quotation marks.
+
+    >>> quotes('It says "late fee applies" there.', "From May on a late fee applies to all.")
+    True
+    """
+    if any(marked in source for marked in _MARKED.findall(text)):
+        return True
+    rows = set(_rows(text))
+    return bool(rows) and any(row in rows for row in _rows(source))
+
+
+def _rows(text: str) -> Iterator[tuple[str, ...]]:
+    terms = fold(text).split()
+    return zip(*(terms[n:] for n in range(QUOTED)), strict=False)
 
 
 def all_text(message: Message) -> str:
@@ -126,11 +186,46 @@ class Reading(msgspec.Struct, frozen=True, dict=True):
             + 0.15 * (_READS.match(tool) is None)
         )
 
-    def relevance(self, line: Line, recent: frozenset[str]) -> float:
-        """How much of it has to do with the work at hand, from 0 to 1."""
+    def prose(self, line: Line) -> frozenset[str]:
+        return plain_words(self.text([line]))
+
+    @cached_property
+    def frequency(self) -> Counter[str]:
+        """In how many results a word occurs, an identifier or one of prose."""
+        found = Counter[str]()
+        for line in self._results:
+            found.update(self.words(line) | self.prose(line))
+        return found
+
+    @cached_property
+    def _results(self) -> list[Line]:
+        return [line for line in self.view.lines if line.answers is not None]
+
+    def _weight(self, words: Iterable[str]) -> float:
+        """What words count together: the more results have one, the less it says about any of them."""
+        most = log(len(self._results) + 1) or 1.0
+        return sum((most - log(max(1, self.frequency[word]))) / most for word in words)
+
+    def _covered(self, line: Line, message: Line) -> float:
+        """The share of a message's words that a result has."""
+        exact, prose = self.words(message), self.prose(message)
+        whole = IDENTIFIER * self._weight(exact) + self._weight(prose)
+        shared = IDENTIFIER * self._weight(exact & self.words(line)) + self._weight(prose & self.prose(line))
+        return min(1.0, shared / min(max(whole, LEAST_WEIGHT), MOST_WEIGHT))
+
+    def relevance(self, line: Line, recent: Sequence[Line]) -> float:
+        """How much a result has to do with the newest messages of the user and the agent, from 0 to 1.
+
+        1 if the agent's latest message quotes it.
+        """
+        agent = [message for message in recent if message.role == "assistant"]
+        if agent and quotes(self._items[agent[-1].at, agent[-1].n].words(agent[-1]).text, self.text([line])):
+            return 1.0
         words = self.words(line)
-        shared = len(words & recent) / min(len(words), ENOUGH) if words else 0.0
-        return 0.7 * min(1.0, shared) + 0.3 * min(1.0, self.taken_up(line) / ENOUGH)
+        exact = exact_words(self.text(recent))
+        shared = len(words & exact) / min(len(words), ENOUGH) if words else 0.0
+        used = 0.7 * min(1.0, shared) + 0.3 * min(1.0, self.taken_up(line) / ENOUGH)
+        return max([used, *(self._covered(line, message) for message in recent)])
 
     def text(self, lines: Iterable[Line]) -> str:
         """All that stands in some of its lines."""

@@ -87,7 +87,7 @@ class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 yield item
 
     def _skeleton(self, item: Item, reading: Reading, count: Count) -> Message | None:
-        reduction = Reduction.of(item, reading.view.handles)
+        reduction = Reduction.of(item, reading.view)
         if reduction is None:
             return None
         chars = int(self.length * (0.5 + reading.importance(item.lines[0])))

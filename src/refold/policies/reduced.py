@@ -12,7 +12,7 @@ from refold.core.event import Line
 from refold.core.message import Media, Message, Part, Text, ToolResult
 from refold.core.plan import Count, is_reducible
 from refold.core.regex import regex
-from refold.core.view import Item
+from refold.core.view import Item, View
 from refold.policies.outline import (
     PLAIN,
     SHORTEST,
@@ -60,14 +60,20 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
     """What stands for it now, where something does."""
 
     @classmethod
-    def of(cls, item: Item, handles: bool = True) -> "Reduction | None":
-        """The one message that an item shows, if it can be reduced in its place."""
+    def of(cls, item: Item, view: View) -> "Reduction | None":
+        """The one message that an item shows, if it can be reduced in its place.
+
+        What is shortened already is shortened again from its original, unless that is withheld.
+        """
         if not is_reducible(item) or item.lines[0].role == "system":
             return None
-        line = item.lines[0]
+        line, place = item.lines[0], item.span.start
+        shown = item.words(line)
+        is_withheld = any(place in span for span in view.withheld)
+        handles = view.handles and not is_withheld
         if not item.is_shortened:
-            return cls(line, item.words(line), item.span.start, handles)
-        return cls(line, item.original, item.span.start, handles, item.words(line))
+            return cls(line, shown, place, handles)
+        return cls(line, shown if is_withheld else item.original, place, handles, shown)
 
     @property
     def is_error(self) -> bool:

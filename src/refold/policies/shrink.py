@@ -143,7 +143,7 @@ class _Part:
         self.item, self.line, self._bonus = item, item.lines[0], bonus
         self.tokens = self.line.tokens
         self.weight = _weight(self.line, reading)
-        self._reduction = Reduction.of(item, reading.view.handles)
+        self._reduction = Reduction.of(item, reading.view)
         self._outline: Outline | None = None
 
     def within(self, most: int, count: Count) -> Message | None:

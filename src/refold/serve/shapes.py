@@ -335,7 +335,8 @@ class AtAsked(Asked, frozen=True, kw_only=True):
 
 
 class Expand(Body, frozen=True, kw_only=True):
-    at: Place
+    at: Annotated[int, Meta(ge=-WINDOW, le=WINDOW)] | Annotated[str, Meta(min_length=1, max_length=1_000)]
+    """A place, a message's id, or a negative number: -1 is the newest message."""
     lines: str | tuple[int, int] | None = None
     """Counted from 1, both ends included: "40-50" or [40, 50]."""
     chars: str | tuple[int, int] | None = None
