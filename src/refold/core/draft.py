@@ -74,7 +74,7 @@ def number(drafts: Iterable[Draft], state: State, request: Request, time: float)
     for draft in drafts:
         message = draft.message
         retry = message.role == "user" and draft.kind == "retry-context"
-        turn += message.role == "user" and not message.summary and not retry
+        turn += message.role == "user" and not message.is_summary and not retry
         goes_on = draft.dialect == "openai-responses" and speaker == "assistant"  # item by item
         step += message.role == "assistant" and not goes_on
         speaker = message.role

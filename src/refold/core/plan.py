@@ -144,7 +144,9 @@ def line_of(message: Message, at: int, tokens: int, turn: int, step: int, n: int
     calls, results = message.calls, message.results
     tools = [call.tool for call in calls] or [result.tool for result in results if result.tool]
     ids, answers = tuple(call.call_id for call in calls), results[0].call_id if results else None
-    return Line(at, message.role, tokens, turn, step, ids, answers, tuple(tools), n, summary=message.summary)
+    return Line(
+        at, message.role, tokens, turn, step, ids, answers, tuple(tools), n, summary=message.is_summary
+    )
 
 
 def _covered(edit: Edit, view: View) -> Sequence[Item]:

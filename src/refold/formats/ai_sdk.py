@@ -21,7 +21,7 @@ from refold.core.message import (
 )
 from refold.core.pairing import AGAIN
 from refold.core.sound import read
-from refold.formats.shape import expect, id_within, kind_of, named, rest_of, sayable
+from refold.formats.shape import expect, id_within, kind_of, named, rest_of, sayable, worded
 
 DIALECT = "ai-sdk"
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -57,7 +57,7 @@ def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
     role = "user" if message.role == "tool" else message.role
     answers: list[Any] = []
     said: list[Any] = []
-    for part in sayable(message, lost) if role == "system" else message.parts:
+    for part in sayable(message, lost) if role == "system" else worded(message):
         if isinstance(part, ToolResult) or (isinstance(part, Opaque) and message.role == "tool"):
             answers += render_part(part, "tool", lost)
         else:

@@ -133,9 +133,13 @@ def extract(
     for n, (line, message) in enumerate(said):
         fresh = n / size  # the newer the better
         later = [*islice(said, n + 1, None), *following]
-        if line.summary:
-            known = [entry for entry in read(message.text) if not entry.text.endswith(TASK)]
+        if summaries := message.summaries:
+            known = [entry for entry in read(summaries) if not entry.text.endswith(TASK)]
             entries += _renewed(known, later, active, written.states)
+            if told:  # a newer narrative takes the place of the older one, but may lack its values
+                narrative = "\n".join(entry.text for entry in known if entry.section == "narrative")
+                entries += _values(Message("assistant", (Text(narrative),)), line, fresh, most)
+        if line.summary:
             continue
         if (line.asks or line.role == "system") and not line.tools:
             entries += _asked(line, message, later, active, fresh, written.states)
@@ -162,7 +166,9 @@ def _is_told(entry: Entry, told: set[str]) -> bool:
     if entry.section in ("done", "decisions"):
         own = [word for word in words(entry.text) if len(word) > 3]
         return sum(word in told for word in own) >= COVERED * len(own)
-    return entry.section in (*PASSING, "notes") or (entry.section == "files" and entry.text in told)
+    if entry.section == "files":
+        return entry.text in told
+    return entry.section in (*PASSING, "notes", "narrative")
 
 
 def _asked(
@@ -322,6 +328,9 @@ def _once(entries: Iterable[Entry], elsewhere: set[str], focus: Set[str]) -> Ite
     found = dict[tuple[str, str], Entry]()
     times = Counter[tuple[str, str]]()
     for entry in entries:
+        if entry.section == "narrative":  # as it stands, blank lines and all
+            yield entry._replace(text=tame(entry.text))
+            continue
         key = (entry.section, pair(entry.text)[1] if entry.section == "values" else entry.text)
         times[key] += 1
         old = found.get(key)

@@ -57,7 +57,10 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         if not is_reducible(item) or item.lines[0].role == "system":
             return None
         line = item.lines[0]
-        return cls(line, item.words(line), item.span.start, handles, line.at not in item.span)
+        message = item.words(line)
+        if message.is_sealed:
+            return None
+        return cls(line, message, item.span.start, handles, line.at not in item.span)
 
     @property
     def is_error(self) -> bool:
