@@ -109,6 +109,12 @@ class CompactionMarker(_Part, frozen=True, tag="compaction-marker"):
         return ""
 
     @property
+    def is_sealed(self) -> bool:
+        """It says something that only its maker can read."""
+        sealed = self.value.get("encrypted_content") if isinstance(self.value, dict) else None
+        return bool(sealed) and not self.text
+
+    @property
     def spoken(self) -> str:
         """The summary as a dialect shows it that has no such part."""
         return f"{ABOVE}\n{self.text}" if self.text else ""
@@ -174,7 +180,7 @@ class Message(msgspec.Struct, Generic[Meta], frozen=True, omit_defaults=True):
     @property
     def is_sealed(self) -> bool:
         """It has a summary that only its maker can read: no other summary can take its place."""
-        return any(not marker.text for marker in self.markers)
+        return any(marker.is_sealed for marker in self.markers)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
