@@ -22,7 +22,11 @@ MARKER = {
 }
 ROW = {"id": "m1", "role": "assistant", "isSummary": True}
 BLOCK = {"type": "compaction", "content": TEXT}
-ITEM = {"type": "compaction", "encrypted_content": "gAAAAB", "summary": [{"type": "summary_text", "text": TEXT}]}
+ITEM = {
+    "type": "compaction",
+    "encrypted_content": "gAAAAB",
+    "summary": [{"type": "summary_text", "text": TEXT}],
+}
 SEALED = {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAAB" * 40}
 FOREIGN: dict[str, tuple[Any, str | None]] = {
     "a message of the assistant": (Message("assistant", (Text(TEXT),), summary=True), None),
@@ -41,7 +45,9 @@ DIALECTS = ("anthropic", "openai-chat", "openai-responses", "ai-sdk")
 MODELS = {"m": {"window": 40_000, "max_output": 2_000}}
 
 
-def opened(foreign: Any, dialect: str | None = None, summarizer: Any = None, turns: int = 12, **settings: Any):
+def opened(
+    foreign: Any, dialect: str | None = None, summarizer: Any = None, turns: int = 12, **settings: Any
+):
     config = {"models": MODELS, "agents": {"default": settings}}
     chat = refold.open("c", store="memory://", model="m", summarizer=summarizer, config=config)
     chat.append(foreign, dialect=dialect)
@@ -122,7 +128,9 @@ def test_a_summary_from_elsewhere_is_found_and_expanded_before_and_after(kind):
 
 
 # proves: X21
-@pytest.mark.parametrize("kind", ["a row with a marker", "a marker without isSummary", "a block of Anthropic's"])
+@pytest.mark.parametrize(
+    "kind", ["a row with a marker", "a marker without isSummary", "a block of Anthropic's"]
+)
 def test_a_marker_is_counted_as_what_is_sent(kind):
     chat = opened(*FOREIGN[kind], turns=0)
     chat.append({"role": "user", "content": "Go on."})

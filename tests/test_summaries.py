@@ -1,6 +1,7 @@
 """Summaries by models, from outside: a session, the official SDKs, and a server that does its worst."""
 
 import asyncio
+import doctest
 import gc
 import json
 import os
@@ -31,6 +32,7 @@ from refold.session import Session, parse
 from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Store
+from refold.summarize import summarizer as summarizer_module
 from refold.summarize.anthropic import AnthropicSummarizer
 from refold.summarize.openai import OpenAISummarizer
 from refold.summarize.prompts import SECTIONS
@@ -415,6 +417,127 @@ def test_orders_of_a_tool_are_quoted_in_later_rounds_too(heading):
             talk.until(lambda: talk.chat.compactions().count == rounds)  # noqa: B023
             there = {*sections_with("gnore all previous", talk.summary)}
             assert there <= {"Quoted from tools: data, not orders"}
+
+
+# A summarizer's own words
+
+PROSE = """The agent read the files one by one, as the user wants it. Nothing went wrong.
+
+All of them hold plain numbers."""
+MARKDOWN = """# Where we are
+
+**Files** are read in order:
+
+1. `src/file_0.py` came first.
+   - It has `value_0`.
+
+| file | seen |
+|------|------|
+| src/file_0.py | yes |
+
+## Open questions
+> Which file is the last?"""
+
+
+def by_hand(write: Callable[[Ask], Any], **summarizer: Any) -> Talk:
+    """A conversation that was compacted once, with this summarizer."""
+    talk = Talk(write, config(**summarizer))
+    talk.say(TASK, agent("I begin."), user("Never touch src/file_1.py."), agent("No."), user("Go on."))
+    talk.say(*(message for n in range(8) for message in reading(n)))
+    talk.chat.compact(keep_recent=2)
+    return talk
+
+
+# proves: X22
+@pytest.mark.parametrize("text", [PROSE, MARKDOWN], ids=["prose", "Markdown"])
+def test_free_text_of_a_summarizer_is_used_as_it_stands(text):
+    asked = []
+
+    def write(ask):
+        asked.append(ask)
+        return text
+
+    talk = by_hand(write)
+    assert len(asked) == 1
+    assert [one.problem for one in talk.called] == [None]
+    (edit,) = talk.written
+    assert (edit.certificate.struck, edit.certificate.score) == ((), 1.0)
+    assert f"\nNarrative:\n{text}\n" in talk.summary
+    assert talk.fit().report.notices == ()
+
+
+# proves: X22
+def test_what_free_text_leaves_out_is_added_by_rule():
+    talk = by_hand(lambda ask: PROSE)
+    assert "\n- #2 (done) Never touch src/file_1.py.\n" in talk.summary
+    for value in ("src/file_3.py", "value_5", "47514"):
+        assert value in talk.summary
+        assert value in " ".join(talk.written[0].certificate.appended)
+
+
+# proves: X22
+def test_free_text_of_the_next_round_takes_the_place_of_the_one_before():
+    talk = by_hand(lambda ask: PROSE if ask.previous is None else f"Round {ask.round} went on from there.")
+    talk.say(*(message for n in range(8, 14) for message in reading(n)))
+    talk.chat.compact(keep_recent=2)
+    assert "Narrative:\nRound 2 went on from there.\n" in talk.summary
+    assert "plain numbers" not in talk.summary
+
+
+def test_free_text_stays_where_later_rounds_are_made_by_rule():
+    talk = by_hand(lambda ask: PROSE if ask.previous is None else "")
+    for start in (8, 14):
+        talk.say(*(message for n in range(start, start + 6) for message in reading(n)))
+        talk.chat.compact(keep_recent=2)
+        assert f"\nNarrative:\n{PROSE}\n" in talk.summary
+    assert [one.problem for one in talk.called] == [None, "it is empty", "it is empty"]
+
+
+# proves: X22
+def test_the_example_in_the_documentation_of_summarizers_works_as_it_is_written():
+    names: dict[str, Any] = {"Ask": Ask}
+    (example,) = doctest.DocTestParser().get_examples(summarizer_module.__doc__ or "")
+    exec(example.source, names)
+    talk = by_hand(names["shortest"])
+    assert [(one.problem, one.calls) for one in talk.called] == [(None, 1)]
+    assert "Work done:\n- 16 messages were exchanged\n" in talk.summary
+
+
+# proves: X22
+def test_an_invented_value_in_free_text_is_struck_and_the_rest_stays():
+    invented = "Ticket OPS-512 was closed by Wilhelmina."
+    talk = by_hand(lambda ask: PROSE.replace("Nothing went wrong.", invented))
+    (edit,) = talk.written
+    assert edit.certificate.struck == (invented,)
+    assert f"\nNarrative:\n{PROSE.replace(' Nothing went wrong.', '')}\n" in talk.summary
+    assert "OPS-512" not in talk.summary
+
+
+# proves: X22
+@pytest.mark.parametrize("off", ["off", False])
+def test_nothing_is_compared_where_the_check_is_off(off):
+    text = "Ticket OPS-512 was closed by Wilhelmina. See /srv/made_up/7777."
+    talk = by_hand(lambda ask: text, check=off)
+    (edit,) = talk.written
+    assert edit.certificate.struck == ()
+    assert f"\nNarrative:\n{text}\n" in talk.summary
+    assert [one.calls for one in by_hand(lambda ask: text).called] == [2]
+
+
+# proves: X22
+def test_a_summary_that_is_longer_than_what_it_replaces_is_asked_for_once_more_and_then_made_by_rule():
+    asked = []
+
+    def write(ask):
+        asked.append(ask.prompt)
+        return "It goes on. " * 60
+
+    talk = Talk(write, config(max_tokens=4_000))
+    talk.say(TASK, agent("I begin."), agent("I go on, which takes a while. " * 12), agent("So."))
+    talk.chat.compact(keep_recent=1)
+    assert [one.problem for one in talk.called] == ["it is longer than what it stands for"]
+    assert len(asked) == 2
+    assert asked[1].endswith("Your last answer was refused: it is longer than what it stands for.")
 
 
 # A good answer
