@@ -147,6 +147,20 @@ def test_nobody_asks_for_anything_with_a_summary_from_elsewhere():
     assert (task.asks, task.turn) == (True, 1)
 
 
+# proves: X21
+@pytest.mark.parametrize("kind", ["a row with isSummary", "a row with a marker", "a block of Anthropic's"])
+def test_a_summary_from_elsewhere_is_known_for_one_by_its_shape(kind):
+    chat = opened(FOREIGN[kind][0])
+    assert chat.view().lines[0].summary
+    assert TEXT in sent(chat, "openai-chat")
+
+
+def test_a_row_whose_content_has_a_marker_is_known_by_it():
+    chat = opened({"role": "assistant", "content": [MARKER]})
+    assert chat.view().lines[0].summary
+    assert TEXT in sent(chat, "openai-chat")
+
+
 # What only its provider can read
 
 

@@ -60,7 +60,10 @@ _BLOCKS = {
         "mcp_tool_use",
         "tool_addition",
     ),
+    "flat": ("compaction-marker",),
 }
+_SUMMARY = ("isSummary", "is_summary")
+"""Fields that only a row of an application's own has."""
 _ITEMS = ("message", "reasoning", "compaction", "compaction_summary")
 _ITEM_ENDS = ("_call", "_output", "_request", "_response", "_reference", "_tools")
 _BY_BLOCK = {block: dialect for dialect, blocks in _BLOCKS.items() for block in blocks}
@@ -84,6 +87,8 @@ def recognize(value: Any) -> str | None:
         return "anthropic"
     if value.keys() == {"instructions"}:
         return "openai-responses"
+    if any(field in value for field in _SUMMARY):
+        return "flat"
     kind = kind_of(value)
     if kind in _ITEMS or (kind and kind.endswith(_ITEM_ENDS)) or (kind is None and "phase" in value):
         return "openai-responses"
