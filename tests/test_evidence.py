@@ -238,8 +238,11 @@ def test_of_a_line_only_untrue_sentences_are_struck():
     assert told(line).struck == ("It leaves at 9 PM.",)
 
 
-def test_long_lines_are_cut_with_a_mark():
-    [(_, text)] = kept("Flight HAT229 was found. " * 100)
+def test_long_lines_are_parted_between_sentences_and_long_sentences_cut_with_a_mark():
+    several = kept("Flight HAT229 was found. " * 100)
+    assert len(several) == 5
+    assert " ".join(text for _, text in several) == ("Flight HAT229 was found. " * 100).strip()
+    [(_, text)] = kept("Flight HAT229 was found and " * 100)
     assert len(text) == 600
     assert text.endswith("…")
 
@@ -360,6 +363,14 @@ def test_other_languages_are_judged_by_the_same_rules():
     line = "Die Änderung der Buchung OBUT9V und die Verlegung der Flüge ist erfolgt."
     assert told(line, evidence=german).struck == ()
     assert told(line.replace("OBUT9V", "OBUT8V"), evidence=german).struck
+
+
+def test_the_date_and_the_time_of_a_timestamp_are_known_in_any_form():
+    evidence = Evidence(('{"at": "2026-03-14T09:05:00Z", "until": "2026-03-15T21:40:07.5+02:00"}',))
+    for line in ("At 2026-03-14T09:05:00Z.", "On March 14 at 9:05 am.", "Until 2026-03-15, 9:40 PM."):
+        assert told(line, evidence=evidence).struck == (), line
+    for line in ("At 2026-03-14T09:06:00Z.", "On March 14 at 9:05 pm.", "Until 2026-03-16, 9:40 PM."):
+        assert told(line, evidence=evidence).struck, line
 
 
 # Rules

@@ -94,7 +94,7 @@ def matter_of(part: Part, view: View, record: Record, **about: Any) -> Matter:
     originals, summaries = list[Original](), list[str]()
     for item in part.old.items:
         gone = [line for line in item.lines if (line.at, line.n) in hidden and not line.recalled]
-        summaries += [body(item.words(line).text) for line in gone if line.summary]
+        summaries += [_summary(item.words(line)) for line in gone if line.summary]
         if any(not line.summary for line in gone):
             for one in _said(item, record):
                 summaries += [one.message.summaries] if one.message.summaries else []
@@ -114,6 +114,10 @@ def _said(item: Item, record: Record) -> Iterator[Original]:
     for line in item.lines:
         if not line.summary and not line.retry:
             yield Original(line.place, item.words(line), line.tools)
+
+
+def _summary(message: Message) -> str:
+    return message.summaries if message.markers else body(message.text)
 
 
 def _without_markers(one: Original) -> Original:

@@ -61,7 +61,7 @@ _BRACKETED = regex(
     r"#(\d{1,9})\b[^#\n]*?[(\[](done|completed|active|in progress|superseded|open|pending)[)\]]", re.I
 )
 _NEGATED = regex(r"\b(?:not|partly|partially|half|almost|nearly)\b[^)\]]{0,12}\b(?:done|completed)\b", re.I)
-_EACH = regex(r"(?=#\d)")
+_EACH, _BLANK = regex(r"(?=#\d)"), regex(r"\n{3,}")
 _STATES = {"completed": "done", "in progress": "active", "pending": "open"}
 _SENTENCES = regex(
     r"(?<=[.!?])(?<!\b[A-Z][a-z]\.)(?<!\bMrs\.)(?<!\b\d\.)\s+(?=[\"'`(]?[A-Z0-9])|(?<=[。！？])"
@@ -82,11 +82,12 @@ _LABEL = regex(r"\s*(?:\*\*[^*]+\*\*:?\s|(?:[\w'-]+ ){0,4}[\w'-]+:\s)")
 _MONTHS = words("january february march april may june july august september october november december")
 _MONTH = rf"((?:{'|'.join(name[:3] for name in _MONTHS)})[a-z]*)\.?"
 _DAY = regex(
-    rf"\b(\d{{4}})[-/.](\d\d?)[-/.](\d\d?)(?!\d)"
+    rf"\b(\d{{4}})[-/.](\d\d?)[-/.](\d\d?)(?![\dT])"
     rf"|\b{_MONTH}\s+(\d{{1,2}})(?:st|nd|rd|th)?(?!\d)(?:,?\s+(\d{{4}}))?"
     rf"|\b(\d{{1,2}})(?:st|nd|rd|th)?(?:\s+of)?\s+{_MONTH}(?!\w)(?:,?\s+(\d{{4}}))?",
     re.IGNORECASE,
 )
+_STAMPED = regex(r"(?<=\d)[tz](?![^\W\d])")  # of text in one case
 _SLASHED = regex(r"(?<![\d/])(\d{1,2})/(\d{1,2})(?!\d)")
 _TIME = regex(
     r"(?<![\w:.])(\d{1,2})(?::(\d\d))?\s*([ap])\.?m\b\.?|(?<![\d:.+])(\d{1,2}):(\d\d)(?::\d\d)?(?![\w:])",
@@ -162,16 +163,20 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
         return f" {said} ", f" {put_out} "
 
     @cached_property
+    def _dated(self) -> str:
+        """The text with date and time of timestamps apart."""
+        return _STAMPED.sub(" ", self.text)
+
+    @cached_property
     def _days(self) -> set[tuple[int, int, int]]:
-        return {day for match in _DAY.finditer(self.text) for day in _days(match)} | {
-            (0, *pair)
-            for one, two in _SLASHED.findall(self.text)
-            for pair in ((int(one), int(two)), (int(two), int(one)))
-        }
+        days = set(map(_day, _DAY.finditer(self._dated)))
+        for one, two in _SLASHED.findall(self._dated):  # which is the month, nobody knows
+            days |= {(0, int(one), int(two)), (0, int(two), int(one))}
+        return days
 
     @cached_property
     def _times(self) -> set[tuple[int, int]]:
-        return {time for match in _TIME.finditer(self.text) for time in _times(match)}
+        return set[tuple[int, int]]().union(*map(_times, _TIME.finditer(self._dated)))
 
     @cached_property
     def _looked_up(self) -> dict[str, bool]:
@@ -238,15 +243,16 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
                 found.append(place[0])
         rest = _NUMBERING.sub(" ", _PLACE.sub(" ", rest))
         for match in _DAY.finditer(rest):
-            if not any(map(self._has_day, _days(match))):
+            if not self._has_day(_day(match)):
                 found.append(match[0])
         rest = _DAY.sub(" ", rest)
         for match in _TIME.finditer(rest):
             if self._times.isdisjoint(_times(match)):
                 found.append(match[0])
         rest = _TIME.sub(" ", rest)
+        quoted = " ".join(chain.from_iterable(_QUOTED.findall(rest)))
         exact = [word for word in words(rest) if _is_exact(word)]
-        exact += [word for quote in _QUOTED.findall(rest) for word in words("".join(quote)) if _is_long(word)]
+        exact += [word for word in words(quoted) if _is_long(word)]
         exact += _names(rest) if names else []
         return [*found, *(word for word in dict.fromkeys(exact) if not self.has(word))]
 
@@ -299,9 +305,8 @@ def checked(text: str, evidence: Evidence, *, is_off: bool = False, is_plain: bo
             narrative += check.line(line)
         elif section != "requests" and section != "rules":  # these are kept by rule, word for word
             entries += check.entries(section, line)
-    lines = [Entry("narrative", line, FIRST - n / 1000) for n, line in enumerate(_trimmed(narrative))]
-    problem = check.problem()
-    return Verdict(Written((*lines, *entries), states), check.kept, tuple(check.struck), problem)
+    written = Written((*_as_it_stands(narrative), *entries), states)
+    return Verdict(written, check.kept, tuple(check.struck), check.problem())
 
 
 class _Check:
@@ -327,18 +332,20 @@ class _Check:
 
     def entries(self, section: str, line: str) -> Iterator[Entry]:
         """The entries that a line makes in a section. What only a tool ordered is quoted, not repeated."""
-        good = list[str]()
+        worth, good = WORTH[section] + 1.0, ""
         for sentence in filter(None, map(str.strip, _SENTENCES.split(line))):
             if not self._passes(sentence):
                 continue
             self.kept += 1
-            is_order = section in COMMANDING and not self._is_off and self.evidence.only_tools_say(sentence)
-            if is_order:
+            if section in COMMANDING and not self._is_off and self.evidence.only_tools_say(sentence):
                 yield Entry("quotes", f"“{clip(sentence, LONGEST)}”", WORTH["quotes"])
-            else:
-                good.append(sentence)
+                continue
+            if good and len(good) + len(sentence) >= LONGEST:
+                yield Entry(section, good, worth)
+                good = ""
+            good = f"{good} {clip(sentence, LONGEST)}".lstrip()
         if good:
-            yield Entry(section, clip(" ".join(good), LONGEST), WORTH[section] + 1.0)
+            yield Entry(section, good, worth)
 
     def _passes(self, sentence: str, is_heading: bool = False) -> bool:
         missing = [] if self._is_off else self.evidence.missing(sentence, not is_heading)
@@ -393,14 +400,11 @@ def _states(line: str) -> Iterator[tuple[int, str]]:
             yield int(found[1]), _STATES.get(state, state)
 
 
-def _trimmed(lines: Sequence[str]) -> Iterator[str]:
-    """Without blank lines at the beginning, at the end, and behind others."""
-    is_blank = True
-    for n, line in enumerate(lines):
-        is_last = not any(one.strip() for one in lines[n:])
-        if line.strip() or not (is_blank or is_last):
-            yield line
-        is_blank = not line.strip()
+def _as_it_stands(lines: Iterable[str]) -> Iterator[Entry]:
+    """The entries of a narrative: its lines, the last of which go first where there is no room."""
+    text = _BLANK.sub("\n\n", "\n".join(lines).strip("\n"))
+    for n, line in enumerate(text.split("\n") if text else ()):
+        yield Entry("narrative", line, FIRST - n / 1000)
 
 
 def _entries(text: str) -> Iterator[Entry]:
@@ -436,23 +440,25 @@ def _names(sentence: str) -> Iterator[str]:
         begins = piece.endswith((":", ";", "“", '"', "—")) or not any(map(str.isalnum, piece))
 
 
-def _days(match: re.Match[str]) -> Iterator[tuple[int, int, int]]:
+def _day(match: re.Match[str]) -> tuple[int, int, int]:
     """Year, month and day; a year that is not named is 0."""
     if match[1]:
-        yield int(match[1]), int(match[2]), int(match[3])
-        return
+        return int(match[1]), int(match[2]), int(match[3])
     name = (match[4] or match[8]).casefold()[:3]
     month = next(n for n, full in enumerate(_MONTHS, 1) if full[:3] == name)
-    yield int(match[6] or match[9] or 0), month, int(match[5] or match[7])
+    return int(match[6] or match[9] or 0), month, int(match[5] or match[7])
 
 
-def _times(match: re.Match[str]) -> Iterator[tuple[int, int]]:
-    """Hour and minute; without a.m. or p.m., either half of the day."""
-    hour, minute, half = int(match[1] or match[4]), int(match[2] or match[5] or 0), (match[3] or "").lower()
-    if not half and hour < 13:
-        yield from ((hour % 12, minute), (hour % 12 + 12, minute))
-    else:
-        yield (hour % 12 + 12 * (half == "p") if half else hour), minute
+def _times(match: re.Match[str]) -> set[tuple[int, int]]:
+    """Hour and minute; 9:05 may be either half of the day's, 09:05 and 21:05 may not."""
+    digits = match[1] or match[4]
+    hour = int(digits)
+    minute = int(match[2] or match[5] or 0)
+    morning, evening = (hour % 12, minute), (hour % 12 + 12, minute)
+    if match[3]:
+        return {morning if match[3] in "aA" else evening}
+    is_plain = hour > 12 or digits[0] == "0"
+    return {(hour, minute)} if is_plain else {morning, evening}
 
 
 def _begins(start: str, ordered: Sequence[str]) -> bool:

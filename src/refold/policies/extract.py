@@ -15,7 +15,7 @@ from refold.core.message import Message, Text, ToolCall
 from refold.core.plan import Count
 from refold.core.regex import regex
 from refold.policies.outline import DENSE, LONG, clip, outline, reread, vocabulary, words, worth
-from refold.policies.sections import BETWEEN, OLDER, PROSE, WORTH, Entry, pair, read, render, tame
+from refold.policies.sections import BETWEEN, OLDER, PROSE, WORTH, Entry, narrated, pair, read, render, tame
 
 REQUEST, SENTENCE, CALL, ERROR = 400, 240, 100, 240
 """Characters that stay of each."""
@@ -133,8 +133,8 @@ def extract(
     for n, (line, message) in enumerate(said):
         fresh = n / size  # the newer the better
         later = [*islice(said, n + 1, None), *following]
-        if summaries := message.summaries:
-            known = [entry for entry in read(summaries) if not entry.text.endswith(TASK)]
+        if message.summaries:
+            known = [entry for entry in _earlier(message) if not entry.text.endswith(TASK)]
             entries += _renewed(known, later, active, written.states)
             if told:  # a newer narrative takes the place of the older one, but may lack its values
                 narrative = "\n".join(entry.text for entry in known if entry.section == "narrative")
@@ -152,6 +152,11 @@ def extract(
     if told:
         entries = [entry for entry in entries if entry in written.entries or not _is_told(entry, told)]
     return Extract(tuple(_once(entries, elsewhere | told, focus)))
+
+
+def _earlier(message: Message) -> Iterator[Entry]:
+    """The entries of a summary in a message; nobody but refold writes sections of refold's."""
+    return narrated(message.summaries.split("\n")) if message.markers else read(message.text)
 
 
 def _known_state(task: int, said: Sequence[tuple[Line, Message]]) -> str:

@@ -140,10 +140,10 @@ def read(text: str) -> Iterator[Entry]:
             many = [f"{tool}: {one}" for one in given.split(BETWEEN)] if section == "calls" else [listed[1]]
             less = 0.0 if section in PROSE else OLDER
             yield from (Entry(section, one, WORTH[section] - less) for one in many)
-    yield from told(narrative)
+    yield from narrated(narrative)
 
 
-def told(lines: Sequence[str]) -> Iterator[Entry]:
+def narrated(lines: Sequence[str]) -> Iterator[Entry]:
     """A narrative, line by line; the further from its beginning, the less is a line worth.
 
     Lines that are too long to be kept or left out as a whole are parted between sentences.
