@@ -66,7 +66,7 @@ class Matter(msgspec.Struct, frozen=True):
     brief: Brief
     originals: tuple[Original, ...]
     previous: str | None
-    """The summary that it takes the place of; of several, one after the other."""
+    """The summary that it takes the place of, made here or elsewhere; of several, one after the other."""
     summaries: int = 0
     """How many that are."""
     task: str = ""

@@ -1,4 +1,4 @@
-"""One summarizer at work on one summary: asked in pieces, judged, asked once more if it must be."""
+"""One summarizer at work on one summary: asked in pieces, checked, asked once more if it must be."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

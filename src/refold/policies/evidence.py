@@ -95,10 +95,57 @@ _TIME = regex(
 )
 _GERMAN = frozenset(words("der die das den und nicht wurde wurden für mit ist ein eine von"))
 _ORDINARY = frozenset(
-    words(
-        "api json http https url html css sql cli ids pdf csv faq gui todo utc the and user users customer"
-        " agent assistant none yes e.g i.e etc and/or n/a w/o a.m p.m"
-    )
+    [
+        "api",
+        "json",
+        "http",
+        "https",
+        "url",
+        "html",
+        "css",
+        "sql",
+        "cli",
+        "ids",
+        "pdf",
+        "csv",
+        "faq",
+        "gui",
+        "todo",
+        "utc",
+        "e.g",
+        "i.e",
+        "etc",
+        "and/or",
+        "n/a",
+        "w/o",
+        "a.m",
+        "p.m",
+        "i'm",
+        "i've",
+        "i'll",
+        "i'd",
+        "user",
+        "users",
+        "customer",
+        "agent",
+        "assistant",
+        "none",
+        "yes",
+        "not",
+        "all",
+        "any",
+        "only",
+        "and",
+        "must",
+        "never",
+        "always",
+        "done",
+        "open",
+        "failed",
+        "important",
+        "warning",
+        "note",
+    ]
 ).union(_MONTHS, (name[:3] for name in _MONTHS))
 """Words that are no values, though they look like one."""
 
@@ -337,6 +384,7 @@ class _Check:
             if not self._passes(sentence):
                 continue
             self.kept += 1
+            sentence = sentence.replace("**", "")
             if section in COMMANDING and not self._is_off and self.evidence.only_tools_say(sentence):
                 yield Entry("quotes", f"“{clip(sentence, LONGEST)}”", WORTH["quotes"])
                 continue
@@ -350,7 +398,7 @@ class _Check:
     def _passes(self, sentence: str, is_heading: bool = False) -> bool:
         missing = [] if self._is_off else self.evidence.missing(sentence, not is_heading)
         if missing:
-            self.struck.append(clip(sentence.strip(), LONGEST))
+            self.struck.append(clip(sentence.strip().replace("**", ""), LONGEST))
             self._missing += missing
         return not missing
 
@@ -388,7 +436,7 @@ def _parsed(text: str) -> Iterator[tuple[str, str]]:
         if section == "narrative":
             yield section, line
         elif bare.strip("|-: ") and not bare.startswith("```") and not _NOTHING.match(bare):
-            yield section, bare.replace("**", "")
+            yield section, bare
 
 
 def _states(line: str) -> Iterator[tuple[int, str]]:
@@ -419,13 +467,13 @@ def _section(title: str) -> str | None:
 
 def _is_exact(word: str) -> bool:
     """A number or an identifier: it is wrong if a single character is."""
-    if word.casefold() in _ORDINARY:
+    if _plain(word) in _ORDINARY:
         return False
     return _DIGITS.search(word) is not None or (worth(word) >= PLAIN and not _PROSE.fullmatch(word))
 
 
 def _is_long(word: str) -> bool:
-    return sum(map(str.isalpha, word)) >= LEAST_LETTERS and word.casefold() not in _ORDINARY
+    return sum(map(str.isalpha, word)) >= LEAST_LETTERS and _plain(word) not in _ORDINARY
 
 
 def _names(sentence: str) -> Iterator[str]:
@@ -434,8 +482,8 @@ def _names(sentence: str) -> Iterator[str]:
         return
     label, begins = _LABEL.match(sentence), True
     for piece in (sentence[label.end() :] if label else sentence).split():
-        for word in () if begins else words(piece):
-            if word[:1].isupper() and len(word) > 2 and word.casefold() not in _ORDINARY:
+        for word in () if begins or piece[0] == "(" else words(piece):
+            if word[:1].isupper() and len(word) > 2 and _plain(word) not in _ORDINARY:
                 yield word
         begins = piece.endswith((":", ";", "“", '"', "—")) or not any(map(str.isalnum, piece))
 

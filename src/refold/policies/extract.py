@@ -70,7 +70,7 @@ _FILE = regex(r"[\w-]+\.[a-z]{1,4}")
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What a model wrote, as far as it was found to be true."""
+    """What a model wrote, without what was struck."""
 
     entries: tuple[Entry, ...] = ()
     states: Mapping[int, str] = {}
