@@ -95,58 +95,12 @@ _TIME = regex(
 )
 _GERMAN = frozenset(words("der die das den und nicht wurde wurden für mit ist ein eine von"))
 _ORDINARY = frozenset(
-    [
-        "api",
-        "json",
-        "http",
-        "https",
-        "url",
-        "html",
-        "css",
-        "sql",
-        "cli",
-        "ids",
-        "pdf",
-        "csv",
-        "faq",
-        "gui",
-        "todo",
-        "utc",
-        "e.g",
-        "i.e",
-        "etc",
-        "and/or",
-        "n/a",
-        "w/o",
-        "a.m",
-        "p.m",
-        "i'm",
-        "i've",
-        "i'll",
-        "i'd",
-        "user",
-        "users",
-        "customer",
-        "agent",
-        "assistant",
-        "none",
-        "yes",
-        "not",
-        "all",
-        "any",
-        "only",
-        "and",
-        "must",
-        "never",
-        "always",
-        "done",
-        "open",
-        "failed",
-        "important",
-        "warning",
-        "note",
-    ]
-).union(_MONTHS, (name[:3] for name in _MONTHS))
+    words(
+        "api json http https url html css sql cli ids pdf csv faq gui todo utc e.g i.e etc and/or n/a w/o"
+        " a.m p.m user users customer agent assistant none yes not all any only and must never always done open"
+        " failed important warning note"
+    )
+).union(_MONTHS, (name[:3] for name in _MONTHS), ("i'm", "i've", "i'll", "i'd"))
 """Words that are no values, though they look like one."""
 
 
