@@ -116,6 +116,35 @@ def test_what_has_an_unknown_title_is_narrative_as_it_stands():
     ]
 
 
+OTHERS = """## Goal
+Fly on May 27.
+
+## Progress
+### Done
+- [x] Read `booking.py`
+
+### In Progress
+- Look for seats
+
+## Next Steps
+1. Ask the user"""
+
+
+# proves: X22
+@pytest.mark.parametrize(
+    "text",
+    [
+        OTHERS,
+        "Done.\nThe user wants a flight.",
+        "Status: it was found.\n\nThe user wants a flight.",
+        "```\n## Work done\nx\n```\nThe user wants a flight.",
+    ],
+)
+def test_a_format_of_somebodys_own_is_not_torn_apart(text):
+    assert narrative_of(text) == text
+    assert {section for section, _ in read_of(checked(text, EVIDENCE))} == {"narrative"}
+
+
 FREE = """# The trip so far
 
 Mia Li wants to fly on May 27. The flight **HAT229** costs 1074.

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,7 +19,7 @@ from refold.core.regex import regex
 from refold.policies.extract import Written
 from refold.policies.importance import all_text
 from refold.policies.outline import PLAIN, clip, words, worth
-from refold.policies.sections import WORTH, Entry, read
+from refold.policies.sections import SECTIONS, WORTH, Entry, read
 
 TITLES: dict[str, tuple[str, ...]] = {
     "requests": ("requests of the user", "user requests", "requests", "request states"),
@@ -97,8 +98,8 @@ _GERMAN = frozenset(words("der die das den und nicht wurde wurden für mit ist e
 _ORDINARY = frozenset(
     words(
         "api json http https url html css sql cli ids pdf csv faq gui todo utc e.g i.e etc and/or n/a w/o"
-        " a.m p.m user users customer agent assistant none yes not all any only and must never always done open"
-        " failed important warning note"
+        " a.m p.m user users customer agent assistant none yes not all any only and must never always done"
+        " open failed important warning note"
     )
 ).union(_MONTHS, (name[:3] for name in _MONTHS), ("i'm", "i've", "i'll", "i'd"))
 """Words that are no values, though they look like one."""
@@ -369,28 +370,68 @@ class _Check:
         )
 
 
+class _Title(NamedTuple):
+    """What begins a part of a text."""
+
+    section: str
+    """Of ours; `narrative` where it is somebody's own."""
+    rest: str
+    """What follows it on its line."""
+    is_asked_for: bool
+    """It is one of ours word for word."""
+    is_heading: bool
+    """It is marked as one, or stands alone."""
+
+
 def _parsed(text: str) -> Iterator[tuple[str, str]]:
-    """Its lines, each with its section: as they stand in the narrative, without marks in the others."""
-    section, is_code = "narrative", False
-    fences = text.count("\n```") + text.startswith("```")
-    for line in text.splitlines():
+    """Its lines, each with its section; those of the narrative as they stand.
+
+    A text is read into sections where most of its headings are those that were asked for, or all of them are
+    of that kind. A format of somebody's own is not torn apart for a heading or two that are the same.
+    """
+    lines = text.splitlines()
+    titles = dict(_titles(lines))
+    ours = [title for title in titles.values() if title.section != "narrative"]
+    others = len(titles) - len(ours)
+    is_asked_for = sum(title.is_asked_for for title in ours) >= max(1, others)
+    if not is_asked_for and (others or not any(title.is_heading for title in ours)):
+        titles.clear()
+    section = "narrative"
+    for n, line in enumerate(lines):
         bare = _BULLET.sub("", line.strip(), count=1)
-        if line.startswith("```"):
-            fences -= 1
-            is_code = not is_code and fences > 0  # one that is never closed is none
-        title = None if is_code else _TITLE.match(bare)
-        mark, whole = title.groups() if title else (None, bare)
-        name, _, rest = whole.replace("*", "").replace("__", "").partition(":")
-        is_item = bare != line.strip() and not (line.strip()[0].isdigit() and " " in name and not rest)
-        known = (_section(name) or _section(whole)) if title and (mark or not is_item) else None
-        if known:
-            section, bare = known, rest.strip()
-        elif mark and not is_item and (mark[0] == "#" or whole.endswith(("**", "**:", "__"))):
-            section = "narrative"
+        if n in titles:
+            section, bare = titles[n].section, titles[n].rest
         if section == "narrative":
             yield section, line
         elif bare.strip("|-: ") and not bare.startswith("```") and not _NOTHING.match(bare):
             yield section, bare
+
+
+def _titles(lines: Sequence[str]) -> Iterator[tuple[int, _Title]]:
+    """Which lines are or begin with a title; none within a block of code that is closed again."""
+    fences = [n for n, line in enumerate(lines) if line.startswith("```")]
+    code = {n for start, end in zip(fences[::2], fences[1::2], strict=False) for n in range(start, end)}
+    for n, line in enumerate(lines):
+        title = _title(line.strip()) if n not in code else None
+        if title is not None:
+            yield n, title
+
+
+def _title(line: str) -> _Title | None:
+    bare = _BULLET.sub("", line, count=1)
+    found = _TITLE.match(bare)
+    if found is None:
+        return None
+    mark, whole = found.groups()
+    name, _, rest = whole.replace("*", "").replace("__", "").partition(":")
+    is_item = bare != line and not (line[0].isdigit() and " " in name and not rest)
+    section = _section(name) or _section(whole)
+    if section and (mark or not (is_item or name.endswith((".", "!", "?")))):
+        is_asked_for = flattened(name) == flattened(SECTIONS[section])
+        return _Title(section, rest.strip(), is_asked_for, bool(mark) or not rest.strip())
+    if mark and not is_item and (mark[0] == "#" or whole.endswith(("**", "**:", "__"))):
+        return _Title("narrative", "", False, True)
+    return None
 
 
 def _states(line: str) -> Iterator[tuple[int, str]]:
