@@ -503,6 +503,21 @@ def test_the_example_in_the_documentation_of_summarizers_works_as_it_is_written(
     assert re.search(r"^Work done:\n- 1\d messages were exchanged$", talk.summary, re.MULTILINE)
 
 
+def test_free_text_that_is_longer_than_asked_for_is_used_as_long_as_there_is_room():
+    asked = []
+
+    def write(ask):
+        asked.append(ask)
+        line = "The agent read on and found nothing but plain numbers in there."
+        return "\n".join([line] * (2 * ask.max_tokens // counter("m").text(line)))
+
+    talk = by_hand(write)
+    assert len(asked) == 1
+    assert [one.problem for one in talk.called] == [None]
+    lines = [line for line in talk.summary.split("\n") if line.startswith("The agent read on")]
+    assert counter("m").text("\n".join(lines)) > 1.7 * asked[0].max_tokens
+
+
 # proves: X22
 def test_an_invented_value_in_free_text_is_struck_and_the_rest_stays():
     invented = "Ticket OPS-512 was closed by Wilhelmina."

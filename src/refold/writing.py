@@ -35,7 +35,7 @@ LONGEST_ANSWER = 2_000
 SHORTEST_ANSWER = 80
 """What is less than that is not worth asking for."""
 TOO_LONG = 1.5
-"""How many times its limit an answer may take: models count badly."""
+"""How many times its limit an answer may take at least: models count badly."""
 ROUGH = 1.25
 """What is added to counts for models whose vocabulary nobody here knows."""
 TRIES = 2
@@ -115,21 +115,22 @@ class Writer:
         if asks is None:
             raise NoSummaryError(f"its window of {window:,} tokens has no room for the request")
         self._demand_budget(asks)
+        room = matter.brief.most if settings.max_tokens else int(matter.brief.most * BESIDE)
         kept, struck, states = 0, list[str](), dict[int, str]()
         written, previous, said = Written(), matter.previous, 0
         for n, piece in enumerate(asks.pieces):
             said += len(piece)
-            told = (previous or "", matter.previous or "", matter.task, matter.focus or "")
+            told = dict.fromkeys((previous or "", matter.previous or "", matter.task, matter.focus or ""))
             counts = f"{len(piece)} of {said} messages, summary {matter.round}"
             places = [one.at for one in matter.originals[:said]]
             evidence = Evidence.of(matter.messages[:said], *told, counts, places=places)
-            verdict = await self._checked(asks.ask(n, previous), asks.content(n, previous), evidence)
+            ask, content = asks.ask(n, previous), asks.content(n, previous)
+            verdict = await self._checked(ask, content, evidence, max(room, int(TOO_LONG * most)))
             kept, struck = kept + verdict.kept, [*struck, *verdict.struck]
             states |= verdict.written.states
             written = Written(verdict.written.entries, dict(states))
             previous = _text(written)
             self.desk.answered(n + 1, len(asks.pieces))
-        room = matter.brief.most if settings.max_tokens else int(matter.brief.most * BESIDE)
         brief = msgspec.structs.replace(matter.brief, most=room)
         return Prepared(brief, written, self._certificate(kept, struck), matter.made, matter.tip)
 
@@ -158,7 +159,8 @@ class Writer:
             chars //= 2
         prompt = template.render(**facts, content=content)
         ask = Ask("message", prompt, system, (one.message,), None, 1, answer, "message")
-        verdict = await self._checked(ask, Content(prompt, ()), Evidence.of([one.message], task))
+        evidence, longest = Evidence.of([one.message], task), int(TOO_LONG * answer)
+        verdict = await self._checked(ask, Content(prompt, ()), evidence, longest)
         text = verdict.text
         if len(text) >= len(one.message.text):
             raise NoSummaryError("it is not shorter than the message", is_final=True)
@@ -171,7 +173,8 @@ class Writer:
         if refused:
             raise NoSummaryError(refused, is_final=True)
 
-    async def _checked(self, ask: Ask, content: Content, evidence: Evidence) -> Verdict:
+    async def _checked(self, ask: Ask, content: Content, evidence: Evidence, longest: int) -> Verdict:
+        """The answer as far as it can be used; one of more than the `longest` tokens cannot."""
         is_off, is_plain = not self.desk.settings.checks_values, ask.kind == "message"
         problem, again, digests = "", "", list[bytes]()
         for _ in range(TRIES):
@@ -185,7 +188,7 @@ class Writer:
             kept = known or Kept(await self._answer(asked), content.places)
             answer = kept.answer
             self._model = answer.model or self._model
-            problem = self._flaw(answer, ask) or ""
+            problem = self._flaw(answer, ask, longest) or ""
             if not problem:
                 text = _unwrapped(answer.text, ask.kind)
                 verdict = checked(text, evidence, is_off=is_off, is_plain=is_plain)
@@ -196,9 +199,9 @@ class Writer:
             again = f"\n\nYour last answer was refused: {problem}."
         raise NoSummaryError(problem, is_final=True)
 
-    def _flaw(self, answer: Answer, ask: Ask) -> str | None:
+    def _flaw(self, answer: Answer, ask: Ask, most: int) -> str | None:
         """What is wrong with an answer before anybody reads it."""
-        text, most = answer.text, int(TOO_LONG * ask.max_tokens)
+        text = answer.text
         if answer.finish in _UNFIT:
             return _UNFIT[answer.finish]
         if not text.strip():
