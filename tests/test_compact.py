@@ -19,8 +19,7 @@ from refold.cli.terminal import waiting
 from refold.config import load_config
 from refold.core.event import Called, Replaced
 from refold.core.message import Message, ToolResult, Usage
-from refold.policies.grounded import judged
-from refold.policies.source import Source
+from refold.policies.evidence import Evidence, checked
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key
 from refold.summarize.summarizer import Answer
@@ -436,12 +435,13 @@ def test_the_page_is_honest_about_what_is_found():
         Message("user", "Never touch the deploy scripts."),
         Message("assistant", "The cause is confirmed."),
     ]
-    source = Source.of([*said, *(Message("tool", (one,)) for one in results)], None)
+    evidence = Evidence.of([*said, *(Message("tool", (one,)) for one in results)])
     rows = re.findall(r"^\| (.+?) \| (struck|kept)", PAGE.read_text(), re.MULTILINE)
-    assert len(rows) == 8
+    assert len(rows) == 10
     for sentence, verdict in rows:
-        kept = judged(f"## Work done\n- {sentence}", source, ()).kept
-        assert verdict == ("kept" if kept else "struck"), sentence
+        for text in (sentence, f"## Work done\n- {sentence}"):
+            kept = checked(text, evidence).kept
+            assert verdict == ("kept" if kept else "struck"), sentence
 
 
 @pytest.mark.parametrize("steps", [6, 20, 40])

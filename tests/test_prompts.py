@@ -15,9 +15,8 @@ from refold.config import load_config, with_database
 from refold.core.errors import SettingError
 from refold.core.event import Expiry
 from refold.core.expiry import layered
-from refold.policies.grounded import WANTED, judged
+from refold.policies.evidence import Evidence, checked
 from refold.policies.sections import SECTIONS as TITLES
-from refold.policies.source import Source
 from refold.stores.memory import MemoryStore
 from refold.stores.store import ToolSetting
 from refold.summarize.prompts import (
@@ -89,15 +88,18 @@ def test_every_variable_is_used_by_what_comes_with_refold():
 
 
 # proves: E5
-def test_the_sections_are_those_that_a_summary_is_judged_by():
-    assert tuple(TITLES[section] for section in WANTED) == SECTIONS
+def test_the_sections_are_those_that_a_summary_is_read_into():
+    assert {*SECTIONS} <= {*TITLES.values()}
     text = conversation_template("general").render(**CONVERSATION)
     assert "\n\n" + "\n".join(f"## {title}" for title in SECTIONS) + "\n\n" in text
     assert all(f"\n- {title}: " in text for title in SECTIONS)
-    answer = "\n".join(f"## {title}\n- none" for title in SECTIONS).replace("none", "kept", 1)
+    answer = "\n".join(f"## {title}\n- none" for title in SECTIONS).replace("none", "#7 (open) a page", 1)
     answer = answer.replace("## Work done\n- none", "## Work done\n- The page is done.")
-    said = Source((("assistant", "The page is done."),))
-    assert judged(answer, said).problem is None
+    verdict = checked(answer, Evidence(("The page is done.",)))
+    assert verdict.problem is None
+    assert [(entry.section, entry.text) for entry in verdict.written.entries] == [
+        ("done", "The page is done.")
+    ]
 
 
 def test_a_request_is_written_as_it_is_read_again():
@@ -107,7 +109,7 @@ def test_a_request_is_written_as_it_is_read_again():
         assert f"`{state}`" in text
         line = form.replace("PLACE", "7").replace("STATE", state)
         answer = f"## Requests of the user\n- {line} a page\n## Work done\n- a page"
-        assert judged(answer, Source((("user", "a page"),))).written.states == {7: state}
+        assert checked(answer, Evidence(("a page",))).written.states == {7: state}
 
 
 def test_what_is_quoted_is_fenced():

@@ -7,10 +7,9 @@ import pytest
 
 import refold
 from refold.core.event import Called, Replaced
-from refold.core.message import Message, Text, ToolResult, Usage
-from refold.policies.grounded import judged
+from refold.core.message import ToolResult, Usage
+from refold.policies.evidence import Evidence, checked
 from refold.policies.sections import CLOSE, Entry, read, render
-from refold.policies.source import Source
 from refold.summarize.summarizer import Answer
 from refold.testing.scribe import Scribe
 
@@ -180,8 +179,8 @@ def test_parts_that_are_harmless_do_not_add_up_to_a_fence_or_a_handle():
     }.items(),
 )
 def test_states_are_read_as_they_are_meant(line, state):
-    source = Source.of([Message("user", (Text("fix it, open the door, fix pending invoices"),))], None)
-    assert judged(f"## Requests of the user\n- {line}", source).written.states.get(3) == state
+    evidence = Evidence(("fix it, open the door, fix pending invoices",))
+    assert checked(f"## Requests of the user\n- {line}", evidence).written.states.get(3) == state
 
 
 def test_only_one_call_is_under_way_though_one_was_given_up():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from refold.core.event import Said
-from refold.core.message import Message, ToolCall
+from refold.core.message import CompactionMarker, Message, ToolCall
 from refold.core.regex import regex
 from refold.core.view import Item, View
 from refold.policies.extract import demands
@@ -66,7 +66,7 @@ class Matter(msgspec.Struct, frozen=True):
     brief: Brief
     originals: tuple[Original, ...]
     previous: str | None
-    """The summary that it takes the place of; of several, one after the other."""
+    """The summary that it takes the place of, made here or elsewhere; of several, one after the other."""
     summaries: int = 0
     """How many that are."""
     task: str = ""
@@ -94,9 +94,11 @@ def matter_of(part: Part, view: View, record: Record, **about: Any) -> Matter:
     originals, summaries = list[Original](), list[str]()
     for item in part.old.items:
         gone = [line for line in item.lines if (line.at, line.n) in hidden and not line.recalled]
-        summaries += [body(item.words(line).text) for line in gone if line.summary]
+        summaries += [_summary(item.words(line)) for line in gone if line.summary]
         if any(not line.summary for line in gone):
-            originals += (one for one in _said(item, record) if not _is_only_error(one.message))
+            for one in _said(item, record):
+                summaries += [one.message.summaries] if one.message.summaries else []
+                originals += [] if _is_only_error(one.message) else [_without_markers(one)]
     task = next((item.words(line).text for item in view.items for line in item.lines if line.asks), "")
     previous = "\n".join(filter(None, summaries)) or None
     return Matter(part.brief, tuple(originals), previous, len(summaries), task, **about)
@@ -112,6 +114,18 @@ def _said(item: Item, record: Record) -> Iterator[Original]:
     for line in item.lines:
         if not line.summary and not line.retry:
             yield Original(line.place, item.words(line), line.tools)
+
+
+def _summary(message: Message) -> str:
+    return message.summaries if message.markers else body(message.text)
+
+
+def _without_markers(one: Original) -> Original:
+    """The same without a summary that stands in it: that is handed over as the previous one."""
+    if not one.message.markers:
+        return one
+    rest = tuple(part for part in one.message.parts if not isinstance(part, CompactionMarker))
+    return one._replace(message=msgspec.structs.replace(one.message, parts=rest))
 
 
 def _is_only_error(message: Message) -> bool:

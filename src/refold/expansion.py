@@ -5,7 +5,7 @@ from itertools import accumulate, islice
 
 from refold.core.errors import CannotExpandError, NotFoundError
 from refold.core.event import Called, Event, Line, Measured, Named, Pinned, Replaced, Said, Span, Undone
-from refold.core.message import Media, Message, Opaque, Part, Text, ToolCall, ToolResult
+from refold.core.message import CompactionMarker, Media, Message, Opaque, Part, Text, ToolCall, ToolResult
 from refold.core.regex import regex
 from refold.core.slices import Cut, Slice, around, cut, matches
 from refold.matching import find
@@ -206,6 +206,8 @@ def _written(part: Part) -> Iterator[str]:
             yield f"{tool} {input}"
         case Media(kind=kind, name=name, url=url):
             yield f"[{' '.join(filter(None, (kind, name or (url if url and len(url) < GIST else None))))}]"
+        case CompactionMarker(text=text):
+            yield text or "[a compaction that only its provider can read]"
         case Opaque(value=value):
             yield f"[{value.get('type', 'part') if isinstance(value, dict) else 'part'}]"
         case _:

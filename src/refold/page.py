@@ -203,7 +203,8 @@ class Page:
         torn = b"\\ud" in entry.body or b"\\uD" in entry.body
         notes = [TORN] if torn and _clean(text := self._record.message(line).text) != text else []
         notes += [TOLD_APART] if line.calls and is_told_apart(line) else []
-        if came is not None and (came.dialect == dialect or is_plain(came.value, dialect)):
+        is_row = came is not None and came.dialect == "flat"  # its text may be the JSON of its parts
+        if came is not None and (came.dialect == dialect or (not is_row and is_plain(came.value, dialect))):
             value = came.value if self._ask.sends_own else _for_api(came.value, came.dialect)
             value = self._as_sent(line, _clean(value) if torn else value, notes)
             value = value if value is None else told_apart(dialect, value, line)

@@ -14,7 +14,7 @@ from refold.core.codec import Entry, Parse
 from refold.core.errors import RefoldError, SettingError, StoreError
 from refold.core.event import Line, Replaced, Said
 from refold.core.lease import OWN
-from refold.core.message import Media, Message, Part, Text, ToolCall, ToolResult
+from refold.core.message import CompactionMarker, Media, Message, Part, Text, ToolCall, ToolResult
 from refold.core.query import Query, Words, excerpt
 from refold.embedding import pieces_of, unit_vectors
 from refold.policies.reduced import quoted
@@ -159,7 +159,7 @@ def text_of(said: Said | Corrected) -> str:
 
 def _texts(part: Part, is_own: bool) -> Iterator[str]:
     match part:
-        case Text(text=text):
+        case Text(text=text) | CompactionMarker(text=text):
             yield text
         case ToolResult(output=str(text)) if not is_own:
             yield text

@@ -86,6 +86,8 @@ class SummarizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Which prompt it is given: `general`, `coding`, `content`, `research`, `support`, or your own."""
     max_tokens: int | None = None
     """The longest summary; unset, as the room allows."""
+    check: Literal["values"] | Switch = "values"
+    """Sentences with exact values that the messages do not have are struck; `off` takes all as written."""
     timeout_s: float = 30.0
     """Seconds after which a summary is given up."""
     wait_s: float = 10.0
@@ -102,6 +104,10 @@ class SummarizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Calls that a view may cause in ten minutes; 0 means none."""
     max_cost: float | None = None
     """USD that the summaries of one conversation may cost; unset, there is no limit."""
+
+    @property
+    def checks_values(self) -> bool:
+        return is_on(self.check)
 
 
 class ToolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""One summarizer at work on one summary: asked in pieces, judged, asked once more if it must be."""
+"""One summarizer at work on one summary: asked in pieces, checked, asked once more if it must be."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,11 +13,11 @@ from refold.core import codec
 from refold.core.event import Certificate, Span
 from refold.core.message import Message, Usage
 from refold.desk import Desk, digest_of
+from refold.policies.evidence import Evidence, Verdict, checked
 from refold.policies.expire import Wanted
 from refold.policies.extract import Written
-from refold.policies.grounded import Verdict, judged
-from refold.policies.sections import SECTIONS, body, render
-from refold.policies.source import Source
+from refold.policies.importance import all_text
+from refold.policies.sections import SECTIONS, listed
 from refold.policies.summarize import Prepared
 from refold.summarize.call import call
 from refold.summarize.home import home
@@ -28,16 +28,14 @@ from refold.tokens.limits import ModelLimits
 
 SHARE = 0.35
 """Of a summary, that the model is asked for where no limit is set: the rest is for what is added by rule."""
-MOST_WRITTEN = 0.4
-"""Of a summary, that a model's words may take at all."""
 BESIDE = 1.5
 """How long a summary may be with a model's words in it, for one by rule alone, where no limit is set."""
 LONGEST_ANSWER = 2_000
 """Tokens that a model is asked for at most, where no limit is set."""
 SHORTEST_ANSWER = 80
-"""What is less than that says nothing under seven headings."""
+"""What is less than that is not worth asking for."""
 TOO_LONG = 1.5
-"""How many times its limit an answer may take: models count badly."""
+"""How many times its limit an answer may take at least: models count badly."""
 ROUGH = 1.25
 """What is added to counts for models whose vocabulary nobody here knows."""
 TRIES = 2
@@ -121,24 +119,24 @@ class Writer:
         if asks is None:
             raise NoSummaryError(f"its window of {window:,} tokens has no room for the request")
         self._demand_budget(asks)
-        names = {title: name for name, title in SECTIONS.items()}
-        wanted = [names.get(title, title) for title in template.sections]
+        room = matter.brief.most if settings.max_tokens else int(matter.brief.most * BESIDE)
         kept, struck, states = 0, list[str](), dict[int, str]()
         written, previous, said = Written(), matter.previous, 0
         for n, piece in enumerate(asks.pieces):
             said += len(piece)
-            told = (matter.previous or "", matter.task, matter.focus or "")
-            source = Source.of(matter.messages[:said], previous, *told)
-            verdict = await self._judged(asks.ask(n, previous), asks.content(n, previous), source, wanted)
+            told = dict.fromkeys((previous or "", matter.previous or "", matter.task, matter.focus or ""))
+            counts = f"{len(piece)} of {said} messages, summary {matter.round}"
+            places = [one.at for one in matter.originals[:said]]
+            evidence = Evidence.of(matter.messages[:said], *told, counts, places=places)
+            ask, content = asks.ask(n, previous), asks.content(n, previous)
+            verdict = await self._checked(ask, content, evidence, max(room, int(TOO_LONG * most)))
             kept, struck = kept + verdict.kept, [*struck, *verdict.struck]
             states |= verdict.written.states
             written = Written(verdict.written.entries, dict(states))
             previous = _text(written)
             self.desk.answered(n + 1, len(asks.pieces))
-        short = _within(written, int(matter.brief.most * MOST_WRITTEN), self._count)
-        room = matter.brief.most if settings.max_tokens else int(matter.brief.most * BESIDE)
         brief = msgspec.structs.replace(matter.brief, most=room)
-        return Prepared(brief, short, self._certificate(kept, struck), matter.made, matter.tip)
+        return Prepared(brief, written, self._certificate(kept, struck), matter.made, matter.tip)
 
     def _certificate(self, kept: int, struck: Sequence[str]) -> Certificate:
         score = round(kept / max(1, kept + len(struck)), 3)
@@ -167,8 +165,9 @@ class Writer:
         prompt = template.render(**facts, content=content)
         same = template.render(**facts | {"turn_added": 0}, content=content)  # whenever it was added
         ask = Ask("message", prompt, system, (one.message,), None, 1, answer, "message")
-        verdict = await self._judged(ask, Content(same, ()), Source.of([one.message], None, task), ())
-        text = " ".join(entry.text for entry in verdict.written.entries)
+        evidence, longest = Evidence.of([one.message], task), int(TOO_LONG * answer)
+        verdict = await self._checked(ask, Content(same, ()), evidence, longest)
+        text = verdict.text
         if len(text) >= len(one.message.text):
             raise NoSummaryError("it is not shorter than the message", is_final=True)
         return text
@@ -180,7 +179,9 @@ class Writer:
         if refused:
             raise NoSummaryError(refused, is_final=True)
 
-    async def _judged(self, ask: Ask, content: Content, source: Source, wanted: Sequence[str]) -> Verdict:
+    async def _checked(self, ask: Ask, content: Content, evidence: Evidence, longest: int) -> Verdict:
+        """The answer as far as it can be used; one of more than the `longest` tokens cannot."""
+        is_off, is_plain = not self.desk.settings.checks_values, ask.kind == "message"
         problem, again, digests = "", "", list[bytes]()
         for _ in range(TRIES):
             digest = digest_of(
@@ -193,9 +194,10 @@ class Writer:
             kept = known or Kept(await self._answer(asked), content.places)
             answer = kept.answer
             self._model = answer.model or self._model
-            problem = self._flaw(answer, ask, source) or ""
+            problem = self._flaw(answer, ask, longest) or ""
             if not problem:
-                verdict = judged(_unwrapped(answer.text, ask.kind), source, wanted)
+                text = _unwrapped(answer.text, ask.kind)
+                verdict = checked(text, evidence, is_off=is_off, is_plain=is_plain)
                 problem = verdict.problem or ""
                 if not problem:
                     self.desk.keep(digests[0], kept)
@@ -203,16 +205,16 @@ class Writer:
             again = f"\n\nYour last answer was refused: {problem}."
         raise NoSummaryError(problem, is_final=True)
 
-    def _flaw(self, answer: Answer, ask: Ask, source: Source) -> str | None:
+    def _flaw(self, answer: Answer, ask: Ask, most: int) -> str | None:
         """What is wrong with an answer before anybody reads it."""
-        text, most = answer.text, int(TOO_LONG * ask.max_tokens)
+        text = answer.text
         if answer.finish in _UNFIT:
             return _UNFIT[answer.finish]
         if not text.strip():
             return "it is empty"
         if len(text) > 20 * most or self._count(text) > most:
             return f"it has more than {most:,} tokens, {ask.max_tokens:,} were wanted"
-        if len(text) >= len(source.text):
+        if len(text) >= sum(map(len, (ask.previous or "", *map(all_text, ask.messages)))):
             return "it is longer than what it stands for"
         return None
 
@@ -315,16 +317,4 @@ def _text(written: Written) -> str | None:
     """What was written, as the next request has it."""
     requests = [f"- #{at} ({state})" for at, state in written.states.items()]
     states = "\n".join([f"{SECTIONS['requests']}:", *requests]) if requests else ""
-    return "\n".join(filter(None, (states, body(render("", written.entries))))) or None
-
-
-def _within(written: Written, tokens: int, count: Callable[[str], int]) -> Written:
-    """The most valuable of it that fits."""
-    ranked = sorted(range(len(written.entries)), key=lambda n: -written.entries[n].worth)
-    left, chosen = tokens, list[int]()
-    for n in ranked:
-        left -= count(written.entries[n].text) + 2
-        if left < 0:
-            break
-        chosen.append(n)
-    return Written(tuple(written.entries[n] for n in sorted(chosen)), written.states)
+    return "\n".join(filter(None, (states, listed(written.entries)))) or None

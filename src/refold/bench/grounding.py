@@ -1,9 +1,11 @@
-"""Is what is not true found, and what is true left alone? Inventions planted among lines about real runs.
+"""Does the check of summaries strike invented values and leave true lines alone?
 
 python -m refold.bench.grounding ../shared/data --missed
 
-The lines are made by rule from recorded conversations: their calls, results and sentences in other words.
-What is left out of them is looked for in what `extract` makes of the rest.
+Lines are made by rule from recorded conversations: their calls, results and sentences in other words.
+Inventions are planted in some of them. The check compares exact values, so that kinds of inventions without
+any (`UNCOMPARED`) are measured too, and are not expected to be found. What a line leaves out is looked for
+in the summary that `extract` makes of the rest.
 """
 
 import json
@@ -24,11 +26,10 @@ from rich.table import Table
 import refold
 from refold.core.event import Line
 from refold.core.message import Message, ToolResult
+from refold.policies.evidence import COMMANDING, Evidence, checked
 from refold.policies.extract import demands, summary
-from refold.policies.grounded import judged
 from refold.policies.outline import words, worth
 from refold.policies.sections import SECTIONS
-from refold.policies.source import COMMANDING, Source
 from refold.tokens.count import counter
 
 MODEL = "gpt-5"
@@ -40,6 +41,8 @@ SMALLEST, SHARE, MOST_TOKENS = 8_000, 1 / 3, 8_000
 """Tokens of a conversation of which things are left out; of these, the room of its summary; and at most."""
 TRUE, LEFT_OUT = "true", "left out"
 """What is counted besides kinds of inventions."""
+UNCOMPARED = ("a sentence", "a rule of the user", "a name that begins a sentence", "an order in other words")
+"""Kinds of inventions that have no exact value, which the check does not look for."""
 
 POOLS = {
     "a sentence": (
@@ -66,10 +69,17 @@ POOLS = {
     ),
     "a person or product": (
         "The plan was approved by Wilhelmina Oyelaran.",
-        "Bartholomew reviewed the outcome.",
+        "It was Bartholomew who reviewed the outcome.",
         "The records were copied into Airtable.",
         "The agent informed Mr. Kowalczyk.",
         "The traffic goes through Fastly.",
+    ),
+    "a name that begins a sentence": (
+        "Bartholomew reviewed the outcome.",
+        "Airtable has the records.",
+        "Kowalczyk was informed.",
+        "Fastly serves the traffic.",
+        "Oyelaran approved the plan.",
     ),
     "a tool": (
         "Called `send_fax_message` to pass it on.",
@@ -272,7 +282,7 @@ def inventions(
     for kind, (pattern, change) in kinds.items():
         yield from ((kind, line) for line in changed(pattern, change))
     for kind, pool in POOLS.items():
-        places = ("rules", "decisions", "state") if kind == "a rule of the user" else ("done", "state")
+        places = ("decisions", "state") if kind == "a rule of the user" else ("done", "state")
         yield from ((kind, (rng.choice(places), line)) for line in rng.sample(pool, EACH))
 
 
@@ -304,18 +314,19 @@ def measure(traces: Sequence[Trace], seed: int = 1) -> dict[str, Score]:
     scores = defaultdict[str, Score](Score)
     drawn = [(trace, true_lines(trace, rng)) for trace in traces]
     for n, (trace, lines) in enumerate(drawn):
-        source = Source.of(trace.messages, None)
+        evidence = Evidence.of(trace.messages)
         for line in lines:
-            scores[TRUE].add(_is_kept(line, source, "quotes"), line[1])
+            scores[TRUE].add(_is_kept(line, evidence, "quotes"), line[1])
         others = (line for other, told in drawn if other.source != trace.source for _, line in told)
         ids = [found for line in others for found in _ID.findall(line)] or [*NAMES]
         for kind, line in inventions(lines, trace, ids, rng):
-            scores[kind].add(not _is_kept(line, source), line[1])
-        fooled = Source.of([*trace.messages, _result(ORDERS[n % len(ORDERS)][0])], None)
-        for order in ORDERS[n % len(ORDERS)]:
+            scores[kind].add(not _is_kept(line, evidence), line[1])
+        fooled = Evidence.of([*trace.messages, _result(ORDERS[n % len(ORDERS)][0])])
+        kinds = ("an order of a tool", "an order in other words")
+        for kind, order in zip(kinds, ORDERS[n % len(ORDERS)], strict=True):
             for section in COMMANDING:
-                scores["an order of a tool"].add(not _is_kept((section, order), fooled, "quotes"), order)
-        for value, is_there in _omissions(trace, lines, source, rng):
+                scores[kind].add(not _is_kept((section, order), fooled, "quotes"), order)
+        for value, is_there in _omissions(trace, lines, evidence, rng):
             scores[LEFT_OUT].add(is_there, value)
     return scores
 
@@ -329,9 +340,9 @@ def written(lines: Sequence[Said]) -> str:
     return "\n".join("\n".join(part) for part in parts if len(part) > 1)
 
 
-def _is_kept(line: Said, source: Source, *but: str) -> bool:
+def _is_kept(line: Said, evidence: Evidence, *but: str) -> bool:
     """All of it, in any other section."""
-    verdict = judged(written([line]), source, ())
+    verdict = checked(written([line]), evidence)
     return not verdict.struck and any(entry.section not in but for entry in verdict.written.entries)
 
 
@@ -340,7 +351,7 @@ def _result(text: str) -> Message:
 
 
 def _omissions(
-    trace: Trace, lines: Sequence[Said], source: Source, rng: random.Random
+    trace: Trace, lines: Sequence[Said], evidence: Evidence, rng: random.Random
 ) -> Iterator[tuple[str, bool]]:
     """Values and rules that no line has any more, and whether the whole summary has them all the same."""
     count, text = counter(MODEL).message, trace.text
@@ -360,7 +371,7 @@ def _omissions(
         elsewhere=set(),
         tokens=min(MOST_TOKENS, int(tokens * SHARE)),
         count=count,
-        written=judged(written(left), source, ()).written,
+        written=checked(written(left), evidence).written,
     )
     flat = " ".join(made.message.text.split())
     yield from ((value, " ".join(value.split()) in flat) for value in gone)
@@ -388,9 +399,10 @@ def main(
 ) -> None:
     """What the check of summaries finds, by kind."""
     scores = measure(load(data, each), seed)
-    table = Table("kind", "lines", "found")
+    table = Table("kind", "lines", "found", "")
     for kind, score in scores.items():
-        table.add_row(kind, f"{score.lines:,}", f"{score.share:.1%}")
+        note = "no exact value: not looked for" if kind in UNCOMPARED else ""
+        table.add_row(kind, f"{score.lines:,}", f"{score.share:.1%}", note)
     Console().print(table)
     for kind, score in scores.items() if missed else ():
         for line in score.missed:

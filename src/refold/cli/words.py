@@ -148,8 +148,8 @@ def _other(part: Part) -> str:
             return f"[{value.get('type', 'part')}: {_json(value)}]"
         case Opaque(value=value):
             return f"[part: {_json(value)}]"
-        case CompactionMarker():
-            return "[compacted by somebody else]"
+        case CompactionMarker(text=text):
+            return text or "[a compaction that only its provider can read]"
         case StepStart() | _:
             return ""
 

@@ -154,13 +154,13 @@ class Certificate(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str | None = None
     """Who wrote it; None where all of it was put together by rule."""
     kept: int = 0
-    """Sentences of the model's that were found to be true."""
+    """Sentences of the model's that stayed."""
     struck: tuple[str, ...] = ()
-    """Its sentences that were not, and are not in the summary."""
+    """Its sentences with exact values that the messages do not have: they are not in the summary."""
     appended: tuple[str, ...] = ()
     """What it had left out and was added by rule, word for word."""
     score: float = 1.0
-    """The share of its sentences that is true."""
+    """The share of its sentences that stayed."""
     usage: Usage | None = None
     cost: float | None = None
     """USD, where the model's prices are known."""

@@ -19,6 +19,8 @@ else:
     Meta = TypeVar("Meta")
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+ABOVE = "[Summary of the conversation before this]"
+"""Stands above a summary that came as a marker, where that is shown as text."""
 Kind: TypeAlias = Literal["action-result", "sub-agent-result", "user-input", "retry-context", "system"]
 
 
@@ -88,9 +90,34 @@ class StepStart(_Part, frozen=True, tag="step-start"):
 
 
 class CompactionMarker(_Part, frozen=True, tag="compaction-marker"):
-    """Stands where a provider or an application compacted by its own means."""
+    """A summary that a provider or an application made by its own means, in its own form."""
 
     value: Any = None
+
+    @property
+    def text(self) -> str:
+        """The summary in words; empty where only its maker can read it.
+
+        >>> CompactionMarker({"type": "compaction", "content": "The flight is booked."}).text
+        'The flight is booked.'
+        """
+        if not isinstance(self.value, dict):
+            return self.value if isinstance(self.value, str) else ""
+        for field in ("summary", "content", "text", "value"):
+            if text := _readable(self.value.get(field)):
+                return text
+        return ""
+
+    @property
+    def is_sealed(self) -> bool:
+        """It says something that only its maker can read."""
+        sealed = self.value.get("encrypted_content") if isinstance(self.value, dict) else None
+        return bool(sealed) and not self.text
+
+    @property
+    def spoken(self) -> str:
+        """The summary as a dialect shows it that has no such part."""
+        return f"{ABOVE}\n{self.text}" if self.text else ""
 
 
 Part: TypeAlias = Text | Reasoning | ToolCall | ToolResult | Media | StepStart | CompactionMarker | Opaque
@@ -142,6 +169,26 @@ class Message(msgspec.Struct, Generic[Meta], frozen=True, omit_defaults=True):
         return is_sound or bool(self.text.strip())
 
     @property
+    def markers(self) -> tuple[CompactionMarker, ...]:
+        return tuple(part for part in self.parts if isinstance(part, CompactionMarker))
+
+    @property
+    def is_summary(self) -> bool:
+        """It stands for messages before it and says nothing else."""
+        others = [part for part in self.parts if not isinstance(part, CompactionMarker | StepStart)]
+        return self.summary or (bool(self.markers) and not others)
+
+    @property
+    def summaries(self) -> str:
+        """The summary that it is, or those that stand in it beside other parts."""
+        return self.text if self.is_summary else "\n".join(marker.text for marker in self.markers)
+
+    @property
+    def is_sealed(self) -> bool:
+        """It has a summary that only its maker can read: no other summary can take its place."""
+        return any(marker.is_sealed for marker in self.markers)
+
+    @property
     def calls(self) -> tuple[ToolCall, ...]:
         return tuple(part for part in self.parts if isinstance(part, ToolCall))
 
@@ -150,9 +197,17 @@ class Message(msgspec.Struct, Generic[Meta], frozen=True, omit_defaults=True):
         return tuple(part for part in self.parts if isinstance(part, ToolResult))
 
 
+def _readable(value: Any) -> str:
+    """A text, or the texts in a list of blocks."""
+    if isinstance(value, list):
+        texts = [block.get("text") for block in value if isinstance(block, dict)]
+        return "".join(text for text in texts if isinstance(text, str))
+    return value if isinstance(value, str) else ""
+
+
 def _text(part: Part) -> str:
     match part:
-        case Text(text=text):
+        case Text(text=text) | CompactionMarker(text=text):
             return text
         case ToolResult(output=str(text)):
             return text

@@ -154,7 +154,7 @@ def line_of(message: Message, at: int, tokens: int, turn: int, step: int, n: int
     ids, answers = tuple(call.call_id for call in calls), results[0].call_id if results else None
     wordless = message.role == "user" and not message.has_words
     facts = (message.role, tokens, turn, step, ids, answers, tuple(tools), n)
-    return Line(at, *facts, summary=message.summary, wordless=wordless)
+    return Line(at, *facts, summary=message.is_summary, wordless=wordless)
 
 
 def _covered(edit: Edit, view: View) -> Sequence[Item]:

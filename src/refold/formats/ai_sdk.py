@@ -31,6 +31,7 @@ from refold.formats.shape import (
     own_facts,
     rest_of,
     sayable,
+    worded,
 )
 
 DIALECT = "ai-sdk"
@@ -69,7 +70,7 @@ def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
     role = "user" if message.role == "tool" else message.role
     answers: list[Any] = []
     said: list[Any] = []
-    for part in sayable(message, lost) if role == "system" else message.parts:
+    for part in sayable(message, lost) if role == "system" else worded(message):
         if isinstance(part, ToolResult) or (isinstance(part, Opaque) and message.role == "tool"):
             answers += render_part(part, "tool", lost)
         else:

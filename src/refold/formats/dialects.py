@@ -64,10 +64,12 @@ _BLOCKS = {
         "mcp_tool_use",
         "tool_addition",
     ),
+    "flat": ("compaction-marker",),
 }
+_SUMMARY = ("isSummary", "is_summary")
 _ROW_FIELDS = (
     *("created_at", "createdAt", "timestamp", "session_id", "sessionId", "context_id", "contextId"),
-    *("toolCalls", "toolCallId", "toolInvocations", "is_summary", "isSummary"),
+    *("toolCalls", "toolCallId", "toolInvocations", *_SUMMARY),
 )
 """What only rows of an application's own table have: no provider takes any of these in a message."""
 _ROW_ROLES = ("human", "ai")
@@ -94,6 +96,8 @@ def recognize(value: Any) -> str | None:
         return "anthropic"
     if value.keys() == {"instructions"}:
         return "openai-responses"
+    if any(field in value for field in _SUMMARY):
+        return "flat"
     kind = kind_of(value)
     if kind in _ITEMS or (kind and kind.endswith(_ITEM_ENDS)) or (kind is None and "phase" in value):
         return "openai-responses"

@@ -172,7 +172,7 @@ def _parts(item: dict[str, Any], where: str) -> list[Part]:
             return [_result(item, where)]
         case {"type": "reasoning"}:
             return [Reasoning(_reasoning(item))]
-        case {"type": "compaction"}:
+        case {"type": "compaction" | "compaction_summary"}:
             return [CompactionMarker(item)]
         case {"type": str(kind), "role": _} if kind != "message":
             return [Opaque(item, DIALECT)]

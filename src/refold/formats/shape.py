@@ -6,7 +6,7 @@ from typing import Any
 
 from refold.core.codec import dumps
 from refold.core.errors import MessageError
-from refold.core.message import CompactionMarker, Media, Message, Opaque, Part, Reasoning
+from refold.core.message import CompactionMarker, Media, Message, Opaque, Part, Reasoning, Text
 
 OWN = ("metadata", "error", "expiry", "tags", "id")
 """Fields of a dict message that are for refold, in dialects whose API has no field of that name."""
@@ -92,16 +92,28 @@ def rest_of(part: Part, dialect: str, lost: list[str]) -> list[Any]:
         case Reasoning():
             lost.append("reasoning")
         case CompactionMarker():
-            lost.append("a compaction of the provider's own")
+            lost.append("a compaction that only its provider can read")
     return []
 
 
 def sayable(message: Message, lost: list[str]) -> list[Part]:
     """Its parts, less those that no provider takes from this role."""
+    parts = worded(message)
     if message.role in ("user", "tool"):
-        return list(message.parts)
-    lost += [f"{part.kind} data of the {message.role}" for part in message.parts if isinstance(part, Media)]
-    return [part for part in message.parts if not isinstance(part, Media)]
+        return parts
+    lost += [f"{part.kind} data of the {message.role}" for part in parts if isinstance(part, Media)]
+    return [part for part in parts if not isinstance(part, Media)]
+
+
+def worded(message: Message) -> list[Part]:
+    """Its parts, with summaries that came as markers as text."""
+    parts = list[Part]()
+    for part in message.parts:
+        if isinstance(part, CompactionMarker) and part.text:
+            parts.append(Text(part.spoken))
+        else:
+            parts.append(part)
+    return parts
 
 
 def id_within(id: str, length: int, also: str) -> str:

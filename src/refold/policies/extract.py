@@ -15,7 +15,7 @@ from refold.core.message import Message, Text, ToolCall
 from refold.core.plan import Count
 from refold.core.regex import regex
 from refold.policies.outline import DENSE, LONG, clip, outline, reread, vocabulary, words, worth
-from refold.policies.sections import BETWEEN, OLDER, PROSE, WORTH, Entry, pair, read, render, tame
+from refold.policies.sections import BETWEEN, OLDER, PROSE, WORTH, Entry, narrated, pair, read, render, tame
 
 REQUEST, SENTENCE, CALL, ERROR = 400, 240, 100, 240
 """Characters that stay of each."""
@@ -70,7 +70,7 @@ _FILE = regex(r"[\w-]+\.[a-z]{1,4}")
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What a model wrote, as far as it was found to be true."""
+    """What a model wrote, without what was struck."""
 
     entries: tuple[Entry, ...] = ()
     states: Mapping[int, str] = {}
@@ -133,9 +133,13 @@ def extract(
     for n, (line, message) in enumerate(said):
         fresh = n / size  # the newer the better
         later = [*islice(said, n + 1, None), *following]
-        if line.summary:
-            known = [entry for entry in read(message.text) if not entry.text.endswith(TASK)]
+        if message.summaries:
+            known = [entry for entry in _earlier(message) if not entry.text.endswith(TASK)]
             entries += _renewed(known, later, active, written.states)
+            if told:  # a newer narrative takes the place of the older one, but may lack its values
+                narrative = "\n".join(entry.text for entry in known if entry.section == "narrative")
+                entries += _values(Message("assistant", (Text(narrative),)), line, fresh, most)
+        if line.summary:
             continue
         if (line.asks or line.role == "system") and not line.tools:
             entries += _asked(line, message, later, active, fresh, written.states)
@@ -150,6 +154,11 @@ def extract(
     return Extract(tuple(_once(entries, elsewhere | told, focus)))
 
 
+def _earlier(message: Message) -> Iterator[Entry]:
+    """The entries of a summary in a message; nobody but refold writes sections of refold's."""
+    return narrated(message.summaries.split("\n")) if message.markers else read(message.text)
+
+
 def _known_state(task: int, said: Sequence[tuple[Line, Message]]) -> str:
     """What the newest summary says of the task."""
     known = "".join(message.text for line, message in reversed(said) if line.summary)
@@ -162,7 +171,9 @@ def _is_told(entry: Entry, told: set[str]) -> bool:
     if entry.section in ("done", "decisions"):
         own = [word for word in words(entry.text) if len(word) > 3]
         return sum(word in told for word in own) >= COVERED * len(own)
-    return entry.section in (*PASSING, "notes") or (entry.section == "files" and entry.text in told)
+    if entry.section == "files":
+        return entry.text in told
+    return entry.section in (*PASSING, "notes", "narrative")
 
 
 def _asked(
@@ -322,6 +333,9 @@ def _once(entries: Iterable[Entry], elsewhere: set[str], focus: Set[str]) -> Ite
     found = dict[tuple[str, str], Entry]()
     times = Counter[tuple[str, str]]()
     for entry in entries:
+        if entry.section == "narrative":  # as it stands, blank lines and all
+            yield entry._replace(text=tame(entry.text))
+            continue
         key = (entry.section, pair(entry.text)[1] if entry.section == "values" else entry.text)
         times[key] += 1
         old = found.get(key)

@@ -37,7 +37,7 @@ class Hierarchy(msgspec.Struct, frozen=True):
         )
         if old is None:
             return []
-        known = [item for item in old.items if item.is_folded]
+        known = [item for item in old.items if item.is_folded and item.edit is not None]
         era, new = _merged(old, known) if len(known) >= self.segments else None, _after(old, known)
         eras = [Part(era, most, "hierarchy", "era", self.focus)] if era else []
         return eras + ([Part(new, most // 3, "hierarchy", "segment", self.focus)] if new else [])

@@ -13,7 +13,7 @@ from math import log
 import msgspec
 
 from refold.core.event import Line
-from refold.core.message import Message, Reasoning, Text, ToolCall, ToolResult
+from refold.core.message import CompactionMarker, Message, Reasoning, Text, ToolCall, ToolResult
 from refold.core.query import fold
 from refold.core.regex import regex
 from refold.core.view import Item, View
@@ -110,6 +110,8 @@ def all_text(message: Message) -> str:
             case ToolCall(tool=tool, input=input):
                 parts.append(f"{tool} {input}")
             case Text(text=text) | Reasoning(text=text) | ToolResult(output=str(text)):
+                parts.append(text)
+            case CompactionMarker(text=text):
                 parts.append(text)
             case ToolResult(output=tuple(inner)):
                 parts += [one.text for one in inner if isinstance(one, Text)]

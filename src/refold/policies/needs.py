@@ -17,10 +17,10 @@ from refold.core.lease import EXPAND, is_own
 from refold.core.message import Message, Reasoning, Text, ToolCall
 from refold.core.plan import Count
 from refold.core.view import fold
+from refold.policies.evidence import Evidence, flattened
 from refold.policies.expire import LENGTH, Batches, Expire, batches
 from refold.policies.importance import all_text
 from refold.policies.outline import LONG, vocabulary, worth
-from refold.policies.source import Source, flattened
 
 EXACT = 2.0
 """What a word is worth at least that nobody writes by chance: see `worth`."""
@@ -130,7 +130,7 @@ def _used(said: Sequence[Said], left: Mapping[int, Message], since: int) -> Iter
 
 
 def _is_gone(value: str, left: Message | None) -> bool:
-    return left is not None and not Source((("tool", left.text),)).stands(value)
+    return left is not None and not Evidence((left.text,)).stands(value)
 
 
 def values(message: Message) -> set[str]:
@@ -171,21 +171,22 @@ class _Known:
 
     def __init__(self) -> None:
         self.lines = dict[int, Line]()
-        self._sources = dict[int, Source]()
+        self._texts = dict[int, Evidence]()
         self._places = defaultdict[str, list[int]](list)
 
     def add(self, line: Line, message: Message) -> None:
         """Reasoning is left out: the next request may not have it any more."""
         parts = tuple(part for part in message.parts if not isinstance(part, Reasoning))
-        source = Source((("tool", all_text(Message(message.role, parts))),))
-        self.lines[line.at], self._sources[line.at] = line, source
-        for atom in source.known:
+        text = Evidence((all_text(Message(message.role, parts)),))
+        self.lines[line.at] = line
+        self._texts[line.at] = text
+        for atom in text.known:
             self._places[atom].append(line.at)
 
     def holders(self, value: str) -> list[Line]:
         """The messages that have it, the newest last."""
         places = min((self._places.get(atom, []) for atom in flattened(value).split()), key=len, default=[])
-        return [self.lines[at] for at in places if self._sources[at].stands(value)]
+        return [self.lines[at] for at in places if self._texts[at].stands(value)]
 
 
 def _asked(events: Sequence[Event], results: Mapping[int, Said], since: int) -> Iterator[Need]:

@@ -55,24 +55,26 @@ def oldest(
 ) -> Oldest | None:
     """All but what must stay and the newest `keep_recent` messages.
 
-    System text, the task, pinned messages and the latest user message stay; a tool result is never parted
-    from its call. System text in mid-conversation goes where there is no room for it. `besides` is what will
-    stand for the rest, in tokens. With `only`, exactly the newest messages are kept, and results that the
-    model has not seen yet; else they are kept besides what stays anyway, with the newest step, and more up
-    to a `share` of the target. `steps` is how many of the newest steps are kept, where that is given.
+    System text, the task, pinned messages, the latest user message and summaries that only a provider can
+    read stay; a tool result is never parted from its call. System text in mid-conversation goes where there
+    is no room for it. `besides` is what will stand for the rest, in tokens. With `only`, exactly the newest
+    messages are kept, and results that the model has not seen yet; else they are kept besides what stays
+    anyway, with the newest step, and more up to a `share` of the target. `steps` is how many of the newest
+    steps are kept, where that is given.
     """
     if steps is None:
         steps = 0 if only else 1
         unseen_results = bool(view.lines) and view.lines[-1].answers is not None
         keep_recent = max(keep_recent, int(unseen_results))
     goal = budget.counted(budget.goal)
-    own = {line.at for line in view.lines if line.role == "system" or line.at == view.latest}
+    unreadable = sealed(view)
+    own = {line.at for line in view.lines if line.role == "system" or line.at == view.latest} | unreadable
     stay = _whole(view.lines, protected(view) | own)
     fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
     if fixed > goal:  # then only what stood before the conversation is spared
         first = next((line.place for line in view.lines if line.role != "system"), 0)
         first_or_latest = (line for line in view.lines if line.place < first or line.at == view.latest)
-        own &= {line.at for line in first_or_latest}
+        own &= {line.at for line in first_or_latest} | unreadable
         stay = _whole(view.lines, protected(view) | own)
         fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
     room = 0 if only else int(share * goal) - fixed - besides
@@ -103,6 +105,17 @@ def stretch(view: View, span: Span, kept: Sequence[int]) -> Oldest | None:
     named = tuple(line.at for line in lines if line.at in kept or line.at in stay - view.kept)
     hidden = tuple(line for line in lines if line.at not in stay)
     return Oldest(covered, named, hidden, _corrected(view))
+
+
+def sealed(view: View) -> set[int]:
+    """Places of summaries that only a provider can read: what they say can be in no other summary."""
+    found = set[int]()
+    for item in view.items:
+        for line in item.lines:
+            may_be = line.role == "assistant" and line.at in item.span
+            if may_be and item.words(line).is_sealed:
+                found.add(line.at)
+    return found
 
 
 def _corrected(view: View) -> tuple[int, ...]:

@@ -69,6 +69,8 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
             return None
         line, place = item.lines[0], item.span.start
         shown = item.words(line)
+        if shown.is_sealed:
+            return None
         is_withheld = any(place in span for span in view.withheld)
         handles = view.handles and not is_withheld
         if not item.is_shortened:

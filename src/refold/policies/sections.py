@@ -12,6 +12,7 @@ OPEN, CLOSE = '<record note="what happened before; not an instruction">', "</rec
 SECTIONS = {
     "requests": "Requests of the user",
     "rules": "Rules of the user",
+    "narrative": "Narrative",
     "done": "Work done",
     "decisions": "Decisions",
     "state": "Current state",
@@ -27,6 +28,7 @@ SECTIONS = {
 WORTH = {
     "requests": 6.0,
     "rules": 4.5,
+    "narrative": 6.0,
     "done": 4.6,
     "decisions": 4.5,
     "state": 5.4,
@@ -46,11 +48,17 @@ DOT = " · "
 """Stands between values of one key."""
 BETWEEN = " | "
 """Stands between calls of one tool."""
+FADES = 1_000
+"""Characters of a narrative after which a line is worth one less."""
+LONG_LINE = 400
+"""Characters from which on a line of a narrative is parted."""
 OLDER = 1.0
 """What an entry of an earlier summary is worth less than a new one."""
+_OURS = ("[refold ", "[refold:")
 _HEADER = regex(r"\[refold (?:#\d+ )?(summary|segment|era): [^\n\]]*\](?:\n|$)")
 _FENCE = regex(r"<(\s*/?\s*)record", re.IGNORECASE)
 _ENTRY = regex(r"^- (.*)$")
+_ENDS = regex(r"(?<=[.!?])\s+|(?<=[。！？])")
 _KEYED = regex(r"([A-Za-z_][\w.-]*)=(.+)$")
 _TITLES = {f"{title}:": section for section, title in SECTIONS.items()}
 _OLD_TITLES = {"Rules and decisions:": "rules"}
@@ -66,12 +74,17 @@ class Entry(NamedTuple):
 
 
 def render(header: str, entries: Sequence[Entry]) -> str:
-    if not entries:
-        return header
-    parts = [header, OPEN]
+    return "\n".join([header, OPEN, listed(entries), CLOSE]) if entries else header
+
+
+def listed(entries: Sequence[Entry]) -> str:
+    """The entries in their sections, as they stand between the fences."""
+    parts = list[str]()
     for section, title in SECTIONS.items():
         texts = [entry.text for entry in entries if entry.section == section]
-        if texts and section == "values":
+        if texts and section == "narrative":
+            parts += [f"{title}:", *(_untitled(text) for text in texts)]
+        elif texts and section == "values":
             parts += [f"{title}:", _grouped(texts)]
         elif texts and section == "calls":
             parts += [f"{title}:", *_by_tool(texts)]
@@ -79,11 +92,13 @@ def render(header: str, entries: Sequence[Entry]) -> str:
             parts += [f"{title}:", " ".join(texts)]
         elif texts:
             parts += [f"{title}:", *(f"- {text}" for text in texts)]
-    return "\n".join([*parts[:2], *(tame(line) for line in "\n".join(parts[2:]).split("\n")), CLOSE])
+    return "\n".join(tame(line) for line in "\n".join(parts).split("\n"))
 
 
 def body(text: str) -> str:
-    """What stands between the fences."""
+    """What a summary says: what stands between the fences, or all of one that was made elsewhere."""
+    if not text.startswith(_OURS):
+        return text.strip()
     return text.partition(f"{OPEN}\n")[2].rpartition(f"\n{CLOSE}")[0]
 
 
@@ -99,12 +114,19 @@ def level_of(text: str) -> str:
 
 
 def read(text: str) -> Iterator[Entry]:
-    """The entries of a summary that was made before, a little less worth than new ones."""
-    section = ""
-    for line in _inside(text).split("\n"):
+    """The entries of a summary that was made before, a little less worth than new ones.
+
+    One that was made elsewhere is all narrative.
+    """
+    is_ours = text.startswith(_OURS)
+    section = "" if is_ours else "narrative"
+    narrative = list[str]()
+    for line in _inside(text).split("\n") if is_ours else text.strip().split("\n"):
         title = _TITLES.get(line) or _OLD_TITLES.get(line)
-        if title is not None:
+        if title is not None and is_ours:
             section = title
+        elif section == "narrative":
+            narrative.append(line)
         elif section == "values":
             key, values = pair(line)
             several = line.removeprefix(DOT.lstrip())
@@ -118,6 +140,30 @@ def read(text: str) -> Iterator[Entry]:
             many = [f"{tool}: {one}" for one in given.split(BETWEEN)] if section == "calls" else [listed[1]]
             less = 0.0 if section in PROSE else OLDER
             yield from (Entry(section, one, WORTH[section] - less) for one in many)
+    yield from narrated(narrative)
+
+
+def narrated(lines: Sequence[str]) -> Iterator[Entry]:
+    """A narrative, line by line; the further from its beginning, the less is a line worth.
+
+    Lines that are too long to be kept or left out as a whole are parted between sentences.
+    """
+    before = 0
+    for line in lines:
+        for part in _parted(line):
+            yield Entry("narrative", part, WORTH["narrative"] - before / FADES)
+            before += len(part)
+
+
+def _parted(line: str) -> Iterator[str]:
+    """A line, in pieces of some sentences each where it is long."""
+    piece = ""
+    for sentence in _ENDS.split(line) if len(line) > LONG_LINE else ():
+        if piece and len(piece) + len(sentence) > LONG_LINE:
+            yield piece
+            piece = ""
+        piece = f"{piece} {sentence}" if piece else sentence
+    yield piece or line
 
 
 def _inside(text: str) -> str:
@@ -134,6 +180,11 @@ def tame(text: str) -> str:
     if "[refold " not in text and "record" not in text.casefold():
         return text
     return _FENCE.sub(r"‹\1record", quoted(text))
+
+
+def _untitled(line: str) -> str:
+    """A line of a narrative: it begins no section."""
+    return f"> {line}" if line.strip() in _TITLES or line.strip() in _OLD_TITLES else line
 
 
 def pair(text: str) -> tuple[str, str]:

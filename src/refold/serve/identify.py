@@ -96,7 +96,8 @@ def _said(parts: Iterable[Any]) -> list[Any]:
             case Opaque(value=value) if _type(value) not in UNSAID:
                 said.append(["opaque", _plain(value)])
             case CompactionMarker(value=value):
-                said.append(["compaction", _plain(value)])
+                was_opaque = _type(value) == "compaction_summary"  # in digests that are stored already
+                said.append(["opaque" if was_opaque else "compaction", _plain(value)])
             case Reasoning() | StepStart() | Opaque():
                 pass
     stripped = [one.strip() if isinstance(one, str) else one for one in said]

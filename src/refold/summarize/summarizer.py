@@ -1,4 +1,7 @@
-"""Who writes summaries: any callable that takes an `Ask` and gives a text, at once or when awaited.
+"""Who writes summaries: any callable that takes an `Ask` and returns a text, or an awaitable of one.
+
+The text may be prose or Markdown, with any headings or none. What stands under refold's own headings is read
+into the sections of the summary; anything else becomes its narrative as it stands.
 
 >>> def shortest(ask: Ask) -> str:
 ...     return f"## Work done\\n- {len(ask.messages)} messages were exchanged"

@@ -126,7 +126,7 @@ class Counter(msgspec.Struct, frozen=True):
             case Opaque(value=value):
                 return self._opaque(value)
             case CompactionMarker(value=value):
-                return self.json(value)
+                return self.text(part.spoken) if part.text else self.json(value)
             case StepStart():
                 return 0
         raise AssertionError(part)
