@@ -24,9 +24,9 @@ from refold.cli import app
 from refold.core.budget import Budget
 from refold.core.errors import ConflictError, NotFoundError, SettingError, StoreError
 from refold.core.event import Called, Replaced
+from refold.core.plan import CompactionRequest
 from refold.core.view import fold
 from refold.jobs import NAMES, Errand, Posted, Queue, Terms, queue_of
-from refold.reducer import Order
 from refold.session import Session
 from refold.stores.store import Key, open_store
 from refold.summarize.prompts import SECTIONS
@@ -157,7 +157,7 @@ def calls(chat: Session) -> int:
 
 
 def order(name: str = "c", **facts: Any) -> Errand:
-    return Errand("default", name, "main", 1, model="m", order=Order("summarize", 4), **facts)
+    return Errand("default", name, "main", 1, model="m", order=CompactionRequest("summarize", 4), **facts)
 
 
 def ahead(name: str = "c", **facts: Any) -> Errand:
@@ -376,7 +376,10 @@ def test_what_is_known_to_be_of_no_use_is_not_asked_for_again_in_the_round(postg
         (ahead("none"), "there is no such conversation"),
         (ahead(agent="nobody"), "the agent 'nobody' is not configured here"),
         (ahead(round=7), "it was compacted meanwhile"),
-        (Errand("default", "c", "main", 7, order=Order("summarize")), "it was compacted meanwhile"),
+        (
+            Errand("default", "c", "main", 7, order=CompactionRequest("summarize")),
+            "it was compacted meanwhile",
+        ),
     ],
 )
 def test_what_there_is_nothing_to_do_for_ends_with_a_reason(postgres_url, queue, errand, told):

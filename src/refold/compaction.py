@@ -9,9 +9,9 @@ from refold.answers import CompactionResult, Compactions
 from refold.core.errors import ConflictError
 from refold.core.event import Replaced
 from refold.core.message import Message
+from refold.core.plan import CompactionRequest
 from refold.fitter import Fitter
 from refold.notify import Notifier
-from refold.reducer import Order
 from refold.stores.store import Leases
 
 LEASE_S = 60.0
@@ -26,7 +26,7 @@ class Compaction:
         self._holder, self._lock = holder, lock
         self._name = f"compaction:{self.record.view}"
 
-    def carry_out(self, order: Order, dry_run: bool) -> CompactionResult:
+    def carry_out(self, order: CompactionRequest, dry_run: bool) -> CompactionResult:
         """With `dry_run` nothing is changed and nobody is asked: the result is what would be done by rule."""
         if not dry_run:
             self._wait(order)
@@ -38,7 +38,7 @@ class Compaction:
                     edits = [] if self._has_nothing_to_do else self.fitter.compact(order, dry_run)
             return self._result(edits)
 
-    def fenced(self, order: Order, round: int) -> CompactionResult:
+    def fenced(self, order: CompactionRequest, round: int) -> CompactionResult:
         """The same for a round and for whoever may be overtaken: then nothing is changed.
 
         Raises:
@@ -83,7 +83,7 @@ class Compaction:
     def _has_nothing_to_do(self) -> bool:
         return self.reducer.settings.is_off or not self.record.live.state.next
 
-    def _wait(self, order: Order) -> None:
+    def _wait(self, order: CompactionRequest) -> None:
         """For what was begun before, and for what is ordered now; the lock is free meanwhile."""
         summaries = self.reducer.summaries
         if summaries is None:

@@ -17,7 +17,7 @@ from refold.core.errors import NotFoundError, OverBudgetError, SettingError
 from refold.core.event import Line, Replaced
 from refold.core.live import Gauge
 from refold.core.message import Usage
-from refold.core.plan import must_stay
+from refold.core.plan import CompactionRequest, must_stay
 from refold.core.view import View
 from refold.explain import large_part
 from refold.formats.dialects import TARGETS
@@ -27,7 +27,7 @@ from refold.notify import Moment, Notifier
 from refold.page import Ask, Page, Rendered
 from refold.policies.leases import EndLeases
 from refold.record import Record
-from refold.reducer import Order, Reducer
+from refold.reducer import Reducer
 from refold.stores.store import Lease
 from refold.thrift import Thrift
 
@@ -314,7 +314,7 @@ class Fitter:
         self.record.load(view.lines)
         return msgspec.structs.replace(self.record.with_words(view), handles=self.reducer.handles)
 
-    def ordered(self, order: Order) -> "Job | None":
+    def ordered(self, order: CompactionRequest) -> "Job | None":
         """What an order would be the better for, if somebody waits for it."""
         summaries = self.reducer.summaries
         if summaries is None:
@@ -578,7 +578,7 @@ class Fitter:
             edits = self.reducer.finish(self._budget(NOTHING), self.meter.counter.message)
             self.notifier.pruned(self._moment, edits, before, self.record.live.tokens)
 
-    def compact(self, order: Order, dry_run: bool, lease: Lease | None = None) -> list[Replaced]:
+    def compact(self, order: CompactionRequest, dry_run: bool, lease: Lease | None = None) -> list[Replaced]:
         count, budget = self.meter.counter.message, self._budget(NOTHING, order.target)
         if dry_run:
             return self.reducer.planned(budget, count, order)

@@ -16,7 +16,7 @@ import msgspec
 from refold.core import codec
 from refold.core.budget import Budget
 from refold.core.errors import ConflictError, NotFoundError, SettingError, StoreError
-from refold.reducer import Order
+from refold.core.plan import CompactionRequest
 from refold.stores.sql import queries
 from refold.stores.store import Key, Store
 
@@ -86,7 +86,7 @@ class Errand(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str | None = None
     handles: bool = True
     budget: Budget | None = None
-    order: Order | None = None
+    order: CompactionRequest | None = None
 
     @property
     def key(self) -> Key:

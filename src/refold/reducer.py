@@ -16,7 +16,17 @@ from refold.core.event import Certificate, Event, Line, Replaced, Said, Worth
 from refold.core.lease import has_ended, lease_of
 from refold.core.live import Live
 from refold.core.message import Message
-from refold.core.plan import Count, Edit, Policy, Stamp, applied, is_reducible, must_stay, settle
+from refold.core.plan import (
+    CompactionRequest,
+    Count,
+    Edit,
+    Policy,
+    Stamp,
+    applied,
+    is_reducible,
+    must_stay,
+    settle,
+)
 from refold.core.view import Item, View
 from refold.core.worth import Terms
 from refold.record import Record
@@ -29,25 +39,6 @@ if TYPE_CHECKING:
     from refold.summaries import Summaries, Told
 
 NONE = Override()
-
-
-class Order(msgspec.Struct, frozen=True):
-    """A compaction on demand: down to the newest messages, or to a number of tokens by whatever it takes."""
-
-    strategy: str
-    keep_recent: int | None = None
-    target: int | None = None
-    focus: str = ""
-
-    @property
-    def reach(self) -> bool:
-        return self.target is not None
-
-    @property
-    def why(self) -> str:
-        if self.target is not None:
-            return f"asked for: at most {self.target:,} tokens"
-        return f"asked for: keep the newest {self.keep_recent}"
 
 
 class Reducer:
@@ -211,7 +202,7 @@ class Reducer:
         """
         return self._reduce_by(self._way(budget), budget, count, override, still=still)
 
-    def _way(self, budget: Budget, order: Order | None = None) -> "Way":
+    def _way(self, budget: Budget, order: CompactionRequest | None = None) -> "Way":
         from refold import rungs
 
         if order is not None:
@@ -226,14 +217,16 @@ class Reducer:
 
         return self.reduce(rungs.thrifty(self.settings, self.policies), budget, count, override)
 
-    def foreseen(self, view: View, budget: Budget, count: Count, order: Order | None = None) -> "list[Part]":
+    def foreseen(
+        self, view: View, budget: Budget, count: Count, order: CompactionRequest | None = None
+    ) -> "list[Part]":
         """What a compaction will summarize."""
         from refold import rungs
 
         return rungs.foreseen(self._way(budget, order).by_rule, self.settings, view, budget, count)
 
     def compact(
-        self, order: Order, budget: Budget, count: Count, lease: Lease | None = None
+        self, order: CompactionRequest, budget: Budget, count: Count, lease: Lease | None = None
     ) -> list[Replaced]:
         """On demand, after what models wrote for it.
 
@@ -242,7 +235,7 @@ class Reducer:
         """
         return self._reduce_by(self._way(budget, order), budget, count, lease=lease)
 
-    def planned(self, budget: Budget, count: Count, order: Order | None = None) -> list[Replaced]:
+    def planned(self, budget: Budget, count: Count, order: CompactionRequest | None = None) -> list[Replaced]:
         """What a compaction would do, by rule: nothing is changed."""
         return self._settled(self._way(budget, order).by_rule, budget, count, round=True)
 

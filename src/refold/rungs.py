@@ -1,7 +1,7 @@
 """The rungs of the ladder, by the settings of an agent. Loaded only when a view must become smaller."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -9,7 +9,7 @@ from refold.core import codec
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
 from refold.core.message import Message
-from refold.core.plan import Count, Edit, Plan, Policy, line_of
+from refold.core.plan import CompactionRequest, Count, Edit, Plan, Policy, line_of
 from refold.core.view import View
 from refold.policies.hierarchy import Hierarchy
 from refold.policies.ladder import Ladder, climb
@@ -20,9 +20,6 @@ from refold.policies.shrink import Shrink
 from refold.policies.summarize import Part, Summarize, Swap, longest
 from refold.policies.window import Window
 from refold.settings import AgentSettings
-
-if TYPE_CHECKING:
-    from refold.reducer import Order
 
 THRIFTY = "to carry it costs more than to hide it"
 ROOMIER = 1.25
@@ -55,7 +52,7 @@ def all_but_recent(settings: AgentSettings) -> Way:
     return Way(because(rung, why, setting), lambda swap: because(swap, why, setting))
 
 
-def on_demand(settings: AgentSettings, own: Sequence[Policy], order: "Order") -> Way:
+def on_demand(settings: AgentSettings, own: Sequence[Policy], order: CompactionRequest) -> Way:
     """The strategy that was asked for; down to a number of tokens by whatever else it takes."""
     keep = settings.compaction.keep_recent if order.keep_recent is None else order.keep_recent
     if order.target is None:

@@ -43,7 +43,7 @@ from refold.core.event import Event, Expiry, Line, Named, Replaced, Said
 from refold.core.lease import EXPAND, SEARCH
 from refold.core.live import State
 from refold.core.message import Kind, Message
-from refold.core.plan import Policy, Stamp
+from refold.core.plan import CompactionRequest, Policy, Stamp
 from refold.core.query import parse_query
 from refold.core.slices import slice_of
 from refold.core.view import View
@@ -56,7 +56,7 @@ from refold.intake import Intake
 from refold.notify import MessageEvent, Notifier, OnEvent, callbacks_of
 from refold.outcome import Outcome, outcomes
 from refold.record import Record
-from refold.reducer import Order, Reducer
+from refold.reducer import Reducer
 from refold.stores.store import Attended, Forks, Ids, Key, Listening, Memories, Memory, Snapshots, Store
 from refold.streams import (
     ASYNC,
@@ -518,7 +518,9 @@ class Session:
         for name, given in (("keep_recent", keep_recent), ("target_tokens", target_tokens)):
             if given is not None and whole(name, given) < 0:
                 raise SettingError(name, f"expected 0 or more, got {given}")
-        order = Order(strategy, keep_recent, target_tokens, named("focus", focus) if focus else "")
+        order = CompactionRequest(
+            strategy, keep_recent, target_tokens, named("focus", focus) if focus else ""
+        )
         with telemetry.work("compact", self.conversation) as span:
             result = self.compaction.carry_out(order, dry_run)
             span.note({"refold.tokens.saved": result.tokens_saved, "refold.strategy": strategy})

@@ -16,8 +16,8 @@ from refold.cli.words import one_line, places, plural, quoted
 from refold.config import DEFAULT
 from refold.core.errors import RefoldError
 from refold.core.event import Called, Certificate, Replaced, Span
+from refold.core.plan import CompactionRequest
 from refold.jobs import Errand, queue_of
-from refold.reducer import Order
 from refold.session import STRATEGIES, Session
 
 WINDOW = "sliding-window"
@@ -97,7 +97,7 @@ def compact(
                 raise typer.BadParameter(
                     "it is up to the worker who is asked, and done", param_hint="--later"
                 )
-            _leave(session, agent, Order(chosen, keep, target, focus), json)
+            _leave(session, agent, CompactionRequest(chosen, keep, target, focus), json)
             return
         if dry_run:
             before = session.record.live.tokens
@@ -111,7 +111,7 @@ def compact(
             _tell(done, target, summarizer)
 
 
-def _leave(session: Session, agent: str | None, order: Order, json: bool) -> None:
+def _leave(session: Session, agent: str | None, order: CompactionRequest, json: bool) -> None:
     """Hands it to whoever works in the store's database."""
     round = session.record.live.state.round + 1
     names: dict[str, Any] = {"agent": agent, "model": session.model}

@@ -43,6 +43,21 @@ class Policy(Protocol):
         """
 
 
+class CompactionRequest(msgspec.Struct, frozen=True):
+    """A compaction on demand: down to the newest messages, or to a number of tokens by whatever it takes."""
+
+    strategy: str
+    keep_recent: int | None = None
+    target: int | None = None
+    focus: str = ""
+
+    @property
+    def why(self) -> str:
+        if self.target is not None:
+            return f"asked for: at most {self.target:,} tokens"
+        return f"asked for: keep the newest {self.keep_recent}"
+
+
 def protected(view: View) -> set[int]:
     """What no edit may hide: the task, what is pinned, and the latest user message."""
     return {*view.kept} | ({view.latest} if view.latest is not None else set())
