@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -123,7 +125,7 @@ def test_two_processes_that_commit_at_once_leave_one_summary(tmp_path):
     path = tmp_path / "c.db"
     with opened(path, Scribe()) as chat:
         n = near(chat)
-        for k in range(n, n + 3):
+        for k in range(n, n + 6):
             step(chat, k)
     script = f"""
 import sys
@@ -153,15 +155,6 @@ for _ in range(3):
         assert not check_request("openai-chat", chat.fit().request)
 
 
-def pinned(chat):
-    chat.pin(3)
-
-
-def compacted(chat):
-    with opened(chat.store.path) as other:
-        other.compact(keep_recent=8)
-
-
 def begun_anew(chat):
     chat.clear()
     chat.append({"role": "user", "content": "Read other files."})
@@ -169,14 +162,29 @@ def begun_anew(chat):
         step(chat, n)
 
 
-@pytest.mark.parametrize("change", [pinned, compacted])
-def test_no_summary_stands_for_what_has_changed(tmp_path, change):
+def test_no_summary_stands_for_what_has_changed(tmp_path):
     with opened(tmp_path / "c.db", Scribe(), max_calls=1) as chat:
         n = near(chat)
-        change(chat)
+        chat.pin(3)
         known = len(list(chat.events()))
         beyond(chat, n)
         assert {edit.certificate.model for edit in edits(chat) if edit.at >= known} == {None}
+
+
+# proves: C14
+def test_a_finished_summary_is_used_although_somebody_else_compacted_by_rule_meanwhile(tmp_path):
+    scribe = Scribe()
+    with opened(tmp_path / "c.db", scribe, max_calls=1) as chat:
+        n = near(chat)
+        with opened(chat.store.path) as other:
+            assert other.compact(keep_recent=8).tokens_saved > 0
+        by_rule = edits(chat)[-1]
+        beyond(chat, n)
+        assert len(scribe.asked) == 1
+        written = edits(chat)[-1]
+        assert (by_rule.certificate.model, written.certificate.model) == (None, "Scribe")
+        assert written.span.covers(by_rule.span)
+        assert all(at in written.shown[0].text for at in ("src/file_0.py", "src/file_1.py"))
 
 
 def test_what_was_written_about_an_erased_conversation_stands_in_no_other(tmp_path):
@@ -242,3 +250,79 @@ def test_while_somebody_else_writes_nobody_else_does_and_the_work_goes_on(tmp_pa
         assert not [event for event in chat.events() if isinstance(event, Called)]
         assert chat.compact(keep_recent=1).tokens_saved > 0
         assert not scribe.asked
+
+
+# proves: C14
+@pytest.mark.parametrize("has_summarizer", [True, False])
+def test_a_second_compaction_waits_for_the_first_and_returns_what_it_did(tmp_path, has_summarizer):
+    begun, go = threading.Event(), threading.Event()
+
+    def writes(ask):
+        begun.set()
+        go.wait(20)
+        return "The agent reads files one after another."
+
+    path, scribe = tmp_path / "c.db", Scribe()
+    with opened(path, writes) as first, opened(path, scribe if has_summarizer else None) as second:
+        first.append({"role": "user", "content": "Read all files."})
+        for n in range(8):
+            step(first, n)
+        with ThreadPoolExecutor(2) as pool:
+            one = pool.submit(first.compact, keep_recent=4)
+            assert begun.wait(20)
+            other = pool.submit(second.compact, keep_recent=4)
+            assert second.append({"role": "assistant", "content": "Meanwhile."})  # nobody waits to append
+            assert not other.done()
+            go.set()
+            assert other.result(20) == one.result(20)
+        (edit,) = edits(first)
+        assert edit.certificate.model == "writes"
+        assert not scribe.asked
+
+
+# proves: C14
+def test_threads_of_one_session_compact_one_after_the_other(tmp_path):
+    begun, go, asked = threading.Event(), threading.Event(), []
+
+    def writes(ask):
+        asked.append(ask)
+        begun.set()
+        go.wait(20)
+        return "The agent reads files one after another."
+
+    with opened(tmp_path / "c.db", writes) as chat:
+        chat.append({"role": "user", "content": "Read all files."})
+        for n in range(8):
+            step(chat, n)
+        with ThreadPoolExecutor(2) as pool:
+            one = pool.submit(chat.compact, keep_recent=4)
+            assert begun.wait(20)
+            other = pool.submit(chat.compact, keep_recent=4)
+            go.set()
+            assert one.result(20) == other.result(20)
+        assert len(asked) == len(edits(chat)) == 1
+
+
+# proves: C14
+def test_a_request_without_a_summarizer_waits_for_a_compaction_that_is_under_way(tmp_path):
+    begun, go = threading.Event(), threading.Event()
+
+    def writes(ask):
+        begun.set()
+        go.wait(20)
+        return "The agent reads files one after another."
+
+    path = tmp_path / "c.db"
+    with opened(path, writes) as first, opened(path) as second:
+        first.append({"role": "user", "content": "Read all files."})
+        for n in range(30):
+            step(first, n)
+        with ThreadPoolExecutor(2) as pool:
+            one = pool.submit(first.compact, keep_recent=4)
+            assert begun.wait(20)
+            other = pool.submit(second.fit)
+            assert not other.done()
+            go.set()
+            assert one.result(20).tokens_saved > 0
+            assert other.result(20).report.edits == ()
+        assert [edit.certificate.model for edit in edits(first)] == ["writes"]

@@ -147,6 +147,95 @@ def test_a_decision_is_true_when_anything_fired_and_counts_since_the_last_compac
     assert (chat.should_compact().turns, chat.should_compact().messages) == (1, 2)
 
 
+def turn(n: int) -> list[dict]:
+    function = {"name": "look", "arguments": "{}"}
+    called = [{"id": f"c{n}", "type": "function", "function": function}]
+    result = f"result {n}: " + " ".join(f"word{n}x{i}" for i in range(150))
+    return [
+        user(f"question {n}"),
+        {"role": "assistant", "content": None, "tool_calls": called},
+        {"role": "tool", "tool_call_id": f"c{n}", "content": result},
+        {"role": "assistant", "content": f"answer {n}"},
+    ]
+
+
+def in_window(window: int, compact: dict, **rest) -> refold.Session:
+    config = agent(compact, {"m": {"window": window, "max_output": 4_000}})
+    return refold.open("c", store="memory://", model="m", config=config, **rest)
+
+
+WINDOWS = (24_000, 128_000, 400_000, 1_000_000)
+
+
+# proves: D1, X20
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(
+    ("compact", "first"),
+    [({"turn_threshold": 10}, 10), ({"message_threshold": 30}, 8), ({"token_threshold": 6_000}, 9)],
+)
+def test_a_trigger_that_the_user_set_acts_in_the_fit_in_which_it_fires_in_any_window(window, compact, first):
+    chat = in_window(window, {"max_tokens": 4_000, **compact})
+    for n in range(1, first):
+        chat.append(turn(n))
+        assert not chat.should_compact()
+        assert not chat.fit().report.edits
+    chat.append(turn(first))
+    decision = chat.should_compact()
+    assert decision
+    report = chat.fit().report
+    assert report.fired == decision.fired == tuple(compact)
+    assert report.tokens.final <= 4_000 < report.tokens.before
+    assert report.notices == ()
+
+
+# proves: D1, X20
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("trigger", [{"turn_threshold": 5}, {"message_threshold": 19}])
+@pytest.mark.parametrize("strategy", ["summarize", "sliding-window", "hierarchical"])
+def test_without_max_tokens_all_but_the_newest_messages_is_compacted(window, trigger, strategy):
+    chat = in_window(window, {**trigger, "keep_recent": 4, "strategy": strategy})
+    for n in range(1, 6):
+        chat.append(turn(n))
+    report = chat.fit().report
+    assert report.fired == tuple(trigger)
+    (edit,) = report.edits
+    assert edit.why.startswith("a turn or message trigger fired: keep the newest 4")
+    texts = [message.text for message in chat.view().messages]
+    assert texts[0] == "question 1"
+    assert texts[2:] == ["question 5", "", turn(5)[2]["content"], "answer 5"]
+
+
+# proves: D1, X20
+def test_a_trigger_acts_once_until_something_new_came():
+    chat = in_window(128_000, {"token_threshold": 2_000, "max_tokens": 1_000})
+    chat.append([user("word " * 2_500), *turn(1)])
+    first = chat.fit().report
+    assert first.edits
+    assert first.tokens.final > 2_000
+    assert "Compacted to" in first.notices[0]
+    assert "cannot be hidden" in first.notices[0]
+    decision = chat.should_compact()
+    assert (decision.fired, bool(decision)) == (("token_threshold",), False)
+    assert decision.obstacle == "nothing was added since the last compaction"
+    assert chat.fit().report.edits == ()
+
+
+# proves: D1, X20
+def test_a_trigger_that_can_gain_nothing_says_what_stands_in_the_way():
+    chat = in_window(128_000, {"message_threshold": 2, "keep_recent": 10})
+    chat.append(turn(1))
+    decision = chat.should_compact()
+    assert (decision.fired, bool(decision)) == (("message_threshold",), False)
+    assert decision.obstacle == "nothing that can be hidden is older than the newest 10 messages"
+    report = chat.fit().report
+    assert report.edits == ()
+    assert report.notices == (f"message_threshold fired, but nothing was compacted: {decision.obstacle}",)
+    large = in_window(128_000, {"token_threshold": 500, "max_tokens": 400})
+    large.append(user("word " * 600))
+    assert not large.should_compact()
+    assert "cannot be hidden" in large.fit().report.notices[0]
+
+
 # proves: D1, D3
 def test_a_trigger_acts_only_where_the_view_is_larger_than_it_may_be():
     within = refold.open(

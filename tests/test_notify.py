@@ -79,6 +79,7 @@ def test_a_compaction_is_told_from_its_start_to_its_end():
         assert start.reason == "threshold"
         assert start.limit == 8_000
         assert end.tokens_before == start.tokens_before > end.tokens_after
+        assert end.reason == start.reason
         assert end.tokens_saved > 0
         assert end.messages > 0
     assert any(event.was_summarized for event in course)
@@ -101,6 +102,24 @@ def test_a_compaction_on_demand_and_the_prune_at_the_end_are_told():
     chat.compact(keep_recent=2)
     assert [k for k in kinds(seen) if k[:4] != "mess"] == ["compaction:start", "compaction:complete"]
     assert seen[0].reason == "on demand"
+
+
+@pytest.mark.parametrize("asks", ["fit", "compact"])
+def test_events_of_one_compaction_agree_and_count_messages(asks):
+    chat, seen = watched(32_000, compact={"message_threshold": 20, "keep_recent": 4})
+    chat.append(user("The task."))
+    for n in range(10):
+        chat.append(step(f"c{n}", output(100, f"value_{n}")))
+    before = chat.check_overflow().current_tokens
+    if asks == "fit":
+        chat.fit()
+    else:
+        chat.compact(keep_recent=4)
+    start, end = (event for event in seen if isinstance(event, CompactionEvent))
+    assert start.reason == end.reason == ("message_threshold" if asks == "fit" else "on demand")
+    assert start.tokens_before == end.tokens_before == before
+    assert end.tokens_after == chat.check_overflow().current_tokens
+    assert end.messages == 20 - 4  # all but the task and the newest
 
 
 # proves: E7

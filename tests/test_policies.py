@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from random import Random
 from typing import Any
 
 import msgspec
@@ -28,9 +29,9 @@ from refold.policies.importance import Reading
 from refold.policies.ladder import Ladder, climb
 from refold.policies.outline import outline
 from refold.policies.prune import Prune
-from refold.policies.reduced import quoted
+from refold.policies.reduced import Reduction, quoted
 from refold.policies.sections import CLOSE, OPEN, is_summary, read
-from refold.policies.shrink import Shrink
+from refold.policies.shrink import Shrink, Squeeze
 from refold.policies.summarize import Summarize
 from refold.policies.window import Window
 from refold.session import Session
@@ -511,6 +512,50 @@ def test_what_levels_stand_for_is_one_expansion_away():
 
 
 # Shrink
+
+
+@pytest.mark.parametrize("text", ["prose", "json", "log"])
+def test_shrink_cuts_a_message_to_the_share_that_its_reason_states(text):
+    random = Random(7)
+    words = [f"{random.choice('abcdefgh')}{random.randrange(10**6)}" for _ in range(4_000)]
+    made = {
+        "prose": " ".join(f"The {word} of it went on and on, they said, and so it was." for word in words),
+        "json": json.dumps([{"id": word, "size": n, "state": "open"} for n, word in enumerate(words)]),
+        "log": "\n".join(
+            f"2026-11-{n % 28 + 1:02d} INFO job {word} took {n} ms" for n, word in enumerate(words)
+        ),
+    }[text]
+    view = seen(
+        user("task"), *(step(f"a{n}", made[n * 9_000 : (n + 1) * 9_000]) for n in range(8)), user("on")
+    )
+    plan = Squeeze(newest=False)(view, Budget(window=40_000, max_tokens=6_000), COUNT)
+    assert plan
+    for edit in plan:
+        share = int(edit.why.rpartition(" ")[2].replace(",", ""))
+        assert 0.8 * share <= COUNT(edit.shown[0]) <= share
+
+
+def test_what_is_shortened_again_is_shortened_from_its_original():
+    text = "\n".join(f"{n} order-{n * 7919} was shipped from dock {n % 9}" for n in range(400))
+    chat = chat_of(user("task"), step("a", text), *(step(f"b{n}", output(40)) for n in range(8)))
+    chat.fitter.reducer.reduce(Prune(0, 0, keep_steps=1, length=300), Budget(), COUNT)
+    first = next(item for item in chat.view().items if item.span.start == 2)
+    assert first.is_shortened
+    assert first.original.text == text
+    again = Reduction.of(first, chat.view())
+    assert again is not None
+    assert again.text == text
+    outlined = outline(text).cut(120)
+    assert again.as_skeleton(again.outline(), 120, COUNT).text.endswith(outlined)
+
+
+def test_an_edit_that_saves_less_than_a_twentieth_of_its_message_is_not_made():
+    view = seen(user("task"), step("a", output(1_000)), *(step(f"b{n}", output(20)) for n in range(6)))
+    item = view.items[2]
+    for length, is_made in ((3_900, False), (3_500, True)):
+        rule = refold.core.event.Expiry(after_steps=0, length=length)
+        plan = Expire({"read": rule})(view, Budget(), COUNT)
+        assert (item.span in [edit.span for edit in plan]) == is_made
 
 
 TINY = Budget(window=1_000, output_reserve=100)

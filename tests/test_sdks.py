@@ -460,7 +460,9 @@ def test_what_is_left_of_a_stream_is_stored_before_what_comes_next(api, hear, ch
     assert [one.message.role for one in chat.get_all()] == ["user", "assistant", "user"]
 
 
-@pytest.mark.parametrize("value", [None, 5, "text", b"text", {"role": "user"}, object()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "value", [None, 5, "text", b"text", {"role": "user"}, object()], ids=lambda one: type(one).__name__
+)
 def test_what_is_no_stream_cannot_be_recorded(value):
     chat = refold.open("one", store="memory://")
     with pytest.raises(MessageError, match=r"^stream: expected a stream or its chunks, got "):

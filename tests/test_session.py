@@ -498,6 +498,54 @@ def test_several_views_of_one_record(worked):
     assert [m.role for m in other.view().messages] == ["system", "user", "user", "assistant", "tool", "user"]
 
 
+@pytest.mark.parametrize("strategy", ["summarize", "sliding-window", "hierarchical"])
+@pytest.mark.parametrize("keep", range(8))
+def test_compact_keeps_exactly_the_newest_messages_and_no_call_loses_its_result(strategy, keep):
+    talk = refold.open("task", store="memory://")
+    talk.append(user("The task, in a few words."))
+    work(talk, 6)
+    talk.append(
+        [user("Go on."), call("a"), result("a", "word " * 30), {"role": "assistant", "content": "Ok."}]
+    )
+    talk.compact(strategy, keep_recent=keep)
+    places = [line.at for line in talk.view().lines]
+    newest = talk.get_count() - 1
+    wanted = {*range(newest + 1 - keep, newest + 1), newest - 3}  # and the latest user message
+    if keep == 2:
+        wanted.add(newest - 2)  # the call of the result
+    if keep > 4:
+        wanted |= {newest - 4, newest - 5}
+    if keep == 7:
+        wanted.add(newest - 7)
+    edit = talk.view().items[1].edit
+    assert {at for at in places if at not in (0, edit)} == wanted
+    (told,) = [event.why for event in talk.events() if isinstance(event, Replaced)]
+    assert told == f"asked for: keep the newest {keep}"
+
+
+def test_results_that_the_model_has_not_seen_yet_are_kept(worked):
+    worked.append([call("z"), result("z", "fresh")])
+    worked.compact(keep_recent=0)
+    assert [message.text for message in worked.view().messages][-1] == "fresh"
+
+
+def test_a_compaction_says_by_how_much_it_missed_its_target():
+    talk = refold.open("task", store="memory://")
+    talk.append(user("word " * 500))
+    work(talk, 6)
+    missed = talk.compact(target_tokens=300)
+    assert missed.tokens_saved > 0
+    assert missed.missed_by == talk.check_overflow().current_tokens - 300 > 0
+    reached = refold.open("task", store="memory://")
+    work(reached, 12)
+    planned = reached.compact(target_tokens=300, dry_run=True)
+    done = reached.compact(target_tokens=300)
+    assert planned.missed_by == done.missed_by == 0
+    assert {event.why for event in reached.events() if isinstance(event, Replaced)} == {
+        "asked for: at most 300 tokens"
+    }
+
+
 # proves: B1, B2, B3, C8b
 def test_compact_on_demand_says_what_it_did():
     worked = refold.open("task", store="memory://")
@@ -693,7 +741,7 @@ def test_results_stand_in_messages_of_their_own_whoever_brings_them(chat):
 def test_something_is_done_from_the_threshold_on(chat):
     chat.append([user("go"), {"role": "assistant", "content": "word " * 200}, user("on")])
     tokens = chat.fit().report.tokens.final
-    exact = {"models": {"m": {"window": tokens * 5 // 2, "max_output": 0, "provider": "openai"}}}
+    exact = {"models": {"m": {"window": tokens * 5 // 3, "max_output": 0, "provider": "openai"}}}
     edge = refold.open("task", store=chat.store, model="m", config=exact)
     assert edge.check_overflow().threshold == tokens == edge.check_overflow().current_tokens
     assert edge.fit().report.fired == ("threshold",)
@@ -721,7 +769,9 @@ def test_saved_tokens_are_what_the_view_lost(worked):
 
 
 # proves: C8b, C14
-def test_a_compaction_by_rule_waits_for_nobody(worked):
+def test_a_compaction_waits_for_another_only_as_long_as_it_is_set_to(worked):
+    config = {**SMALL, "agents": {"default": {"summarizer": {"wait_s": 0}}}}
+    worked = refold.open("task", store=worked.store, model="m", config=config)
     lease = worked.store.acquire(worked.key, "compaction:main", "another process", 0.0, 1e12)
     assert worked.compactions().running
     assert worked.compact(keep_recent=0).tokens_saved > 0

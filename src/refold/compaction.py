@@ -1,18 +1,17 @@
 """Compaction on demand: what models write for it is waited for, and then it is done."""
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from threading import Lock
 
 from refold.answers import CompactionResult, Compactions
+from refold.compaction_lease import CompactionLease
 from refold.core.errors import ConflictError
 from refold.core.event import Replaced
 from refold.core.message import Message
 from refold.core.plan import CompactionRequest
 from refold.fitter import Fitter
 from refold.notify import Notifier
-from refold.stores.store import Leases
 
 LEASE_S = 60.0
 """After so many seconds a compaction whose process died is nobody's."""
@@ -21,70 +20,94 @@ LEASE_S = 60.0
 class Compaction:
     """Of one view, for one session."""
 
-    def __init__(self, fitter: Fitter, holder: str, lock: Notifier) -> None:
+    def __init__(self, fitter: Fitter, lease: CompactionLease, lock: Notifier) -> None:
         self.fitter, self.reducer, self.record = fitter, fitter.reducer, fitter.record
-        self._holder, self._lock = holder, lock
-        self._name = f"compaction:{self.record.view}"
+        self._lease, self._lock = lease, lock
+        self._one_at_a_time = Lock()
+        """For the threads of this session; other sessions go by the lease."""
 
     def carry_out(self, order: CompactionRequest, dry_run: bool) -> CompactionResult:
-        """With `dry_run` nothing is changed and nobody is asked: the result is what would be done by rule."""
-        if not dry_run:
-            self._wait(order)
+        """With `dry_run` nothing is changed and nobody is asked: the result is what would be done by rule.
+
+        Another compaction of the view is waited for, `summarizer.wait_s` at most if it is another session's.
+        Where that leaves nothing to do, the result is what it did.
+        """
+        if dry_run:
+            with self._lock:
+                self.record.catch_up()
+                return self._result(self._planned(order), order)
         with self._lock:
             self.record.catch_up()
-            edits = list[Replaced]()
-            if dry_run or not self._has_nothing_to_do:
-                with self._announced(not dry_run):
-                    edits = [] if self._has_nothing_to_do else self.fitter.compact(order, dry_run)
-            return self._result(edits)
+            round = self.record.live.state.round
+        with self._one_at_a_time:
+            self._lease.wait_for_others(self.reducer.settings.summarizer.wait_s)
+            self._write(order)
+            with self._lock:
+                self.record.catch_up()
+                edits = [] if self._has_nothing_to_do else self.fitter.compact(order)
+                if not edits and self.record.live.state.round > round:
+                    edits = self._newest_round()
+                return self._result(edits, order)
 
     def fenced(self, order: CompactionRequest, round: int) -> CompactionResult:
         """The same for a round and for whoever may be overtaken: then nothing is changed.
 
         Raises:
-            ConflictError: that round was, or somebody else is at it.
+            ConflictError: that round was, or another holder is at it.
         """
-        store, key = self.record.store, self.record.key
-        assert isinstance(store, Leases)
-        lease = store.acquire(key, self._name, self._holder, time.time(), LEASE_S)
+        lease = self._lease.acquire(LEASE_S)
         if lease is None:
-            raise ConflictError("Somebody else compacts it now")
+            raise ConflictError("Another process is compacting it now")
         try:
-            self._wait(order)
+            self._write(order)
             with self._lock:
                 self.record.catch_up()
                 if self.record.live.state.round + 1 != round:
                     raise ConflictError("It was compacted meanwhile")
-                return self._result(
-                    [] if self._has_nothing_to_do else self.fitter.compact(order, False, lease)
-                )
+                edits = [] if self._has_nothing_to_do else self.fitter.compact(order, lease)
+                return self._result(edits, order)
         finally:
-            store.release(key, lease)
+            self._lease.release(lease)
 
-    def _result(self, edits: Sequence[Replaced]) -> CompactionResult:
+    def _planned(self, order: CompactionRequest) -> list[Replaced]:
+        return [] if self._has_nothing_to_do else self.fitter.planned(order)
+
+    def _newest_round(self) -> list[Replaced]:
+        """The edits of the newest compaction, whoever made it."""
+        newest, found = self.record.live.state.round, list[Replaced]()
+        for at in range(self.record.live.state.compacted or 0, -1, -1):
+            event = self.record.event(at)
+            if not isinstance(event, Replaced) or event.view != self.record.view or event.round != newest:
+                break
+            found.append(event)
+        return found[::-1]
+
+    def _result(self, edits: Sequence[Replaced], order: CompactionRequest) -> CompactionResult:
+        saved = sum(edit.tokens[0] - edit.tokens[1] for edit in edits)
+        is_planned = bool(edits) and edits[-1].at >= self.record.live.state.next
+        left = self.record.live.tokens - (saved if is_planned else 0)
+        missed_by = 0 if order.target is None else max(0, self.fitter.tokens(left) - order.target)
         if not edits:
-            return CompactionResult((), (0, 0), 0, self.record.live.state.round)
+            return CompactionResult((), (0, 0), 0, self.record.live.state.round, missed_by)
         new = tuple(one for edit in edits for one in edit.shown if isinstance(one, Message))
         first, last = min(edit.span.start for edit in edits), max(edit.span.end for edit in edits)
         range = (self.record.index_from(first), self.record.index_from(last))
-        saved = sum(edit.tokens[0] - edit.tokens[1] for edit in edits)
-        return CompactionResult(new, range, saved, edits[0].round)
+        return CompactionResult(new, range, saved, edits[0].round, missed_by)
 
     @property
     def known(self) -> Compactions:
         """Of those that were, and whether somebody is at it now."""
-        store, state = self.record.store, self.record.live.state
+        state = self.record.live.state
         last = self.record.event(state.compacted) if state.compacted is not None else None
         when = datetime.fromtimestamp(last.time, UTC) if isinstance(last, Replaced) else None
-        held = store.leases(self.record.key, time.time()) if isinstance(store, Leases) else ()
-        return Compactions(state.round, when, any(lease.name == self._name for lease in held))
+        return Compactions(state.round, when, self._lease.is_held)
 
     @property
     def _has_nothing_to_do(self) -> bool:
         return self.reducer.settings.is_off or not self.record.live.state.next
 
-    def _wait(self, order: CompactionRequest) -> None:
-        """For what was begun before, and for what is ordered now; the lock is free meanwhile."""
+    def _write(self, order: CompactionRequest) -> None:
+        """Waits for what models write for another occasion, then for this one; the lock is free meanwhile."""
         summaries = self.reducer.summaries
         if summaries is None:
             return
@@ -95,18 +118,3 @@ class Compaction:
             job = None if self._has_nothing_to_do else self.fitter.ordered(order)
         if job is not None:
             job.wait()
-
-    @contextmanager
-    def _announced(self, is_wanted: bool) -> Iterator[None]:
-        """Others see that somebody is at it. An edit needs no leave: the record tells who was faster."""
-        store, key, summaries = self.record.store, self.record.key, self.reducer.summaries
-        is_mine = isinstance(store, Leases) and summaries is not None and summaries.desk.turn.is_mine
-        if not is_wanted or not isinstance(store, Leases) or is_mine:  # or else it ends with the job
-            yield
-            return
-        lease = store.acquire(key, self._name, self._holder, time.time(), LEASE_S)
-        try:
-            yield
-        finally:  # it runs out, but stays known: what was written under it may still be used
-            if lease is not None:
-                store.acquire(key, self._name, self._holder, time.time(), 0.0)

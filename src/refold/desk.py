@@ -1,7 +1,6 @@
 """What everybody who writes summaries of one view shares: the limits, the money, the cache and the lease."""
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,13 +10,14 @@ from typing import TypeVar
 
 import msgspec
 
+from refold.compaction_lease import CompactionLease
 from refold.config import Config
 from refold.core import codec
 from refold.core.errors import RefoldError
 from refold.core.live import PERIOD_S
 from refold.core.message import Usage
 from refold.record import Record
-from refold.stores.store import Lease, Leases, Summaries
+from refold.stores.store import Lease, Summaries
 from refold.summarize.summarizer import Summarizer
 from refold.tokens.limits import ModelLimits, known_limits
 
@@ -30,7 +30,12 @@ class Desk:
     """Its store is used by several threads; the rest is read only by others."""
 
     def __init__(
-        self, record: Record, config: Config, agent: str | None, holder: str, window: Callable[[], int]
+        self,
+        record: Record,
+        config: Config,
+        agent: str | None,
+        lease: CompactionLease,
+        window: Callable[[], int],
     ) -> None:
         self.record, self.config = record, config
         self.settings = config.agent(agent).summarizer
@@ -40,7 +45,7 @@ class Desk:
         """Where coroutines of the user's are at home."""
         self.progress: Callable[[int, int], None] | None = None
         """Is told how many requests were answered, of how many."""
-        self.turn = Turn(record, holder)
+        self.lease = lease
         self._window = window
         self._made_at, self._tip = 0, ""
         self._hung: dict[int, Callable[[], bool]] = {}
@@ -143,53 +148,7 @@ class Desk:
 
     def acquire(self) -> Lease | None:
         """The right to write, for as long as the next call may take."""
-        return self.turn.acquire(self.settings.timeout_s + LEASE_S)
-
-
-class Turn:
-    """The right to write, which one holder has at a time. It knows its store and nothing else: whoever ends
-    it at exit keeps nothing alive until then."""
-
-    def __init__(self, record: Record, holder: str) -> None:
-        self._store, self._key, self._holder = record.store, record.key, holder
-        self._name = f"compaction:{record.view}"
-        self._writer: int | None = None
-        """The process that writes."""
-
-    @property
-    def is_needed(self) -> bool:
-        return isinstance(self._store, Leases)
-
-    @property
-    def is_mine(self) -> bool:
-        """It was acquired here, and not ended since."""
-        return self._writer == os.getpid()  # and not in another process, of which this is a fork
-
-    def acquire(self, seconds: float) -> Lease | None:
-        lease = self._hold(seconds)
-        self._writer = os.getpid() if lease else None
-        return lease
-
-    def end(self) -> None:
-        """Others may go on; until one does, what was written under the lease is the newest there is."""
-        self._writer = None
-        self._hold(0.0)
-
-    def end_at_exit(self) -> None:
-        """Whoever ends without closing leaves nobody waiting."""
-        if self.is_mine:
-            self.end()
-
-    def release(self, lease: Lease) -> None:
-        if isinstance(self._store, Leases):
-            with suppress(RefoldError):
-                self._store.release(self._key, lease)
-
-    def _hold(self, seconds: float) -> Lease | None:
-        if isinstance(self._store, Leases):
-            with suppress(RefoldError):
-                return self._store.acquire(self._key, self._name, self._holder, time.time(), seconds)
-        return None
+        return self.lease.acquire(self.settings.timeout_s + LEASE_S)
 
 
 def digest_of(*texts: str) -> bytes:

@@ -10,6 +10,7 @@ import msgspec
 from refold.answers import Decision, EditReport, Fitted, Overflow, Report, TokenCounts
 from refold.asked import Override, override_of
 from refold.beside import NOTHING, Beside, beside_text
+from refold.compaction_lease import CompactionLease
 from refold.core import codec
 from refold.core.budget import SOON, WINDOW, Budget
 from refold.core.draft import Draft, Request
@@ -334,14 +335,21 @@ class Fitter:
 
     # Making it
 
-    def fit(self, wish: Wish, told: Sequence[str] = ()) -> Fitted:
-        """`told` is what else the report says."""
+    def fit(
+        self, wish: Wish, told: Sequence[str] = (), lease: CompactionLease | None = None
+    ) -> Fitted | None:
+        """The next request; None if it is to be compacted and another holder of the `lease` is at it.
+
+        `told` is what else the report says.
+        """
         override = self.override.then(override_of(wish.override))
         off = self.settings.is_off or override.off
         beside, count = self._beside(wish), self.meter.counter.message
         budget, before = self._measured(beside)
         if before > budget.room and not off:
             self._demand_room(budget, beside)
+        if lease is not None and not off and self._trigger(budget, before) and lease.is_held_elsewhere:
+            return None
         edits = [] if off else self.reducer.arrive(budget, count, override)
         budget, now = self._measured(beside) if edits else (budget, before)
         trigger = self._trigger(budget, now)
@@ -578,10 +586,18 @@ class Fitter:
             edits = self.reducer.finish(self._budget(NOTHING), self.meter.counter.message)
             self.notifier.pruned(self._moment, edits, before, self.record.live.tokens)
 
-    def compact(self, order: CompactionRequest, dry_run: bool, lease: Lease | None = None) -> list[Replaced]:
+    def planned(self, order: CompactionRequest) -> list[Replaced]:
+        """What a compaction on demand would do by rule."""
+        budget = self._budget(NOTHING, order.target)
+        return self.reducer.planned(budget, self.meter.counter.message, order)
+
+    def tokens(self, counted: int) -> int:
+        """What messages that are counted so take in the next request, with what stands beside them."""
+        overhead = self._budget(self._known).overhead
+        return self.meter.estimate(counted + overhead, self.record.live.state.gauge)
+
+    def compact(self, order: CompactionRequest, lease: Lease | None = None) -> list[Replaced]:
         count, budget = self.meter.counter.message, self._budget(NOTHING, order.target)
-        if dry_run:
-            return self.reducer.planned(budget, count, order)
         self.begin("on demand")
         before, edits = self._shown, list[Replaced]()
         try:

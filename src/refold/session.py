@@ -34,6 +34,7 @@ from refold.asked import (
     whole,
 )
 from refold.compaction import Compaction
+from refold.compaction_lease import CompactionLease
 from refold.compare import compare
 from refold.config import AgentSettings, Config, demand_sense, with_database
 from refold.core import codec
@@ -113,7 +114,6 @@ class Session:
         self.settings: AgentSettings = self.config.agent(agent)
         self._agent, self._owns_store, self._summarizer = agent, owns_store, summarizer
         self._embedder = embedder_of(embedder)
-        self._holder = uuid4().hex
         self._is_closed = False
         self._unfinished = deque[Unfinished]()
         """Streams that were recorded and did not come to their end."""
@@ -127,7 +127,8 @@ class Session:
         self.reducer.similarity = Similarity(self._embedder) if self._embedder else None
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model, self._lock)
         self.fitter.override = override_of(override)
-        self.compaction = Compaction(self.fitter, self._holder, self._lock)
+        self._lease = CompactionLease(store, key, view, uuid4().hex)
+        self.compaction = Compaction(self.fitter, self._lease, self._lock)
         self.toolbox = Toolbox(self.record, self.settings)
         self.record.heard = partial(_heard, self._lock)
         self._recall = self._attended()
@@ -144,7 +145,7 @@ class Session:
         from refold.summaries import Summaries, summarizers_of
 
         given = summarizers_of(self._summarizer, self.settings.summarizer.base_urls)
-        facts = (self.record, self.config, self._agent, self._holder)
+        facts = (self.record, self.config, self._agent, self._lease)
         summaries = Summaries(Desk(*facts, lambda: self.fitter.meter.limits.window), given, self._lock)
         summaries.hand_over = hand_over
         return summaries
@@ -400,13 +401,22 @@ class Session:
             told = self._remembered(self._recall) if self._recall is not None else ()
             if self.reducer.summaries is not None:
                 self._wait(wish)
-            with self._lock:
-                self.record.catch_up()
-                fitted = self.fitter.fit(wish, [*told, *self._notices])
-                self._notices.clear()
+            fitted = self._fit(wish, told, self._lease)
+            if fitted is None:  # a second compaction waits for the first, and then goes on without it
+                self._lease.wait_for_others(self.settings.summarizer.wait_s)
+                fitted = self._fit(wish, told)
+            assert fitted is not None
             report, tokens = fitted.report, fitted.report.tokens
             span.note({"refold.tokens.before": tokens.before, "refold.tokens.final": tokens.final})
             span.note({"refold.edits": len(report.edits), "refold.limit": report.limit})
+            return fitted
+
+    def _fit(self, wish: Wish, told: Sequence[str], lease: CompactionLease | None = None) -> Fitted | None:
+        with self._lock:
+            self.record.catch_up()
+            fitted = self.fitter.fit(wish, [*told, *self._notices], lease)
+            if fitted is not None:
+                self._notices.clear()
             return fitted
 
     def before_step(

@@ -69,7 +69,7 @@ class Summaries:
         self._job: Job | None = None
         self._handed: UnderWay | None = None
         self._ready: Ready | None = None
-        self._end = finalize(self, desk.turn.end_at_exit)
+        self._end = finalize(self, desk.lease.end_at_exit)
         self._live = self.record.live
         self._tried = self._forgotten = 0
         """The round that was written for already, and up to which place nothing counts that was."""
@@ -135,7 +135,7 @@ class Summaries:
             if not found and not messages:
                 return
             lease = await self._turn(patience_s)
-            if lease is None and self.desk.turn.is_needed:  # somebody else is at it: another time
+            if lease is None and self.desk.lease.is_needed:  # somebody else is at it: another time
                 self.again = "somebody else writes a summary now"
                 if patience_s:
                     self.problems.append("Somebody else writes a summary now: this is done by rule")
@@ -156,7 +156,7 @@ class Summaries:
                     self._keep(Ready(tuple(one for one in done if one), lease))
             finally:
                 self.pending.clear()
-                self.desk.turn.end()
+                self.desk.lease.end()
 
         self._job = Job(work, f"refold-summaries-{self.record.key.conversation}")
         return self._job
@@ -191,7 +191,7 @@ class Summaries:
 
     async def _turn(self, patience_s: float) -> Lease | None:
         until = time.monotonic() + patience_s
-        while (lease := self.desk.acquire()) is None and self.desk.turn.is_needed:
+        while (lease := self.desk.acquire()) is None and self.desk.lease.is_needed:
             if time.monotonic() >= until:
                 break
             await sleep(AGAIN_S)
@@ -224,7 +224,7 @@ class Summaries:
         self._tell_unused(idle, "it would save too little, or there is a newer one")
         self._ready, self._forgotten = None, self.record.live.state.next
         if ready.lease is not None:
-            self.desk.turn.release(ready.lease)
+            self.desk.lease.release(ready.lease)
 
     def keep_up(self) -> None:
         """Where the record was begun anew, nothing is known of it yet."""
@@ -242,7 +242,7 @@ class Summaries:
 
     def _is_as_it_was(self, one: Prepared, view: View) -> bool:
         is_known = one.made >= self._forgotten and one.tip == self.record.digest_before(one.made)
-        return is_known and one.brief.part(view) is not None
+        return is_known and one.part(view) is not None
 
     def _tell_unused(self, prepared: Iterable[Prepared], why: str) -> None:
         for one in prepared:

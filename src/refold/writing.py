@@ -224,7 +224,7 @@ class Writer:
         window = desk.window(self.summarizer)
         if tokens + ask.max_tokens > window:
             raise NoSummaryError(f"the request would not fit its window of {window:,} tokens")
-        if desk.acquire() is None and desk.turn.is_needed:
+        if desk.acquire() is None and desk.lease.is_needed:
             raise NoSummaryError("somebody else writes now", is_final=True)
         made = self.calls
         try:

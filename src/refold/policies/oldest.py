@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TypeAlias
 
 import msgspec
 
@@ -9,6 +10,9 @@ from refold.core.budget import Budget
 from refold.core.event import Line, Span
 from refold.core.plan import protected
 from refold.core.view import Item, View
+
+Shape: TypeAlias = tuple[tuple[int, int, int], ...]
+"""Start, end and edit of each item; a correction is its place three times."""
 
 
 class Oldest(msgspec.Struct, frozen=True):
@@ -31,7 +35,7 @@ class Oldest(msgspec.Struct, frozen=True):
         return sum(line.tokens for line in self.hidden)
 
     @property
-    def shape(self) -> tuple[tuple[int, int, int], ...]:
+    def shape(self) -> Shape:
         """What it is made of: the places of its messages, whole or shortened, and of its summaries.
 
         And of all corrections: what was written without one is out of date, wherever that stands.

@@ -12,7 +12,7 @@ from refold.core.regex import regex
 from refold.core.view import Item, View
 from refold.policies.extract import NOTHING, Summary, Written, summary
 from refold.policies.importance import Reading
-from refold.policies.oldest import Oldest, oldest, stretch
+from refold.policies.oldest import Oldest, Shape, oldest, stretch
 from refold.policies.outline import vocabulary
 from refold.policies.sections import tame
 
@@ -68,6 +68,8 @@ class Part(msgspec.Struct, frozen=True):
     focus: str = ""
     free: int | None = None
     """What it may take where the user's own rules need it; unset, twice as much."""
+    replaces_rule: bool = False
+    """It stands for a summary by rule, which may be shorter."""
 
     @property
     def brief(self) -> "Brief":
@@ -80,7 +82,7 @@ class Brief(msgspec.Struct, frozen=True):
 
     span: Span
     kept: tuple[int, ...]
-    shape: tuple[tuple[int, int, int], ...]
+    shape: Shape
     most: int
     kind: str
     level: str
@@ -91,6 +93,26 @@ class Brief(msgspec.Struct, frozen=True):
         if old is None or old.shape != self.shape:
             return None
         return Part(old, self.most, self.kind, self.level, self.focus)
+
+    def compacted_since(self, view: View, made: int) -> Part | None:
+        """The stretch around it, if a summary by rule took its place after it was planned.
+
+        What that summary covers besides goes into this one by rule.
+        """
+        met = [item for item in view.items if item.span.meets(self.span)]
+        if not any(item.is_folded and item.edit is not None and item.edit >= made for item in met):
+            return None
+        start = min(self.span.start, *(item.span.start for item in met))
+        end = max(self.span.end, *(item.span.end for item in met))
+        shown = {line.at for item in met for line in item.lines}
+        old = stretch(view, Span(start, end), [at for at in self.kept if at in shown])
+        if old is None or _corrections(old.shape) != _corrections(self.shape):
+            return None
+        return Part(old, self.most, self.kind, self.level, self.focus, replaces_rule=True)
+
+
+def _corrections(shape: Shape) -> list[tuple[int, int, int]]:
+    return [place for place in shape if place[0] == place[1]]
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -104,6 +126,10 @@ class Prepared(msgspec.Struct, frozen=True):
     tip: str = ""
     """The digest of the record up to there."""
 
+    def part(self, view: View) -> Part | None:
+        """What it stands for in the view: the part as it was, or what was compacted by rule since."""
+        return self.brief.part(view) or self.brief.compacted_since(view, self.made)
+
 
 class Swap(msgspec.Struct, frozen=True):
     """Summaries that were made ahead stand for what they were made of, as far as that is as it was."""
@@ -113,7 +139,7 @@ class Swap(msgspec.Struct, frozen=True):
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         plan = list[Edit]()
         for one in self.prepared:
-            part = one.brief.part(view)
+            part = one.part(view)
             if part is not None:
                 here = msgspec.structs.replace(view, next=view.next + len(plan))
                 plan += fold_away(part, here, count, one)
@@ -153,14 +179,14 @@ def fold_away(part: Part, view: View, count: Count, by: Prepared | None = None) 
         header=header,
         active=next((line.place for line in view.lines if line.at == view.latest), view.latest),
         elsewhere=rest,
-        tokens=min(part.most, int(WORTH_IT * old.tokens)),
+        tokens=part.most if part.replaces_rule else min(part.most, int(WORTH_IT * old.tokens)),
         at_most=STRETCH * part.most if part.free is None else part.free,
         count=count,
         task=next((line.place for line in view.lines if line.asks), None),
         written=by.written if by else NOTHING,
         focus=vocabulary(part.focus.casefold()),
     )
-    if count(made.message) > WORTH_IT * old.tokens:
+    if not part.replaces_rule and count(made.message) > WORTH_IT * old.tokens:
         return ()
     why = f"{messages:,} messages are too many for the room there is"
     if made.left_out:
