@@ -38,7 +38,7 @@ class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_reserve: int = 4_000
     """Tokens for the answer; never more than the model can say."""
     safety_buffer: int = 5_000
-    """Tokens for what counting gets wrong."""
+    """Tokens for what counting gets wrong. All reserves together take at most a quarter of the window."""
     threshold_percent: float = 0.80
     """The share of the rest of the window at which something is done."""
     max_tokens: int | None = None
@@ -46,9 +46,9 @@ class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_threshold: int | None = None
     """Above so many tokens something is done as well."""
     turn_threshold: int | None = None
-    """From so many turns since the last compaction on."""
+    """From so many turns since the last compaction on. Without `max_tokens`, down to `keep_recent` messages."""
     message_threshold: int | None = None
-    """Above so many messages since the last compaction."""
+    """Above so many messages since the last compaction, in the same way."""
     strategy: Literal["summarize", "sliding-window", "hierarchical"] = "summarize"
     """What becomes of messages that no longer fit."""
     keep_recent: int = 10

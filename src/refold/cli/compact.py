@@ -223,9 +223,9 @@ def _tell(done: Done, target: int | None, summarizer: list[str] | None) -> None:
         _tell_plan(done, done.span, summarizer)
     else:
         _tell_edits(done)
-    counted = done.session.fitter.meter.estimate(done.after, done.session.record.live.state.gauge)
-    if target is not None and counted > target:
-        say(f"{counted:,} tokens are more than the {target:,} that were wanted: the rest has to stay.")
+    if target is not None and done.result.missed_by:
+        left = target + done.result.missed_by
+        say(f"The target of {target:,} tokens was missed: {left:,} are left, and nothing else can be hidden.")
 
 
 def _tell_nothing(done: Done, target: int | None) -> None:
