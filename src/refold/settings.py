@@ -46,7 +46,7 @@ class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_threshold: int | None = None
     """Above so many tokens something is done as well."""
     turn_threshold: int | None = None
-    """From so many turns since the last compaction on. Without `max_tokens`, down to `keep_recent` messages."""
+    """From so many turns since the last compaction on; without `max_tokens`, down to `keep_recent`."""
     message_threshold: int | None = None
     """Above so many messages since the last compaction, in the same way."""
     strategy: Literal["summarize", "sliding-window", "hierarchical"] = "summarize"
