@@ -735,7 +735,7 @@ def test_a_tool_that_is_pinned_stays_on_offer():
 # proves: B6
 def test_loops_have_settings_of_their_own_which_a_configuration_overrides():
     compact = agent_of(["Done."]).config.agent("default").compaction
-    assert (compact.message_threshold, compact.keep_recent, compact.max_tokens) == (100, 20, 3_200)
+    assert (compact.message_threshold, compact.keep_recent, compact.max_tokens) == (100, 20, 4_800)
     given = {"agents": {"worker": {"compact": {"keep_recent": 5}}}}
     agent = agent_of(["Done."], config=given)
     assert agent.settings == "worker"

@@ -25,7 +25,12 @@ from refold.stores.store import Key
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 SMALL = {
     "models": {"m": {"window": 1_000, "max_output": 200, "provider": "openai"}},
-    "agents": {"default": {"compact": {"strategy": "sliding-window", "prune": "off"}, "dedupe": "off"}},
+    "agents": {
+        "default": {
+            "compact": {"strategy": "sliding-window", "prune": "off", "threshold_percent": 400 / 750},
+            "dedupe": "off",
+        }
+    },
 }
 STORE = "sqlite:///chats.db"
 
@@ -88,7 +93,9 @@ def chat():
 
 LADDER = {
     "models": {"m": {"window": 2_000, "max_output": 200, "provider": "openai"}},
-    "agents": {"default": {"compact": {"keep_recent": 4, "cap": {"share": 0.1}}}},
+    "agents": {
+        "default": {"compact": {"keep_recent": 4, "cap": {"share": 0.1}, "threshold_percent": 800 / 1_500}}
+    },
 }
 
 

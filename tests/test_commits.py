@@ -23,7 +23,8 @@ HERE = Path(__file__).parent
 
 
 def opened(path, summarizer=None, **settings):
-    config = TINY | {"agents": {"default": {"summarizer": settings}}}
+    compact = {"threshold_percent": 2_400 / 4_500}
+    config = TINY | {"agents": {"default": {"compact": compact, "summarizer": settings}}}
     return refold.open("c", store=f"sqlite:///{path}", model="m", config=config, summarizer=summarizer)
 
 
@@ -125,7 +126,7 @@ def test_two_processes_that_commit_at_once_leave_one_summary(tmp_path):
     path = tmp_path / "c.db"
     with opened(path, Scribe()) as chat:
         n = near(chat)
-        for k in range(n, n + 6):
+        for k in range(n, n + 3):
             step(chat, k)
     script = f"""
 import sys

@@ -34,11 +34,11 @@ def test_the_threshold_for_the_defaults_is_93_600():
     assert Budget().room == 124_000
 
 
-def test_reserves_never_take_more_than_half_of_a_small_window():
+def test_reserves_never_take_more_than_a_quarter_of_a_small_window():
     budget = Budget(window=4_000)
-    assert budget.reserves == 2_000
-    assert budget.threshold == 1_600
-    assert budget.room == 2_000
+    assert budget.reserves == 1_000
+    assert budget.threshold == 2_400
+    assert budget.room == 3_000
 
 
 # Check

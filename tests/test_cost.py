@@ -124,6 +124,7 @@ def looked_up(tool: str, model: str, texts: list[str] | None = None) -> tuple[fl
     return bill.usd / whole.usd, answered
 
 
+# proves: X29
 @pytest.mark.parametrize(("tool", "model"), [(EXPAND, MODEL), (SEARCH, MODEL), (SEARCH, "gpt-5")])
 def test_a_look_up_costs_what_it_would_cost_by_a_tool_of_another_name(tool, model):
     own, texts = looked_up(tool, model)

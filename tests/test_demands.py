@@ -287,7 +287,8 @@ CHEAPEST: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
 @pytest.mark.parametrize("name", CHEAPEST)
 def test_the_cheapest_that_works_is_done_and_no_more(name):
     said, rungs = CHEAPEST[name]
-    chat = opened(12_000, tools={"old": {"expire": {"after_steps": 1, "mode": "remove"}}})
+    tools = {"old": {"expire": {"after_steps": 1, "mode": "remove"}}}
+    chat = opened(12_000, tools=tools, compact={"threshold_percent": 4_800 / 9_000})
     chat.append([user("task"), *said])
     report = chat.fit().report
     assert [*report.tokens.after] == rungs

@@ -264,7 +264,11 @@ def test_who_puts_system_text_first_gets_it_back_whatever_the_model():
 
 
 def test_a_note_of_an_earlier_fit_is_nobodys_task_and_not_what_the_user_said_last():
-    config = {"models": {"m": {"window": 4_000, "max_output": 400}}}
+    compact = {"threshold_percent": 1_600 / 3_000}
+    config = {
+        "models": {"m": {"window": 4_000, "max_output": 400}},
+        "agents": {"default": {"compact": compact}},
+    }
     history: list[Any] = [
         {"role": "user", "content": "The task"},
         {"role": "user", "content": "IMPORTANT: at most 100 euros"},

@@ -158,7 +158,7 @@ def test_the_tutorial_prints_what_its_commands_print(tmp_path):
 def test_the_readme_prints_what_show_prints(tmp_path):
     """Where they differ, the README gets what this prints."""
     url = f"sqlite:///{tmp_path}/agent.db"
-    models = {"m": {"window": 4_000, "max_output": 1_000}}
+    models = {"m": {"window": 3_000, "max_output": 1_000}}
     config = {"models": models, "agents": {"default": {"compact": {"keep_recent": 4}}}}
     with refold.open("booking", store=url, model="m", config=config) as chat:
         for message in json.loads((ROOT / "examples" / "booking.json").read_text()):

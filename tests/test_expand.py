@@ -412,7 +412,7 @@ def test_what_is_expanded_again_and_again_stays_longer_each_time():
 
 
 def test_no_rung_but_the_last_touches_an_expansion_before_its_lease_ends():
-    chat = begin(9_000, expand={"lease_steps": 6})
+    chat = begin(9_000, expand={"lease_steps": 6}, compact={"threshold_percent": 3_600 / 6_750})
     chat.append([user("Find it."), *step("c1", output(900, "wanted_4711"))])
     for n in range(3):
         chat.append(step(f"a{n}", "ok", "other"))

@@ -535,6 +535,7 @@ def test_shrink_cuts_a_message_to_the_share_that_its_reason_states(text):
         assert 0.8 * share <= COUNT(edit.shown[0]) <= share
 
 
+# proves: X24
 def test_what_is_shortened_again_is_shortened_from_its_original():
     text = "\n".join(f"{n} order-{n * 7919} was shipped from dock {n % 9}" for n in range(400))
     chat = chat_of(user("task"), step("a", text), *(step(f"b{n}", output(40)) for n in range(8)))

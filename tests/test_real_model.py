@@ -77,15 +77,14 @@ def demand_sound(chat):
     )
 
 
-def test_a_summary_without_its_sections_is_asked_for_once_more_and_then_done_without(opened):
+def test_a_summary_without_sections_is_used_or_asked_for_once_more_and_then_done_without(opened):
     chat = opened()
     result = chat.compact(keep_recent=1)
     (called,) = [event for event in chat.events() if isinstance(event, Called)]
-    assert called.problem
-    assert called.calls == 2
+    assert called.calls in (1, 2)
     assert called.usage.input > 0
     (edit,) = [event for event in chat.events() if isinstance(event, Replaced)]
-    assert edit.certificate.model is None
+    assert (edit.certificate.model is None) == (called.problem is not None)
     assert result.tokens_saved > 0
     demand_sound(chat)
 

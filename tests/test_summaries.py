@@ -47,6 +47,8 @@ KEY = "a-key-like-no-other"
 PROVIDERS = ("openai", "anthropic")
 NAMES = {"openai": "gpt-4o-mini", "anthropic": "claude-haiku-4-5"}
 WINDOW, OUTPUT = 6_000, 500
+THRESHOLD = 2_400 / 4_500
+"""Of what the window has besides its reserves."""
 ROOM, TRIGGER, SOON = 5_500, 2_400, 2_040
 """Of that: what a request may have, from where on it is made smaller, and from where on that is prepared."""
 TASK = {"role": "user", "content": "Read all the files and tell me the values in them."}
@@ -93,7 +95,8 @@ def config(
     **summarizer: Any,
 ) -> dict[str, Any]:
     models = {"m": {"window": window, "max_output": OUTPUT}}
-    settings = {"compact": {"keep_recent": KEEP, **(compact or {})}, "summarizer": summarizer}
+    share = {"threshold_percent": THRESHOLD} if window == WINDOW else {}
+    settings = {"compact": {"keep_recent": KEEP, **share, **(compact or {})}, "summarizer": summarizer}
     return {"models": models, "agents": {"default": settings | ({"tools": tools} if tools else {})}}
 
 

@@ -17,7 +17,7 @@ TINY = {"models": {"m": {"window": 6_000, "max_output": 500}}}
 
 
 def opened(summarizer=None, compact=None, **settings):
-    agent = {"summarizer": settings, "compact": compact or {}}
+    agent = {"summarizer": settings, "compact": {"threshold_percent": 2_400 / 4_500, **(compact or {})}}
     config = TINY | {"agents": {"default": agent}}
     return refold.open("c", store="memory://", model="m", config=config, summarizer=summarizer)
 

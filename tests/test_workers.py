@@ -77,7 +77,8 @@ def queue(postgres_url: str) -> Iterator[Queue]:
 def config(server: ScriptedModel | None, run_in: str = "worker", **summarizer: Any) -> dict[str, Any]:
     if server is not None:
         summarizer |= {"models": ["openai/a-model"], "base_urls": {"openai": server.openai_url}}
-    agent = {"compact": {"keep_recent": 4}, "summarizer": {"run_in": run_in, **summarizer}}
+    compact = {"keep_recent": 4, "threshold_percent": 2_400 / 4_500}
+    agent = {"compact": compact, "summarizer": {"run_in": run_in, **summarizer}}
     return {"models": {"m": {"window": 6_000, "max_output": 500}}, "agents": {"default": agent}}
 
 
