@@ -353,7 +353,10 @@ def test_a_file_with_a_byte_order_mark_is_read():
         ('[{"role": "bot", "content": "x"}]', "chat.json: messages[0].role: 'bot' is not one of"),
         ('{"messages": []}\n{"messages": [{"role": "bot"}]}', "line 1: has no messages"),
         ('{"messages": [1]}\n', "messages[0]"),
-        ('{"id": "a", "messages": [{"role": "user"}]}\n' * 2, "line 2: the id 'a' stands in the file twice"),
+        (
+            '{"id": "a", "messages": [{"role": "user", "content": "x"}]}\n' * 2,
+            "line 2: the id 'a' stands in the file twice",
+        ),
         (
             '[{"role": "user", "content": [{"type": "tool_result"}]}]',
             "messages[0].content[0].tool_use_id: expected",
@@ -1013,7 +1016,8 @@ def long_chat():
     messages = [{"role": "system", "content": "Be brief."}, user("Which files are large?")]
     for n in range(8):
         messages += [call(f"c{n}"), result(f"c{n}", f"file{n} " * 40)]
-    write("small.yaml", "models: {m: {window: 1000, max_output: 200}}")
+    compact = "agents: {default: {compact: {threshold_percent: 0.5334}}}"
+    write("small.yaml", f"models: {{m: {{window: 1000, max_output: 200}}}}\n{compact}\n")
     return messages
 
 

@@ -33,7 +33,7 @@ NAME_CHARS = 24
 """Of a message that may show fewer characters, only its name is shown."""
 SKELETON_TOKENS = 400
 """Up to so many tokens a message is shown as a skeleton alone; above, with its head and tail."""
-CLOSE = 0.95
+CLOSE = 0.98
 """How much less than it seems to need is tried next, for a message that was still too long."""
 ERROR_CHARS = 2_000
 """An error is shown in full up to so many characters."""
@@ -45,6 +45,12 @@ _HEADER = regex(r"\[refold (?:#\d+ )?(?P<what>[^\n]*?): (?P<size>[^;\n]*)(?:; [^
 def quoted(text: str) -> str:
     """Somebody else's text in ours: a handle in it is doubled, so that it opens nothing."""
     return _BRACKET.sub(lambda found: _HANDLE.sub("##", found.group()), text)
+
+
+def _body(shortened: Message) -> str:
+    """What stands below the line that names it."""
+    header = _HEADER.match(shortened.text)
+    return shortened.text[header.end() :] if header else shortened.text
 
 
 class Reduction(msgspec.Struct, frozen=True, dict=True):
@@ -83,7 +89,13 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def text(self) -> str:
-        return self.message.text
+        return self.message.text if self.message is not self.shortened else _body(self.shortened)
+
+    def is_within(self, chars: int) -> bool:
+        """What is shown now has at most so many characters, and the mark where it was cut."""
+        if self.shortened is None:
+            return len(self.text) <= chars
+        return len(_body(self.shortened)) <= chars + 1
 
     def outline(self, bonus: Bonus | None = None) -> Outline:
         return outline(self.text, bonus)
@@ -91,15 +103,15 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
     def as_skeleton(self, outline: Outline, chars: int, count: Count) -> Message | None:
         """Shorter than it is now, or None."""
         chars = max(chars, ERROR_CHARS) if self.is_error else chars
-        if len(self.text) > chars:
+        if not self.is_within(chars):
             return self._shorter(outline.cut(chars), outline.size, count)
-        return self._shorter(self.text, self._media, count) if self._media else None
+        return self._without_media(count)
 
     def as_head(self, chars: int, count: Count) -> Message | None:
         """Its first characters, with how many were cut; None if it is short enough."""
         text = self.text
-        if len(text) <= chars:
-            return self._shorter(text, self._media, count) if self._media else None
+        if self.is_within(chars):
+            return self._without_media(count)
         head = f"first {chars:,} shown" if chars else "none shown"
         size = ", ".join(filter(None, (f"{len(text):,} characters", size_of(text))))
         return self.if_shorter(self._with(self.header(size, head), clip(quoted(text), chars + 1)), count)
@@ -111,10 +123,13 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
 
     def as_cut(self, outline: Outline, chars: int, count: Count) -> Message | None:
         """Head, skeleton and tail: what a reader wants of a text that is much too long."""
-        text = self.text
-        if len(text) <= chars:
-            return self._shorter(text, self._media, count) if self._media else None
-        return self._shorter(excerpt(text, outline, chars), outline.size, count)
+        if self.is_within(chars):
+            return self._without_media(count)
+        return self._shorter(excerpt(self.text, outline, chars), outline.size, count)
+
+    def _without_media(self, count: Count) -> Message | None:
+        """Its text, with names in the place of pictures and files; None if it has none."""
+        return self._shorter(self.text, self._media, count) if self._media and not self.shortened else None
 
     def within(self, tokens: int, outline: Outline, count: Count) -> Message | None:
         """As much of the message as takes at most so many tokens; at least its name, if that is shorter."""
