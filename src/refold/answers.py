@@ -238,7 +238,7 @@ class CompactionResult(msgspec.Struct, frozen=True):
     tokens_saved: int
     round: int
     missed_by: int = 0
-    """Tokens of the request above `target_tokens`; 0 where the target was reached, or none was given."""
+    """Tokens of the view above `target_tokens`; 0 where the target was reached, or none was given."""
 
 
 class Cause(msgspec.Struct, frozen=True):

@@ -96,7 +96,7 @@ def matter_of(part: Part, view: View, record: Record, **about: Any) -> Matter:
         gone = [line for line in item.lines if (line.at, line.n) in hidden and not line.recalled]
         summaries += [_summary(item.words(line)) for line in gone if line.summary]
         if any(not line.summary for line in gone):
-            for one in _said(item, record):
+            for one in _said(item, view, record):
                 summaries += [one.message.summaries] if one.message.summaries else []
                 originals += [] if _is_only_error(one.message) else [_without_markers(one)]
     task = next((item.words(line).text for item in view.items for line in item.lines if line.asks), "")
@@ -104,8 +104,10 @@ def matter_of(part: Part, view: View, record: Record, **about: Any) -> Matter:
     return Matter(part.brief, tuple(originals), previous, len(summaries), task, **about)
 
 
-def _said(item: Item, record: Record) -> Iterator[Original]:
-    if item.edit is not None and len(item.span) == 1 and not item.is_corrected:  # reduced where it stands
+def _said(item: Item, view: View, record: Record) -> Iterator[Original]:
+    is_withheld = any(item.span.start in span for span in view.withheld)
+    is_reduced = item.edit is not None and len(item.span) == 1 and not item.is_corrected  # where it stands
+    if is_reduced and not is_withheld:
         event = record.stored(item.span.start)
         if isinstance(event, Said):
             if not event.line.retry:

@@ -41,6 +41,10 @@ class Compaction:
             round = self.record.live.state.round
         with self._one_at_a_time:
             self._lease.wait_for_others(self.reducer.settings.summarizer.wait_s)
+            with self._lock:
+                self.record.catch_up()
+                if self.record.live.state.round > round and not self._planned(order):
+                    return self._result(self._newest_round(), order)
             self._write(order)
             with self._lock:
                 self.record.catch_up()

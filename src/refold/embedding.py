@@ -106,11 +106,14 @@ class Similarity:
         return [self._nearest(some, wanted) for some in pieces]
 
     def _learn(self, pieces: Sequence[str]) -> None:
-        if len(self._known) > MOST_VECTORS:
-            self._known.clear()
-        new = [piece for piece in dict.fromkeys(pieces) if piece not in self._known]
+        wanted = dict.fromkeys(pieces)
+        new = [piece for piece in wanted if piece not in self._known]
         for piece, data in zip(new, unit_vectors(self._embedder, new), strict=True):
             self._known[piece] = array("f", data or b"")
+        for piece in wanted:  # what was wanted last is forgotten last
+            self._known[piece] = self._known.pop(piece)
+        for piece in list(self._known)[: -max(MOST_VECTORS, len(wanted))]:
+            del self._known[piece]
 
     def _nearest(self, pieces: Sequence[str], others: Sequence[str]) -> float:
         nearest = 0.0

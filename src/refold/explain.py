@@ -23,7 +23,10 @@ ADVICE = {
     "latest": ("the latest user message", SHORTEN),
     "pinned": ("pinned", "`unpin({at})`"),
     "system": ("the system text", "shorten it, or move details into a file or tool that the agent reads"),
-    "summary": ("a summary of hidden messages", "make room for it: shorten the other parts"),
+    "summary": (
+        "a summary of hidden messages",
+        "show something shorter in its place, with correct(at, …), or shorten the other parts",
+    ),
     "result": ("a tool result", "lower `compact.cap.share`, or let the tool return pages"),
     "calls": ("tool calls", "let the agent write large arguments in several calls"),
     "other": ("a message", "shorten it, with `correct({at}, …)` where it is stored"),

@@ -87,8 +87,10 @@ class Fitter:
         """The first place that was not yet said when the newest request was made."""
         self._mended = 0
         """Tokens that mending added to the newest request."""
-        self._is_missed = False
-        """The newest compaction did not reach its target, and a report said so."""
+        self._is_noticed = False
+        """A report said what keeps the view from its target."""
+        self._acted = -1
+        """Messages that there were when a trigger last acted here."""
         self.override = Override()
         """Of every request; what one asks for beats it."""
         self.sends_own = False
@@ -183,7 +185,8 @@ class Fitter:
         """Messages were added since the last compaction."""
         since = self.record.live.state.compacted
         newest = self.record.live.items[-1] if self.record.live.items else None
-        return since is None or (newest is not None and newest.span.end > since)
+        is_newer = since is None or (newest is not None and newest.span.end > since)
+        return is_newer and self.record.live.state.index > self._acted
 
     def _least(self, budget: Budget) -> int:
         """Tokens of a request that shows nothing but what must be shown."""
@@ -348,11 +351,14 @@ class Fitter:
         budget, before = self._measured(beside)
         if before > budget.room and not off:
             self._demand_room(budget, beside)
-        if lease is not None and not off and self._trigger(budget, before) and lease.is_held_elsewhere:
+        trigger = self._trigger(budget, before)
+        if lease is not None and not off and trigger and lease.is_held_elsewhere:
             return None
         edits = [] if off else self.reducer.arrive(budget, count, override)
-        budget, now = self._measured(beside) if edits else (budget, before)
-        trigger = self._trigger(budget, now)
+        now = before
+        if edits:
+            budget, now = self._measured(beside)
+            trigger = self._trigger(budget, now)
         fired = trigger.fired
         notices = [*told, *self._heard_of_summaries(), *self.notifier.taken()]
         if not off:
@@ -418,6 +424,7 @@ class Fitter:
         """Since it must be, or since it pays."""
         prices = self.meter.limits.cached
         if not trigger.fired:
+            self._is_noticed = self._is_noticed and tokens > budget.target
             return self._economize(budget, tokens, override) if self.thrift.economy else []
         self.reducer.terms = self.thrift.terms(prices, budget, self.meter) if prices else None
         try:
@@ -454,14 +461,12 @@ class Fitter:
     def _compact(
         self, budget: Budget, override: Override, notices: list[str], trigger: Trigger
     ) -> list[Replaced]:
-        """Acts on the triggers that fired, and says so where the target is missed."""
+        """Acts on the triggers that fired, and says once what keeps it from its target."""
         fired = ", ".join(trigger.fired)
         if not trigger:
-            if not self._is_missed:
-                notices.append(f"{fired} fired, but nothing was compacted: {trigger.obstacle}")
-            self._is_missed = self._measured_now(budget) > budget.target
+            self._say_once(notices, f"{fired} fired, but nothing was compacted: {trigger.obstacle}")
             return []
-        due = msgspec.structs.replace(trigger.budget, overhead=trigger.budget.overhead + self._mended)
+        compacting = msgspec.structs.replace(trigger.budget, overhead=trigger.budget.overhead + self._mended)
         round = self.record.live.state.round
 
         def still() -> bool:
@@ -471,19 +476,27 @@ class Fitter:
 
         self.begin(fired)
         before = self._shown
-        edits = self.reducer.climb(due, self.meter.counter.message, override, still)
+        edits = self.reducer.climb(compacting, self.meter.counter.message, override, still)
         self._end(edits, before, budget)
+        self._acted = self.record.live.state.index
         after = self._measured_now(budget)
-        is_missed = not due.keeps_recent and after > (budget.enough if edits else budget.target)
-        if not edits and not self._is_missed:
-            notices.append(f"{fired} fired, but nothing was compacted: {self._in_the_way(due)}")
-        elif edits and is_missed and not self._is_missed:
-            notices.append(
-                f"Compacted to {after:,} tokens (target {budget.target:,}): {self._in_the_way(budget)}."
-                f" Next compaction at {max(due.due, due.trigger):,}."
+        if not edits:
+            self._say_once(
+                notices, f"{fired} fired, but nothing was compacted: {self._in_the_way(compacting)}"
             )
-        self._is_missed = is_missed
+        elif not compacting.keeps_recent and after > budget.enough:
+            told = f"Compacted to {after:,} tokens (target {budget.target:,}): {self._in_the_way(budget)}."
+            next_at = max(compacting.due, compacting.trigger)
+            self._say_once(notices, f"{told} Next compaction at {next_at:,}." if next_at > after else told)
+        else:
+            self._is_noticed = False
         return edits
+
+    def _say_once(self, notices: list[str], notice: str) -> None:
+        """Until the view is within its target again."""
+        if not self._is_noticed:
+            notices.append(notice)
+        self._is_noticed = True
 
     def _heard_of_summaries(self) -> list[str]:
         source = self.reducer.summaries or self.reducer
@@ -592,16 +605,15 @@ class Fitter:
         return self.reducer.planned(budget, self.meter.counter.message, order)
 
     def tokens(self, counted: int) -> int:
-        """What messages that are counted so take in the next request, with what stands beside them."""
-        overhead = self._budget(self._known).overhead
-        return self.meter.estimate(counted + overhead, self.record.live.state.gauge)
+        """What messages that are counted so take in the next request."""
+        return self.meter.estimate(counted, self.record.live.state.gauge)
 
     def compact(self, order: CompactionRequest, lease: Lease | None = None) -> list[Replaced]:
         count, budget = self.meter.counter.message, self._budget(NOTHING, order.target)
         self.begin("on demand")
         before, edits = self._shown, list[Replaced]()
         try:
-            edits = self.reducer.compact(order, budget, count, lease)
+            edits = self.reducer.compact(order, budget, count, self.override, lease)
         finally:
             self._end(edits, before, self._budget(self._known))
         return edits

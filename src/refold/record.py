@@ -14,7 +14,7 @@ from refold.core.errors import ConflictError, CorruptError, NotFoundError, Store
 from refold.core.event import Event, Line, Replaced, Said, Span
 from refold.core.live import Head, Live, State
 from refold.core.message import Message
-from refold.core.view import Item, View
+from refold.core.view import View
 from refold.stores.store import Batched, Key, Lease, Snapshot, Snapshots, Store, Watched
 
 SNAPSHOT_EVERY = 64
@@ -23,6 +23,8 @@ TRIES = 1_000
 """How often an append is tried against others who write to the same conversation."""
 NEAR = 32
 """What is so close to each other is read in one go."""
+SHORT = 80
+"""Tokens of a shortened message that is hardly shortened again."""
 PAST_EVERY = 2_000
 """Events between two views of the past that are kept."""
 WATCH_S, POLL_S = 5.0, 0.1
@@ -231,9 +233,14 @@ class Record:
         """Brings the words of lines that are shown into memory."""
         self._load({line.at for line in lines})
 
-    def load_all(self) -> None:
-        """Brings the words of the whole view into memory, and the originals of shortened messages."""
-        self._load(_with_originals(self.live.items))
+    def load_all(self, *, originals: bool = False) -> None:
+        """Brings the words of the whole view into memory, and the originals that may be shortened again."""
+        places = {line.at for item in self.live.items for line in item.lines}
+        if originals:
+            places |= {
+                item.span.start for item in self.live.items if item.is_shortened and item.tokens > SHORT
+            }
+        self._load(places)
 
     def _load(self, places: set[int]) -> None:
         at_hand = self._entries.at_hand
@@ -241,17 +248,18 @@ class Record:
 
     def with_words(self, view: View) -> View:
         """The same view with all its words at hand: a value, whatever happens to the record."""
-        places = _with_originals(view.items)
+        places = {line.at for line in view.lines}
         at_hand = self._entries.at_hand
         found = {at: at_hand[at] for at in places & at_hand.keys()}
         found |= self._fetch(places - found.keys())
         known: dict[int, Event] = {}
 
         def words(line: Line) -> Message:
-            if line.at not in found:
-                raise NotFoundError(f"{self.key.conversation!r} has no place {line.at}: it was erased")
             if line.at not in known:
-                known[line.at] = codec.decode(found[line.at], self.parse)
+                event = codec.decode(found[line.at], self.parse) if line.at in found else self.stored(line.at)
+                if event is None:
+                    raise NotFoundError(f"{self.key.conversation!r} has no place {line.at}: it was erased")
+                known[line.at] = event
             return _message(known[line.at], line)
 
         items = [msgspec.structs.replace(item, words=words) for item in view.items]
@@ -380,16 +388,6 @@ def _state(body: bytes) -> State:
     if state.version != State().version:
         raise ValueError("a snapshot of another version")
     return state
-
-
-def _with_originals(items: Iterable[Item]) -> set[int]:
-    """The places that have the words of items, and of the messages that these show shortened."""
-    places = set[int]()
-    for item in items:
-        places.update(line.at for line in item.lines)
-        if item.is_shortened:
-            places.add(item.span.start)
-    return places
 
 
 def _message(event: Event, line: Line) -> Message:

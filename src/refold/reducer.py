@@ -226,14 +226,19 @@ class Reducer:
         return rungs.foreseen(self._way(budget, order).by_rule, self.settings, view, budget, count)
 
     def compact(
-        self, order: CompactionRequest, budget: Budget, count: Count, lease: Lease | None = None
+        self,
+        order: CompactionRequest,
+        budget: Budget,
+        count: Count,
+        override: Override,
+        lease: Lease | None = None,
     ) -> list[Replaced]:
         """On demand, after what models wrote for it.
 
         Raises:
             ConflictError: the `lease` is somebody else's by now.
         """
-        return self._reduce_by(self._way(budget, order), budget, count, lease=lease)
+        return self._reduce_by(self._way(budget, order), budget, count, override, lease=lease)
 
     def planned(self, budget: Budget, count: Count, order: CompactionRequest | None = None) -> list[Replaced]:
         """What a compaction would do, by rule: nothing is changed."""
@@ -305,7 +310,7 @@ class Reducer:
         self, policy: Policy, budget: Budget, count: Count, *, round: bool, keep_originals: bool = True
     ) -> list[Replaced]:
         live = self.record.live
-        self.record.load_all()
+        self.record.load_all(originals=round)
         view = msgspec.structs.replace(_read_once(live.freeze()), handles=self.handles and keep_originals)
         number = live.state.round + 1 if round else 0
         stamp = Stamp(live.state.next, time.time(), live.view, number, keep_originals)

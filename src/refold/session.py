@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 from uuid import uuid4
+from weakref import WeakSet
 
 from refold import amend, expansion, telemetry
 from refold.answers import (
@@ -116,6 +117,7 @@ class Session:
         self._embedder = embedder_of(embedder)
         self._is_closed = False
         self._unfinished = deque[Unfinished]()
+        self._tapes = WeakSet[Tape]()
         """Streams that were recorded and did not come to their end."""
         self._notices = list[str]()
         """For the next report."""
@@ -292,7 +294,9 @@ class Session:
 
     def _tape(self, keep_partial: bool) -> Tape:
         self._demand_open()
-        return Tape(keep_partial, self._unfinished)
+        tape = Tape(keep_partial, self._unfinished)
+        self._tapes.add(tape)
+        return tape
 
     def _finish_stream(self, tape: Tape) -> None:
         """Stores what was recorded of a stream that ended."""
@@ -573,7 +577,7 @@ class Session:
         self._settle_streams()
         found: list[StoredMessage] = []
         most = whole("max_messages", max_messages)
-        limit = None if max_tokens is None else whole("max_tokens", max_tokens)
+        limit = None if max_tokens is None else max(0, whole("max_tokens", max_tokens))
         memory: list[StoredMessage] = []
         tokens = 0
         with self._lock:
@@ -587,7 +591,7 @@ class Session:
         if self._recall is not None and found:
             room = None if limit is None else min(limit // 4, limit - found[0].tokens)
             memory = self._recall.beside(self.record, self._lock, self.fitter.meter, room)
-        while limit is not None and sum(one.tokens for one in (*memory, *found)) > limit:
+        while found and limit is not None and sum(one.tokens for one in (*memory, *found)) > limit:
             found.pop()
         return [*memory, *found[::-1]]
 
@@ -690,7 +694,9 @@ class Session:
     def _found(self, query: str, limit: int) -> str:
         from refold.searching import as_tool_text
 
-        return as_tool_text(self.search(query, limit=limit), handles=self.reducer.handles)
+        hits = self.search(query, limit=limit)
+        shown = [hit for hit in hits if not self.record.live.is_withheld(hit.at)]
+        return as_tool_text(shown, handles=self.reducer.handles)
 
     def explain(self, at: int) -> Explanation:
         """Why a message is in the view or out of it: what was done, by which rung, by which setting."""
@@ -852,6 +858,8 @@ class Session:
         Nothing can be appended after that.
         """
         if not self._is_closed:
+            for tape in self._tapes:
+                tape.leave("the session was closed before it was read to its end")
             self._settle_streams()
         if self.reducer.summaries is not None:
             self.reducer.summaries.close()

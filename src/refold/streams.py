@@ -77,6 +77,10 @@ class Tape:
         self.is_over = True
         self._unfinished.append(Unfinished(self.chunks, self.keep_partial, problem))
 
-    def __del__(self) -> None:
+    def leave(self, problem: str) -> None:
+        """Nobody reads on: what came so far is all there is."""
         if self.chunks and not self.is_over:
-            self.fail("it was not read to its end")
+            self.fail(problem)
+
+    def __del__(self) -> None:
+        self.leave("it was not read to its end")

@@ -162,7 +162,7 @@ class Summaries:
         return self._job
 
     def _is_written(self, view: View) -> bool:
-        """Somebody else was faster."""
+        """Another writer has written it."""
         kept = self.desk.kept(self._place, Ready)
         return kept is not None and any(self._is_as_it_was(one, view) for one in kept.prepared)
 
@@ -223,6 +223,7 @@ class Summaries:
         idle = [one for one in ready.prepared if not any(edit.span.covers(one.brief.span) for edit in stand)]
         self._tell_unused(idle, "it would save too little, or there is a newer one")
         self._ready, self._forgotten = None, self.record.live.state.next
+        self.desk.keep(self._place, Ready((), None))  # nobody else finds them ready
         if ready.lease is not None:
             self.desk.lease.release(ready.lease)
 
@@ -242,7 +243,17 @@ class Summaries:
 
     def _is_as_it_was(self, one: Prepared, view: View) -> bool:
         is_known = one.made >= self._forgotten and one.tip == self.record.digest_before(one.made)
-        return is_known and one.part(view) is not None
+        return is_known and one.part(view) is not None and not self._is_used(one, view)
+
+    def _is_used(self, one: Prepared, view: View) -> bool:
+        """A model's summary stands there already: this one, or a newer one."""
+        met = [item for item in view.items if item.span.meets(one.brief.span) and item.is_folded]
+        edits = [
+            self.record.stored(item.edit) for item in met if item.edit is not None and item.edit >= one.made
+        ]
+        return any(
+            isinstance(edit, Replaced) and edit.certificate and edit.certificate.model for edit in edits
+        )
 
     def _tell_unused(self, prepared: Iterable[Prepared], why: str) -> None:
         for one in prepared:

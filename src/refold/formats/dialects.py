@@ -133,7 +133,7 @@ def readable_as(value: Any, default: str) -> str:
     if default.startswith("openai") or not isinstance(value, Mapping):
         return default
     is_chat = value.get("role") == "developer" or (
-        value.get("role") == "assistant" and "content" in value and value["content"] is None
+        value.get("role") == "assistant" and value.get("content") is None
     )
     return "openai-chat" if is_chat else default
 

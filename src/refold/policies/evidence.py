@@ -81,7 +81,7 @@ _PROSE = regex(r"[A-Za-z]?[a-z]*(?:-[A-Za-z]?[a-z]*)*")
 _QUOTED = regex(r"`([^`]+)`|\"([^\"]+)\"|“([^”]+)”")
 _LABEL = regex(r"\s*(?:\*\*[^*]+\*\*:?\s|(?:[\w'-]+ ){0,4}[\w'-]+:\s)")
 _MONTHS = words("january february march april may june july august september october november december")
-_MONTH = rf"((?:{'|'.join(name[:3] for name in _MONTHS)})[a-z]*)\.?"
+_MONTH = rf"({'|'.join(f'{name[:3]}(?:{name[3:]})?' if name[3:] else name for name in _MONTHS)}|sept)\b\.?"
 _DAY = regex(
     rf"\b(\d{{4}})[-/.](\d\d?)[-/.](\d\d?)(?![\dT])"
     rf"|\b{_MONTH}\s+(\d{{1,2}})(?:st|nd|rd|th)?(?!\d)(?:,?\s+(\d{{4}}))?"

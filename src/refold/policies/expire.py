@@ -155,6 +155,8 @@ def _reduced(rule: Expiry, item: Item, count: Count, view: View, told: str | Non
     length = length_of(rule)
     if rule.mode == "remove":
         return reduction.if_shorter(reduction.as_name("removed"), count)
+    if reduction.is_short and reduction.is_within(length):
+        return None
     if rule.compact_mode == "skeleton":
         return reduction.as_skeleton(reduction.outline(), length, count)
     if rule.compact_mode == "ai-summary" and told:

@@ -6,7 +6,7 @@ so do the other results of the same tool.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, cached_property, lru_cache
 from math import log
 
@@ -93,13 +93,14 @@ def quotes(text: str, source: str) -> bool:
     """
     if any(marked in source for marked in _MARKED.findall(text)):
         return True
-    rows = set(_rows(text))
-    return bool(rows) and any(row in rows for row in _rows(source))
-
-
-def _rows(text: str) -> Iterator[tuple[str, ...]]:
     terms = fold(text).split()
-    return zip(*(terms[n:] for n in range(QUOTED)), strict=False)
+    rows = (" ".join(terms[n : n + QUOTED]) for n in range(len(terms) - QUOTED + 1))
+    return any(f" {row} " in _in_one_row(source) for row in rows)
+
+
+@lru_cache(maxsize=256)
+def _in_one_row(text: str) -> str:
+    return f" {' '.join(fold(text).split())} "
 
 
 def all_text(message: Message) -> str:

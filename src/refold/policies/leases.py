@@ -30,8 +30,8 @@ class EndLeases(msgspec.Struct, frozen=True):
             reduction = Reduction.of(item, view)
             if reduction is None:
                 continue
-            name = reduction.as_name("removed")
-            if count(name) < line.tokens:
+            name = reduction.if_shorter(reduction.as_name("removed"), count)
+            if name is not None:
                 why = f"remove: its lease of {lease_of(line)} steps has ended"
                 plan.append(Edit(item.span, (name,), "expire", why, ("expand", "lease_steps")))
         return plan

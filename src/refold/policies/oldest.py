@@ -62,14 +62,14 @@ def oldest(
     System text, the task, pinned messages, the latest user message and summaries that only a provider can
     read stay; a tool result is never parted from its call. System text in mid-conversation goes where there
     is no room for it. `besides` is what will stand for the rest, in tokens. With `only`, exactly the newest
-    messages are kept, and results that the model has not seen yet; else they are kept besides what stays
+    messages are kept, and a newest one that the model has not seen yet; else they are kept besides what stays
     anyway, with the newest step, and more up to a `share` of the target. `steps` is how many of the newest
     steps are kept, where that is given.
     """
     if steps is None:
         steps = 0 if only else 1
-        unseen_results = bool(view.lines) and view.lines[-1].answers is not None
-        keep_recent = max(keep_recent, int(unseen_results))
+        is_newest_unseen = bool(view.lines) and view.lines[-1].role in ("tool", "user")
+        keep_recent = max(keep_recent, int(is_newest_unseen))
     goal = budget.counted(budget.goal)
     unreadable = sealed(view)
     own = {line.at for line in view.lines if line.role == "system" or line.at == view.latest} | unreadable

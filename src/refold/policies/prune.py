@@ -91,4 +91,6 @@ class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if reduction is None:
             return None
         chars = int(self.length * (0.5 + reading.importance(item.lines[0])))
+        if reduction.is_short and reduction.is_within(chars):
+            return None
         return reduction.as_skeleton(reduction.outline(), chars, count)

@@ -4,6 +4,7 @@
 """
 
 import re
+from functools import cached_property
 from itertools import chain
 
 import msgspec
@@ -35,6 +36,8 @@ SKELETON_TOKENS = 400
 """Up to so many tokens a message is shown as a skeleton alone; above, with its head and tail."""
 CLOSE = 0.98
 """How much less than it seems to need is tried next, for a message that was still too long."""
+TOLD = "shown, summarized"
+"""How the line that names a message ends if a model wrote what stands below."""
 ERROR_CHARS = 2_000
 """An error is shown in full up to so many characters."""
 
@@ -53,23 +56,31 @@ def _body(shortened: Message) -> str:
     return shortened.text[header.end() :] if header else shortened.text
 
 
+def _is_told(shortened: Message) -> bool:
+    """A model wrote what is shown."""
+    return shortened.text.partition("\n")[0].endswith(f" {TOLD}]")
+
+
 class Reduction(msgspec.Struct, frozen=True, dict=True):
     """One message that may be made shorter."""
 
     line: Line
-    message: Message
-    """As it was said, also where it is shown shorter already."""
+    shown: Message
+    """As it is shown now."""
     place: int
     """Where its original stands."""
     handles: bool = True
-    shortened: Message | None = None
-    """What stands for it now, where something does."""
+    is_short: bool = False
+    """It is shown shorter than it was said."""
+    source: Item | None = None
+    """Where its original is read from, if it is shown shorter and may be shortened from that."""
 
     @classmethod
     def of(cls, item: Item, view: View) -> "Reduction | None":
         """The one message that an item shows, if it can be reduced in its place.
 
-        What is shortened already is shortened again from its original, unless that is withheld.
+        What is shortened already is shortened again from its original, unless that is withheld or a model
+        wrote what is shown.
         """
         if not is_reducible(item) or item.lines[0].role == "system":
             return None
@@ -78,24 +89,27 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         if shown.is_sealed:
             return None
         is_withheld = any(place in span for span in view.withheld)
-        handles = view.handles and not is_withheld
-        if not item.is_shortened:
-            return cls(line, shown, place, handles)
-        return cls(line, shown if is_withheld else item.original, place, handles, shown)
+        is_original_better = item.is_shortened and not is_withheld and not _is_told(shown)
+        source = item if is_original_better else None
+        return cls(line, shown, place, view.handles and not is_withheld, item.is_shortened, source)
+
+    @cached_property
+    def message(self) -> Message:
+        """What it is shortened from."""
+        return self.shown if self.source is None else self.source.original
 
     @property
     def is_error(self) -> bool:
-        return any(result.is_error for result in self.message.results)
+        return any(result.is_error for result in self.shown.results)
 
     @property
     def text(self) -> str:
-        return self.message.text if self.message is not self.shortened else _body(self.shortened)
+        is_body = self.is_short and self.source is None
+        return _body(self.shown) if is_body else self.message.text
 
     def is_within(self, chars: int) -> bool:
         """What is shown now has at most so many characters, and the mark where it was cut."""
-        if self.shortened is None:
-            return len(self.text) <= chars
-        return len(_body(self.shortened)) <= chars + 1
+        return len(_body(self.shown)) <= chars + 1 if self.is_short else len(self.text) <= chars
 
     def outline(self, bonus: Bonus | None = None) -> Outline:
         return outline(self.text, bonus)
@@ -118,7 +132,7 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
 
     def as_name(self, why: str, body: str = "") -> Message:
         """Nothing but what it was, and what is said of it."""
-        sizes = ", ".join(filter(None, (size_of(self.text), self._media)))
+        sizes = "" if self.is_short else ", ".join(filter(None, (size_of(self.text), self._media)))
         return self._with(self.header(self._size(sizes), why), body)
 
     def as_cut(self, outline: Outline, chars: int, count: Count) -> Message | None:
@@ -129,14 +143,13 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
 
     def _without_media(self, count: Count) -> Message | None:
         """Its text, with names in the place of pictures and files; None if it has none."""
-        return self._shorter(self.text, self._media, count) if self._media and not self.shortened else None
+        return self._shorter(self.text, self._media, count) if not self.is_short and self._media else None
 
     def within(self, tokens: int, outline: Outline, count: Count) -> Message | None:
         """As much of the message as takes at most so many tokens; at least its name, if that is shorter."""
         cut = self.as_cut if tokens > SKELETON_TOKENS else self.as_skeleton
-        now = self.shortened or self.message
         best: Message | None = None
-        chars = int(len(now.text) * (tokens - HEADER) / max(1, self.line.tokens))
+        chars = int(len(self.shown.text) * (tokens - HEADER) / max(1, self.line.tokens))
         while chars >= NAME_CHARS and best is None:
             shown = cut(outline, chars, count)
             used = count(shown) if shown else self.line.tokens
@@ -153,18 +166,18 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         values = [piece for piece in rest.pieces if not piece.is_line and piece.worth >= PLAIN]
         left = chars - len(told) - 1
         body = f"{told}\n{Outline(tuple(values)).cut(left)}".rstrip() if left > SHORTEST else told
-        return self._shorter(body, rest.size, count)
+        return self._shorter(body, rest.size, count, TOLD)
 
     def header(self, size: str, shown: str) -> str:
         handle = f"#{self.place} " if self.handles else ""
         names = self.line.tools or (self.line.role,)
         return f"[refold {handle}{', '.join(map(_plain, names))}: {size}; {shown}]"
 
-    def _shorter(self, skeleton: str, size: str, count: Count) -> Message | None:
+    def _shorter(self, skeleton: str, size: str, count: Count, what: str = "shown") -> Message | None:
         whole = self._size(size)
-        made = self._with(self.header(whole, "0,000 shown"), skeleton)
-        shown = count(self._with(self.header(whole, f"{count(made):,} shown"), skeleton))
-        return self.if_shorter(self._with(self.header(whole, f"{shown:,} shown"), skeleton), count)
+        made = self._with(self.header(whole, f"0,000 {what}"), skeleton)
+        shown = count(self._with(self.header(whole, f"{count(made):,} {what}"), skeleton))
+        return self.if_shorter(self._with(self.header(whole, f"{shown:,} {what}"), skeleton), count)
 
     def if_shorter(self, made: Message, count: Count) -> Message | None:
         """What may stand for the message, if it saves enough to be worth a change."""
@@ -179,16 +192,16 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
 
     def _size(self, items: str) -> str:
         """Of the original, also where this is a short form of it already."""
-        known = _HEADER.match(self.shortened.text) if self.shortened else None
+        known = _HEADER.match(self.shown.text) if self.is_short else None
         return known["size"] if known else f"{self.line.tokens:,} tokens" + (f", {items}" if items else "")
 
     def _with(self, header: str, body: str) -> Message:
         text = f"{header}\n{quoted(body)}" if body else header
-        result = next(iter(self.message.results), None)
+        result = next(iter(self.shown.results), None)
         tool = self.line.tools[0] if self.line.tools else None
         part: Part = Text(text) if result is None else ToolResult(result.call_id, text, tool, result.is_error)
-        others = self.message.calls  # they keep their results
-        return Message(self.message.role, (part, *others), name=self.message.name)
+        others = self.shown.calls  # they keep their results
+        return Message(self.shown.role, (part, *others), name=self.shown.name)
 
 
 def _plain(name: str) -> str:

@@ -114,7 +114,8 @@ class Squeeze(msgspec.Struct, frozen=True):
             return False
         if {*line.tools} & {*self.exclude_tools}:
             return False
-        return (line.step >= step - 1 and line.answers is not None) == self.newest
+        is_unseen = line.step >= step - 1 and (line.answers is not None or line.role == "user")
+        return is_unseen == self.newest
 
     def _cut(self, parts: "Sequence[_Part]", room: int, count: Count) -> Plan:
         if sum(part.tokens for part in parts) <= room:
