@@ -327,3 +327,20 @@ def test_a_request_without_a_summarizer_waits_for_a_compaction_that_is_under_way
             assert one.result(20).tokens_saved > 0
             assert other.result(20).report.edits == ()
         assert [edit.certificate.model for edit in edits(first)] == ["writes"]
+
+
+def test_a_summary_that_was_used_is_ready_for_nobody_else(tmp_path):
+    """Each request in a session of its own, as in a web application."""
+    path, scribe = tmp_path / "c.db", Scribe()
+    for n in range(60):
+        with opened(path, scribe) as chat:
+            if not n:
+                chat.append({"role": "user", "content": "Read all files."})
+            step(chat, n)
+            chat.fit()
+            if chat.reducer.summaries._job:
+                chat.reducer.summaries._job.wait(20)
+    with opened(path) as chat:
+        models = [edit.certificate.model for edit in edits(chat)]
+    assert len(models) > 3
+    assert set(models) == {"Scribe"}

@@ -581,3 +581,10 @@ def test_values_planted_in_lines_about_real_runs_are_found_and_what_is_true_is_l
     missed, planted = (sum(n) for n in zip(*((len(s.missed), s.lines) for s in scores.values()), strict=True))
     assert planted > 1_000
     assert missed <= (1 - FOUND) * planted
+
+
+@pytest.mark.parametrize("word", ["marked", "decided", "maybe", "separate", "marketing", "janitor"])
+def test_an_ordinary_word_is_no_month(word):
+    evidence = Evidence.of([Message("user", (Text("There are 3 items."),))])
+    line = f"They {word} 3 items."
+    assert checked(line, evidence).struck == ()

@@ -426,6 +426,39 @@ def test_no_rung_but_the_last_touches_an_expansion_before_its_lease_ends():
     assert chat.compactions().count > 0
 
 
+def test_what_is_withheld_is_told_to_no_summarizer_and_found_by_no_model():
+    prompts = list[str]()
+
+    def writes(request):
+        prompts.append(request.prompt)
+        return "The agent looked something up."
+
+    config = agent(40_000, tools={"web_search": COMPACT})
+    chat = refold.open("c", store="memory://", model="m", config=config, summarizer=writes)
+    secret = "the-withheld-4711 "
+    chat.append([user("Find it."), *step("c1", "head of it " * 60 + secret * 5)])
+    for n in range(6):
+        chat.append(step(f"b{n}", output(200, f"b{n}"), "other"))
+    assert chat.fit(override={"keep_originals": False, "mode": "remove"}).report.edits
+    chat.compact(keep_recent=2)
+    assert prompts
+    assert not any("the-withheld-4711" in prompt for prompt in prompts)
+    assert "the-withheld" not in chat.call("refold_search", {"query": "the-withheld-4711"})
+    assert chat.search("the-withheld-4711")  # a person finds it
+
+
+def test_a_compaction_on_demand_keeps_to_the_override_of_its_session():
+    config = agent(40_000)
+    chat = refold.open("c", store="memory://", model="m", config=config, override={"keep_originals": False})
+    chat.append([user("Find it."), *step("c1", TEXT)])
+    for n in range(4):
+        chat.append(step(f"b{n}", "ok", "other"))
+    (summary,) = chat.compact(keep_recent=2).summary_messages
+    assert not summary.text.startswith("[refold #")
+    with pytest.raises(CannotExpandError, match="keep_originals: false"):
+        chat.expand(2)
+
+
 def test_an_answer_keeps_within_its_budget_and_says_how_to_go_on():
     chat = hidden("\n".join(f"{n} " + "x" * 40 for n in range(1, 2_001)), expand={"max_tokens": 500})
     rest, lines = "1-", []

@@ -236,6 +236,42 @@ def test_a_trigger_that_can_gain_nothing_says_what_stands_in_the_way():
     assert "cannot be hidden" in large.fit().report.notices[0]
 
 
+# proves: D1, X20
+def test_what_a_person_took_back_is_not_compacted_again_until_something_new_came():
+    chat = in_window(128_000, {"message_threshold": 10, "keep_recent": 4})
+    for n in range(3):
+        chat.append(turn(n))
+    assert chat.fit().report.edits
+    chat.undo()
+    assert not chat.should_compact()
+    assert not chat.fit().report.edits
+    chat.append(user("on"))
+    assert chat.fit().report.edits
+
+
+def test_what_stands_in_the_way_is_said_once():
+    chat = in_window(128_000, {"turn_threshold": 2, "max_tokens": 4_000})
+    notices = list[str]()
+    for n in range(5):
+        chat.append(user(f"question {n}"))
+        notices += chat.fit().report.notices
+    assert len(notices) == 1
+
+
+@pytest.mark.parametrize("images", [1, 4])
+@pytest.mark.parametrize("compact", [{}, {"max_tokens": 4_000, "token_threshold": 6_000}])
+def test_a_screenshot_that_the_model_has_not_seen_yet_is_shown(images, compact):
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 400}}
+    chat = in_window(16_000, compact)
+    chat.append(user("Click through the site."))
+    for n in range(12):
+        chat.append({"role": "assistant", "content": f"click {n} " + "and so on " * 160})
+        chat.append({"role": "user", "content": [picture] * images})
+        assert chat.fit().messages[-1]["content"] == [picture] * images
+    chat.compact(keep_recent=0)
+    assert chat.fit().messages[-1]["content"] == [picture] * images
+
+
 # proves: D1, D3
 def test_a_trigger_acts_only_where_the_view_is_larger_than_it_may_be():
     within = refold.open(

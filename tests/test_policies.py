@@ -550,6 +550,20 @@ def test_what_is_shortened_again_is_shortened_from_its_original():
     assert again.as_skeleton(again.outline(), 120, COUNT).text.endswith(outlined)
 
 
+def test_what_a_model_wrote_about_a_message_is_shortened_in_its_words():
+    told = "The agent compared all the fares of the week and settled on the cheapest of them. " * 4
+    chat = chat_of(user("task"), step("a", output(2_000)), *(step(f"b{n}", output(40)) for n in range(4)))
+    rule = refold.core.event.Expiry(after_steps=0, compact_mode="ai-summary", length=2_000)
+    expire = Expire({"read": rule}, told={(2, None, 2_000): told}, only=frozenset([2]))
+    chat.fitter.reducer.reduce(expire, Budget(), COUNT)
+    item = next(item for item in chat.view().items if item.span.start == 2)
+    reduction = Reduction.of(item, chat.view())
+    assert reduction is not None
+    shorter = reduction.within(60, reduction.outline(), COUNT)
+    assert shorter is not None
+    assert "compared" in shorter.text
+
+
 def test_an_edit_that_saves_less_than_a_twentieth_of_its_message_is_not_made():
     view = seen(user("task"), step("a", output(1_000)), *(step(f"b{n}", output(20)) for n in range(6)))
     item = view.items[2]

@@ -460,6 +460,15 @@ def test_what_is_left_of_a_stream_is_stored_before_what_comes_next(api, hear, ch
     assert [one.message.role for one in chat.get_all()] == ["user", "assistant", "user"]
 
 
+def test_what_came_of_a_stream_is_stored_when_the_session_is_closed(api, hear, chat, first):
+    stream = chat.record_stream(hear(api.chunks[:-3], first, stream=True), keep_partial=True)
+    next(stream)
+    chat.close()
+    again = refold.open(chat.conversation, store=chat.store)
+    assert [one.message.role for one in again.get_all()] == ["user", "assistant"]
+    del stream
+
+
 @pytest.mark.parametrize(
     "value", [None, 5, "text", b"text", {"role": "user"}, object()], ids=lambda one: type(one).__name__
 )

@@ -546,6 +546,10 @@ def test_a_compaction_says_by_how_much_it_missed_its_target():
     }
 
 
+def test_no_message_fits_into_less_than_nothing(worked):
+    assert worked.get_recent(max_tokens=-1) == []
+
+
 # proves: B1, B2, B3, C8b
 def test_compact_on_demand_says_what_it_did():
     worked = refold.open("task", store="memory://")

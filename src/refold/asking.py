@@ -115,7 +115,8 @@ def _said(item: Item, view: View, record: Record) -> Iterator[Original]:
             return
     for line in item.lines:
         if not line.summary and not line.retry:
-            yield Original(line.place, item.words(line), line.tools)
+            place = item.span.start if item.is_shortened else line.place
+            yield Original(place, item.words(line), line.tools)
 
 
 def _summary(message: Message) -> str:
