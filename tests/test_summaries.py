@@ -1582,7 +1582,7 @@ def test_a_message_that_expires_is_shown_as_a_model_tells_it(provider, answer):
         [request] = server.requests
     header, _, rest = page_of(talk).partition("\n")
     tokens = talk.chat.record.event(2).line.tokens
-    assert re.fullmatch(rf"\[refold #2 read_file: {tokens:,} tokens, 60 lines; \d+ shown\]", header)
+    assert re.fullmatch(rf"\[refold #2 read_file: {tokens:,} tokens, 60 lines; \d+ shown, summarized\]", header)
     assert rest.startswith(GOOD)
     assert len(rest) <= 300
     assert [edit.kind for edit in talk.edits] == ["expire"]
