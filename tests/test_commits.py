@@ -253,16 +253,23 @@ def test_while_somebody_else_writes_nobody_else_does_and_the_work_goes_on(tmp_pa
         assert not scribe.asked
 
 
+class Slow:
+    """A summarizer that writes when it is told to."""
+
+    def __init__(self):
+        self.begun, self.go, self.asked = threading.Event(), threading.Event(), []
+
+    def __call__(self, ask):
+        self.asked.append(ask)
+        self.begun.set()
+        self.go.wait(20)
+        return "The agent reads files one after another."
+
+
 # proves: C14
 @pytest.mark.parametrize("has_summarizer", [True, False])
 def test_a_second_compaction_waits_for_the_first_and_returns_what_it_did(tmp_path, has_summarizer):
-    begun, go = threading.Event(), threading.Event()
-
-    def writes(ask):
-        begun.set()
-        go.wait(20)
-        return "The agent reads files one after another."
-
+    writes = Slow()
     path, scribe = tmp_path / "c.db", Scribe()
     with opened(path, writes) as first, opened(path, scribe if has_summarizer else None) as second:
         first.append({"role": "user", "content": "Read all files."})
@@ -270,49 +277,36 @@ def test_a_second_compaction_waits_for_the_first_and_returns_what_it_did(tmp_pat
             step(first, n)
         with ThreadPoolExecutor(2) as pool:
             one = pool.submit(first.compact, keep_recent=4)
-            assert begun.wait(20)
+            assert writes.begun.wait(20)
             other = pool.submit(second.compact, keep_recent=4)
             assert second.append({"role": "assistant", "content": "Meanwhile."})  # nobody waits to append
             assert not other.done()
-            go.set()
+            writes.go.set()
             assert other.result(20) == one.result(20)
         (edit,) = edits(first)
-        assert edit.certificate.model == "writes"
+        assert edit.certificate.model == "Slow"
         assert not scribe.asked
 
 
 # proves: C14
 def test_threads_of_one_session_compact_one_after_the_other(tmp_path):
-    begun, go, asked = threading.Event(), threading.Event(), []
-
-    def writes(ask):
-        asked.append(ask)
-        begun.set()
-        go.wait(20)
-        return "The agent reads files one after another."
-
+    writes = Slow()
     with opened(tmp_path / "c.db", writes) as chat:
         chat.append({"role": "user", "content": "Read all files."})
         for n in range(8):
             step(chat, n)
         with ThreadPoolExecutor(2) as pool:
             one = pool.submit(chat.compact, keep_recent=4)
-            assert begun.wait(20)
+            assert writes.begun.wait(20)
             other = pool.submit(chat.compact, keep_recent=4)
-            go.set()
+            writes.go.set()
             assert one.result(20) == other.result(20)
-        assert len(asked) == len(edits(chat)) == 1
+        assert len(writes.asked) == len(edits(chat)) == 1
 
 
 # proves: C14
 def test_a_request_without_a_summarizer_waits_for_a_compaction_that_is_under_way(tmp_path):
-    begun, go = threading.Event(), threading.Event()
-
-    def writes(ask):
-        begun.set()
-        go.wait(20)
-        return "The agent reads files one after another."
-
+    writes = Slow()
     path = tmp_path / "c.db"
     with opened(path, writes) as first, opened(path) as second:
         first.append({"role": "user", "content": "Read all files."})
@@ -320,13 +314,13 @@ def test_a_request_without_a_summarizer_waits_for_a_compaction_that_is_under_way
             step(first, n)
         with ThreadPoolExecutor(2) as pool:
             one = pool.submit(first.compact, keep_recent=4)
-            assert begun.wait(20)
+            assert writes.begun.wait(20)
             other = pool.submit(second.fit)
             assert not other.done()
-            go.set()
+            writes.go.set()
             assert one.result(20).tokens_saved > 0
             assert other.result(20).report.edits == ()
-        assert [edit.certificate.model for edit in edits(first)] == ["writes"]
+        assert [edit.certificate.model for edit in edits(first)] == ["Slow"]
 
 
 def test_a_summary_that_was_used_is_ready_for_nobody_else(tmp_path):

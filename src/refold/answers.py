@@ -1,4 +1,4 @@
-"""What a session answers: plain values."""
+"""Result types returned by `Session`."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime

@@ -18,7 +18,7 @@ LEASE_S = 60.0
 
 
 class Compaction:
-    """Of one view, for one session."""
+    """Compacts one view on demand, for one session."""
 
     def __init__(self, fitter: Fitter, lease: CompactionLease, lock: Notifier) -> None:
         self.fitter, self.reducer, self.record = fitter, fitter.reducer, fitter.record
@@ -54,7 +54,7 @@ class Compaction:
                 return self._result(edits, order)
 
     def fenced(self, order: CompactionRequest, round: int) -> CompactionResult:
-        """The same for a round and for whoever may be overtaken: then nothing is changed.
+        """Compacts for a worker, unless another process has compacted the view or is compacting it.
 
         Raises:
             ConflictError: that round was, or another holder is at it.

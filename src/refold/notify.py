@@ -163,7 +163,7 @@ class Notifier:
         self.tell(one for event in events for one in told(event, self.conversation, turn, step))
 
     def begin(self, now: Moment, reason: str, tokens: int) -> None:
-        """Once, until it ends."""
+        """Tells that a compaction starts, once until it ends."""
         if self._begun is None:
             self._begun = self._compaction("compaction:start", now, reason, tokens)
             self.tell([self._begun])
