@@ -268,10 +268,19 @@ class Slow:
 
 # proves: C14
 @pytest.mark.parametrize("has_summarizer", [True, False])
-def test_a_second_compaction_waits_for_the_first_and_returns_what_it_did(tmp_path, has_summarizer):
+def test_a_second_compaction_waits_for_the_first_and_returns_what_it_did(
+    tmp_path, has_summarizer, monkeypatch
+):
     writes = Slow()
     path, scribe = tmp_path / "c.db", Scribe()
     with opened(path, writes) as first, opened(path, scribe if has_summarizer else None) as second:
+        commit = first.fitter.compact
+
+        def commit_late(*args):  # the second may not begin between the writing and the commit
+            time.sleep(0.3)
+            return commit(*args)
+
+        monkeypatch.setattr(first.fitter, "compact", commit_late)
         first.append({"role": "user", "content": "Read all files."})
         for n in range(8):
             step(first, n)

@@ -45,13 +45,16 @@ class Compaction:
                 self.record.catch_up()
                 if self.record.live.state.round > round and not self._planned(order):
                     return self._result(self._newest_round(), order)
-            self._write(order)
-            with self._lock:
-                self.record.catch_up()
-                edits = [] if self._has_nothing_to_do else self.fitter.compact(order)
-                if not edits and self.record.live.state.round > round:
-                    edits = self._newest_round()
-                return self._result(edits, order)
+            try:
+                self._write(order)
+                with self._lock:
+                    self.record.catch_up()
+                    edits = [] if self._has_nothing_to_do else self.fitter.compact(order)
+                    if not edits and self.record.live.state.round > round:
+                        edits = self._newest_round()
+                    return self._result(edits, order)
+            finally:
+                self._lease.end()  # not before the commit: another session would write the same summary
 
     def fenced(self, order: CompactionRequest, round: int) -> CompactionResult:
         """Compacts for a worker, unless another process has compacted the view or is compacting it.

@@ -52,13 +52,9 @@ class CompactionLease:
 
     def end(self) -> None:
         """Others may go on; until one does, what was written under the lease is the newest there is."""
-        self._writer = None
-        self._hold(0.0)
-
-    def end_at_exit(self) -> None:
-        """Whoever ends without closing leaves nobody waiting."""
-        if self._writer == os.getpid():  # and not in another process, of which this is a fork
-            self.end()
+        if self._writer == os.getpid():  # a fork of the process that writes holds nothing
+            self._writer = None
+            self._hold(0.0)
 
     def release(self, lease: Lease) -> None:
         if isinstance(self._store, Leases):

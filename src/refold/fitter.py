@@ -334,6 +334,7 @@ class Fitter:
             lambda: self.reducer.foreseen(view, budget, count, order),
             focus=order.focus,
             patience_s=self.settings.summarizer.wait_s,
+            keeps_lease=True,
         )
 
     # Making it

@@ -69,7 +69,7 @@ class Summaries:
         self._job: Job | None = None
         self._handed: UnderWay | None = None
         self._ready: Ready | None = None
-        self._end = finalize(self, desk.lease.end_at_exit)
+        self._end = finalize(self, desk.lease.end)
         self._live = self.record.live
         self._tried = self._forgotten = 0
         """The round that was written for already, and up to which place nothing counts that was."""
@@ -105,11 +105,13 @@ class Summaries:
         *,
         is_due: bool = False,
         patience_s: float = 0.0,
+        keeps_lease: bool = False,
     ) -> Job | None:
         """Begins to write summaries of messages, and of the parts that are found then, unless it is at it.
 
         `view` must have its words at hand: it is read by another thread. Where a compaction `is_due`, it is
-        the last chance. Somebody else who writes is waited for as long as patience lasts.
+        the last chance. Somebody else who writes is waited for as long as patience lasts. With `keeps_lease`
+        the caller ends the lease, after it has committed what was written.
         """
         if self.job is not None:
             return self.job
@@ -156,7 +158,8 @@ class Summaries:
                     self._keep(Ready(tuple(one for one in done if one), lease))
             finally:
                 self.pending.clear()
-                self.desk.lease.end()
+                if not keeps_lease:
+                    self.desk.lease.end()
 
         self._job = Job(work, f"refold-summaries-{self.record.key.conversation}")
         return self._job
