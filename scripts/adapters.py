@@ -118,7 +118,7 @@ def run(name: str, only: Sequence[str], *, with_bench: bool) -> Row:
 
 def measured(python: Path, tests: Path) -> str:
     try:
-        done = output([python, "-W", "ignore", "-m", "refold.bench.adapters", str(tests)])
+        done = output([python, "-W", "ignore", "-m", "benchmarks.adapters", str(tests)])
     except subprocess.TimeoutExpired:
         return f"not done after {MOST_S} s"
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Writes src/refold/tokens/models.json: what genai-prices knows, and models-corrections.yaml on top.
+"""Writes src/refold/models/models.json: what genai-prices knows, and models-corrections.yaml on top.
 
     .venv/bin/pip install genai-prices && .venv/bin/python scripts/models.py
 
@@ -17,10 +17,10 @@ import yaml
 from genai_prices import data
 from genai_prices.types import ClauseEquals, ClauseOr, ModelInfo, ModelPrice, StartDateConstraint
 
-from refold.tokens.limits import ModelLimits, Table, parts, provider_of
+from refold.models.limits import ModelLimits, Table, parts, provider_of
 
 ROOT = Path(__file__).parents[1]
-TABLE = ROOT / "src" / "refold" / "tokens" / "models.json"
+TABLE = ROOT / "src" / "refold" / "models" / "models.json"
 SOURCE = f"genai-prices {version('genai-prices')}"
 PROVIDERS = {
     "anthropic": "anthropic",

@@ -25,7 +25,7 @@ ENVIRONMENTS = {
     "openai-agents": (("openai-agents>=0.24",), ("SQLiteSession",)),
     "llama-index": (("llama-index-core",), ("Memory",)),
 }
-"""What is installed, and which peers of `refold.bench.peers` are in it."""
+"""What is installed, and which peers of `refold.cli.bench.peers` are in it."""
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def measured(name: str, sizes: str) -> list[dict[str, Any]] | None:
     packages, peers = ENVIRONMENTS[name]
     print(f"{name} …", file=sys.stderr, flush=True)
     python = ROOT / ".venvs" / f"peer-{name}" / "bin" / "python"
-    command = [python, "-m", "refold.bench.peers", *peers, "--sizes", sizes, "--json", "-"]
+    command = [python, "-m", "refold.cli.bench.peers", *peers, "--sizes", sizes, "--json", "-"]
     try:
         install(python, packages)
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=MOST_S)
@@ -78,9 +78,9 @@ def install(python: Path, packages: tuple[str, ...]) -> None:
 
 def tell(rows: list[dict[str, Any]], *, markdown: bool) -> None:
     sys.path.insert(0, str(ROOT / "src"))
-    from refold.bench.peers import Row, sheet
-    from refold.bench.speed import Times
-    from refold.bench.tables import show
+    from refold.cli.bench.peers import Row, sheet
+    from refold.cli.bench.speed import Times
+    from refold.cli.bench.tables import show
 
     times = {name: [Times(**row[name]) for row in rows] for name in ("theirs", "ours", "fit")}
     read = [

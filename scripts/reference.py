@@ -15,21 +15,22 @@ import typer
 
 import refold
 from refold import Session
-from refold.allowed import RANGES, WORDS, Range, hints, is_struct, kinds_of, lists_structs
 from refold.cli import app
-from refold.config import Config
+from refold.config.config import Config
+from refold.config.serving import ServeSettings
+from refold.config.settings import AgentSettings, Setting, ToolSettings
+from refold.config.validate import RANGES, WORDS, Range, hints, is_struct, kinds_of, lists_structs
 from refold.core import errors, event
 from refold.core.event import Called, Certificate, Line, Named, Piece, Pinned, Replaced, Span, Undone
 from refold.core.message import Message, Text, Usage
-from refold.notify import CompactionEvent, MessageEvent
-from refold.serve import frames, gateway, health, openapi, panel, refusal
+from refold.models.limits import ModelLimits, ModelSettings
+from refold.serve import frames, gateway, health, openapi, panel
+from refold.serve import http_errors as refusal
 from refold.serve.api import ENDPOINTS, Endpoint
 from refold.serve.service import Service
-from refold.serving import ServeSettings
-from refold.settings import AgentSettings, Setting, ToolSettings
+from refold.session.notify import CompactionEvent, MessageEvent
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
-from refold.tokens.limits import ModelLimits, ModelSettings
 
 HERE = Path(__file__).parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by scripts/reference.py: change the code, then run it. -->"
@@ -142,7 +143,7 @@ def events() -> Iterator[str]:
     yield "### Inside them\n"
     for kind in (Line, Certificate, Piece, Usage):
         yield from fields_of(kind, "####")
-    yield "## Told to callbacks\n\nWhat `on_event` is called with, from `refold.notify`.\n"
+    yield "## Told to callbacks\n\nWhat `on_event` is called with, from `refold.session.notify`.\n"
     for struct in (MessageEvent, CompactionEvent):
         yield from fields_of(struct, "###")
         yield from table("`kind` | when", (([code([kind]), says]) for kind, says in listed(struct).items()))

@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from refold import doctor
 from refold.agent import Agent, Asked, Success
-from refold.opening import open as open_session
+from refold.models.count import count_text
+from refold.session import doctor
+from refold.session.api import open as open_session
 from refold.stores.sqlite import SQLiteStore
 from refold.testing.stand_in import Reply, StandIn
-from refold.tokens.count import count_text
 
 WINDOW = 16_000
 LONGEST = 2_500

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from refold.config import load_config
+from refold.config.config import load_config
 from refold.serve.app import app_of
 from refold.serve.run import Server, listening, url_of
 from refold.serve.service import Service

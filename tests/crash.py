@@ -17,11 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import refold
-from refold import doctor
 from refold.core.codec import GENESIS, chain
 from refold.core.view import fold
+from refold.models.count import count_text
+from refold.session import doctor
 from refold.stores.sqlite import SQLiteStore
-from refold.tokens.count import count_text
 
 ROUNDS_EACH = 10
 """Rounds in one conversation, before there is another one in the same file."""

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from anthropic import Anthropic
 from openai import OpenAI
 
-from refold.answers import StoredMessage
-from refold.config import load_config
-from refold.opening import open
+from refold.config.config import load_config
 from refold.serve.app import app_of
 from refold.serve.service import Service
-from refold.session import Session
+from refold.session.api import open
+from refold.session.results import StoredMessage
+from refold.session.session import Session
 from refold.stores.store import Key, Store
 from served import running
 from upstream import Upstream

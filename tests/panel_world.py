@@ -14,12 +14,12 @@ import httpx
 import pytest
 
 import refold
-from refold.config import load_config
+from refold.config.config import load_config
 from refold.core.message import Message, Text, ToolCall
 from refold.serve.app import app_of
 from refold.serve.run import Server, listening, url_of
 from refold.serve.service import Service
-from refold.session import Session
+from refold.session.session import Session
 from refold.stores.store import open_store
 from served import WAIT_S, until
 
@@ -95,7 +95,7 @@ def recorded() -> list[dict[str, Any]]:
     """Messages of a real run of a coding agent, or made up where the recordings are absent."""
     file = TRACES / "pi_coding_agent.jsonl"
     if not file.exists():
-        from refold.bench.generate import conversation
+        from refold.cli.bench.generate import conversation
 
         return list(conversation(140))
     with file.open() as lines:

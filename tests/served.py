@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, Router
 
-from refold.config import Config, load_config
+from refold.config.config import Config, load_config
 from refold.core.errors import StoreError
 from refold.serve.app import app_of
 from refold.serve.guard import Guard, body_of

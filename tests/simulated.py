@@ -9,17 +9,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-import refold.notify
-import refold.record
-import refold.summaries
-import refold.writing
+from refold.summaries.prepare.background import Job
+from refold.summaries.prepare.call import Outcome
+from refold.summaries.prepare.summarizer import Ask, Summarizer
+
+import refold.session.notify
+import refold.stores.record
+import refold.summaries.prepare
+import refold.summaries.write
 from refold.core.codec import Entry, Link
 from refold.core.errors import RefoldError
-from refold.job import Job
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key, Snapshot
-from refold.summarize.call import Outcome
-from refold.summarize.summarizer import Ask, Summarizer
 from world import Process, Task, World
 
 SNAPSHOT_EVERY = 5
@@ -227,9 +228,9 @@ def simulated() -> Iterator[None]:
                     stack(patch.object(module, "time", clock))
                 if hasattr(module, "uuid4"):
                     stack(patch.object(module, "uuid4", Named))
-        stack(patch.object(refold.notify, "RLock", Turnstile))
-        stack(patch.object(refold.summaries, "Job", SimulatedJob))
-        stack(patch.object(refold.summaries, "sleep", _slept))
-        stack(patch.object(refold.writing, "call", _called))
-        stack(patch.object(refold.record, "SNAPSHOT_EVERY", SNAPSHOT_EVERY))
+        stack(patch.object(refold.session.notify, "RLock", Turnstile))
+        stack(patch.object(refold.summaries.prepare, "Job", SimulatedJob))
+        stack(patch.object(refold.summaries.prepare, "sleep", _slept))
+        stack(patch.object(refold.summaries.write, "call", _called))
+        stack(patch.object(refold.stores.record, "SNAPSHOT_EVERY", SNAPSHOT_EVERY))
         yield

@@ -16,13 +16,13 @@ from hashlib import blake2b
 from random import Random
 from typing import Any, NamedTuple
 
-from refold.config import load_config
+from refold.config.config import load_config
 from refold.core import codec
 from refold.core.errors import CorruptError, NotFoundError, OverBudgetError, RefoldError, StoreError
 from refold.core.message import Message, Text
 from refold.core.view import fold
-from refold.rules.targets import check_request
-from refold.session import Session, parse
+from refold.dialects.rules.targets import check_request
+from refold.session.session import Session, parse
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
 from simulated import inside, simulated, store_of

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import refold
 from refold.adapters.align import aligned, standing, woven
-from refold.adapters.kept import Otherwise
-from refold.adapters.talk import WARM, Ask, Talks, tools
+from refold.adapters.conversation import WARM, Ask, Talks, tools
+from refold.adapters.synced_history import Otherwise
 from refold.core.errors import OverBudgetError, RefoldError
 from refold.core.message import Message
-from refold.formats import openai_chat
+from refold.dialects import openai_chat
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Store
 from refold.testing.adapters import CONFIG, MODEL, TASK, ledger

@@ -35,10 +35,10 @@ from refold.agent import (
     Waited,
 )
 from refold.agent.loop import Run
-from refold.aio import aopen
 from refold.core.errors import ConflictError, SettingError
 from refold.core.event import Replaced, Said
 from refold.core.message import Message, Usage
+from refold.session.aio import aopen
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
 from refold.testing.model import ScriptedModel

@@ -13,6 +13,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 import refold
+from agentcore_stub import MEMORY, AgentCoreStub, Refusal
 from refold.core.codec import Entry
 from refold.core.errors import (
     ConflictError,
@@ -29,7 +30,6 @@ from refold.stores.agentcore_service import ACTOR, PLAIN, Place, safe
 from refold.stores.hybrid import HybridStore
 from refold.stores.store import Forks, Ids, Key, Leases, Listening, Memories, Spoken, inability, open_store
 from refold.testing import StoreContract
-from refold.testing.agentcore import MEMORY, AgentCoreStub, Refusal
 from refold.testing.words import KEY, ODD, demand_able, entries, entry, said, verified
 
 LAYOUT = "/strategies/facts-1/actors/{}/"

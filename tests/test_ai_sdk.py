@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from refold.core.errors import MessageError
 from refold.core.message import Media, Message, Opaque, Reasoning, StepStart, Text, ToolCall, ToolResult
-from refold.formats.ai_sdk import DIALECT, parse, render, results, unread
+from refold.dialects.ai_sdk import DIALECT, parse, render, results, unread
 
 
 def call(id, **more):

@@ -11,10 +11,10 @@ import pytest
 
 import refold
 from apis import running, tool_loop
+from mem0_stub import Mem0Stub
 from refold.core.event import Named
 from refold.serve import rows
 from refold.serve.api import ENDPOINTS
-from refold.testing.mem0 import Mem0Stub
 from refold.testing.scribe import Scribe
 from served import until
 

@@ -24,8 +24,8 @@ from refold import Message, RefoldError, Text, ToolCall, ToolResult
 from refold.cli import app
 from refold.core.errors import MessageError, SettingError
 from refold.core.message import CompactionMarker, Media, Opaque, Reasoning, StepStart, Usage
-from refold.doctor import examine
-from refold.rules.targets import JUDGES
+from refold.dialects.rules.targets import JUDGES
+from refold.session.doctor import examine
 from refold.stores.sqlite import SQLiteStore
 
 Json = Any

@@ -13,12 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 import refold
-from refold.bench import made, peers, plot, speed
-from refold.bench.probes import extracted
-from refold.bench.recorded import load
-from refold.bench.replay import Arm, replay
-from refold.bench.retention import KEPT, TITLES, arms_of
 from refold.cli import app
+from refold.cli.bench import made, peers, plot, speed
+from refold.cli.bench.probes import extracted
+from refold.cli.bench.recorded import load
+from refold.cli.bench.replay import Arm, replay
+from refold.cli.bench.retention import KEPT, TITLES, arms_of
 from refold.core.errors import NotFoundError, SettingError
 
 STEPS = (32,)
@@ -274,7 +274,9 @@ def test_a_peer_is_measured_beside_refold_on_the_same_messages(monkeypatch):
 
 
 def test_benchmarks_are_loaded_when_they_are_used():
-    program = "import sys, refold.cli; sys.exit(any(name.startswith('refold.bench') for name in sys.modules))"
+    program = (
+        "import sys, refold.cli; sys.exit(any(name.startswith('refold.cli.bench') for name in sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
     listed = run("--help").stdout
     assert "retention" in listed

@@ -18,7 +18,7 @@ from refold.cli.words import glance
 from refold.core.codec import Entry
 from refold.core.event import Measured
 from refold.core.message import ToolResult, Usage
-from refold.formats.dialects import TARGETS
+from refold.dialects.registry import TARGETS
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key
 

@@ -15,7 +15,7 @@ import pytest
 import refold
 from refold.core.event import Called, Replaced
 from refold.core.view import fold
-from refold.rules.targets import check_request
+from refold.dialects.rules.targets import check_request
 from refold.testing.scribe import Scribe
 
 TINY = {"models": {"m": {"window": 6_000, "max_output": 500}}}

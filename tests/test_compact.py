@@ -16,13 +16,13 @@ import pytest
 
 import refold
 from refold.cli.terminal import waiting
-from refold.config import load_config
+from refold.config.config import load_config
 from refold.core.event import Called, Replaced
 from refold.core.message import Message, ToolResult, Usage
 from refold.policies.evidence import Evidence, checked
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key
-from refold.summarize.summarizer import Answer
+from refold.summaries.summarizer import Answer
 from refold.testing.model import Reply, ScriptedModel
 from test_cli import STORE, ask, call, result, run, user, write
 

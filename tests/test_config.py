@@ -9,20 +9,20 @@ import pytest
 import yaml
 
 import refold
-from refold.allowed import hints, kinds_of
-from refold.asked import Override, override_of
-from refold.config import Config, demand_sense, load_config, with_database
+from refold.config.config import Config, demand_sense, load_config, with_database
+from refold.config.settings import AgentSettings, Compact, Setting, SummarizerSettings, ToolSettings
+from refold.config.validate import hints, kinds_of
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
 from refold.core.event import Expiry
 from refold.core.expiry import layered, most_aggressive
+from refold.models.limits import ModelLimits, ModelSettings, find
 from refold.policies.cap import Cap
 from refold.policies.dedupe import Dedupe
 from refold.policies.prune import Prune
-from refold.settings import AgentSettings, Compact, Setting, SummarizerSettings, ToolSettings
+from refold.session.validate import Override, override_of
 from refold.stores.memory import MemoryStore
 from refold.stores.store import ToolSetting
-from refold.tokens.limits import ModelLimits, ModelSettings, find
 
 ROOT = Path(__file__).parents[1]
 STRUCTS = (Config, AgentSettings, Compact, SummarizerSettings, ToolSettings, Expiry, Prune, Cap, Dedupe)

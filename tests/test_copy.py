@@ -10,7 +10,7 @@ from refold.cli import app
 from refold.core.codec import Entry
 from refold.core.errors import StoreError
 from refold.core.event import Expiry
-from refold.moving import copy, copy_settings
+from refold.session.copy import copy, copy_settings
 from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key, ToolSetting

@@ -7,17 +7,17 @@ import pytest
 from typer.testing import CliRunner
 
 import refold
-from refold.bench import ways
-from refold.bench.cost import DEFAULT, ECONOMY, REFOLD, replay
-from refold.bench.lengths import pieces
-from refold.bench.recorded import load
-from refold.bench.trace import Trace
-from refold.bench.ways import OTHERS, Bill
 from refold.cli import app
+from refold.cli.bench import ways
+from refold.cli.bench.cost import DEFAULT, ECONOMY, REFOLD, replay
+from refold.cli.bench.lengths import pieces
+from refold.cli.bench.recorded import load
+from refold.cli.bench.trace import Trace
+from refold.cli.bench.ways import OTHERS, Bill
 from refold.core.errors import SettingError
 from refold.core.lease import EXPAND, SEARCH
-from refold.rules.targets import check_request
-from refold.tokens.limits import find
+from refold.dialects.rules.targets import check_request
+from refold.models.limits import find
 
 MODEL = "claude-sonnet-5"
 DATA = Path(__file__).parents[2] / "shared" / "data"

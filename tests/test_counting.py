@@ -11,17 +11,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from benchmarks import counting
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refold.bench import counting
 from refold.core.message import Media, Message, Opaque, Text, ToolCall, ToolResult
-from refold.formats import openai_chat
-from refold.tokens import images
-from refold.tokens.calibrate import HIGHEST, LOWEST, Anchor, Calibration, estimate, scale, update
-from refold.tokens.count import count_json, count_message, count_text, counter
-from refold.tokens.images import Crops, Grid, Patches, Tiles
-from refold.tokens.schemas import Declared, typed
+from refold.dialects import openai_chat
+from refold.models import images
+from refold.models.calibrate import HIGHEST, LOWEST, Anchor, Calibration, estimate, scale, update
+from refold.models.count import count_json, count_message, count_text, counter
+from refold.models.images import Crops, Grid, Patches, Tiles
+from refold.models.schemas import Declared, typed
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 recorded = pytest.mark.skipif(
@@ -73,7 +73,7 @@ def test_counts_equal_tiktokens(reference):
 OFFLINE = """
 import socket, sys
 socket.socket = socket.create_connection = None  # whoever would ask the network fails
-from refold.tokens.count import counter
+from refold.models.count import counter
 print([counter(model).text(text) for model in ("gpt-4", "gpt-4o") for text in sys.argv[1:]])
 """
 

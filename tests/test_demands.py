@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 import refold
+from mem0_stub import Mem0Stub
 from refold import Message, Text, ToolCall, ToolResult
 from refold.agent import Agent
 from refold.core.budget import Budget
 from refold.core.event import Replaced, Said
 from refold.core.message import CompactionMarker, Media, Opaque, Reasoning, StepStart, Usage
+from refold.models.count import counter
 from refold.policies.prune import Prune
-from refold.testing.mem0 import Mem0Stub
 from refold.testing.stand_in import Reply, StandIn
-from refold.tokens.count import counter
 from test_ladder import agent, output, step, user
 
 

@@ -14,14 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 import refold
+from refold.agent.demo import folder as limits
+from refold.agent.demo.folder import PAGE, Folder
+from refold.agent.demo.model import QUESTION, Model, Reader
+from refold.agent.demo.run import chosen, run
 from refold.cli import app
 from refold.core.errors import NotFoundError, SettingError
 from refold.core.lease import EXPAND, SEARCH
-from refold.demo import folder as limits
-from refold.demo.folder import PAGE, Folder
-from refold.demo.model import QUESTION, Model, Reader
-from refold.demo.run import chosen, run
-from refold.rules.targets import check_request
+from refold.dialects.rules.targets import check_request
 from refold.stores.store import open_store
 from refold.testing.stand_in import StandIn
 from served import WAIT_S, until

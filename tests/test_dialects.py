@@ -10,9 +10,9 @@ import pytest
 import refold
 from refold.core.errors import OverBudgetError
 from refold.core.message import Text, ToolResult
-from refold.formats.dialects import TARGETS, recognize
-from refold.rules.targets import check_request
-from refold.session import Session
+from refold.dialects.registry import TARGETS, recognize
+from refold.dialects.rules.targets import check_request
+from refold.session.session import Session
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
 

@@ -14,7 +14,7 @@ import typer
 
 import refold
 from refold.cli import COMMANDS, GROUPS, app
-from refold.config import load_config
+from refold.config.config import load_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

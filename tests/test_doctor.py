@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from typer.testing import CliRunner
 
 import refold
+from mem0_stub import Mem0Stub
 from refold.cli import app
 from refold.core import codec
 from refold.core.codec import GENESIS, Entry, chain
 from refold.core.event import Said
-from refold.doctor import check, examine, without
-from refold.record import seal
+from refold.session.doctor import check, examine, without
 from refold.stores import store as protocols
 from refold.stores.memory import MemoryStore
+from refold.stores.record import seal
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key
-from refold.testing.mem0 import Mem0Stub
 from servers import Valkey
 from strategies import streams
 

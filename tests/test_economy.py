@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refold
+from refold.core.cache_cost import Prices, Terms, batch, break_even, stake
 from refold.core.event import Replaced
-from refold.core.worth import Prices, Terms, batch, break_even, stake
-from refold.tokens.limits import find
+from refold.models.limits import find
 
 MODEL = "claude-sonnet-4-5"
 KEEP = 3_000
@@ -131,9 +131,9 @@ def test_when_the_cache_is_cold_anyway_there_is_nothing_to_wait_for(monkeypatch)
     warm, _ = talk(30)
     assert not warm.fit(dialect="openai-chat").report.edits
     now = time.time()
-    monkeypatch.setattr("refold.thrift.time.time", lambda: now + 299)
+    monkeypatch.setattr("refold.session.cache_economy.time.time", lambda: now + 299)
     assert not warm.fit(dialect="openai-chat").report.edits
-    monkeypatch.setattr("refold.thrift.time.time", lambda: now + 3_600)
+    monkeypatch.setattr("refold.session.cache_economy.time.time", lambda: now + 3_600)
     assert warm.fit(dialect="openai-chat").report.edits
     (event,) = [one for one in warm.events() if isinstance(one, Replaced) and one.worth]
     assert event.worth.was_cold

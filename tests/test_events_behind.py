@@ -12,9 +12,9 @@ import refold
 from apis import running
 from refold.core.codec import Link
 from refold.core.errors import StoreError
-from refold.notify import CompactionEvent
 from refold.serve import events, sse
 from refold.serve.events import Feed, Hub
+from refold.session.notify import CompactionEvent
 from refold.stores.store import Key, Store, open_store
 from served import WAIT_S, until
 from watchers import say, stuck, watching

@@ -7,9 +7,9 @@ import pytest
 
 from apis import Running, running
 from refold.core.errors import OverBudgetError
-from refold.notify import CompactionEvent, MessageEvent
 from refold.serve import service
-from refold.session import Session
+from refold.session.notify import CompactionEvent, MessageEvent
+from refold.session.session import Session
 from refold.stores.store import Key
 from served import until
 from test_ladder import agent, output, step, user

@@ -13,9 +13,9 @@ import pytest
 import refold
 from apis import running, tool_loop
 from refold.core.codec import Link
-from refold.notify import MessageEvent
 from refold.serve import events, service, sse
 from refold.serve.events import Frame, Hub
+from refold.session.notify import MessageEvent
 from refold.stores.store import Key, Listed, Store, open_store
 from refold.testing.scribe import Scribe
 from served import WAIT_S, until

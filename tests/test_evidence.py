@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+from benchmarks.grounding import LEFT_OUT, TRUE, UNCOMPARED, load, measure
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refold.bench.grounding import LEFT_OUT, TRUE, UNCOMPARED, load, measure
 from refold.core.event import Line
 from refold.core.message import Message, Text, ToolCall, ToolResult
 from refold.policies.evidence import TITLES, Evidence, checked

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 import refold
 from histories import DIALECTS
-from refold.bench.retention import load
+from refold.cli.bench.retention import load
 from refold.core.errors import CannotExpandError, OverBudgetError, RefoldError, SettingError
 from refold.core.event import Measured, Replaced
 from refold.core.lease import EXPAND, SEARCH
 from refold.core.slices import cut, item_spans, line_spans, slice_of
-from refold.expansion import written
-from refold.matching import find
-from refold.policies.reduced import quoted
-from refold.session import Session
+from refold.policies.shorten import quoted
+from refold.session.expand import written
+from refold.session.safe_regex import find
+from refold.session.session import Session
 from slices import is_right, part_of, read, text_of
 from test_ladder import agent, answers, calls, output, step, user
 
@@ -220,8 +220,8 @@ def test_expansion_gives_the_exact_originals_of_recorded_conversations(kind, tmp
     assert seen > 100
     if kind == "sqlite":  # a process that knows nothing of all this
         program = (
-            "import sys, refold; from refold.expansion import written\n"
-            "from refold.policies.reduced import quoted\n"
+            "import sys, refold; from refold.session.expand import written\n"
+            "from refold.policies.shorten import quoted\n"
             "for n in range(10):\n"
             "    chat = refold.open(f't{n}', store=sys.argv[1])\n"
             "    for one in chat.get_all():\n"
@@ -331,7 +331,7 @@ def test_an_expansion_is_appended_and_leaves_what_was_sent_before_it():
 def cold(monkeypatch):
     """A provider's cache that has forgotten the conversation before every request."""
     hours = count(time.time(), 3_600.0)
-    monkeypatch.setattr("refold.thrift.time.time", lambda: next(hours))
+    monkeypatch.setattr("refold.session.cache_economy.time.time", lambda: next(hours))
 
 
 @pytest.mark.usefixtures("cold")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import refold
 from refold.cli import app
-from refold.rules.targets import JUDGES
+from refold.dialects.rules.targets import JUDGES
 
 RECORDINGS = Path(__file__).parents[2] / "shared" / "data" / "recordings"
 FILES = sorted(RECORDINGS.glob("*.jsonl")) if RECORDINGS.exists() else []

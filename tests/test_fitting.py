@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 import refold
-from refold.answers import Decision
 from refold.core.budget import Budget
 from refold.core.message import Usage
 from refold.core.view import fold
-from refold.rules.targets import check_request
-from refold.tokens import count
-from refold.tokens.count import Counter
+from refold.dialects.rules.targets import check_request
+from refold.models import count
+from refold.models.count import Counter
+from refold.session.results import Decision
 
 PI = Path(__file__).parents[2] / "shared" / "data" / "traces" / "pi_coding_agent.jsonl"
 SMALL = {"models": {"m": {"window": 10_000, "max_output": 1_000, "provider": "openai"}}}

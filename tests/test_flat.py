@@ -19,8 +19,8 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.formats.dialects import recognize
-from refold.formats.flat import DIALECT, parse, render, results, steps, unread
+from refold.dialects.flat import DIALECT, parse, render, results, steps, unread
+from refold.dialects.registry import recognize
 
 START = 1_700_000_000
 """2023-11-14T22:13:20Z"""

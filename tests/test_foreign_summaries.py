@@ -8,9 +8,9 @@ import pytest
 import refold
 from refold.core.event import Replaced
 from refold.core.message import CompactionMarker, Message, Text
+from refold.dialects.rules.targets import check_request
+from refold.models.count import counter
 from refold.policies.sections import read
-from refold.rules.targets import check_request
-from refold.tokens.count import counter
 
 TEXT = "We booked hotel Aurora for Dana Miller, confirmation ZX-4471.\n\nBudget left: 812 euros."
 MARKER = {

@@ -4,7 +4,7 @@ import pytest
 
 from refold.core.errors import MessageError
 from refold.core.message import Media, Message, Opaque, Reasoning, Text, ToolCall, ToolResult
-from refold.formats.openai_chat import parse, render
+from refold.dialects.openai_chat import parse, render
 
 
 # proves: C3, C11

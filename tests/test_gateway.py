@@ -225,7 +225,7 @@ def test_a_name_is_enough_where_the_client_sends_only_the_end(gated: Gate) -> No
 def test_a_conversation_that_others_began_is_continued_under_its_name(gated: Gate) -> None:
     client = gated.openai()
     owner = gated.conversations()[0].owner if ask(client, [user("Who am I?")]) else ""
-    from refold.opening import open
+    from refold.session.api import open
 
     session = open("mine", store=gated.service.store, owner=owner)
     session.append([user("Hello"), {"role": "assistant", "content": "Yes?"}])

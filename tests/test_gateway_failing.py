@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gates import Gate, Quiet, answering, gate
-from refold.config import load_config
+from refold.config.config import load_config
 from refold.core.errors import StoreError
 from refold.serve import gateway, incoming, service
 from refold.serve.health import NOWHERE

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gates import Gate, Quiet, answering, gate
-from refold.serve import relay
+from refold.serve import streaming as relay
 from refold.stores.memory import MemoryStore
 
 WAIT_S = 10

@@ -9,10 +9,10 @@ import pytest
 
 import real_model
 from gates import gate
-from refold.config import load_config
-from refold.formats import replies
+from refold.config.config import load_config
+from refold.dialects import replies
 from refold.serve.incoming import Dialect, read_request
-from refold.serve.ledger import Ledger
+from refold.serve.recorder import Ledger
 from refold.serve.service import Service
 from refold.stores.memory import MemoryStore
 from test_dialects import RECORDED, compact, exchanges, recorded

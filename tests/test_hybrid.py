@@ -15,10 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 import refold
+from agentcore_stub import AgentCoreStub
+from mem0_stub import Mem0Stub
 from refold.cli import app
 from refold.core.errors import CorruptError, MessageError, SettingError, StoreError
-from refold.recall import spoken
-from refold.session import parse
+from refold.session.memories import spoken
+from refold.session.session import parse
 from refold.stores import hybrid, hybrid_follower, hybrid_turns
 from refold.stores.hybrid import HybridStore
 from refold.stores.hybrid_refused import Refused
@@ -41,8 +43,6 @@ from refold.stores.store import (
     shown_url,
 )
 from refold.testing import StoreContract
-from refold.testing.agentcore import AgentCoreStub
-from refold.testing.mem0 import Mem0Stub
 from refold.testing.words import ODD
 
 KEY = Key("default", "chat")

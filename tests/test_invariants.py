@@ -15,7 +15,6 @@ from hypothesis.errors import NoSuchExample
 
 import refold
 from pairing import check, faults
-from refold.aio import AsyncSession
 from refold.core import view as view_module
 from refold.core.budget import Budget
 from refold.core.check import Missing, Orphan, Slot, repair
@@ -23,10 +22,11 @@ from refold.core.event import Line, Pinned, Replaced, Said, Span, Undone
 from refold.core.message import Message
 from refold.core.plan import Stamp, settle
 from refold.core.view import fold
-from refold.formats.dialects import FORMATS, TARGETS
+from refold.dialects.registry import FORMATS, TARGETS
+from refold.dialects.rules.targets import check_request
 from refold.policies.window import Window
-from refold.rules.targets import check_request
-from refold.session import Session
+from refold.session.aio import AsyncSession
+from refold.session.session import Session
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
 from strategies import chats, deeds, messages, streams

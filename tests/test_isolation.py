@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import refold
+from agentcore_stub import AgentCoreStub
+from mem0_stub import Mem0Stub
 from refold.core.errors import ConflictError, RefoldError, StoreError
 from refold.stores.hybrid import HybridStore
 from refold.stores.memory import MemoryStore
@@ -30,8 +32,6 @@ from refold.stores.store import (
     Watched,
     open_store,
 )
-from refold.testing.agentcore import AgentCoreStub
-from refold.testing.mem0 import Mem0Stub
 from refold.testing.words import ODD, TINY, verified
 
 MARKS = ("quetzalcoatl", "tyrannosaurus")

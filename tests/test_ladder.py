@@ -17,10 +17,10 @@ from refold.core.event import Expiry, Pinned, Replaced, Said, Span
 from refold.core.message import Message, ToolResult
 from refold.core.plan import Edit
 from refold.core.view import fold
-from refold.expansion import written
-from refold.policies.reduced import quoted
-from refold.rules.targets import check_request
-from refold.session import Session
+from refold.dialects.rules.targets import check_request
+from refold.policies.shorten import quoted
+from refold.session.expand import written
+from refold.session.session import Session
 from refold.stores.memory import MemoryStore
 from refold.stores.store import ToolSetting
 from refold.testing.embedder import WordEmbedder

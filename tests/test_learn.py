@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import refold
-from refold.allowed import given as fields
-from refold.bench.retention import load, text_of
 from refold.cli import app
-from refold.config import load_config
+from refold.cli.bench.retention import load, text_of
+from refold.config.config import load_config
+from refold.config.validate import given as fields
 from refold.core.event import Expiry
-from refold.policies.lasting import CONFIDENCE, ENOUGH, LEAST, lasts, propose, spared, tried
-from refold.policies.needs import REDUCED, past
-from refold.tokens.count import Units, counter
+from refold.models.count import Units, counter
+from refold.policies.learn_expiry import CONFIDENCE, ENOUGH, LEAST, lasts, propose, spared, tried
+from refold.policies.usage import REDUCED, past
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"

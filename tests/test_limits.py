@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from refold.tokens import limits
-from refold.tokens.limits import ModelLimits, ModelSettings, find, parts, provider_of, table
+from refold.models import limits
+from refold.models.limits import ModelLimits, ModelSettings, find, parts, provider_of, table
 
 ROOT = Path(__file__).parents[1]
 MODELS = table().models

@@ -15,11 +15,11 @@ from urllib.parse import quote
 import pytest
 
 import refold
+from mem0_stub import Mem0Stub
 from refold.core.errors import MessageError, SettingError, StoreError
 from refold.stores import mem0 as ours
 from refold.stores.mem0 import Mem0Memorizer
 from refold.stores.store import Key, Spoken, open_store
-from refold.testing.mem0 import Mem0Stub
 from refold.testing.words import ODD
 
 KEY = Key("default", "chat")

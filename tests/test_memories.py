@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refold
-from refold import recall
-from refold.aio import AsyncSession
+from mem0_stub import Mem0Stub
 from refold.core.errors import SettingError, StoreError
 from refold.core.event import Replaced
 from refold.core.message import Message
 from refold.core.view import fold
-from refold.rules.targets import check
+from refold.dialects.rules.targets import check
+from refold.session import memories as recall
+from refold.session.aio import AsyncSession
 from refold.stores.hybrid import HybridStore
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key, Memory, Spoken
-from refold.testing.mem0 import Mem0Stub
 from refold.testing.words import demand_folded
 
 TEA = "The user likes green tea."

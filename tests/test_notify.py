@@ -10,8 +10,8 @@ import pytest
 import refold
 from refold.core.errors import OverBudgetError, SettingError
 from refold.core.event import Replaced, Span
-from refold.notify import CompactionEvent, MessageEvent
-from refold.session import Session
+from refold.session.notify import CompactionEvent, MessageEvent
+from refold.session.session import Session
 from refold.testing.scribe import Scribe
 from test_ladder import agent, answers, calls, output, step, user
 

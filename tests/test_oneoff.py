@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import refold
 from refold.cli import app
-from refold.formats.dialects import TARGETS
+from refold.dialects.registry import TARGETS
 
 TOOL = {"name": "look", "description": "Looks something up.", "input_schema": {"type": "object"}}
 CHAT = [

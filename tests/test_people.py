@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refold
-from refold.aio import AsyncSession
-from refold.answers import Undoing
 from refold.core.errors import MessageError
 from refold.core.event import Replaced, Said, Span, Undone
 from refold.core.message import Media, Message, Reasoning, Text, ToolCall, ToolResult
 from refold.core.view import fold
-from refold.rules.targets import check_request
-from refold.session import Session
+from refold.dialects.rules.targets import check_request
+from refold.session.aio import AsyncSession
+from refold.session.results import Undoing
+from refold.session.session import Session
 from strategies import corrections, deeds
 from test_cli import STORE, ask, run
 from test_invariants import do, new_session

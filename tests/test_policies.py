@@ -20,6 +20,8 @@ from refold.core.event import Line
 from refold.core.message import Media, Message, Text, ToolCall, ToolResult, Usage
 from refold.core.plan import Edit, Plan, Policy, Stamp, applied, settle
 from refold.core.view import View, fold
+from refold.models.count import Counter
+from refold.models.framing import ESTIMATE
 from refold.policies.cap import Cap
 from refold.policies.dedupe import Dedupe
 from refold.policies.expire import Expire
@@ -29,14 +31,12 @@ from refold.policies.importance import Reading
 from refold.policies.ladder import Ladder, climb
 from refold.policies.outline import outline
 from refold.policies.prune import Prune
-from refold.policies.reduced import Reduction, quoted
 from refold.policies.sections import CLOSE, OPEN, is_summary, read
+from refold.policies.shorten import Reduction, quoted
 from refold.policies.shrink import Shrink, Squeeze
 from refold.policies.summarize import Summarize
 from refold.policies.window import Window
-from refold.session import Session
-from refold.tokens.count import Counter
-from refold.tokens.framing import ESTIMATE
+from refold.session.session import Session
 from strategies import scraps, streams
 
 COUNT = Counter(ESTIMATE).message

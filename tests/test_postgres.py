@@ -18,11 +18,11 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from benchmarks.stores import Relay, relayed
 
 import refold
 from passwords import ODD_PASSWORDS, shown_parts
 from proxy import Proxy
-from refold.bench.stores import Relay, relayed
 from refold.core.codec import GENESIS, Entry, chain
 from refold.core.errors import (
     ConflictError,

@@ -9,17 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from refold.asked import override_of
 from refold.cli import app
-from refold.config import load_config, with_database
-from refold.core.errors import SettingError
-from refold.core.event import Expiry
-from refold.core.expiry import layered
-from refold.policies.evidence import Evidence, checked
-from refold.policies.sections import SECTIONS as TITLES
-from refold.stores.memory import MemoryStore
-from refold.stores.store import ToolSetting
-from refold.summarize.prompts import (
+from refold.config.config import load_config, with_database
+from refold.config.prompts import (
     BUILT_IN,
     SECTIONS,
     VARIABLES,
@@ -29,6 +21,14 @@ from refold.summarize.prompts import (
     message_template,
     profiles,
 )
+from refold.core.errors import SettingError
+from refold.core.event import Expiry
+from refold.core.expiry import layered
+from refold.policies.evidence import Evidence, checked
+from refold.policies.sections import SECTIONS as TITLES
+from refold.session.validate import override_of
+from refold.stores.memory import MemoryStore
+from refold.stores.store import ToolSetting
 
 ROOT = Path(__file__).parents[1]
 PROFILES = ["coding", "content", "general", "research", "support"]

@@ -8,9 +8,9 @@ import real_model
 import refold
 from refold.core.event import Called, Replaced
 from refold.core.view import fold
-from refold.rules.targets import check_request
-from refold.summarize.anthropic import AnthropicSummarizer
-from refold.summarize.openai import OpenAISummarizer
+from refold.dialects.rules.targets import check_request
+from refold.summaries.anthropic import AnthropicSummarizer
+from refold.summaries.openai import OpenAISummarizer
 
 SHORT = """{sections}Summarize the conversation under these headings, in few words:
 {{{{headings}}}}

@@ -20,14 +20,14 @@ from urllib.parse import quote
 
 import pytest
 import redis
+from benchmarks.stores import relayed
 from redis.crc import key_slot
 
 from passwords import ODD_PASSWORDS, shown_parts
-from refold.bench.stores import relayed
 from refold.core.codec import GENESIS, Entry, chain
 from refold.core.errors import CorruptError, NotFoundError, SettingError, StoreError
 from refold.core.event import Expiry
-from refold.opening import open
+from refold.session.api import open
 from refold.stores.redis import from_url
 from refold.stores.redis_list import STALE_US, SWEEP_EVERY, Names, RedisList, dumped, member
 from refold.stores.store import Key, Snapshot, ToolSetting, open_store

@@ -14,22 +14,22 @@ import pytest
 import typer
 
 import refold
-from refold.allowed import hints, is_struct, kinds_of
 from refold.cli import app
-from refold.config import Config, load_config
+from refold.config.config import Config, load_config
+from refold.config.serving import ServeSettings
+from refold.config.settings import AgentSettings, every
+from refold.config.validate import hints, is_struct, kinds_of
 from refold.core.errors import RefoldError
 from refold.core.event import Event, Expiry
-from refold.notify import CompactionEvent, MessageEvent
-from refold.opening import DEFAULT_STORE
+from refold.models.limits import ModelSettings
 from refold.policies.expire import LENGTH, THRESHOLD
 from refold.serve import api, frames, gateway, health, panel
 from refold.serve.openapi import described
 from refold.serve.service import Service
-from refold.serving import ServeSettings
-from refold.settings import AgentSettings, every
+from refold.session.api import DEFAULT_STORE
+from refold.session.notify import CompactionEvent, MessageEvent
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
-from refold.tokens.limits import ModelSettings
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "reference.py"

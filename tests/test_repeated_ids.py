@@ -14,9 +14,9 @@ from refold.agent import Agent
 from refold.core.event import Said
 from refold.core.message import Text, ToolCall, ToolResult
 from refold.core.pairing import AGAIN, apart
-from refold.doctor import examine
-from refold.page import STAND_IN
-from refold.rules.targets import check_request
+from refold.dialects.rules.targets import check_request
+from refold.session.doctor import examine
+from refold.session.render import STAND_IN
 
 TARGETS = ("openai-chat", "openai-responses", "anthropic", "ai-sdk")
 

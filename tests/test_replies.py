@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from refold.core.errors import MessageError
 from refold.core.message import Usage
-from refold.formats import anthropic, openai_chat, openai_responses
-from refold.formats.replies import Reply, collect, events, take
+from refold.dialects import anthropic, openai_chat, openai_responses
+from refold.dialects.replies import Reply, collect, events, take
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "recordings"
 FORMATS = {"anthropic_messages": anthropic, "openai_chat": openai_chat, "openai_responses": openai_responses}

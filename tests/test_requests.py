@@ -8,11 +8,11 @@ from hypothesis import given, settings
 import refold
 import views
 from histories import DIALECTS
-from refold import page
 from refold.core.check import Orphan
 from refold.core.errors import OverBudgetError
-from refold.rules.targets import check_request
-from refold.session import Session
+from refold.dialects.rules.targets import check_request
+from refold.session import render as page
+from refold.session.session import Session
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
 from strategies import told

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from refold.bench.probes import extracted, key_of
-from refold.bench.replay import pinned, worth_pinning
-from refold.bench.retention import Arm, Run, load, replay, text_of, unruly
-from refold.bench.score import has_beside
-from refold.bench.trace import Trace, counted
+from refold.cli.bench.probes import extracted, key_of
+from refold.cli.bench.replay import pinned, worth_pinning
+from refold.cli.bench.retention import Arm, Run, load, replay, text_of, unruly
+from refold.cli.bench.score import has_beside
+from refold.cli.bench.trace import Trace, counted
 
 CODES = ("QX7-4411", "QX7-9032")
 """What the first and the last result say, and later calls need."""

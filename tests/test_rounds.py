@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from refold.bench.retention import Arm, Replay, load, replay, text_of
+from refold.cli.bench.retention import Arm, Replay, load, replay, text_of
 from refold.core.event import Called, Replaced
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refold.core.check import Violation
-from refold.rules.judge import Facts
-from refold.rules.targets import JUDGES, check, check_request
+from refold.dialects.rules.judge import Facts
+from refold.dialects.rules.targets import JUDGES, check, check_request
 
 Json = Any
 PAGE = Path(__file__).parents[1] / "docs" / "validity.md"

@@ -16,7 +16,7 @@ import refold
 from refold.core.errors import MessageError
 from refold.core.event import Measured, Said
 from refold.core.message import Usage
-from refold.formats.replies import collect, events
+from refold.dialects.replies import collect, events
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "recordings"
 USER = {"role": "user", "content": "How is the weather in Oslo?"}

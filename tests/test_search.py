@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import refold
 from refold.core.errors import SettingError
 from refold.core.query import LONGEST, MOST_WORDS, Words, excerpt, fold, names, parse_query, parts
-from refold.searching import LONG, as_tool_text
+from refold.session.search import LONG, as_tool_text
 from refold.stores.memory import MemoryStore
 from refold.stores.nearest import nearest
 from refold.stores.sqlite import SQLiteStore

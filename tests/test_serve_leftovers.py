@@ -13,17 +13,17 @@ import pytest
 
 import refold
 from gates import Quiet, answering, gate
-from refold.config import load_config
+from refold.config.config import load_config
 from refold.core.view import Item
-from refold.record import Record
 from refold.serve import service
 from refold.serve.events import Hub
-from refold.serve.ledger import Ledger
-from refold.serve.relay import Relay
+from refold.serve.recorder import Ledger
 from refold.serve.rows import Rows
 from refold.serve.run import COLLECT
+from refold.serve.schemas import ListAsked
 from refold.serve.service import Service
-from refold.serve.shapes import ListAsked
+from refold.serve.streaming import Relay
+from refold.stores.record import Record
 from refold.stores.store import Key, open_store
 from refold.testing.scribe import Scribe
 from served import WAIT_S, until

@@ -19,15 +19,15 @@ import msgspec
 import pytest
 import yaml
 
-from refold.allowed import hints, kinds_of
-from refold.config import load_config
+from refold.config.config import load_config
+from refold.config.serving import Limits, ServeSettings, TokenSettings, Upstreams
+from refold.config.settings import Setting, every
+from refold.config.validate import hints, kinds_of
 from refold.core.errors import SettingError, StoreError
 from refold.serve.health import Health, ask
 from refold.serve.metrics import BOUNDS, HELP, Metrics
 from refold.serve.run import files_of, listening
 from refold.serve.tokens import hash_of, new_token
-from refold.serving import Limits, ServeSettings, TokenSettings, Upstreams
-from refold.settings import Setting, every
 from refold.stores.memory import MemoryStore
 from refold.stores.store import open_store
 from served import WAIT_S, behind_the_guard, until, whole_service

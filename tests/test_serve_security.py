@@ -14,18 +14,18 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.responses import StreamingResponse
 
-from refold.allowed import vet_fields
-from refold.config import load_config
+from refold.config.config import load_config
+from refold.config.validate import vet_fields
 from refold.core.errors import SettingError
 from refold.serve import api, gateway, health, logs, panel
 from refold.serve.caller import EVERYTHING, Caller
+from refold.serve.http_errors import Refused, asked_id, conversation_id, problem
+from refold.serve.http_protocol import HEADER_BYTES, UNSENT_BYTES
 from refold.serve.limits import MOST_CALLERS, Rate
 from refold.serve.redact import redacted
-from refold.serve.refusal import Refused, asked_id, conversation_id, problem
 from refold.serve.run import demand_safe
 from refold.serve.service import Service
 from refold.serve.tokens import Tokens, hash_of, new_token
-from refold.serve.wire import HEADER_BYTES, UNSENT_BYTES
 from refold.stores.memory import MemoryStore
 from served import behind_the_guard, running, until, whole_service
 

@@ -13,7 +13,7 @@ import refold
 from refold import AsyncSession, Message, Text, ToolCall, ToolResult
 from refold.core.event import Expiry, Measured, Replaced, Said, Span
 from refold.core.message import Media, Usage
-from refold.formats.dialects import TARGETS
+from refold.dialects.registry import TARGETS
 from refold.stores.memory import MemoryStore
 
 SMALL = {

@@ -20,27 +20,27 @@ from weakref import ref
 import pytest
 
 import refold
-from refold.answers import Fitted
+from refold.config.prompts import SECTIONS
 from refold.core.codec import dumps
 from refold.core.errors import SettingError
 from refold.core.event import Called, Certificate, Replaced, Said, Span
 from refold.core.message import Message, Text, Usage
 from refold.core.view import View, fold
+from refold.dialects.rules.targets import check_request
+from refold.models.count import counter
+from refold.models.limits import find
 from refold.policies.sections import CLOSE, OPEN, body
-from refold.rules.targets import check_request
-from refold.session import Session, parse
+from refold.session.results import Fitted
+from refold.session.session import Session, parse
 from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Store
-from refold.summarize import summarizer as summarizer_module
-from refold.summarize.anthropic import AnthropicSummarizer
-from refold.summarize.openai import OpenAISummarizer
-from refold.summarize.prompts import SECTIONS
-from refold.summarize.summarizer import Answer, Ask
+from refold.summaries import summarizer as summarizer_module
+from refold.summaries.anthropic import AnthropicSummarizer
+from refold.summaries.openai import OpenAISummarizer
+from refold.summaries.summarizer import Answer, Ask
+from refold.summaries.write import identity_of
 from refold.testing.model import Reply, Request, ScriptedModel
-from refold.tokens.count import counter
-from refold.tokens.limits import find
-from refold.writing import identity_of
 
 T = TypeVar("T")
 KEY = "a-key-like-no-other"
@@ -1162,7 +1162,7 @@ def test_a_function_is_the_same_in_every_process():
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from functools import partial
-from refold.writing import identity_of
+from refold.summaries.write import identity_of
 from test_summaries import letters, lines
 print([identity_of(one) for one in ({", ".join(names)})])
 """

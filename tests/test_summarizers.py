@@ -16,12 +16,12 @@ import pytest
 
 from refold.core.errors import SettingError
 from refold.core.message import Usage
-from refold.summarize.anthropic import AnthropicSummarizer
-from refold.summarize.call import Outcome, call
-from refold.summarize.home import home
-from refold.summarize.models import named
-from refold.summarize.openai import OpenAISummarizer, limit_name
-from refold.summarize.summarizer import Answer, Ask
+from refold.summaries.anthropic import AnthropicSummarizer
+from refold.summaries.call import Outcome, call
+from refold.summaries.home import home
+from refold.summaries.models import named
+from refold.summaries.openai import OpenAISummarizer, limit_name
+from refold.summaries.summarizer import Answer, Ask
 from refold.testing.model import Reply, ScriptedModel
 
 ASK = Ask("conversation", "What happened?", "You summarize.", (), None, 1, 300, "default")
@@ -584,7 +584,7 @@ class TestHome:
     def test_a_fork_has_its_own_and_leaves_the_old_one_alone(self) -> None:
         script = """
 import asyncio, os
-from refold.summarize.home import home
+from refold.summaries.home import home
 
 async def fine():
     return "fine"

@@ -22,11 +22,11 @@ import refold
 from refold import telemetry
 from refold.core.errors import CannotExpandError, OverBudgetError
 from refold.core.message import Usage
-from refold.session import Session
-from refold.summarize.anthropic import AnthropicSummarizer
-from refold.summarize.call import Outcome, call
-from refold.summarize.openai import OpenAISummarizer
-from refold.summarize.summarizer import Ask
+from refold.session.session import Session
+from refold.summaries.anthropic import AnthropicSummarizer
+from refold.summaries.call import Outcome, call
+from refold.summaries.openai import OpenAISummarizer
+from refold.summaries.summarizer import Ask
 from refold.testing.model import Reply, ScriptedModel
 from refold.testing.scribe import Scribe
 from test_ladder import agent, output, step, user

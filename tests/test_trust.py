@@ -10,7 +10,7 @@ from refold.core.event import Called, Replaced
 from refold.core.message import ToolResult, Usage
 from refold.policies.evidence import Evidence, checked
 from refold.policies.sections import CLOSE, Entry, read, render
-from refold.summarize.summarizer import Answer
+from refold.summaries.summarizer import Answer
 from refold.testing.scribe import Scribe
 
 TINY = {"models": {"m": {"window": 6_000, "max_output": 500}}}

@@ -114,7 +114,7 @@ def test_no_error_shows_a_password_or_a_key_also_not_from_inside_another_url(url
 
 def test_a_worker_opens_the_url_that_it_was_given(monkeypatch):
     opened = []
-    monkeypatch.setattr("refold.worker.run", lambda url, **rest: opened.append(url))
+    monkeypatch.setattr("refold.session.worker.run", lambda url, **rest: opened.append(url))
     run = CliRunner().invoke(app, ["worker", "--store", SECRETS[0], "--once"])
     assert (run.exit_code, opened) == (0, [SECRETS[0]])
     assert "S3CRET" not in run.output

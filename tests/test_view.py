@@ -15,9 +15,9 @@ from refold.core.live import Head, Live, State
 from refold.core.message import Media, Message, Text
 from refold.core.plan import Edit, Stamp, settle
 from refold.core.view import fold
-from refold.doctor import examine
-from refold.record import seal
+from refold.session.doctor import examine
 from refold.stores.memory import MemoryStore
+from refold.stores.record import seal
 from refold.stores.store import Key, Snapshot
 from strategies import streams
 

@@ -21,17 +21,17 @@ from typer.testing import CliRunner
 
 import refold
 from refold.cli import app
+from refold.config.prompts import SECTIONS
 from refold.core.budget import Budget
 from refold.core.errors import ConflictError, NotFoundError, SettingError, StoreError
 from refold.core.event import Called, Replaced
 from refold.core.plan import CompactionRequest
 from refold.core.view import fold
-from refold.jobs import NAMES, Errand, Posted, Queue, Terms, queue_of
-from refold.session import Session
+from refold.session.session import Session
+from refold.session.worker import run
 from refold.stores.store import Key, open_store
-from refold.summarize.prompts import SECTIONS
+from refold.summaries.queue import NAMES, Errand, Posted, Queue, Terms, queue_of
 from refold.testing.model import Reply, ScriptedModel
-from refold.worker import run
 from servers import Postgres, remove
 
 WAIT_S = 60.0
@@ -40,7 +40,7 @@ WORKER = """
 import json, sys
 from refold import desk
 from refold.jobs import Terms
-from refold.worker import run
+from refold.session.worker import run
 
 url, config, terms = sys.argv[1], *map(json.loads, sys.argv[2:4])
 desk.LEASE_S = float(sys.argv[4])
@@ -474,7 +474,7 @@ def test_a_store_of_another_kind_is_refused_where_it_is_set():
 
 
 def test_what_is_not_installed_is_named(postgres_url, monkeypatch):
-    monkeypatch.setattr("refold.jobs.find_spec", lambda name: None)
+    monkeypatch.setattr("refold.summaries.queue.find_spec", lambda name: None)
     with pytest.raises(SettingError, match=r'pip install "refold\[worker\]"'):
         opened(postgres_url, config(None))
     told = invoke(postgres_url, "worker")

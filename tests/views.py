@@ -18,8 +18,8 @@ from typing import Any
 import refold
 from histories import DIALECTS, steps
 from refold.core.errors import OverBudgetError
-from refold.rules.targets import check_request
-from refold.session import Session
+from refold.dialects.rules.targets import check_request
+from refold.session.session import Session
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
 from refold.testing.scribe import Scribe

@@ -16,8 +16,8 @@ from refold.core.errors import RefoldError, StoreError
 from refold.core.message import Usage
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Snapshot
-from refold.summarize.call import Outcome
-from refold.summarize.summarizer import Answer, Ask
+from refold.summaries.call import Outcome
+from refold.summaries.summarizer import Answer, Ask
 
 STAYS = 0.4
 """How likely it is that whoever may go on next is the one who goes on."""

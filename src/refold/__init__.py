@@ -9,8 +9,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from refold.answers import CompactionResult, Fitted, Report, StoredMessage
-from refold.config import Config
+from refold.config.config import Config
 from refold.core.errors import (
     CannotExpandError,
     ConflictError,
@@ -22,12 +21,13 @@ from refold.core.errors import (
 from refold.core.event import Expiry
 from refold.core.message import Message, Text, ToolCall, ToolResult
 from refold.core.view import View
-from refold.oneoff import check, count, limits
-from refold.opening import fit, load, open
-from refold.session import Session
+from refold.session.api import fit, load, open
+from refold.session.oneoff import check, count, limits
+from refold.session.results import CompactionResult, Fitted, Report, StoredMessage
+from refold.session.session import Session
 
 if TYPE_CHECKING:
-    from refold.aio import AsyncSession, aopen
+    from refold.session.aio import AsyncSession, aopen
 
 __version__ = "0.1.0"
 
@@ -63,7 +63,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("AsyncSession", "aopen"):  # asyncio is half of the time to import; not all need it
-        from refold import aio
+        from refold.session import aio
 
         return getattr(aio, name)
     raise AttributeError(f"module 'refold' has no attribute {name!r}")

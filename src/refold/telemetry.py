@@ -14,14 +14,14 @@ from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from refold.models.limits import PROVIDERS
+
 if TYPE_CHECKING:
     from opentelemetry import trace
 
 Value: TypeAlias = str | bool | int | float | Sequence[str] | None
 """None is left out."""
 Facts: TypeAlias = Mapping[str, Value]
-PROVIDERS = ("openai", "anthropic")
-"""Whose models are named `PROVIDER/MODEL`, and who are called the same in the `gen_ai` names."""
 
 
 class Span:

@@ -25,7 +25,7 @@ from mcp import ClientSession, StdioServerParameters, stdio_client
 from mcp.client import streamable_http
 
 import refold
-from refold.adapters.mcp_words import MOST
+from refold.adapters.mcp_format import MOST
 
 pytestmark = pytest.mark.anyio
 SMALL = {

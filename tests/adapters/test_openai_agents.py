@@ -48,10 +48,10 @@ from pages import program
 
 import refold
 from refold.adapters.openai_agents import RefoldSession
-from refold.adapters.openai_agents_items import History
+from refold.adapters.openai_agents_messages import History
 from refold.core.errors import OverBudgetError
-from refold.rules.judge import Facts
-from refold.rules.targets import JUDGES
+from refold.dialects.rules.judge import Facts
+from refold.dialects.rules.targets import JUDGES
 from refold.testing.adapters import (
     CONFIG,
     ENDLESS,

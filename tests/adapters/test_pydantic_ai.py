@@ -39,7 +39,7 @@ from pydantic_ai.usage import RequestUsage
 
 import refold
 from refold.adapters.pydantic_ai import IS_LATE, Refold
-from refold.adapters.pydantic_ai_words import Words, saying
+from refold.adapters.pydantic_ai_messages import Words, saying
 from refold.core.message import Media, Message, Reasoning, Text, ToolCall, ToolResult
 from refold.stores.store import open_store
 from refold.testing.adapters import (

@@ -1,1 +1,5 @@
-"""Where frameworks let refold in: one small module each, imported only by who uses that framework."""
+"""Adapters: one module per framework, imported only by those who use it, and the MCP server.
+
+An adapter converts a framework's messages (`*_messages.py`) and hooks refold in. `align.py` finds where a
+resent history goes on, `conversation.py` and `synced_history.py` keep it in a session.
+"""

@@ -21,10 +21,10 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from refold.adapters.adk_words import DIALECT, Told, Words, functions
-from refold.adapters.kept import AGAIN
-from refold.adapters.talk import KEPT, Ask, Talks, tools
-from refold.config import Source
+from refold.adapters.adk_messages import DIALECT, Told, Words, functions
+from refold.adapters.conversation import KEPT, Ask, Talks, tools
+from refold.adapters.synced_history import AGAIN
+from refold.config.config import Source
 from refold.core.draft import PART
 from refold.stores.store import Store
 

@@ -25,11 +25,11 @@ from agent_framework import (
 )
 from agent_framework import Message as Given
 
-from refold.adapters.agent_framework_words import REFOLD, Words, says, told
-from refold.adapters.kept import Otherwise
-from refold.adapters.kept import shown as as_shown
-from refold.adapters.talk import WARM, Ask, Talks, tools
-from refold.config import Source
+from refold.adapters.agent_framework_messages import REFOLD, Words, says, told
+from refold.adapters.conversation import WARM, Ask, Talks, tools
+from refold.adapters.synced_history import Otherwise
+from refold.adapters.synced_history import shown as as_shown
+from refold.config.config import Source
 from refold.core.draft import PART
 from refold.core.errors import RefoldError
 from refold.core.pairing import as_came

@@ -28,9 +28,9 @@ from langgraph.config import get_config
 from langgraph.runtime import Runtime
 
 from refold.adapters.align import standing, woven
-from refold.adapters.kept import Otherwise
-from refold.adapters.talk import Ask, Talks, tools
-from refold.config import Source
+from refold.adapters.conversation import Ask, Talks, tools
+from refold.adapters.synced_history import Otherwise
+from refold.config.config import Source
 from refold.core.message import (
     Media,
     Message,

@@ -20,13 +20,13 @@ import msgspec
 from litellm.exceptions import BadRequestError, ContextWindowExceededError
 from litellm.integrations.custom_logger import CustomLogger
 
-from refold.adapters.talk import WARM, Ask, Talk, Talks, tools
-from refold.config import Source
+from refold.adapters.conversation import WARM, Ask, Talk, Talks, tools
+from refold.config.config import Source
 from refold.core.errors import MessageError, OverBudgetError
 from refold.core.message import Message, Text, Usage
 from refold.core.sound import read
-from refold.formats import openai_chat
-from refold.opening import open as opened
+from refold.dialects import openai_chat
+from refold.session.api import open as opened
 from refold.stores.store import Store
 
 CHAT = ("completion", "acompletion")

@@ -19,9 +19,9 @@ from mcp.types import Resource, ToolAnnotations
 from pydantic import ValidationError
 
 from refold import __version__
-from refold.adapters.mcp_verbs import Verbs
-from refold.adapters.mcp_words import capped, safe
-from refold.config import Config
+from refold.adapters.mcp_format import capped, safe
+from refold.adapters.mcp_handlers import Verbs
+from refold.config.config import Config
 from refold.core.errors import NotFoundError, RefoldError, SettingError
 from refold.stores.store import Store
 

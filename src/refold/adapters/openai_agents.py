@@ -27,15 +27,15 @@ from agents.models import get_default_model
 from agents.run_config import CallModelData, ModelInputData
 from agents.tool_context import ToolContext
 
-from refold.adapters.kept import BRANCH, GAPS, is_fork
-from refold.adapters.openai_agents_items import History, Item, Standing, is_part, same, standing_in
-from refold.adapters.talk import tools
-from refold.config import DEFAULT, Source, load_config
+from refold.adapters.conversation import tools
+from refold.adapters.openai_agents_messages import History, Item, Standing, is_part, same, standing_in
+from refold.adapters.synced_history import BRANCH, GAPS, is_fork
+from refold.config.config import DEFAULT, Source, load_config
 from refold.core import codec
 from refold.core.errors import ConflictError, StoreError
-from refold.opening import DEFAULT_STORE
-from refold.opening import open as opened
-from refold.session import Session
+from refold.session.api import DEFAULT_STORE
+from refold.session.api import open as opened
+from refold.session.session import Session
 from refold.stores.store import Forks, Store, open_store
 
 KEPT = 32

@@ -18,10 +18,10 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Syst
 from pydantic_ai.models import ModelRequestContext
 
 from refold.adapters.align import standing
-from refold.adapters.kept import Otherwise
-from refold.adapters.pydantic_ai_words import SAID, Saying, Words, is_result, saying, to_json
-from refold.adapters.talk import Ask, Talks, tools
-from refold.config import Source
+from refold.adapters.conversation import Ask, Talks, tools
+from refold.adapters.pydantic_ai_messages import SAID, Saying, Words, is_result, saying, to_json
+from refold.adapters.synced_history import Otherwise
+from refold.config.config import Source
 from refold.stores.store import Store
 
 IS_LATE = hasattr(AbstractCapability, "prepare_model_request")

@@ -23,9 +23,9 @@ from strands.types.content import split_system_prompt
 from strands.types.session import decode_bytes_values, encode_bytes_values
 
 from refold.adapters.align import numbered, standing, woven
-from refold.adapters.kept import Otherwise
-from refold.adapters.talk import Ask, Talks, tools
-from refold.config import Source
+from refold.adapters.conversation import Ask, Talks, tools
+from refold.adapters.synced_history import Otherwise
+from refold.config.config import Source
 from refold.core import codec
 from refold.core.message import (
     Media,

@@ -11,15 +11,15 @@ from refold.agent.events import AgentEvent, Ended, Result
 from refold.agent.loop import Run
 from refold.agent.models import Model, model_of
 from refold.agent.tools import Tool, by_name, finder
-from refold.aio import aopen
-from refold.asked import named
-from refold.config import AgentSettings, Config, Source, load_config
+from refold.config.config import AgentSettings, Config, Source, load_config
 from refold.core.errors import SettingError
 from refold.core.message import Message, Text
-from refold.notify import OnEvent, callbacks_of
-from refold.opening import DEFAULT_STORE
+from refold.models.limits import find
+from refold.session.aio import aopen
+from refold.session.api import DEFAULT_STORE
+from refold.session.notify import OnEvent, callbacks_of
+from refold.session.validate import named
 from refold.stores.store import Store, open_store
-from refold.tokens.limits import find
 
 PROMPTS = {True: "prompt.md", False: "prompt-no-handles.md"}
 """What every agent is told of the loop, by whether what is reduced shows how to get it back;

@@ -6,7 +6,7 @@ import msgspec
 
 from refold.agent.steps import End, Step
 from refold.core.message import Usage
-from refold.notify import Happened
+from refold.session.notify import Happened
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):

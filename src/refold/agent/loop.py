@@ -32,13 +32,14 @@ from refold.agent.steps import (
     read,
 )
 from refold.agent.tools import Found, Output, output_of
-from refold.aio import AsyncSession
 from refold.core.errors import MessageError, OverBudgetError, RefoldError, SettingError
 from refold.core.event import Said
 from refold.core.message import Kind, Message, Text, ToolCall, ToolResult, Usage
-from refold.notify import OnEvent
-from refold.summarize.attempt import GivenUpError, attempt
-from refold.summarize.problem import problem, status_of, wait_of
+from refold.models.limits import PROVIDERS
+from refold.session.aio import AsyncSession
+from refold.session.notify import OnEvent
+from refold.summaries.attempt import GivenUpError, attempt
+from refold.summaries.problem import problem, status_of, wait_of
 
 if TYPE_CHECKING:
     from refold.agent.agent import Agent
@@ -185,7 +186,7 @@ class Run:
         """One request, in sight of those who trace."""
         provider, _, _ = self.dialect.partition("-")
         name = getattr(self.agent.model, "name", None)
-        named = f"{provider}/{name}" if name and provider in telemetry.PROVIDERS else name
+        named = f"{provider}/{name}" if name and provider in PROVIDERS else name
         with telemetry.chat(named, {"gen_ai.conversation.id": self.session.conversation}) as span:
             said = await self._keep(await self._in_time(self._hear, request))
             if used := said.message.usage:

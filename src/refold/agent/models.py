@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Protocol
 
 from refold.core.errors import SettingError
-from refold.summarize.models import LONGEST_S, missing, reply_in
+from refold.summaries.models import LONGEST_S, missing, reply_in
 
 
 class Model(Protocol):

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from refold.core.errors import SettingError
 from refold.core.lease import OWN
 from refold.core.message import Media, Text
-from refold.summarize.models import sendable
+from refold.summaries.models import sendable
 
 Output: TypeAlias = str | tuple[Text | Media, ...]
 FIND = "find_tools"

@@ -10,7 +10,6 @@ import typer
 from typer.core import TyperGroup
 
 from refold.cli import (
-    bench,
     change,
     checkup,
     compact,
@@ -28,6 +27,7 @@ from refold.cli import (
     sync,
     worker,
 )
+from refold.cli.bench import commands as bench
 from refold.cli.terminal import complain
 from refold.core.errors import RefoldError, SettingError
 

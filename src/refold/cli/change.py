@@ -23,7 +23,7 @@ from refold.cli.words import one_line, plural, quoted
 from refold.core.codec import loads
 from refold.core.errors import RefoldError
 from refold.core.event import Pinned
-from refold.session import Session
+from refold.session.session import Session
 from refold.stores.store import Key, Listed
 
 AnyAt = Annotated[

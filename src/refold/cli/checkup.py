@@ -12,7 +12,7 @@ from refold.cli.terminal import Column, Columns, emit, progress
 from refold.cli.words import iso, local, one_line, plural
 from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError
-from refold.doctor import BACKUP, Finding, examine, list_safely, told, without
+from refold.session.doctor import BACKUP, Finding, examine, list_safely, told, without
 from refold.stores.store import Key, Lease, Leases, Listed, Store
 
 MOST_FINDINGS = 50

@@ -8,17 +8,17 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import asdict
 
-from refold.answers import CompactionResult
 from refold.cli.log import event_json
 from refold.cli.options import Access, ConfigFile, Id, Json, Owner, StoreUrl, ViewName
 from refold.cli.terminal import complain, emit, say, waiting
 from refold.cli.words import one_line, places, plural, quoted
-from refold.config import DEFAULT
+from refold.config.config import DEFAULT
 from refold.core.errors import RefoldError
 from refold.core.event import Called, Certificate, Replaced, Span
 from refold.core.plan import CompactionRequest
-from refold.jobs import Errand, queue_of
-from refold.session import STRATEGIES, Session
+from refold.session.results import CompactionResult
+from refold.session.session import STRATEGIES, Session
+from refold.summaries.queue import Errand, queue_of
 
 WINDOW = "sliding-window"
 """The strategy that writes nothing."""

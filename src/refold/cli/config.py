@@ -9,19 +9,19 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from refold.allowed import given, hints, vet_fields
 from refold.cli.options import CONFIG, Access, ConfigFile, Json, StoreUrl, configured
 from refold.cli.terminal import Columns, emit, fitting, say
 from refold.cli.words import one_line
-from refold.config import DEFAULT, Config, with_database, with_stored
+from refold.config.config import DEFAULT, Config, with_database, with_stored
+from refold.config.prompts import BUILT_IN, Template
+from refold.config.serving import ServeSettings
+from refold.config.settings import Setting, every
+from refold.config.validate import given, hints, vet_fields
 from refold.core.errors import NotFoundError, StoreError
 from refold.core.event import Expiry
 from refold.core.expiry import layered
-from refold.opening import DEFAULT_STORE
-from refold.serving import ServeSettings
-from refold.settings import Setting, every
+from refold.session.api import DEFAULT_STORE
 from refold.stores.store import Settings, Store, ToolSetting
-from refold.summarize.prompts import BUILT_IN, Template
 
 EVERY = "*"
 """How people write every agent."""

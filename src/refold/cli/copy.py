@@ -8,8 +8,8 @@ from refold.cli.options import Access, Json
 from refold.cli.terminal import complain, emit, progress, say
 from refold.cli.words import one_line, plural
 from refold.core.errors import NotFoundError
-from refold.moving import Moved, copy_settings
-from refold.moving import copy as copied
+from refold.session.copy import Moved, copy_settings
+from refold.session.copy import copy as copied
 from refold.stores.store import Listed, Store, shown_url
 
 

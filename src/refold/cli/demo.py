@@ -24,7 +24,7 @@ from refold.core.errors import SettingError
 from refold.stores.store import Store, open_store, shown_url
 
 if TYPE_CHECKING:
-    from refold.demo.run import Outcome
+    from refold.agent.demo.run import Outcome
 
 OWNER = "default"
 COMMAND = "  {:<24} {}"
@@ -60,8 +60,8 @@ def demo(
     the folder is only read, without what is hidden in it or holds keys. In the end it is asked for something
     that it read early and sees no more. What was said stays in the store, for you to look at.
     """
-    from refold.demo.model import Model
-    from refold.demo.run import chosen, run
+    from refold.agent.demo.model import Model
+    from refold.agent.demo.run import chosen, run
 
     with _recorded(store) as (url, opened):
         model, (reading, why) = Model(steps, window), chosen(folder, window)

@@ -13,7 +13,7 @@ from refold.cli.words import clip, one_line
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from refold.demo.run import Step
+    from refold.agent.demo.run import Step
 
 ROWS, AROUND = 16, 9
 """Rows at most, and lines of the screen that are left for all else."""

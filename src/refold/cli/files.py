@@ -6,18 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from refold.answers import Fitted
 from refold.cli.options import ConfigFile, DialectOption, InFile, Json, OutFile, configured
 from refold.cli.terminal import Cell, Columns, complain, emit, fitting, pretty, progress, say, writing
 from refold.cli.words import glance, glance_json, one_line, plural, saved_percent
 from refold.core.errors import MessageError, SettingError
-from refold.formats.dialects import TARGETS
-from refold.incoming import Given, conversation, read_file
-from refold.oneoff import check_given, count_parts
-from refold.rules.targets import JUDGES
-from refold.session import Session
+from refold.dialects.registry import TARGETS
+from refold.dialects.rules.targets import JUDGES
+from refold.models.limits import find
+from refold.session.files import Given, conversation, read_file
+from refold.session.oneoff import check_given, count_parts
+from refold.session.results import Fitted
+from refold.session.session import Session
 from refold.stores.store import Key, open_store
-from refold.tokens.limits import find
 
 MOST_TOLD = 5
 """Notices that are told one by one."""

@@ -8,7 +8,7 @@ import typer
 from refold.cli.options import Access, ConfigFile, Json, StoreUrl
 from refold.cli.terminal import Cell, Columns, complain, console, emit, fitting, say
 from refold.cli.words import iso, one_line, plural
-from refold.jobs import NAMES, Posted, Queue, Status, queue_of
+from refold.summaries.queue import NAMES, Posted, Queue, Status, queue_of
 
 RECENT_S = 3_600.0
 """How long what is done is shown unasked."""

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from refold.allowed import given
 from refold.cli.options import (
     Access,
     ConfigFile,
@@ -21,15 +20,16 @@ from refold.cli.options import (
 )
 from refold.cli.terminal import complain, emit, say, waiting, writing
 from refold.cli.words import one_line, plural
-from refold.config import DEFAULT, AgentSettings, Config, with_database
+from refold.config.config import DEFAULT, AgentSettings, Config, with_database
+from refold.config.validate import given
 from refold.core import codec
 from refold.core.codec import dumps
 from refold.core.errors import CorruptError, NotFoundError, SettingError
 from refold.core.event import Expiry
-from refold.meter import Meter
-from refold.policies.lasting import CONFIDENCE, ENOUGH, Lesson, Trial, propose, wanted
-from refold.policies.needs import Past, past
-from refold.session import parse
+from refold.policies.learn_expiry import CONFIDENCE, ENOUGH, Lesson, Trial, propose, wanted
+from refold.policies.usage import Past, past
+from refold.session.meter import Meter
+from refold.session.session import parse
 from refold.stores.store import Key, Listed, Store
 
 LEAST_COVER, MOST_COVER = 0.5, 0.999

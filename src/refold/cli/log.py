@@ -12,9 +12,9 @@ from refold.cli.words import glance, glance_json, iso, local, one_line, places, 
 from refold.core import codec
 from refold.core.codec import Link
 from refold.core.event import Called, Event, Measured, Named, Pinned, Replaced, Said, Undone, Unknown
-from refold.doctor import Unreadable, links, told
-from refold.record import follow
-from refold.session import parse
+from refold.session.doctor import Unreadable, links, told
+from refold.session.session import parse
+from refold.stores.record import follow
 from refold.stores.store import Key, Store
 
 STYLES = {"said": "", "replaced": "bold blue", "undone": "magenta", "pinned": "red", "measured": "dim"}

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import asdict
 
-from refold.answers import Diff, Moment, Seen
 from refold.cli import show as page
 from refold.cli.log import Names, emit_lines, emit_log, events, followed, print_log
 from refold.cli.options import (
@@ -31,9 +30,10 @@ from refold.cli.words import iso, local, one_line, saved_percent
 from refold.core.errors import CannotExpandError
 from refold.core.live import Live
 from refold.core.slices import slice_of
-from refold.doctor import told
-from refold.record import Record
-from refold.session import Session, parse
+from refold.session.doctor import told
+from refold.session.results import Diff, Moment, Seen
+from refold.session.session import Session, parse
+from refold.stores.record import Record
 from refold.stores.store import Key, Listed, Store
 
 PastPlace = Annotated[

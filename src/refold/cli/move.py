@@ -23,15 +23,15 @@ from refold.cli.options import (
 from refold.cli.options import ids as known_ids
 from refold.cli.terminal import emit, progress, say, writing
 from refold.cli.words import one_line, plural, quoted
-from refold.config import Config
+from refold.config.config import Config
 from refold.core.draft import Draft
 from refold.core.errors import ConflictError, MessageError, RefoldError, StoreError
-from refold.formats.dialects import TARGETS
-from refold.incoming import Given, conversations, export_in, read_file
-from refold.intake import Intake
-from refold.session import Session
+from refold.dialects.registry import TARGETS
+from refold.session.export import export_lines, load_lines
+from refold.session.files import Given, conversations, export_in, read_file
+from refold.session.intake import Intake
+from refold.session.session import Session
 from refold.stores.store import Key, Store
-from refold.transfer import export_lines, load_lines
 
 BATCH = 5_000
 """Messages stored in one go."""

@@ -13,13 +13,13 @@ import typer
 
 from refold.cli.terminal import complain
 from refold.cli.words import quoted
-from refold.config import Config, load_config
+from refold.config.config import Config, load_config
 from refold.core.errors import CorruptError, NotFoundError
-from refold.formats.dialects import FORMATS, format_of
-from refold.intake import Intake
-from refold.meter import Meter
-from refold.opening import DEFAULT_STORE
-from refold.session import Session
+from refold.dialects.registry import FORMATS, format_of
+from refold.session.api import DEFAULT_STORE
+from refold.session.intake import Intake
+from refold.session.meter import Meter
+from refold.session.session import Session
 from refold.stores.store import Key, Store, open_store, shown_url
 
 CONFIG = "refold.yaml"

@@ -5,13 +5,13 @@ from typing import Annotated
 import typer
 from msgspec.structs import asdict
 
-from refold.answers import Hit
 from refold.cli.options import Access, ConfigFile, Json, Owner, StoreUrl, existing, ids
 from refold.cli.terminal import Cell, Columns, console, emit, fitting, progress, say
 from refold.cli.words import one_line
 from refold.core.query import parse_query
-from refold.searching import find, hits, limit_of
-from refold.session import parse
+from refold.session.results import Hit
+from refold.session.search import find, hits, limit_of
+from refold.session.session import parse
 from refold.stores.store import Key, Scope
 
 Only = Annotated[

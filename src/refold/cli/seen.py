@@ -9,8 +9,8 @@ from refold.core.event import Line, Replaced, Span
 from refold.core.live import Live
 from refold.core.message import Message
 from refold.core.view import Item
-from refold.record import Record
-from refold.session import Session
+from refold.session.session import Session
+from refold.stores.record import Record
 
 
 class Tally(NamedTuple):

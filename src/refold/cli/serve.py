@@ -7,8 +7,8 @@ import typer
 
 from refold.cli.options import CONFIG, ConfigFile, Json, StoreUrl
 from refold.cli.terminal import emit, say
+from refold.config.serving import Right, TokenSettings
 from refold.core.errors import SettingError
-from refold.serving import Right, TokenSettings
 
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 

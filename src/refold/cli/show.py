@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from refold.answers import Cause, Change, Diff, Explanation, Moment, Seen
 from refold.cli.seen import Block, Shown, Sight
 from refold.cli.terminal import Cell, Column, Columns, fitting
 from refold.cli.words import full, glance, one_line, places, plural, quoted
-from refold.outcome import Outcome
+from refold.session.results import Cause, Change, Diff, Explanation, Moment, Seen
+from refold.session.savings import Outcome
 
 ROLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow"}
 EDIT = "bold blue"

@@ -8,7 +8,7 @@ from refold.cli.options import Access, ConfigFile, Json, StoreUrl
 from refold.cli.terminal import complain, emit, progress, say
 from refold.cli.words import plural
 from refold.core.errors import CorruptError, RefoldError, SettingError
-from refold.session import parse
+from refold.session.session import parse
 from refold.stores.store import Key
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def sync(
     this is for what a crash or a service that was down has left. What the memory refused while it took
     others is passed over and named each time, until --refused hands it in again.
     """
-    from refold.recall import spoken
+    from refold.session.memories import spoken
     from refold.stores.hybrid import HybridStore
 
     access = Access.to(store, config)

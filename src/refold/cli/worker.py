@@ -11,7 +11,7 @@ from refold.cli.options import Access, ConfigFile, StoreUrl
 from refold.cli.terminal import complain
 from refold.cli.words import one_line
 from refold.core.errors import SettingError
-from refold.jobs import Terms
+from refold.summaries.queue import Terms
 
 
 def worker(
@@ -44,7 +44,7 @@ def worker(
     For agents with `summarizer: {run_in: worker}` and a store in PostgreSQL. Any number of workers share the
     work, on any number of machines; each needs the configuration that the sessions have.
     """
-    from refold.worker import run
+    from refold.session.worker import run
 
     access = Access.to(store, config, for_settings=True)
     given = list(map(_summarizer, summarizer or ()))

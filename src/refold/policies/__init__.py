@@ -1,1 +1,6 @@
-"""Ways to make a view smaller: pure functions from a view and a budget to a plan, one idea per file."""
+"""Policies: pure functions from a view and a budget to a plan, one idea per file.
+
+Begin with `prune.py`, a small one, and `ladder.py`, which runs them until the view fits. `summarize.py` and
+`selection.py` choose what is summarized; `extract.py` writes a summary by rule and `evidence.py` checks a
+model's.
+"""

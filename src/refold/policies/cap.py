@@ -5,7 +5,7 @@ import msgspec
 from refold.core.budget import Budget
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import View
-from refold.policies.reduced import Reduction
+from refold.policies.shorten import Reduction
 
 
 class Cap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.regex import regex
 from refold.core.view import View
 from refold.policies.outline import SHORT, vocabulary, words
-from refold.policies.reduced import Reduction
+from refold.policies.shorten import Reduction
 
 SKETCH = 48
 """Hashes of words that are compared before the words are."""

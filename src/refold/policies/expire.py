@@ -12,7 +12,7 @@ from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import Item, View
 from refold.policies.importance import Reading
-from refold.policies.reduced import Reduction
+from refold.policies.shorten import Reduction
 
 Wanted: TypeAlias = tuple[int, str | None, int]
 """A message by its place, with the prompt and the length that its summary is to have."""

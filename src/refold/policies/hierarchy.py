@@ -5,7 +5,7 @@ import msgspec
 from refold.core.budget import Budget
 from refold.core.plan import Count, Edit, Plan
 from refold.core.view import Item, View
-from refold.policies.oldest import Oldest, oldest
+from refold.policies.selection import Oldest, oldest
 from refold.policies.summarize import DEEPER, Part, fold_away, longest
 
 

@@ -6,7 +6,7 @@ from refold.core.budget import Budget
 from refold.core.lease import has_ended, lease_of
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import View
-from refold.policies.reduced import Reduction
+from refold.policies.shorten import Reduction
 
 
 class EndLeases(msgspec.Struct, frozen=True):

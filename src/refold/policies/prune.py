@@ -11,7 +11,7 @@ from refold.core.message import Message, ToolResult
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import Item, View
 from refold.policies.importance import Reading
-from refold.policies.reduced import Reduction
+from refold.policies.shorten import Reduction
 
 
 class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

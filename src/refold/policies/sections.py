@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from refold.core.regex import regex
 from refold.policies.outline import words, worth
-from refold.policies.reduced import quoted
+from refold.policies.shorten import quoted
 
 OPEN, CLOSE = '<record note="what happened before; not an instruction">', "</record>"
 SECTIONS = {

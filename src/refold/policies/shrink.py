@@ -12,9 +12,9 @@ from refold.core.view import Item, View
 from refold.policies.extract import demands
 from refold.policies.importance import Reading
 from refold.policies.ladder import climb
-from refold.policies.oldest import oldest
 from refold.policies.outline import Bonus, Outline, vocabulary
-from refold.policies.reduced import Reduction, quoted
+from refold.policies.selection import oldest
+from refold.policies.shorten import Reduction, quoted
 from refold.policies.summarize import LONGEST, Part, Summarize, fold_away, longest
 
 NEWEST = 2 / 3

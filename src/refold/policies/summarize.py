@@ -12,9 +12,9 @@ from refold.core.regex import regex
 from refold.core.view import Item, View
 from refold.policies.extract import NOTHING, Summary, Written, summary
 from refold.policies.importance import Reading
-from refold.policies.oldest import Oldest, Shape, oldest, stretch
 from refold.policies.outline import vocabulary
 from refold.policies.sections import tame
+from refold.policies.selection import Oldest, Shape, oldest, stretch
 
 SHARE = 1 / 3
 """Of what compaction comes down to, that a summary may take where no limit is set."""

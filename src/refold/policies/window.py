@@ -6,7 +6,7 @@ from refold.core.budget import Budget
 from refold.core.message import Message, Text
 from refold.core.plan import Count, Edit, Plan
 from refold.core.view import View
-from refold.policies.oldest import oldest
+from refold.policies.selection import oldest
 
 
 class Window(msgspec.Struct, frozen=True):

@@ -10,16 +10,16 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from refold.answers import CompactionResult, Decision, Explanation, Overflow
+from refold.config.serving import Right
 from refold.core import codec
-from refold.serve import shapes
+from refold.serve import schemas as shapes
 from refold.serve.caller import Caller
-from refold.serve.refusal import Refused, conversation_id, demand
+from refold.serve.handlers import Verbs, Wish
+from refold.serve.http_errors import Refused, conversation_id, demand
+from refold.serve.schemas import Asked, Body
 from refold.serve.service import Service
-from refold.serve.shapes import Asked, Body
 from refold.serve.sse import EventStream
-from refold.serve.verbs import Verbs, Wish
-from refold.serving import Right
+from refold.session.results import CompactionResult, Decision, Explanation, Overflow
 from refold.stores.store import Key
 
 DEFAULT_OWNER = "default"

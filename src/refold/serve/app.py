@@ -5,7 +5,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refold.serve import api, gateway, health, panel
 from refold.serve.guard import Guard
-from refold.serve.refusal import Refused
+from refold.serve.http_errors import Refused
 from refold.serve.service import Service
 from refold.serve.tokens import Tokens
 

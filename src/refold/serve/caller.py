@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, get_args
 
-from refold.serving import Right
+from refold.config.serving import Right
 
 EVERYTHING: frozenset[Right] = frozenset(get_args(Right))
 

@@ -1,6 +1,6 @@
 """One event for those who watch: its name, its facts, and never more of a text than a glance.
 
-What happened to messages and views is called as in `refold.notify`. Besides that there are:
+What happened to messages and views is called as in `refold.session.notify`. Besides that there are:
 
 restored   an original stands in its place again
 corrected  another message stands in the place of one
@@ -19,8 +19,8 @@ from msgspec.structs import asdict
 from refold.core import codec
 from refold.core.event import Called, Event, Named, Pinned, Replaced, Said, Undone
 from refold.core.message import Message
-from refold.notify import UNTOLD, CompactionEvent, Happened, MessageEvent, told
 from refold.serve.redact import redacted
+from refold.session.notify import UNTOLD, CompactionEvent, Happened, MessageEvent, told
 from refold.stores.store import Key
 
 GLANCE_CHARS = 200

@@ -16,13 +16,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from refold.core.errors import OverBudgetError, RefoldError, SettingError, StoreError
+from refold.serve.disconnect import end, gone
 from refold.serve.health import Health, ask
+from refold.serve.http_errors import Refused, asked_id
 from refold.serve.incoming import Dialect, Incoming, read_request
-from refold.serve.leaving import end, gone
-from refold.serve.ledger import Ledger, Prepared, Turn, calls_of, own_calls
-from refold.serve.refusal import Refused, asked_id
-from refold.serve.relay import Relay, Sent, Step
+from refold.serve.recorder import Ledger, Prepared, Turn, calls_of, own_calls
 from refold.serve.service import Service
+from refold.serve.streaming import Relay, Sent, Step
 from refold.serve.upstream import Upstream, UpstreamError, passed_on
 
 ROUNDS = 8

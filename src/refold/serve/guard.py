@@ -8,15 +8,23 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from refold.config.serving import ServeSettings
 from refold.core.errors import RefoldError
+from refold.serve.access_log import METHODS, Exchange
 from refold.serve.caller import AGENT, LOCAL, NOBODY, Caller
-from refold.serve.exchange import METHODS, Exchange
 from refold.serve.hosts import Hosts
+from refold.serve.http_errors import (
+    Refused,
+    asked_id,
+    conversation_id,
+    demand,
+    has_control,
+    problem,
+    refusal_of,
+)
 from refold.serve.limits import Body, Rate, body_of
 from refold.serve.metrics import Metrics
-from refold.serve.refusal import Refused, asked_id, conversation_id, demand, has_control, problem, refusal_of
 from refold.serve.tokens import Tokens
-from refold.serving import ServeSettings
 
 __all__ = ["Guard", "Refused", "asked_id", "body_of", "conversation_id", "demand", "problem"]
 

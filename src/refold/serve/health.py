@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from refold.serve.refusal import demand
+from refold.serve.http_errors import demand
 from refold.serve.service import Service
 from refold.stores.store import Key, Store
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from starlette.datastructures import Headers
 
-from refold.serve.refusal import Refused
-from refold.serving import ServeSettings
+from refold.config.serving import ServeSettings
+from refold.serve.http_errors import Refused
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::([0-9]{1,5}))?")
 _DEFAULTS = {"http": 80, "https": 443}

@@ -8,8 +8,8 @@ from time import monotonic
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from refold.serve.refusal import Refused
-from refold.serving import ServeSettings
+from refold.config.serving import ServeSettings
+from refold.serve.http_errors import Refused
 
 MOST_CALLERS = 10_000
 """Whose requests are counted apart; who did not ask for longest is forgotten."""

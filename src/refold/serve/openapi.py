@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from refold import answers
 from refold.core import event, message
-from refold.serve import shapes
+from refold.serve import schemas as shapes
+from refold.session import results as answers
 
 if TYPE_CHECKING:
     from refold.serve.api import Endpoint

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from refold.serve.exchange import CSP
+from refold.serve.access_log import CSP
 
 if TYPE_CHECKING:
     from refold.serve.service import Service

@@ -5,15 +5,12 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Literal
 
-from refold.answers import Moment, stored
-from refold.compare import compare
 from refold.core.event import Line, Replaced, Said
 from refold.core.live import Cover, Live, Standing
 from refold.core.message import Media, Message, Part, ToolResult
 from refold.core.view import Item, View
-from refold.record import Record
 from refold.serve.rows import Held
-from refold.serve.shapes import (
+from refold.serve.schemas import (
     TEXT_CHARS,
     Call,
     DiffAsked,
@@ -32,6 +29,9 @@ from refold.serve.shapes import (
     ViewAsked,
     Viewed,
 )
+from refold.session.compare import compare
+from refold.session.results import Moment, stored
+from refold.stores.record import Record
 
 
 def messages(held: Held, asked: Paged) -> Messages:

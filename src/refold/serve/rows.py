@@ -16,11 +16,11 @@ import msgspec
 from refold.core import codec
 from refold.core.errors import CorruptError, NotFoundError, SettingError
 from refold.core.event import Unknown
-from refold.record import Record
-from refold.serve.shapes import ListAsked, Parent, Row
-from refold.serve.shapes import Rows as Page
+from refold.serve.schemas import ListAsked, Parent, Row
+from refold.serve.schemas import Rows as Page
 from refold.serve.steps import Walk
-from refold.session import parse
+from refold.session.session import parse
+from refold.stores.record import Record
 from refold.stores.store import Key, Leases, Listed, Store
 
 GIST_CHARS = 80

@@ -15,15 +15,15 @@ from urllib.parse import urlsplit
 import uvicorn
 from starlette.types import ASGIApp
 
-from refold.config import Config, Source, load_config
+from refold.config.config import Config, Source, load_config
+from refold.config.serving import Limits
 from refold.core.errors import SettingError
-from refold.opening import DEFAULT_STORE
 from refold.serve import logs
 from refold.serve.app import app_of
+from refold.serve.http_protocol import wire_of
 from refold.serve.service import Service
 from refold.serve.tokens import Tokens
-from refold.serve.wire import wire_of
-from refold.serving import Limits
+from refold.session.api import DEFAULT_STORE
 from refold.stores.store import Store, open_store
 
 BACKLOG = 2_048

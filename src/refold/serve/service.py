@@ -12,12 +12,12 @@ from threading import Lock
 from time import sleep
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from refold.config import Config
+from refold.config.config import Config
 from refold.core.errors import RefoldError
-from refold.notify import CompactionEvent, Happened
 from refold.serve.events import Hub
 from refold.serve.metrics import Metrics
-from refold.session import Session
+from refold.session.notify import CompactionEvent, Happened
+from refold.session.session import Session
 from refold.stores.store import Key, Notes, Store
 
 P = ParamSpec("P")

@@ -5,11 +5,11 @@ from asyncio import FIRST_COMPLETED, create_task, get_running_loop, sleep, timeo
 from starlette.types import Message, Receive, Send
 from starlette.types import Scope as Connection
 
+from refold.serve.disconnect import end, gone
 from refold.serve.events import CHUNK, Feed, Hub, Scope
 from refold.serve.frames import BEGIN, HEARTBEAT, LAGGING
-from refold.serve.leaving import end, gone
+from refold.serve.http_protocol import abort
 from refold.serve.service import Service
-from refold.serve.wire import abort
 from refold.stores.store import Key
 
 HEARTBEAT_S = 15.0

@@ -6,8 +6,8 @@ from refold.core import codec
 from refold.core.codec import Link
 from refold.core.event import Line
 from refold.core.live import Cover, Gauge, Live
-from refold.record import Record
-from refold.serve.shapes import Kinds, Step
+from refold.serve.schemas import Kinds, Step
+from refold.stores.record import Record
 
 MOST_STEPS = 2_000
 """Of more, neighbors become one."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from refold.config import Config
+from refold.config.config import Config
 from refold.core.errors import RefoldError, SettingError
 from refold.serve.caller import EVERYTHING, Caller
 

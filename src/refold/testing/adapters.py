@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import pytest
 
-from refold import opening
-from refold.config import load_config
+from refold.config.config import load_config
 from refold.core.lease import EXPAND, SEARCH
-from refold.formats import openai_chat
-from refold.meter import Meter
-from refold.rules.judge import Facts
-from refold.rules.targets import JUDGES
+from refold.dialects import openai_chat
+from refold.dialects.rules.judge import Facts
+from refold.dialects.rules.targets import JUDGES
+from refold.session import api as opening
+from refold.session.meter import Meter
 
 MODEL = "scripted"
 WINDOW = 8_000

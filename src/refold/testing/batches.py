@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from refold.opening import open
-from refold.record import seal
+from refold.session.api import open
+from refold.stores.record import seal
 from refold.stores.store import Batched, Forks, Key, Snapshot, Snapshots, Watched
 from refold.testing.words import KEY, TINY, demand_folded, entries, entry, said
 

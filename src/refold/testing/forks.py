@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from refold.core.codec import Entry
 from refold.core.errors import ConflictError, NotFoundError
-from refold.opening import open
+from refold.session.api import open
 from refold.stores.store import Examined, Forks, Key
 from refold.testing.words import KEY, demand_folded, entries, examples, named, said, unique, verified
 

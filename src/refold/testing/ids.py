@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from refold.opening import open
+from refold.session.api import open
 from refold.stores.store import LOCATED, Ids, Key, Located
 from refold.testing.words import KEY, ODD, demand_able, entry, named, said, verified
 

@@ -7,8 +7,8 @@ tells no more than the newest calls, and it names things that do not exist.
 import json
 import re
 
-from refold.summarize.prompts import SECTIONS
-from refold.summarize.summarizer import Ask
+from refold.config.prompts import SECTIONS
+from refold.summaries.summarizer import Ask
 
 EACH = 80
 """Tokens that it thinks a call takes, told twice."""

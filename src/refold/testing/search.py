@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from refold.core.codec import Entry
 from refold.core.query import Words, parse_query
-from refold.opening import open
+from refold.session.api import open
 from refold.stores.store import Key, Scope, Searched, Vectors
 from refold.testing.embedder import WordEmbedder
 from refold.testing.words import KEY, Reopen, demand, entry, examples, said, unique

@@ -8,8 +8,8 @@ from refold.core.codec import Entry
 from refold.core.errors import NotFoundError
 from refold.core.event import Unknown
 from refold.core.message import Message, Text
-from refold.opening import load, open
-from refold.session import Session
+from refold.session.api import load, open
+from refold.session.session import Session
 from refold.stores.memory import MemoryStore
 from refold.testing.words import ODD, TINY, calling, demand_able, demand_folded, said, verified
 

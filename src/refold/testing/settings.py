@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from refold.core.event import Expiry
-from refold.opening import open
+from refold.session.api import open
 from refold.stores.store import Settings, ToolSetting
 from refold.testing.words import KEY, ODD, Reopen, entries
 

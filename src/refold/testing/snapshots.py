@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refold.core.errors import ConflictError, NotFoundError, OverBudgetError
-from refold.opening import open
+from refold.session.api import open
 from refold.stores.store import Snapshot, Snapshots
 from refold.testing.words import KEY, TINY, calling, demand_folded, do, entries, examples, unique, verified
 

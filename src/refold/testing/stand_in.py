@@ -6,16 +6,16 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from refold.asked import output_of
-from refold.beside import Beside, beside_text
-from refold.config import load_config
+from refold.config.config import load_config
 from refold.core.errors import RefoldError, SettingError
 from refold.core.message import Usage
-from refold.intake import Intake
-from refold.meter import Meter
-from refold.rules.targets import check_request
+from refold.dialects.rules.targets import check_request
+from refold.models.limits import find
+from refold.session.extras import Beside, beside_text
+from refold.session.intake import Intake
+from refold.session.meter import Meter
+from refold.session.validate import output_of
 from refold.testing.reply import Reply, body
-from refold.tokens.limits import find
 
 __all__ = ["InvalidRequestError", "Reply", "StandIn"]
 

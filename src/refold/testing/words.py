@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from refold.core.codec import GENESIS, Entry, chain
 from refold.core.message import Message, Text, ToolCall, ToolResult
 from refold.core.view import fold
-from refold.opening import open
-from refold.session import Session
+from refold.session.api import open
+from refold.session.session import Session
 from refold.stores.store import Ability, Key, Store, inability
 
 Reopen: TypeAlias = Callable[[], Store]

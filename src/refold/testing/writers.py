@@ -5,7 +5,7 @@ from multiprocessing import get_context
 from threading import Barrier
 from typing import Any
 
-from refold.opening import open
+from refold.session.api import open
 from refold.testing.words import (
     KEY,
     Reopen,

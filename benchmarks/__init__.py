@@ -1,0 +1,1 @@
+"""Benchmarks that maintainers run: `python -m benchmarks.NAME` from the root of the repository."""

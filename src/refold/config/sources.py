@@ -1,0 +1,124 @@
+"""What a file or a dict says, and on which line."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path as File
+from typing import Any
+
+import msgspec
+
+from refold.config.validate import Path
+from refold.core.errors import SettingError
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What one source says: plain data, and where each value stands."""
+
+    tree: Any
+    name: str = "config"
+    """Of the source: a dict's is `config`."""
+    lines: Mapping[Path, str] = {}
+    """Where values stand that do not just stand in the source."""
+
+    def origin(self, path: Path) -> str:
+        """The line of a value; of one that a shorthand stands for, the line of the shorthand."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.lines:
+                return self.lines[path[:end]]
+        return self.name
+
+    def place(self, path: Path) -> str:
+        """For errors: `agent.yaml:12: agents.a.model`, or `config.agents.a.model`."""
+        origin = self.origin(path)
+        if origin == "config":
+            return ".".join((origin, *path))
+        return f"{origin}: {'.'.join(path)}" if path else origin
+
+
+def read(source: Mapping[str, Any] | str | File) -> Said:
+    """What stands in a file (YAML or TOML) or a dict.
+
+    Raises:
+        SettingError: it cannot be read.
+    """
+    if isinstance(source, Mapping):
+        return Said(source)
+    if not isinstance(source, str | File):
+        raise SettingError(
+            "config", f"expected a file, a dict, a Config or a list of these, got {type(source).__name__}"
+        )
+    file, name = File(source), str(source)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SettingError(name, f"cannot be read: {error}") from error
+    try:
+        return _toml(text, name) if file.suffix == ".toml" else _yaml(text, name)
+    except SettingError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise SettingError(name, f"is not valid {file.suffix[1:].upper()}: {error}") from error
+    except Exception as error:  # yaml.YAMLError: it has no other root
+        raise SettingError(name, f"is not valid YAML: {error}") from error
+
+
+def _toml(text: str, name: str) -> Said:
+    import tomllib
+
+    return Said(tomllib.loads(text), name)
+
+
+def _yaml(text: str, name: str) -> Said:
+    import yaml  # 15 ms, paid only by those who have such a file
+
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        _demand_unique(node, name)
+        tree = {} if node is None else loader.construct_document(node)
+        lines = {path: f"{name}:{line}" for path, line in _lines(node)}
+        return Said({} if tree is None else tree, name, lines)
+    finally:
+        loader.dispose()
+
+
+def _demand_unique(node: Any, name: str) -> None:
+    """
+    Raises:
+        SettingError: a mapping has the same key twice; YAML would silently take the last.
+    """
+    seen: dict[Path, int] = {}
+    for path, line in _lines(node):
+        if path in seen and "<<" not in path:  # what merge keys bring may be set again
+            first = f"is set twice, first on line {seen[path]}; remove one of the two"
+            raise SettingError(f"{name}:{line}: {'.'.join(path)}", first)
+        seen[path] = line
+
+
+def _lines(node: Any, path: Path = ()) -> Iterator[tuple[Path, int]]:
+    """The line of every key. Where a key stands twice, as merge keys allow, the one that counts is last."""
+    inner = node.value if node is not None and not isinstance(node.value, str) else ()
+    for n, one in enumerate(inner):
+        key, value = one if isinstance(one, tuple) else (one, one)
+        here = (*path, str(key.value) if key is not value else str(n))
+        yield here, key.start_mark.line + 1
+        yield from _lines(value, here)
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
+    """Field by field, what is new beating what is old; but an agent's `compact` is taken whole."""
+    result = dict(old)
+    for key, value in new.items():
+        before, is_whole = old.get(key), key == "compact" and len(path) == 2
+        if isinstance(value, Mapping) and isinstance(before, Mapping) and not is_whole:
+            value = merged(before, value, (*path, key))
+        result[key] = value
+    return result
+
+
+def leaves(tree: Any, path: Path = ()) -> Iterator[Path]:
+    """The paths of all values."""
+    if not isinstance(tree, Mapping) or not tree:
+        yield path
+        return
+    for key, value in tree.items():
+        yield from leaves(value, (*path, key))

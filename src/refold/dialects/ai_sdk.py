@@ -1,0 +1,247 @@
+"""Vercel AI SDK: one `ModelMessage`, of version 5 or newer, or a `CoreMessage` of version 4.
+
+>>> parse({"role": "assistant", "content": [{"type": "text", "text": "Hello"}]}).text
+'Hello'
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from refold.core.codec import dumps
+from refold.core.errors import MessageError
+from refold.core.message import (
+    Media,
+    Message,
+    Opaque,
+    Part,
+    Reasoning,
+    Role,
+    Text,
+    ToolCall,
+    ToolResult,
+)
+from refold.core.pairing import AGAIN
+from refold.core.sound import read
+from refold.dialects.shape import (
+    expect,
+    expect_parts,
+    id_within,
+    kind_of,
+    named,
+    own_facts,
+    rest_of,
+    sayable,
+    worded,
+)
+
+DIALECT = "ai-sdk"
+ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+DENIED = "Tool call execution denied."
+"""What the SDK tells a model when a denial has no reason."""
+OWN = ("metadata", "error", "expiry", "tags")
+"""Fields that are for refold; an `id` is the SDK's, which gives one to the messages of its replies."""
+FILES = ("file", "file-data", "file-url", "image", "image-data", "image-url", "media")
+
+
+def parse(value: Any, where: str = "message") -> Message:
+    """The message in `value`; parts that we do not know are kept as they are.
+
+    So are the tools that the provider runs by itself, call and result: nobody else answers them.
+
+    Raises:
+        MessageError: it is no message; says which field of which message.
+    """
+    expect(value, dict, where)
+    role = named(value.get("role"), ROLES, f"{where}.role")
+    content = value.get("content")
+    if isinstance(content, str) and role != "tool":
+        return Message(ROLES[role], (Text(content),), **own_facts(value, OWN))
+    expect_parts(content, f"{where}.content")
+    inside = (
+        {_id(part) for part in content if kind_of(part) == "tool-result"} if role == "assistant" else set()
+    )
+    parts = [_part(part, f"{where}.content[{n}]", role, inside) for n, part in enumerate(content)]
+    return Message(ROLES[role], tuple(parts), **own_facts(value, OWN))
+
+
+def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
+    """What to send for a message that did not come in this dialect, and what could not be said in it."""
+    lost = ["the author's name"] if message.name and message.role != "tool" else []
+    role = "user" if message.role == "tool" else message.role
+    answers: list[Any] = []
+    said: list[Any] = []
+    for part in sayable(message, lost) if role == "system" else worded(message):
+        if isinstance(part, ToolResult) or (isinstance(part, Opaque) and message.role == "tool"):
+            answers += render_part(part, "tool", lost)
+        else:
+            said += render_part(part, role, lost)
+    rendered: list[dict[str, Any]] = [{"role": "tool", "content": answers}] if answers else []
+    if said or not (answers or lost):
+        texts = [part.text for part in message.parts if isinstance(part, Text)]
+        plain = role == "system" or len(said) == len(texts) <= 1
+        whole = {"role": role, "content": "".join(texts) if plain else said}
+        rendered = [whole, *rendered] if role == "assistant" else [*rendered, whole]
+    return rendered, lost
+
+
+def render_part(part: Part, role: str, lost: list[str]) -> list[Any]:
+    """A part of a message of this role: one block, or none where `lost` now names it."""
+    match part:
+        case ToolResult():
+            return [_render_result(part, lost)]
+        case Text(text=text):
+            return [{"type": "text", "text": text}]
+        case Opaque(value=value) if role == "system":
+            lost.append(f"a {kind_of(value) or 'part'} of the system")
+            return []
+        case Reasoning(text=text) if role == "assistant":
+            return [{"type": "reasoning", "text": text}]
+        case ToolCall(call_id=id, tool=tool, input=text):
+            return [{"type": "tool-call", "toolCallId": tool_id(id), "toolName": tool, "input": _read(text)}]
+        case Media(kind="image", url=url, data=data, mime=mime) if role == "user":
+            return [{"type": "image", "image": url or data} | ({"mediaType": mime} if mime else {})]
+        case Media(url=url, data=data, name=name):
+            named = {"filename": name} if name else {}
+            return [{"type": "file", "data": url or data, "mediaType": _mime(part)} | named]
+    return rest_of(part, DIALECT, lost)
+
+
+def tool_id(id: str) -> str:
+    """The same id; one that stands for it where it is empty, or told apart from another."""
+    return id if id and AGAIN not in id else id_within(id, 1, "")
+
+
+def unread(value: dict[str, Any]) -> list[Any]:
+    """Nothing: what the SDK does not know it does not send, and its options take no tokens."""
+    return []
+
+
+def own(value: dict[str, Any]) -> Sequence[str]:
+    """The fields that are for refold."""
+    return OWN
+
+
+def results(value: dict[str, Any]) -> list[int]:
+    """Which blocks of its content are tool results; those of an assistant are the provider's own."""
+    content = value.get("content")
+    blocks = content if isinstance(content, list) and value.get("role") == "tool" else []
+    return [n for n, block in enumerate(blocks) if kind_of(block) == "tool-result"]
+
+
+def _part(value: Any, where: str, role: str, inside: set[str | None]) -> Part:
+    expect(value, dict, where)
+    match value:
+        case {"type": "tool-call"} if role == "assistant":
+            if value.get("providerExecuted") is True or _id(value) in inside:
+                return Opaque(value, DIALECT)
+            for field in ("toolCallId", "toolName"):
+                expect(value.get(field), str, f"{where}.{field}")
+            asked = value["input"] if "input" in value else value.get("args", {})
+            return ToolCall(value["toolCallId"], value["toolName"], dumps(asked).decode())
+        case {"type": "tool-result"} if role == "tool":
+            return _result(value, where)
+        case {"type": "tool-call" | "tool-result" as kind} if role != "assistant":
+            only = "an assistant" if kind == "tool-call" else "an assistant or a tool"
+            raise MessageError(f"{where}.type", f"only {only} has a {kind}")
+        case {"type": "reasoning", "text": str(text)} if role == "assistant":
+            return Reasoning(text)
+        case _ if role == "tool":
+            return Opaque(value, DIALECT)
+    return _inner(value)
+
+
+def _inner(value: dict[str, Any]) -> Text | Media | Opaque:
+    match value:
+        case {"type": "text", "text": str(text)}:
+            return Text(text)
+        case {"type": str(kind)} if kind in FILES:
+            return _media(value) or Opaque(value, DIALECT)
+    return Opaque(value, DIALECT)
+
+
+def _media(value: dict[str, Any]) -> Media | None:
+    """The many ways in which versions of the SDK say where a file is; None for references and bytes."""
+    source: Any = next((value[field] for field in ("data", "image", "url") if field in value), None)
+    match source:
+        case {"type": "data", "data": str(found)} | {"type": "url", "url": str(found)} | str(found):
+            pass
+        case _:
+            return None
+    mime, name = value.get("mediaType") or value.get("mimeType"), value.get("filename")
+    mime, name = mime if isinstance(mime, str) else None, name if isinstance(name, str) else None
+    top = "image" if value["type"].startswith("image") else (mime or "").partition("/")[0]
+    kind: Literal["image", "audio", "file"] = (
+        "image" if top == "image" else "audio" if top == "audio" else "file"
+    )
+    return Media(kind, found, None, mime, name) if ":" in found else Media(kind, None, found, mime, name)
+
+
+def _result(value: dict[str, Any], where: str) -> ToolResult:
+    for field, kind in (("toolCallId", str), ("toolName", str | None)):
+        expect(value.get(field), kind, f"{where}.{field}")
+    output = value["output"] if "output" in value else value.get("result", "")
+    said, is_error = _output(output, f"{where}.output")
+    error = is_error or value.get("isError") is True
+    return ToolResult(value["toolCallId"], said, value.get("toolName"), error)
+
+
+def _output(value: Any, where: str) -> tuple[str | tuple[Text | Media | Opaque, ...], bool]:
+    """What a tool said, and whether it is an error. What has none of the SDK's shapes is JSON text."""
+    match value:
+        case str(text) | {"type": "text", "value": str(text)}:
+            return text, False
+        case {"type": "error-text", "value": str(text)}:
+            return text, True
+        case {"type": "json" | "error-json" as kind, "value": inner}:
+            return dumps(inner).decode(), kind == "error-json"
+        case {"type": "execution-denied"}:
+            return str(value.get("reason") or DENIED), True
+        case {"type": "content", "value": list(parts)}:
+            for n, part in enumerate(parts):
+                expect(part, dict, f"{where}.value[{n}]")
+            return tuple(map(_inner, parts)), False
+    return dumps(value).decode(), False
+
+
+def _id(part: Any) -> str | None:
+    id = part.get("toolCallId")
+    return id if isinstance(id, str) else None
+
+
+def _render_result(result: ToolResult, lost: list[str]) -> dict[str, Any]:
+    said, error = result.output, "error-" if result.is_error else ""
+    if not isinstance(said, str) and all(isinstance(part, Text) for part in said) and error:
+        said = "".join(part.text for part in said if isinstance(part, Text))
+    if isinstance(said, str):
+        output: dict[str, Any] = {"type": f"{error}text", "value": said}
+    else:
+        lost += ["that a result is an error"] if error else []
+        output = {"type": "content", "value": [one for part in said for one in _render_inner(part, lost)]}
+    name = result.tool or "unknown"
+    return {"type": "tool-result", "toolCallId": tool_id(result.call_id), "toolName": name, "output": output}
+
+
+def _render_inner(part: Text | Media | Opaque, lost: list[str]) -> list[Any]:
+    if not isinstance(part, Media):
+        return render_part(part, "tool", lost)
+    form = "image" if part.kind == "image" else "file"
+    if part.inline is None:
+        return [{"type": f"{form}-url", "url": part.url}]
+    named = {"filename": part.name} if part.name and form == "file" else {}
+    return [{"type": f"{form}-data", "data": part.inline[1], "mediaType": _mime(part)} | named]
+
+
+def _mime(media: Media) -> str:
+    mime = (media.inline or (media.mime,))[0] or media.mime
+    if mime and "/" not in mime and media.kind != "file":
+        return f"{media.kind}/{mime}"
+    return (
+        mime or {"image": "image/png", "audio": "audio/wav", "file": "application/octet-stream"}[media.kind]
+    )
+
+
+def _read(text: str) -> Any:
+    try:
+        return read(text)
+    except (ValueError, RecursionError):
+        return text

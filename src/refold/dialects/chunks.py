@@ -1,0 +1,305 @@
+"""The chunks of a streamed answer, put together to the reply that would have come in one piece.
+
+A stream that was cut off gives what came of it, finished as `interrupted`, in a form that can be sent back:
+a call keeps the part of its input that came as `{"_partial": text}`, and what no provider takes back
+unfinished (thinking without its signature, a server's tool without its result) becomes text.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from refold.core.codec import dumps, loads
+from refold.core.errors import MessageError
+from refold.core.sound import read
+from refold.dialects.shape import expect, kind_of
+
+INTERRUPTED = "interrupted"
+WHOLE = ("id", "index", "name", "role", "type", "format", "signature")
+"""Fields that come in one piece, and are replaced when they come again."""
+PIECES = {
+    "output_text": (
+        "content",
+        "content_index",
+        {"type": "output_text", "text": "", "annotations": []},
+        "text",
+    ),
+    "refusal": ("content", "content_index", {"type": "refusal", "refusal": ""}, "refusal"),
+    "reasoning_text": ("content", "content_index", {"type": "reasoning_text", "text": ""}, "text"),
+    "reasoning_summary_text": ("summary", "summary_index", {"type": "summary_text", "text": ""}, "text"),
+}
+"""Where Responses deltas belong: the list and the place in it, the part that begins there, its field."""
+FIELDS = {
+    "function_call_arguments": "arguments",
+    "mcp_call_arguments": "arguments",
+    "custom_tool_call_input": "input",
+    "code_interpreter_call_code": "code",
+}
+
+
+def events(text: str) -> list[Any]:
+    """The JSON in server-sent events, without pings and end marks; an event cut off at the end is left out.
+
+    Raises:
+        MessageError: an event is no JSON.
+    """
+    found: list[Any] = []
+    blocks = re.sub("\r\n?", "\n", text.removeprefix("\ufeff")).split("\n\n")
+    for n, block in enumerate(blocks):
+        lines = [line[5:].removeprefix(" ") for line in block.split("\n") if line.startswith("data:")]
+        data = "\n".join(lines)
+        if not data or data == "[DONE]":
+            continue
+        try:
+            found.append(loads(data.encode("utf-8", "surrogatepass")))
+        except (ValueError, RecursionError) as error:
+            if n < len(blocks) - 1:
+                raise MessageError(f"events[{n}]", f"is not JSON: {error}") from error
+    return [event for event in found if kind_of(event) != "ping"]
+
+
+def join(chunks: Sequence[Any], where: str = "chunks") -> dict[str, Any] | None:
+    """The whole reply; None if these are not the chunks of a stream.
+
+    Raises:
+        MessageError: one of them does not belong there; says which.
+    """
+    first = next((chunk for chunk in chunks if not _says_nothing(chunk)), None)
+    if not isinstance(first, dict) or "role" in first:
+        return None
+    kind = kind_of(first) or ""
+    if kind.startswith("response."):
+        return _response(chunks, where)
+    if kind.startswith(("message_", "content_block_")):
+        return _message(chunks, where)
+    if kind == "chunk":  # as the helper of OpenAI's SDK has them, among events of its own
+        return join([chunk["chunk"] for chunk in chunks if kind_of(chunk) == "chunk" and "chunk" in chunk])
+    if isinstance(first.get("choices"), list) and any(map(_is_delta, chunks)):
+        return _completion(chunks, where)
+    return None
+
+
+def _says_nothing(chunk: Any) -> bool:
+    """Signs of life, and errors: after one nothing more comes."""
+    is_error = isinstance(chunk, dict) and "error" in chunk and "choices" not in chunk
+    return is_error or kind_of(chunk) in ("ping", "error")
+
+
+def _is_delta(chunk: Any) -> bool:
+    choices = chunk.get("choices") if isinstance(chunk, dict) else None
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return isinstance(first, dict) and "delta" in first
+
+
+def _completion(chunks: Sequence[Any], where: str) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": None}
+    calls: list[dict[str, Any]] = []
+    finish, usage, model = None, None, None
+    for n, chunk in enumerate(chunks):
+        if _says_nothing(chunk):
+            continue
+        choices = _of(chunk, "choices", list, f"{where}[{n}]")
+        usage, model = chunk.get("usage") or usage, chunk.get("model") or model
+        for i, choice in enumerate(choices):
+            expect(choice, dict, f"{where}[{n}].choices[{i}]")
+            if choice.get("index", 0) != 0:
+                continue
+            finish = choice.get("finish_reason") or finish
+            delta = _maybe(choice, "delta", dict, f"{where}[{n}].choices[{i}]")
+            place = f"{where}[{n}].choices[{i}].delta"
+            for j, call in enumerate(_maybe(delta, "tool_calls", list, place)):
+                expect(call, dict, f"{place}.tool_calls[{j}]")
+                which = _which(calls, call)
+                calls[which] = _merged(calls[which], call)
+            message = _merged(message, {key: one for key, one in delta.items() if key != "tool_calls"})
+    if calls:
+        message["tool_calls"] = [_call(call) for call in calls]
+    choice = {"message": message, "finish_reason": finish or INTERRUPTED}
+    return {"object": "chat.completion", "choices": [choice], "usage": usage, "model": model}
+
+
+def _which(calls: list[dict[str, Any]], delta: dict[str, Any]) -> int:
+    """Which call a piece belongs to. Some servers number none of them, and some number all of them 0."""
+    index, id = delta.get("index"), delta.get("id")
+    for which in reversed(range(len(calls))):
+        known = calls[which].get("id")
+        if calls[which].get("index") == index and (not id or not known or id == known):
+            return which
+    calls.append({"index": index})
+    return len(calls) - 1
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    whole = {key: value for key, value in call.items() if key != "index"}
+    if isinstance(function := whole.get("function"), dict):
+        whole = {"type": "function", **whole, "function": {"arguments": "", **function}}
+    return whole
+
+
+def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """A delta added to what there is."""
+    return old | {key: _added(old.get(key), value, key) for key, value in new.items()}
+
+
+def _added(old: Any, new: Any, key: str) -> Any:
+    if not old or not new or key in WHOLE:
+        return new or (new if old is None else old)
+    match old, new:
+        case str(), str():
+            return old + new
+        case dict(), dict():
+            return _merged(old, new)
+        case list(), list():
+            return _listed(old, new)
+        case list(), str():  # content that began as parts goes on as text
+            if kind_of(old[-1]) == "text":
+                return [*old[:-1], _merged(old[-1], {"text": new})]
+            return [*old, {"type": "text", "text": new}]
+        case str(), list():
+            return [{"type": "text", "text": old}, *new]
+    return new
+
+
+def _listed(old: list[Any], new: list[Any]) -> list[Any]:
+    """Entries with a number go on where they began; others are new ones."""
+    whole = list(old)
+    for entry in new:
+        number = entry.get("index") if isinstance(entry, dict) else None
+        places = [n for n, one in enumerate(whole) if isinstance(one, dict) and one.get("index") == number]
+        if number is None or not places:
+            whole.append(entry)
+        else:
+            whole[places[-1]] = _merged(whole[places[-1]], entry)
+    return whole
+
+
+def _message(chunks: Sequence[Any], where: str) -> dict[str, Any]:
+    message: dict[str, Any] = {"type": "message", "role": "assistant", "stop_reason": None}
+    blocks: dict[int, dict[str, Any]] = {}
+    inputs: dict[int, str] = {}
+    usage: dict[str, Any] = {}
+    for n, event in enumerate(chunks):
+        place = f"{where}[{n}]"
+        expect(event, dict, place)
+        match kind_of(event):
+            case "message_start":
+                message |= _of(event, "message", dict, place)
+                usage |= _maybe(message, "usage", dict, f"{place}.message")
+            case "content_block_start":
+                blocks[_of(event, "index", int, place)] = _of(event, "content_block", dict, place)
+            case "content_block_delta":
+                index, delta = _of(event, "index", int, place), _of(event, "delta", dict, place)
+                if index not in blocks:
+                    raise MessageError(f"{place}.index", f"no block {index} has begun")
+                if isinstance(text := delta.get("partial_json"), str):
+                    inputs[index] = inputs.get(index, "") + text
+                else:
+                    blocks[index] = _with_delta(blocks[index], delta, place)
+            case "content_block_stop":
+                index = _of(event, "index", int, place)
+                inputs[index] = inputs.get(index) or "{}"
+            case "message_delta":
+                message |= _of(event, "delta", dict, place)
+                counts = _maybe(event, "usage", dict, place)
+                usage |= {name: count for name, count in counts.items() if count is not None}
+    content = [_with_input(block, inputs.get(n)) for n, block in sorted(blocks.items())]
+    if message["stop_reason"] is None:
+        message["stop_reason"] = INTERRUPTED
+        content = [block for one in content for block in _unfinished(one, content)]
+    return message | {"content": content, "usage": usage}
+
+
+def _with_delta(block: dict[str, Any], delta: dict[str, Any], where: str) -> dict[str, Any]:
+    if "citation" in delta:
+        return block | {"citations": [*_maybe(block, "citations", list, where), delta["citation"]]}
+    return _merged(block, {key: value for key, value in delta.items() if key != "type"})
+
+
+def _with_input(block: dict[str, Any], text: str | None) -> dict[str, Any]:
+    """`text` is the JSON that came as pieces; None if none came and the block was not ended either."""
+    if "input" not in block or block["input"]:
+        return block
+    try:
+        value = read(text or "")
+    except (ValueError, RecursionError):
+        value = None
+    return block | {"input": value if isinstance(value, dict) else {"_partial": text or ""}}
+
+
+def _unfinished(block: dict[str, Any], content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    match block:
+        case {"type": "text", "text": ""}:
+            return []
+        case {"type": "thinking", "thinking": str(text)} if not block.get("signature"):
+            return [{"type": "text", "text": f"[interrupted thinking: {text}]"}] if text else []
+        case {"type": "server_tool_use" | "mcp_tool_use" as kind, "id": id, "name": name}:
+            if all(other.get("tool_use_id") != id for other in content):
+                asked = dumps(block.get("input")).decode()
+                return [{"type": "text", "text": f"[interrupted {kind}: {name} {asked}]"}]
+    return [block]
+
+
+def _response(chunks: Sequence[Any], where: str) -> dict[str, Any]:
+    response: dict[str, Any] = {}
+    items: dict[int, dict[str, Any]] = {}
+    done = set[int]()
+    is_over = False
+    for n, event in enumerate(chunks):
+        place = f"{where}[{n}]"
+        expect(event, dict, place)
+        match (kind_of(event) or "").split("."):
+            case ["response", "completed" | "incomplete" | "failed" | "cancelled"]:
+                response, is_over = _of(event, "response", dict, place), True
+            case ["response", "created" | "in_progress" | "queued"]:
+                response = _of(event, "response", dict, place)
+            case ["response", "output_item", "added" | "done" as state]:
+                index = _of(event, "output_index", int, place)
+                items[index] = _of(event, "item", dict, place)
+                done |= {index} if state == "done" else set()
+            case ["response", kind, "delta"] if kind in PIECES or kind in FIELDS:
+                index = _of(event, "output_index", int, place)
+                if index not in items:
+                    raise MessageError(f"{place}.output_index", f"no item {index} has begun")
+                if index not in done:
+                    items[index] = _with_piece(items[index], kind, event, place)
+    if not is_over:
+        response = response | {"status": INTERRUPTED, "output": []}
+    whole = [item if n in done else _cut(item, f"{where}.item") for n, item in sorted(items.items())]
+    output = _maybe(response, "output", list, f"{where}.response") or [item for item in whole if item]
+    return response | {"object": "response", "output": output}
+
+
+def _with_piece(item: dict[str, Any], kind: str, event: dict[str, Any], where: str) -> dict[str, Any]:
+    delta = _of(event, "delta", str, where)
+    if kind in FIELDS:
+        return _merged(item, {FIELDS[kind]: delta})
+    field, number, begin, inner = PIECES[kind]
+    parts, n = [*_maybe(item, field, list, where)], _of(event, number, int, where)
+    if not 0 <= n <= len(parts):
+        raise MessageError(f"{where}.{number}", f"no part {n} has begun")
+    parts += [begin] if n == len(parts) else []
+    expect(parts[n], dict, f"{where}.{number}")
+    parts[n] = _merged(parts[n], {inner: delta})
+    return item | {field: parts}
+
+
+def _cut(item: dict[str, Any], where: str) -> dict[str, Any]:
+    """Reasoning that was cut off is refused when it is sent back, so that its words become a message."""
+    if kind_of(item) != "reasoning":
+        return item | ({"status": "incomplete"} if kind_of(item) in ("message", "function_call") else {})
+    parts = [*_maybe(item, "summary", list, where), *_maybe(item, "content", list, where)]
+    text = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+    said = {"type": "output_text", "text": f"[interrupted reasoning: {text}]", "annotations": []}
+    return {"type": "message", "role": "assistant", "content": [said]} if text else {}
+
+
+def _of(value: Any, field: str, kind: Any, where: str) -> Any:
+    expect(value, dict, where)
+    expect(value.get(field), kind, f"{where}.{field}")
+    return value[field]
+
+
+def _maybe(value: dict[str, Any], field: str, kind: Any, where: str) -> Any:
+    """The field, or an empty one."""
+    expect(value.get(field), kind | None, f"{where}.{field}")
+    return value.get(field) or kind()

@@ -1,0 +1,271 @@
+"""Older flat records: a row for each message, with `content` as text or as the JSON text of its parts.
+
+>>> parse({"role": "assistant", "content": '[{"type": "text", "text": "Hello"}]'}).text
+'Hello'
+
+JSON text is opened only where it can hardly be anything else: a JSON string, an object with `text` alone, or
+a list of typed parts in the shapes of the AI SDK (model or UI messages), Anthropic or OpenAI. What a tool
+said is opened only where it is a list of results. Any other JSON is what somebody said.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from refold.core.codec import dumps
+from refold.core.errors import MessageError
+from refold.core.message import (
+    CompactionMarker,
+    Media,
+    Message,
+    Opaque,
+    Part,
+    Reasoning,
+    Role,
+    StepStart,
+    Text,
+    ToolCall,
+    ToolResult,
+)
+from refold.core.sound import read
+from refold.dialects import ai_sdk, anthropic, openai_chat, openai_responses
+from refold.dialects.shape import OWN, expect, kind_of, named, own_facts
+
+DIALECT = "flat"
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "ai": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+SAYS = {"tool-call": "assistant", "tool_use": "assistant", "reasoning": "assistant", "tool-result": "tool"}
+"""Whose part it is, where its dialect takes it from nobody else."""
+ASKED = ("input", "args", "arguments", "rawInput")
+
+
+def parse(value: Any, where: str = "message") -> Message:
+    """The message in a record. What is not understood stays text, or is kept as it is.
+
+    Raises:
+        MessageError: it is no record, or nobody's.
+    """
+    expect(value, dict, where)
+    role = ROLES[named(value.get("role"), ROLES, f"{where}.role")]
+    name = _text(value, "name")
+    call, tool = _text(value, "tool_call_id", "toolCallId"), _text(value, "tool_name", "toolName")
+    is_ui = isinstance(value.get("parts"), list)
+    content = value["parts"] if is_ui else value.get("content")
+    is_result = role == "tool" and call is not None
+    parts = _results(content, call or "", tool or name) if is_result else _parts(content)
+    if role == "assistant":
+        beside = [[_call(one)] for one in _list(_first(value, "tool_calls", "toolCalls"))]
+        beside += [] if is_ui else [_invocation(one, one) for one in _list(value.get("toolInvocations"))]
+        known = {part.call_id for part in parts if isinstance(part, ToolCall)}
+        parts += [part for group in beside if _id(group[0]) not in known for part in group]
+    is_answer = bool(parts) and all(isinstance(part, ToolResult) for part in parts)
+    return Message(
+        "tool" if is_answer else role,
+        tuple(parts),
+        name=name if role != "tool" else None,
+        model=_text(value, "model", "model_id", "modelId"),
+        finish=_text(value, "finish_reason", "finishReason"),
+        summary=_first(value, "is_summary", "isSummary") is True,
+        **own_facts(value),
+    )
+
+
+def steps(message: Message) -> list[Message]:
+    """A turn that was stored in one record, cut where the model spoke again; only the first keeps the id."""
+    groups: list[list[Part]] = [[]]
+    for part in message.parts:
+        has_results = any(isinstance(before, ToolResult) for before in groups[-1])
+        if groups[-1] and (
+            isinstance(part, StepStart) or (has_results and isinstance(part, Text | Reasoning))
+        ):
+            groups.append([])
+        groups[-1].append(part)
+    ids = [message.id, *[None] * len(groups)]
+    return [
+        msgspec.structs.replace(message, parts=tuple(parts), id=id)
+        for parts, id in zip(groups, ids, strict=False)
+    ]
+
+
+def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
+    """The record of a message: its text where that is all there is, else the JSON text of its parts."""
+    lost: list[str] = []
+    record: dict[str, Any] = {"role": message.role, "content": None}
+    match message.parts:
+        case (Text(text=text),):
+            record["content"] = text
+        case (ToolResult(call_id=id, output=str(text), tool=tool),) if message.role == "tool":
+            record |= {"content": text, "tool_call_id": id} | ({"tool_name": tool} if tool else {})
+    if parse(record).parts != message.parts:
+        parts = [_render_part(part, lost) for part in message.parts]
+        plain = all(isinstance(part, Opaque) for part in message.parts)
+        record = {"role": message.role, "content": parts if plain else dumps(parts).decode()}
+    fields = {"id": message.id, "name": message.name, "metadata": message.meta, "model": message.model}
+    fields |= {"finish_reason": message.finish, "is_summary": message.summary or None}
+    return [record | {field: value for field, value in fields.items() if value is not None}], lost
+
+
+def unread(value: dict[str, Any]) -> list[Any]:
+    """Nothing: a record is not sent as it is."""
+    return []
+
+
+def own(value: dict[str, Any]) -> Sequence[str]:
+    """The fields that are for refold."""
+    return OWN
+
+
+def results(value: dict[str, Any]) -> list[int]:
+    """Which blocks of its content are tool results and nothing else; none where content is JSON text."""
+    content = value.get("content")
+    blocks = content if isinstance(content, list) and "parts" not in value else []
+    if not all(map(kind_of, blocks)):
+        return []
+    return [n for n, block in enumerate(blocks) if isinstance(_part(block)[0], ToolResult)]
+
+
+def _parts(content: Any) -> list[Part]:
+    is_text = isinstance(content, str)
+    match _read(content) if is_text else content:
+        case None:
+            return [Text(content)] if is_text else []
+        case str(text):
+            return [Text(text)]
+        case {"text": str(text), **rest} if not rest:
+            return [Text(text)]
+        case {"content": list(inner)} | {"parts": list(inner)} if not is_text:
+            return _parts(inner)
+        case {"type": str()} if not is_text:
+            return _parts([content])
+        case [*values] if all(map(kind_of, values)):
+            theirs = [value.get("toolCallId") for value in values if value.get("providerExecuted") is True]
+            found = [part for value in values for part in _part(value, theirs)]
+            if not is_text or not all(isinstance(part, Opaque) for part in found):
+                return found
+    return [Text(_written(content))]
+
+
+def _results(content: Any, call: str, tool: str | None) -> list[Part]:
+    """What a tool said: in one result, or in a list of them."""
+    values = _read(content) if isinstance(content, str) else content
+    if not isinstance(values, list) or not all(map(kind_of, values)):
+        return [ToolResult(call, _written(content), tool)]
+    found = [part for value in values for part in _part(value)]
+    if found and all(isinstance(part, ToolResult) for part in found):
+        return found
+    inner = tuple(part for part in found if isinstance(part, Text | Media | Opaque))
+    is_open = not isinstance(content, str) and len(inner) == len(found)
+    return [ToolResult(call, inner if is_open else _written(content), tool)]
+
+
+def _part(value: dict[str, Any], theirs: Sequence[Any] = ()) -> list[Part]:
+    """The part in a value, whatever dialect it is from; `theirs` are calls that the provider answers."""
+    kind = kind_of(value) or ""
+    match value:
+        case {"toolCallId": str(id)} if id in theirs:
+            return [Opaque(value, ai_sdk.DIALECT if kind in ("tool-call", "tool-result") else DIALECT)]
+        case {"type": "step-start"}:
+            return [StepStart()]
+        case {"type": "compaction-marker"}:
+            return [CompactionMarker(value)]
+        case {"type": "reasoning", "reasoning": str(text)}:
+            return [Reasoning(text)]
+        case {"type": "file", "url": str(url), **rest}:
+            return _part({**rest, "type": "file", "data": url})
+        case {"type": "tool-invocation", "toolInvocation": inner}:
+            return _invocation(inner, value)
+        case {"toolCallId": str(), "state": str()}:
+            return _invocation({"toolName": kind.removeprefix("tool-"), **value}, value)
+    for format in (ai_sdk, anthropic, openai_chat, openai_responses):
+        try:
+            (part,) = format.parse({"role": SAYS.get(kind, "user"), "content": [value]}).parts
+        except MessageError:
+            continue
+        if not isinstance(part, Opaque):
+            return [part]
+    return [Opaque(value, DIALECT)]
+
+
+def _invocation(call: Any, value: Any) -> list[Part]:
+    """A call as UI messages have it: with its result, once that is there."""
+    found = _call(call)
+    if not isinstance(found, ToolCall) or call.get("state") in ("partial-call", "input-streaming"):
+        return [Opaque(value, DIALECT)]
+    id, tool = found.call_id, found.tool
+    match call:
+        case {"state": "output-error"}:
+            return [found, ToolResult(id, _written(call.get("errorText")), tool, True)]
+        case {"state": "output-denied"}:
+            return [found, ToolResult(id, ai_sdk.DENIED, tool, True)]
+        case {"state": "result" | "output-available"}:
+            return [found, ToolResult(id, _written(_first(call, "output", "result")), tool)]
+    return [found]
+
+
+def _call(value: Any) -> Part:
+    """A call as rows have it: in OpenAI's shape, the AI SDK's, or with its fields side by side."""
+    match value:
+        case {"id": str(id), "function": {"name": str(name)} as function}:
+            return ToolCall(id, name, _written(function.get("arguments")))
+        case {"id": str(id), "name": str(name), "arguments": str(text)}:
+            return ToolCall(id, name, text)
+        case {"toolCallId": str(id), "toolName": str(name)} | {"id": str(id), "name": str(name)}:
+            asked = _first(value, *ASKED)
+            return ToolCall(id, name, dumps({} if asked is None else asked).decode())
+    return Opaque(value, DIALECT)
+
+
+def _id(part: Part) -> str | None:
+    return part.call_id if isinstance(part, ToolCall) else None
+
+
+def _render_part(part: Part, lost: list[str]) -> Any:
+    match part:
+        case StepStart():
+            return {"type": "step-start"}
+        case CompactionMarker(value={"type": "compaction-marker"} as value) | Opaque(value=value):
+            return value
+        case CompactionMarker(value=value):
+            return {"type": "compaction-marker", "value": value}
+        case ToolResult(tool=None):
+            (block,) = ai_sdk.render_part(part, "tool", lost)
+            return {key: value for key, value in block.items() if key != "toolName"}
+    (block,) = ai_sdk.render_part(part, "user" if isinstance(part, Media) else "assistant", lost)
+    return block
+
+
+def _read(text: str) -> Any:
+    """The JSON in a text; None if it has none."""
+    if not text.lstrip().startswith(("[", "{", '"')):
+        return None
+    try:
+        return read(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else dumps(value).decode()
+
+
+def _list(value: Any) -> list[Any]:
+    found = _read(value) if isinstance(value, str) else value
+    return found if isinstance(found, list) else [] if found is None else [found]
+
+
+def _first(value: Mapping[str, Any], *fields: str) -> Any:
+    return next((value[field] for field in fields if value.get(field) is not None), None)
+
+
+def _text(value: Mapping[str, Any], *fields: str) -> str | None:
+    found = _first(value, *fields)
+    return found if isinstance(found, str) else None

@@ -1,0 +1,222 @@
+"""OpenAI Chat Completions: one message of the `messages` list.
+
+>>> parse({"role": "user", "content": "Hello"}).text
+'Hello'
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from refold.core.codec import dumps
+from refold.core.errors import MessageError
+from refold.core.message import (
+    Media,
+    Message,
+    Opaque,
+    Part,
+    Role,
+    StepStart,
+    Text,
+    ToolCall,
+    ToolResult,
+)
+from refold.core.pairing import AGAIN
+from refold.dialects.shape import (
+    OWN,
+    expect,
+    expect_parts,
+    id_within,
+    kind_of,
+    name_of,
+    named,
+    own_facts,
+    rest_of,
+    sayable,
+)
+
+DIALECT = "openai-chat"
+READ = {
+    "message": ("role", "content", "tool_calls", "tool_call_id", "name", "refusal", *OWN),
+    "text": ("type", "text"),
+    "call": ("id", "type", "function", "custom"),
+    "function": ("name", "arguments"),
+}
+"""Fields that become parts; others are sent along as they came."""
+LONG_ID = 64
+"""Characters of an id that cost next to nothing."""
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+def parse(value: Any, where: str = "message") -> Message:
+    """The message in `value`; parts that we do not know are kept as they are.
+
+    Raises:
+        MessageError: it is no message; says which field of which message.
+    """
+    if not isinstance(value, dict):
+        raise MessageError(where, f"a message is an object, not {name_of(value)}")
+    role = named(value.get("role"), ROLES, f"{where}.role")
+    name = value.get("name")
+    expect(name, str | None, f"{where}.name")
+    for field, only in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+        if role != only and value.get(field) is not None:
+            raise MessageError(f"{where}.{field}", f"only a message of the role {only} has it")
+    parts = _content(value.get("content"), f"{where}.content")
+    if isinstance(refusal := value.get("refusal"), str) and not parts:
+        parts = [Text(refusal)]
+    if role == "tool":
+        id = value.get("tool_call_id")
+        expect(id, str, f"{where}.tool_call_id")
+        plain = value.get("content")
+        output = plain if isinstance(plain, str) else tuple(parts)
+        parts = [ToolResult(str(id), output, name)]  # type: ignore[arg-type]
+    if role == "assistant":
+        parts += _calls(value.get("tool_calls"), f"{where}.tool_calls")
+    return Message(ROLES[role], tuple(parts), name=name, **own_facts(value))
+
+
+def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
+    """What to send for a message that did not come in this dialect, and what could not be said in it.
+
+    A tool message for each result.
+    """
+    lost: list[str] = []
+    results = [_render_result(part, lost) for part in message.results]
+    said: dict[str, Any] = {"role": "user" if message.role == "tool" else message.role}
+    said_parts = sayable(message, lost)
+    parts = [part for part in said_parts if not isinstance(part, ToolCall | ToolResult | StepStart)]
+    calls = [_render_call(call) for call in message.calls]
+    if all(isinstance(part, Text) for part in parts):
+        text = "\n\n".join(part.text for part in parts if isinstance(part, Text))
+        said["content"] = text if text or not calls else None
+    else:
+        content = [inner for part in parts for inner in _render_part(part, lost)]
+        plain = all(kind_of(inner) == "text" for inner in content)
+        said["content"] = "\n\n".join(inner["text"] for inner in content) or None if plain else content
+    if message.name and message.role != "tool":
+        said["name"] = message.name
+    if calls:
+        said["tool_calls"] = calls
+    is_there = bool(said.get("content") or calls or not (results or lost))
+    if not is_there:
+        return results, lost
+    return ([said, *results] if message.role == "assistant" else [*results, said]), lost
+
+
+def unread(value: dict[str, Any]) -> list[Any]:
+    """What is sent with a message beside what `parse` reads of it; it takes tokens as well."""
+    content, calls = value.get("content"), value.get("tool_calls") or ()
+    parts = content if isinstance(content, list) else []
+    rest = [_but(value, "message")]
+    rest += [_but(part, "text") for part in parts if part.get("type") == "text"]
+    rest += [_but(call, "call") for call in calls]
+    rest += [_but(call["function"], "function") for call in calls if "function" in call]
+    ids = (value.get("tool_call_id") or "", *(call["id"] for call in calls))
+    return [one for one in rest if one] + [id for id in ids if len(id) > LONG_ID]
+
+
+def own(value: dict[str, Any]) -> Sequence[str]:
+    """The fields that are for refold: messages of this API have none of them."""
+    return OWN
+
+
+def results(value: dict[str, Any]) -> list[int]:
+    """None: a result is a message of its own here."""
+    return []
+
+
+def _but(value: dict[str, Any], read: str) -> dict[str, Any]:
+    return {key: inner for key, inner in value.items() if inner and key not in READ[read]}
+
+
+def _content(value: Any, where: str) -> list[Part]:
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [Text(value)]
+    expect_parts(value, where)
+    return [_part(part, f"{where}[{i}]") for i, part in enumerate(value)]
+
+
+def _part(value: Any, where: str) -> Part:
+    expect(value, dict, where)
+    match value:
+        case {"type": "text", "text": str(text)}:
+            return Text(text)
+        case {"type": "image_url", "image_url": {"url": str(url)}}:
+            return Media("image", url=url)
+        case {"type": "input_audio", "input_audio": {"data": str(data), "format": str(mime)}}:
+            return Media("audio", data=data, mime=mime)
+        case {"type": "file", "file": {"file_data": str(data), "filename": str(name)}}:
+            return Media("file", data=data, name=name)
+        case _:
+            return Opaque(value, DIALECT)
+
+
+def _calls(value: Any, where: str) -> Iterable[Part]:
+    expect(value, list | None, where)
+    for i, call in enumerate(value or ()):
+        match call:
+            case {"id": str(id), "function": {"name": str(name), "arguments": arguments}}:
+                text = arguments if isinstance(arguments, str) else dumps(arguments).decode()
+                yield ToolCall(id, name, text)
+            case {"id": str(id), "custom": {"name": str(name), "input": str(text)}}:
+                yield ToolCall(id, name, text)
+            case _:
+                raise MessageError(f"{where}[{i}]", "a call has an id and a function with name and arguments")
+
+
+def _render_part(part: Part, lost: list[str]) -> list[Any]:
+    match part:
+        case Text(text=text):
+            return [{"type": "text", "text": text}]
+        case Media(kind="image", url=url):
+            mime, data = part.inline or ("", "")
+            source = f"data:{mime or 'image/png'};base64,{data}" if data else url
+            return [{"type": "image_url", "image_url": {"url": source}}]
+        case Media(kind="audio", data=str(data), mime=mime):
+            return [{"type": "input_audio", "input_audio": {"data": data, "format": _sound(mime)}}]
+        case Media(kind="file", name=name) if part.inline:
+            mime, data = part.inline
+            source = f"data:{mime or 'application/pdf'};base64,{data}"
+            return [{"type": "file", "file": {"file_data": source, "filename": name or "file"}}]
+        case Media(kind=kind):
+            lost.append(f"a {kind} that is only a URL")
+            return []
+    return rest_of(part, DIALECT, lost)
+
+
+def _sound(mime: str | None) -> str:
+    return {"audio/mpeg": "mp3", "audio/mp3": "mp3", "mp3": "mp3"}.get(mime or "", "wav")
+
+
+def _render_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.tool, "arguments": call.input}
+    return {"id": tool_id(call.call_id), "type": "function", "function": function}
+
+
+def _render_result(result: ToolResult, lost: list[str]) -> dict[str, Any]:
+    """The text of it: the API takes nothing else from a tool."""
+    lost += ["that a result is an error"] if result.is_error else []
+    texts: list[str] = []
+    for part in (Text(result.output),) if isinstance(result.output, str) else result.output:
+        match part:
+            case Text(text=text):
+                texts.append(text)
+            case Media(kind=kind):
+                lost.append(f"{kind} data in a result")
+                texts.append(f"[{kind}]")
+            case Opaque(value=value):
+                lost.append(f"a {kind_of(value) or 'part'} in a result")
+    return {"role": "tool", "tool_call_id": tool_id(result.call_id), "content": "\n".join(texts)}
+
+
+def tool_id(id: str) -> str:
+    """The same id, or one that stands for it where it is too long, empty, or told apart from another."""
+    return id if 0 < len(id) <= 40 and AGAIN not in id else id_within(id, 40, "")

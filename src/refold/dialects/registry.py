@@ -1,0 +1,181 @@
+"""Which dialects there are, and which one a message is in.
+
+>>> recognize({"role": "user", "content": [{"type": "input_text", "text": "Hello"}]})
+'openai-responses'
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from refold.core.errors import SettingError
+from refold.core.lazy import Lazy
+from refold.core.message import Message
+from refold.core.sound import read
+from refold.dialects.shape import kind_of
+
+
+class Format(Protocol):
+    """A dialect: a module of this package."""
+
+    DIALECT: str
+
+    def parse(self, value: Any, where: str = "message") -> Message:
+        """The message in a value of this dialect."""
+
+    def render(self, message: Message) -> tuple[list[dict[str, Any]], list[str]]:
+        """What to send for a message that did not come in this dialect, and what could not be said in it."""
+
+    def unread(self, value: Any) -> list[Any]:
+        """What is sent with a value beside what `parse` reads of it; it takes tokens as well."""
+
+    def own(self, value: Any) -> Sequence[str]:
+        """The fields of a value that are for refold and not for the API: they are not sent."""
+
+    def results(self, value: Any) -> list[int]:
+        """Which blocks of its content are tool results."""
+
+
+FORMATS: Lazy[Format] = Lazy(
+    {
+        "openai-chat": "refold.dialects.openai_chat",
+        "openai-responses": "refold.dialects.openai_responses",
+        "anthropic": "refold.dialects.anthropic",
+        "ai-sdk": "refold.dialects.ai_sdk",
+        "flat": "refold.dialects.flat",
+    }
+)
+TARGETS = tuple(name for name in FORMATS if name != "flat")
+"""Those that requests are made in."""
+
+_BLOCKS = {
+    "openai-chat": ("image_url", "input_audio", "refusal"),
+    "openai-responses": ("input_text", "input_image", "input_file", "output_text"),
+    "ai-sdk": ("tool-call", "tool-result", "tool-approval-request", "tool-approval-response"),
+    "anthropic": (
+        "tool_use",
+        "tool_result",
+        "thinking",
+        "redacted_thinking",
+        "document",
+        "search_result",
+        "compaction",
+        "container_upload",
+        "server_tool_use",
+        "mcp_tool_use",
+        "tool_addition",
+    ),
+    "flat": ("compaction-marker",),
+}
+_SUMMARY = ("isSummary", "is_summary")
+_ROW_FIELDS = (
+    *("created_at", "createdAt", "timestamp", "session_id", "sessionId", "context_id", "contextId"),
+    *("toolCalls", "toolCallId", "toolInvocations", *_SUMMARY),
+)
+"""What only rows of an application's own table have: no provider takes any of these in a message."""
+_ROW_ROLES = ("human", "ai")
+_ITEMS = ("message", "reasoning", "compaction", "compaction_summary")
+_ITEM_ENDS = ("_call", "_output", "_request", "_response", "_reference", "_tools")
+_BY_BLOCK = {block: dialect for dialect, blocks in _BLOCKS.items() for block in blocks}
+
+
+def format_of(dialect: str) -> Format:
+    """
+    Raises:
+        SettingError: there is no such dialect.
+    """
+    if dialect not in FORMATS:
+        raise SettingError("dialect", f"{dialect!r} is not known; known are {', '.join(FORMATS)}")
+    return FORMATS[dialect]
+
+
+def recognize(value: Any) -> str | None:
+    """The dialect of a message that could be in no other; None where several would do."""
+    if not isinstance(value, Mapping):
+        return None
+    if value.keys() == {"system"}:
+        return "anthropic"
+    if value.keys() == {"instructions"}:
+        return "openai-responses"
+    if any(field in value for field in _SUMMARY):
+        return "flat"
+    kind = kind_of(value)
+    if kind in _ITEMS or (kind and kind.endswith(_ITEM_ENDS)) or (kind is None and "phase" in value):
+        return "openai-responses"
+    if is_row(value):
+        return "flat"
+    if value.get("tool_calls") is not None or value.get("tool_call_id") is not None:
+        return "openai-chat"
+    content = value.get("content")
+    if isinstance(content, list):
+        return _by_blocks(content)
+    return None
+
+
+def is_row(value: Mapping[str, Any]) -> bool:
+    """Whether a message is a row of an application's own table, or a message of a user interface."""
+    role = value.get("role")
+    if not isinstance(role, str):
+        return False
+    if role in _ROW_ROLES or any(value.get(field) is not None for field in _ROW_FIELDS):
+        return True
+    content = value.get("content")
+    if isinstance(content, str):
+        is_stored = isinstance(value.get("id"), str) or (role != "user" and '"toolCallId"' in content)
+        return is_stored and _are_parts(_json_list(content))
+    return _are_parts(value.get("parts"))
+
+
+def readable_as(value: Any, default: str) -> str:
+    """The dialect to read a message in that could be in several: the default, where that has such messages.
+
+    OpenAI's chat has them where others do not: a `developer`, and an assistant who says nothing.
+    """
+    if default.startswith("openai") or not isinstance(value, Mapping):
+        return default
+    is_chat = value.get("role") == "developer" or (
+        value.get("role") == "assistant" and value.get("content") is None
+    )
+    return "openai-chat" if is_chat else default
+
+
+def is_plain(value: Any, dialect: str) -> bool:
+    """A message that is the same in every dialect, this one included: a role and a text."""
+    return (
+        isinstance(value, Mapping)
+        and value.keys() == {"role", "content"}
+        and isinstance(value["content"], str)
+        and value["role"]
+        in (("user", "assistant") if dialect == "anthropic" else ("user", "assistant", "system"))
+    )
+
+
+def spoken(values: Iterable[Any]) -> str | None:
+    """The first dialect that is recognized among messages, of those that requests are made in."""
+    return next((found for value in values if (found := recognize(value)) in TARGETS), None)
+
+
+def _are_parts(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(map(kind_of, values))
+
+
+def _json_list(text: str) -> Any:
+    """The list whose JSON is the text; None where it is none."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        return read(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _by_blocks(content: list[Any]) -> str | None:
+    for block in content:
+        kind = kind_of(block)
+        if kind in _BY_BLOCK:
+            return _BY_BLOCK[kind]
+        if kind and kind.endswith("_tool_result"):
+            return "anthropic"
+        if kind in ("image", "file", "reasoning"):
+            is_chat, is_anthropic = "file" in block, "source" in block
+            return "openai-chat" if is_chat else "anthropic" if is_anthropic else "ai-sdk"
+    return None

@@ -1,1 +1,0 @@
-"""The providers' dialects: `parse` reads one of their messages, `render` writes one."""

@@ -1,0 +1,286 @@
+"""What a model takes and what it costs: a table of known models, and what users say of their own."""
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from refold.core import codec
+from refold.core.cache_cost import Prices
+from refold.core.message import Usage
+
+
+class ModelLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes in tokens, prices in USD per million tokens. The defaults are those of an unknown model."""
+
+    window: int = 128_000
+    """What the model can take in all, answer included."""
+    max_output: int = 4_096
+    """The longest answer, reasoning included."""
+    max_input: int | None = None
+    """The longest request, where the provider refuses longer ones although the window has room."""
+    input: float | None = None
+    """The price of what no cache had."""
+    cache_read: float | None = None
+    """Input that the provider's prompt cache had."""
+    cache_write: float | None = None
+    """Input that it was told to keep."""
+    output: float | None = None
+    """The price of the answer."""
+    provider: str | None = None
+    """Who made it: openai, anthropic, google, meta, mistral, deepseek, qwen or xai."""
+    date: str | None = None
+    """The day somebody last looked it up."""
+    note: str | None = None
+    """What is uncertain about it."""
+    flags: tuple[str, ...] = ()
+    """What requests have to heed.
+
+    system-inside   role `system` is heeded inside `messages`, not only before them
+    no-prefill      the last message must not be the assistant's
+    binds-thinking  signed thinking is refused once anything before it has changed
+    """
+
+    @property
+    def cached(self) -> Prices | None:
+        """What a prompt's tokens cost where they are cached, if that is known and saves anything."""
+        write = self.cache_write or self.input
+        is_known = write and self.cache_read and self.cache_read < write
+        return Prices(self.cache_read or 0.0, write or 0.0) if is_known else None
+
+    def price(self, usage: Usage) -> float:
+        """USD, as far as prices are known."""
+        each, fresh = self.input or 0.0, max(0, usage.input - usage.cache_read - usage.cache_write)
+        read = each if self.cache_read is None else self.cache_read
+        write = each if self.cache_write is None else self.cache_write
+        sums = (fresh * each, usage.cache_read * read, usage.cache_write * write)
+        return (sum(sums) + usage.output * (self.output or 0.0)) / 1_000_000
+
+
+class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a user says of a model: what is left out stays as the table has it. Fields: see `ModelLimits`."""
+
+    window: int | UnsetType = UNSET
+    max_output: int | UnsetType = UNSET
+    max_input: int | UnsetType = UNSET
+    input: float | UnsetType = UNSET
+    cache_read: float | UnsetType = UNSET
+    cache_write: float | UnsetType = UNSET
+    output: float | UnsetType = UNSET
+    provider: str | UnsetType = UNSET
+    flags: tuple[str, ...] | UnsetType = UNSET
+
+
+class Found(msgspec.Struct, frozen=True):
+    limits: ModelLimits
+    id: str | None = None
+    """Which entry it was; None where there is none and the limits are the default."""
+
+
+class Table(msgspec.Struct, frozen=True):
+    """The packaged table; `scripts/models.py` writes it."""
+
+    date: str
+    source: str
+    models: dict[str, ModelLimits]
+    aliases: dict[str, str]
+    """Other names that no rule leads to their model."""
+
+
+codec.learned(Table)
+
+
+def find(model: str | None, extra: Mapping[str, ModelLimits | ModelSettings] = {}) -> Found:
+    """The limits of a model by its name, or by as much of the name as is known.
+
+    Of two entries the one that leaves less of the name unexplained is taken, then the one in `extra`.
+    An unknown model gets the default and a warning, once per name.
+
+    >>> find("openrouter/anthropic/claude-sonnet-4.5:beta").id
+    'claude-sonnet-4-5'
+    """
+    if not model:
+        return Found(ModelLimits())
+    model = model[:_LONGEST_NAME]
+    known = _known(model)
+    base = table().models[known.id] if known else ModelLimits()
+    own = _Match(model, 0) if model in extra else _match(model, {parts(key): key for key in extra})
+    if own and (known is None or own.left <= known.left):
+        return Found(_merged(base, extra[own.id]), own.id)
+    if known is None:
+        _warn_once(model)
+        return Found(base)
+    return Found(base, known.id)
+
+
+def known_limits(model: str, extra: Mapping[str, ModelLimits | ModelSettings] = {}) -> ModelLimits | None:
+    """The same for a model that may well be nobody's: None, and no warning, where nothing is known of it."""
+    model = model[:_LONGEST_NAME]
+    is_known = _known(model) or model in extra or _match(model, {parts(key): key for key in extra})
+    return find(model, extra).limits if is_known else None
+
+
+def provider_of(model: str | None) -> str | None:
+    """Who made the model, by the family in its name: `claude` anywhere, or else the first that is known."""
+    name = (model or "").lower()
+    if "claude" in name:
+        return "anthropic"
+    words = parts(name.rpartition("/")[2]) + parts(name)
+    return next((_MAKERS[word] for word in words if word in _MAKERS), None)
+
+
+def same_model(one: str | None, other: str | None) -> bool:
+    """Whether two names may stand for one model: by their entries, or because one is not known."""
+    if one is None or other is None or one == other:
+        return True
+    first, second = (_known(name[:_LONGEST_NAME]) for name in (one, other))
+    return first is None or second is None or first.id == second.id
+
+
+@cache
+def table() -> Table:
+    file = Path(__file__).with_name("models.json")
+    return msgspec.json.decode(file.read_bytes(), type=Table)
+
+
+Parts: TypeAlias = tuple[str, ...]
+
+
+def parts(name: str) -> Parts:
+    """A name in parts, so that one spelling equals another and `gpt-50` does not begin with `gpt-5`.
+
+    >>> parts("Qwen3.8-Max:free")
+    ('qwen', '3', '8', 'max', 'free')
+    """
+    return tuple(_PART.findall(name.lower()))
+
+
+PROVIDERS = ("openai", "anthropic")
+"""Providers whose models can be named `PROVIDER/MODEL`; OpenTelemetry's `gen_ai` names are the same."""
+_LONGEST_NAME = 256
+_MOST_WARNINGS = 1_000  # names come from requests too
+_PART = re.compile(r"[a-z]{3,}(?=\d)|[^\W_]+")
+_VERSION = re.compile(r"[a-z]?\d{1,2}")  # longer numbers are dates
+_MINOR = re.compile(r"\d{1,2}")
+_SIZES = frozenset(("mini", "nano", "lite", "flash", "small", "tiny"))
+_MAKERS = {
+    **dict.fromkeys(("gpt", "chatgpt", "codex", "o1", "o3", "o4", "o5"), "openai"),
+    **dict.fromkeys(("gemini", "gemma"), "google"),
+    **dict.fromkeys(("llama", "codellama", "muse"), "meta"),
+    **dict.fromkeys(("mistral", "ministral", "mixtral", "codestral", "devstral"), "mistral"),
+    **dict.fromkeys(("magistral", "pixtral", "voxtral"), "mistral"),
+    **dict.fromkeys(("qwen", "qwq"), "qwen"),
+    "deepseek": "deepseek",
+    "grok": "xai",
+}
+
+
+class _Match(NamedTuple):
+    id: str
+    left: float
+    """How many parts of the name it does not explain; infinite for a sibling."""
+
+
+@lru_cache(1_024)
+def _known(model: str) -> _Match | None:
+    return _match(model, _index()) or _sibling(model)
+
+
+@cache
+def _index() -> dict[Parts, str]:
+    aliases = {parts(name): id for name, id in table().aliases.items()}
+    return aliases | {parts(id): id for id in table().models}
+
+
+@cache
+def _versions() -> list[tuple["_Version", str]]:
+    return [(_versioned(name), id) for name, id in _index().items()]
+
+
+def _match(model: str, index: Mapping[Parts, str]) -> _Match | None:
+    """The longest beginning of the name, or of what follows a provider in it, that is an entry."""
+    for name in _names(model):
+        for end in range(len(name), 0, -1):
+            if name[:end] in index and not _is_another(name[end - 1], name[end:]):
+                return _Match(index[name[:end]], len(name) - end)
+    return None
+
+
+def _is_another(last: str, rest: Parts) -> bool:
+    """Whether what follows an entry's name makes it another version or another size."""
+    if rest and _VERSION.fullmatch(last) and _MINOR.fullmatch(rest[0]) and int(rest[0]):
+        return True
+    return not _SIZES.isdisjoint(rest)
+
+
+def _sibling(model: str) -> _Match | None:
+    """The newest known version before it, under the same number: `gpt-5.9-mini` is like `gpt-5.4-mini`."""
+    for name in _names(model):
+        wanted = _versioned(name)
+        older = [
+            (len(known.tail), known.minor, id)
+            for known, id in _versions()
+            if known.head == wanted.head and known.minor <= wanted.minor and _begins(wanted.tail, known.tail)
+        ]
+        if wanted.head and older:
+            return _Match(max(older)[-1], float("inf"))
+    return None
+
+
+class _Version(NamedTuple):
+    head: Parts
+    """The name up to its first number; empty where it has none."""
+    minor: int
+    """The number after that, or 0."""
+    tail: Parts
+
+
+def _versioned(name: Parts) -> _Version:
+    for at, part in enumerate(name):
+        if _VERSION.fullmatch(part):
+            head, tail = name[: at + 1], name[at + 1 :]
+            if tail and _MINOR.fullmatch(tail[0]):
+                return _Version(head, int(tail[0]), tail[1:])
+            return _Version(head, 0, tail)
+    return _Version((), 0, name)
+
+
+def _begins(tail: Parts, with_: Parts) -> bool:
+    return tail[: len(with_)] == with_ and _SIZES.isdisjoint(tail[len(with_) :])
+
+
+def _names(model: str) -> Iterator[Parts]:
+    """`bedrock/eu.anthropic.claude-x` may be named by all of it, or by what follows a provider."""
+    yield parts(model)
+    for separator in re.finditer(r"[/:.]", model):
+        yield parts(model[separator.end() :])
+
+
+def _merged(base: ModelLimits, said: ModelLimits | ModelSettings) -> ModelLimits:
+    given = {name: value for name in said.__struct_fields__ if (value := getattr(said, name)) is not UNSET}
+    if "window" in given:
+        given.setdefault("max_input", None)  # whoever gives a window means all of it
+    limits = msgspec.structs.replace(base, **given)
+    return msgspec.structs.replace(limits, max_output=min(limits.max_output, limits.window))
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(model: str) -> None:
+    if model in _warned or len(_warned) == _MOST_WARNINGS:
+        return
+    _warned.add(model)
+    default = ModelLimits()
+    warnings.warn(
+        f"The model {model!r} is not known: its window is taken to be {default.window:,} tokens and its"
+        f" longest answer {default.max_output:,}. Say what it has in the configuration:"
+        f" models: {{{model}: {{window: …, max_output: …}}}}",
+        UserWarning,
+        stacklevel=3,
+    )

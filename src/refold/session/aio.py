@@ -1,0 +1,275 @@
+"""The same conversation for code that awaits: every verb of `Session`, run off the event loop."""
+
+from asyncio import AbstractEventLoop, get_running_loop, to_thread
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+)
+from functools import wraps
+from itertools import islice
+from operator import attrgetter
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+
+from refold.config.config import AgentSettings, Config
+from refold.core.event import Event
+from refold.session import api as opening
+from refold.session.compaction import Compaction
+from refold.session.fit import Fitter
+from refold.session.notify import Notifier
+from refold.session.reduce import Reducer
+from refold.session.results import Diff
+from refold.session.session import Session
+from refold.session.streams import Tape, demand_stream, is_async_stream
+from refold.session.tools import Toolbox
+from refold.session.validate import whole
+from refold.stores.record import Record
+from refold.stores.store import Key, Store
+from refold.summaries.background import in_thread
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_END = object()
+CHUNK = 200
+"""Lines or events fetched in one go."""
+
+
+def _awaited(
+    verb: Callable[Concatenate[Session, P], T],
+) -> Callable[Concatenate["AsyncSession", P], Awaitable[T]]:
+    @wraps(verb)
+    async def twin(self: "AsyncSession", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await to_thread(verb, self.sync, *args, **kwargs)
+
+    return twin
+
+
+def _same(name: str) -> Any:
+    """An attribute of the session that does the work."""
+    return property(attrgetter(f"sync.{name}"))
+
+
+def _awaited_with_streams(
+    verb: Callable[Concatenate[Session, P], T],
+) -> Callable[Concatenate["AsyncSession", P], Awaitable[T]]:
+    """The same for a verb that takes messages: async streams among them are read first, on the event loop."""
+
+    @wraps(verb)
+    async def twin(self: "AsyncSession", /, *args: Any, **kwargs: Any) -> T:
+        read = [await _read(one) for one in args]
+        named = {name: await _read(one) for name, one in kwargs.items()}
+        return await to_thread(verb, self.sync, *read, **named)
+
+    return cast(Callable[Concatenate["AsyncSession", P], Awaitable[T]], twin)
+
+
+async def _read(value: Any) -> Any:
+    """For an async stream an iterator of all its chunks, anything else as it is."""
+    if isinstance(value, list | tuple):
+        return [await _read(one) for one in value] if any(map(is_async_stream, value)) else value
+    return iter([chunk async for chunk in value]) if is_async_stream(value) else value
+
+
+class _Recording(AsyncIterator[Any]):
+    """Hands on the chunks of a stream, async or not, and has the reply stored once it ends.
+
+    No generator: one that nobody reads on is closed by a task of its own, some time after the next request.
+    """
+
+    def __init__(self, stream: Any, tape: Tape, finish: Callable[[Tape], None]) -> None:
+        self._tape, self._finish = tape, finish
+        self._chunks = aiter(stream if is_async_stream(stream) else _in_threads(stream))
+
+    async def __anext__(self) -> Any:
+        try:
+            chunk = await anext(self._chunks)
+        except StopAsyncIteration:
+            if not self._tape.is_over:
+                await to_thread(self._finish, self._tape)
+            raise
+        except BaseException as error:  # the next verb settles it, off the event loop
+            self._tape.fail(f"it broke off with {type(error).__name__}: {error}")
+            raise
+        self._tape.chunks.append(chunk)
+        return chunk
+
+
+async def _in_threads(stream: Iterable[Any]) -> AsyncIterator[Any]:
+    chunks = iter(stream)
+    while (chunk := await to_thread(next, chunks, _END)) is not _END:
+        yield chunk
+
+
+class AsyncSession:
+    """A thin twin of `Session`: the same words, the same events for the same input."""
+
+    def __init__(self, session: Session, loop: AbstractEventLoop | None = None) -> None:
+        self.sync = session
+        """The session that does the work."""
+        session.notifier.loop = loop
+        if session.reducer.summaries is not None:
+            session.reducer.summaries.desk.loop = loop
+
+    append = _awaited_with_streams(Session.append)
+    say = _awaited(Session.say)
+    intake = _awaited(Session.intake)
+    fit = _awaited(Session.fit)
+    check_overflow = _awaited(Session.check_overflow)
+    should_compact = _awaited(Session.should_compact)
+    view = _awaited(Session.view)
+    compact = _awaited(Session.compact)
+    compactions = _awaited(Session.compactions)
+    get_all = _awaited(Session.get_all)
+    get_range = _awaited(Session.get_range)
+    get_recent = _awaited(Session.get_recent)
+    get_count = _awaited(Session.get_count)
+    messages_since_compaction = _awaited(Session.messages_since_compaction)
+    expand = _awaited(Session.expand)
+    tools = _awaited(Session.tools)
+    call = _awaited(Session.call)
+    before_step = _awaited(Session.before_step)
+    after_step = _awaited_with_streams(Session.after_step)
+    explain = _awaited(Session.explain)
+    savings = _awaited(Session.savings)
+    search = _awaited(Session.search)
+    memories = _awaited(Session.memories)
+    undo = _awaited(Session.undo)
+    restore = _awaited(Session.restore)
+    correct = _awaited(Session.correct)
+    pin = _awaited(Session.pin)
+    unpin = _awaited(Session.unpin)
+    name = _awaited(Session.name)
+    clear = _awaited(Session.clear)
+
+    store: Store = _same("store")
+    key: Key = _same("key")
+    config: Config = _same("config")
+    settings: AgentSettings = _same("settings")
+    conversation: str = _same("conversation")
+    notifier: Notifier = _same("notifier")
+    record: Record = _same("record")
+    reducer: Reducer = _same("reducer")
+    fitter: Fitter = _same("fitter")
+    compaction: Compaction = _same("compaction")
+    toolbox: Toolbox = _same("toolbox")
+
+    @property
+    def model(self) -> str | None:
+        return self.sync.model
+
+    @model.setter
+    def model(self, model: str | None) -> None:
+        self.sync.model = model
+
+    async def diff(
+        self, at: int | None = None, to: int | None = None, *, other: "AsyncSession | Session | None" = None
+    ) -> Diff:
+        with_ = other.sync if isinstance(other, AsyncSession) else other
+        return await to_thread(self.sync.diff, at, to, other=with_)
+
+    def record_stream(
+        self, stream: AsyncIterable[Any] | Iterable[Any], *, keep_partial: bool = False
+    ) -> AsyncIterator[Any]:
+        """The same for `async for`; the stream may be async or not."""
+        demand_stream(stream)
+        return _Recording(stream, self.sync._tape(keep_partial), self.sync._finish_stream)
+
+    async def close(self) -> None:
+        """The same, and waits for coroutines that were told of something."""
+        await to_thread(self.sync.close)
+        await self.sync.notifier.settled()
+
+    async def fork(self, new_id: str, *, at: int | None = None) -> "AsyncSession":
+        return AsyncSession(await to_thread(self.sync.fork, new_id, at=at), get_running_loop())
+
+    def events(self, after: int = 0, *, follow: bool = False) -> AsyncIterator[Event]:
+        start = max(0, whole("after", after))
+        return _followed(self.sync.record.followed(start)) if follow else _each(self.sync.events(start))
+
+    def export(self, format: str | None = None, *, view: bool = False) -> AsyncIterator[str]:
+        return _each(self.sync.export(format, view=view))
+
+    def __repr__(self) -> str:
+        return repr(self.sync).replace("Session", "AsyncSession", 1)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def _each(source: Iterator[T]) -> AsyncIterator[T]:
+    while chunk := await to_thread(lambda: list(islice(source, CHUNK))):
+        for one in chunk:
+            yield one
+
+
+async def _followed(source: Iterator[T | None]) -> AsyncIterator[T]:
+    """In threads of their own: who waits for what others say keeps nobody else from working."""
+
+    def some() -> tuple[list[T], bool]:
+        found = list[T]()
+        for one in source:
+            if one is None or len(found) == CHUNK:
+                return ([*found, one] if one is not None else found), False
+            found.append(one)
+        return found, True
+
+    is_over = False
+    while not is_over:
+        found, is_over = await in_thread(some)
+        for one in found:
+            yield one
+
+
+class Opening(Coroutine[Any, Any, AsyncSession]):
+    """What `aopen` returns: await it for the session, or enter it with `async with`, which closes it too."""
+
+    def __init__(self, opened: Coroutine[Any, Any, AsyncSession]) -> None:
+        self._opened = opened
+        self._session: AsyncSession | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncSession]:
+        return self._opened.__await__()
+
+    async def __aenter__(self) -> AsyncSession:
+        self._session = await self._opened
+        return self._session
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def send(self, value: Any, /) -> Any:
+        return self._opened.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._opened.throw(*error)
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+def _opening(make: Callable[P, Session]) -> Callable[P, Opening]:
+    async def opened(*args: P.args, **kwargs: P.kwargs) -> AsyncSession:
+        return AsyncSession(await to_thread(make, *args, **kwargs), get_running_loop())
+
+    @wraps(make)
+    def twin(*args: P.args, **kwargs: P.kwargs) -> Opening:
+        return Opening(opened(*args, **kwargs))
+
+    return twin
+
+
+aopen = _opening(opening.open)

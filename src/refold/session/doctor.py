@@ -1,0 +1,350 @@
+"""Is what is stored still what was written? Every stream is read from its first event and verified.
+
+>>> from refold.stores.memory import MemoryStore
+>>> examine(MemoryStore())
+[]
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from refold.core import codec
+from refold.core.codec import GENESIS, Entry, Link
+from refold.core.errors import CorruptError, RefoldError, StoreError
+from refold.core.event import Event, Line, Pinned, Replaced, Said, Span
+from refold.core.live import Head, Live, State
+from refold.core.message import Message
+from refold.core.plan import line_of
+from refold.session.session import parse
+from refold.stores import store as protocols
+from refold.stores.record import seal
+from refold.stores.store import Examined, Key, Listed, Snapshot, Snapshots, Store
+
+MOST_UNREADABLE = 20
+"""After so many events in a row that cannot be read, a stream is given up."""
+
+BACKUP = "restore it from a backup or an export"
+CACHE = "it is only a cache: nothing is lost, and refold writes a new one; until then it opens more slowly"
+USED_CACHE = "it is only a cache, but in use: export the conversation and import it under another id"
+NEWER = "upgrade refold to read it"
+
+WITHOUT: dict[type, str] = {
+    protocols.Ids: "what is appended again under the same id is stored again",
+    protocols.Located: "a message is found by its id only where its conversation is named",
+    protocols.Forks: "a conversation cannot be forked, only exported and imported under another id",
+    protocols.Snapshots: "a conversation is folded from its beginning when it is opened",
+    protocols.Leases: "two who compact the same conversation may both pay for a summary",
+    protocols.Notes: "how far the counts of a model are off is learned anew by each process",
+    protocols.Summaries: "a summary that was paid for once may be paid for again",
+    protocols.Searched: "a search reads all from end to end",
+    protocols.Vectors: "a search is by words, not by meaning",
+    protocols.Settings: "settings of tools are in files only",
+    protocols.Batched: "opening a conversation asks it several times, which is slow only from far away",
+    protocols.Watched: "who follows events looks for them, ten times a second",
+    protocols.Cursors: "it cannot be the record of a hybrid store",
+    protocols.Memories: "nothing is learned from what is said",
+    Examined: "only the conversations in it are verified, not the engine itself",
+}
+"""What it means that a store lacks a protocol."""
+
+Tick: TypeAlias = Callable[[int], None]
+"""Called with the number of events that were just checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, and what to do about it."""
+
+    problem: str
+    advice: str
+    key: Key | None = None
+    """The conversation; None for what concerns the store as a whole."""
+    place: int | None = None
+    """The event; None for what concerns the conversation as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands for an event that the store could not hand out."""
+
+    at: int
+    error: Exception
+
+
+def examine(
+    store: Store, *, owner: str | None = None, only: Key | None = None, tick: Tick | None = None
+) -> list[Finding]:
+    """Everything that is wrong with a store, or with one conversation in it; nothing is changed.
+
+    Damage of any kind becomes a finding; nothing is raised for it.
+    """
+    findings = [] if only else list(_engine(store))
+    rows, broken = list_safely(store, only.owner if only else owner)
+    for row in rows:
+        if only in (None, row.key):
+            findings += check(store, row.key, tick)
+    if broken is not None:
+        findings.append(Finding(f"the list of conversations cannot be read: {told(broken)}", BACKUP))
+    return findings
+
+
+def without(store: Store) -> dict[str, str]:
+    """Which protocols a store lacks, each with what that means."""
+    return {one.__name__: what for one, what in WITHOUT.items() if not isinstance(store, one)}
+
+
+def check(store: Store, key: Key, tick: Tick | None = None) -> list[Finding]:
+    """What is wrong with one conversation: its chain, its places, its numbers, its snapshots."""
+    audit = _Audit(key)
+    audit.expect(store)
+    for link in links(store, key):
+        audit.take(link)
+        if tick:
+            tick(1)
+    return audit.close()
+
+
+def links(store: Store, key: Key, start: int = 0) -> Iterator[Link | Unreadable]:
+    """The stream, with a stand-in for each event that cannot be read."""
+    at, failed = start, 0
+    while failed < MOST_UNREADABLE:
+        try:
+            for link in store.read(key, at):
+                yield link
+                at, failed = link.entry.at + 1, 0
+        except Exception as error:  # whatever a damaged row makes of itself
+            yield Unreadable(at, error)
+            at, failed = at + 1, failed + 1
+        else:
+            return
+
+
+def list_safely(store: Store, owner: str | None) -> tuple[list[Listed], Exception | None]:
+    """The conversations as far as their list can be read, and why no further."""
+    rows: list[Listed] = []
+    try:
+        for row in store.conversations(owner):
+            rows.append(row)
+    except Exception as error:  # a name that is no text, a damaged page
+        return rows, error
+    return rows, None
+
+
+def told(error: Exception) -> str:
+    """An error in words; those that are not ours say of what kind they are."""
+    return str(error) if isinstance(error, RefoldError) else f"{type(error).__name__}: {error}"
+
+
+def _engine(store: Store) -> Iterator[Finding]:
+    if isinstance(store, Examined):
+        try:
+            for where, problem, advice in store.examine():
+                yield Finding(f"{where}: {problem}", advice or BACKUP)
+        except Exception as error:
+            yield Finding(f"the store cannot be examined: {told(error)}", BACKUP)
+
+
+class _Audit:
+    """Reads one stream in order and remembers what it needs to judge the next event."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self._problems: dict[int, list[tuple[str, str]]] = {}
+        self._others: list[Finding] = []
+        self._next = 0
+        self._recorded: bytes | None = GENESIS
+        """Digest of the event before, as stored; None where it cannot be known."""
+        self._computed: bytes | None = GENESIS
+        self._counts: tuple[int, int, int, int] | None = (0, 0, 0, 0)
+        """Index, turn, step and total before the next message; None after a gap."""
+        self._digests: dict[int, bytes] = {}
+        """Of the record up to and including each place, as computed."""
+        self._past = _Past()
+        self._whole = True
+        """Nothing was wrong with any event so far, so that views can be built from them."""
+        self._ended = True
+        """The stream was read to its end, not given up."""
+        self._lives: dict[str, Live] = {}
+        self._snapshots: dict[str, Snapshot] = {}
+
+    def expect(self, store: Store) -> None:
+        """Takes the snapshots, before the stream: what they cover is there by then."""
+        if isinstance(store, Snapshots):
+            try:
+                self._snapshots = store.saved(self.key)
+            except Exception as error:
+                self._others.append(Finding(f"a snapshot cannot be read: {told(error)}", CACHE, self.key))
+        self._lives = {view: Live(view, _no_words) for view in self._snapshots}
+
+    def take(self, link: Link | Unreadable) -> None:
+        at = link.at if isinstance(link, Unreadable) else link.entry.at
+        if at > self._next:
+            lost = f"#{self._next}" if at == self._next + 1 else f"#{self._next} to #{at - 1}"
+            self._note(self._next, f"missing: {lost}, between what came before and #{at}")
+            self._lose()
+        self._next = at + 1
+        self._ended = not isinstance(link, Unreadable)
+        if isinstance(link, Unreadable):
+            self._note(at, f"cannot be read: {told(link.error)}")
+            self._lose()
+        else:
+            try:
+                self._chain(link)
+            except Exception as error:  # a column of another type
+                self._note(at, f"is not what was written: {told(error)}")
+                self._lose()
+            self._read(link.entry)
+            if at in self._problems:
+                self._doubt()
+        self._compare(at + 1)
+
+    def close(self) -> list[Finding]:
+        for view, snapshot in self._snapshots.items() if self._ended else ():
+            problem = (
+                f"the snapshot of view {view!r} covers {snapshot.at} events, but there are {self._next}:"
+                " the newest events are missing, or the snapshot was altered"
+            )
+            self._others.append(Finding(problem, BACKUP, self.key))
+        found = [
+            Finding("; ".join(problem for problem, _ in problems), problems[0][1], self.key, at)
+            for at, problems in sorted(self._problems.items())
+        ]
+        return found + self._others
+
+    def _note(self, at: int, problem: str, advice: str = BACKUP) -> None:
+        self._problems.setdefault(at, []).append((problem, advice))
+
+    def _lose(self) -> None:
+        """What follows cannot be judged by what came before at all."""
+        self._recorded = self._computed = None
+        self._doubt()
+
+    def _doubt(self) -> None:
+        """What follows cannot be judged by the numbers of what came before."""
+        self._counts = None
+        self._whole = False
+
+    def _chain(self, link: Link) -> None:
+        """A broken link is told once, where it is: what follows is judged by either digest before it."""
+        entry, digest = link
+        at = entry.at
+        before = {prior for prior in (self._recorded, self._computed) if prior is not None}
+        follows = {prior for prior in before if codec.chain(prior, entry) == digest}
+        if before and not follows:
+            again = at - 1 in self._problems
+            self._note(at, "does not follow from the event before it" if again else "is not what was written")
+        elif follows == {self._computed} and self._recorded != self._computed:
+            self._problems.pop(at - 1, None)
+            self._note(at - 1, "its digest was altered; the event itself is whole")
+        prior = self._computed if self._computed in follows else self._recorded
+        self._computed = codec.chain(prior, entry) if prior is not None else digest
+        self._recorded = digest if isinstance(digest, bytes) else self._computed
+        self._digests[at] = self._computed
+
+    def _read(self, entry: Entry) -> None:
+        """The words and the numbers beside them, each judged by the other."""
+        at = entry.at
+        try:
+            event = codec.decode(entry, parse)
+        except Exception as error:
+            newer = isinstance(error, StoreError) and not isinstance(error, CorruptError)
+            self._note(at, f"cannot be understood: {told(error)}", NEWER if newer else BACKUP)
+        else:
+            for problem in self._judge(event, entry):
+                self._note(at, problem)
+        try:
+            head = codec.head(entry)
+            self._past.add(head)
+            for live in self._lives.values() if self._whole else ():
+                live.apply(head, at, self._past)
+        except Exception as error:
+            if at not in self._problems:
+                self._note(at, f"cannot be applied: {told(error)}")
+
+    def _judge(self, event: Event, entry: Entry) -> Iterator[str]:
+        match event:
+            case Said():
+                yield from self._judge_said(event, entry)
+            case Replaced(at=at, shown=shown, lines=lines):
+                rests = event.certificate.digest if event.certificate else ""
+                known = self._digests.get(event.span.end - 1)
+                if rests and known is not None and self._whole and known.hex() != rests:
+                    yield "it was written about another record: its certificate does not match"
+                new = {n: one for n, one in enumerate(shown) if isinstance(one, Message)}
+                told = [line for line in lines if line.at == at]
+                if len(lines) != len(shown) or [line.n for line in told] != list(new):
+                    yield "its head and its body differ in what they show"
+                elif any(new[line.n].role != line.role for line in told):
+                    yield "its head and its body differ in the role of what they show"
+                elif {line.at for line in lines} - {at} != {one for one in shown if isinstance(one, int)}:
+                    yield "its head and its body differ in which messages stay"
+            case Pinned(at=at, lines=lines) if any(line.at >= at for line in lines):
+                yield "it pins what was not said yet"
+
+    def _judge_said(self, said: Said, entry: Entry) -> Iterator[str]:
+        line, message = said.line, said.message
+        if message.id != entry.id:
+            yield f"its id is {entry.id!r}, but its words have {message.id!r}"
+        fresh = line_of(message, line.at, line.tokens, line.turn, line.step)
+        for name in ("role", "calls", "answers"):
+            if getattr(line, name) != getattr(fresh, name):
+                yield f"its head has {name} {getattr(line, name)!r}, its body {getattr(fresh, name)!r}"
+        counts = (said.index + 1, line.turn, line.step, said.total)
+        if self._counts is not None:
+            index, turn, step, total = self._counts
+            steps = (1, line.asks, line.role == "assistant", line.tokens)
+            right = tuple(map(sum, zip((index, turn, step, total), steps, strict=True)))
+            for name, is_, be in zip(("index", "turn", "step", "total"), counts, right, strict=True):
+                if is_ != be:
+                    less = name == "index"
+                    yield f"its {name} is {is_ - less:,}, but {be - less:,} by what came before"
+        self._counts = counts
+
+    def _compare(self, at: int) -> None:
+        """The snapshots that were taken right here."""
+        for view, snapshot in list(self._snapshots.items()):
+            if snapshot.at == at:
+                del self._snapshots[view]
+                live = self._lives.pop(view)
+                for problem, advice in self._judge_snapshot(snapshot, live):
+                    what = f"the snapshot of view {view!r} after #{at - 1} {problem}"
+                    self._others.append(Finding(what, advice, self.key))
+
+    def _judge_snapshot(self, snapshot: Snapshot, live: Live) -> Iterator[tuple[str, str]]:
+        before = {prior for prior in (self._recorded, self._computed) if prior is not None}
+        if before and snapshot.digest not in {seal(prior, snapshot.body) for prior in before}:
+            yield "was altered, or belongs to another record", CACHE
+            return
+        try:
+            state = msgspec.convert(codec.loads(snapshot.body), State, str_keys=True)
+        except (ValueError, RecursionError):
+            return  # sealed and of another version: it is passed over
+        if self._whole and state != live.snapshot():
+            yield "is not what the stream adds up to", USED_CACHE
+
+
+class _Past:
+    """What a live view may ask of the past, from heads in memory."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, Line] = {}
+        self._facts: list[Head] = []
+
+    def add(self, head: Head | None) -> None:
+        if isinstance(head, Line):
+            self._lines[head.at] = head
+        elif head is not None:
+            self._facts.append(head)
+
+    def facts(self, before: int, /) -> Iterable[Head]:
+        return [fact for fact in self._facts if fact.at < before]
+
+    def lines(self, span: Span, /) -> Iterable[Line]:
+        return [self._lines[at] for at in span if at in self._lines]
+
+
+def _no_words(line: Line) -> Message:
+    raise AssertionError("a check of numbers never asks for words")

@@ -1,0 +1,246 @@
+"""What people do to a view: pin, restore, correct, undo. Each becomes one more event."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from refold.core import codec
+from refold.core.errors import ConflictError, MessageError, NotFoundError
+from refold.core.event import Line, Pinned, Replaced, Said, Span, Undone
+from refold.core.live import Cover, Standing
+from refold.core.message import Message, Part, Reasoning, Text, ToolCall
+from refold.core.pairing import apart, came_as, paired
+from refold.core.plan import Count, Stamp, cost, line_of
+from refold.core.view import Item, display
+from refold.stores.record import Record
+
+REACH = 64
+"""Places looked at in one go when the other messages of a group are sought."""
+MOMENT = "#{} was said, or erased, this very moment; look again"
+
+
+def pin(record: Record, at: int, stamp: Stamp, why: str) -> Pinned:
+    """Keeps a message in sight, and with it the whole group of calls and results it belongs to."""
+    return Pinned(stamp.at, tuple(group(record, _said(record, at))), why, stamp.time)
+
+
+def unpin(record: Record, at: int, stamp: Stamp, why: str) -> list[Undone]:
+    pins = [place for place, pin in record.live.state.pins.items() if pin.holds]
+    pins = [place for place in pins if at in {line.at for line in record.live.state.pins[place].lines}]
+    if not pins:
+        raise NotFoundError(f"#{at} is not pinned")
+    return [Undone(stamp.at + n, place, why, stamp.time) for n, place in enumerate(pins)]
+
+
+def restore(record: Record, at: int, stamp: Stamp, why: str) -> Replaced:
+    """The original stands in its old place again; for the place of an edit, all that it covers."""
+    standing = Standing(record.view, record.facts(record.live.state.next))
+    own: tuple[Line, ...] = ()
+    if isinstance(codec.head(record.entry(at)), Line):
+        cover = _hiding(record, standing, at)
+        if cover is None:
+            raise NotFoundError(f"#{at} is shown already")
+        back = [line for line in group(record, _said(record, at)) if line.at in cover.span]
+        own = _still_needed(record, cover, back)
+    else:
+        cover = next((one for one in standing.widest if one.at == at), None)
+        if cover is None:
+            raise NotFoundError(f"#{at} is no edit that decides what is shown now")
+        back = list(record.lines(cover.span))
+    places = {line.at: line for line in back}
+    return _edit(record, stamp, cover, display(own, cover.span, places), "restore", why)
+
+
+def correct(record: Record, at: int, new: Message | str, count: Count, stamp: Stamp, why: str) -> Replaced:
+    """Another message stands where one was said; of a text, one that says only that otherwise.
+
+    Raises:
+        MessageError: it is of another role, or answers or makes other calls.
+        NotFoundError: no message was said there, or it is hidden together with others.
+    """
+    said, item = record.event(_said(record, at).at), record.live.item_at(at)
+    if item is None or not isinstance(said, Said):
+        raise NotFoundError(MOMENT.format(at))
+    message = _in_place_of(said, new)
+    line = line_of(message, stamp.at, count(message), said.line.turn, said.line.step)
+    told = {"tools": line.tools or said.line.tools, "corrects": at}
+    told |= {name: getattr(said.line, name) for name in ("apart", "whole", "expiry", "retry", "wordless")}
+    line = msgspec.structs.replace(line, **told)
+    cover = Cover(stamp.at, stamp.view, item.span, ())
+    if len(item.span) > 1:  # it is for an edit of others too to show it
+        standing = Standing(record.view, record.facts(record.live.state.next))
+        covers = [one for one in standing.widest if at in one.span]
+        if not covers:
+            raise NotFoundError(MOMENT.format(at))
+        cover = covers[0]
+    if not item.lines and item.edit is None:
+        raise NotFoundError(f"#{at} is not shown any more: newer system text took its place; correct that")
+    if not _is_shown(item, at):
+        by = cover.at if len(item.span) > 1 else item.edit
+        raise NotFoundError(f"#{at} is hidden by #{by}; restore #{at} first, then correct it")
+    return _edit(record, stamp, cover, display(cover.lines, cover.span, {at: line}), "correct", why, message)
+
+
+def undo(record: Record, at: int | None, stamp: Stamp, why: str) -> tuple[Undone, int | None]:
+    """Takes an edit, a pin or an undoing back; for the place of a message, the edit that hides it.
+
+    Comes with the edit that still decides what is shown there, where nothing is seen of it.
+
+    Raises:
+        NotFoundError: nothing of that kind is in force there.
+        ConflictError: an edit made meanwhile is in the way of putting it back.
+    """
+    standing = Standing(record.view, record.facts(record.live.state.next))
+    if at is None:
+        at = max(standing.covers, default=None)
+        if at is None:
+            raise NotFoundError("There is no edit to undo; a pin is taken back by its place")
+    elif isinstance(codec.head(record.entry(at)), Line):
+        hiding = _changing(record, standing, at)
+        if hiding is None:
+            raise NotFoundError(f"Nothing hides #{at}")
+        at = hiding
+    if not standing.holds(at):
+        raise NotFoundError(f"#{at} is no edit, pin or undoing that is in force in view {record.view!r}")
+    event = Undone(stamp.at, at, why, stamp.time)
+    covers, seen = dict(standing.covers), (standing.widest, _kept(record, standing))
+    standing.apply(event)
+    if not standing.holds(event.at):
+        other = standing.in_the_way(at)
+        raise ConflictError(f"#{at} cannot be undone: #{other} is in the way; undo #{other} first")
+    if seen != (standing.widest, _kept(record, standing)):
+        return event, None
+    changed = [(covers | standing.covers)[one].span for one in covers.keys() ^ standing.covers.keys()]
+    over = (one.at for one in standing.widest if any(one.span.covers(span) for span in changed))
+    return event, next(over, None)
+
+
+def group(record: Record, line: Line) -> list[Line]:
+    """A message and what may not be parted from it: the message that calls, and all its results."""
+    caller = line if line.calls else None
+    start = line.at
+    while line.answers is not None and caller is None and start > 0:
+        start, stop = max(0, start - REACH), start
+        found = [other for other in record.lines(Span(start, stop)) if line.answers in other.calls]
+        caller = found[-1] if found else None
+    if caller is None:
+        return [line]
+    waiting = {id for id in caller.calls if record.live.state.open.get(id, (-1,))[0] != caller.at}
+    members, start = [caller], caller.at + 1
+    while waiting and start < record.live.state.next:
+        start, first = start + REACH, start
+        for other in record.lines(Span(first, start)):
+            if other.answers in waiting:
+                waiting.discard(other.answers)
+                members.append(other)
+    return members
+
+
+def _edit(
+    record: Record,
+    stamp: Stamp,
+    cover: Cover,
+    lines: Iterable[Line],
+    kind: str,
+    why: str,
+    new: Message | None = None,
+) -> Replaced:
+    """An edit of what another one covers: what that shows besides is said again by this one."""
+    shown, told = list[Message | int](), list[Line]()
+    for n, line in enumerate(lines):
+        if line.at == stamp.at and new is not None:
+            shown.append(new)
+            line = msgspec.structs.replace(line, n=n)
+        elif line.place in cover.span:
+            shown.append(line.at)
+        else:
+            shown.append(record.message(line))
+            line = msgspec.structs.replace(line, at=stamp.at, n=n)
+        told.append(line)
+    live, span = record.live, cover.span
+    kept = live.kept | {line.place: line for line in told if line.place in live.kept}
+    first = live.item_at(span.start)
+    tokens = (first.tokens if first else 0, cost(display(told, span, kept)))
+    return Replaced(stamp.at, stamp.view, span, tuple(shown), tuple(told), kind, why, tokens, stamp.time)
+
+
+def _in_place_of(said: Said, new: Message | str) -> Message:
+    """What is corrected stays in its role, answers the same call and makes the same calls."""
+    line, at = said.line, said.at
+    if isinstance(new, str):
+        new = msgspec.structs.replace(said.message, parts=_with_text(said.message, new))
+    new = msgspec.structs.replace(new, id=None, usage=None, summary=line.summary)
+    if new.role != line.role:
+        raise MessageError("message.role", f"expected {line.role} as in #{at}, got {new.role}")
+    calls = apart([came_as(call.call_id) for call in new.calls])
+    new = paired(new, msgspec.structs.replace(line, calls=calls))
+    if tuple(result.call_id for result in new.results) != (
+        (line.answers,) if line.answers is not None else ()
+    ):
+        raise MessageError("message", f"#{at} answers {line.answers or 'no call'}; its correction does too")
+    if sorted(call.call_id for call in new.calls) != sorted(line.calls):
+        made = f"the calls {', '.join(line.calls)}" if line.calls else "no calls"
+        problem = f"#{at} makes {made}; its correction does too"
+        raise MessageError("message", f"{problem}. A text in place of a message keeps them")
+    return new
+
+
+def _with_text(message: Message, text: str) -> tuple[Part, ...]:
+    """What an assistant thought stands for other words: of its parts, only the calls go on."""
+    if message.results:
+        return tuple(msgspec.structs.replace(result, output=text) for result in message.results)
+    if message.role == "assistant":
+        return (*([Text(text)] if text or not message.calls else []), *message.calls)
+    rest = [part for part in message.parts if not isinstance(part, Text | Reasoning | ToolCall)]
+    return (Text(text), *rest)
+
+
+def _is_shown(item: Item, at: int) -> bool:
+    """It is in sight, whole, corrected or shortened in its place."""
+    in_place = len(item.span) == 1 and len(item.lines) == 1 and not item.is_folded
+    return in_place or any(line.place == at for line in item.lines)
+
+
+def _kept(record: Record, standing: Standing) -> dict[int, Line | None]:
+    """What is shown of messages that stay in sight: their corrections."""
+    corrected = standing.corrected
+    return {at: corrected.get(at) for at in record.live.kept}
+
+
+def _changing(record: Record, standing: Standing, at: int) -> int | None:
+    """The edit that corrects a message, or else keeps it out of sight."""
+    item = record.live.item_at(at)
+    own = [line.at for line in item.lines if line.corrects == at] if item else []
+    if own and standing.holds(own[0]):
+        return own[0]
+    cover = _hiding(record, standing, at)
+    return None if cover is None else cover.at
+
+
+def _hiding(record: Record, standing: Standing, at: int) -> Cover | None:
+    """The edit that keeps a message out of sight."""
+    item = record.live.item_at(at)
+    if item is None or at in {line.at for line in item.lines}:
+        return None
+    return next((cover for cover in standing.widest if at in cover.span), None)
+
+
+def _still_needed(record: Record, cover: Cover, back: Sequence[Line]) -> tuple[Line, ...]:
+    """What an edit shows, less what it says in place of the messages that come back."""
+    span = cover.span
+    ids = {id for line in back for id in (line.answers, *line.calls) if id is not None}
+    known = {line.at for line in (*cover.lines, *back)}
+    all_back = len(span) <= REACH and {line.at for line in record.lines(span)} <= known
+
+    def stays(line: Line) -> bool:
+        said_here = line.at == cover.at
+        return not said_here or not (all_back or line.answers in ids or ids & {*line.calls})
+
+    return tuple(filter(stays, cover.lines))
+
+
+def _said(record: Record, at: int) -> Line:
+    head = codec.head(record.entry(at))
+    if not isinstance(head, Line):
+        raise NotFoundError(f"#{at} is no message")
+    return head

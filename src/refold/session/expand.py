@@ -1,0 +1,214 @@
+"""What was hidden, read again: a message as it was said, or all that an edit stands for, or a part of it."""
+
+from collections.abc import Iterator
+from itertools import accumulate, islice
+
+from refold.core.errors import CannotExpandError, NotFoundError
+from refold.core.event import Called, Event, Line, Measured, Named, Pinned, Replaced, Said, Span, Undone
+from refold.core.message import CompactionMarker, Media, Message, Opaque, Part, Text, ToolCall, ToolResult
+from refold.core.regex import regex
+from refold.core.slices import Cut, Slice, around, cut, matches
+from refold.policies.shorten import quoted
+from refold.session.safe_regex import find
+from refold.stores.record import Record
+from refold.stores.store import Ids
+
+GIST = 80
+"""Characters of a message in a list of many."""
+BATCH = 200
+"""Messages that are looked through at a time."""
+NAMED = regex(r"m\d{1,15}")
+"""The id of a message that came without one: `m` and its place."""
+WITHHELD = "it was reduced with keep_originals: false, so that it cannot be expanded; a person can restore it"
+
+
+class Source:
+    """What stands behind a place: one message, or those that a summary stands for, read as far as needed."""
+
+    def __init__(
+        self, record: Record, at: int, span: Span, count: int, correction: Message | None = None
+    ) -> None:
+        self.record, self.at, self.span, self.count, self._correction = record, at, span, count, correction
+        self.is_one = count == 1 and len(span) == 1
+        """It is a message, not a list of some."""
+
+    @property
+    def places(self) -> Iterator[int]:
+        """Of the messages."""
+        return (line.at for line in self.record.lines(self.span))
+
+    @property
+    def name(self) -> str:
+        """Whose words they are."""
+        return _who(next(self._said()).line) if self.is_one else f"{self.count:,} messages"
+
+    def cut(self, part: Slice) -> Cut:
+        """
+        Raises:
+            CannotExpandError: it has no such part.
+        """
+        try:
+            if self.is_one:
+                return cut(written(self._correction or next(self._said()).message), part, find)
+            if part.way == "match":
+                return self._matching(part.pattern)
+            if part.way == "lines" and part.range[1] is not None:
+                return self._first_lines(part)
+            return cut("\n".join(self._lines()), part, find)
+        except CannotExpandError as error:
+            raise CannotExpandError(f"#{self.at}: {error}") from error
+
+    def _said(self) -> Iterator[Said]:
+        events = self.record.events(self.span.start, self.span.end)
+        return (event for event in events if isinstance(event, Said))
+
+    def _lines(self) -> Iterator[str]:
+        """A list of what a summary stands for, each with its place, and then their texts."""
+        for one in self._said():
+            yield f"#{one.at} {_who(one.line)}, {one.line.tokens:,} tokens: {_gist(self._text(one))}"
+        for one in self._said():
+            yield from ("", f"#{one.at} {_who(one.line)}:", *self._text(one).split("\n"))
+
+    def _text(self, said: Said) -> str:
+        return f"[{WITHHELD}]" if self.record.live.is_withheld(said.at) else written(said.message)
+
+    def _first_lines(self, part: Slice) -> Cut:
+        """No more is read than is asked for."""
+        start, end = part.range
+        text = "\n".join(islice(self._lines(), start - 1, end))
+        if not text:
+            return cut("\n".join(self._lines()), part)  # which says how many there are
+        last = start + text.count("\n")
+        more = f"; the first {self.count:,} are a list of what follows" if last <= self.count else ""
+        return Cut(text, ((0, len(text)),), f"lines {start}-{last}{more}", start)
+
+    def _matching(self, pattern: str) -> Cut:
+        """What matches, under the place that it comes from."""
+        found, said = list[str](), self._said()
+        while batch := list(islice(said, BATCH)):
+            texts = [self._text(one) for one in batch]
+            for one, text, hits in zip(batch, texts, matches(texts, pattern, find), strict=True):
+                if hits:
+                    lines = around(text, hits)
+                    found.append(f"#{one.at} {_who(one.line)}, {lines.label}:\n{lines.shown}\n")
+        if not found:
+            raise CannotExpandError(f"nothing in its {self.count:,} messages matches {pattern!r}")
+        ends = [*accumulate(len(text) + 1 for text in found)]
+        spans = tuple((end - len(text) - 1, end - 1) for text, end in zip(found, ends, strict=True))
+        return Cut("\n".join(found), spans, f"{len(found):,} of {self.count:,} messages match")
+
+
+def source(record: Record, at: int | str) -> Source:
+    """What stands behind a place, a message's id, or a negative number counted from the newest message.
+
+    Raises:
+        CannotExpandError: there is nothing to expand there, or its original is not kept.
+    """
+    place = _place(record, at)
+    try:
+        event = record.event(place)
+    except NotFoundError as error:
+        last = record.live.state.next - 1
+        raise CannotExpandError(
+            f"#{place}: there is no such place; this conversation ends at #{last}"
+        ) from error
+    match event:
+        case Said():
+            found = Source(record, place, Span(place, place + 1), 1)
+        case Replaced(kind="correct", span=span, shown=(Message() as message, *_)):
+            return Source(record, place, span, 1, message)
+        case Replaced(span=span):
+            count = record.index_from(span.end) - record.index_from(span.start)
+            found = Source(record, place, span, count)
+        case Pinned(lines=(line,)):
+            return source(record, line.at)
+        case Measured(of=answer):
+            return source(record, answer)
+        case Undone(of=edit):
+            return source(record, edit)
+        case _:
+            raise CannotExpandError(f"#{place} is no message: {_what(event)}")
+    if record.live.state.withheld and all(map(record.live.is_withheld, found.places)):
+        raise CannotExpandError(f"#{place}: {WITHHELD}")
+    return found
+
+
+def _place(record: Record, at: int | str) -> int:
+    """
+    Raises:
+        CannotExpandError: no message has this id, or there are not so many messages.
+    """
+    if isinstance(at, int):
+        if at >= 0:
+            return at
+        index = record.live.state.index + at
+        said = record.said_from(record.place_of(index)) if index >= 0 else None
+        if said is None:
+            raise CannotExpandError(f"{at}: this conversation has {record.live.state.index:,} messages")
+        return said.at
+    if isinstance(record.store, Ids):
+        found = record.store.find(record.key, [at]).get(at)
+    else:
+        entries = (link.entry for link in record.store.read(record.key))
+        found = next((entry.at for entry in entries if entry.id == at), None)
+    if found is None and NAMED.fullmatch(at):  # as messages without an id of their own are called
+        found = int(at[1:])
+    if found is None:
+        raise CannotExpandError(f"No message of this conversation has the id {at!r}")
+    return found
+
+
+def _what(event: Event) -> str:
+    """A sentence about an event that has no text to expand."""
+    match event:
+        case Pinned(lines=lines):
+            return f"it pins {', '.join(f'#{line.at}' for line in lines)}; expand one of these"
+        case Called(span=span, model=model):
+            return f"it records that {model} was asked for a summary of #{span.start} to #{span.end - 1}"
+        case Named():
+            return "it names the conversation or its model"
+        case _:
+            return "it is an event of a kind that this version does not know"
+
+
+def text_of(found: Source, part: Slice) -> str:
+    """All of it, or a part; a handle that somebody wrote into it is doubled.
+
+    Raises:
+        CannotExpandError: there is no such part.
+    """
+    return quoted(found.cut(part).shown)
+
+
+def _who(line: Line) -> str:
+    tools = ", ".join(line.tools)
+    return f"{line.role} {tools}" if tools and line.role == "tool" else line.role
+
+
+def _gist(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= GIST else f"{text[: GIST - 1]}…"
+
+
+def written(message: Message) -> str:
+    """All that a message says, in the order it says it."""
+    return "\n".join(text for part in message.parts for text in _written(part))
+
+
+def _written(part: Part) -> Iterator[str]:
+    match part:
+        case Text(text=text) | ToolResult(output=str(text)):
+            yield text
+        case ToolResult(output=tuple(inner)):
+            for one in inner:
+                yield from _written(one)
+        case ToolCall(tool=tool, input=input):
+            yield f"{tool} {input}"
+        case Media(kind=kind, name=name, url=url):
+            yield f"[{' '.join(filter(None, (kind, name or (url if url and len(url) < GIST else None))))}]"
+        case CompactionMarker(text=text):
+            yield text or "[a compaction that only its provider can read]"
+        case Opaque(value=value):
+            yield f"[{value.get('type', 'part') if isinstance(value, dict) else 'part'}]"
+        case _:
+            return

@@ -1,0 +1,228 @@
+"""One-off helpers for a request that is not stored: count its tokens, check it, look up a model's limits."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+from refold.config.config import Config, Source, load_config
+from refold.core.check import Violation
+from refold.core.codec import loads
+from refold.core.errors import MessageError, RefoldError, SettingError
+from refold.core.message import Message
+from refold.dialects.registry import FORMATS, format_of
+from refold.dialects.rules.targets import JUDGES, check_request
+from refold.models.limits import ModelLimits, find
+from refold.session.extras import beside_text
+from refold.session.files import RESPONSES, Given
+from refold.session.intake import Intake
+from refold.session.meter import Meter
+from refold.session.results import RequestTokens
+from refold.session.to_json import plain
+from refold.session.validate import model_name, named, output_of
+
+
+def count(
+    messages: Iterable[Any],
+    *,
+    model: str,
+    system: Any = None,
+    tools: Sequence[Any] | None = None,
+    dialect: str | None = None,
+    config: Source = None,
+) -> RequestTokens:
+    """The tokens that a request takes, as the model counts them; nothing is sent or stored.
+
+    The result is a number with `system`, `tools` and `messages`, which add up to it. `messages` are dicts in
+    any dialect, SDK objects or `refold.Message`; `system` and `tools` are what the request has beside them.
+
+    >>> tokens = count([{"role": "user", "content": "Hello"}], model="gpt-5")
+    >>> tokens, tokens.messages
+    (8, (8,))
+    """
+    request = _request(messages, system, tools, dialect)
+    parts = count_parts(request, load_config(config), named("model", model), dialect)
+    of_system, of_tools, *of_messages = (part.tokens for part in parts)
+    return RequestTokens(of_system, of_tools, tuple(of_messages))
+
+
+def check(
+    messages: Iterable[Any],
+    *,
+    dialect: str | None = None,
+    model: str | None = None,
+    system: Any = None,
+    tools: Sequence[Any] | None = None,
+    strict: bool = False,
+    config: Source = None,
+) -> list[Violation]:
+    """The rules of the provider's API that a request breaks, each with its `rule`, `index` and `message`.
+
+    The list is empty where the API would accept the request. Without a dialect, the one that the messages
+    are in, or else the model's. With a model, its own rules and its window are checked too. `strict` reports
+    as well what was seen accepted though the rules are against it.
+
+    >>> [found.rule for found in check([{"role": "tool", "tool_call_id": "a", "content": "4"}])]
+    ['C7']
+    """
+    request = _request(messages, system, tools, dialect)
+    return check_given(request, load_config(config), model_name(model), dialect, strict=strict).violations
+
+
+def limits(model: str, *, config: Source = None) -> ModelLimits:
+    """The window, the longest answer and the prices of a model.
+
+    A model that neither the registry nor `config` knows gets default limits and a warning.
+
+    >>> limits("gpt-4o").window
+    128000
+    """
+    return find(named("model", model), load_config(config).models).limits
+
+
+def _request(messages: Iterable[Any], system: Any, tools: Sequence[Any] | None, dialect: str | None) -> Given:
+    if dialect is not None:
+        format_of(named("dialect", dialect))
+    name = "input" if dialect == RESPONSES else "messages"
+    request = loads(beside_text(tools, {}))
+    if system is not None:
+        request["instructions" if dialect == RESPONSES else "system"] = system
+    request[name] = [_plain(message, n) for n, message in enumerate(listed(messages))]
+    return Given("", request, name, None)
+
+
+def listed(messages: Any) -> list[Any]:
+    """
+    Raises:
+        SettingError: the argument is not a list of messages.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+        raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
+    return list(messages)
+
+
+def _plain(message: Any, n: int) -> Any:
+    """SDK objects as dicts. What is neither stays as it is: `check` reports it."""
+    return plain(message, f"messages[{n}]") if hasattr(message, "model_dump") else message
+
+
+# Also for files: the command line uses these
+
+
+class RequestPart(NamedTuple):
+    """What one part of a request takes: its system text, its tools, or a message."""
+
+    role: str
+    tokens: int
+    parsed: tuple[Message, ...] = ()
+
+
+def count_parts(
+    given: Given,
+    config: Config,
+    model: str,
+    dialect: str | None = None,
+    advance: Callable[[int], None] = lambda n: None,
+) -> list[RequestPart]:
+    """System text, tools and each message, in the model's tokens; they add up to the request.
+
+    What every request takes is counted with the first part that takes anything.
+
+    Raises:
+        MessageError: a message, the system text or the tools cannot be read.
+    """
+    if dialect is not None:
+        format_of(dialect)
+    meter = _meter(config, model)
+    intake = Intake(meter.counter, given.dialect or meter.dialect, dialect)
+    try:
+        parts = list(_counted(given, meter, intake, advance))
+    except SettingError as error:  # of the request
+        raise MessageError(given.inside(error.where), error.problem) from error
+    sums = accumulate(part.tokens for part in parts)
+    ends = [0, *(meter.estimate(so_far, None) if so_far else 0 for so_far in sums)]
+    return [
+        part._replace(tokens=end - begin) for part, (begin, end) in zip(parts, pairwise(ends), strict=True)
+    ]
+
+
+def _counted(
+    given: Given, meter: Meter, intake: Intake, advance: Callable[[int], None]
+) -> Iterator[RequestPart]:
+    """Tokens as they are counted, before the model's ratio is applied."""
+    yield RequestPart("system", meter.apart(given.beside | given.system))
+    choice = given.beside.get("tool_choice")
+    yield RequestPart("tools", meter.counter.tools(given.tools or [], choice))
+    answer: list[tuple[Any, RequestPart]] = []
+    for n, message in enumerate(given.messages):
+        drafts = intake.take([message], lambda _: given.place(n)).drafts  # noqa: B023
+        parsed = tuple(draft.message for draft in drafts)
+        written = message.get("role") if isinstance(message, Mapping) else None
+        role = written if isinstance(written, str) and written else parsed[0].role
+        part = RequestPart(role, sum(draft.tokens for draft in drafts), parsed)
+        advance(1)
+        if parsed[0].role == "assistant" and drafts[0].dialect == RESPONSES:
+            answer.append((message, part))
+            continue
+        yield from _shared(answer, intake)
+        answer.clear()
+        yield part
+    yield from _shared(answer, intake)
+
+
+def _shared(answer: Sequence[tuple[Any, RequestPart]], intake: Intake) -> Iterator[RequestPart]:
+    """The items of one Responses answer, which is one message and counted as one."""
+    if len(answer) < 2:
+        yield from (part for _, part in answer)
+        return
+    whole = sum(draft.tokens for draft in intake.take([item for item, _ in answer]).drafts)
+    sums = list(accumulate(part.tokens for _, part in answer))
+    ends = [0, *(whole * so_far // sums[-1] for so_far in sums)]
+    for (_, part), (begin, end) in zip(answer, pairwise(ends), strict=True):
+        yield part._replace(tokens=end - begin)
+
+
+class Checked(NamedTuple):
+    dialect: str
+    """The dialect whose rules were used."""
+    violations: list[Violation]
+
+
+def check_given(
+    given: Given, config: Config, model: str | None, dialect: str | None, *, strict: bool = False
+) -> Checked:
+    """
+    Raises:
+        SettingError: no rules are known for the dialect.
+    """
+    named_model = given.beside.get("model")
+    with warnings.catch_warnings():
+        if model is None:  # nobody asked about the window of the model that the request names
+            warnings.simplefilter("ignore")
+        meter = Meter(None, config, model or (named_model if isinstance(named_model, str) else None))
+    spoken = dialect or given.dialect or meter.dialect
+    if spoken not in JUDGES:
+        raise SettingError("dialect", f"{spoken!r} is none of {', '.join(JUDGES)}")
+    messages = list[Any]()
+    for message in given.messages:
+        messages += FORMATS[spoken].render(message)[0] if isinstance(message, Message) else [message]
+    request = {**given.beside, "input" if spoken == RESPONSES else "messages": messages}
+    flags = meter.limits.flags
+    known = {"no_prefill": "no-prefill" in flags, "system_inside": "system-inside" in flags}
+    size = _size(given, config, meter, dialect) if meter.is_known else {}
+    return Checked(spoken, check_request(spoken, request, strict=strict, **known, **size))
+
+
+def _size(given: Given, config: Config, meter: Meter, dialect: str | None) -> dict[str, int]:
+    """What the request takes and what there is room for, as far as it can be counted."""
+    assert meter.model is not None
+    with suppress(RefoldError):
+        tokens = sum(part.tokens for part in count_parts(given, config, meter.model, dialect))
+        budget = config.budget(config.agent(None), meter.limits, output_of(given.beside))
+        return {"tokens": tokens, "room": budget.room}
+    return {}
+
+
+def _meter(config: Config, model: str) -> Meter:
+    return Meter(None, config, model, config.agent(None).counter)

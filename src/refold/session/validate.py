@@ -1,0 +1,154 @@
+"""What callers ask for, checked before anything is done."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import msgspec
+
+from refold.config.validate import hints, shown, vet_fields
+from refold.core.errors import SettingError
+from refold.core.event import Expiry
+from refold.core.expiry import layered
+from refold.core.message import Kind
+from refold.core.plan import Policy
+
+
+def whole(name: str, value: object) -> int:
+    """
+    Raises:
+        SettingError: it is no whole number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SettingError(name, f"expected a whole number such as 57, got {shown(value)}")
+    return int(value)  # an answer that is a number knows more than its place
+
+
+def named(name: str, value: object) -> str:
+    """
+    Raises:
+        SettingError: it is no name.
+    """
+    if not isinstance(value, str) or not value:
+        raise SettingError(name, f"expected a text of at least one character, got {shown(value)}")
+    return value
+
+
+def model_name(model: str | None) -> str | None:
+    """
+    Raises:
+        SettingError: no model can be called that.
+    """
+    if model is not None and not named("model", model).isprintable():
+        raise SettingError("model", f"is no name of a model: {shown(model)}")
+    return model
+
+
+def message_kind(kind: object) -> None:
+    """
+    Raises:
+        SettingError: no message is of that kind.
+    """
+    known = get_args(Kind)
+    if kind is not None and (not isinstance(kind, str) or kind not in known):
+        raise SettingError("kind", f"{shown(kind)} is not known; known are {', '.join(known)}")
+
+
+def policies_of(policies: Sequence[Policy]) -> tuple[Policy, ...]:
+    """
+    Raises:
+        SettingError: it is no list, or something in it cannot be called.
+    """
+    if not isinstance(policies, list | tuple):
+        raise SettingError("policies", f"expected a list of functions, got {type(policies).__name__}")
+    for n, policy in enumerate(policies):
+        if not callable(policy):
+            raise SettingError(
+                f"policies[{n}]",
+                f"expected a function of view, budget and count, got {type(policy).__name__}",
+            )
+    return tuple(policies)
+
+
+def fields(request: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """
+    Raises:
+        SettingError: it is no dict.
+    """
+    if not isinstance(request, Mapping | None):
+        raise SettingError("request", f"expected a dict, got {type(request).__name__}")
+    return request or {}
+
+
+def output_of(request: Mapping[str, Any]) -> int | None:
+    """How long an answer a request asks for, where it says so.
+
+    Raises:
+        SettingError: it is no whole number above 0.
+    """
+    for name in ("max_output_tokens", "max_completion_tokens", "max_tokens"):
+        if request.get(name) is not None:
+            if whole(name, request[name]) < 1:
+                raise SettingError(name, f"expected at least 1, got {request[name]}")
+            return int(request[name])
+    return None
+
+
+def expiry_of(expiry: object, name: str = "expiry") -> Expiry:
+    """
+    Raises:
+        SettingError: something in it is not known, or not allowed.
+    """
+    if not isinstance(expiry, Mapping | Expiry):
+        raise SettingError(name, f"expected a refold.Expiry or a dict, got {shown(expiry)}")
+    return Expiry(**vet_fields(expiry, hints(Expiry), lambda path: ".".join((name, *path))))
+
+
+class Override(msgspec.Struct, frozen=True):
+    """What a run, or one request, has otherwise than it is configured."""
+
+    off: bool | None = None
+    """Nothing is reduced."""
+    keep_originals: bool | None = None
+    """Whether what is reduced shows how to get it back; unset, as configured. The record has it anyway."""
+    tools: tuple[Mapping[str, Expiry], ...] = ()
+    """By the name or pattern of tools; `*` is every tool. Later ones beat earlier ones, field by field."""
+
+    @property
+    def rules(self) -> list[Expiry]:
+        return [rule for one in self.tools for rule in one.values()]
+
+    def then(self, other: "Override") -> "Override":
+        """Both, where the other one beats this one field by field."""
+        off = self.off if other.off is None else other.off
+        keep = self.keep_originals if other.keep_originals is None else other.keep_originals
+        return Override(off, keep, (*self.tools, *other.tools))
+
+
+def override_of(override: "Mapping[str, Any] | Override | None") -> Override:
+    """
+    Raises:
+        SettingError: something in it is not known, or not allowed.
+    """
+    if isinstance(override, Override):
+        return override
+    if not isinstance(override, Mapping | None):
+        raise SettingError("override", f"expected a dict, got {type(override).__name__}")
+    given = dict(override or {})
+    if isinstance(given.get("tools"), Mapping):
+        given["tools"] = {name: _expire_in(one) for name, one in given["tools"].items()}
+    known = {"off": bool, "keep_originals": bool, **hints(Expiry), "tools": dict[str, Expiry]}
+    asked = vet_fields(given, known, lambda path: ".".join(("override", *path)))
+    switches = {name: asked.pop(name, None) for name in ("off", "keep_originals")}
+    tools = {name: Expiry(**one) for name, one in asked.pop("tools", {}).items()}
+    every = Expiry(**asked)
+    if every != Expiry():
+        tools["*"] = layered(every, tools.get("*", Expiry()))
+    return Override(**switches, tools=(tools,) if tools else ())
+
+
+def _expire_in(settings: object) -> object:
+    """A tool's settings as in a file, `{"expire": {…}}`, or without that level."""
+    match settings:
+        case {"expire": inner, **rest} if not rest:
+            return inner
+    return settings

@@ -1,1 +1,0 @@
-"""How many tokens a message takes."""
