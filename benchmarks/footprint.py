@@ -26,7 +26,7 @@ from refold.cli.bench.generate import conversation
 from refold.core.budget import Budget
 from refold.session.worker import run
 from refold.stores.store import Key, open_store
-from refold.summaries.queue import Errand, Terms, queue_of
+from refold.summaries.queue import CompactionJob, WorkerSettings, queue_of
 from refold.testing.scribe import Scribe
 
 MODEL: dict[str, Any] = {"models": {"m": {"window": 128_000, "max_output": 8_000}}}
@@ -121,10 +121,10 @@ def working(url: str, jobs: int) -> tuple[float, float, float]:
             chat = refold.open(f"j{n}", store=store, owner="bench", model="m", config=SMALL)
             chat.append(list(conversation(40, seed=n)))
             begun = time.perf_counter()
-            queue.put(Errand("bench", f"j{n}", "main", 1, model="m", budget=budget))
+            queue.put(CompactionJob("bench", f"j{n}", "main", 1, model="m", budget=budget))
             ends.append(time.perf_counter() - begun)
         begun = time.perf_counter()
-        run(url, config=SMALL, summarizer=Scribe(), terms=Terms(once=True), tell=lambda text: None)
+        run(url, config=SMALL, summarizer=Scribe(), terms=WorkerSettings(once=True), tell=lambda text: None)
         took = time.perf_counter() - begun
         written = [job for job in queue.posted(("done",)) if re.match("written", job.told or "")]
         with psycopg.connect(url) as connection:

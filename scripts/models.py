@@ -17,7 +17,7 @@ import yaml
 from genai_prices import data
 from genai_prices.types import ClauseEquals, ClauseOr, ModelInfo, ModelPrice, StartDateConstraint
 
-from refold.models.limits import ModelLimits, Table, parts, provider_of
+from refold.models.limits import ModelLimits, ModelTable, parts, provider_of
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "src" / "refold" / "models" / "models.json"
@@ -41,7 +41,7 @@ PRICES = {
 Entry: TypeAlias = dict[str, Any]
 
 
-def build(day: date) -> tuple[Table, list[str]]:
+def build(day: date) -> tuple[ModelTable, list[str]]:
     """The table with the prices of that day, and the names of models that lack something."""
     ours = yaml.safe_load((ROOT / "scripts" / "models-corrections.yaml").read_text("utf-8"))
     models, aliases = _taken(ours, day)
@@ -55,10 +55,10 @@ def build(day: date) -> tuple[Table, list[str]]:
         if "window" in entry and "max_output" in entry
     }
     needed = dict(sorted(_needed([*reversed(aliases.items()), *ours["aliases"].items()], whole)))
-    return Table(str(day), SOURCE, whole, needed), sorted(models.keys() - whole.keys())
+    return ModelTable(str(day), SOURCE, whole, needed), sorted(models.keys() - whole.keys())
 
 
-def text(table: Table) -> str:
+def text(table: ModelTable) -> str:
     """JSON with a model a line."""
     models = ",\n".join(f"{_json(id)}:{_json(_compact(entry))}" for id, entry in table.models.items())
     aliases = ",\n".join(f"{_json(name)}:{_json(id)}" for name, id in table.aliases.items())

@@ -28,7 +28,17 @@ from refold.stores import agentcore_reading
 from refold.stores.agentcore import AgentCoreStore, from_url, memorizer
 from refold.stores.agentcore_service import ACTOR, PLAIN, Place, safe
 from refold.stores.hybrid import HybridStore
-from refold.stores.store import Forks, Ids, Key, Leases, Listening, Memories, Spoken, inability, open_store
+from refold.stores.store import (
+    Forks,
+    Ids,
+    Key,
+    Leases,
+    Listening,
+    Memories,
+    SpokenMessage,
+    inability,
+    open_store,
+)
 from refold.testing import StoreContract
 from refold.testing.words import KEY, ODD, demand_able, entries, entry, said, verified
 
@@ -107,7 +117,7 @@ def test_what_is_said_travels_as_text_beside_its_exact_bytes(stub):
 
 def test_roles_are_those_of_the_service(stub, store):
     roles = ["user", "assistant", "tool", "system", "developer"]
-    store.listen(lambda one: Spoken(one.at, roles[one.at], "words", 0.0))
+    store.listen(lambda one: SpokenMessage(one.at, roles[one.at], "words", 0.0))
     store.append(KEY, entries(0, 5))
     assert [role for role, _ in texts(*stub.events())] == ["USER", "ASSISTANT", "TOOL", "OTHER", "OTHER"]
 
@@ -140,7 +150,7 @@ def test_a_store_that_was_told_nothing_of_what_entries_say_stores_them_all_the_s
 
 
 def test_a_batch_of_many_messages_is_all_there_for_the_service(stub, store):
-    store.listen(lambda one: Spoken(one.at, "user", f"message {one.at}", 0.0))
+    store.listen(lambda one: SpokenMessage(one.at, "user", f"message {one.at}", 0.0))
     store.append(KEY, entries(0, 250))
     assert [text for event in stub.events() for _, text in texts(event)] == [
         f"message {n}" for n in range(250)
@@ -709,7 +719,7 @@ def test_a_memorizer_is_told_what_was_said_and_forgets_it(stub):
     stub.learn = lambda actor, session, role, text: (LAYOUT.format(actor), text)
     one = memorizer(f"{stub.url}/app")
     key = Key("ann", "a")
-    batch = [Spoken(n, "user", f"fact {n}", 0.0) for n in range(120)]
+    batch = [SpokenMessage(n, "user", f"fact {n}", 0.0) for n in range(120)]
     for _ in range(2):
         one.remember(key, batch)
     assert [text for event in stub.events() for _, text in texts(event)] == [said.text for said in batch]
@@ -727,7 +737,7 @@ def test_a_memorizer_is_told_what_was_said_and_forgets_it(stub):
 def test_a_memorizer_is_told_the_same_words_again_after_it_forgot_them(stub):
     one, key = memorizer(stub.url), Key("ann", "a")
     for time in (1.0, 2.0):  # of two conversations with the same name, one after the other
-        one.remember(key, [Spoken(0, "user", "hello", time)])
+        one.remember(key, [SpokenMessage(0, "user", "hello", time)])
         assert [text for event in stub.events() for _, text in texts(event)] == ["hello"]
         one.forget(key)
     one.close()
@@ -735,7 +745,7 @@ def test_a_memorizer_is_told_the_same_words_again_after_it_forgot_them(stub):
 
 def test_a_memorizer_takes_each_message_once_however_they_are_batched(stub):
     one, key = memorizer(stub.url), Key("ann", "a")
-    batch = [Spoken(n, "user", f"fact {n}", float(n)) for n in range(6)]
+    batch = [SpokenMessage(n, "user", f"fact {n}", float(n)) for n in range(6)]
     for some in (batch[:3], batch[:5], batch[1:2], batch[2:]):
         one.remember(key, some)
     assert [text for event in stub.events() for _, text in texts(event)] == [said.text for said in batch]

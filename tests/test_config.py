@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import refold
-from refold.config.config import Config, demand_sense, load_config, with_database
+from refold.config.config import Config, check_target, load_config, with_database
 from refold.config.settings import AgentSettings, Compact, Setting, SummarizerSettings, ToolSettings
 from refold.config.validate import hints, kinds_of
 from refold.core.budget import Budget
@@ -370,9 +370,9 @@ def test_a_target_above_the_threshold_of_the_model_is_refused_with_both_numbers(
     config = load_config(agent(compact={"max_tokens": 93_601}))
     budget = config.budget(config.agent("a"), ModelLimits())
     with pytest.raises(SettingError, match=r"^here: 93,601 is above 93,600"):
-        demand_sense(config.agent("a"), budget, "here")
-    demand_sense(config.agent("a"), msgspec.structs.replace(budget, window=200_000))
-    demand_sense(AgentSettings(compact=False), budget)
+        check_target(config.agent("a"), budget, "here")
+    check_target(config.agent("a"), msgspec.structs.replace(budget, window=200_000))
+    check_target(AgentSettings(compact=False), budget)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

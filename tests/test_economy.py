@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refold
-from refold.core.cache_cost import Prices, Terms, batch, break_even, stake
+from refold.core.cache_cost import CacheTerms, Prices, batch, break_even, stake
 from refold.core.event import Replaced
 from refold.models.limits import find
 
@@ -66,7 +66,7 @@ def test_at_the_break_even_what_was_saved_is_what_it_cost(prices, kept, removed)
 )
 def test_no_other_size_of_a_batch_is_cheaper(prices, kept, per_step, times):
     def each_step(size: float) -> float:
-        carried, anew = prices.read * size / 2, prices.read * prices.kappa * kept
+        carried, anew = prices.read * size / 2, prices.read * prices.rewrite_ratio * kept
         return carried + anew * per_step / size
 
     best = batch(prices, kept, per_step)
@@ -77,15 +77,15 @@ def test_a_loss_is_never_larger_than_what_may_be_lost():
     prices = Prices(0.1, 1.25)
     at_stake = stake(prices, 0.05, said=20_000, carried=400_000, shown=400_000, rewritten=0)
     assert at_stake == pytest.approx(0.05 * (400_000 + 12.5 * 20_000))
-    terms = Terms(prices, calls=1_000, stake=at_stake)
-    most = int(at_stake / prices.kappa)
+    terms = CacheTerms(prices, calls=1_000, stake=at_stake)
+    most = int(at_stake / prices.rewrite_ratio)
     assert terms.accepts(terms.weigh(10_000, most))
     assert not terms.accepts(terms.weigh(10_000, most + 10))
 
 
 def test_what_would_pay_only_after_the_calls_that_are_expected_is_left():
     prices = Prices(0.1, 1.25)
-    terms = Terms(prices, calls=10, stake=float("inf"))
+    terms = CacheTerms(prices, calls=10, stake=float("inf"))
     assert terms.accepts(terms.weigh(removed=1_000, kept=800))
     assert not terms.accepts(terms.weigh(removed=1_000, kept=1_000))
 
@@ -247,7 +247,7 @@ def test_what_was_expected_stands_beside_what_the_provider_reported():
         assert one.calls > one.worth.after
         assert one.saved > 0
         assert one.rewritten == pytest.approx(one.worth.rewritten, rel=0.5, abs=1_500)
-    assert limits.kappa == pytest.approx(11.5)
+    assert limits.rewrite_ratio == pytest.approx(11.5)
 
 
 @pytest.mark.parametrize(

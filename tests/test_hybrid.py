@@ -38,7 +38,7 @@ from refold.stores.store import (
     Memory,
     Notes,
     Searched,
-    Spoken,
+    SpokenMessage,
     open_store,
     shown_url,
 )
@@ -53,7 +53,7 @@ class Notebook:
 
     def __init__(self, name: str = "notebook") -> None:
         self.name = name
-        self.said: dict[Key, list[Spoken]] = {}
+        self.said: dict[Key, list[SpokenMessage]] = {}
         self.calls: list[tuple[Key, int]] = []
         """How many messages each came with."""
         self.forgotten = 0
@@ -63,7 +63,7 @@ class Notebook:
         self.entered = Event()
         self.changed = Condition()
 
-    def remember(self, key: Key, said: Sequence[Spoken], /) -> None:
+    def remember(self, key: Key, said: Sequence[SpokenMessage], /) -> None:
         self.entered.set()
         if self.gate is not None:
             self.gate.wait()

@@ -28,7 +28,7 @@ from refold.stores.store import (
     Snapshot,
     Snapshots,
     Store,
-    Summaries,
+    SummaryCache,
     Watched,
     open_store,
 )
@@ -169,11 +169,11 @@ class Owner:
         return sorted(found)
 
     def keep(self, session, n):
-        if isinstance(self.store, Summaries):
+        if isinstance(self.store, SummaryCache):
             self.store.keep_summary(session.key, DIGEST, f"{self.mark} {n}".encode())
 
     def kept(self, session, n):
-        return self.store.summary(session.key, DIGEST) if isinstance(self.store, Summaries) else UNABLE
+        return self.store.summary(session.key, DIGEST) if isinstance(self.store, SummaryCache) else UNABLE
 
     def save(self, session, n):
         if isinstance(self.store, Snapshots):
@@ -214,7 +214,7 @@ class Owner:
         for protocol, ask in (
             (Snapshots, lambda key: self.store.saved(key)),
             (Leases, lambda key: [one for one in self.store.leases(key, 0.0) if one.name == "shared"]),
-            (Summaries, lambda key: self.store.summary(key, DIGEST)),
+            (SummaryCache, lambda key: self.store.summary(key, DIGEST)),
             (Cursors, lambda key: self.store.cursor(key, f"shared {self.run}")),
         ):
             if isinstance(self.store, protocol):

@@ -150,7 +150,7 @@ def test_an_unknown_model_gets_the_default_and_one_warning():
     with pytest.warns(
         UserWarning, match=r"my-model.*128,000.*4,096.*models: \{my-model: \{window: …"
     ) as caught:
-        assert [find("my-model"), find("my-model")] == [limits.Found(ModelLimits(128_000, 4_096))] * 2
+        assert [find("my-model"), find("my-model")] == [limits.FoundModel(ModelLimits(128_000, 4_096))] * 2
     assert len(caught) == 1
     with pytest.warns(UserWarning, match="other-model"):
         find("other-model")
@@ -168,14 +168,14 @@ def test_names_without_end_are_neither_searched_nor_remembered(monkeypatch):
 def test_no_model_gets_the_default_without_a_warning(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert find(name) == limits.Found(ModelLimits())
+        assert find(name) == limits.FoundModel(ModelLimits())
 
 
 # proves: C2
 def test_what_a_user_says_of_a_model_of_their_own_is_taken():
     mine = {"my-model": ModelSettings(window=8_000, max_output=1_000)}
     for name in ("my-model", "My_Model", "local/my-model", "my-model-v2", "my-model:latest"):
-        assert find(name, mine) == limits.Found(ModelLimits(8_000, 1_000), "my-model")
+        assert find(name, mine) == limits.FoundModel(ModelLimits(8_000, 1_000), "my-model")
     with pytest.warns(UserWarning, match="my-modelling"):
         assert find("my-modelling", mine).id is None
 

@@ -19,7 +19,7 @@ from mem0_stub import Mem0Stub
 from refold.core.errors import MessageError, SettingError, StoreError
 from refold.stores import mem0 as ours
 from refold.stores.mem0 import Mem0Memorizer
-from refold.stores.store import Key, Spoken, open_store
+from refold.stores.store import Key, SpokenMessage, open_store
 from refold.testing.words import ODD
 
 KEY = Key("default", "chat")
@@ -38,8 +38,8 @@ def memorizer(stub):
     made.close()
 
 
-def said(*texts: str, start: int = 0, role: str = "user") -> list[Spoken]:
-    return [Spoken(start + n, role, text, 1.0) for n, text in enumerate(texts)]
+def said(*texts: str, start: int = 0, role: str = "user") -> list[SpokenMessage]:
+    return [SpokenMessage(start + n, role, text, 1.0) for n, text in enumerate(texts)]
 
 
 def adds(stub: Mem0Stub) -> list[dict]:
@@ -51,7 +51,7 @@ def adds(stub: Mem0Stub) -> list[dict]:
 
 # proves: B4f
 def test_what_was_said_is_added_with_where_it_came_from(stub, memorizer):
-    memorizer.remember(KEY, [*said("I like tea"), Spoken(1, "assistant", "Noted.", 2.0)])
+    memorizer.remember(KEY, [*said("I like tea"), SpokenMessage(1, "assistant", "Noted.", 2.0)])
     (body,) = adds(stub)
     assert body["messages"] == [
         {"role": "user", "content": "I like tea"},

@@ -22,7 +22,7 @@ from refold.session import memories as recall
 from refold.session.aio import AsyncSession
 from refold.stores.hybrid import HybridStore
 from refold.stores.memory import MemoryStore
-from refold.stores.store import Key, Memory, Spoken
+from refold.stores.store import Key, Memory, SpokenMessage
 from refold.testing.words import demand_folded
 
 TEA = "The user likes green tea."
@@ -40,7 +40,7 @@ class Remembering:
         self.gate: Event | None = None
         self.is_down = False
 
-    def remember(self, key: Key, said: Sequence[Spoken], /) -> None:
+    def remember(self, key: Key, said: Sequence[SpokenMessage], /) -> None:
         pass
 
     def memories(self, key, query, limit, namespace, /):

@@ -27,7 +27,7 @@ from refold.policies.dedupe import Dedupe
 from refold.policies.expire import Expire
 from refold.policies.extract import demands, extract, summary
 from refold.policies.hierarchy import Hierarchy
-from refold.policies.importance import Reading
+from refold.policies.importance import ViewReading
 from refold.policies.ladder import Ladder, climb
 from refold.policies.outline import outline
 from refold.policies.prune import Prune
@@ -639,7 +639,7 @@ def test_what_the_agent_took_up_gets_more_room_than_filler():
     )
     taken = [says(f"I take key_{n} at key-{n}.example.org.") for n in range(6)]
     view = seen(user("task"), step("a", used), step("b", idle, "grep"), *taken, *talk(2, 60))
-    reading = Reading(view)
+    reading = ViewReading(view)
     assert reading.importance(view.lines[2]) > reading.importance(view.lines[4])
     budget = Budget(window=4_000, output_reserve=400, max_tokens=600)
     shown = after(view, Shrink()(view, budget, COUNT))

@@ -33,7 +33,7 @@ from refold.core.errors import (
     StoreError,
 )
 from refold.core.event import Expiry
-from refold.core.query import Words, parse_query
+from refold.core.query import SearchText, parse_query
 from refold.stores import sql
 from refold.stores.postgres import PostgresStore, from_url
 from refold.stores.postgres_index import MOST_TERMS_BYTES
@@ -350,7 +350,7 @@ def test_a_user_who_may_not_create_tables_uses_those_that_are_there(postgres, po
         run(owner, right)
     store = PostgresStore(postgres_url.replace("postgres@", f"{user}@"))
     store.append(KEY, entries(0, 3))
-    assert list(store.index(KEY, lambda one: Words.of("apple", (), "user"))) == [3]
+    assert list(store.index(KEY, lambda one: SearchText.of("apple", (), "user"))) == [3]
     assert len(store.search(KEY, parse_query("apple"), 9)) == 3
     assert store.erase(KEY) == []
     empty = postgres.database().replace("postgres@", f"{user}@")
@@ -597,7 +597,7 @@ def test_an_append_that_was_cut_off_and_lost_the_race_is_a_conflict(cutting, pos
         lambda store, key: store.acquire(key, "a", "me", 1.0, 9.0),
         lambda store, key: store.keep_summary(key, b"a", b"b"),
         lambda store, key: store.set_cursor(key, "a", 2),
-        lambda store, key: list(store.index(key, lambda one: Words.of("apple", (), "user"))),
+        lambda store, key: list(store.index(key, lambda one: SearchText.of("apple", (), "user"))),
         lambda store, key: store.erase(key),
     ],
 )
@@ -1037,7 +1037,7 @@ def test_the_same_entries_are_taken_in_once_whoever_comes_first(store, reopen):
     others = [reopen() for _ in range(3)]
 
     def words(one):
-        return Words.of(one.body.decode(), (), "user")
+        return SearchText.of(one.body.decode(), (), "user")
 
     with ThreadPoolExecutor(4) as pool:
         taken = list(pool.map(lambda one: sum(one.index(KEY, words)), [store, *others]))
@@ -1059,7 +1059,7 @@ def test_phrases_are_found_wherever_they_stand_in_a_long_text(store):
     assert len(numbers) > MOST_TERMS_BYTES
 
     def found(asked):
-        for _ in store.index(KEY, lambda one: Words.of(one.body.decode(), ("a tool",), "tool")):
+        for _ in store.index(KEY, lambda one: SearchText.of(one.body.decode(), ("a tool",), "tool")):
             pass
         return sorted(hit.at for hit in store.search(KEY, parse_query(asked), 10))
 
@@ -1083,7 +1083,7 @@ def test_a_tool_with_a_name_of_any_length_is_found(store):
     long = "Tool 🙂\x00\ud800" * 500
     store.append(KEY, [entry(0), entry(1)])
     tools = iter([(long + "a",), (long + "b",)])
-    assert list(store.index(KEY, lambda one: Words("", "", next(tools), "tool"))) == [2]
+    assert list(store.index(KEY, lambda one: SearchText("", "", next(tools), "tool"))) == [2]
     query = parse_query("tool:x")
     for tool, places in ((long + "A", [0]), (long + "b", [1]), (long + "*", [0, 1]), (long, [])):
         asked = type(query)((), (tool,))
@@ -1114,7 +1114,7 @@ def test_rows_that_somebody_altered_are_found(store, change):
 def test_rows_that_belong_to_nothing_are_found(store):
     store.append(KEY, entries(0, 3))
     store.keep_summary(KEY, b"a", b"b")
-    assert list(store.index(KEY, lambda one: Words.of("apple", (), "user"))) == [3]
+    assert list(store.index(KEY, lambda one: SearchText.of("apple", (), "user"))) == [3]
     run(store, "DELETE FROM refold_conversation")
     assert [flaw.problem for flaw in store.examine()] == [
         "3 entries belong to no conversation",
@@ -1145,7 +1145,7 @@ def test_erasing_leaves_no_row_behind(store):
         store.acquire(key, "a", "me", 1.0, 1.0)
         store.keep_summary(key, b"a", b"b")
         store.set_cursor(key, "a", 1)
-        list(store.index(key, lambda one: Words.of("apple", (), "user")))
+        list(store.index(key, lambda one: SearchText.of("apple", (), "user")))
         list(store.embed(key, "e", lambda some: [[b"\0" * 8]] * len(some)))
     assert store.erase(KEY) == [fork]
     kept = run(store, "SELECT count(*), (SELECT count(*) FROM refold_words) FROM refold_entry")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from refold.core.errors import MessageError
 from refold.core.message import Usage
 from refold.dialects import anthropic, openai_chat, openai_responses
-from refold.dialects.replies import Reply, collect, events, take
+from refold.dialects.replies import ParsedReply, collect, events, take
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "recordings"
 FORMATS = {"anthropic_messages": anthropic, "openai_chat": openai_chat, "openai_responses": openai_responses}
@@ -220,7 +220,9 @@ def test_the_pieces_of_a_chat_stream_are_joined():
         {"type": "function", "id": "b", "function": {"arguments": "", "name": "g"}},
     ]
     message = {"role": "assistant", "content": "I look", "refusal": None, "reasoning_content": "hm"}
-    assert reply == Reply("openai-chat", [{**message, "tool_calls": calls}], Usage(9, 4), "m", "tool_calls")
+    assert reply == ParsedReply(
+        "openai-chat", [{**message, "tool_calls": calls}], Usage(9, 4), "m", "tool_calls"
+    )
 
 
 @pytest.mark.parametrize("index", [0, None])
@@ -308,7 +310,7 @@ def test_the_pieces_of_an_anthropic_stream_are_joined():
         {"type": "tool_use", "id": "b", "name": "g", "input": {}},
     ]
     message = {"role": "assistant", "content": content}
-    assert reply == Reply("anthropic", [message], Usage(9, 5), "m", "tool_use")
+    assert reply == ParsedReply("anthropic", [message], Usage(9, 5), "m", "tool_use")
 
 
 def test_a_cut_anthropic_stream_keeps_what_came_in_a_form_that_is_taken_back():
@@ -332,7 +334,7 @@ def test_a_cut_anthropic_stream_keeps_what_came_in_a_form_that_is_taken_back():
         ([begin(0, type="text", text=""), more(0, text="I")], [{"type": "text", "text": "I"}]),
     ):
         reply = collect([START, *chunks, {"type": "error", "error": {"type": "overloaded_error"}}])
-        assert reply == Reply(
+        assert reply == ParsedReply(
             "anthropic", [{"role": "assistant", "content": content}], Usage(9, 1), "m", "interrupted"
         )
     assert collect([START, thought]).messages == []
@@ -360,7 +362,7 @@ def test_a_finished_response_says_it_all_itself():
     counts = {"input_tokens": 9, "output_tokens": 4, "input_tokens_details": {"cached_tokens": 2}}
     last = {"object": "response", "model": "m", "status": "incomplete", "output": [item], "usage": counts}
     reply = collect([FIRST, response("incomplete", response=last)])
-    assert reply == Reply("openai-responses", [item], Usage(9, 4, 2), "m", "incomplete")
+    assert reply == ParsedReply("openai-responses", [item], Usage(9, 4, 2), "m", "incomplete")
     silent = response("completed", response={**last, "output": []})
     done = response("output_item.done", output_index=0, item=item)
     assert collect([FIRST, done, silent]).messages == [item]
@@ -386,7 +388,7 @@ def test_a_cut_response_keeps_what_came():
     )
     text = {"type": "output_text", "text": "I look", "annotations": []}
     thought = {"type": "output_text", "text": "[interrupted reasoning: hm]", "annotations": []}
-    assert reply == Reply(
+    assert reply == ParsedReply(
         "openai-responses",
         [
             {**reasoning, "encrypted_content": "e"},

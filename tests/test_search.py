@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import refold
 from refold.core.errors import SettingError
-from refold.core.query import LONGEST, MOST_WORDS, Words, excerpt, fold, names, parse_query, parts
+from refold.core.query import LONGEST, MOST_WORDS, SearchText, excerpt, fold, names, parse_query, parts
 from refold.session.search import LONG, as_tool_text
 from refold.stores.memory import MemoryStore
 from refold.stores.nearest import nearest
@@ -87,7 +87,7 @@ def test_a_thing_asked_for_exactly_as_it_was_said_is_found(text, data):
     asked = data.draw(st.sampled_from([text, *text.split()]))
     if re.search(r"(tool|role):", asked, re.IGNORECASE):
         asked = f'"{asked.replace(chr(34), " ")}"'  # which would be filters
-    words = Words.of(text, (), "user")
+    words = SearchText.of(text, (), "user")
     try:
         query = parse_query(asked)
     except SettingError:
@@ -98,10 +98,10 @@ def test_a_thing_asked_for_exactly_as_it_was_said_is_found(text, data):
 
 
 def test_escapes_of_json_hide_nothing():
-    words = Words.of(json.dumps({"out": "one\nfoo_bar\tgetIt é"}), (), "tool")
+    words = SearchText.of(json.dumps({"out": "one\nfoo_bar\tgetIt é"}), (), "tool")
     for asked in ("foo_bar", '"one foo"', "getIt", "é", "get it"):
         assert parse_query(asked).matches(words), asked
-    assert names("src/a.py") in Words.of(r"C:\new\nfile src/a.py", (), "tool").parts.split()
+    assert names("src/a.py") in SearchText.of(r"C:\new\nfile src/a.py", (), "tool").parts.split()
 
 
 @pytest.mark.parametrize(
@@ -505,7 +505,7 @@ def test_a_damaged_entry_is_passed_over_and_the_others_are_found(tmp_path):
     other.execute("UPDATE refold_entry SET body = 7 WHERE place % 5 = 2")
     other.close()
     store = SQLiteStore(path)
-    assert sum(store.index("default", lambda entry: Words.of("apple", (), "user"))) == 5
+    assert sum(store.index("default", lambda entry: SearchText.of("apple", (), "user"))) == 5
     assert len(store.search("default", parse_query("apple"), 10)) == 3
     store.close()
 
@@ -519,7 +519,7 @@ def test_whoever_read_more_stores_what_is_left_when_somebody_else_was_faster(sto
     def follow(meanwhile):
         def words(entry):
             meanwhile()
-            return Words.of(f"apple {entry.at}", (), "user")
+            return SearchText.of(f"apple {entry.at}", (), "user")
 
         def vectors(entries):
             meanwhile()
@@ -580,7 +580,7 @@ def test_two_who_index_at_the_same_time_index_once(tmp_path):
     session.append([said(f"apple {n}") for n in range(500)])
 
     def take_in(store):
-        for _ in store.index("default", lambda entry: Words.of("apple", (), "user")):
+        for _ in store.index("default", lambda entry: SearchText.of("apple", (), "user")):
             pass
 
     threads = [Thread(target=take_in, args=[store]) for store in stores]

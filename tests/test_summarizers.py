@@ -17,7 +17,7 @@ import pytest
 from refold.core.errors import SettingError
 from refold.core.message import Usage
 from refold.summaries.anthropic import AnthropicSummarizer
-from refold.summaries.call import Outcome, call
+from refold.summaries.call import CallOutcome, call
 from refold.summaries.home import home
 from refold.summaries.models import named
 from refold.summaries.openai import OpenAISummarizer, limit_name
@@ -58,12 +58,12 @@ def summarizer(provider: str, model: ScriptedModel, **more: Any) -> Any:
     return AnthropicSummarizer("a-model", **{"base_url": model.anthropic_url, "api_key": KEY, **more})
 
 
-def put(to: Any, *, timeout_s: float = 10.0, calls: int = 10, **more: Any) -> Outcome:
+def put(to: Any, *, timeout_s: float = 10.0, calls: int = 10, **more: Any) -> CallOutcome:
     budget = iter([None] * calls)
     return asyncio.run(call(to, ASK, timeout_s=timeout_s, spend=lambda: next(budget, "no more"), **more))
 
 
-def said(provider: str, *script: Any) -> tuple[Outcome, list[dict[str, Any]]]:
+def said(provider: str, *script: Any) -> tuple[CallOutcome, list[dict[str, Any]]]:
     with ScriptedModel(script) as model:
         outcome = put(summarizer(provider, model))
         assert model.until(lambda: model.in_flight == 0)
@@ -74,7 +74,7 @@ class TestModels:
     def test_an_answer_comes_with_its_model_usage_and_finish(self, provider: str) -> None:
         used = Usage(100, 20, cache_read=60)
         outcome, requests = said(provider, Reply("It rained. ☔", usage=used))
-        assert outcome == Outcome(Answer("It rained. ☔", "a-model", used, "stop"), None, 1)
+        assert outcome == CallOutcome(Answer("It rained. ☔", "a-model", used, "stop"), None, 1)
         assert len(requests) == 1
 
     def test_openai_is_sent_a_system_message_and_a_limit_that_other_servers_know(self) -> None:
@@ -262,7 +262,7 @@ class TestModels:
         assert "\n" not in problem
 
     def test_many_can_be_asked_at_once(self, provider: str) -> None:
-        async def ask_all(model: ScriptedModel, together: threading.Event) -> list[Outcome]:
+        async def ask_all(model: ScriptedModel, together: threading.Event) -> list[CallOutcome]:
             to = summarizer(provider, model)
             asked = [asyncio.create_task(call(to, ASK, timeout_s=60, spend=lambda: None)) for _ in range(5)]
             assert await asyncio.to_thread(model.until, lambda: model.in_flight == 5)
@@ -318,9 +318,9 @@ class TestNames:
 
 class TestCallables:
     def test_a_function_may_give_a_text_or_an_answer(self) -> None:
-        assert put(lambda ask: f"{ask.kind} {ask.round}") == Outcome(Answer("conversation 1"), None, 1)
+        assert put(lambda ask: f"{ask.kind} {ask.round}") == CallOutcome(Answer("conversation 1"), None, 1)
         answer = Answer("short", "mine", Usage(1), "length")
-        assert put(lambda ask: answer) == Outcome(answer, None, 1)
+        assert put(lambda ask: answer) == CallOutcome(answer, None, 1)
 
     def test_a_function_runs_in_a_thread_and_a_coroutine_does_not(self) -> None:
         async def here(ask: Ask) -> str:
@@ -468,9 +468,9 @@ class TestCallables:
             raise BusyError(next(status), SOON)
 
         status = iter([429, 599, 600])
-        assert put(fails) == Outcome(None, "600: busy", 3, is_free=True)
+        assert put(fails) == CallOutcome(None, "600: busy", 3, is_free=True)
         status = iter([429, 499])
-        assert put(fails) == Outcome(None, "499: busy", 2, is_free=True)
+        assert put(fails) == CallOutcome(None, "499: busy", 2, is_free=True)
 
     @pytest.mark.parametrize(
         "headers", [{}, {"retry-after": "60"}, {"retry-after-ms": "inf"}, {"retry-after": "nan"}]
@@ -479,7 +479,7 @@ class TestCallables:
         async def fails(ask: Ask) -> str:
             raise BusyError(503, headers)
 
-        busy = Outcome(None, "503 Service Unavailable: busy", 1, is_free=True)
+        busy = CallOutcome(None, "503 Service Unavailable: busy", 1, is_free=True)
         assert put(fails, timeout_s=0.2) == busy
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
@@ -487,13 +487,13 @@ class TestCallables:
         def stops(ask: Ask) -> str:
             raise error
 
-        assert put(stops) == Outcome(None, f"RuntimeError: it raised {error.__name__}", 1)
+        assert put(stops) == CallOutcome(None, f"RuntimeError: it raised {error.__name__}", 1)
 
     @pytest.mark.parametrize("given", [None, 7, b"text", ["text"], Answer(None)])  # type: ignore[arg-type]
     def test_what_is_no_text_is_a_problem(self, given: Any) -> None:
         outcome = put(lambda ask: given)
         kind = "NoneType" if isinstance(given, Answer) else type(given).__name__
-        assert outcome == Outcome(None, f"the summary: expected a text, got {kind}", 1)
+        assert outcome == CallOutcome(None, f"the summary: expected a text, got {kind}", 1)
 
     @pytest.mark.parametrize(
         ("told", "known"),
@@ -547,13 +547,13 @@ class TestCallables:
     def test_a_budget_that_is_used_up_allows_no_request(self) -> None:
         asked = count()
         outcome = put(lambda ask: next(asked), calls=0)
-        assert (outcome, next(asked)) == (Outcome(None, "no more", 0, is_free=True), 0)
+        assert (outcome, next(asked)) == (CallOutcome(None, "no more", 0, is_free=True), 0)
 
     def test_a_budget_is_asked_before_every_try(self) -> None:
         with ScriptedModel(Reply("oops", 500, SOON)) as model:
             outcome = put(summarizer("openai", model), calls=2)
         problem = "no more; before that: 500 Internal Server Error: oops"
-        assert outcome == Outcome(None, problem, 2, is_free=True)
+        assert outcome == CallOutcome(None, problem, 2, is_free=True)
 
 
 class TestHome:

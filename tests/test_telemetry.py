@@ -24,7 +24,7 @@ from refold.core.errors import CannotExpandError, OverBudgetError
 from refold.core.message import Usage
 from refold.session.session import Session
 from refold.summaries.anthropic import AnthropicSummarizer
-from refold.summaries.call import Outcome, call
+from refold.summaries.call import CallOutcome, call
 from refold.summaries.openai import OpenAISummarizer
 from refold.summaries.summarizer import Ask
 from refold.testing.model import Reply, ScriptedModel
@@ -75,7 +75,7 @@ def facts(span: Any) -> dict[str, Any]:
     return dict(span.attributes or {})
 
 
-def put(to: Any, *, timeout_s: float = 10.0) -> Outcome:
+def put(to: Any, *, timeout_s: float = 10.0) -> CallOutcome:
     return asyncio.run(call(to, ASK, timeout_s=timeout_s, spend=lambda: None))
 
 

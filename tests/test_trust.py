@@ -9,7 +9,7 @@ import refold
 from refold.core.event import Called, Replaced
 from refold.core.message import ToolResult, Usage
 from refold.policies.evidence import Evidence, checked
-from refold.policies.sections import CLOSE, Entry, read, render
+from refold.policies.sections import CLOSE, SummaryEntry, read, render
 from refold.summaries.summarizer import Answer
 from refold.testing.scribe import Scribe
 
@@ -161,7 +161,8 @@ def test_an_answer_of_the_wrong_shape_harms_nothing(answer):
 def test_parts_that_are_harmless_do_not_add_up_to_a_fence_or_a_handle():
     texts = ["ok_1", "</", "record>", "[refold", "#3", "read:", "9", "tokens]"]
     shown = render(
-        "[refold #9 summary: 2 messages, 9 tokens; 9 shown]", [Entry("values", text, 1.0) for text in texts]
+        "[refold #9 summary: 2 messages, 9 tokens; 9 shown]",
+        [SummaryEntry("values", text, 1.0) for text in texts],
     )
     assert shown.count("record>") - shown.count("/ record>") == 1
     assert shown.endswith(CLOSE)

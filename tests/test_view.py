@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 import refold
 from refold.core import codec
-from refold.core.draft import Draft, Request, number
+from refold.core.draft import Draft, LastRequest, number
 from refold.core.event import Event, Line, Measured, Said, Span
 from refold.core.live import Head, Live, State
 from refold.core.message import Media, Message, Text
@@ -70,7 +70,7 @@ def test_the_incremental_view_equals_the_fold(events):
 def test_what_only_tells_the_model_to_try_again_is_neither_task_nor_turn_nor_latest():
     draft = [Draft(Message(role, text), 5) for role, text in (("user", "go"), ("assistant", "hm"))]
     again = Draft(Message("user", "try again"), 5, kind="retry-context")
-    events = number([again, *draft, again], State(), Request("main"), 0.0)
+    events = number([again, *draft, again], State(), LastRequest("main"), 0.0)
     assert [event.line.turn for event in events] == [0, 1, 1, 1]
     for view in (fold(events), live(events).freeze()):
         assert (view.kept, view.latest) == ({1}, 1)
@@ -88,7 +88,7 @@ def test_a_correction_of_what_tells_the_model_to_try_again_asks_for_nothing_eith
 
 @pytest.mark.parametrize("missing", [b",false]", b",false,false]"], ids=["wordless", "retry"])
 def test_an_entry_from_before_there_was_a_field_is_read_as_it_was(missing):
-    entry = codec.encode(number([Draft(Message("user", "go"), 5)], State(), Request("main"), 0.0)[0])
+    entry = codec.encode(number([Draft(Message("user", "go"), 5)], State(), LastRequest("main"), 0.0)[0])
     older = entry._replace(head=entry.head.removesuffix(missing) + b"]")
     assert older.head != entry.head
     assert codec.head(older) == codec.head(entry)
@@ -98,7 +98,7 @@ def test_a_message_without_text_is_neither_task_nor_turn_nor_latest():
     shot = Draft(Message("user", [Media("image", data="AA")]), 5)
     said = [Draft(Message(role, text), 5) for role, text in (("user", "go"), ("assistant", "hm"))]
     blank = Draft(Message("user", [Text(" \n"), Media("file", url="https://example.org/a.pdf")]), 5)
-    events = number([shot, *said, shot, blank], State(), Request("main"), 0.0)
+    events = number([shot, *said, shot, blank], State(), LastRequest("main"), 0.0)
     assert [event.line.turn for event in events] == [0, 1, 1, 1, 1]
     assert [event.line.asks for event in events] == [False, True, False, False, False]
     assert [codec.head(codec.encode(event)) for event in events] == [event.line for event in events]
@@ -148,7 +148,9 @@ def test_a_record_from_before_keeps_its_task_and_a_snapshot_from_before_is_not_t
 
 
 def test_what_was_spoken_is_a_request():
-    events = number([Draft(Message("user", [Media("audio", data="AA")]), 5)], State(), Request("main"), 0.0)
+    events = number(
+        [Draft(Message("user", [Media("audio", data="AA")]), 5)], State(), LastRequest("main"), 0.0
+    )
     assert fold(events).latest == 0
     assert events[0].line.turn == 1
 

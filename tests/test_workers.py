@@ -30,7 +30,7 @@ from refold.core.view import fold
 from refold.session.session import Session
 from refold.session.worker import run
 from refold.stores.store import Key, open_store
-from refold.summaries.queue import NAMES, Errand, Posted, Queue, Terms, queue_of
+from refold.summaries.queue import NAMES, CompactionJob, JobQueue, QueuedJob, WorkerSettings, queue_of
 from refold.testing.model import Reply, ScriptedModel
 from servers import Postgres, remove
 
@@ -68,7 +68,7 @@ def only_what_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def queue(postgres_url: str) -> Iterator[Queue]:
+def queue(postgres_url: str) -> Iterator[JobQueue]:
     store = open_store(postgres_url)
     yield queue_of(store)
     store.close()
@@ -145,7 +145,7 @@ def until(so: Callable[[], Any]) -> Any:
     return found
 
 
-def every(queue: Queue) -> list[Posted]:
+def every(queue: JobQueue) -> list[QueuedJob]:
     return queue.posted(tuple(NAMES))
 
 
@@ -157,13 +157,15 @@ def calls(chat: Session) -> int:
     return sum(event.calls for event in chat.events() if isinstance(event, Called))
 
 
-def order(name: str = "c", **facts: Any) -> Errand:
-    return Errand("default", name, "main", 1, model="m", order=CompactionRequest("summarize", 4), **facts)
+def order(name: str = "c", **facts: Any) -> CompactionJob:
+    return CompactionJob(
+        "default", name, "main", 1, model="m", order=CompactionRequest("summarize", 4), **facts
+    )
 
 
-def ahead(name: str = "c", **facts: Any) -> Errand:
+def ahead(name: str = "c", **facts: Any) -> CompactionJob:
     facts = {"round": 1, "model": "m", "budget": Budget(window=6_000, output_reserve=500), **facts}
-    return Errand("default", name, "main", **facts)
+    return CompactionJob("default", name, "main", **facts)
 
 
 # One summary is paid for
@@ -318,7 +320,7 @@ def test_a_worker_outlives_a_restart_of_the_database(postgres, tmp_path):
 
 def once(url: str, settings: Any, **terms: Any) -> list[str]:
     told: list[str] = []
-    run(url, config=settings, terms=Terms(once=True, retry_s=0.0, **terms), tell=told.append)
+    run(url, config=settings, terms=WorkerSettings(once=True, retry_s=0.0, **terms), tell=told.append)
     return told
 
 
@@ -378,7 +380,7 @@ def test_what_is_known_to_be_of_no_use_is_not_asked_for_again_in_the_round(postg
         (ahead(agent="nobody"), "the agent 'nobody' is not configured here"),
         (ahead(round=7), "it was compacted meanwhile"),
         (
-            Errand("default", "c", "main", 7, order=CompactionRequest("summarize")),
+            CompactionJob("default", "c", "main", 7, order=CompactionRequest("summarize")),
             "it was compacted meanwhile",
         ),
     ],
@@ -426,7 +428,7 @@ def test_without_a_queue_summaries_are_written_here(postgres, postgres_url):
         assert any("this role may not make them" in notice for notice in notices)
         assert [edit.certificate.model for edit in edits(chat)] == ["a-model"]
         with pytest.raises(StoreError, match="run `refold jobs --store URL` once as a role that may"):
-            run(poor, terms=Terms(once=True))
+            run(poor, terms=WorkerSettings(once=True))
         store = open_store(postgres_url)
         queue_of(store).set_up()
         with psycopg.connect(postgres_url, autocommit=True) as connection:
@@ -515,7 +517,7 @@ def test_what_is_wrong_with_any_agent_is_told_before_there_is_a_job(postgres_url
     (tmp_path / "prompts" / "conversation.md").write_text("---\nmodels: [frob/nicate]\n---\n{{ messages }}\n")
     settings = {"agents": {"default": {}, "other": {"summarizer": summarizer}}}
     with pytest.raises(SettingError, match="'frob' is not a known provider"):
-        run(postgres_url, config=settings, terms=Terms(once=True))
+        run(postgres_url, config=settings, terms=WorkerSettings(once=True))
 
 
 def test_importing_refold_imports_no_queue():
@@ -644,7 +646,7 @@ def test_compacting_can_be_left_to_a_worker(postgres_url, queue, tmp_path):
 
 def test_odd_names_travel(postgres_url, queue):
     for n, name in enumerate(["a\x00b", "\ud800", "../*{}:'\"", "x" * 500, "🦜"]):
-        errand = Errand(name, name, name, n, agent=name)
+        errand = CompactionJob(name, name, name, n, agent=name)
         ticket = queue.put(errand)
         assert queue.one(ticket.id).errand == errand
         queue.note(ticket.id, told=name)

@@ -16,7 +16,7 @@ from refold.core.errors import RefoldError, StoreError
 from refold.core.message import Usage
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Snapshot
-from refold.summaries.call import Outcome
+from refold.summaries.call import CallOutcome
 from refold.summaries.summarizer import Answer, Ask
 
 STAYS = 0.4
@@ -330,7 +330,7 @@ class World:
 
     # What models do
 
-    def answered(self, ask: Ask, timeout_s: float) -> Outcome:
+    def answered(self, ask: Ask, timeout_s: float) -> CallOutcome:
         """Sooner or later, or not; a process can crash or pause meanwhile as well."""
         task, process = self.task(), self.task().process
         content = (self.oracle.erased, ask.system, ask.prompt, ask.max_tokens)
@@ -345,10 +345,10 @@ class World:
         if "pause" in fate:
             self._pause(task)
         if fails:
-            return Outcome(None, "the model fails", 1)
+            return CallOutcome(None, "the model fails", 1)
         said = next((one.text for one in reversed(ask.messages) if one.text), "none")
         text = HEADINGS.format(" ".join(said.split()[:6]))
-        return Outcome(Answer(text, "a model", Usage(len(ask.prompt) // 4, 20)), None, 1)
+        return CallOutcome(Answer(text, "a model", Usage(len(ask.prompt) // 4, 20)), None, 1)
 
 
 def _shown(answer: Any) -> str:

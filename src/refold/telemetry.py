@@ -24,7 +24,7 @@ Value: TypeAlias = str | bool | int | float | Sequence[str] | None
 Facts: TypeAlias = Mapping[str, Value]
 
 
-class Span:
+class TraceSpan:
     """A piece of work in a `with` block; where nobody traces, nothing at all."""
 
     __slots__ = ("_given", "_has_failed", "_manager", "_span")
@@ -74,16 +74,16 @@ class Span:
             self._manager.__exit__(None, None, None)
 
 
-NOWHERE = Span(None)
+NOWHERE = TraceSpan(None)
 
 
-def span(name: str, facts: Facts, *, is_call: bool = False) -> Span:
+def span(name: str, facts: Facts, *, is_call: bool = False) -> TraceSpan:
     """`is_call`: it waits for something outside of this process. An error that leaves the block is noted."""
     tracer = _tracer()
-    return NOWHERE if tracer is None else Span((tracer, name, facts, is_call))
+    return NOWHERE if tracer is None else TraceSpan((tracer, name, facts, is_call))
 
 
-def chat(name: str | None, facts: Facts) -> Span:
+def chat(name: str | None, facts: Facts) -> TraceSpan:
     """A request to a model, named `PROVIDER/MODEL` or as it likes."""
     provider, slash, rest = (name or "").partition("/")
     is_known = bool(slash) and provider in PROVIDERS
@@ -93,20 +93,20 @@ def chat(name: str | None, facts: Facts) -> Span:
     return span(f"chat {model}" if model else "chat", facts, is_call=True)
 
 
-def agent(name: str, conversation: str) -> Span:
+def agent(name: str, conversation: str) -> TraceSpan:
     """A run of an agent."""
     facts = {"gen_ai.agent.name": name, **_of(conversation)}
     return span(f"invoke_agent {name}", {"gen_ai.operation.name": "invoke_agent", **facts})
 
 
-def tool(name: str, conversation: str, call_id: str | None = None) -> Span:
+def tool(name: str, conversation: str, call_id: str | None = None) -> TraceSpan:
     """A tool at work, in this process."""
     facts: Facts = {"gen_ai.tool.name": name, "gen_ai.tool.type": "function", "gen_ai.tool.call.id": call_id}
     known = {"gen_ai.operation.name": "execute_tool", **facts, **_of(conversation)}
     return span(f"execute_tool {name}", known)
 
 
-def work(verb: str, conversation: str) -> Span:
+def work(verb: str, conversation: str) -> TraceSpan:
     """Something that refold does with a conversation."""
     return span(f"refold.{verb}", _of(conversation)) if is_on() else NOWHERE
 

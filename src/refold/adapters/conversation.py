@@ -15,7 +15,7 @@ from refold.core.check import Missing, Orphan, repair
 from refold.core.event import Line, Span
 from refold.core.lease import EXPAND, OWN
 from refold.core.message import Message, Text, ToolResult
-from refold.core.pairing import as_came, came_as
+from refold.core.pairing import as_came, original_id
 from refold.session.api import DEFAULT_STORE
 from refold.session.api import open as opened
 from refold.session.render import STAND_IN
@@ -130,7 +130,7 @@ class Talk(Kept[M]):
 
     def _stand_in(self, slot: Missing | Orphan) -> Message:
         if isinstance(slot, Missing):
-            result = ToolResult(came_as(slot.call), STAND_IN, slot.tool or None, is_error=True)
+            result = ToolResult(original_id(slot.call), STAND_IN, slot.tool or None, is_error=True)
             return Message("tool", (result,))
         return Message("user", (Text(f"[refold: a result without its call]\n{self._said(slot.line).text}"),))
 

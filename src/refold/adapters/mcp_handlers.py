@@ -16,7 +16,7 @@ from refold.core.errors import NotFoundError
 from refold.core.query import parse_query
 from refold.session import search as searching
 from refold.session.session import Session, parse
-from refold.session.validate import named
+from refold.session.validate import require_name
 from refold.stores.record import Record
 from refold.stores.store import Key, Listed, Store
 
@@ -83,7 +83,7 @@ class Verbs:
     """For one owner: another's conversations are not there."""
 
     def __init__(self, store: Store, owner: str, config: Config) -> None:
-        self.store, self.owner, self.config = store, named("owner", owner), config
+        self.store, self.owner, self.config = store, require_name("owner", owner), config
         self._open: OrderedDict[str, Session] = OrderedDict()
         self._lock = Lock()
         self._read = lru_cache(ROWS_KNOWN)(self._read_anew)
@@ -178,13 +178,13 @@ class Verbs:
         Raises:
             NotFoundError: the owner has no such conversation.
         """
-        key = Key(self.owner, named("conversation", id))
+        key = Key(self.owner, require_name("conversation", id))
         if next(self.store.read(key, 0, 1), None) is None:
             raise NotFoundError(f"There is no conversation {id!r}; list_conversations shows what there is")
         return key
 
     def _session(self, id: str, *, is_new: bool = False) -> Session:
-        key = Key(self.owner, named("conversation", id)) if is_new else self._key(id)
+        key = Key(self.owner, require_name("conversation", id)) if is_new else self._key(id)
         session = self._open.get(id) or self._opened(key)
         with self._lock:
             session = self._open.setdefault(id, session)  # another thread may have been faster

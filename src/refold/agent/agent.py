@@ -18,7 +18,7 @@ from refold.models.limits import find
 from refold.session.aio import aopen
 from refold.session.api import DEFAULT_STORE
 from refold.session.notify import OnEvent, callbacks_of
-from refold.session.validate import named
+from refold.session.validate import require_name
 from refold.stores.store import Store, open_store
 
 PROMPTS = {True: "prompt.md", False: "prompt-no-handles.md"}
@@ -187,7 +187,7 @@ class Agent:
         override: Mapping[str, Any] | None = None,
     ) -> Result:
         """One run, of itself or for another one. The view is pruned when it ends, however it ends."""
-        asked = task if isinstance(task, Message) else Message("user", (Text(named("task", task)),))
+        asked = task if isinstance(task, Message) else Message("user", (Text(require_name("task", task)),))
         session = await aopen(
             conversation,
             store=self.store if parent is None or self._given is not None else parent.session.sync.store,

@@ -18,7 +18,7 @@ from refold.core.event import Called, Certificate, Replaced, Span
 from refold.core.plan import CompactionRequest
 from refold.session.results import CompactionResult
 from refold.session.session import STRATEGIES, Session
-from refold.summaries.queue import Errand, queue_of
+from refold.summaries.queue import CompactionJob, queue_of
 
 WINDOW = "sliding-window"
 """The strategy that writes nothing."""
@@ -115,7 +115,7 @@ def _leave(session: Session, agent: str | None, order: CompactionRequest, json: 
     """Hands it to whoever works in the store's database."""
     round = session.record.live.state.round + 1
     names: dict[str, Any] = {"agent": agent, "model": session.model}
-    errand = Errand(*session.key, session.record.view, round, **names, order=order)
+    errand = CompactionJob(*session.key, session.record.view, round, **names, order=order)
     ticket = queue_of(session.store, f"store {type(session.store).__name__}").put(errand)
     if json:
         emit({"did": "queue" if ticket.is_new else None, "job": ticket.id})

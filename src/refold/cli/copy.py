@@ -8,7 +8,7 @@ from refold.cli.options import Access, Json
 from refold.cli.terminal import complain, emit, progress, say
 from refold.cli.words import one_line, plural
 from refold.core.errors import NotFoundError
-from refold.session.copy import Moved, copy_settings
+from refold.session.copy import CopyResult, copy_settings
 from refold.session.copy import copy as copied
 from refold.stores.store import Listed, Store, shown_url
 
@@ -64,5 +64,5 @@ def _chosen(store: Store, url: str, owner: str | None, ids: list[str] | None) ->
     return [row for row in rows if not ids or row.key.conversation in ids]
 
 
-def _json(one: Moved) -> dict[str, object]:
+def _json(one: CopyResult) -> dict[str, object]:
     return {"events": one.entries, "new": one.new, "problem": one.problem}

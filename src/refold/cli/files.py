@@ -13,7 +13,7 @@ from refold.core.errors import MessageError, SettingError
 from refold.dialects.registry import TARGETS
 from refold.dialects.rules.targets import JUDGES
 from refold.models.limits import find
-from refold.session.files import Given, conversation, read_file
+from refold.session.files import FileConversation, conversation, read_file
 from refold.session.oneoff import check_given, count_parts
 from refold.session.results import Fitted
 from refold.session.session import Session
@@ -64,7 +64,7 @@ def fit(
         _write(Path(report), pretty(fitted.report))
 
 
-def _same_shape(given: Given, fitted: Fitted) -> Any:
+def _same_shape(given: FileConversation, fitted: Fitted) -> Any:
     """What stood in the list stays there, and one text stays one."""
     messages = fitted.messages
     if fitted.system is not None:  # which the API wants apart
@@ -73,7 +73,7 @@ def _same_shape(given: Given, fitted: Fitted) -> Any:
     return given.value[given.name] if is_text and messages == given.messages else messages
 
 
-def _done(given: Given, fitted: Fitted, out: Path) -> str:
+def _done(given: FileConversation, fitted: Fitted, out: Path) -> str:
     tokens, count, sent = fitted.report.tokens, len(given.messages), len(fitted.messages)
     kept = plural(sent, "message") + (f" for {count:,}" if sent != count else "")
     saved = f", {saved_percent(tokens.before, tokens.final)} % saved" if fitted.report.edits else ""
@@ -118,7 +118,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _place(given: Given, index: int) -> str:
+def _place(given: FileConversation, index: int) -> str:
     return f"{given.name}[{index}]" if index < len(given.messages) else given.name
 
 
@@ -171,7 +171,7 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], wrap: bool = Tr
         columns.line(*row, wrap=wrap)
 
 
-def _read(file: str) -> Given:
+def _read(file: str) -> FileConversation:
     return conversation(read_file(file), "stdin" if file == "-" else file)
 
 

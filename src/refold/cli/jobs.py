@@ -8,7 +8,7 @@ import typer
 from refold.cli.options import Access, ConfigFile, Json, StoreUrl
 from refold.cli.terminal import Cell, Columns, complain, console, emit, fitting, say
 from refold.cli.words import iso, one_line, plural
-from refold.summaries.queue import NAMES, Posted, Queue, Status, queue_of
+from refold.summaries.queue import NAMES, JobQueue, QueuedJob, Status, queue_of
 
 RECENT_S = 3_600.0
 """How long what is done is shown unasked."""
@@ -60,7 +60,7 @@ def jobs(
         say("No job has failed." if failed else "No jobs: nothing waits, and nothing was done of late.")
 
 
-def _act(queue: Queue, action: str, id: int, json: bool) -> None:
+def _act(queue: JobQueue, action: str, id: int, json: bool) -> None:
     (queue.retry if action == "retry" else queue.drop)(id)
     if json:
         emit({"did": action, "job": id})
@@ -68,7 +68,7 @@ def _act(queue: Queue, action: str, id: int, json: bool) -> None:
         say(f"Job {id} waits for a worker again." if action == "retry" else f"Job {id} is dropped.")
 
 
-def _json(job: Posted) -> dict[str, Any]:
+def _json(job: QueuedJob) -> dict[str, Any]:
     errand = job.errand
     return {
         "id": job.id,
@@ -87,11 +87,11 @@ def _json(job: Posted) -> dict[str, Any]:
     }
 
 
-def _what(job: Posted) -> str:
+def _what(job: QueuedJob) -> str:
     return "write ahead" if job.errand.order is None else "compact"
 
 
-def _print(found: list[Posted]) -> None:
+def _print(found: list[QueuedJob]) -> None:
     now = time.time()
     rows = [_row(job, now) for job in found[:MOST]]
     titles = (">id", "status", "conversation", "view", "what", ">tries", ">age", "worker", "")
@@ -106,7 +106,7 @@ def _print(found: list[Posted]) -> None:
         say(f"{plural(many, 'job')} failed: {tip}")
 
 
-def _row(job: Posted, now: float) -> list[Cell]:
+def _row(job: QueuedJob, now: float) -> list[Cell]:
     errand = job.errand
     told = one_line(job.told or "")
     if job.due is not None and job.due > now:

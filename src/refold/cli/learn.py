@@ -27,7 +27,7 @@ from refold.core.codec import dumps
 from refold.core.errors import CorruptError, NotFoundError, SettingError
 from refold.core.event import Expiry
 from refold.policies.learn_expiry import CONFIDENCE, ENOUGH, Lesson, Trial, propose, wanted
-from refold.policies.usage import Past, past
+from refold.policies.usage import UsageHistory, past
 from refold.session.meter import Meter
 from refold.session.session import parse
 from refold.stores.store import Key, Listed, Store
@@ -99,9 +99,9 @@ def _chosen(store: Store, access: Access, owner: str, names: Sequence[str]) -> l
     return sorted(row for row in store.conversations(owner) if row.key in keys or not names)
 
 
-def _pasts(store: Store, rows: Sequence[Listed], meter: Meter) -> list[Past]:
+def _pasts(store: Store, rows: Sequence[Listed], meter: Meter) -> list[UsageHistory]:
     """Those that can be read. What forks share counts once."""
-    found, keys = list[Past](), {row.key for row in rows}
+    found, keys = list[UsageHistory](), {row.key for row in rows}
     with waiting("Reading") as tell:
         for n, row in enumerate(rows):
             tell(n, len(rows))
@@ -123,7 +123,7 @@ class _Page:
         agent: str,
         cover: float,
         current: AgentSettings,
-        pasts: Sequence[Past],
+        pasts: Sequence[UsageHistory],
         lessons: Sequence[Lesson],
     ) -> None:
         self.agent, self.cover, self.current, self.lessons = agent, cover, current, lessons

@@ -31,7 +31,7 @@ from refold.core.errors import CannotExpandError
 from refold.core.live import Live
 from refold.core.slices import slice_of
 from refold.session.doctor import told
-from refold.session.results import Diff, Moment, Seen
+from refold.session.results import ComparedView, Diff, MessageSummary
 from refold.session.session import Session, parse
 from refold.stores.record import Record
 from refold.stores.store import Key, Listed, Store
@@ -318,9 +318,9 @@ def _diff_json(found: Diff, view: str) -> dict[str, Any]:
     return about | ends | {name: list(map(_seen_json, side)) for name, side in sides.items()}
 
 
-def _moment_json(moment: Moment) -> dict[str, Any]:
+def _moment_json(moment: ComparedView) -> dict[str, Any]:
     return {"at": moment.at, "tokens": moment.tokens, "messages": moment.messages}
 
 
-def _seen_json(seen: Seen) -> dict[str, Any]:
+def _seen_json(seen: MessageSummary) -> dict[str, Any]:
     return asdict(seen) | {"text": seen.text}

@@ -28,7 +28,7 @@ from refold.core.draft import Draft
 from refold.core.errors import ConflictError, MessageError, RefoldError, StoreError
 from refold.dialects.registry import TARGETS
 from refold.session.export import export_lines, load_lines
-from refold.session.files import Given, conversations, export_in, read_file
+from refold.session.files import FileConversation, conversations, export_in, read_file
 from refold.session.intake import Intake
 from refold.session.session import Session
 from refold.stores.store import Key, Store
@@ -89,7 +89,9 @@ def import_(
     say(f"See it: refold show {quoted(done[0].id)}" if len(done) == 1 else "See them: refold list")
 
 
-def _drafts(found: Sequence[Given], id: str | None, file: str, intake: Intake) -> dict[str, list[Draft]]:
+def _drafts(
+    found: Sequence[FileConversation], id: str | None, file: str, intake: Intake
+) -> dict[str, list[Draft]]:
     """All messages by conversation, understood before anything is stored."""
     if id is not None and len(found) > 1:
         raise typer.BadParameter(

@@ -6,8 +6,8 @@ from itertools import groupby
 from refold.cli.seen import Block, Shown, Sight
 from refold.cli.terminal import Cell, Column, Columns, fitting
 from refold.cli.words import full, glance, one_line, places, plural, quoted
-from refold.session.results import Cause, Change, Diff, Explanation, Moment, Seen
-from refold.session.savings import Outcome
+from refold.session.results import Cause, Change, ComparedView, Diff, Explanation, MessageSummary
+from refold.session.savings import EditSavings
 
 ROLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow"}
 EDIT = "bold blue"
@@ -136,7 +136,7 @@ def explain(told: Explanation, conversation: str) -> None:
         page.line((f"Read it: refold expand {quoted(conversation)} {told.at}", "dim"))
 
 
-def savings(found: Sequence[Outcome]) -> None:
+def savings(found: Sequence[EditSavings]) -> None:
     """What each batch of edits cost and saved, in order."""
     table = Columns(
         Column("edit", 8),
@@ -228,7 +228,7 @@ def _shared(table: Columns, side: Sequence[Change], *, starts: bool, ends: bool)
     _sides(table, side[len(side) - tail :])
 
 
-def _heading(moment: Moment) -> str:
+def _heading(moment: ComparedView) -> str:
     when = f"right after #{moment.at}" if moment.at is not None else "now"
     return f"view {when} · {plural(moment.messages, 'message')} · {plural(moment.tokens, 'token')}"
 
@@ -238,7 +238,7 @@ def _sides(table: Columns, side: Sequence[Change]) -> None:
         _side(table, change.sign, change.seen, {"-": "red", "+": "green"}.get(change.sign, "dim"))
 
 
-def _side(table: Columns, sign: str, seen: Seen, style: str) -> None:
+def _side(table: Columns, sign: str, seen: MessageSummary, style: str) -> None:
     words = glance(seen.message, seen.tools, is_ours=seen.edit is not None)
     cells = (sign, f"#{seen.at}", f"{seen.tokens:,}", seen.role, words)
     table.line(*((cell, style) for cell in cells))

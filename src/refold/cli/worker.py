@@ -11,13 +11,13 @@ from refold.cli.options import Access, ConfigFile, StoreUrl
 from refold.cli.terminal import complain
 from refold.cli.words import one_line
 from refold.core.errors import SettingError
-from refold.summaries.queue import Terms
+from refold.summaries.queue import WorkerSettings
 
 
 def worker(
     concurrency: Annotated[
         int, typer.Option("--concurrency", metavar="N", min=1, help="Jobs at a time.")
-    ] = Terms().concurrency,
+    ] = WorkerSettings().concurrency,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Shown by refold jobs; else the machine's.")
     ] = None,
@@ -31,10 +31,10 @@ def worker(
     ] = None,
     attempts: Annotated[
         int, typer.Option("--attempts", metavar="N", min=1, help="Before a job has failed.")
-    ] = Terms().attempts,
+    ] = WorkerSettings().attempts,
     grace: Annotated[
         float, typer.Option("--grace", metavar="S", min=0, help="Seconds to end in, told to stop.")
-    ] = Terms().grace_s,
+    ] = WorkerSettings().grace_s,
     once: Annotated[bool, typer.Option("--once", help="Do what waits now, and end.")] = False,
     store: StoreUrl = None,
     config: ConfigFile = None,
@@ -48,7 +48,7 @@ def worker(
 
     access = Access.to(store, config, for_settings=True)
     given = list(map(_summarizer, summarizer or ()))
-    terms = Terms(concurrency=concurrency, attempts=attempts, grace_s=grace, once=once)
+    terms = WorkerSettings(concurrency=concurrency, attempts=attempts, grace_s=grace, once=once)
     rest: dict[str, Any] = {"config": access.config, "summarizer": given or None, "name": name}
     run(access.given, **rest, terms=terms, tell=lambda text: complain(one_line(text)))
 

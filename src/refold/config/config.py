@@ -11,7 +11,7 @@ from refold.config.legacy import modern
 from refold.config.prompts import Prompts, conversation_template, load, message_template
 from refold.config.serving import ServeSettings
 from refold.config.settings import AgentSettings, Compact, Setting, ToolSettings, every
-from refold.config.sources import Said, leaves, merged, read
+from refold.config.sources import SourceValues, leaves, merged, read
 from refold.config.validate import Path, given, hints, shown, vet_fields
 from refold.core import codec
 from refold.core.budget import Budget
@@ -26,7 +26,7 @@ __all__ = [
     "Compact",
     "Config",
     "Source",
-    "demand_sense",
+    "check_target",
     "load_config",
     "with_database",
     "with_stored",
@@ -73,7 +73,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def place(self, *path: str) -> str:
         """How an error names a value."""
-        return Said({}, lines=self.origins).place(path)
+        return SourceValues({}, lines=self.origins).place(path)
 
     def in_force(self, agent: str | None = None) -> list[Setting]:
         """Every setting of an agent, those of its tools included."""
@@ -141,7 +141,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 SOURCED = {name: hint for name, hint in hints(Config).items() if name != "origins"}
 """What a source may say."""
-codec.learned(Config)
+codec.decoder(Config)
 
 One: TypeAlias = Config | Mapping[str, Any] | str | File
 Source: TypeAlias = One | Sequence[One] | None
@@ -175,7 +175,7 @@ def with_stored(config: Config, rows: Sequence[ToolSetting]) -> Config:
     return resolved([_told(config), _stored(rows, config)]) if rows else config
 
 
-def demand_sense(settings: AgentSettings, budget: Budget, place: str = "compact.max_tokens") -> None:
+def check_target(settings: AgentSettings, budget: Budget, place: str = "compact.max_tokens") -> None:
     """What can only be known with the model's limits.
 
     Raises:
@@ -190,7 +190,7 @@ def demand_sense(settings: AgentSettings, budget: Budget, place: str = "compact.
         )
 
 
-def resolved(sources: Sequence[Said]) -> Config:
+def resolved(sources: Sequence[SourceValues]) -> Config:
     """One configuration of all that was said, later ones beating earlier ones.
 
     Raises:
@@ -235,7 +235,7 @@ def _demand_prompts(config: Config) -> None:
             config.prompts(name)
 
 
-def _demand_consistent(tree: dict[str, Any], said: Said) -> None:
+def _demand_consistent(tree: dict[str, Any], said: SourceValues) -> None:
     for name, agent in tree.get("agents", {}).items():
         compact = agent.get("compact")
         numbers = compact if isinstance(compact, dict) else {}
@@ -254,17 +254,17 @@ def _demand_address(provider: str, url: str, place: str) -> None:
         raise SettingError(place, f"expected an address such as https://host/v1, got {shown(url)}")
 
 
-def _told(config: Config) -> Said:
+def _told(config: Config) -> SourceValues:
     said = {path[:n] for path in config.origins for n in range(1, len(path) + 1)}
     tree = {name: one for name, one in given(config, said).items() if name in SOURCED}
-    return Said(tree, lines=config.origins)
+    return SourceValues(tree, lines=config.origins)
 
 
-def _stored(rows: Sequence[ToolSetting], config: Config) -> Said:
+def _stored(rows: Sequence[ToolSetting], config: Config) -> SourceValues:
     """What a database says, of every agent and of single ones: it beats what files say of either."""
     names = dict.fromkeys([*config.agents, *(row.agent for row in rows if row.agent)])
     agents = {name: _tools([row for row in rows if row.agent in ("", name)]) for name in names}
-    return Said({**_tools([row for row in rows if not row.agent]), "agents": agents}, "database")
+    return SourceValues({**_tools([row for row in rows if not row.agent]), "agents": agents}, "database")
 
 
 def _tools(rows: Sequence[ToolSetting]) -> dict[str, Any]:

@@ -18,47 +18,47 @@ from refold.policies.leases import EndLeases
 from refold.policies.sections import level_of
 from refold.policies.selection import stretch
 from refold.policies.shrink import Shrink
-from refold.policies.summarize import Part, Summarize, Swap, longest
+from refold.policies.summarize import Part, Summarize, UsePrepared, longest
 from refold.policies.window import Window
 
 THRIFTY = "to carry it costs more than to hide it"
 ROOMIER = 1.25
 """How much longer a model's summary may be than one by rule, where there is little room."""
 
-codec.learned(Edit)
+codec.decoder(Edit)
 
 
-class Way(NamedTuple):
+class LadderPlan(NamedTuple):
     """How a view is made smaller, without a model and with what models have written."""
 
     by_rule: Policy
-    by_model: Callable[[Swap], Policy]
+    by_model: Callable[[UsePrepared], Policy]
 
 
-def down_the_ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> Way:
+def down_the_ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> LadderPlan:
     """All rungs, the user's own first, as far as the target needs them."""
     last = (strategy(settings, settings.compaction.strategy), Shrink(spared_tools(settings)))
     cheap_rungs = cheap(settings, own)
     whole = Ladder((*cheap_rungs, *last))
-    return Way(whole, lambda swap: swapped(swap, cheap_rungs, whole))
+    return LadderPlan(whole, lambda swap: swapped(swap, cheap_rungs, whole))
 
 
-def all_but_recent(settings: AgentSettings) -> Way:
+def all_but_recent(settings: AgentSettings) -> LadderPlan:
     """The configured strategy, down to the newest messages."""
     compact = settings.compaction
     rung = strategy(settings, compact.strategy, compact.keep_recent, fill=False)
     why = f"a turn or message trigger fired: keep the newest {compact.keep_recent}"
     setting = ("compact", "keep_recent")
-    return Way(because(rung, why, setting), lambda swap: because(swap, why, setting))
+    return LadderPlan(because(rung, why, setting), lambda swap: because(swap, why, setting))
 
 
-def on_demand(settings: AgentSettings, own: Sequence[Policy], order: CompactionRequest) -> Way:
+def on_demand(settings: AgentSettings, own: Sequence[Policy], order: CompactionRequest) -> LadderPlan:
     """The strategy that was asked for; down to a number of tokens by whatever else it takes."""
     keep = settings.compaction.keep_recent if order.keep_recent is None else order.keep_recent
     if order.target is None:
         order = msgspec.structs.replace(order, keep_recent=keep)
         rung = strategy(settings, order.strategy, keep, fill=False, focus=order.focus)
-        return Way(because(rung, order.why), lambda swap: because(swap, order.why))
+        return LadderPlan(because(rung, order.why), lambda swap: because(swap, order.why))
     rung = strategy(settings, order.strategy, order.keep_recent or 0, fill=True, focus=order.focus)
     last = Shrink(spared_tools(settings), spare_newest=False)
 
@@ -70,7 +70,9 @@ def on_demand(settings: AgentSettings, own: Sequence[Policy], order: CompactionR
 
         return policy
 
-    return Way(down_to_target(*map(vetted, own)), lambda swap: down_to_target(because(swap, order.why)))
+    return LadderPlan(
+        down_to_target(*map(vetted, own)), lambda swap: down_to_target(because(swap, order.why))
+    )
 
 
 def because(rung: Policy, why: str, setting: tuple[str, ...] = ()) -> Policy:
@@ -106,7 +108,7 @@ def cheap(settings: AgentSettings, own: Sequence[Policy]) -> list[Policy]:
     return [EndLeases(), *map(vetted, own), *filter(None, rungs)]
 
 
-def swapped(swap: Swap, cheap: Sequence[Policy], whole: Ladder) -> Policy:
+def swapped(swap: UsePrepared, cheap: Sequence[Policy], whole: Ladder) -> Policy:
     """What was written ahead, and no more than the cheap rungs if that is enough; else all of them."""
 
     def policy(view: View, budget: Budget, count: Count, /) -> Plan:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from refold.config.sources import Said
+from refold.config.sources import SourceValues
 from refold.config.validate import Path, shown, vet
 from refold.core.errors import SettingError
 
@@ -19,7 +19,7 @@ class Transform(msgspec.Struct, frozen=True):
     token_limit: int | None = None
 
 
-def modern(said: Said) -> Said:
+def modern(said: SourceValues) -> SourceValues:
     """The same with `compact` for `transforms`, and a warning; where an agent has both, `compact` counts.
 
     Raises:
@@ -32,7 +32,7 @@ def modern(said: Said) -> Said:
     return said
 
 
-def _without_transforms(said: Said, name: str, agent: Mapping[str, Any]) -> Said:
+def _without_transforms(said: SourceValues, name: str, agent: Mapping[str, Any]) -> SourceValues:
     path: Path = ("agents", str(name))
     limits = _limits(agent["transforms"], said, (*path, "transforms"))
     compact = {"token_threshold": min(limits)} if limits else {}
@@ -48,7 +48,7 @@ def _without_transforms(said: Said, name: str, agent: Mapping[str, Any]) -> Said
     return msgspec.structs.replace(said, tree={**said.tree, "agents": agents}, lines=lines)
 
 
-def _limits(transforms: Any, said: Said, path: Path) -> dict[int, Path]:
+def _limits(transforms: Any, said: SourceValues, path: Path) -> dict[int, Path]:
     """The token limits among them, and where each stands."""
     if not isinstance(transforms, list | tuple):
         raise SettingError(said.place(path), f"expected a list, got {shown(transforms)}")

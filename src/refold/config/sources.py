@@ -10,7 +10,7 @@ from refold.config.validate import Path
 from refold.core.errors import SettingError
 
 
-class Said(msgspec.Struct, frozen=True):
+class SourceValues(msgspec.Struct, frozen=True):
     """What one source says: plain data, and where each value stands."""
 
     tree: Any
@@ -34,14 +34,14 @@ class Said(msgspec.Struct, frozen=True):
         return f"{origin}: {'.'.join(path)}" if path else origin
 
 
-def read(source: Mapping[str, Any] | str | File) -> Said:
+def read(source: Mapping[str, Any] | str | File) -> SourceValues:
     """What stands in a file (YAML or TOML) or a dict.
 
     Raises:
         SettingError: it cannot be read.
     """
     if isinstance(source, Mapping):
-        return Said(source)
+        return SourceValues(source)
     if not isinstance(source, str | File):
         raise SettingError(
             "config", f"expected a file, a dict, a Config or a list of these, got {type(source).__name__}"
@@ -61,13 +61,13 @@ def read(source: Mapping[str, Any] | str | File) -> Said:
         raise SettingError(name, f"is not valid YAML: {error}") from error
 
 
-def _toml(text: str, name: str) -> Said:
+def _toml(text: str, name: str) -> SourceValues:
     import tomllib
 
-    return Said(tomllib.loads(text), name)
+    return SourceValues(tomllib.loads(text), name)
 
 
-def _yaml(text: str, name: str) -> Said:
+def _yaml(text: str, name: str) -> SourceValues:
     import yaml  # 15 ms, paid only by those who have such a file
 
     loader = yaml.SafeLoader(text)
@@ -76,7 +76,7 @@ def _yaml(text: str, name: str) -> Said:
         _demand_unique(node, name)
         tree = {} if node is None else loader.construct_document(node)
         lines = {path: f"{name}:{line}" for path, line in _lines(node)}
-        return Said({} if tree is None else tree, name, lines)
+        return SourceValues({} if tree is None else tree, name, lines)
     finally:
         loader.dispose()
 

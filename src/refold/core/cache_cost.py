@@ -20,10 +20,10 @@ class Prices(msgspec.Struct, frozen=True):
     """Those that it has not, and is told to keep."""
 
     @property
-    def kappa(self) -> float:
+    def rewrite_ratio(self) -> float:
         """For how many calls a token could stay for what it costs to write it anew.
 
-        >>> Prices(read=0.5, write=5.0).kappa
+        >>> Prices(read=0.5, write=5.0).rewrite_ratio
         9.0
         """
         return (self.write - self.read) / self.read
@@ -39,7 +39,7 @@ def break_even(prices: Prices, kept: int, removed: int, cost: float = 0.0) -> fl
     """
     if removed <= 0:
         return float("inf")
-    return (prices.kappa * kept + cost * 1e6 / prices.read) / removed
+    return (prices.rewrite_ratio * kept + cost * 1e6 / prices.read) / removed
 
 
 def batch(prices: Prices, kept: int, per_step: float) -> float:
@@ -50,10 +50,10 @@ def batch(prices: Prices, kept: int, per_step: float) -> float:
     >>> round(batch(Prices(0.3, 3.75), kept=8_000, per_step=500))
     9592
     """
-    return sqrt(2 * prices.kappa * kept * per_step)
+    return sqrt(2 * prices.rewrite_ratio * kept * per_step)
 
 
-class Terms(msgspec.Struct, frozen=True):
+class CacheTerms(msgspec.Struct, frozen=True):
     """Under which an edit is made: what is known of the conversation's past, and assumed of its future."""
 
     prices: Prices
@@ -79,7 +79,7 @@ class Terms(msgspec.Struct, frozen=True):
         """Whether it is made: it must be, or it pays, and the loss is bearable if it does not after all."""
         if self.stake is None:
             return True
-        return worth.after <= self.calls and self.prices.kappa * worth.rewritten <= self.stake
+        return worth.after <= self.calls and self.prices.rewrite_ratio * worth.rewritten <= self.stake
 
 
 def stake(prices: Prices, risk: float, said: int, carried: int, shown: int, rewritten: int) -> float:
@@ -89,4 +89,4 @@ def stake(prices: Prices, risk: float, said: int, carried: int, shown: int, rewr
     what those requests had of it; `rewritten` is what edits made new to the cache.
     """
     whole = carried + said * prices.write / prices.read
-    return max(0.0, carried - shown - prices.kappa * rewritten + risk * whole)
+    return max(0.0, carried - shown - prices.rewrite_ratio * rewritten + risk * whole)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from refold.core.event import Line
-from refold.core.pairing import came_as, is_shared
+from refold.core.pairing import is_shared, original_id
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ def repair(lines: Sequence[Line]) -> tuple[list[Slot], list[str]]:
         elif line.answers is not None:
             orphans.add(i)
             notices.append(
-                f"#{line.at} shown as text: the call {came_as(line.answers)!r} it answers is not there"
+                f"#{line.at} shown as text: the call {original_id(line.answers)!r} it answers is not there"
             )
         caller.update(dict.fromkeys(line.calls, i))
     slots: list[Slot] = []
@@ -69,7 +69,7 @@ def repair(lines: Sequence[Line]) -> tuple[list[Slot], list[str]]:
             slots += [line, *(lines[j] for j in group.values())]
             for call, tool in _unanswered(line, group):
                 notices.append(
-                    f"#{line.at}: {came_as(call)!r} was never answered; an error stands for its result"
+                    f"#{line.at}: {original_id(call)!r} was never answered; an error stands for its result"
                 )
                 slots.append(Missing(call, tool))
     return slots, notices

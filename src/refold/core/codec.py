@@ -28,7 +28,7 @@ from refold.core.event import (
     Unknown,
     Worth,
 )
-from refold.core.live import Bill, Cover, Gauge, Head
+from refold.core.live import CalledHead, Head, MeasuredHead, ReplacedHead
 from refold.core.message import Kind, Message, Role, Usage
 from refold.core.pairing import as_came, paired
 
@@ -95,7 +95,7 @@ def loads(data: bytes) -> Any:
         return json.loads(data)
 
 
-def learned(type: Any) -> msgspec.json.Decoder[Any]:
+def decoder(type: Any) -> msgspec.json.Decoder[Any]:
     """A decoder, made where its type is defined: msgspec learns a type when it is first used, and where two
     threads do that at once the process crashes.
     """
@@ -309,7 +309,7 @@ def head(entry: Entry) -> Head | None:
             return _line(entry, _read(entry, entry.head, _SaidHead))
         case "replaced":
             edit = _read(entry, entry.head, _CoverHead)
-            return Cover(entry.at, edit.view, edit.span, edit.lines, edit.round, edit.keeps_originals)
+            return ReplacedHead(entry.at, edit.view, edit.span, edit.lines, edit.round, edit.keeps_originals)
         case "undone":
             return Undone(entry.at, _read(entry, entry.head, _UndoneHead).of)
         case "pinned":
@@ -317,10 +317,10 @@ def head(entry: Entry) -> Head | None:
         case "measured":
             measured = _read(entry, entry.head, _MeasuredHead)
             rest = (measured.estimate, measured.input, measured.model, measured.prefix, measured.made)
-            return Gauge(entry.at, measured.view, measured.of, *rest)
+            return MeasuredHead(entry.at, measured.view, measured.of, *rest)
         case "called":
             bill = _read(entry, entry.head, _CalledHead)
-            return Bill(entry.at, bill.view, bill.time, bill.calls, bill.cost)
+            return CalledHead(entry.at, bill.view, bill.time, bill.calls, bill.cost)
         case "named":
             name = _read(entry, entry.head, _NamedHead)
             return Named(entry.at, name.title, name.model)
@@ -392,4 +392,4 @@ def _convert(entry: Entry, value: Any, type: type[T]) -> T:
 
 _HEADS = (_SaidHead, _CoverHead, _CalledHead, _PinnedHead, _UndoneHead, _MeasuredHead, _NamedHead)
 _BODIES = (_SaidBody, _ReplacedBody, _CalledBody, _MeasuredBody, _Note, _When)
-_DECODERS: dict[Hashable, msgspec.json.Decoder[Any]] = {type: learned(type) for type in (*_HEADS, *_BODIES)}
+_DECODERS: dict[Hashable, msgspec.json.Decoder[Any]] = {type: decoder(type) for type in (*_HEADS, *_BODIES)}

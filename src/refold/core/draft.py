@@ -54,7 +54,7 @@ def part_id(id: str | None, n: int) -> str | None:
     return id and (f"{id}{PART}{n}" if n else id)
 
 
-class Request(msgspec.Struct, frozen=True):
+class LastRequest(msgspec.Struct, frozen=True):
     """The last request that was made of a view, which a reply with its usage measures."""
 
     view: str
@@ -67,7 +67,7 @@ class Request(msgspec.Struct, frozen=True):
     """The first place that was free when it was made."""
 
 
-def number(drafts: Iterable[Draft], state: State, request: Request, time: float) -> list[Event]:
+def number(drafts: Iterable[Draft], state: State, request: LastRequest, time: float) -> list[Event]:
     """The events for messages that are said after `state`, with their places, turns and steps."""
     at, index, turn, step, total = state.next, state.index, state.turn, state.step, state.total
     speaker = state.speaker

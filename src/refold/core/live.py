@@ -23,7 +23,7 @@ from refold.core.view import (
 )
 
 
-class Cover(msgspec.Struct, frozen=True):
+class ReplacedHead(msgspec.Struct, frozen=True):
     """A Replaced without its words."""
 
     at: int
@@ -34,7 +34,7 @@ class Cover(msgspec.Struct, frozen=True):
     keeps_originals: bool = True
 
 
-class Gauge(msgspec.Struct, frozen=True, array_like=True):
+class MeasuredHead(msgspec.Struct, frozen=True, array_like=True):
     """A Measured without its words: what was counted for a request, and what it took."""
 
     at: int
@@ -47,7 +47,7 @@ class Gauge(msgspec.Struct, frozen=True, array_like=True):
     made: int = 0
 
 
-class Bill(msgspec.Struct, frozen=True, array_like=True):
+class CalledHead(msgspec.Struct, frozen=True, array_like=True):
     """A Called without its words."""
 
     at: int
@@ -57,11 +57,11 @@ class Bill(msgspec.Struct, frozen=True, array_like=True):
     cost: float
 
 
-Head: TypeAlias = Line | Cover | Undone | Pinned | Gauge | Bill | Named
+Head: TypeAlias = Line | ReplacedHead | Undone | Pinned | MeasuredHead | CalledHead | Named
 """An event without its words. A Said is its line."""
 
 
-class Recall(Protocol):
+class PastReader(Protocol):
     """The part of the past that undoing needs."""
 
     def facts(self, before: int, /) -> Iterable[Head]:
@@ -105,7 +105,7 @@ class State(msgspec.Struct, array_like=True):
     items: list[tuple[Span, tuple[Line, ...], int | None, bool]] = []
     stale: list[Span] = []
     """Where what was said followed on something that was changed since: from the change to its event."""
-    gauge: Gauge | None = None
+    gauge: MeasuredHead | None = None
     """The newest measurement, if nothing was changed since."""
     prefix: str | None = None
     """What stood before the messages when it was last measured, as a digest."""
@@ -187,25 +187,25 @@ class Live:
         i = bisect_right(self._starts, at) - 1
         return self.items[i] if i >= 0 and at in self.items[i].span else None
 
-    def apply(self, head: Head | None, at: int, recall: Recall) -> None:
+    def apply(self, head: Head | None, at: int, recall: PastReader) -> None:
         """Events come in order, each once; `head` is None for one that views pass over."""
         assert at == self.state.next, f"event {at} applied where {self.state.next} was expected"
         self.state.next = at + 1
         match head:
             case Line():
                 self._say(head)
-            case Cover(view=self.view) if sound(head):
+            case ReplacedHead(view=self.view) if sound(head):
                 self._replace(head, recall)
             case Pinned():
                 self.state.pins[at] = Pin(list(head.lines))
                 self._show_again(head.lines, recall)
             case Undone():
                 self._undo(head, recall)
-            case Gauge():
+            case MeasuredHead():
                 self.state.model = head.model or self.state.model
                 if head.view == self.view:
                     self._measure(head)
-            case Bill():
+            case CalledHead():
                 self.state.spent += head.cost
                 if head.view == self.view and head.calls:
                     recent = [one for one in self.state.called if one[0] > head.time - PERIOD_S]
@@ -256,7 +256,7 @@ class Live:
         item = self.items[i]
         self._splice(i, i + 1, [Item(item.span, shown, item.words, item.edit, item.merged)], mark=False)
 
-    def _replace(self, cover: Cover, recall: Recall) -> None:
+    def _replace(self, cover: ReplacedHead, recall: PastReader) -> None:
         first, last = self._meeting(cover.span)
         cut = [item for item in self.items[first:last] if not cover.span.covers(item.span)]
         if not cut:
@@ -267,7 +267,7 @@ class Live:
         elif not any(item.merged for item in cut):
             return
         else:  # neighbors that show nothing were merged: only the past knows where they end
-            standing = Standing(self.view, recall.facts(cover.at + 1))
+            standing = ActiveEdits(self.view, recall.facts(cover.at + 1))
             if cover.at not in standing.covers:
                 return
             self._correct(cover)
@@ -277,15 +277,15 @@ class Live:
         if not cover.keeps_originals:
             self.state.withheld.append(cover.span)
 
-    def _correct(self, cover: Cover) -> None:
+    def _correct(self, cover: ReplacedHead) -> None:
         """What the newest edit says of a message is what counts."""
         for line in cover.lines:
             if line.place in cover.span:
                 self.state.corrected.pop(line.place, None)
         self.state.corrected |= corrections([cover])
 
-    def _undo(self, undone: Undone, recall: Recall) -> None:
-        standing = Standing(self.view, recall.facts(undone.at))
+    def _undo(self, undone: Undone, recall: PastReader) -> None:
+        standing = ActiveEdits(self.view, recall.facts(undone.at))
         covers, pins = dict(standing.covers), set(standing.pins)
         standing.apply(undone)
         self.state.corrected = standing.corrected
@@ -300,13 +300,15 @@ class Live:
             self._show_again(self.state.pins[at].lines, recall, standing)
         self.state.compacted = max((at for at, c in standing.covers.items() if c.round), default=None)
 
-    def _show_again(self, lines: Iterable[Line], recall: Recall, standing: "Standing | None" = None) -> None:
+    def _show_again(
+        self, lines: Iterable[Line], recall: PastReader, standing: "ActiveEdits | None" = None
+    ) -> None:
         items = [self.item_at(line.at) for line in lines]
         for span in dict.fromkeys(item.span for item in items if item and item.edit is not None):
-            standing = standing or Standing(self.view, recall.facts(self.state.next))
+            standing = standing or ActiveEdits(self.view, recall.facts(self.state.next))
             self._rebuild(span, standing, recall)
 
-    def _rebuild(self, span: Span, standing: "Standing", recall: Recall) -> None:
+    def _rebuild(self, span: Span, standing: "ActiveEdits", recall: PastReader) -> None:
         """What is shown in and around `span`, from the edits that stand there."""
         first, last = self._meeting(span)
         met = [item.span for item in self.items[first:last]]
@@ -319,13 +321,13 @@ class Live:
         items += self._raw(Span(gap, span.end), recall)
         self._splice(*self._meeting(span), items)
 
-    def _raw(self, span: Span, recall: Recall) -> list[Item]:
+    def _raw(self, span: Span, recall: PastReader) -> list[Item]:
         lines = recall.lines(span) if span.start < span.end else ()
         return [
             Item(Span(line.at, line.at + 1), current((line,), self.state.apart), self.words) for line in lines
         ]
 
-    def _display(self, cover: Cover) -> tuple[Line, ...]:
+    def _display(self, cover: ReplacedHead) -> tuple[Line, ...]:
         return current(display(cover.lines, cover.span, self.kept), self.state.apart)
 
     def _meeting(self, span: Span) -> tuple[int, int]:
@@ -344,7 +346,7 @@ class Live:
         self._starts[low:high] = [item.span.start for item in new]
         self.edition += 1
 
-    def _measure(self, gauge: Gauge) -> None:
+    def _measure(self, gauge: MeasuredHead) -> None:
         if None not in (self.state.prefix, gauge.prefix) and gauge.prefix != self.state.prefix:
             self.state.stale = [Span(0, gauge.of), *(s for s in self.state.stale if s.start >= gauge.of)]
             self.edition += 1
@@ -363,16 +365,16 @@ class Live:
         self.state.stale = [*apart, Span(start, self.state.next)]
 
 
-class Standing:
+class ActiveEdits:
     """Which edits and pins hold, from heads alone."""
 
     def __init__(self, view: str, facts: Iterable[Head]) -> None:
         self.view = view
-        self.covers: dict[int, Cover] = {}
+        self.covers: dict[int, ReplacedHead] = {}
         self.pins: set[int] = set()
-        self.widest: list[Cover] = []
+        self.widest: list[ReplacedHead] = []
         """Those that decide what is shown, in order."""
-        self._facts: dict[int, Cover | Pinned] = {}
+        self._facts: dict[int, ReplacedHead | Pinned] = {}
         self._did: dict[int, tuple[int, bool]] = {}
         """What each event put in force, or out of it."""
         for fact in facts:
@@ -380,7 +382,7 @@ class Standing:
 
     def apply(self, fact: Head) -> None:
         match fact:
-            case Cover(view=self.view) if sound(fact):
+            case ReplacedHead(view=self.view) if sound(fact):
                 first = bisect_left(self.widest, fact.span.start, key=lambda cover: cover.span.end - 1)
                 last = bisect_left(self.widest, fact.span.end, key=lambda cover: cover.span.start)
                 if all(fact.span.covers(cover.span) for cover in self.widest[first:last]):
@@ -409,11 +411,11 @@ class Standing:
     def in_the_way(self, at: int) -> int | None:
         """The edit because of which the undoing at a place cannot be undone."""
         fact = self._facts[self._did[at][0]]
-        if not isinstance(fact, Cover):
+        if not isinstance(fact, ReplacedHead):
             return None
         return next((one.at for one in self.covers.values() if crosses(fact.span, one.span)), None)
 
-    def _switch(self, fact: Cover | Pinned, on: bool) -> bool:
+    def _switch(self, fact: ReplacedHead | Pinned, on: bool) -> bool:
         if isinstance(fact, Pinned):
             (self.pins.add if on else self.pins.discard)(fact.at)
             return True
@@ -437,8 +439,8 @@ def _first_change(before: Sequence[Item], after: Sequence[Item]) -> int | None:
     return None
 
 
-def _widest(covers: Iterable[Cover]) -> list[Cover]:
-    result, reach = list[Cover](), 0
+def _widest(covers: Iterable[ReplacedHead]) -> list[ReplacedHead]:
+    result, reach = list[ReplacedHead](), 0
     for cover in sorted(covers, key=lambda c: (c.span.start, -c.span.end, -c.at)):
         if cover.span.end > reach:
             result.append(cover)

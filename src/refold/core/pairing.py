@@ -33,27 +33,27 @@ def apart(ids: Sequence[str]) -> tuple[str, ...]:
 
 def first_of(id: str, waiting: Iterable[str]) -> str:
     """The first of the calls that came with this id; the id itself where none did."""
-    own = (other for other in waiting if came_as(other) == id)
+    own = (other for other in waiting if original_id(other) == id)
     return min(own, key=lambda other: (len(other), other), default=id)
 
 
-def came_as(id: str) -> str:
+def original_id(id: str) -> str:
     return id.partition(AGAIN)[0]
 
 
 def is_shared(id: str, ids: Iterable[str]) -> bool:
     """Another of these calls came with the same id."""
-    return any(other != id and came_as(other) == came_as(id) for other in ids)
+    return any(other != id and original_id(other) == original_id(id) for other in ids)
 
 
-def is_told_apart(line: Line) -> bool:
+def has_renamed_ids(line: Line) -> bool:
     """Its ids are not those that it came with."""
     return any(AGAIN in id for id in (*line.calls, line.answers or ""))
 
 
 def paired(message: Message, line: Line) -> Message:
     """A message as it came, with the ids by which its line tells calls apart."""
-    if not is_told_apart(line):
+    if not has_renamed_ids(line):
         return message
     calls = iter(line.calls)
 
@@ -71,12 +71,12 @@ def paired(message: Message, line: Line) -> Message:
 def as_came(message: Message) -> Message:
     """The same with the ids that its sender gave."""
     parts = tuple(
-        _named(part, came_as(part.call_id)) if isinstance(part, ToolCall | ToolResult) else part
+        _named(part, original_id(part.call_id)) if isinstance(part, ToolCall | ToolResult) else part
         for part in message.parts
     )
     return msgspec.structs.replace(message, parts=parts) if parts != message.parts else message
 
 
 def _named(part: ToolCall | ToolResult, id: str) -> ToolCall | ToolResult:
-    is_it = came_as(part.call_id) == came_as(id)
+    is_it = original_id(part.call_id) == original_id(id)
     return msgspec.structs.replace(part, call_id=id) if is_it and part.call_id != id else part

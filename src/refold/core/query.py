@@ -90,7 +90,7 @@ def _is_name(some: list[str]) -> bool:
     return 1 < len(some) <= MOST_PARTS and sum(map(len, some)) >= 2 * len(some)
 
 
-class Words(NamedTuple):
+class SearchText(NamedTuple):
     """What can be found of a message."""
 
     text: str
@@ -103,7 +103,7 @@ class Words(NamedTuple):
     role: str
 
     @classmethod
-    def of(cls, text: str, tools: Sequence[str], role: str) -> "Words":
+    def of(cls, text: str, tools: Sequence[str], role: str) -> "SearchText":
         terms = fold(text)
         plain = _ESCAPE.sub(_meant, text) if "\\" in text else text
         again = fold(plain) if plain is not text else terms
@@ -115,7 +115,7 @@ def _meant(escape: re.Match[str]) -> str:
     return chr(int(escape[1], 16)) if escape[1] else " "
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class SearchTerm(msgspec.Struct, frozen=True):
     """A word, a name or a phrase: its terms stand one after the other."""
 
     terms: tuple[str, ...]
@@ -128,7 +128,7 @@ class Wanted(msgspec.Struct, frozen=True):
     must: bool = False
     """It was asked for in quotes: nothing is found without it."""
 
-    def count(self, words: Words) -> int:
+    def count(self, words: SearchText) -> int:
         """How often it is there."""
         end = "" if self.is_prefix else " "
         needles = [f" {' '.join(some)}{end}" for some in (self.terms, self.parts) if some]
@@ -136,7 +136,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Query(msgspec.Struct, frozen=True):
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[SearchTerm, ...]
     tools: tuple[str, ...] = ()
     """Any of these; case does not matter, and one that ends with * is a prefix."""
     roles: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class Query(msgspec.Struct, frozen=True):
         )
         return is_tool and (not self.roles or role in self.roles)
 
-    def matches(self, words: Words, *, any_word: bool = False) -> bool:
+    def matches(self, words: SearchText, *, any_word: bool = False) -> bool:
         """All that is wanted is there; or all that must be, and any of the words."""
         if not self.allows(words.tools, words.role):
             return False
@@ -175,7 +175,7 @@ class Query(msgspec.Struct, frozen=True):
         """There are several words, any of which may be better than nothing."""
         return len(self.wanted) > 1 and not all(one.must for one in self.wanted)
 
-    def weight(self, words: Words) -> float:
+    def weight(self, words: SearchText) -> float:
         """How much there is of what is wanted, where nothing is known of how rare it is."""
         counts = [one.count(words) for one in self.wanted]
         names = sum(f" {one.name} " in f" {words.parts} " for one in self.wanted if one.name)
@@ -183,14 +183,14 @@ class Query(msgspec.Struct, frozen=True):
 
 
 def parse_query(text: str) -> Query:
-    """Words, "a phrase", pref*, tool:NAME, role:ROLE; whatever else is in it is taken as text.
+    """SearchText, "a phrase", pref*, tool:NAME, role:ROLE; whatever else is in it is taken as text.
 
     Raises:
         SettingError: there is nothing in it to look for.
     """
     if not isinstance(text, str):
         raise SettingError("query", f"expected a text, got {type(text).__name__}")
-    wanted, filters, plain = dict[Wanted, None](), dict[str, list[str]](tool=[], role=[]), list[str]()
+    wanted, filters, plain = dict[SearchTerm, None](), dict[str, list[str]](tool=[], role=[]), list[str]()
     asked = text if len(text) <= LONGEST else text[:LONGEST].rsplit(None, 1)[0]
     for found in _ASKED.finditer(asked):
         filter, value = (found["filter"] or "").lower(), (found["value"] or "").strip('"')
@@ -213,13 +213,13 @@ def parse_query(text: str) -> Query:
     return Query(tuple(wanted), tools, roles, " ".join(plain))
 
 
-def _wanted(asked: str, *, must: bool, may_go_on: bool) -> Wanted:
+def _wanted(asked: str, *, must: bool, may_go_on: bool) -> SearchTerm:
     terms = tuple(fold(asked).split()[:MOST_TERMS])
     is_prefix = asked.endswith("*") and may_go_on and bool(terms) and len(terms[-1]) >= LEAST_PREFIX
     pieces = () if must else tuple(parts(asked).split()[:MOST_TERMS])
     name = "" if must or is_prefix else names(asked)
     name = name if name.translate(_APART).split() == list(terms) else ""
-    return Wanted(terms, pieces if pieces != terms else (), name, is_prefix, must)
+    return SearchTerm(terms, pieces if pieces != terms else (), name, is_prefix, must)
 
 
 def excerpt(text: str, query: Query, chars: int) -> str:
@@ -237,7 +237,7 @@ def excerpt(text: str, query: Query, chars: int) -> str:
     return f"…{shown}" if start else shown
 
 
-def _places(lower: str, wanted: Wanted) -> list[int]:
+def _places(lower: str, wanted: SearchTerm) -> list[int]:
     """Where it stands in a text, as words of their own if there are any such: the first few."""
     terms = wanted.parts or wanted.terms
     found = re.finditer(_BETWEEN.join(map(re.escape, terms[:FIRST_TERMS])), lower)

@@ -20,7 +20,7 @@ def read(text: str) -> Any:
     """
     try:
         value = loads(text.encode("utf-8", "surrogatepass"))
-        problem = flaw(value, AROUND)
+        problem = json_problem(value, AROUND)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if problem and "surrogate" not in problem:
@@ -28,7 +28,7 @@ def read(text: str) -> Any:
     return value
 
 
-def flaw(value: Any, depth: int = 0) -> str | None:
+def json_problem(value: Any, depth: int = 0) -> str | None:
     """What keeps a value from being sent as JSON in UTF-8: the first thing that is found, in words."""
     if isinstance(value, dict):
         if depth > MAX_DEPTH:
@@ -43,14 +43,14 @@ def flaw(value: Any, depth: int = 0) -> str | None:
             if kind is str:
                 if not inner.isascii() and _torn(inner):
                     return "a lone surrogate"
-            elif kind not in _PLAIN and (problem := flaw(inner, depth + 1)):
+            elif kind not in _PLAIN and (problem := json_problem(inner, depth + 1)):
                 return problem
         return None
     if isinstance(value, list):
         if depth > MAX_DEPTH:
             return f"values nested deeper than {MAX_DEPTH} levels"
         for inner in value:
-            if type(inner) not in _PLAIN and (problem := flaw(inner, depth + 1)):
+            if type(inner) not in _PLAIN and (problem := json_problem(inner, depth + 1)):
                 return problem
         return None
     if isinstance(value, str):

@@ -20,7 +20,7 @@ BEGIN = "[refold: the conversation goes on here]"
 """Stands first where a conversation must begin with the user and does not."""
 
 
-class Last(msgspec.Struct, frozen=True):
+class LastMessage(msgspec.Struct, frozen=True):
     """What the newest message was put together from."""
 
     group: int
@@ -28,7 +28,7 @@ class Last(msgspec.Struct, frozen=True):
     blocks: tuple[int, ...]
 
 
-class Sheet(msgspec.Struct):
+class MessageList(msgspec.Struct):
     dialect: str
     system_inside: bool = True
     """The model takes system text between messages, where it came so."""
@@ -36,7 +36,7 @@ class Sheet(msgspec.Struct):
     notices: list[str] = []
     apart: Any = None
     leading: list[Any] = []
-    last: Last | None = None
+    last: LastMessage | None = None
     """Of the newest message, where others may still be joined to it."""
 
     @property
@@ -59,7 +59,7 @@ class Sheet(msgspec.Struct):
         if placed is None:
             return
         if self.dialect in JOINS and isinstance(placed.get("content"), list) and (piece or not came):
-            self._join(placed, Last(at - piece.n if piece else -1, piece.blocks if piece else ()))
+            self._join(placed, LastMessage(at - piece.n if piece else -1, piece.blocks if piece else ()))
         else:
             self.messages.append(placed)
             self.last = None
@@ -79,7 +79,7 @@ class Sheet(msgspec.Struct):
             self.notices.append(f"#{at}: a note of the user's stands before it, as the API wants it")
         return value
 
-    def _join(self, value: dict[str, Any], new: Last) -> None:
+    def _join(self, value: dict[str, Any], new: LastMessage) -> None:
         results = FORMATS[self.dialect].results
         last, before = self.last, self.messages[-1] if self.messages else {}
         same = last is not None and last.group == new.group >= 0
@@ -91,9 +91,9 @@ class Sheet(msgspec.Struct):
         blocks, places = [*before["content"], *value["content"]], (*last.blocks, *new.blocks)
         if same:  # in the order in which they came
             order = sorted(range(len(blocks)), key=places.__getitem__)
-            self.last = Last(new.group, tuple(places[n] for n in order))
+            self.last = LastMessage(new.group, tuple(places[n] for n in order))
         else:  # results first
             first = {*results({"content": blocks})}
             order = sorted(range(len(blocks)), key=lambda n: n not in first)
-            self.last = Last(-1, ())
+            self.last = LastMessage(-1, ())
         self.messages[-1] = {**before, "content": [blocks[n] for n in order]}

@@ -16,7 +16,7 @@ from refold.dialects import anthropic, openai_chat, openai_responses
 from refold.dialects.chunks import INTERRUPTED, events, join
 from refold.dialects.shape import expect, kind_of, name_of
 
-__all__ = ["INTERRUPTED", "Reply", "collect", "events", "returnable", "take"]
+__all__ = ["INTERRUPTED", "ParsedReply", "collect", "events", "returnable", "take"]
 
 CHAT = ("prompt_tokens", "completion_tokens", "prompt_tokens_details")
 RESPONSES = ("input_tokens", "output_tokens", "input_tokens_details")
@@ -24,7 +24,7 @@ ANTHROPIC = ("input_tokens", "output_tokens")
 """Where each keeps its counts: what came in, what went out, and what the cache had to do with it."""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class ParsedReply(msgspec.Struct, frozen=True):
     dialect: str
     messages: list[dict[str, Any]]
     """What to append, as it is sent back to the provider later: one message, or the items of one answer."""
@@ -34,7 +34,7 @@ class Reply(msgspec.Struct, frozen=True):
     """Why the model stopped, in the provider's word; `interrupted` for a stream that was cut off."""
 
 
-def take(value: Any, where: str = "reply") -> Reply | None:
+def take(value: Any, where: str = "reply") -> ParsedReply | None:
     """What a whole reply says; None for anything else, such as an ordinary message.
 
     Raises:
@@ -50,7 +50,7 @@ def take(value: Any, where: str = "reply") -> Reply | None:
     return None
 
 
-def collect(chunks: Sequence[Any], where: str = "chunks") -> Reply | None:
+def collect(chunks: Sequence[Any], where: str = "chunks") -> ParsedReply | None:
     """What the chunks of a stream say together; None for anything else, such as a list of messages.
 
     Raises:
@@ -64,7 +64,7 @@ def collect(chunks: Sequence[Any], where: str = "chunks") -> Reply | None:
     return msgspec.structs.replace(reply, messages=said)
 
 
-def _completion(value: dict[str, Any], where: str) -> Reply:
+def _completion(value: dict[str, Any], where: str) -> ParsedReply:
     choices = value.get("choices")
     expect(choices, list, f"{where}.choices")
     messages, finish = [], None
@@ -73,7 +73,9 @@ def _completion(value: dict[str, Any], where: str) -> Reply:
         message = _object(choice.get("message"), f"{where}.choices[0].message")
         message = message if "role" in message else {"role": "assistant"} | message
         messages, finish = [returnable(message)], _text(choice, "finish_reason")
-    return Reply(openai_chat.DIALECT, messages, _usage(value, CHAT, where), _text(value, "model"), finish)
+    return ParsedReply(
+        openai_chat.DIALECT, messages, _usage(value, CHAT, where), _text(value, "model"), finish
+    )
 
 
 def returnable(message: dict[str, Any]) -> dict[str, Any]:
@@ -85,19 +87,21 @@ def returnable(message: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _response(value: dict[str, Any], where: str) -> Reply:
+def _response(value: dict[str, Any], where: str) -> ParsedReply:
     expect(value["output"], list, f"{where}.output")
     items = [_object(item, f"{where}.output[{n}]") for n, item in enumerate(value["output"])]
     usage = _usage(value, RESPONSES, where)
-    return Reply(openai_responses.DIALECT, items, usage, _text(value, "model"), _text(value, "status"))
+    return ParsedReply(openai_responses.DIALECT, items, usage, _text(value, "model"), _text(value, "status"))
 
 
-def _message(value: dict[str, Any], where: str) -> Reply:
+def _message(value: dict[str, Any], where: str) -> ParsedReply:
     content = value.get("content")
     expect(content, list, f"{where}.content")
     usage = _usage(value, ANTHROPIC, where)
     message = {"role": "assistant", "content": content}
-    return Reply(anthropic.DIALECT, [message], usage, _text(value, "model"), _text(value, "stop_reason"))
+    return ParsedReply(
+        anthropic.DIALECT, [message], usage, _text(value, "model"), _text(value, "stop_reason")
+    )
 
 
 def _usage(reply: dict[str, Any], names: tuple[str, ...], where: str) -> Usage | None:

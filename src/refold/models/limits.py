@@ -76,13 +76,13 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flags: tuple[str, ...] | UnsetType = UNSET
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundModel(msgspec.Struct, frozen=True):
     limits: ModelLimits
     id: str | None = None
     """Which entry it was; None where there is none and the limits are the default."""
 
 
-class Table(msgspec.Struct, frozen=True):
+class ModelTable(msgspec.Struct, frozen=True):
     """The packaged table; `scripts/models.py` writes it."""
 
     date: str
@@ -92,10 +92,10 @@ class Table(msgspec.Struct, frozen=True):
     """Other names that no rule leads to their model."""
 
 
-codec.learned(Table)
+codec.decoder(ModelTable)
 
 
-def find(model: str | None, extra: Mapping[str, ModelLimits | ModelSettings] = {}) -> Found:
+def find(model: str | None, extra: Mapping[str, ModelLimits | ModelSettings] = {}) -> FoundModel:
     """The limits of a model by its name, or by as much of the name as is known.
 
     Of two entries the one that leaves less of the name unexplained is taken, then the one in `extra`.
@@ -105,17 +105,17 @@ def find(model: str | None, extra: Mapping[str, ModelLimits | ModelSettings] = {
     'claude-sonnet-4-5'
     """
     if not model:
-        return Found(ModelLimits())
+        return FoundModel(ModelLimits())
     model = model[:_LONGEST_NAME]
     known = _known(model)
     base = table().models[known.id] if known else ModelLimits()
     own = _Match(model, 0) if model in extra else _match(model, {parts(key): key for key in extra})
     if own and (known is None or own.left <= known.left):
-        return Found(_merged(base, extra[own.id]), own.id)
+        return FoundModel(_merged(base, extra[own.id]), own.id)
     if known is None:
         _warn_once(model)
-        return Found(base)
-    return Found(base, known.id)
+        return FoundModel(base)
+    return FoundModel(base, known.id)
 
 
 def known_limits(model: str, extra: Mapping[str, ModelLimits | ModelSettings] = {}) -> ModelLimits | None:
@@ -143,9 +143,9 @@ def same_model(one: str | None, other: str | None) -> bool:
 
 
 @cache
-def table() -> Table:
+def table() -> ModelTable:
     file = Path(__file__).with_name("models.json")
-    return msgspec.json.decode(file.read_bytes(), type=Table)
+    return msgspec.json.decode(file.read_bytes(), type=ModelTable)
 
 
 Parts: TypeAlias = tuple[str, ...]

@@ -19,7 +19,7 @@ from refold.core.regex import regex
 from refold.policies.extract import Written
 from refold.policies.importance import all_text
 from refold.policies.outline import PLAIN, clip, words, worth
-from refold.policies.sections import SECTIONS, WORTH, Entry, read
+from refold.policies.sections import SECTIONS, WORTH, SummaryEntry, read
 
 TITLES: dict[str, tuple[str, ...]] = {
     "requests": ("requests of the user", "user requests", "requests", "request states"),
@@ -297,7 +297,7 @@ def checked(text: str, evidence: Evidence, *, is_off: bool = False, is_plain: bo
     narrative, line by line as it stands.
     """
     check = _Check(evidence, is_off)
-    narrative, entries, states = list[str](), list[Entry](), dict[int, str]()
+    narrative, entries, states = list[str](), list[SummaryEntry](), dict[int, str]()
     text = _THINKING.sub("", text)
     for section, line in (("narrative", one) for one in text.splitlines()) if is_plain else _parsed(text):
         if section == "requests":
@@ -332,7 +332,7 @@ class _Check:
             return [line.rstrip()]
         return [f"{line[:start]}{' '.join(good)}".rstrip()] if good else []
 
-    def entries(self, section: str, line: str) -> Iterator[Entry]:
+    def entries(self, section: str, line: str) -> Iterator[SummaryEntry]:
         """The entries that a line makes in a section. What only a tool ordered is quoted, not repeated."""
         worth, good = WORTH[section] + 1.0, ""
         for sentence in filter(None, map(str.strip, _SENTENCES.split(line))):
@@ -341,14 +341,14 @@ class _Check:
             self.kept += 1
             sentence = sentence.replace("**", "")
             if section in COMMANDING and not self._is_off and self.evidence.only_tools_say(sentence):
-                yield Entry("quotes", f"“{clip(sentence, LONGEST)}”", WORTH["quotes"])
+                yield SummaryEntry("quotes", f"“{clip(sentence, LONGEST)}”", WORTH["quotes"])
                 continue
             if good and len(good) + len(sentence) >= LONGEST:
-                yield Entry(section, good, worth)
+                yield SummaryEntry(section, good, worth)
                 good = ""
             good = f"{good} {clip(sentence, LONGEST)}".lstrip()
         if good:
-            yield Entry(section, good, worth)
+            yield SummaryEntry(section, good, worth)
 
     def _passes(self, sentence: str, is_heading: bool = False) -> bool:
         missing = [] if self._is_off else self.evidence.missing(sentence, not is_heading)
@@ -443,14 +443,14 @@ def _states(line: str) -> Iterator[tuple[int, str]]:
             yield int(found[1]), _STATES.get(state, state)
 
 
-def _as_it_stands(lines: Iterable[str]) -> Iterator[Entry]:
+def _as_it_stands(lines: Iterable[str]) -> Iterator[SummaryEntry]:
     """The entries of a narrative: its lines, the last of which go first where there is no room."""
     text = _BLANK.sub("\n\n", "\n".join(lines).strip("\n"))
     for n, line in enumerate(text.split("\n") if text else ()):
-        yield Entry("narrative", line, FIRST - n / 1000)
+        yield SummaryEntry("narrative", line, FIRST - n / 1000)
 
 
-def _entries(text: str) -> Iterator[Entry]:
+def _entries(text: str) -> Iterator[SummaryEntry]:
     """Of a summary without its fences; none where it has no sections of ours."""
     return read(f"[refold summary:]\n<record note=>\n{text}")
 

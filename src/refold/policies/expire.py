@@ -11,10 +11,10 @@ from refold.core.expiry import expiry_for, layered, most_aggressive, names_for
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import Item, View
-from refold.policies.importance import Reading
+from refold.policies.importance import ViewReading
 from refold.policies.shorten import Reduction
 
-Wanted: TypeAlias = tuple[int, str | None, int]
+MessageKey: TypeAlias = tuple[int, str | None, int]
 """A message by its place, with the prompt and the length that its summary is to have."""
 Batches: TypeAlias = Mapping[int, tuple[str, ...]]
 
@@ -37,7 +37,7 @@ class Expire(msgspec.Struct, frozen=True):
 
     only: frozenset[int] | None = None
     """Places that are looked at; unset, all."""
-    told: Mapping[Wanted, str] = {}
+    told: Mapping[MessageKey, str] = {}
     """What a model wrote about messages that are to be summarized."""
     cache: dict[tuple[Any, ...], Expiry] = {}
     """Rules that were worked out, by what they depend on: nearly all messages share a few."""
@@ -45,7 +45,7 @@ class Expire(msgspec.Struct, frozen=True):
     """How near messages are to the work at hand in meaning, from 0 to 1, by place: what an embedder says."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        fixed, reading = protected(view), Reading(view)
+        fixed, reading = protected(view), ViewReading(view)
         bare = {item.lines[0].at: item for item in reducible(view)}
         lines = [item.lines[0] for at, item in bare.items() if self.only is None or at in self.only]
         together = batches(view.lines)
@@ -140,7 +140,7 @@ def at_hand(lines: Sequence[Line]) -> list[Line]:
     return [line for line in own if line.calls or not line.tools][-RECENT:]
 
 
-def _is_stale(rule: Expiry, line: Line, reading: Reading, near: Mapping[int, float]) -> bool:
+def _is_stale(rule: Expiry, line: Line, reading: ViewReading, near: Mapping[int, float]) -> bool:
     if rule.strategy != "relevance":
         return True
     threshold = THRESHOLD if rule.threshold is None else rule.threshold

@@ -15,7 +15,18 @@ from refold.core.message import Message, Text, ToolCall
 from refold.core.plan import Count
 from refold.core.regex import regex
 from refold.policies.outline import DENSE, LONG, clip, outline, reread, vocabulary, words, worth
-from refold.policies.sections import BETWEEN, OLDER, PROSE, WORTH, Entry, narrated, pair, read, render, tame
+from refold.policies.sections import (
+    BETWEEN,
+    OLDER,
+    PROSE,
+    WORTH,
+    SummaryEntry,
+    narrated,
+    pair,
+    read,
+    render,
+    tame,
+)
 
 REQUEST, SENTENCE, CALL, ERROR = 400, 240, 100, 240
 """Characters that stay of each."""
@@ -72,7 +83,7 @@ _FILE = regex(r"[\w-]+\.[a-z]{1,4}")
 class Written(msgspec.Struct, frozen=True):
     """What a model wrote, without what was struck."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[SummaryEntry, ...] = ()
     states: Mapping[int, str] = {}
     """Of requests, by their places."""
 
@@ -83,15 +94,15 @@ NOTHING = Written()
 class Extract(msgspec.Struct, frozen=True):
     """What a summary may have in it; how much of it there is in the end is a matter of room."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[SummaryEntry, ...]
 
-    def within(self, header: str, chars: int, fits: Callable[[str], bool]) -> list[Entry]:
+    def within(self, header: str, chars: int, fits: Callable[[str], bool]) -> list[SummaryEntry]:
         """As many as fit, the most valuable first; `chars` is a guess at how much that is."""
         ranked = sorted(
             range(len(self.entries)), key=lambda n: (not self.entries[n].must, -self.entries[n].worth)
         )
 
-        def of(most: int) -> list[Entry]:
+        def of(most: int) -> list[SummaryEntry]:
             return [self.entries[n] for n in sorted(ranked[:most])]
 
         def fit(most: int) -> bool:
@@ -127,7 +138,7 @@ def extract(
     told = vocabulary("\n".join(entry.text for entry in entries))
     if task is not None:
         state = "active" if task == active else written.states.get(task) or _known_state(task, said)
-        entries.append(Entry("requests", f"#{task} ({state}) {TASK}", WORTH["requests"]))
+        entries.append(SummaryEntry("requests", f"#{task} ({state}) {TASK}", WORTH["requests"]))
     size = max(1, len(said))
     most = max(LEAST_VALUES, MOST_VALUES // size)
     for n, (line, message) in enumerate(said):
@@ -154,7 +165,7 @@ def extract(
     return Extract(tuple(_once(entries, elsewhere | told, focus)))
 
 
-def _earlier(message: Message) -> Iterator[Entry]:
+def _earlier(message: Message) -> Iterator[SummaryEntry]:
     """The entries of a summary in a message; nobody but refold writes sections of refold's."""
     return narrated(message.summaries.split("\n")) if message.markers else read(message.text)
 
@@ -166,7 +177,7 @@ def _known_state(task: int, said: Sequence[tuple[Line, Message]]) -> str:
     return found[1] if found and found[1] != "active" else "open"
 
 
-def _is_told(entry: Entry, told: set[str]) -> bool:
+def _is_told(entry: SummaryEntry, told: set[str]) -> bool:
     """A newer text says the same, or knows better."""
     if entry.section in ("done", "decisions"):
         own = [word for word in words(entry.text) if len(word) > 3]
@@ -183,7 +194,7 @@ def _asked(
     active: int | None,
     fresh: float,
     states: Mapping[int, str],
-) -> Iterator[Entry]:
+) -> Iterator[SummaryEntry]:
     """A request and its state, and what the user demands in it, word for word."""
     shown = list[str]()
     if line.role == "user":
@@ -194,15 +205,15 @@ def _asked(
         shown = [*demands(text)]
     for rule in demands(message.text):
         if not any(rule in one for one in shown):
-            yield Entry("rules", clip(rule, RULE), WORTH["rules"] + fresh + 1.0, must=True)
+            yield SummaryEntry("rules", clip(rule, RULE), WORTH["rules"] + fresh + 1.0, must=True)
 
 
-def _request(at: int, state: str, text: str, fresh: float) -> Entry:
+def _request(at: int, state: str, text: str, fresh: float) -> SummaryEntry:
     """One that is over is worth less, and short; unless it has a rule in it, which holds on."""
     must, is_over = any(demands(text)), state in ("done", "superseded")
     text = clip(text, OVER) if is_over and not must else text
     worth = (DONE if is_over else WORTH["requests"]) + fresh
-    return Entry("requests", f"#{at} ({state}) {text}", worth, must)
+    return SummaryEntry("requests", f"#{at} ({state}) {text}", worth, must)
 
 
 def demands(text: str) -> Iterator[str]:
@@ -263,11 +274,11 @@ def _state(later: Iterable[tuple[Line, Message]]) -> str:
 
 
 def _renewed(
-    known: Iterable[Entry],
+    known: Iterable[SummaryEntry],
     later: Sequence[tuple[Line, Message]],
     active: int | None,
     states: Mapping[int, str],
-) -> Iterator[Entry]:
+) -> Iterator[SummaryEntry]:
     """The entries of an earlier summary, with what became of them."""
     known = list(known)
     places = [int(at[1]) for at in map(_REQUEST.match, (entry.text for entry in known)) if at]
@@ -285,22 +296,22 @@ def _renewed(
             yield entry._replace(must=entry.section == "rules")
 
 
-def _call(call: ToolCall, fresh: float) -> Iterator[Entry]:
+def _call(call: ToolCall, fresh: float) -> Iterator[SummaryEntry]:
     given = _short(outline(call.input).cut(CALL) or call.input, CALL).replace(BETWEEN, " ")
-    yield Entry("calls", f"{call.tool.replace(': ', ' ')}: {given}", WORTH["calls"] + fresh)
+    yield SummaryEntry("calls", f"{call.tool.replace(': ', ' ')}: {given}", WORTH["calls"] + fresh)
     for word in words(call.input):
         if ("/" in word or _FILE.fullmatch(word)) and worth(word) >= NAMED and len(word) < CALL:
-            yield Entry("files", word, WORTH["files"] + fresh)
+            yield SummaryEntry("files", word, WORTH["files"] + fresh)
 
 
-def _decisions(text: str, fresh: float) -> Iterator[Entry]:
+def _decisions(text: str, fresh: float) -> Iterator[SummaryEntry]:
     """Sentences of the agent that decide something."""
     for sentence in chain.from_iterable(map(_SENTENCES.split, text[:20_000].split("\n"))):
         if len(sentence) > 12 and (_DECISION.search(sentence) or _DEMAND.search(sentence)):
-            yield Entry("decisions", _short(sentence, SENTENCE), WORTH["decisions"] + fresh - 1.0)
+            yield SummaryEntry("decisions", _short(sentence, SENTENCE), WORTH["decisions"] + fresh - 1.0)
 
 
-def _errors(line: Line, message: Message, later: Iterable[tuple[Line, Message]]) -> Iterator[Entry]:
+def _errors(line: Line, message: Message, later: Iterable[tuple[Line, Message]]) -> Iterator[SummaryEntry]:
     text = message.text
     thrown = _THROWN.search(text)
     found = thrown or _FAILED.search(text[:20_000])
@@ -311,10 +322,10 @@ def _errors(line: Line, message: Message, later: Iterable[tuple[Line, Message]])
     then = f" → {next_call.tool} {_short(next_call.input, 60)}" if next_call else ""
     tool = line.tools[0] if line.tools else "tool"
     what = found.group() if found and len(text) > ERROR else text
-    yield Entry("errors", f"{tool}: {_short(what, ERROR)}{then}", WORTH["errors"])
+    yield SummaryEntry("errors", f"{tool}: {_short(what, ERROR)}{then}", WORTH["errors"])
 
 
-def _values(message: Message, line: Line, fresh: float, most: int) -> Iterator[Entry]:
+def _values(message: Message, line: Line, fresh: float, most: int) -> Iterator[SummaryEntry]:
     """The exact words of a message, as many as there are to be of each; its lines have no others."""
     more = {"user": 1.5, "assistant": 1.0}.get(line.role, 0.0) + fresh
     for text in (message.text, *(call.input for call in message.calls)):
@@ -325,12 +336,12 @@ def _values(message: Message, line: Line, fresh: float, most: int) -> Iterator[E
             pieces = [pieces[n] for n in sorted(best)]
         for value, rank, key, _ in pieces:
             if "\n" not in value:
-                yield Entry("values", f"{key}={value}" if key else value, min(rank, 4.0) + more)
+                yield SummaryEntry("values", f"{key}={value}" if key else value, min(rank, 4.0) + more)
 
 
-def _once(entries: Iterable[Entry], elsewhere: set[str], focus: Set[str]) -> Iterator[Entry]:
+def _once(entries: Iterable[SummaryEntry], elsewhere: set[str], focus: Set[str]) -> Iterator[SummaryEntry]:
     """Each thing once, with what it is worth most, where it was said first."""
-    found = dict[tuple[str, str], Entry]()
+    found = dict[tuple[str, str], SummaryEntry]()
     times = Counter[tuple[str, str]]()
     for entry in entries:
         if entry.section == "narrative":  # as it stands, blank lines and all
@@ -348,7 +359,7 @@ def _once(entries: Iterable[Entry], elsewhere: set[str], focus: Set[str]) -> Ite
         rank = value + min(0.9, 0.3 * (times[key] - 1)) - len(text) / (400 if section in PROSE else 80)
         if focus and not vocabulary(text.casefold()).isdisjoint(focus):
             rank += FOCUS
-        yield Entry(section, tame(text), rank, must)
+        yield SummaryEntry(section, tame(text), rank, must)
 
 
 def _short(text: str, chars: int) -> str:
@@ -358,7 +369,7 @@ def _short(text: str, chars: int) -> str:
 
 class Summary(msgspec.Struct, frozen=True):
     message: Message
-    entries: tuple[Entry, ...]
+    entries: tuple[SummaryEntry, ...]
     """What is in it."""
     left_out: int = 0
     """How many that should stay whatever happens, and do not fit."""

@@ -5,7 +5,7 @@ import msgspec
 from refold.core.budget import Budget
 from refold.core.plan import Count, Edit, Plan
 from refold.core.view import Item, View
-from refold.policies.selection import Oldest, oldest
+from refold.policies.selection import Selection, oldest
 from refold.policies.summarize import DEEPER, Part, fold_away, longest
 
 
@@ -43,21 +43,21 @@ class Hierarchy(msgspec.Struct, frozen=True):
         return eras + ([Part(new, most // 3, "hierarchy", "segment", self.focus)] if new else [])
 
 
-def _merged(old: Oldest, known: list[Item]) -> Oldest:
+def _merged(old: Selection, known: list[Item]) -> Selection:
     """All from the first segment to the last, also what somebody took out of one again."""
     first, last = old.items.index(known[0]), old.items.index(known[-1])
     return _of(old, old.items[first : last + 1])
 
 
-def _after(old: Oldest, known: list[Item]) -> Oldest | None:
+def _after(old: Selection, known: list[Item]) -> Selection | None:
     """What is not in a segment yet."""
     start = known[-1].span.end if known else 0
     part = _of(old, tuple(item for item in old.items if item.span.start >= start))
     return part if part.hidden else None
 
 
-def _of(old: Oldest, items: tuple[Item, ...]) -> Oldest:
+def _of(old: Selection, items: tuple[Item, ...]) -> Selection:
     lines = {(line.at, line.n) for item in items for line in item.lines}
     hidden = tuple(line for line in old.hidden if (line.at, line.n) in lines)
     kept = {at for at, _ in lines} & {*old.kept}
-    return Oldest(items, tuple(at for at in old.kept if at in kept), hidden, old.corrected)
+    return Selection(items, tuple(at for at in old.kept if at in kept), hidden, old.corrected)

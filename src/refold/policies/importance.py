@@ -121,7 +121,7 @@ def all_text(message: Message) -> str:
     return "\n".join(parts)
 
 
-class Reading(msgspec.Struct, frozen=True, dict=True):
+class ViewReading(msgspec.Struct, frozen=True, dict=True):
     """A view whose words were looked at. Each message is read once, when it is asked for."""
 
     view: View

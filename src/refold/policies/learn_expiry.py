@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from refold.core.event import Expiry
 from refold.policies.expire import Expire
-from refold.policies.usage import REDUCED, Need, Past, Result
+from refold.policies.usage import REDUCED, Need, UsageHistory, UsedResult
 
 CONFIDENCE = 0.95
 """How sure it is to be that not more uses come later than wanted."""
@@ -48,7 +48,7 @@ class Lesson(msgspec.Struct, frozen=True):
     """What is known of one tool, and what follows from it."""
 
     tool: str
-    results: tuple[Result, ...]
+    results: tuple[UsedResult, ...]
     needs: tuple[Need, ...]
     beside: tuple[Need, ...] = ()
     """Needs of other tools' results that came in one message with its own, and would expire with them."""
@@ -75,7 +75,7 @@ class Lesson(msgspec.Struct, frozen=True):
         return saved / (tokens or 1)
 
 
-def propose(pasts: Sequence[Past], cover: float) -> list[Lesson]:
+def propose(pasts: Sequence[UsageHistory], cover: float) -> list[Lesson]:
     """Of every tool, those first that save the most; those that are left alone come last."""
     known = {lesson.tool: lesson for lesson in lessons(pasts)}
     rules = {tool: _rule(one, cover) for tool, one in known.items() if len(one.results) >= ENOUGH}
@@ -97,9 +97,9 @@ def propose(pasts: Sequence[Past], cover: float) -> list[Lesson]:
     return sorted(told, key=lambda one: (one.expire is None, -one.trial.saved, -one.trial.tokens, one.tool))
 
 
-def lessons(pasts: Sequence[Past]) -> list[Lesson]:
+def lessons(pasts: Sequence[UsageHistory]) -> list[Lesson]:
     """What is known of every tool."""
-    results, needs = defaultdict[str, list[Result]](list), defaultdict[str, list[Need]](list)
+    results, needs = defaultdict[str, list[UsedResult]](list), defaultdict[str, list[Need]](list)
     beside, used = defaultdict[str, list[Need]](list), Counter[str]()
     for past in pasts:
         for result in past.results:
@@ -165,7 +165,7 @@ def spared(seen: int, cover: float) -> int | None:
     return spare
 
 
-def tried(pasts: Sequence[Past], rules: Mapping[str, Expiry]) -> dict[str, Trial]:
+def tried(pasts: Sequence[UsageHistory], rules: Mapping[str, Expiry]) -> dict[str, Trial]:
     """What these rules would have done, by tool: each conversation is gone through with them in force."""
     trials = defaultdict[str, Trial](Trial)
     expire = Expire(rules)
@@ -182,13 +182,13 @@ def tried(pasts: Sequence[Past], rules: Mapping[str, Expiry]) -> dict[str, Trial
     return trials
 
 
-def _end(expire: Expire, result: Result, past: Past) -> float:
+def _end(expire: Expire, result: UsedResult, past: UsageHistory) -> float:
     """The last step that sees all of it."""
     after = expire.rule(result.line, past.together).after_steps
     return inf if after is None else result.line.step + after
 
 
-def _unseen(pasts: Sequence[Past], rules: Mapping[str, Expiry], cover: float) -> dict[str, Trial]:
+def _unseen(pasts: Sequence[UsageHistory], rules: Mapping[str, Expiry], cover: float) -> dict[str, Trial]:
     """What each half of the conversations would have taught about the other."""
     if len(pasts) < HALVES:
         return {}

@@ -74,7 +74,7 @@ _LETTERS, _DIGITS = regex(r"[A-Za-z]+"), regex(r"\d+")
 _ESCAPED = regex(r"""\\+([n"'])""")
 
 
-class Piece(NamedTuple):
+class OutlinePiece(NamedTuple):
     text: str
     worth: float
     key: str = ""
@@ -91,7 +91,7 @@ class Piece(NamedTuple):
 class Outline(msgspec.Struct, frozen=True, dict=True):
     """The pieces of a text in their order, each with what it is worth."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[OutlinePiece, ...]
     size: str = ""
     """How much it was, in its own measure: `50 items`, `310 lines`."""
     is_data: bool = False
@@ -103,7 +103,7 @@ class Outline(msgspec.Struct, frozen=True, dict=True):
 
     def cut(self, chars: int, share: int = 3) -> str:
         """The most valuable pieces that fit, in their order."""
-        chosen, keys, left, text = dict[int, Piece](), set[str](), chars + 1, ""
+        chosen, keys, left, text = dict[int, OutlinePiece](), set[str](), chars + 1, ""
         for n in self._ranked:
             piece = self.pieces[n]
             if piece.is_line and len(piece.text) > (most := min(left - 2, chars // share)) > SHORTEST:
@@ -122,9 +122,9 @@ class Outline(msgspec.Struct, frozen=True, dict=True):
         return joined(chosen[n] for n in sorted(chosen))
 
 
-def joined(pieces: Iterable[Piece]) -> str:
+def joined(pieces: Iterable[OutlinePiece]) -> str:
     """Values behind their keys, words in a row, lines as lines."""
-    parts, last, several = list[str](), Piece("", 0.0, is_line=True), False
+    parts, last, several = list[str](), OutlinePiece("", 0.0, is_line=True), False
     for piece in pieces:
         goes_on = bool(piece.key) and piece.key == last.key
         glue = " " if goes_on or not (piece.is_line or last.is_line or several) else "\n"
@@ -191,7 +191,7 @@ def reread(text: str, bonus: Bonus | None = None) -> Outline:
     return Outline(_by_key(_left(text, bonus or _nothing)))
 
 
-def _left(text: str, bonus: Bonus) -> Iterator[Piece]:
+def _left(text: str, bonus: Bonus) -> Iterator[OutlinePiece]:
     pairs, rest = list[str](), list[str]()
     for line in text.split("\n"):
         (pairs if _PAIRS.match(line) else rest).append(line)
@@ -201,12 +201,12 @@ def _left(text: str, bonus: Bonus) -> Iterator[Piece]:
             key, _, value = pair.partition("=")
             several = value.split(" ")
             many = several if all(worth(one) >= PLAIN for one in several) else [value]
-            yield from (Piece(one, _value_worth(one, one, bonus), key) for one in many)
+            yield from (OutlinePiece(one, _value_worth(one, one, bonus), key) for one in many)
 
 
-def _by_key(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+def _by_key(pieces: Iterable[OutlinePiece]) -> tuple[OutlinePiece, ...]:
     """The values of a key together, where the first of them stood."""
-    groups = dict[tuple[str, int], list[Piece]]()
+    groups = dict[tuple[str, int], list[OutlinePiece]]()
     for n, piece in enumerate(pieces):
         groups.setdefault((piece.key, 0 if piece.key else n), []).append(piece)
     return tuple(piece for group in groups.values() for piece in group)
@@ -238,7 +238,7 @@ def _leaves(value: Any, outer: str, key: str) -> Iterator[tuple[str, Any]]:
         yield (f"{outer}.{key}" if outer else key), value
 
 
-def _values(value: Any, bonus: Bonus) -> Iterator[Piece]:
+def _values(value: Any, bonus: Bonus) -> Iterator[OutlinePiece]:
     seen = set[tuple[str, str]]()
     for key, leaf in _leaves(value, "", ""):
         text = leaf if isinstance(leaf, str) else json.dumps(leaf)
@@ -259,7 +259,7 @@ def _values(value: Any, bonus: Bonus) -> Iterator[Piece]:
                 is_head = piece.is_line and piece.worth < ERROR
                 yield piece._replace(worth=(PROSE if is_head else piece.worth - 0.3) - late)
         else:
-            yield Piece(text, _value_worth(text, leaf, bonus) - late, "" if text in key else key)
+            yield OutlinePiece(text, _value_worth(text, leaf, bonus) - late, "" if text in key else key)
 
 
 def _value_worth(text: str, value: Any, bonus: Bonus) -> float:
@@ -268,7 +268,7 @@ def _value_worth(text: str, value: Any, bonus: Bonus) -> float:
     return max([1.4, *(worth(word) + bonus(word) for word in words(text))])
 
 
-def _mixed(text: str, bonus: Bonus) -> Iterator[Piece]:
+def _mixed(text: str, bonus: Bonus) -> Iterator[OutlinePiece]:
     """A text, and the JSON in it if that is most of it."""
     start = next((m.start() for m in _OPENING.finditer(text)), None)
     if start is not None:
@@ -300,32 +300,34 @@ def _table(text: str) -> list[list[str]]:
     return []
 
 
-def _cells(rows: list[list[str]], bonus: Bonus) -> Iterator[Piece]:
+def _cells(rows: list[list[str]], bonus: Bonus) -> Iterator[OutlinePiece]:
     seen = set[tuple[str, str]]()
     for n, row in enumerate(rows[1:]):
         for key, text in zip(rows[0], row, strict=False):
             if text and (key, text) not in seen:
                 seen.add((key, text))
                 late = min(0.4, n / 100)
-                yield Piece(clip(text, LONG), _value_worth(text, text, bonus) - late, _NAME.sub("_", key))
+                yield OutlinePiece(
+                    clip(text, LONG), _value_worth(text, text, bonus) - late, _NAME.sub("_", key)
+                )
 
 
-def _text(text: str, bonus: Bonus, head: int = HEAD, tail: int = TAIL) -> Iterator[Piece]:
+def _text(text: str, bonus: Bonus, head: int = HEAD, tail: int = TAIL) -> Iterator[OutlinePiece]:
     """A text's own beginning and end, its errors, and the words in it that are exact."""
     lines = [line.strip() for line in text.strip().split("\n")]
     first, last = lines[:head], lines[max(head, len(lines) - tail) :]
-    yield from (Piece(clip(line, LINE), EDGE, is_line=True) for line in first if line)
+    yield from (OutlinePiece(clip(line, LINE), EDGE, is_line=True) for line in first if line)
     errors = dict.fromkeys(clip(match.group().strip(), 2 * LINE) for match in _ERROR.finditer(text))
-    yield from (Piece(line, ERROR, is_line=True) for line in islice(errors, MOST_ERRORS))
+    yield from (OutlinePiece(line, ERROR, is_line=True) for line in islice(errors, MOST_ERRORS))
     pairs = {value: key for key, value in _PAIR.findall(text) if worth(value) >= PLAIN}
     most = islice(pairs.items(), MOST_PIECES)
-    yield from (Piece(value, worth(value) + bonus(value) + 0.2, key) for value, key in most)
+    yield from (OutlinePiece(value, worth(value) + bonus(value) + 0.2, key) for value, key in most)
     defined = _definitions(lines)
     for word, value in islice(exact(text).items(), MOST_PIECES):
         if word not in pairs:
             where = f":{defined[word]}" if word in defined else ""
-            yield Piece(f"{word}{where}", value + bonus(word) + (1.0 if where else 0.0))
-    yield from (Piece(clip(line, LINE), EDGE, is_line=True) for line in last if line)
+            yield OutlinePiece(f"{word}{where}", value + bonus(word) + (1.0 if where else 0.0))
+    yield from (OutlinePiece(clip(line, LINE), EDGE, is_line=True) for line in last if line)
 
 
 def _definitions(lines: list[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from refold.core.event import Line
 from refold.core.message import Message, ToolResult
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import Item, View
-from refold.policies.importance import Reading
+from refold.policies.importance import ViewReading
 from refold.policies.shorten import Reduction
 
 
@@ -35,7 +35,7 @@ class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         old = self._old(view, protect, count)
         if sum(item.tokens for item in old) < minimum:
             return ()
-        plan, saved, reading = list[Edit](), 0, Reading(view)
+        plan, saved, reading = list[Edit](), 0, ViewReading(view)
         for item in old:
             shown = self._skeleton(item, reading, count)
             if shown is not None:
@@ -86,7 +86,7 @@ class Prune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not is_new:
                 yield item
 
-    def _skeleton(self, item: Item, reading: Reading, count: Count) -> Message | None:
+    def _skeleton(self, item: Item, reading: ViewReading, count: Count) -> Message | None:
         reduction = Reduction.of(item, reading.view)
         if reduction is None:
             return None

@@ -64,7 +64,7 @@ _TITLES = {f"{title}:": section for section, title in SECTIONS.items()}
 _OLD_TITLES = {"Rules and decisions:": "rules"}
 
 
-class Entry(NamedTuple):
+class SummaryEntry(NamedTuple):
     section: str
     text: str
     """On one line."""
@@ -73,11 +73,11 @@ class Entry(NamedTuple):
     """It stays, whatever else has to go."""
 
 
-def render(header: str, entries: Sequence[Entry]) -> str:
+def render(header: str, entries: Sequence[SummaryEntry]) -> str:
     return "\n".join([header, OPEN, listed(entries), CLOSE]) if entries else header
 
 
-def listed(entries: Sequence[Entry]) -> str:
+def listed(entries: Sequence[SummaryEntry]) -> str:
     """The entries in their sections, as they stand between the fences."""
     parts = list[str]()
     for section, title in SECTIONS.items():
@@ -113,7 +113,7 @@ def level_of(text: str) -> str:
     return found[1] if found else "summary"
 
 
-def read(text: str) -> Iterator[Entry]:
+def read(text: str) -> Iterator[SummaryEntry]:
     """The entries of a summary that was made before, a little less worth than new ones.
 
     One that was made elsewhere is all narrative.
@@ -132,18 +132,20 @@ def read(text: str) -> Iterator[Entry]:
             several = line.removeprefix(DOT.lstrip())
             words_only = [several] if several != line else line.split(" ")
             found = [f"{key}={value}" for value in values.split(DOT)] if key else words_only
-            yield from (Entry(section, one, _value(one) - n / 400) for n, one in enumerate(found) if one)
+            yield from (
+                SummaryEntry(section, one, _value(one) - n / 400) for n, one in enumerate(found) if one
+            )
         elif section == "files":
-            yield from (Entry(section, one, WORTH[section] - OLDER) for one in line.split(" ") if one)
+            yield from (SummaryEntry(section, one, WORTH[section] - OLDER) for one in line.split(" ") if one)
         elif section and (listed := _ENTRY.match(line)):
             tool, _, given = listed[1].partition(": ")
             many = [f"{tool}: {one}" for one in given.split(BETWEEN)] if section == "calls" else [listed[1]]
             less = 0.0 if section in PROSE else OLDER
-            yield from (Entry(section, one, WORTH[section] - less) for one in many)
+            yield from (SummaryEntry(section, one, WORTH[section] - less) for one in many)
     yield from narrated(narrative)
 
 
-def narrated(lines: Sequence[str]) -> Iterator[Entry]:
+def narrated(lines: Sequence[str]) -> Iterator[SummaryEntry]:
     """A narrative, line by line; the further from its beginning, the less is a line worth.
 
     Lines that are too long to be kept or left out as a whole are parted between sentences.
@@ -151,7 +153,7 @@ def narrated(lines: Sequence[str]) -> Iterator[Entry]:
     before = 0
     for line in lines:
         for part in _parted(line):
-            yield Entry("narrative", part, WORTH["narrative"] - before / FADES)
+            yield SummaryEntry("narrative", part, WORTH["narrative"] - before / FADES)
             before += len(part)
 
 

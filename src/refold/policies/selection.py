@@ -15,7 +15,7 @@ Shape: TypeAlias = tuple[tuple[int, int, int], ...]
 """Start, end and edit of each item; a correction is its place three times."""
 
 
-class Oldest(msgspec.Struct, frozen=True):
+class Selection(msgspec.Struct, frozen=True):
     """A stretch of the view."""
 
     items: tuple[Item, ...]
@@ -56,7 +56,7 @@ def oldest(
     only: bool = False,
     steps: int | None = None,
     share: float = 1.0,
-) -> Oldest | None:
+) -> Selection | None:
     """All but what must stay and the newest `keep_recent` messages.
 
     System text, the task, pinned messages, the latest user message and summaries that only a provider can
@@ -94,10 +94,10 @@ def oldest(
     named = stay - (view.kept - own)  # the fold itself keeps the others in sight
     kept = tuple(line.at for item in covered for line in item.lines if line.at in named)
     hidden = tuple(line for item in covered for line in item.lines if line.at not in stay)
-    return Oldest(covered, kept, hidden, _corrected(view))
+    return Selection(covered, kept, hidden, _corrected(view))
 
 
-def stretch(view: View, span: Span, kept: Sequence[int]) -> Oldest | None:
+def stretch(view: View, span: Span, kept: Sequence[int]) -> Selection | None:
     """The same stretch in a view that may have changed since: None where it cannot be put away any more."""
     covered = tuple(item for item in view.items if item.span.meets(span))
     if not covered or not all(span.covers(item.span) for item in covered):
@@ -108,7 +108,7 @@ def stretch(view: View, span: Span, kept: Sequence[int]) -> Oldest | None:
         return None
     named = tuple(line.at for line in lines if line.at in kept or line.at in stay - view.kept)
     hidden = tuple(line for line in lines if line.at not in stay)
-    return Oldest(covered, named, hidden, _corrected(view))
+    return Selection(covered, named, hidden, _corrected(view))
 
 
 def sealed(view: View) -> set[int]:

@@ -10,7 +10,7 @@ from refold.core.message import Message, Text
 from refold.core.plan import Count, Edit, Plan, Policy, must_stay, protected
 from refold.core.view import Item, View
 from refold.policies.extract import demands
-from refold.policies.importance import Reading
+from refold.policies.importance import ViewReading
 from refold.policies.ladder import climb
 from refold.policies.outline import Bonus, Outline, vocabulary
 from refold.policies.selection import oldest
@@ -94,7 +94,7 @@ class Squeeze(msgspec.Struct, frozen=True):
         items = [item for item in view.items if self._may_cut(item, view.step, fixed_places)]
         if not items:
             return ()
-        reading = Reading(view)
+        reading = ViewReading(view)
         held = {(line.at, line.n) for item in items for line in item.lines}
         stays = [line for line in view.lines if (line.at, line.n) not in held]
         room = budget.counted(budget.target) - budget.overhead - sum(line.tokens for line in stays)
@@ -103,7 +103,7 @@ class Squeeze(msgspec.Struct, frozen=True):
             whole = budget.counted(budget.target) - budget.overhead - fixed
             room = max(room, int(self.share * whole)) if self.share < 1 else room
         known = vocabulary(reading.text(stays))
-        parts = [_Part(item, reading, lambda word: -1.5 if word in known else 0.0) for item in items]
+        parts = [_Share(item, reading, lambda word: -1.5 if word in known else 0.0) for item in items]
         return self._cut(parts, room, count)
 
     def _may_cut(self, item: Item, step: int, fixed: set[int]) -> bool:
@@ -117,7 +117,7 @@ class Squeeze(msgspec.Struct, frozen=True):
         is_unseen = line.step >= step - 1 and (line.answers is not None or line.role == "user")
         return is_unseen == self.newest
 
-    def _cut(self, parts: "Sequence[_Part]", room: int, count: Count) -> Plan:
+    def _cut(self, parts: "Sequence[_Share]", room: int, count: Count) -> Plan:
         if sum(part.tokens for part in parts) <= room:
             return ()
         level = _level(parts, room, self.floor)
@@ -137,10 +137,10 @@ class Squeeze(msgspec.Struct, frozen=True):
         return plan
 
 
-class _Part:
+class _Share:
     """A message that gets a share."""
 
-    def __init__(self, item: Item, reading: Reading, bonus: Bonus) -> None:
+    def __init__(self, item: Item, reading: ViewReading, bonus: Bonus) -> None:
         self.item, self.line, self._bonus = item, item.lines[0], bonus
         self.tokens = self.line.tokens
         self.weight = _weight(self.line, reading)
@@ -161,7 +161,7 @@ class _Part:
         )
 
 
-def _weight(line: Line, reading: Reading) -> float:
+def _weight(line: Line, reading: ViewReading) -> float:
     age = reading.view.step - line.step
     recent = 0.6 + 1.4 / (1 + age / 6)
     if line.answers is None:
@@ -169,7 +169,7 @@ def _weight(line: Line, reading: Reading) -> float:
     return recent * (0.5 + reading.importance(line))
 
 
-def _level(parts: "Sequence[_Part]", room: int, floor: int) -> float:
+def _level(parts: "Sequence[_Share]", room: int, floor: int) -> float:
     """What a weight of 1 may take, so that all together take the room."""
     low, high = 0.0, float(max(part.tokens for part in parts) * 4)
     for _ in range(40):

@@ -11,10 +11,10 @@ from refold.core.plan import Count, Edit, Plan
 from refold.core.regex import regex
 from refold.core.view import Item, View
 from refold.policies.extract import NOTHING, Summary, Written, summary
-from refold.policies.importance import Reading
+from refold.policies.importance import ViewReading
 from refold.policies.outline import vocabulary
 from refold.policies.sections import tame
-from refold.policies.selection import Oldest, Shape, oldest, stretch
+from refold.policies.selection import Selection, Shape, oldest, stretch
 
 SHARE = 1 / 3
 """Of what compaction comes down to, that a summary may take where no limit is set."""
@@ -60,7 +60,7 @@ class Summarize(msgspec.Struct, frozen=True):
 class Part(msgspec.Struct, frozen=True):
     """A stretch of the view that one summary will stand for."""
 
-    old: Oldest
+    old: Selection
     most: int
     """Tokens of the summary, as they are counted."""
     kind: str
@@ -115,7 +115,7 @@ def _corrections(shape: Shape) -> list[tuple[int, int, int]]:
     return [place for place in shape if place[0] == place[1]]
 
 
-class Prepared(msgspec.Struct, frozen=True):
+class PreparedSummary(msgspec.Struct, frozen=True):
     """What a model wrote for a part, checked."""
 
     brief: Brief
@@ -131,10 +131,10 @@ class Prepared(msgspec.Struct, frozen=True):
         return self.brief.part(view) or self.brief.compacted_since(view, self.made)
 
 
-class Swap(msgspec.Struct, frozen=True):
+class UsePrepared(msgspec.Struct, frozen=True):
     """Summaries that were made ahead stand for what they were made of, as far as that is as it was."""
 
-    prepared: tuple[Prepared, ...]
+    prepared: tuple[PreparedSummary, ...]
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         plan = list[Edit]()
@@ -152,7 +152,7 @@ def longest(max_tokens: int | None, budget: Budget) -> int:
     return budget.counted(share if max_tokens is None else max_tokens)
 
 
-def fold_away(part: Part, view: View, count: Count, by: Prepared | None = None) -> Plan:
+def fold_away(part: Part, view: View, count: Count, by: PreparedSummary | None = None) -> Plan:
     """The edit that shows a summary in its place, a model's or one by rule, if that is shorter."""
     old = part.old
     words = {(line.at, line.n): item.words for item in old.items for line in item.lines}
@@ -165,7 +165,7 @@ def fold_away(part: Part, view: View, count: Count, by: Prepared | None = None) 
         for line in item.lines
     }
     gone = {(line.at, line.n) for line in old.hidden}
-    reading = Reading(view)
+    reading = ViewReading(view)
     rest = vocabulary(reading.text(line for line in view.lines if (line.at, line.n) not in gone))
     messages, tokens = _measure(old, said)
     handle = f"#{view.next} " if view.handles else ""
@@ -201,7 +201,7 @@ def _after(view: View, span: Span) -> list[tuple[Item, Line]]:
     return [(item, line) for item in items for line in item.lines if not line.recalled]
 
 
-def _certificate(made: Summary, by: Prepared | None) -> Certificate:
+def _certificate(made: Summary, by: PreparedSummary | None) -> Certificate:
     if by is None:
         return Certificate(kept=len(made.entries), left_out=made.left_out)
     own = {(entry.section, tame(entry.text)) for entry in by.written.entries}
@@ -214,7 +214,7 @@ def _at_its_place(line: Line, places: dict[tuple[int, int], int]) -> Line:
     return line if line.summary else msgspec.structs.replace(line, at=places[line.at, line.n])
 
 
-def _measure(old: Oldest, said: list[tuple[Line, Message]]) -> tuple[int, int]:
+def _measure(old: Selection, said: list[tuple[Line, Message]]) -> tuple[int, int]:
     """How many messages and tokens were there, also where something stands for them already."""
     messages = tokens = 0
     inside = {(line.at, line.n): item for item in old.items for line in item.lines}

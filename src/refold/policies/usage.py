@@ -30,7 +30,7 @@ REDUCED = Expiry(mode="compact", compact_mode="skeleton", length=LENGTH)
 """How results are reduced when they expire: their exact values are what stays."""
 
 
-class Result(msgspec.Struct, frozen=True):
+class UsedResult(msgspec.Struct, frozen=True):
     """A tool's result, as far as it matters when it expires."""
 
     line: Line
@@ -60,20 +60,20 @@ class Need(NamedTuple):
         return self.step - self.of.step
 
 
-class Past(msgspec.Struct, frozen=True):
+class UsageHistory(msgspec.Struct, frozen=True):
     """A conversation, as far as it tells how long results are needed."""
 
     steps: int
     """Requests that were made."""
     tokens: int
     """Of all these requests together, if nothing had ever been hidden."""
-    results: tuple[Result, ...]
+    results: tuple[UsedResult, ...]
     needs: tuple[Need, ...]
     together: Batches = {}
     """Tools whose results came in one message: they expire together."""
 
 
-def past(events: Iterable[Event], count: Count, since: int = 0) -> Past:
+def past(events: Iterable[Event], count: Count, since: int = 0) -> UsageHistory:
     """What is before `since` is known, but counts as somebody else's: of a fork, what it shares."""
     events = list(events)
     view = fold(event for event in events if not isinstance(event, Replaced))
@@ -85,11 +85,11 @@ def past(events: Iterable[Event], count: Count, since: int = 0) -> Past:
     edits = [event for event in events if isinstance(event, Replaced)]
     expired = {at for edit in edits if edit.kind == "expire" for at in edit.span}
     steps = view.step - 1
-    return Past(
+    return UsageHistory(
         steps,
         sum(one.line.tokens * (steps - one.line.step) for one in said if one.at >= since),
         tuple(
-            Result(
+            UsedResult(
                 one.line,
                 steps - one.line.step,
                 one.line.tokens - count(left[at]) if at in left else 0,
@@ -114,7 +114,7 @@ def _tools(results: Iterable[Said]) -> set[str]:
 
 def _used(said: Sequence[Said], left: Mapping[int, Message], since: int) -> Iterator[Need]:
     """Values that the agent wrote, and that only results had."""
-    known = _Known()
+    known = _WordIndex()
     for one in said:
         needs = defaultdict[int, list[frozenset[int]]](list)
         for value in values(one.message) if one.line.role == "assistant" and one.at >= since else ():
@@ -166,7 +166,7 @@ def _strings(value: Any) -> Iterator[str]:
             yield json.dumps(value)
 
 
-class _Known:
+class _WordIndex:
     """Where words stand in all that was said so far."""
 
     def __init__(self) -> None:

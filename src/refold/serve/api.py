@@ -85,7 +85,7 @@ ENDPOINTS = (
 )
 """Where two paths match, the first counts."""
 
-_BODIES = {one.body: codec.learned(one.body) for one in ENDPOINTS if one.body is not None}
+_BODIES = {one.body: codec.decoder(one.body) for one in ENDPOINTS if one.body is not None}
 
 
 def routes(service: Service) -> list[Route]:

@@ -18,7 +18,7 @@ from refold.serve.rows import Rows
 from refold.serve.service import Service
 from refold.session.explain import explain
 from refold.session.export import export_lines
-from refold.session.render import Ask, Page
+from refold.session.render import Renderer, RenderRequest
 from refold.session.results import CompactionResult, Decision, Explanation, Overflow
 from refold.session.session import Session, forked
 from refold.stores.store import Key, Memories
@@ -270,4 +270,4 @@ def _rendered(session: Session) -> Any:
     with session.notifier:
         session.record.catch_up()
         meter = session.fitter.meter
-        return Page(session.record, Ask(session.fitter.dialect), meter.counter).render()
+        return Renderer(session.record, RenderRequest(session.fitter.dialect), meter.counter).render()

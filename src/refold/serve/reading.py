@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Literal
 
 from refold.core.event import Line, Replaced, Said
-from refold.core.live import Cover, Live, Standing
+from refold.core.live import ActiveEdits, Live, ReplacedHead
 from refold.core.message import Media, Message, Part, ToolResult
 from refold.core.view import Item, View
 from refold.serve.rows import Held
@@ -30,7 +30,7 @@ from refold.serve.schemas import (
     Viewed,
 )
 from refold.session.compare import compare
-from refold.session.results import Moment, stored
+from refold.session.results import ComparedView, stored
 from refold.stores.record import Record
 
 
@@ -123,8 +123,8 @@ def edits(held: Held, asked: Paged) -> Edits:
     """The oldest first, those that were taken back included."""
     record = held.record
     facts = list(record.facts(record.live.state.next))
-    standing = Standing(record.view, facts)
-    covers = [fact for fact in facts if isinstance(fact, Cover) and fact.view == record.view]
+    standing = ActiveEdits(record.view, facts)
+    covers = [fact for fact in facts if isinstance(fact, ReplacedHead) and fact.view == record.view]
     start = _start(asked.start, len(covers))
     widest = {cover.at for cover in standing.widest}
     return Edits(
@@ -133,7 +133,7 @@ def edits(held: Held, asked: Paged) -> Edits:
     )
 
 
-def _edit(record: Record, cover: Cover, standing: Standing, widest: set[int]) -> Edit:
+def _edit(record: Record, cover: ReplacedHead, standing: ActiveEdits, widest: set[int]) -> Edit:
     edit = record.event(cover.at)
     assert isinstance(edit, Replaced)
     state: Literal["in force", "under a later one", "taken back"] = "taken back"
@@ -163,7 +163,7 @@ def diff(held: Held, asked: DiffAsked) -> Difference:
     return Difference(_moment(found.old), _moment(found.new), changes)
 
 
-def _moment(moment: Moment) -> DiffMoment:
+def _moment(moment: ComparedView) -> DiffMoment:
     return DiffMoment(moment.at, moment.messages, moment.tokens)
 
 

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from refold.core.event import Span
 from refold.session.results import Overflow
-from refold.session.savings import Outcome
+from refold.session.savings import EditSavings
 
 TEXT_CHARS = 2_000
 """Of a message in a list; what is longer is read by `expand`."""
@@ -326,7 +326,7 @@ class Steps(Answer, frozen=True):
 
 
 class Savings(Answer, frozen=True):
-    savings: list[Outcome]
+    savings: list[EditSavings]
     """The oldest first."""
 
 

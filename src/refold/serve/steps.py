@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from refold.core import codec
 from refold.core.codec import Link
 from refold.core.event import Line
-from refold.core.live import Cover, Gauge, Live
+from refold.core.live import Live, MeasuredHead, ReplacedHead
 from refold.serve.schemas import Kinds, Step
 from refold.stores.record import Record
 
@@ -46,9 +46,9 @@ class Walk:
             self._step(head)
         live.apply(head, link.entry.at, record)
         self._digest = link.digest
-        if isinstance(head, Cover) and head.view == live.view:
+        if isinstance(head, ReplacedHead) and head.view == live.view:
             self._edits += 1
-        elif isinstance(head, Gauge) and head.view == live.view and head.input and self._steps:
+        elif isinstance(head, MeasuredHead) and head.view == live.view and head.input and self._steps:
             self._steps[-1].sent = head.input
         if live.edition != self._edition:
             self._edition, self._kinds = live.edition, Kinds()

@@ -26,9 +26,9 @@ from refold.session.notify import Notifier
 from refold.session.reduce import Reducer
 from refold.session.results import Diff
 from refold.session.session import Session
-from refold.session.streams import Tape, demand_stream, is_async_stream
+from refold.session.streams import StreamRecording, demand_stream, is_async_stream
 from refold.session.tools import Toolbox
-from refold.session.validate import whole
+from refold.session.validate import require_int
 from refold.stores.record import Record
 from refold.stores.store import Key, Store
 from refold.summaries.background import in_thread
@@ -82,7 +82,7 @@ class _Recording(AsyncIterator[Any]):
     No generator: one that nobody reads on is closed by a task of its own, some time after the next request.
     """
 
-    def __init__(self, stream: Any, tape: Tape, finish: Callable[[Tape], None]) -> None:
+    def __init__(self, stream: Any, tape: StreamRecording, finish: Callable[[StreamRecording], None]) -> None:
         self._tape, self._finish = tape, finish
         self._chunks = aiter(stream if is_async_stream(stream) else _in_threads(stream))
 
@@ -189,7 +189,7 @@ class AsyncSession:
         return AsyncSession(await to_thread(self.sync.fork, new_id, at=at), get_running_loop())
 
     def events(self, after: int = 0, *, follow: bool = False) -> AsyncIterator[Event]:
-        start = max(0, whole("after", after))
+        start = max(0, require_int("after", after))
         return _followed(self.sync.record.followed(start)) if follow else _each(self.sync.events(start))
 
     def export(self, format: str | None = None, *, view: bool = False) -> AsyncIterator[str]:

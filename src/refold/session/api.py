@@ -13,7 +13,7 @@ from refold.session.notify import OnEvent
 from refold.session.oneoff import listed
 from refold.session.results import FittedMessages
 from refold.session.session import Session
-from refold.session.validate import named, override_of
+from refold.session.validate import override_of, require_name
 from refold.stores.store import Key, Store, open_store
 
 DEFAULT_STORE = "sqlite:///refold.db"
@@ -49,9 +49,9 @@ def open(
     settings = load_config(config)
     asked = override_of(override)
     for name, value in (("conversation", conversation), ("view", view)):
-        named(name, value)
+        require_name(name, value)
     for name, given in (("owner", owner), ("model", model), ("agent", agent)):
-        named(name, "unset" if given is None else given)
+        require_name(name, "unset" if given is None else given)
     opened = store if store is not None else settings.store or DEFAULT_STORE
     if not isinstance(opened, str) and not hasattr(opened, "append"):
         raise SettingError("store", f"a URL such as {DEFAULT_STORE}, or a store; got {type(opened).__name__}")

@@ -5,7 +5,7 @@ import time
 from refold.config.settings import Compact, Economy
 from refold.core import codec
 from refold.core.budget import Budget
-from refold.core.cache_cost import Prices, Terms, batch, stake
+from refold.core.cache_cost import CacheTerms, Prices, batch, stake
 from refold.core.event import Said
 from refold.models.limits import same_model
 from refold.session.meter import Meter
@@ -19,7 +19,7 @@ COLD = 0.25
 """Of what is kept: so much more is put away where the cache has forgotten everything anyway."""
 
 
-class Thrift:
+class CacheEconomy:
     """Remembers when the cache was last asked, and with what."""
 
     def __init__(self, record: Record, compact: Compact) -> None:
@@ -39,14 +39,14 @@ class Thrift:
     def found(self, tokens: int, is_worth_it: bool) -> None:
         self._declined = 0 if is_worth_it else int(tokens * PATIENCE)
 
-    def terms(self, prices: Prices, budget: Budget, meter: Meter) -> Terms:
+    def terms(self, prices: Prices, budget: Budget, meter: Meter) -> CacheTerms:
         """Of an edit that must be made, whatever it costs."""
         calls = max(1, self._record.live.state.step)
-        return Terms(prices, calls, self.is_cold(meter), budget.ratio)
+        return CacheTerms(prices, calls, self.is_cold(meter), budget.ratio)
 
     def due(
         self, tokens: int, least: int, budget: Budget, meter: Meter, beside: object
-    ) -> tuple[Budget, Terms] | None:
+    ) -> tuple[Budget, CacheTerms] | None:
         """What a view of so many tokens should come down to, and on which terms, if it may pay.
 
         `least` is what no edit can hide.
@@ -64,7 +64,9 @@ class Thrift:
         if tokens < trigger or trigger >= budget.trigger:  # else the window asks for it first
             return None
         sums = (state.total, state.carried, state.shown, state.rewritten)
-        terms = Terms(prices, forced.calls, forced.is_cold, budget.ratio, stake(prices, economy.risk, *sums))
+        terms = CacheTerms(
+            prices, forced.calls, forced.is_cold, budget.ratio, stake(prices, economy.risk, *sums)
+        )
         return budget.down_to(least + keep, trigger), terms
 
     def _is_new(self, beside: object) -> bool:

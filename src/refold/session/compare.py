@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
-from typing import Literal
 
 from refold.core import codec
 from refold.core.event import Line, Said
 from refold.core.message import Message
 from refold.core.view import Item
-from refold.session.results import Change, Diff, Moment, Seen
+from refold.session.results import Change, ComparedView, Diff, MessageSummary, Sign
 from refold.stores.record import Record
 
 
@@ -22,30 +21,32 @@ def compare(old: Record, new: Record, at: int | None, to: int | None) -> Diff:
     keys = [[_key(line, seen, shared) for line, seen in side] for side in (before, after)]
     matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
     changes = tuple(_changes([seen for _, seen in before], [seen for _, seen in after], matcher))
-    moments = _moment(old, at, before, shared), _moment(new, to, after, shared)
+    moments = _compared(old, at, before, shared), _compared(new, to, after, shared)
     return Diff(*moments, changes, None if shared is None else shared - 1)
 
 
-def _moment(record: Record, at: int | None, shown: Sequence[tuple[Line, Seen]], shared: int | None) -> Moment:
+def _compared(
+    record: Record, at: int | None, shown: Sequence[tuple[Line, MessageSummary]], shared: int | None
+) -> ComparedView:
     said = () if shared is None else tuple(_said_since(record, shared, at))
-    return Moment(record.key.conversation, at, len(shown), sum(seen.tokens for _, seen in shown), said)
+    return ComparedView(record.key.conversation, at, len(shown), sum(seen.tokens for _, seen in shown), said)
 
 
-def _shown(record: Record, at: int | None) -> list[tuple[Line, Seen]]:
+def _shown(record: Record, at: int | None) -> list[tuple[Line, MessageSummary]]:
     live = record.live if at is None else record.as_of(at)
     items = record.with_words(live.freeze()).items
     return [(line, _seen(item, line)) for item in items for line in item.lines]
 
 
-def _seen(item: Item, line: Line) -> Seen:
+def _seen(item: Item, line: Line) -> MessageSummary:
     """By the place where it was said, also where it is shortened or corrected."""
     in_place = len(item.span) == len(item.lines) == 1 and not line.summary
     at = item.span.start if in_place else line.place
     edit = None if line.at in item.span else line.at
-    return Seen(at, line.role, line.tokens, item.words(line), line.tools, edit)
+    return MessageSummary(at, line.role, line.tokens, item.words(line), line.tools, edit)
 
 
-def _key(line: Line, seen: Seen, shared: int | None) -> tuple[object, ...]:
+def _key(line: Line, seen: MessageSummary, shared: int | None) -> tuple[object, ...]:
     """What makes two lines the same: their place, or, where two conversations part, what they say."""
     if shared is None or line.at < shared:
         return (line.at, line.n)
@@ -69,17 +70,22 @@ def _shared(one: Record, other: Record) -> int:
     return low
 
 
-def _said_since(record: Record, shared: int, at: int | None) -> Iterator[Seen]:
+def _said_since(record: Record, shared: int, at: int | None) -> Iterator[MessageSummary]:
     for one in record.events(shared, None if at is None else record.end_of(at)):
         if isinstance(one, Said):
-            yield Seen(one.at, one.line.role, one.line.tokens, one.message, one.line.tools)
+            yield MessageSummary(one.at, one.line.role, one.line.tokens, one.message, one.line.tools)
 
 
 def _changes(
-    before: Sequence[Seen], after: Sequence[Seen], matcher: SequenceMatcher[tuple[object, ...]]
+    before: Sequence[MessageSummary],
+    after: Sequence[MessageSummary],
+    matcher: SequenceMatcher[tuple[object, ...]],
 ) -> Iterator[Change]:
     for tag, i, j, k, m in matcher.get_opcodes():
-        sides: list[tuple[Literal[" ", "-", "+"], Sequence[Seen]]] = [("-", before[i:j]), ("+", after[k:m])]
+        sides: list[tuple[Sign, Sequence[MessageSummary]]] = [
+            ("-", before[i:j]),
+            ("+", after[k:m]),
+        ]
         if tag == "equal":
             sides = [(" ", after[k:m])]
         yield from (Change(sign, seen) for sign, side in sides for seen in side)

@@ -14,7 +14,7 @@ BATCH, BATCH_BYTES = 500, 1 << 20
 """What is stored in one go: entries, and their bytes."""
 
 
-class Moved(NamedTuple):
+class CopyResult(NamedTuple):
     """What came of one conversation."""
 
     key: Key
@@ -28,7 +28,7 @@ class Moved(NamedTuple):
 
 def copy(
     source: Store, target: Store, rows: Sequence[Listed], tick: Callable[[int], None] = lambda n: None
-) -> Iterator[Moved]:
+) -> Iterator[CopyResult]:
     """Copies conversations, listed newest first as stores do; `tick` hears of every entry that is there.
 
     One that cannot be copied does not keep the others from it. The oldest go first, so that the other store
@@ -48,7 +48,7 @@ def copy(
             whole.add(row.key)
         except RefoldError as error:
             problem = str(error)
-        yield Moved(row.key, entries, new, problem)
+        yield CopyResult(row.key, entries, new, problem)
 
 
 def copy_settings(source: Store, target: Store) -> int:

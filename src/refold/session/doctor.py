@@ -38,7 +38,7 @@ WITHOUT: dict[type, str] = {
     protocols.Snapshots: "a conversation is folded from its beginning when it is opened",
     protocols.Leases: "two who compact the same conversation may both pay for a summary",
     protocols.Notes: "how far the counts of a model are off is learned anew by each process",
-    protocols.Summaries: "a summary that was paid for once may be paid for again",
+    protocols.SummaryCache: "a summary that was paid for once may be paid for again",
     protocols.Searched: "a search reads all from end to end",
     protocols.Vectors: "a search is by words, not by meaning",
     protocols.Settings: "settings of tools are in files only",

@@ -7,9 +7,9 @@ import msgspec
 from refold.core import codec
 from refold.core.errors import ConflictError, MessageError, NotFoundError
 from refold.core.event import Line, Pinned, Replaced, Said, Span, Undone
-from refold.core.live import Cover, Standing
+from refold.core.live import ActiveEdits, ReplacedHead
 from refold.core.message import Message, Part, Reasoning, Text, ToolCall
-from refold.core.pairing import apart, came_as, paired
+from refold.core.pairing import apart, original_id, paired
 from refold.core.plan import Count, Stamp, cost, line_of
 from refold.core.view import Item, display
 from refold.stores.record import Record
@@ -34,7 +34,7 @@ def unpin(record: Record, at: int, stamp: Stamp, why: str) -> list[Undone]:
 
 def restore(record: Record, at: int, stamp: Stamp, why: str) -> Replaced:
     """The original stands in its old place again; for the place of an edit, all that it covers."""
-    standing = Standing(record.view, record.facts(record.live.state.next))
+    standing = ActiveEdits(record.view, record.facts(record.live.state.next))
     own: tuple[Line, ...] = ()
     if isinstance(codec.head(record.entry(at)), Line):
         cover = _hiding(record, standing, at)
@@ -66,9 +66,9 @@ def correct(record: Record, at: int, new: Message | str, count: Count, stamp: St
     told = {"tools": line.tools or said.line.tools, "corrects": at}
     told |= {name: getattr(said.line, name) for name in ("apart", "whole", "expiry", "retry", "wordless")}
     line = msgspec.structs.replace(line, **told)
-    cover = Cover(stamp.at, stamp.view, item.span, ())
+    cover = ReplacedHead(stamp.at, stamp.view, item.span, ())
     if len(item.span) > 1:  # it is for an edit of others too to show it
-        standing = Standing(record.view, record.facts(record.live.state.next))
+        standing = ActiveEdits(record.view, record.facts(record.live.state.next))
         covers = [one for one in standing.widest if at in one.span]
         if not covers:
             raise NotFoundError(MOMENT.format(at))
@@ -90,7 +90,7 @@ def undo(record: Record, at: int | None, stamp: Stamp, why: str) -> tuple[Undone
         NotFoundError: nothing of that kind is in force there.
         ConflictError: an edit made meanwhile is in the way of putting it back.
     """
-    standing = Standing(record.view, record.facts(record.live.state.next))
+    standing = ActiveEdits(record.view, record.facts(record.live.state.next))
     if at is None:
         at = max(standing.covers, default=None)
         if at is None:
@@ -139,7 +139,7 @@ def group(record: Record, line: Line) -> list[Line]:
 def _edit(
     record: Record,
     stamp: Stamp,
-    cover: Cover,
+    cover: ReplacedHead,
     lines: Iterable[Line],
     kind: str,
     why: str,
@@ -172,7 +172,7 @@ def _in_place_of(said: Said, new: Message | str) -> Message:
     new = msgspec.structs.replace(new, id=None, usage=None, summary=line.summary)
     if new.role != line.role:
         raise MessageError("message.role", f"expected {line.role} as in #{at}, got {new.role}")
-    calls = apart([came_as(call.call_id) for call in new.calls])
+    calls = apart([original_id(call.call_id) for call in new.calls])
     new = paired(new, msgspec.structs.replace(line, calls=calls))
     if tuple(result.call_id for result in new.results) != (
         (line.answers,) if line.answers is not None else ()
@@ -201,13 +201,13 @@ def _is_shown(item: Item, at: int) -> bool:
     return in_place or any(line.place == at for line in item.lines)
 
 
-def _kept(record: Record, standing: Standing) -> dict[int, Line | None]:
+def _kept(record: Record, standing: ActiveEdits) -> dict[int, Line | None]:
     """What is shown of messages that stay in sight: their corrections."""
     corrected = standing.corrected
     return {at: corrected.get(at) for at in record.live.kept}
 
 
-def _changing(record: Record, standing: Standing, at: int) -> int | None:
+def _changing(record: Record, standing: ActiveEdits, at: int) -> int | None:
     """The edit that corrects a message, or else keeps it out of sight."""
     item = record.live.item_at(at)
     own = [line.at for line in item.lines if line.corrects == at] if item else []
@@ -217,7 +217,7 @@ def _changing(record: Record, standing: Standing, at: int) -> int | None:
     return None if cover is None else cover.at
 
 
-def _hiding(record: Record, standing: Standing, at: int) -> Cover | None:
+def _hiding(record: Record, standing: ActiveEdits, at: int) -> ReplacedHead | None:
     """The edit that keeps a message out of sight."""
     item = record.live.item_at(at)
     if item is None or at in {line.at for line in item.lines}:
@@ -225,7 +225,7 @@ def _hiding(record: Record, standing: Standing, at: int) -> Cover | None:
     return next((cover for cover in standing.widest if at in cover.span), None)
 
 
-def _still_needed(record: Record, cover: Cover, back: Sequence[Line]) -> tuple[Line, ...]:
+def _still_needed(record: Record, cover: ReplacedHead, back: Sequence[Line]) -> tuple[Line, ...]:
     """What an edit shows, less what it says in place of the messages that come back."""
     span = cover.span
     ids = {id for line in back for id in (line.answers, *line.calls) if id is not None}

@@ -5,7 +5,7 @@
 
 from refold.core.errors import LargePart, NotFoundError
 from refold.core.event import Line, Replaced, Said
-from refold.core.live import Cover, Standing, State
+from refold.core.live import ActiveEdits, ReplacedHead, State
 from refold.session.results import Cause, Explanation
 from refold.stores.record import Record
 
@@ -40,14 +40,14 @@ def explain(record: Record, at: int) -> Explanation:
         NotFoundError: there is no message and no edit at the place.
     """
     event = record.event(at)
-    standing = Standing(record.view, record.facts(record.live.state.next))
+    standing = ActiveEdits(record.view, record.facts(record.live.state.next))
     if isinstance(event, Replaced):
         state = _state(event.at, standing) if event.view == record.view else f"of view {event.view!r}"
         only = _cause(record, event.at, state)
         return Explanation(at, "edit", state, event.tokens[1], (only,), span=event.span)
     if not isinstance(event, Said):
         raise NotFoundError(f"#{at} is neither a message nor an edit: there is nothing to explain")
-    covers = [one for one in record.facts(record.live.state.next) if isinstance(one, Cover)]
+    covers = [one for one in record.facts(record.live.state.next) if isinstance(one, ReplacedHead)]
     over = [one for one in covers if one.view == record.view and at in one.span]
     item = record.live.item_at(at)
     shown = next((line for line in item.lines if line.place == at), None) if item else None
@@ -96,7 +96,7 @@ def _kept(state: State, at: int) -> list[str]:
     return [name for name in REASONS if holds[name]]
 
 
-def _state(at: int, standing: Standing) -> str:
+def _state(at: int, standing: ActiveEdits) -> str:
     if at not in standing.covers:
         return "taken back"
     return "in force" if any(cover.at == at for cover in standing.widest) else "under a later one"

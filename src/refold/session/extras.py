@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 from refold.config.validate import shown
 from refold.core.codec import dumps, loads
 from refold.core.errors import LargePart, SettingError
-from refold.core.sound import flaw
+from refold.core.sound import json_problem
 from refold.dialects.rules.judge import Facts
 from refold.dialects.rules.targets import facts_of
 from refold.session.meter import Meter
 from refold.session.validate import output_of
 
 
-class Beside(NamedTuple):
+class RequestExtras(NamedTuple):
     text: bytes = b"{}"
     """Its JSON, by which it is known again: tools are counted once."""
     meter: Meter | None = None
@@ -25,7 +25,7 @@ class Beside(NamedTuple):
     tools: Any = None
 
     @classmethod
-    def of(cls, text: bytes, meter: Meter) -> "Beside":
+    def of(cls, text: bytes, meter: Meter) -> "RequestExtras":
         request = loads(text)
         tools, system = request.get("tools"), request.get("system", request.get("instructions"))
         try:
@@ -52,7 +52,7 @@ class Beside(NamedTuple):
         return [part for part in found if part.tokens]
 
 
-NOTHING = Beside()
+NOTHING = RequestExtras()
 
 
 def beside_text(tools: Sequence[Any] | None, request: Mapping[str, Any]) -> bytes:
@@ -64,7 +64,7 @@ def beside_text(tools: Sequence[Any] | None, request: Mapping[str, Any]) -> byte
         raise SettingError("tools", f"expected a list, got {shown(tools)}")
     given = list(map(_plain, tools)) if tools is not None else request.get("tools")
     for name, value in (("tools", given), ("request", dict(request))):
-        problem = flaw(value)
+        problem = json_problem(value)
         if problem and "surrogate" not in problem:
             raise SettingError(name, f"cannot be sent: there is {problem.rstrip(',')} in it")
     return dumps({**request, "tools": given} if given is not None else dict(request))

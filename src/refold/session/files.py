@@ -28,7 +28,7 @@ BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class FileConversation:
     """One conversation as it stands in a file."""
 
     where: str
@@ -185,7 +185,7 @@ def export_in(data: bytes) -> list[str] | None:
     return [line.decode("utf-8", "surrogateescape") for line in (first, *rest)]
 
 
-def conversations(data: bytes, name: str) -> list[Given]:
+def conversations(data: bytes, name: str) -> list[FileConversation]:
     """Those of a file: one, one a line, or one that has a line for each message, as tables are dumped."""
     lines = [(n, line) for n, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     first = _object(lines[0][1]) if len(lines) > 1 else None
@@ -194,11 +194,11 @@ def conversations(data: bytes, name: str) -> list[Given]:
     if "role" in first:
         messages = [_decode(line, f"{name}: line {n}") for n, line in lines]
         written = _as_written(b"[" + b",".join(line for _, line in lines) + b"]")
-        return [Given(name, messages, "messages", written)]
+        return [FileConversation(name, messages, "messages", written)]
     return [given(line, f"{name}: line {n}") for n, line in lines]
 
 
-def conversation(data: bytes, name: str) -> Given:
+def conversation(data: bytes, name: str) -> FileConversation:
     """The only one of a file.
 
     Raises:
@@ -212,7 +212,7 @@ def conversation(data: bytes, name: str) -> Given:
     return found[0]
 
 
-def given(data: bytes, where: str) -> Given:
+def given(data: bytes, where: str) -> FileConversation:
     """One conversation: a list of messages, or an object with such a list.
 
     Raises:
@@ -222,15 +222,15 @@ def given(data: bytes, where: str) -> Given:
         raise MessageError(where, "is empty; expected a JSON list of messages or an object with `messages`")
     value = _decode(data, where)
     if isinstance(value, list):
-        return Given(where, value, "messages", _as_written(data))
+        return FileConversation(where, value, "messages", _as_written(data))
     if not isinstance(value, dict):
         expected = "expected a list of messages or an object with `messages`"
         raise MessageError(where, f"is a JSON {type(value).__name__}; {expected}")
     for name in LISTS:
         if isinstance(value.get(name), list):
-            return Given(where, value, name, _as_written(data, name))
+            return FileConversation(where, value, name, _as_written(data, name))
     if isinstance(value.get("input"), str):  # what Responses take for one message of the user's
-        return Given(where, value, "input", None)
+        return FileConversation(where, value, "input", None)
     raise MessageError(where, "has no list `messages` or `input`; expected one, or a list of messages")
 
 

@@ -9,23 +9,23 @@ import msgspec
 
 from refold.core import codec
 from refold.core.budget import SOON, WINDOW, Budget
-from refold.core.draft import Draft, Request
+from refold.core.draft import Draft, LastRequest
 from refold.core.errors import NotFoundError, OverBudgetError, SettingError
 from refold.core.event import Line, Replaced
-from refold.core.live import Gauge
+from refold.core.live import MeasuredHead
 from refold.core.message import Usage
 from refold.core.plan import CompactionRequest, must_stay
 from refold.core.view import View
 from refold.dialects.message_list import APART, LIST
 from refold.dialects.registry import TARGETS
 from refold.policies.leases import EndLeases
-from refold.session.cache_economy import Thrift
+from refold.session.cache_economy import CacheEconomy
 from refold.session.explain import large_part
-from refold.session.extras import NOTHING, Beside, beside_text
+from refold.session.extras import NOTHING, RequestExtras, beside_text
 from refold.session.meter import Meter
-from refold.session.notify import Moment, Notifier
+from refold.session.notify import Notifier, ViewState
 from refold.session.reduce import Reducer
-from refold.session.render import Ask, Page, Rendered
+from refold.session.render import Rendered, Renderer, RenderRequest
 from refold.session.results import Decision, EditReport, Fitted, Overflow, Report, TokenCounts
 from refold.session.validate import Override, override_of
 from refold.stores.record import Record
@@ -34,8 +34,8 @@ from refold.summaries.lease import CompactionLease
 
 if TYPE_CHECKING:
     from refold.policies.summarize import Part
-    from refold.summaries.background import Job, UnderWay
-    from refold.summaries.prepare import Told
+    from refold.summaries.background import BackgroundJob, PendingWork
+    from refold.summaries.prepare import MessageToSummarize
 
 MOST_PAGES = 3
 """Kinds of requests that are kept rendered."""
@@ -45,7 +45,7 @@ SMALL_PART = 0.05
 """Of what must be shown: smaller parts are not named, unless all of them are small."""
 
 
-class Wish(msgspec.Struct, frozen=True):
+class FitRequest(msgspec.Struct, frozen=True):
     """What is asked of one request."""
 
     dialect: str | None = None
@@ -74,11 +74,11 @@ class Fitter:
     def __init__(self, reducer: Reducer, model: str | None, notifier: Notifier) -> None:
         self.reducer, self.record, self.model, self.notifier = reducer, reducer.record, model, notifier
         self.config, self.settings = reducer.config, reducer.settings
-        self.thrift = Thrift(self.record, self.settings.compaction)
-        self.last = Request(self.record.view)
+        self.thrift = CacheEconomy(self.record, self.settings.compaction)
+        self.last = LastRequest(self.record.view)
         """The newest request."""
         self._meter: Meter | None = None
-        self._pages: dict[Ask, Page] = {}
+        self._pages: dict[RenderRequest, Renderer] = {}
         self._known = NOTHING
         self._spoken: str | None = None
         self._heard_at = 0
@@ -107,7 +107,7 @@ class Fitter:
     @property
     def dialect(self) -> str:
         """The model's own, unless what was said makes it clear that it is spoken to in another."""
-        spoken = self._heard()
+        spoken = self._latest_dialect()
         if self.model is None or spoken == "ai-sdk":
             return spoken if spoken in TARGETS else "openai-chat"
         own = self.meter.dialect
@@ -118,7 +118,7 @@ class Fitter:
         self._spoken = next((d.dialect for d in reversed(drafts) if d.dialect), self._spoken)
         self._heard_at, self._has_worked = self.record.live.state.next, True
 
-    def _heard(self) -> str | None:
+    def _latest_dialect(self) -> str | None:
         if self._spoken is None or self._heard_at != self.record.live.state.next:
             self._heard_at = self.record.live.state.next
             lines = [line for item in self.record.live.items[-8:] for line in item.lines]
@@ -127,15 +127,15 @@ class Fitter:
                 self._spoken = next(filter(None, found), self._spoken)
         return self._spoken
 
-    def learn(self, usage: Usage, gauge: Gauge | None) -> None:
+    def learn(self, usage: Usage, gauge: MeasuredHead | None) -> None:
         """What the provider says that the newest request took; `gauge` measured the one before it."""
         if self.last.counted and usage.input and usage.calls == 1:
             self.meter.learn(self.last.counted, usage.input, gauge)
-        self.last = Request(self.record.view, model=self.model)  # each is measured once
+        self.last = LastRequest(self.record.view, model=self.model)  # each is measured once
 
     # How much it is
 
-    def overflow(self, wish: Wish) -> Overflow:
+    def overflow(self, wish: FitRequest) -> Overflow:
         budget, current = self._measured(self._beside(wish, kept=True))
         return Overflow(
             is_overflow=current > budget.room,
@@ -147,7 +147,7 @@ class Fitter:
             output_reserve=budget.output,
         )
 
-    def decide(self, wish: Wish) -> Decision:
+    def decide(self, wish: FitRequest) -> Decision:
         budget, current = self._measured(self._beside(wish, kept=True))
         turns, messages = self._since_compaction()
         if self.settings.is_off or self.override.off:
@@ -209,7 +209,7 @@ class Fitter:
             f" take {least:,} tokens and cannot be hidden"
         )
 
-    def _measured(self, beside: Beside) -> tuple[Budget, int]:
+    def _measured(self, beside: RequestExtras) -> tuple[Budget, int]:
         """The budget, and what the next request takes as it stands: messages, system text and tools."""
         budget = self._budget(beside)
         counted = self.record.live.tokens + budget.overhead
@@ -229,7 +229,7 @@ class Fitter:
         """As it is set, for the model as it is now."""
         return self.config.budget(self.settings, self.meter.limits)
 
-    def _budget(self, beside: Beside, target: int | None = None) -> Budget:
+    def _budget(self, beside: RequestExtras, target: int | None = None) -> Budget:
         budget = self.config.budget(self.settings, self.meter.limits, beside.output)
         ratio, constant = self.meter.scale(self.record.live.state.gauge)
         return msgspec.structs.replace(
@@ -241,23 +241,23 @@ class Fitter:
             constant=constant,
         )
 
-    def _beside(self, wish: Wish, *, kept: bool = False) -> Beside:
+    def _beside(self, wish: FitRequest, *, kept: bool = False) -> RequestExtras:
         """What stands beside the messages: as before, if it is `kept` and nothing is given."""
         if kept and wish.tools is None and not wish.request:
             return self._known
         text = beside_text(wish.tools, wish.request)
         if self._known.text != text or self._known.meter is not self.meter:
-            self._known = Beside.of(text, self.meter)
+            self._known = RequestExtras.of(text, self.meter)
         return self._known
 
     # Summaries, ahead of their time
 
-    def awaited(self, wish: Wish) -> "UnderWay | None":
+    def awaited(self, wish: FitRequest) -> "PendingWork | None":
         """What the next request would be the better for, if somebody waits for it."""
         summaries, override = self.reducer.summaries, self.override.then(override_of(wish.override))
         if summaries is None or self.settings.is_off or override.off:
             return None
-        messages = self.reducer.to_tell(self.record.live.state.step + 1, override)
+        messages = self.reducer.due_for_summary(self.record.live.state.step + 1, override)
         budget, tokens = self._measured(self._beside(wish))
         trigger = self._trigger(budget, tokens)
         due = bool(trigger) and summaries.ready(self.record.live.freeze()) is None
@@ -274,7 +274,7 @@ class Fitter:
         summaries = self.reducer.summaries
         if summaries is None or not summaries.ahead or summaries.job is not None:
             return
-        messages = self.reducer.to_tell(self.record.live.state.step + 2, override)
+        messages = self.reducer.due_for_summary(self.record.live.state.step + 2, override)
         ahead = None
         if not summaries.was_tried and summaries.under_way is None:
             ahead = self._nearing(budget, tokens)
@@ -292,8 +292,8 @@ class Fitter:
         return coming.ahead(tokens) if tokens >= SOON * coming.due else None
 
     def _prepare(
-        self, messages: "Sequence[Told]", ahead: Budget | None, is_due: bool = False
-    ) -> "UnderWay | None":
+        self, messages: "Sequence[MessageToSummarize]", ahead: Budget | None, is_due: bool = False
+    ) -> "PendingWork | None":
         summaries = self.reducer.summaries
         assert summaries is not None
         handed = None if ahead is None else summaries.handed_over(ahead, is_due=is_due)
@@ -301,7 +301,9 @@ class Fitter:
             return self.written(messages, None if handed else ahead, is_due)
         return handed
 
-    def written(self, messages: "Sequence[Told]", ahead: Budget | None, is_due: bool = False) -> "Job | None":
+    def written(
+        self, messages: "Sequence[MessageToSummarize]", ahead: Budget | None, is_due: bool = False
+    ) -> "BackgroundJob | None":
         """Begins to write what models can write ahead of need, in this process."""
         summaries = self.reducer.summaries
         assert summaries is not None
@@ -318,7 +320,7 @@ class Fitter:
         self.record.load(view.lines)
         return msgspec.structs.replace(self.record.with_words(view), handles=self.reducer.handles)
 
-    def ordered(self, order: CompactionRequest) -> "Job | None":
+    def ordered(self, order: CompactionRequest) -> "BackgroundJob | None":
         """What an order would be the better for, if somebody waits for it."""
         summaries = self.reducer.summaries
         if summaries is None:
@@ -340,7 +342,7 @@ class Fitter:
     # Making it
 
     def fit(
-        self, wish: Wish, told: Sequence[str] = (), lease: CompactionLease | None = None
+        self, wish: FitRequest, told: Sequence[str] = (), lease: CompactionLease | None = None
     ) -> Fitted | None:
         """The next request; None if it is to be compacted and another holder of the `lease` is at it.
 
@@ -390,7 +392,7 @@ class Fitter:
         if not off:
             self._prepare_soon(budget, final, override)
         prefix = self._prefix(page, beside) if ask.binds_thinking else None
-        self.last = Request(self.record.view, counted, self.model, prefix, self.record.live.state.next)
+        self.last = LastRequest(self.record.view, counted, self.model, prefix, self.record.live.state.next)
         self.thrift.asked(beside.text)
         if page.system is not None and beside.system is not None:
             notices.append("System text is given beside the messages: the record's own is not sent")
@@ -504,7 +506,7 @@ class Fitter:
         problems, source.problems = source.problems, []
         return problems
 
-    def _demand_room(self, budget: Budget, beside: Beside) -> None:
+    def _demand_room(self, budget: Budget, beside: RequestExtras) -> None:
         """
         Raises:
             OverBudgetError: what nothing may hide is too much by itself; then nothing is changed.
@@ -514,7 +516,7 @@ class Fitter:
             raise self._too_much(least, budget, beside, must_stay(self.record.live.freeze()))
 
     def _too_much(
-        self, tokens: int, budget: Budget, beside: Beside, lines: Sequence[Line]
+        self, tokens: int, budget: Budget, beside: RequestExtras, lines: Sequence[Line]
     ) -> OverBudgetError:
         """The error for a request of so many tokens that must show these messages."""
         ratio, _ = self.meter.scale(None)
@@ -546,14 +548,14 @@ class Fitter:
         counted = self.record.live.tokens + budget.overhead + page.mended
         return self.meter.estimate(counted, self.record.live.state.gauge)
 
-    def _request(self, dialect: str, page: Rendered, wish: Wish) -> dict[str, Any]:
+    def _request(self, dialect: str, page: Rendered, wish: FitRequest) -> dict[str, Any]:
         request: dict[str, Any] = {"model": self.model} if self.model else {}
         if page.system is not None:
             request[APART.get(dialect, "system")] = page.system
         request[LIST.get(dialect, "messages")] = page.messages
         return request | ({"tools": list(wish.tools)} if wish.tools else {}) | dict(wish.request)
 
-    def _ask(self, dialect: str, beside: Beside) -> Ask:
+    def _ask(self, dialect: str, beside: RequestExtras) -> RenderRequest:
         if dialect not in TARGETS:
             raise SettingError("dialect", f"{dialect!r} is not known; known are {', '.join(TARGETS)}")
         flags = self.meter.limits.flags
@@ -563,7 +565,7 @@ class Fitter:
         facts = msgspec.structs.replace(beside.facts, **known)
         given = beside.system is not None
         rest = {"repair": self.settings.repairs, "system_beside": given, "sends_own": self.sends_own}
-        return Ask(dialect, facts, binds, **rest)
+        return RenderRequest(dialect, facts, binds, **rest)
 
     def exported(self, record: Record, dialect: str) -> dict[str, Any]:
         """The `messages` of a record in a dialect, and `system` where the dialect has it apart from them.
@@ -572,25 +574,25 @@ class Fitter:
         """
         ask = self._ask(dialect, NOTHING)
         ask = msgspec.structs.replace(ask, facts=msgspec.structs.replace(ask.facts, no_prefill=False))
-        page = Page(record, ask, self.meter.counter).render()
+        page = Renderer(record, ask, self.meter.counter).render()
         system = {} if page.system is None else {"system": page.system}
         return {**system, "messages": page.messages}
 
-    def _render(self, ask: Ask, beside: Beside) -> Rendered:
+    def _render(self, ask: RenderRequest, beside: RequestExtras) -> Rendered:
         page = self._page(ask).render()
         if ask.binds_thinking and self.record.live.state.prefix not in (None, self._prefix(page, beside)):
             return self._page(msgspec.structs.replace(ask, all_stale=True)).render()
         return page
 
-    def _prefix(self, page: Rendered, beside: Beside) -> str:
+    def _prefix(self, page: Rendered, beside: RequestExtras) -> str:
         system = page.system if beside.system is None else beside.system
         return blake2b(codec.dumps([system, beside.tools]), digest_size=8).hexdigest()
 
-    def _page(self, ask: Ask) -> Page:
+    def _page(self, ask: RenderRequest) -> Renderer:
         if ask not in self._pages:
             while len(self._pages) > MOST_PAGES:
                 self._pages.pop(next(iter(self._pages)))
-            self._pages[ask] = Page(self.record, ask, self.meter.counter)
+            self._pages[ask] = Renderer(self.record, ask, self.meter.counter)
         return self._pages[ask]
 
     def finish(self) -> None:
@@ -624,9 +626,9 @@ class Fitter:
         self.notifier.begin(self._moment, reason, self._measured_now(self._budget(self._known)))
 
     @property
-    def _moment(self) -> Moment:
+    def _moment(self) -> ViewState:
         state = self.record.live.state
-        return Moment(state.turn, state.step, self.meter.limits.window)
+        return ViewState(state.turn, state.step, self.meter.limits.window)
 
 
 def _left_out(edit: Replaced) -> str:

@@ -24,7 +24,7 @@ from refold.session.to_json import EXPECTED, checked, encoded, plain, walk
 from refold.session.validate import expiry_of
 
 if TYPE_CHECKING:
-    from refold.dialects.replies import Reply
+    from refold.dialects.replies import ParsedReply
 
 HOPELESS = ("S1", "A11", "A14", "A15", "R9")
 """Rules that a message breaks by itself and that no mending keeps."""
@@ -36,7 +36,7 @@ UNDERSTOOD = ("text", "tool_use", "tool_result", "function_call", "function_call
 """Types that have parts of their own: as opaque ones they would escape all rules."""
 
 
-class _Beside(msgspec.Struct, frozen=True):
+class _MessageFields(msgspec.Struct, frozen=True):
     """What comes with a message, as it must be to be stored."""
 
     id: str | None = None
@@ -55,10 +55,10 @@ class _Unit(NamedTuple):
     value: Any
     raw: bytes | None = None
     dialect: str | None = None
-    reply: "Reply | None" = None
+    reply: "ParsedReply | None" = None
 
 
-class Taken(NamedTuple):
+class ParsedMessages(NamedTuple):
     drafts: list[Draft]
     first: list[int]
     """For each thing that was handed in, which draft its first word is in."""
@@ -83,7 +83,7 @@ class Intake(NamedTuple):
         where: Callable[[int], str] = "messages[{}]".format,
         raws: Sequence[bytes] | None = None,
         **beside: Any,
-    ) -> Taken:
+    ) -> ParsedMessages:
         """Messages, SDK objects, whole replies, or the chunks of a stream, on their way in.
 
         One of several may be a stream as well, or the list of its chunks. `beside` is id, tags, kind, expiry
@@ -95,7 +95,7 @@ class Intake(NamedTuple):
         """
         if beside.get("expiry") is not None:
             beside["expiry"] = expiry_of(beside["expiry"])
-        extra = checked(beside, _Beside, where(0)) if beside else _Beside()
+        extra = checked(beside, _MessageFields, where(0)) if beside else _MessageFields()
         if extra.id == "":
             raise MessageError(f"{where(0)}.id", "an id has at least one character; leave it out instead")
         json = [_json_of(value, where(n)) for n, value in enumerate(values)]
@@ -110,7 +110,7 @@ class Intake(NamedTuple):
                     first[unit.n] = len(drafts)
                     seen.add(unit.n)
             drafts += self._drafts(group, extra)
-        return Taken(drafts, first, stream is not None)
+        return ParsedMessages(drafts, first, stream is not None)
 
     def _units(
         self, values: list[Any], where: Callable[[int], str], raws: Sequence[bytes] | None
@@ -137,7 +137,7 @@ class Intake(NamedTuple):
                     _demand_content(value, where(n))
                 yield _Unit(n, where(n), value, raws[n] if raws else None, dialect)
 
-    def _drafts(self, group: Sequence[_Unit], extra: _Beside) -> list[Draft]:
+    def _drafts(self, group: Sequence[_Unit], extra: _MessageFields) -> list[Draft]:
         unit = group[0]
         rest: dict[str, Any] = {name: getattr(extra, name) for name in ("tags", "kind", "expiry", "tools")}
         if isinstance(unit.value, Message):
@@ -203,7 +203,7 @@ def _own_fields(group: Sequence[_Unit], format: Format) -> dict[str, Any]:
     return {name: value[name] for name in names if value.get(name) is not None}
 
 
-def _beside_own(own: dict[str, Any], extra: _Beside, where: str) -> dict[str, Any]:
+def _beside_own(own: dict[str, Any], extra: _MessageFields, where: str) -> dict[str, Any]:
     """Tags and expiry that a message has in fields of its own, unless the caller gave others.
 
     Raises:
@@ -213,7 +213,7 @@ def _beside_own(own: dict[str, Any], extra: _Beside, where: str) -> dict[str, An
         raise MessageError(f"{where}.id", f"expected a text or a whole number, got {shown(own['id'])}")
     found = dict[str, Any]()
     if "tags" in own and not extra.tags:
-        found["tags"] = checked({"tags": own["tags"]}, _Beside, where).tags
+        found["tags"] = checked({"tags": own["tags"]}, _MessageFields, where).tags
     if "expiry" in own and extra.expiry is None:
         try:
             found["expiry"] = expiry_of(own["expiry"], f"{where}.expiry")
@@ -236,7 +236,7 @@ def _json_of(value: Any, where: str) -> Any:
     return plain(value, where)
 
 
-def _collected(values: Sequence[Any], where: Callable[[int], str]) -> "Reply | None":
+def _collected(values: Sequence[Any], where: Callable[[int], str]) -> "ParsedReply | None":
     """What values say together, where they are the chunks of one stream.
 
     Raises:
@@ -252,7 +252,7 @@ def _collected(values: Sequence[Any], where: Callable[[int], str]) -> "Reply | N
     return stream
 
 
-def _joined(chunks: list[Any], where: str) -> "Reply":
+def _joined(chunks: list[Any], where: str) -> "ParsedReply":
     from refold.dialects import replies
 
     reply = replies.collect(chunks, where) if chunks and _is_odd(chunks[0]) else None
@@ -272,7 +272,7 @@ def _demand_content(value: dict[str, Any], where: str) -> None:
         raise MessageError(f"{where}.content", "is missing: expected a text or a list of parts")
 
 
-def _reply(reply: "Reply", n: int, where: str) -> Iterable[_Unit]:
+def _reply(reply: "ParsedReply", n: int, where: str) -> Iterable[_Unit]:
     for message in reply.messages:
         walk(message, where, 0)  # what came in pieces may be no JSON as a whole
         yield _Unit(n, where, message, None, reply.dialect, reply)
@@ -280,7 +280,7 @@ def _reply(reply: "Reply", n: int, where: str) -> Iterable[_Unit]:
         yield _Unit(n, where, Message("assistant", **_known(reply)))
 
 
-def _known(reply: "Reply") -> dict[str, Any]:
+def _known(reply: "ParsedReply") -> dict[str, Any]:
     return {"usage": reply.usage, "model": reply.model, "finish": reply.finish}
 
 

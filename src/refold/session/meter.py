@@ -9,7 +9,7 @@ import msgspec
 from refold.config.config import Config
 from refold.core import codec
 from refold.core.errors import StoreError
-from refold.core.live import Gauge
+from refold.core.live import MeasuredHead
 from refold.models import calibrate
 from refold.models.calibrate import LOWEST, Anchor, Calibration
 from refold.models.count import Units, counter
@@ -19,7 +19,7 @@ from refold.stores.store import Notes, Store
 OFTEN, SELDOM = 3, 20
 """So many measurements are kept at once, and then only one of so many: the rest when a session ends."""
 
-CALIBRATION = codec.learned(Calibration)
+CALIBRATION = codec.decoder(Calibration)
 
 
 class Meter:
@@ -57,12 +57,12 @@ class Meter:
                 self._calibration = CALIBRATION.decode(note or b"{}")
         return self._calibration
 
-    def scale(self, gauge: Gauge | None) -> tuple[float, int]:
+    def scale(self, gauge: MeasuredHead | None) -> tuple[float, int]:
         """How many of its tokens one counted token is, and what every request takes besides."""
         ratio, constant = calibrate.scale(self.counter.counter, self.calibration, self._anchor(gauge))
         return ratio * self.counter.margin, constant
 
-    def estimate(self, counted: int, gauge: Gauge | None) -> int:
+    def estimate(self, counted: int, gauge: MeasuredHead | None) -> int:
         """What a request takes of which so much was counted; `gauge` measured the one before it."""
         tokens = self.counter.tokens(counted)
         return calibrate.estimate(tokens, self.counter.counter, self.calibration, self._anchor(gauge))
@@ -74,7 +74,7 @@ class Meter:
         shape = asked or (request.get("text") or {}).get("format")
         return (self.counter.system(text) if text else 0) + self.counter.shape(shape)
 
-    def learn(self, counted: int, reported: int, gauge: Gauge | None) -> None:
+    def learn(self, counted: int, reported: int, gauge: MeasuredHead | None) -> None:
         """The provider's own count of a request; `gauge` measured the one before it."""
         if reported > self.limits.window:
             return
@@ -92,7 +92,7 @@ class Meter:
                 self._notes.keep_note(self._name, msgspec.json.encode(self.calibration))
                 self._unsaved = 0
 
-    def _anchor(self, gauge: Gauge | None) -> Anchor | None:
+    def _anchor(self, gauge: MeasuredHead | None) -> Anchor | None:
         if gauge is None or not gauge.estimate or not same_model(gauge.model, self.model):
             return None
         counted = self.counter.tokens(gauge.estimate)

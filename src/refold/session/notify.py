@@ -102,7 +102,7 @@ UNTOLD = ("restore", "correct", "recall")
 """Kinds of edits that make nothing shorter."""
 
 
-class Moment(NamedTuple):
+class ViewState(NamedTuple):
     """When something happened, and the model's window then."""
 
     turn: int
@@ -162,27 +162,27 @@ class Notifier:
         """What was appended, in the words of those who watch."""
         self.tell(one for event in events for one in told(event, self.conversation, turn, step))
 
-    def begin(self, now: Moment, reason: str, tokens: int) -> None:
+    def begin(self, now: ViewState, reason: str, tokens: int) -> None:
         """Tells that a compaction starts, once until it ends."""
         if self._begun is None:
             self._begun = self._compaction("compaction:start", now, reason, tokens)
             self.tell([self._begun])
 
-    def end(self, now: Moment, edits: Sequence[Replaced], messages: int, tokens: int) -> None:
+    def end(self, now: ViewState, edits: Sequence[Replaced], messages: int, tokens: int) -> None:
         """So many messages are no longer shown as they were, and the request takes so many tokens now."""
         if self._begun is not None:
             reason, before = self._begun.reason, self._begun.tokens_before
             self._begun = None
             self.tell([self._done("compaction:complete", now, edits, messages, reason, before, tokens)])
 
-    def pruned(self, now: Moment, edits: Sequence[Replaced], before: int, after: int) -> None:
+    def pruned(self, now: ViewState, edits: Sequence[Replaced], before: int, after: int) -> None:
         if edits:
             done = self._done(
                 "prune:complete", now, edits, len(edits), "the session was closed", before, after
             )
             self.tell([done])
 
-    def overflow(self, now: Moment, reason: str, tokens: int) -> None:
+    def overflow(self, now: ViewState, reason: str, tokens: int) -> None:
         """The request is larger than the window, and nothing can be done about it."""
         if self._begun is not None:
             self._begun = None
@@ -197,7 +197,7 @@ class Notifier:
     def _done(
         self,
         kind: Any,
-        now: Moment,
+        now: ViewState,
         edits: Sequence[Replaced],
         messages: int,
         reason: str,
@@ -213,7 +213,7 @@ class Notifier:
             at=edits[0].at if edits else None,
         )
 
-    def _compaction(self, kind: Any, now: Moment, reason: str, tokens: int) -> CompactionEvent:
+    def _compaction(self, kind: Any, now: ViewState, reason: str, tokens: int) -> CompactionEvent:
         return CompactionEvent(
             kind, self.conversation, now.turn, now.step, reason, tokens, tokens, limit=now.limit
         )

@@ -15,12 +15,12 @@ from refold.dialects.registry import FORMATS, format_of
 from refold.dialects.rules.targets import JUDGES, check_request
 from refold.models.limits import ModelLimits, find
 from refold.session.extras import beside_text
-from refold.session.files import RESPONSES, Given
+from refold.session.files import RESPONSES, FileConversation
 from refold.session.intake import Intake
 from refold.session.meter import Meter
 from refold.session.results import RequestTokens
 from refold.session.to_json import plain
-from refold.session.validate import model_name, named, output_of
+from refold.session.validate import model_name, output_of, require_name
 
 
 def count(
@@ -42,7 +42,7 @@ def count(
     (8, (8,))
     """
     request = _request(messages, system, tools, dialect)
-    parts = count_parts(request, load_config(config), named("model", model), dialect)
+    parts = count_parts(request, load_config(config), require_name("model", model), dialect)
     of_system, of_tools, *of_messages = (part.tokens for part in parts)
     return RequestTokens(of_system, of_tools, tuple(of_messages))
 
@@ -78,18 +78,20 @@ def limits(model: str, *, config: Source = None) -> ModelLimits:
     >>> limits("gpt-4o").window
     128000
     """
-    return find(named("model", model), load_config(config).models).limits
+    return find(require_name("model", model), load_config(config).models).limits
 
 
-def _request(messages: Iterable[Any], system: Any, tools: Sequence[Any] | None, dialect: str | None) -> Given:
+def _request(
+    messages: Iterable[Any], system: Any, tools: Sequence[Any] | None, dialect: str | None
+) -> FileConversation:
     if dialect is not None:
-        format_of(named("dialect", dialect))
+        format_of(require_name("dialect", dialect))
     name = "input" if dialect == RESPONSES else "messages"
     request = loads(beside_text(tools, {}))
     if system is not None:
         request["instructions" if dialect == RESPONSES else "system"] = system
     request[name] = [_plain(message, n) for n, message in enumerate(listed(messages))]
-    return Given("", request, name, None)
+    return FileConversation("", request, name, None)
 
 
 def listed(messages: Any) -> list[Any]:
@@ -119,7 +121,7 @@ class RequestPart(NamedTuple):
 
 
 def count_parts(
-    given: Given,
+    given: FileConversation,
     config: Config,
     model: str,
     dialect: str | None = None,
@@ -148,7 +150,7 @@ def count_parts(
 
 
 def _counted(
-    given: Given, meter: Meter, intake: Intake, advance: Callable[[int], None]
+    given: FileConversation, meter: Meter, intake: Intake, advance: Callable[[int], None]
 ) -> Iterator[RequestPart]:
     """Tokens as they are counted, before the model's ratio is applied."""
     yield RequestPart("system", meter.apart(given.beside | given.system))
@@ -190,7 +192,7 @@ class Checked(NamedTuple):
 
 
 def check_given(
-    given: Given, config: Config, model: str | None, dialect: str | None, *, strict: bool = False
+    given: FileConversation, config: Config, model: str | None, dialect: str | None, *, strict: bool = False
 ) -> Checked:
     """
     Raises:
@@ -214,7 +216,7 @@ def check_given(
     return Checked(spoken, check_request(spoken, request, strict=strict, **known, **size))
 
 
-def _size(given: Given, config: Config, meter: Meter, dialect: str | None) -> dict[str, int]:
+def _size(given: FileConversation, config: Config, meter: Meter, dialect: str | None) -> dict[str, int]:
     """What the request takes and what there is room for, as far as it can be counted."""
     assert meter.model is not None
     with suppress(RefoldError):

@@ -9,7 +9,7 @@ import msgspec
 
 from refold.config.config import DEFAULT, AgentSettings, Config
 from refold.core.budget import Budget
-from refold.core.cache_cost import Terms
+from refold.core.cache_cost import CacheTerms
 from refold.core.errors import ConflictError
 from refold.core.event import Certificate, Event, Line, Replaced, Said, Worth
 from refold.core.lease import has_ended, lease_of
@@ -33,10 +33,10 @@ from refold.stores.record import Record
 from refold.stores.store import Lease
 
 if TYPE_CHECKING:
-    from refold.config.ladder import Way
+    from refold.config.ladder import LadderPlan
     from refold.policies.summarize import Part
     from refold.session.embedding import Similarity
-    from refold.summaries.prepare import Summaries, Told
+    from refold.summaries.prepare import MessageToSummarize, SummaryWriter
 
 NONE = Override()
 
@@ -51,13 +51,13 @@ class Reducer:
         self.settings: AgentSettings = config.agent(agent)
         self.policies = tuple(policies)
         """The user's own rungs: they come first."""
-        self.summaries: Summaries | None = None
+        self.summaries: SummaryWriter | None = None
         """By models, where there are any."""
         self.similarity: Similarity | None = None
         """Of texts, by their meaning, where there is an embedder."""
         self.handles = self.settings.shows_handles
         """Whether what is reduced says how to get it back."""
-        self.terms: Terms | None = None
+        self.terms: CacheTerms | None = None
         """What a rewrite costs now, where that is known."""
         self._expiries = {name: tool.expire for name, tool in self.settings.tools.items()}
         self._step = -1
@@ -77,7 +77,7 @@ class Reducer:
         if self._live is not live:  # read anew, or begun anew
             self._live, self._left = live, set()
             if self.summaries is not None:
-                self.summaries.keep_up()
+                self.summaries.reset_if_reopened()
         if self._override != override:
             self._override, self._left = override, set()
         most = cap.most(budget) if cap else budget.window
@@ -150,20 +150,20 @@ class Reducer:
         texts, work = ([all_text(self.record.message(line)) for line in some] for some in (lines, recent))
         return dict(zip((line.at for line in lines), self.similarity(texts, work), strict=True))
 
-    def to_tell(self, step: int, override: Override) -> "list[Told]":
+    def due_for_summary(self, step: int, override: Override) -> "list[MessageToSummarize]":
         """Messages that models are to write about by the time that they expire in a step."""
         from refold.policies.expire import Expire, batches, length_of
-        from refold.summaries.prepare import Told
+        from refold.summaries.prepare import MessageToSummarize
 
         summaries, live = self.summaries, self.record.live
         rules = (*override.rules, *self._expiries.values())
         if summaries is None or not any(rule.compact_mode == "ai-summary" for rule in rules):
             return []
-        summaries.keep_up()
+        summaries.reset_if_reopened()
         expire, fixed = Expire(self._expiries, override.tools), {*live.kept, live.state.latest}
         together = batches([line for item in live.items for line in item.lines])
         bare = {item.lines[0].at: item for item in live.items if item.edit is None and item.lines}
-        found = list[Told]()
+        found = list[MessageToSummarize]()
         for line in expire.due([item.lines[0] for item in bare.values()], step, together):
             rule = expire.rule(line, together)
             wanted = rule.compact_mode == "ai-summary" and rule.mode in (None, "compact")
@@ -178,7 +178,7 @@ class Reducer:
                 said = self.record.event(line.place)
                 kind = kind_of(said) if isinstance(said, Said) else None
                 about = (is_own, kind or "", line.step)
-                found.append(Told(line.at, message, tool, rule.prompt, length, *about))
+                found.append(MessageToSummarize(line.at, message, tool, rule.prompt, length, *about))
         return found
 
     def _is_spared(self, line: Line) -> bool:
@@ -202,7 +202,7 @@ class Reducer:
         """
         return self._reduce_by(self._way(budget), budget, count, override, still=still)
 
-    def _way(self, budget: Budget, order: CompactionRequest | None = None) -> "Way":
+    def _way(self, budget: Budget, order: CompactionRequest | None = None) -> "LadderPlan":
         from refold.config import ladder as rungs
 
         if order is not None:
@@ -246,7 +246,7 @@ class Reducer:
 
     def _reduce_by(
         self,
-        way: "Way",
+        way: "LadderPlan",
         budget: Budget,
         count: Count,
         override: Override = NONE,
@@ -258,11 +258,11 @@ class Reducer:
         summaries = self.summaries
         ready = summaries.ready(self.record.live.freeze()) if summaries else None
         if summaries is not None and ready is not None:
-            from refold.policies.summarize import Swap
+            from refold.policies.summarize import UsePrepared
 
             edits = list[Replaced]()
             with suppress(ConflictError):  # another writer has newer ones
-                policy = way.by_model(Swap(ready.prepared))
+                policy = way.by_model(UsePrepared(ready.prepared))
                 edits = self.reduce(policy, budget, count, override, lease=ready.lease, still=still)
             summaries.used(ready, edits)
             if edits:
@@ -342,7 +342,7 @@ class Reducer:
         return f"{edit.why} ({'.'.join(edit.setting)}, {origin})"
 
 
-def _weighed(terms: Terms, before: View, after: View, edits: Sequence[Replaced]) -> Worth:
+def _weighed(terms: CacheTerms, before: View, after: View, edits: Sequence[Replaced]) -> Worth:
     """What edits are worth together. What was said since the last request is new to the cache in any case."""
     start = min(edit.span.start for edit in edits)
     spoken = [item.span.start for item in after.items if any(line.role == "assistant" for line in item.lines)]

@@ -11,11 +11,11 @@ from refold.core.check import Missing, Orphan, Slot, repair
 from refold.core.errors import RefoldError
 from refold.core.event import Line, Piece
 from refold.core.message import Message, Text, ToolResult
-from refold.core.pairing import is_told_apart
-from refold.dialects.message_list import APART, Sheet
+from refold.core.pairing import has_renamed_ids
+from refold.dialects.message_list import APART, MessageList
 from refold.dialects.registry import FORMATS, is_plain
 from refold.dialects.repairs.marks import Mended
-from refold.dialects.repairs.targets import mend, told_apart
+from refold.dialects.repairs.targets import mend, unique_ids
 from refold.dialects.rules.judge import Facts, Judge
 from refold.dialects.rules.targets import JUDGES, marked
 from refold.dialects.shape import without
@@ -35,7 +35,7 @@ UNTIED = "{}: its id is left out with the reasoning that came before it"
 TOLD_APART = "{}: several calls came with one id; in their order, each has one of its own here"
 
 
-class Ask(msgspec.Struct, frozen=True):
+class RenderRequest(msgspec.Struct, frozen=True):
     """What a page is made for."""
 
     dialect: str
@@ -66,7 +66,7 @@ class Rendered(msgspec.Struct, frozen=True):
     """How many messages there are up to the last that stands for something else; 0 where it is not known."""
 
 
-class Spoken(NamedTuple):
+class RenderedLine(NamedTuple):
     """A line in the words of the dialect."""
 
     values: list[Any]
@@ -76,14 +76,14 @@ class Spoken(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class Page:
+class Renderer:
     """One view of a record, as one kind of request."""
 
-    def __init__(self, record: Record, ask: Ask, counter: Units) -> None:
+    def __init__(self, record: Record, ask: RenderRequest, counter: Units) -> None:
         self._record, self._ask, self._counter = record, ask, counter
         self._places: list[Place] = []
         self._sent: Any = None
-        self._spoken: dict[tuple[int, int], Spoken] = {}
+        self._spoken: dict[tuple[int, int], RenderedLine] = {}
         self._live = record.live
         self._start(-1)
 
@@ -99,8 +99,8 @@ class Page:
         lines = {(line.at, line.n) for item in self._record.live.items for line in item.lines}
         self._spoken = {key: said for key, said in self._spoken.items() if key in lines}
 
-    def _new_sheet(self) -> Sheet:
-        return Sheet(self._ask.dialect, self._ask.facts.system_inside)
+    def _new_sheet(self) -> MessageList:
+        return MessageList(self._ask.dialect, self._ask.facts.system_inside)
 
     def render(self) -> Rendered:
         live, before = self._record.live, None
@@ -142,7 +142,7 @@ class Page:
         judge.feed(sheet.messages[settled:])
         return judge
 
-    def _facts(self, sheet: Sheet) -> Facts:
+    def _facts(self, sheet: MessageList) -> Facts:
         """With the cache marks of the system text, which count too."""
         facts, system = self._ask.facts, sheet.system
         sent = isinstance(system, list) and not self._ask.system_beside
@@ -184,11 +184,11 @@ class Page:
     def _missing_tokens(self) -> int:
         return self._counter.message(self._stand_in(Missing("", "")))
 
-    def _system(self, sheet: Sheet) -> Any:
+    def _system(self, sheet: MessageList) -> Any:
         whole = {"system": sheet.system}
         return copier(whole)(whole)["system"]
 
-    def _put(self, sheet: Sheet, line: Line, notes: dict[str, list[int]]) -> None:
+    def _put(self, sheet: MessageList, line: Line, notes: dict[str, list[int]]) -> None:
         said = self._spoken.get((line.at, line.n))
         if said is None:
             said = self._spoken[line.at, line.n] = self._in_words(line)
@@ -197,30 +197,30 @@ class Page:
         for note in said.notes:
             notes.setdefault(note, []).append(line.at)
 
-    def _in_words(self, line: Line) -> Spoken:
+    def _in_words(self, line: Line) -> RenderedLine:
         entry, dialect = self._record.entry(line.at), self._ask.dialect
         came = codec.came(entry)
         torn = b"\\ud" in entry.body or b"\\uD" in entry.body
         notes = [TORN] if torn and _clean(text := self._record.message(line).text) != text else []
-        notes += [TOLD_APART] if line.calls and is_told_apart(line) else []
+        notes += [TOLD_APART] if line.calls and has_renamed_ids(line) else []
         is_row = came is not None and came.dialect == "flat"  # its text may be the JSON of its parts
         if came is not None and (came.dialect == dialect or (not is_row and is_plain(came.value, dialect))):
             value = came.value if self._ask.sends_own else _for_api(came.value, came.dialect)
             value = self._as_sent(line, _clean(value) if torn else value, notes)
-            value = value if value is None else told_apart(dialect, value, line)
+            value = value if value is None else unique_ids(dialect, value, line)
             whole = came.dialect == dialect
-            return Spoken([] if value is None else [value], came.piece, whole, tuple(notes))
+            return RenderedLine([] if value is None else [value], came.piece, whole, tuple(notes))
         message = _with_tool(self._record.message(line), line)
         if came is None and not message.parts and message.role == "assistant":
-            return Spoken([])  # an answer that never came
+            return RenderedLine([])  # an answer that never came
         if line.apart and dialect in APART:
-            return Spoken([{APART[dialect]: message.text}], notes=tuple(notes))
+            return RenderedLine([{APART[dialect]: message.text}], notes=tuple(notes))
         values, lost = FORMATS[dialect].render(message)
         if not values and message.role == "user":  # never left out, whatever it was
             mark = Message("user", (Text(f"[{', '.join(lost)}: cannot be shown here]"),))
             values, _ = FORMATS[dialect].render(mark)
         cleaned = [_clean(value) for value in values]
-        return Spoken(cleaned, notes=(*notes, *dict.fromkeys(lost)))
+        return RenderedLine(cleaned, notes=(*notes, *dict.fromkeys(lost)))
 
     def _as_sent(self, line: Line, value: Any, notes: list[str]) -> Any:
         """What came, less what an edit has made invalid."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -296,7 +296,7 @@ class Undoing(int):
         return self
 
 
-class Seen(msgspec.Struct, frozen=True):
+class MessageSummary(msgspec.Struct, frozen=True):
     """A message that somebody saw, or said."""
 
     at: int
@@ -316,7 +316,7 @@ class Seen(msgspec.Struct, frozen=True):
         return text if len(text) <= GIST else f"{text[: GIST - 1]}…"
 
 
-class Moment(msgspec.Struct, frozen=True):
+class ComparedView(msgspec.Struct, frozen=True):
     """One of the two views that are compared."""
 
     conversation: str
@@ -324,32 +324,35 @@ class Moment(msgspec.Struct, frozen=True):
     """Right after which event; None is now."""
     messages: int
     tokens: int
-    said: tuple[Seen, ...] = ()
+    said: tuple[MessageSummary, ...] = ()
     """What was said there since the two conversations parted."""
 
 
+Sign: TypeAlias = Literal[" ", "-", "+"]
+
+
 class Change(msgspec.Struct, frozen=True):
-    sign: Literal[" ", "-", "+"]
+    sign: Sign
     """In both, only in the old or only in the new."""
-    seen: Seen
+    seen: MessageSummary
 
 
 class Diff(msgspec.Struct, frozen=True):
     """What one view shows and another does not: true if there is anything."""
 
-    old: Moment
-    new: Moment
+    old: ComparedView
+    new: ComparedView
     changes: tuple[Change, ...]
     """All that either shows, in order."""
     parted_at: int | None = None
     """Of two conversations, the last event that they share."""
 
     @property
-    def removed(self) -> list[Seen]:
+    def removed(self) -> list[MessageSummary]:
         return [change.seen for change in self.changes if change.sign == "-"]
 
     @property
-    def added(self) -> list[Seen]:
+    def added(self) -> list[MessageSummary]:
         return [change.seen for change in self.changes if change.sign == "+"]
 
     def __bool__(self) -> bool:

@@ -8,7 +8,7 @@ from refold.core.cache_cost import Prices
 from refold.core.event import Event, Measured, Replaced, Said, Worth
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class EditSavings(msgspec.Struct, frozen=True):
     """Of the edits that were made together, up to the next ones or to now."""
 
     at: int
@@ -28,9 +28,9 @@ class Outcome(msgspec.Struct, frozen=True):
     """USD by now, at the model's prices; below zero, it has not paid for itself yet."""
 
 
-def outcomes(events: Iterable[Event], view: str, prices: Prices | None) -> Iterator[Outcome]:
+def edit_savings(events: Iterable[Event], view: str, prices: Prices | None) -> Iterator[EditSavings]:
     """One for each edit that was weighed, in order."""
-    newest: Outcome | None = None
+    newest: EditSavings | None = None
     fresh = 0
     for event in events:
         match event:
@@ -39,7 +39,7 @@ def outcomes(events: Iterable[Event], view: str, prices: Prices | None) -> Itera
             case Replaced(worth=Worth() as worth) if event.view == view:
                 if newest is not None:
                     yield newest
-                newest = Outcome(event.at, event.kind, event.why, worth)
+                newest = EditSavings(event.at, event.kind, event.why, worth)
             case Measured() if event.view == view and event.usage.input:
                 if newest is not None:
                     newest = _told(newest, event, fresh, prices)
@@ -48,7 +48,7 @@ def outcomes(events: Iterable[Event], view: str, prices: Prices | None) -> Itera
         yield newest
 
 
-def _told(outcome: Outcome, measured: Measured, fresh: int, prices: Prices | None) -> Outcome:
+def _told(outcome: EditSavings, measured: Measured, fresh: int, prices: Prices | None) -> EditSavings:
     usage = measured.usage
     missed = max(0, usage.input - usage.cache_read)
     rewritten = max(0, missed - fresh) if outcome.rewritten is None else outcome.rewritten

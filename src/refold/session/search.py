@@ -13,13 +13,13 @@ from refold.core.errors import RefoldError, SettingError, StoreError
 from refold.core.event import Line, Replaced, Said
 from refold.core.lease import OWN
 from refold.core.message import CompactionMarker, Media, Message, Part, Text, ToolCall, ToolResult
-from refold.core.query import Query, Words, excerpt
+from refold.core.query import Query, SearchText, excerpt
 from refold.policies.shorten import quoted
 from refold.session.embedding import pieces_of, unit_vectors
 from refold.session.results import Hit
-from refold.session.validate import whole
+from refold.session.validate import require_int
 from refold.stores.record import Record
-from refold.stores.store import FEW, Found, Key, Scope, Searched, Snapshots, Store, Vectors
+from refold.stores.store import FEW, FoundPlace, Key, Scope, Searched, Snapshots, Store, Vectors
 
 if TYPE_CHECKING:
     from refold.session.embedding import Embedder
@@ -35,7 +35,7 @@ NEAR = 0.25
 LONG = 2_000
 """Events that are not read only to know what is in view."""
 SPARE = 10
-"""Found besides, for those that turn out not to stand any more."""
+"""FoundPlace besides, for those that turn out not to stand any more."""
 RANK = 60
 """How little the first of a list counts for more than the second, where two lists are merged."""
 
@@ -45,9 +45,9 @@ def limit_of(limit: object) -> int:
     Raises:
         SettingError: so many hits cannot be asked for.
     """
-    if not 1 <= whole("limit", limit) <= MOST_HITS:
+    if not 1 <= require_int("limit", limit) <= MOST_HITS:
         raise SettingError("limit", f"expected 1 to {MOST_HITS:,}, got {limit}")
-    return whole("limit", limit)
+    return require_int("limit", limit)
 
 
 def find(
@@ -58,7 +58,7 @@ def find(
     parse: Parse,
     embedder: "Embedder | None" = None,
     tick: Callable[[int], None] = lambda n: None,
-) -> list[Found]:
+) -> list[FoundPlace]:
     """Places, the best first, with a few to spare. What is not in the index yet is taken in before; `tick`
     hears how much.
 
@@ -80,7 +80,7 @@ def find(
 
 def _by_words(
     store: Store, scope: Scope, query: Query, limit: int, parse: Parse, tick: Callable[[int], None]
-) -> list[Found]:
+) -> list[FoundPlace]:
     if isinstance(store, Searched):
         try:
             for n in store.index(scope, lambda entry: words(entry, parse)):
@@ -93,15 +93,15 @@ def _by_words(
 
 def _scanned(
     store: Store, scope: Scope, query: Query, limit: int, parse: Parse, tick: Callable[[int], None]
-) -> list[Found]:
-    every, some = list[Found](), list[Found]()
+) -> list[FoundPlace]:
+    every, some = list[FoundPlace](), list[FoundPlace]()
     for key, entry in _entries(store, scope):
         tick(1)
         known = words(entry, parse)
         if known is not None and query.matches(known):
-            every.append(Found(key, entry.at, query.weight(known)))
+            every.append(FoundPlace(key, entry.at, query.weight(known)))
         elif known is not None and query.can_relax and query.matches(known, any_word=True):
-            some.append(Found(key, entry.at, query.weight(known)))
+            some.append(FoundPlace(key, entry.at, query.weight(known)))
     best = nlargest(limit, every, key=lambda found: (found.score, found.at))
     if len(best) < min(limit, FEW):
         best += nlargest(limit - len(best), some, key=lambda found: (found.score, found.at))
@@ -117,7 +117,7 @@ def _entries(store: Store, scope: Scope) -> Iterator[tuple[Key, Entry]]:
     return chain.from_iterable(((key, link.entry) for link in store.read(key, at)) for key, at in keys)
 
 
-def words(entry: Entry, parse: Parse) -> Words | None:
+def words(entry: Entry, parse: Parse) -> SearchText | None:
     """What can be found of an entry: what was said or corrected, but for refold's own tools and what they
     answered.
     """
@@ -126,7 +126,7 @@ def words(entry: Entry, parse: Parse) -> Words | None:
         return None
     tools = tuple(tool for tool in said.line.tools if tool not in OWN)
     text = text_of(said)
-    return Words.of(text, tools, said.line.role) if text or tools else None
+    return SearchText.of(text, tools, said.line.role) if text or tools else None
 
 
 class Corrected(NamedTuple):
@@ -182,7 +182,7 @@ def _by_meaning(
     embedder: "Embedder",
     parse: Parse,
     tick: Callable[[int], None],
-) -> list[Found]:
+) -> list[FoundPlace]:
     name = str(
         getattr(embedder, "name", "") or getattr(embedder, "__qualname__", type(embedder).__qualname__)
     )
@@ -204,7 +204,7 @@ def _pieces(entry: Entry, parse: Parse) -> list[str]:
     return pieces_of(text_of(said)) if said is not None else []
 
 
-def _allowed(store: Store, query: Query, found: Found, parse: Parse) -> bool:
+def _allowed(store: Store, query: Query, found: FoundPlace, parse: Parse) -> bool:
     if not (query.tools or query.roles):
         return True
     link = next(store.read(found.key, found.at, found.at + 1), None)
@@ -212,21 +212,21 @@ def _allowed(store: Store, query: Query, found: Found, parse: Parse) -> bool:
     return said is not None and query.allows(said.line.tools, said.line.role)
 
 
-def _merged(*lists: Sequence[Found]) -> list[Found]:
+def _merged(*lists: Sequence[FoundPlace]) -> list[FoundPlace]:
     """By reciprocal rank: what is high in either list is high, what is in both is higher."""
     scores = dict[tuple[Key, int], float]()
     for some in lists:
         for rank, found in enumerate(some, 1):
             scores[found[:2]] = scores.get(found[:2], 0.0) + 1 / (RANK + rank)
     best = sorted(scores.items(), key=lambda one: one[1], reverse=True)
-    return [Found(*place, score) for place, score in best]
+    return [FoundPlace(*place, score) for place, score in best]
 
 
 # What is told
 
 
 def hits(
-    store: Store, query: Query, found: Sequence[Found], limit: int, parse: Parse, *known: Record
+    store: Store, query: Query, found: Sequence[FoundPlace], limit: int, parse: Parse, *known: Record
 ) -> list[Hit]:
     """What was found, with its words, and whether it is in view; `known` are records that are open.
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 from weakref import WeakSet
 
 from refold import telemetry
-from refold.config.config import AgentSettings, Config, demand_sense, with_database
+from refold.config.config import AgentSettings, Config, check_target, with_database
 from refold.core import codec
 from refold.core.draft import PART, Draft, number
 from refold.core.errors import ConflictError, MessageError, RefoldError, SettingError, StoreError
@@ -33,7 +33,7 @@ from refold.session.compare import compare
 from refold.session.embedding import Similarity, embedder_of
 from refold.session.explain import explain
 from refold.session.export import export_lines
-from refold.session.fit import Fitter, Wish
+from refold.session.fit import FitRequest, Fitter
 from refold.session.intake import Intake
 from refold.session.notify import MessageEvent, Notifier, OnEvent, callbacks_of
 from refold.session.reduce import Reducer
@@ -50,10 +50,10 @@ from refold.session.results import (
     Undoing,
     stored,
 )
-from refold.session.savings import Outcome, outcomes
+from refold.session.savings import EditSavings, edit_savings
 from refold.session.streams import (
     ASYNC,
-    Tape,
+    StreamRecording,
     Unfinished,
     chunks_of,
     demand_stream,
@@ -66,10 +66,10 @@ from refold.session.validate import (
     fields,
     message_kind,
     model_name,
-    named,
     override_of,
     policies_of,
-    whole,
+    require_int,
+    require_name,
 )
 from refold.stores.record import Record
 from refold.stores.store import Attended, Forks, Ids, Key, Listening, Memories, Memory, Snapshots, Store
@@ -77,9 +77,9 @@ from refold.summaries.lease import CompactionLease
 
 if TYPE_CHECKING:
     from refold.core.budget import Budget
-    from refold.session.memories import Recall
-    from refold.summaries.background import UnderWay
-    from refold.summaries.prepare import Summaries
+    from refold.session.memories import MemoryRecall
+    from refold.summaries.background import PendingWork
+    from refold.summaries.prepare import SummaryWriter
 
 Part: TypeAlias = str | int | Sequence[int | None] | None
 """Which lines, characters or items."""
@@ -119,7 +119,7 @@ class Session:
         self._embedder = embedder_of(embedder)
         self._is_closed = False
         self._unfinished = deque[Unfinished]()
-        self._tapes = WeakSet[Tape]()
+        self._tapes = WeakSet[StreamRecording]()
         """Streams that were recorded and did not come to their end."""
         self._notices = list[str]()
         """For the next report."""
@@ -139,48 +139,50 @@ class Session:
         self.reducer.summaries = self._summaries()
         if self.settings.compaction.max_tokens is not None:
             place = self.config.place("agents", agent or "default", "compact", "max_tokens")
-            demand_sense(self.settings, self.fitter.budget, place)
+            check_target(self.settings, self.fitter.budget, place)
 
-    def _summaries(self) -> "Summaries | None":
+    def _summaries(self) -> "SummaryWriter | None":
         hand_over = self._handing_over()
         if self._summarizer is None and not self.config.has_writers(self._agent) and hand_over is None:
             return None
-        from refold.summaries.context import Desk
-        from refold.summaries.prepare import Summaries, summarizers_of
+        from refold.summaries.context import SummaryContext
+        from refold.summaries.prepare import SummaryWriter, summarizers_of
 
         given = summarizers_of(self._summarizer, self.settings.summarizer.base_urls)
         facts = (self.record, self.config, self._agent, self._lease)
-        summaries = Summaries(Desk(*facts, lambda: self.fitter.meter.limits.window), given, self._lock)
+        summaries = SummaryWriter(
+            SummaryContext(*facts, lambda: self.fitter.meter.limits.window), given, self._lock
+        )
         summaries.hand_over = hand_over
         return summaries
 
-    def _handing_over(self) -> "Callable[[Budget, int], UnderWay] | None":
+    def _handing_over(self) -> "Callable[[Budget, int], PendingWork] | None":
         """To workers, where that is how it is set up."""
         if self.settings.summarizer.run_in != "worker":
             return None
-        from refold.summaries.queue import Errand, queue_of
+        from refold.summaries.queue import CompactionJob, queue_of
 
         path = ("agents", self._agent or "default", "summarizer", "run_in")
         queue = queue_of(self.store, self.config.place(*path))
 
-        def hand_over(budget: "Budget", round: int) -> "UnderWay":
+        def hand_over(budget: "Budget", round: int) -> "PendingWork":
             names: dict[str, Any] = {"agent": self._agent, "model": self.model}
             facts: dict[str, Any] = {**names, "handles": self.reducer.handles, "budget": budget}
-            return queue.hand_over(Errand(*self.key, self.record.view, round, **facts))
+            return queue.hand_over(CompactionJob(*self.key, self.record.view, round, **facts))
 
         return hand_over
 
-    def _attended(self) -> "Recall | None":
+    def _attended(self) -> "MemoryRecall | None":
         """A store that learns from what is said is told of this session, and asked what it remembers."""
         store, recalls = self.store, isinstance(self.store, Memories) and self.store.recalls
         if recalls or isinstance(store, Listening):
-            from refold.session.memories import Recall, spoken
+            from refold.session.memories import MemoryRecall, spoken
 
             if isinstance(store, Listening):
                 store.listen(spoken(parse))
             if isinstance(store, Attended):
                 store.begin(self.key)
-            return Recall(store, self.key) if isinstance(store, Memories) and recalls else None
+            return MemoryRecall(store, self.key) if isinstance(store, Memories) and recalls else None
         return None
 
     @property
@@ -281,7 +283,7 @@ class Session:
             raise MessageError("stream", ASYNC)
         return self._recorded(stream, self._tape(keep_partial))
 
-    def _recorded(self, stream: Iterable[Any], tape: Tape) -> Iterator[Any]:
+    def _recorded(self, stream: Iterable[Any], tape: StreamRecording) -> Iterator[Any]:
         try:
             for chunk in stream:
                 tape.chunks.append(chunk)
@@ -294,13 +296,13 @@ class Session:
             raise
         self._finish_stream(tape)
 
-    def _tape(self, keep_partial: bool) -> Tape:
+    def _tape(self, keep_partial: bool) -> StreamRecording:
         self._demand_open()
-        tape = Tape(keep_partial, self._unfinished)
+        tape = StreamRecording(keep_partial, self._unfinished)
         self._tapes.add(tape)
         return tape
 
-    def _finish_stream(self, tape: Tape) -> None:
+    def _finish_stream(self, tape: StreamRecording) -> None:
         """Stores what was recorded of a stream that ended."""
         tape.is_over = True
         if not tape.chunks:
@@ -327,7 +329,7 @@ class Session:
     def intake(self, dialect: str | None = None) -> Intake:
         """How messages are taken in: counted for the model, in a dialect or in the one each is in."""
         if dialect is not None:
-            format_of(named("dialect", dialect))
+            format_of(require_name("dialect", dialect))
         with self._lock:  # the dialect is that of the newest message, which may have to be read first
             return Intake(self.fitter.meter.counter, self.fitter.dialect, dialect)
 
@@ -400,8 +402,8 @@ class Session:
         Raises:
             OverBudgetError: what must be shown is larger than the window.
         """
-        named("dialect", "unset" if dialect is None else dialect)
-        wish = Wish(dialect, tools, override, fields(request))
+        require_name("dialect", "unset" if dialect is None else dialect)
+        wish = FitRequest(dialect, tools, override, fields(request))
         with telemetry.work("fit", self.conversation) as span:
             self._settle_streams()
             told = self._remembered(self._recall) if self._recall is not None else ()
@@ -417,7 +419,9 @@ class Session:
             span.note({"refold.edits": len(report.edits), "refold.limit": report.limit})
             return fitted
 
-    def _fit(self, wish: Wish, told: Sequence[str], lease: CompactionLease | None = None) -> Fitted | None:
+    def _fit(
+        self, wish: FitRequest, told: Sequence[str], lease: CompactionLease | None = None
+    ) -> Fitted | None:
         with self._lock:
             self.record.catch_up()
             fitted = self.fitter.fit(wish, [*told, *self._notices], lease)
@@ -443,7 +447,7 @@ class Session:
         places: list[int] = self.append([reply, *results])
         return places
 
-    def _remembered(self, recall: "Recall") -> Sequence[str]:
+    def _remembered(self, recall: "MemoryRecall") -> Sequence[str]:
         """Shows what is remembered beside the user's newest message; returns what went wrong."""
         with self._lock:
             self.record.catch_up()
@@ -468,11 +472,11 @@ class Session:
         if not isinstance(self.store, Memories):
             kind, known = type(self.store).__name__, "mem0://, hybrid:// and agentcore:// have them"
             raise StoreError(f"{kind} has no memories; {known}")
-        asked = None if query is None else named("query", query)
-        where = None if namespace is None else named("namespace", namespace)
+        asked = None if query is None else require_name("query", query)
+        where = None if namespace is None else require_name("namespace", namespace)
         return list(self.store.memories(self.key, asked, limit_of(limit), where))
 
-    def _wait(self, wish: Wish) -> None:
+    def _wait(self, wish: FitRequest) -> None:
         """For what models are writing, as long as is set; nobody else waits, since the lock is free."""
         wait_s, summaries = self.settings.summarizer.wait_s, self.reducer.summaries
         until = time.monotonic() + wait_s
@@ -495,7 +499,7 @@ class Session:
         """
         with self._lock:
             self.record.catch_up()
-            return self.fitter.overflow(Wish(tools=tools, request=fields(request)))
+            return self.fitter.overflow(FitRequest(tools=tools, request=fields(request)))
 
     def should_compact(
         self, *, tools: Sequence[Any] | None = None, request: Mapping[str, Any] | None = None
@@ -503,14 +507,14 @@ class Session:
         """Whether the next `fit` would make the view smaller, and because of what."""
         with self._lock:
             self.record.catch_up()
-            return self.fitter.decide(Wish(tools=tools, request=fields(request)))
+            return self.fitter.decide(FitRequest(tools=tools, request=fields(request)))
 
     def view(self, at: int | None = None) -> View:
         """What the model sees now, or saw right after the event at a place."""
         self._settle_streams()
         with self._lock:
             self.record.catch_up()
-            live = self.record.live if at is None else self.record.as_of(whole("at", at))
+            live = self.record.live if at is None else self.record.as_of(require_int("at", at))
             return self.record.with_words(live.freeze())
 
     def compact(
@@ -532,10 +536,10 @@ class Session:
         if strategy not in STRATEGIES:
             raise SettingError("strategy", f"{strategy!r} is not known; known: {', '.join(STRATEGIES)}")
         for name, given in (("keep_recent", keep_recent), ("target_tokens", target_tokens)):
-            if given is not None and whole(name, given) < 0:
+            if given is not None and require_int(name, given) < 0:
                 raise SettingError(name, f"expected 0 or more, got {given}")
         order = CompactionRequest(
-            strategy, keep_recent, target_tokens, named("focus", focus) if focus else ""
+            strategy, keep_recent, target_tokens, require_name("focus", focus) if focus else ""
         )
         with telemetry.work("compact", self.conversation) as span:
             result = self.compaction.carry_out(order, dry_run)
@@ -561,9 +565,9 @@ class Session:
         with self._lock:
             self.record.catch_up()
             found = []
-            for event in self.record.events(self.record.place_of(max(0, whole("start", start)))):
+            for event in self.record.events(self.record.place_of(max(0, require_int("start", start)))):
                 if isinstance(event, Said):
-                    if event.index >= whole("end", end):
+                    if event.index >= require_int("end", end):
                         break
                     found.append(self._stored(event))
             return found
@@ -578,8 +582,8 @@ class Session:
         """
         self._settle_streams()
         found: list[StoredMessage] = []
-        most = whole("max_messages", max_messages)
-        limit = None if max_tokens is None else max(0, whole("max_tokens", max_tokens))
+        most = require_int("max_messages", max_messages)
+        limit = None if max_tokens is None else max(0, require_int("max_tokens", max_tokens))
         memory: list[StoredMessage] = []
         tokens = 0
         with self._lock:
@@ -615,7 +619,7 @@ class Session:
 
         With `follow` it goes on with what anybody appends, in any process, until the conversation is erased.
         """
-        start = max(0, whole("after", after))
+        start = max(0, require_int("after", after))
         if not follow:
             return self.record.events(start)
         return (event for event in self.record.followed(start) if event is not None)
@@ -656,7 +660,7 @@ class Session:
         with telemetry.work("expand", self.conversation):
             with self._lock:
                 self.record.catch_up()
-                found = expansion.source(self.record, at if isinstance(at, str) else whole("at", at))
+                found = expansion.source(self.record, at if isinstance(at, str) else require_int("at", at))
             text = expansion.text_of(found, part)  # which may take long: nobody else waits for it
             self._tell_expanded(found.at, reason or "")
             return text
@@ -673,7 +677,7 @@ class Session:
     def tools(self, dialect: str | None = None) -> list[dict[str, Any]]:
         """Expand and search as tools, for the request; where no handles are shown, search alone."""
         if dialect is not None:
-            format_of(named("dialect", dialect))
+            format_of(require_name("dialect", dialect))
         return declared(
             dialect or self.fitter.dialect, (EXPAND, SEARCH) if self.reducer.handles else (SEARCH,)
         )
@@ -704,13 +708,13 @@ class Session:
         """Why a message is in the view or out of it: what was done, by which rung, by which setting."""
         with self._lock:
             self.record.catch_up()
-            return explain(self.record, whole("at", at))
+            return explain(self.record, require_int("at", at))
 
-    def savings(self) -> list[Outcome]:
+    def savings(self) -> list[EditSavings]:
         """Which edits were made to save money or tokens, what was expected of each, and what came of it."""
         model = self.record.live.state.model or self.fitter.model
         prices = find(model, self.config.models).limits.cached if model else None
-        return list(outcomes(self.events(), self.record.view, prices))
+        return list(edit_savings(self.events(), self.record.view, prices))
 
     def search(self, query: str, *, limit: int = 10, everywhere: bool = False) -> list[Hit]:
         """What was said here, or `everywhere` in the owner's conversations, that has to do with a query.
@@ -741,7 +745,7 @@ class Session:
             NotFoundError: nothing of that kind is in force there.
             ConflictError: it took an edit back that cannot stand any more, since another is in the way.
         """
-        asked, done = None if at is None else whole("at", at), list[tuple[int, int | None]]()
+        asked, done = None if at is None else require_int("at", at), list[tuple[int, int | None]]()
 
         def make(stamp: Stamp) -> Sequence[Event]:
             event, covered_by = amend.undo(self.record, asked, stamp, why)
@@ -752,7 +756,7 @@ class Session:
 
     def restore(self, at: int, *, why: str = "") -> int:
         """Shows the original in its old place again, with the calls and results it belongs to."""
-        return self._amend(lambda stamp: [amend.restore(self.record, whole("at", at), stamp, why)], why)
+        return self._amend(lambda stamp: [amend.restore(self.record, require_int("at", at), stamp, why)], why)
 
     def correct(self, at: int, message: Any, *, why: str = "") -> int:
         """Shows another message in the place of one that was said, which stays in the record.
@@ -765,7 +769,7 @@ class Session:
             NotFoundError: no message was said there, or it is hidden: restore it first.
         """
         new = message if isinstance(message, str) else self._one(message)
-        place, count = whole("at", at), self.fitter.meter.counter.message
+        place, count = require_int("at", at), self.fitter.meter.counter.message
         return self._amend(lambda stamp: [amend.correct(self.record, place, new, count, stamp, why)], why)
 
     def _one(self, message: Any) -> Message:
@@ -783,7 +787,7 @@ class Session:
             raise SettingError("at", "with what? Give a place, or another conversation as `other`")
         if other is not None and not isinstance(other, Session):
             raise SettingError("other", f"expected a session, got {type(other).__name__}")
-        old, new = (None if one is None else whole(name, one) for name, one in (("at", at), ("to", to)))
+        old, new = (None if one is None else require_int(name, one) for name, one in (("at", at), ("to", to)))
         with self._lock:
             self.record.catch_up()
             theirs = Record(other.store, other.key, other.record.view, parse) if other else self.record
@@ -791,10 +795,10 @@ class Session:
 
     def pin(self, at: int, *, why: str = "") -> int:
         """Keeps a message in every view, whatever is reduced around it."""
-        return self._amend(lambda stamp: [amend.pin(self.record, whole("at", at), stamp, why)], why)
+        return self._amend(lambda stamp: [amend.pin(self.record, require_int("at", at), stamp, why)], why)
 
     def unpin(self, at: int, *, why: str = "") -> int:
-        return self._amend(lambda stamp: amend.unpin(self.record, whole("at", at), stamp, why), why)
+        return self._amend(lambda stamp: amend.unpin(self.record, require_int("at", at), stamp, why), why)
 
     def name(self, *, title: str | None = None, model: str | None = None) -> int:
         """Gives the conversation a title, or a model, for lists of many; what is not given stays."""
@@ -899,8 +903,8 @@ def forked(session: Session, new_id: str, at: int | None = None) -> Key:
         raise StoreError(f"{type(store).__name__} cannot fork; export and load under another id")
     with session.notifier:
         record.catch_up()
-        stop = record.live.state.next if at is None else record.end_of(whole("at", at))
-        new = Key(session.key.owner, named("new_id", new_id))
+        stop = record.live.state.next if at is None else record.end_of(require_int("at", at))
+        new = Key(session.key.owner, require_name("new_id", new_id))
         store.fork(session.key, new, stop)
         if isinstance(store, Snapshots):  # those of the shared past are the fork's as well
             record.save()

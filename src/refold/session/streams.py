@@ -60,7 +60,7 @@ class Unfinished(NamedTuple):
         return f"A streamed reply was not stored: {self.problem}{hint}"
 
 
-class Tape:
+class StreamRecording:
     """The chunks of a stream that is being recorded.
 
     Where nobody reads on, the interpreter collects the tape, at any moment and in any thread: what is on it

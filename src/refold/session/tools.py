@@ -76,7 +76,7 @@ def declared(dialect: str, names: Iterable[str]) -> list[dict[str, Any]]:
     return found
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ToolAnswer(msgspec.Struct, frozen=True):
     """An answer to a model, and what was expanded for it."""
 
     text: str
@@ -101,7 +101,7 @@ class Toolbox:
         window: int,
         count: Callable[[str], int],
         search: Callable[[str, int], str],
-    ) -> Asked:
+    ) -> ToolAnswer:
         """What a tool answers. Whatever a model wrote, the answer is a text that it can act on.
 
         The lock is held only while the view is looked at: whatever takes long, nobody else waits for.
@@ -116,19 +116,19 @@ class Toolbox:
             if name == SEARCH:
                 if not isinstance(given["query"], str):
                     raise CannotExpandError(f"query is a text, got {given['query']!r}")
-                return Asked(
+                return ToolAnswer(
                     search(given["query"], min(MOST_HITS, _number("limit", given.get("limit", HITS))))
                 )
             at, part = _number("at", given["at"]), slice_of(given)
             with lock:
                 most, found = self._most(window), self._source(at, part)
                 note = ", before it was corrected" if at in self.record.live.state.corrected else ""
-            answer = Asked(within(found, part, most, count, note), at, str(given.get("reason", "")))
+            answer = ToolAnswer(within(found, part, most, count, note), at, str(given.get("reason", "")))
             self._answered = (self._answered[0], self._answered[1] + count(answer.text))
             self._in_vain.pop(_key(name, arguments), None)
             return answer
         except (RefoldError, RecursionError, ValueError, TypeError) as error:
-            return Asked(self._refused(_key(name, arguments), error))
+            return ToolAnswer(self._refused(_key(name, arguments), error))
 
     def _most(self, window: int) -> int:
         """Tokens that an answer may take now."""

@@ -13,7 +13,7 @@ from refold.core.message import Kind
 from refold.core.plan import Policy
 
 
-def whole(name: str, value: object) -> int:
+def require_int(name: str, value: object) -> int:
     """
     Raises:
         SettingError: it is no whole number.
@@ -23,7 +23,7 @@ def whole(name: str, value: object) -> int:
     return int(value)  # an answer that is a number knows more than its place
 
 
-def named(name: str, value: object) -> str:
+def require_name(name: str, value: object) -> str:
     """
     Raises:
         SettingError: it is no name.
@@ -38,7 +38,7 @@ def model_name(model: str | None) -> str | None:
     Raises:
         SettingError: no model can be called that.
     """
-    if model is not None and not named("model", model).isprintable():
+    if model is not None and not require_name("model", model).isprintable():
         raise SettingError("model", f"is no name of a model: {shown(model)}")
     return model
 
@@ -87,7 +87,7 @@ def output_of(request: Mapping[str, Any]) -> int | None:
     """
     for name in ("max_output_tokens", "max_completion_tokens", "max_tokens"):
         if request.get(name) is not None:
-            if whole(name, request[name]) < 1:
+            if require_int(name, request[name]) < 1:
                 raise SettingError(name, f"expected at least 1, got {request[name]}")
             return int(request[name])
     return None

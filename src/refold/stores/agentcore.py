@@ -17,7 +17,7 @@ from refold.stores.agentcore_known import Ancestor, Known, ancestors
 from refold.stores.agentcore_memorizer import AgentCoreMemorizer
 from refold.stores.agentcore_reading import Reading
 from refold.stores.agentcore_service import Branch, Place, Service, digest
-from refold.stores.store import Ability, Key, Lease, Listed, Memory, Spoken, demand_next, shown_url
+from refold.stores.store import Ability, Key, Lease, Listed, Memory, SpokenMessage, demand_next, shown_url
 
 SALTS = 1_000
 """How many client tokens are tried, where those before were used for something that was erased since."""
@@ -85,7 +85,7 @@ class AgentCoreStore:
             memory_id, actor, region=region, client=client, namespace=namespace, timeout_s=timeout_s
         )
         self._long_term = long_term
-        self._spoken: Callable[[Entry], Spoken | None] | None = None
+        self._spoken: Callable[[Entry], SpokenMessage | None] | None = None
         self._reading = Reading(self._service)
         self._salts: dict[tuple[str, ...], int] = {}
 
@@ -315,7 +315,7 @@ class AgentCoreStore:
 
     # What the service learns
 
-    def listen(self, spoken: Callable[[Entry], Spoken | None], /) -> None:
+    def listen(self, spoken: Callable[[Entry], SpokenMessage | None], /) -> None:
         self._spoken = spoken
 
     def memories(self, key: Key, query: str | None, limit: int, namespace: str | None, /) -> list[Memory]:

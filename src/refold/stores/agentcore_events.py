@@ -11,7 +11,7 @@ import msgspec
 
 from refold.core.codec import Entry, Link, chain, to_bytes
 from refold.core.errors import CorruptError, NewerError
-from refold.stores.store import Key, Spoken
+from refold.stores.store import Key, SpokenMessage
 
 Json: TypeAlias = dict[str, Any]
 Row: TypeAlias = tuple[bytes, bytes | None, bytes, bytes]
@@ -74,7 +74,7 @@ def payload(head: Json, texts: Iterable[Json] = (), data: str = "") -> list[Json
     return [*texts, {"blob": f"refold event {VERSION}\n{json.dumps(head)}\n{data}"}]
 
 
-def packed(entries: Sequence[Entry], said: Iterable[Spoken]) -> list[tuple[Sequence[Json], str]]:
+def packed(entries: Sequence[Entry], said: Iterable[SpokenMessage]) -> list[tuple[Sequence[Json], str]]:
     """A batch, as texts and data for each of the events that hold it: one, unless it is very large."""
     rows = [(to_bytes(one.kind), one.id if one.id is None else to_bytes(one.id), *one[3:]) for one in entries]
     data = base64.b64encode(zlib.compress(msgspec.msgpack.encode(rows), 6)).decode()
@@ -109,7 +109,7 @@ def links(batch: Seen, parts: Sequence[Seen]) -> list[Link]:
     return result
 
 
-def conversational(said: Iterable[Spoken]) -> Iterator[Json]:
+def conversational(said: Iterable[SpokenMessage]) -> Iterator[Json]:
     """What the service's strategies read; cut where it is too long for them, which the blob is not."""
     for one in said:
         text = one.text.replace("\0", " ").encode("utf-16-le", "replace")[: 2 * MOST_TEXT]

@@ -6,7 +6,7 @@ from refold.core.codec import to_bytes
 from refold.core.errors import MessageError, StoreError
 from refold.stores.agentcore_events import conversational
 from refold.stores.agentcore_service import Service, digest
-from refold.stores.store import Key, Memory, Spoken
+from refold.stores.store import Key, Memory, SpokenMessage
 
 
 class AgentCoreMemorizer:
@@ -21,7 +21,7 @@ class AgentCoreMemorizer:
     def name(self) -> str:
         return f"agentcore://{self._service.memory_id}/{self._service.actor or ''}"
 
-    def remember(self, key: Key, said: Sequence[Spoken], /) -> None:
+    def remember(self, key: Key, said: Sequence[SpokenMessage], /) -> None:
         place = self._service.place(key)
         for one in said:
             token = digest(*map(to_bytes, (*place, *key, f"{one.at} {one.time!r}")))  # erased, it is another

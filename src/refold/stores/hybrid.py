@@ -35,9 +35,9 @@ from refold.stores.store import (
     Searched,
     Settings,
     Snapshots,
-    Spoken,
+    SpokenMessage,
     Store,
-    Summaries,
+    SummaryCache,
     Vectors,
     Watched,
     open_store,
@@ -47,7 +47,7 @@ from refold.stores.store import (
 Sync: TypeAlias = Literal["immediate", "batch", "end"]
 
 PASSED_ON = (
-    *(Ids, Located, Forks, Snapshots, Leases, Notes, Summaries, Searched, Vectors, Settings),
+    *(Ids, Located, Forks, Snapshots, Leases, Notes, SummaryCache, Searched, Vectors, Settings),
     *(Batched, Watched, Cursors, Examined),
 )
 """What a record may be able to do besides, and this store then too."""
@@ -171,7 +171,7 @@ class HybridStore:
 
     # The memory
 
-    def listen(self, spoken: Callable[[Entry], Spoken | None], /) -> None:
+    def listen(self, spoken: Callable[[Entry], SpokenMessage | None], /) -> None:
         self._follower.spoken = spoken
 
     def begin(self, key: Key, /) -> None:

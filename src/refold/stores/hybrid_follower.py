@@ -14,7 +14,7 @@ from refold.core.errors import MessageError, StoreError
 from refold.stores.hybrid_refused import Refusals, Refused
 from refold.stores.hybrid_turns import Turns
 from refold.stores.recent import Recent
-from refold.stores.store import Cursors, Forks, Key, Memorizer, Spoken, Store
+from refold.stores.store import Cursors, Forks, Key, Memorizer, SpokenMessage, Store
 
 BATCH_CHARS = 100_000
 """Of what is handed over in one go, about."""
@@ -37,7 +37,7 @@ MOST_KNOWN = 10_000
 class Told(NamedTuple):
     """What an entry says, and the entry."""
 
-    said: Spoken
+    said: SpokenMessage
     link: Link
 
 
@@ -54,7 +54,7 @@ class Follower:
         self._unsure = f"{self._name} may begin later"
         """A cursor beside the other: at 0 while it is not known whether the conversation is a fork."""
         self.refusals = Refusals(record, self._name)
-        self.spoken: Callable[[Entry], Spoken | None] | None = None
+        self.spoken: Callable[[Entry], SpokenMessage | None] | None = None
         self.problem: str | None = None
         self._start()
 
@@ -383,7 +383,7 @@ class Follower:
         self._erased.discard(key)
         self.refusals.set(key, ())
 
-    def _said(self, entry: Entry) -> Spoken | None:
+    def _said(self, entry: Entry) -> SpokenMessage | None:
         return self.spoken(entry) if self.spoken else None
 
     def _read(self, key: Key, start: int, count: int) -> list[Link]:

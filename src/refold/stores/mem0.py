@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from refold.core.errors import MessageError, RefoldError, SettingError, StoreError
 from refold.stores.hybrid import HybridStore, is_number, joined
 from refold.stores.recent import Recent
-from refold.stores.store import Key, Memory, Spoken, shown_url
+from refold.stores.store import Key, Memory, SpokenMessage, shown_url
 
 Level: TypeAlias = Literal["user", "session", "agent", "org"]
 
@@ -102,7 +102,7 @@ class Mem0Memorizer:
 
     # What a hybrid store asks for
 
-    def remember(self, key: Key, said: Sequence[Spoken], /) -> None:
+    def remember(self, key: Key, said: Sequence[SpokenMessage], /) -> None:
         said = [one for one in said if one.role in ROLES and one.text.strip()]
         if key not in self._sure:
             said = self._unknown(key, said)
@@ -238,7 +238,7 @@ class Mem0Memorizer:
                 break
         return [one for one in found if (one.get("metadata") or {}).get("refold") == _digest(key)]
 
-    def _unknown(self, key: Key, said: Sequence[Spoken]) -> list[Spoken]:
+    def _unknown(self, key: Key, said: Sequence[SpokenMessage]) -> list[SpokenMessage]:
         """Without what Mem0 learned from already, before this process died or the line was cut."""
         found = list[dict[str, Any]]()
         with (

@@ -9,12 +9,12 @@ from typing import TypeVar
 from refold.core.codec import GENESIS, Entry, Link, chain
 from refold.core.errors import ConflictError, NotFoundError
 from refold.core.event import Expiry
-from refold.core.query import Query, Words
+from refold.core.query import Query, SearchText
 from refold.stores.nearest import nearest
 from refold.stores.store import (
     FEW,
     KEPT_SUMMARIES,
-    Found,
+    FoundPlace,
     Key,
     Lease,
     Listed,
@@ -39,7 +39,7 @@ class _Conversation:
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     summaries: dict[bytes, bytes] = field(default_factory=dict)
-    words: list[Words | None] = field(default_factory=list)
+    words: list[SearchText | None] = field(default_factory=list)
     """Of the first entries."""
     vectors: dict[str, list[Sequence[bytes]]] = field(default_factory=dict)
     """Of the first entries, by embedder."""
@@ -144,12 +144,12 @@ class MemoryStore:
         with self._lock:
             return dict(self._all[key].snapshots) if key in self._all else {}
 
-    def index(self, scope: Scope, words: Callable[[Entry], Words | None], /) -> Iterator[int]:
+    def index(self, scope: Scope, words: Callable[[Entry], SearchText | None], /) -> Iterator[int]:
         return self._follow(scope, lambda one: one.words, lambda entries: list(map(words, entries)))
 
-    def search(self, scope: Scope, query: Query, limit: int, /) -> list[Found]:
+    def search(self, scope: Scope, query: Query, limit: int, /) -> list[FoundPlace]:
         there = [
-            (Found(key, at, query.weight(words)), words)
+            (FoundPlace(key, at, query.weight(words)), words)
             for key, at, one in self._places(scope)
             if at < len(one.words) and (words := one.words[at]) is not None
         ]
@@ -183,13 +183,13 @@ class MemoryStore:
                 known += new[len(known) - start :]  # less what somebody else stored meanwhile
             yield len(new)
 
-    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[Found]:
+    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[FoundPlace]:
         rows = [
             ((key, at), blob)
             for key, at, one in self._places(scope)
             for blob in next(iter(one.vectors.get(embedder, [])[at : at + 1]), ())
         ]
-        return [Found(*place, score) for place, score in nearest(vector, rows, limit)]
+        return [FoundPlace(*place, score) for place, score in nearest(vector, rows, limit)]
 
     def _within(self, scope: Scope) -> list[tuple[Key, _Conversation]]:
         with self._lock:
@@ -273,7 +273,7 @@ class MemoryStore:
         pass
 
 
-def _best(found: Iterable[Found]) -> list[Found]:
+def _best(found: Iterable[FoundPlace]) -> list[FoundPlace]:
     return sorted(found, key=lambda one: (one.score, one.at), reverse=True)
 
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from refold.core.codec import Entry, to_bytes
 from refold.core.errors import CorruptError
-from refold.core.query import Query, Wanted, Words
+from refold.core.query import Query, SearchTerm, SearchText
 from refold.stores.nearest import nearest
 from refold.stores.postgres_pool import PostgresPool, Run
 from refold.stores.postgres_rows import key_digest, owner_digest, to_entry, to_text
-from refold.stores.store import FEW, Found, Key, Scope
+from refold.stores.store import FEW, FoundPlace, Key, Scope
 
 T = TypeVar("T")
 Place: TypeAlias = tuple[int, int]
@@ -49,8 +49,8 @@ class PostgresIndex:
 
     # Following
 
-    def index(self, scope: Scope, words: Callable[[Entry], Words | None]) -> Iterator[int]:
-        def put(run: Run, taken: Sequence[tuple[Place, bytes, Words | None]]) -> None:
+    def index(self, scope: Scope, words: Callable[[Entry], SearchText | None]) -> Iterator[int]:
+        def put(run: Run, taken: Sequence[tuple[Place, bytes, SearchText | None]]) -> None:
             some = [(place, owner, one) for place, owner, one in taken if one is not None]
             columns = {
                 "cids": [place[0] for place, _, _ in some],
@@ -128,7 +128,7 @@ class PostgresIndex:
 
     # Finding
 
-    def search(self, scope: Scope, query: Query, limit: int) -> list[Found]:
+    def search(self, scope: Scope, query: Query, limit: int) -> list[FoundPlace]:
         names = [_asked(query, by_name=True)] if any(one.name for one in query.wanted) else []
         best = self._best(scope, query, [*names, _asked(query)], limit, POOL)
         if len(best) < min(limit, FEW) and query.can_relax:
@@ -148,28 +148,28 @@ class PostgresIndex:
         pool: int,
         *,
         any_word: bool = False,
-    ) -> list[Found]:
+    ) -> list[FoundPlace]:
         matches, phrases, wholes = map(list, zip(*asked, strict=True))
         terms = {"place": PLACE, "owned": OWNER + _scope(scope)["owner_key"].hex(), "long": LONG}
         most = {"limit": limit, "pool": max(pool, limit), "bytes": POOL_BYTES}
         values = {"matches": matches, "phrases": phrases, "wholes": wholes}
-        found = dict[Place, Found]()
+        found = dict[Place, FoundPlace]()
         for cid, at, owner, name, text, tools, role in self._ask(
             "search", **_scope(scope), **terms, **values, **most
         ):
             first, second = text.split("\n")
-            words = Words(first[1:-1], second[1:-1], tuple(map(to_text, tools)), to_text(role))
+            words = SearchText(first[1:-1], second[1:-1], tuple(map(to_text, tools)), to_text(role))
             if (cid, at) not in found and query.matches(words, any_word=any_word):
                 key = Key(to_text(owner), to_text(name))
-                found[cid, at] = Found(key, at, query.weight(words))
+                found[cid, at] = FoundPlace(key, at, query.weight(words))
         order = sorted(found, key=lambda place: (found[place].score, place), reverse=True)
         return [found[place] for place in order]
 
-    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int) -> list[Found]:
+    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int) -> list[FoundPlace]:
         rows = self._ask("vectors", **_scope(scope), what=_what(embedder))
         keys = {cid: (owner, name) for cid, _, owner, name, _ in rows}
         best = nearest(vector, (((cid, at), blob) for cid, at, *_, blob in rows), limit)
-        return [Found(Key(*map(to_text, keys[cid])), at, score) for (cid, at), score in best]
+        return [FoundPlace(Key(*map(to_text, keys[cid])), at, score) for (cid, at), score in best]
 
 
 def _scope(scope: Scope) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _read(row: Sequence[Any]) -> Entry | None:
         return None
 
 
-def _terms(words: Words, cid: int, owner: bytes) -> str:
+def _terms(words: SearchText, cid: int, owner: bytes) -> str:
     """All terms of an entry, each once, as a tsvector is written."""
     about = [
         *map(_tool, words.tools),
@@ -210,7 +210,7 @@ def _role(name: str) -> str:
     return ROLE + to_bytes(name).hex()
 
 
-def _asked(query: Query, only: Wanted | None = None, *, by_name: bool = False) -> _Asked:
+def _asked(query: Query, only: SearchTerm | None = None, *, by_name: bool = False) -> _Asked:
     """With `only`, of the words that need not be there just this one; `by_name`, names of several pieces as
     a whole.
     """

@@ -30,7 +30,7 @@ PAST_EVERY = 2_000
 WATCH_S, POLL_S = 5.0, 0.1
 """How long a store is asked to wait for what comes next; how often one is asked that cannot wait."""
 HELP = "`refold doctor` says what is damaged"
-STATE = codec.learned(State)
+STATE = codec.decoder(State)
 
 
 class Entries:

@@ -15,14 +15,14 @@ from urllib.parse import parse_qsl
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError, StoreError
 from refold.core.event import Expiry
-from refold.core.query import Query, Words
+from refold.core.query import Query, SearchText
 from refold.stores.packing import pack, unpack
 from refold.stores.sqlite_file import Run, SQLiteFile
 from refold.stores.sqlite_index import PLACES, Segment, SQLiteIndex
 from refold.stores.store import (
     KEPT_SUMMARIES,
     Flaw,
-    Found,
+    FoundPlace,
     Key,
     Lease,
     Listed,
@@ -245,10 +245,10 @@ class SQLiteStore:
 
     # Searching
 
-    def index(self, scope: Scope, words: Callable[[Entry], Words | None], /) -> Iterator[int]:
+    def index(self, scope: Scope, words: Callable[[Entry], SearchText | None], /) -> Iterator[int]:
         return self._index.index(scope, words)
 
-    def search(self, scope: Scope, query: Query, limit: int, /) -> list[Found]:
+    def search(self, scope: Scope, query: Query, limit: int, /) -> list[FoundPlace]:
         return self._index.search(scope, query, limit)
 
     def embed(
@@ -256,7 +256,7 @@ class SQLiteStore:
     ) -> Iterator[int]:
         return self._index.embed(scope, embedder, vectors)
 
-    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[Found]:
+    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[FoundPlace]:
         return self._index.nearest(scope, embedder, vector, limit)
 
     # Snapshots, leases, notes, summaries, cursors, settings

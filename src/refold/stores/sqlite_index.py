@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from refold.core.codec import Entry, to_bytes
 from refold.core.errors import CorruptError
-from refold.core.query import Query, Wanted, Words
+from refold.core.query import Query, SearchTerm, SearchText
 from refold.stores.nearest import nearest
 from refold.stores.sqlite_file import Run, SQLiteFile
-from refold.stores.store import FEW, Found, Key, Scope
+from refold.stores.store import FEW, FoundPlace, Key, Scope
 
 T = TypeVar("T")
 PLACES = 32
@@ -47,8 +47,8 @@ class SQLiteIndex:
 
     # Following
 
-    def index(self, scope: Scope, words: Callable[[Entry], Words | None]) -> Iterator[int]:
-        def put(run: Run, place: int, owner: bytes, one: Words | None) -> None:
+    def index(self, scope: Scope, words: Callable[[Entry], SearchText | None]) -> Iterator[int]:
+        def put(run: Run, place: int, owner: bytes, one: SearchText | None) -> None:
             if one is not None:
                 about = (*map(_tool_term, one.tools), _role_term(one.role), _owner_term(owner))
                 run("add_words", place=place, text=one.text, parts=one.parts, about=" ".join(about))
@@ -155,7 +155,7 @@ class SQLiteIndex:
 
     # Finding
 
-    def search(self, scope: Scope, query: Query, limit: int) -> list[Found]:
+    def search(self, scope: Scope, query: Query, limit: int) -> list[FoundPlace]:
         with self._file.read() as run:
             by_name = any(one.name for one in query.wanted)
             best = self._best(run, scope, _all_of(query, by_name=True), limit, POOL) if by_name else []
@@ -166,7 +166,7 @@ class SQLiteIndex:
                 best = _more(best, self._any_of(run, scope, query))
         return best[:limit]
 
-    def _any_of(self, run: Run, scope: Scope, query: Query) -> list[Found]:
+    def _any_of(self, run: Run, scope: Scope, query: Query) -> list[FoundPlace]:
         """Each word is looked for alone, so that a common one does not push a rare one out."""
         words = [one for one in query.wanted if not one.must]
         scores = dict[tuple[Key, int], float]()
@@ -174,11 +174,11 @@ class SQLiteIndex:
             for key, at, score in self._best(run, scope, _all_of(query, one), POOL, POOL // len(words)):
                 scores[key, at] = scores.get((key, at), 0.0) + score
         best = sorted(scores.items(), key=lambda one: one[1], reverse=True)
-        return [Found(*place, score) for place, score in best]
+        return [FoundPlace(*place, score) for place, score in best]
 
     def _best(
         self, run: Run, scope: Scope, match: str, limit: int, pool: int, score: float | None = None
-    ) -> list[Found]:
+    ) -> list[FoundPlace]:
         """By rank; with a `score` that all have, the newest first: to rank a phrase, FTS5 reads it twice."""
         rows, shared = list[tuple[int, float]](), self._shared(run, scope)
         most = {"pool": pool if score is None else limit, "limit": limit, "score": score}
@@ -191,7 +191,7 @@ class SQLiteIndex:
         rows.sort(key=lambda row: (-row[1], -row[0]))
         return self._found(run, rows[:limit], shared)
 
-    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int) -> list[Found]:
+    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int) -> list[FoundPlace]:
         name, rows = to_bytes(embedder), list[tuple[int, bytes]]()
         with self._file.read() as run:
             shared = self._shared(run, scope)
@@ -215,12 +215,14 @@ class SQLiteIndex:
 
     def _found(
         self, run: Run, rows: Sequence[tuple[int, float]], shared: Sequence[tuple[Segment, Key]]
-    ) -> list[Found]:
+    ) -> list[FoundPlace]:
         keys = {segment.cid: key for segment, key in shared}
         for cid in {place >> PLACES for place, _ in rows} - keys.keys():
             _, owner, name, *_ = run("row", cid=cid)[0]
             keys[cid] = Key(self._text(owner), self._text(name))
-        return [Found(keys[place >> PLACES], place & ((1 << PLACES) - 1), score) for place, score in rows]
+        return [
+            FoundPlace(keys[place >> PLACES], place & ((1 << PLACES) - 1), score) for place, score in rows
+        ]
 
 
 def _range(segment: Segment) -> dict[str, int]:
@@ -241,12 +243,12 @@ def _so_many(rows: Sequence[Any]) -> int:
     return len(rows)
 
 
-def _more(best: list[Found], others: Sequence[Found]) -> list[Found]:
+def _more(best: list[FoundPlace], others: Sequence[FoundPlace]) -> list[FoundPlace]:
     known = {found[:2] for found in best}
     return best + [found for found in others if found[:2] not in known]
 
 
-def _all_of(query: Query, only: Wanted | None = None, *, by_name: bool = False) -> str:
+def _all_of(query: Query, only: SearchTerm | None = None, *, by_name: bool = False) -> str:
     """The query as FTS5 has it; with `only`, of the words that need not be there just this one; `by_name`,
     names of several pieces as a whole.
     """
@@ -259,7 +261,7 @@ def _all_of(query: Query, only: Wanted | None = None, *, by_name: bool = False) 
     return " AND ".join(needed)
 
 
-def _any_form(wanted: Wanted) -> str:
+def _any_form(wanted: SearchTerm) -> str:
     forms = [some for some in (wanted.terms, wanted.parts) if some]
     end = " *" if wanted.is_prefix else ""
     return " OR ".join(f'"{" ".join(some)}"{end}' for some in forms)

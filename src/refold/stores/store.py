@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 from refold.core.codec import Entry, Link
 from refold.core.errors import ConflictError, SettingError
 from refold.core.event import Expiry
-from refold.core.query import Query, Words
+from refold.core.query import Query, SearchText
 from refold.stores.address import ENCODED
 
 
@@ -148,7 +148,7 @@ KEPT_SUMMARIES = 200
 
 
 @runtime_checkable
-class Summaries(Protocol):
+class SummaryCache(Protocol):
     """What models wrote and somebody paid for, by a digest of what they were asked; erased with the
     conversation.
     """
@@ -170,7 +170,7 @@ FEW = 3
 """Where fewer entries have all the words, those that have any of them are looked for too."""
 
 
-class Found(NamedTuple):
+class FoundPlace(NamedTuple):
     """A place where something was found; in one conversation that has it, if there are several."""
 
     key: Key
@@ -183,13 +183,13 @@ class Found(NamedTuple):
 class Searched(Protocol):
     """An index of words, which follows the streams by a cursor of its own and is erased with them."""
 
-    def index(self, scope: Scope, words: Callable[[Entry], Words | None], /) -> Iterator[int]:
+    def index(self, scope: Scope, words: Callable[[Entry], SearchText | None], /) -> Iterator[int]:
         """Takes in what was appended since, in small steps; yields how many entries each step took in.
 
         `words` says what can be found of an entry; None is nothing.
         """
 
-    def search(self, scope: Scope, query: Query, limit: int, /) -> list[Found]:
+    def search(self, scope: Scope, query: Query, limit: int, /) -> list[FoundPlace]:
         """The best of what is in the index, as `query.matches` defines it; where few have all the words,
         those that have any come after them.
         """
@@ -204,7 +204,7 @@ class Vectors(Protocol):
     ) -> Iterator[int]:
         """Takes in what was appended since, as `Searched.index` does, by a cursor for each embedder."""
 
-    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[Found]:
+    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[FoundPlace]:
         """What is nearest in meaning: the score is the cosine."""
 
 
@@ -261,7 +261,7 @@ class Cursors(Protocol):
         """The conversations whose cursor was set and that have entries at or after it."""
 
 
-class Spoken(NamedTuple):
+class SpokenMessage(NamedTuple):
     """A message as a service that learns from conversations is told of it."""
 
     at: int
@@ -274,7 +274,7 @@ class Spoken(NamedTuple):
 class Listening(Protocol):
     """A store that hands what is said to such a service, and so must know what entries say."""
 
-    def listen(self, spoken: Callable[[Entry], Spoken | None], /) -> None:
+    def listen(self, spoken: Callable[[Entry], SpokenMessage | None], /) -> None:
         """From now on, this tells what an entry says; None is nothing. Called whenever a session begins."""
 
 
@@ -321,7 +321,7 @@ class Memorizer(Protocol):
     def name(self) -> str:
         """Tells it from others: what one has taken in, another has not."""
 
-    def remember(self, key: Key, said: Sequence[Spoken], /) -> None:
+    def remember(self, key: Key, said: Sequence[SpokenMessage], /) -> None:
         """Takes in what was said; the same handed in again does no harm, as far as it can tell.
 
         Raises:

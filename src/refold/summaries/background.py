@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 
-class UnderWay(Protocol):
+class PendingWork(Protocol):
     """Work that can be waited for, whoever does it."""
 
     @property
@@ -25,7 +25,7 @@ class UnderWay(Protocol):
         """Whether it has ended by then."""
 
 
-class Job:
+class BackgroundJob:
     """Runs a coroutine to its end, or until it is canceled. Whatever it raises is its own business."""
 
     problem = None

@@ -13,7 +13,7 @@ from refold import telemetry
 from refold.core import codec
 from refold.core.errors import MessageError
 from refold.core.message import Usage
-from refold.core.sound import flaw
+from refold.core.sound import json_problem
 from refold.summaries.attempt import GivenUpError, attempt
 from refold.summaries.problem import is_free, line, problem, status_of, wait_of
 from refold.summaries.summarizer import Answer, Ask, Summarizer
@@ -25,10 +25,10 @@ FIRST_WAIT_S = 0.5
 MOST_TOKENS = 2**53 - 1
 """Of one kind in one answer: what is more is nonsense, and no JSON number everywhere."""
 
-codec.learned(Answer)
+codec.decoder(Answer)
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class CallOutcome(msgspec.Struct, frozen=True):
     """An answer, or the reason why there is none."""
 
     answer: Answer | None
@@ -49,7 +49,7 @@ async def call(
     timeout_s: float,
     spend: Callable[[], str | None],
     home: Callable[[], asyncio.AbstractEventLoop] | None = None,
-) -> Outcome:
+) -> CallOutcome:
     """Asks, and asks again after a 429 or 5xx, all within `timeout_s`.
 
     `spend` is asked before each request, and says why none may be made. Coroutines are awaited here, or on
@@ -60,17 +60,17 @@ async def call(
     while (refused := spend()) is None:
         made += 1
         try:
-            return Outcome(await _asked(summarizer, ask, deadline, home), None, made)
+            return CallOutcome(await _asked(summarizer, ask, deadline, home), None, made)
         except GivenUpError as error:
             late = line(f"timed out after {timeout_s:g} s{before}")
-            return Outcome(None, late, made, error.still_running)
+            return CallOutcome(None, late, made, error.still_running)
         except Exception as error:
             why, wait, free = problem(error), _wait(error, made), is_free(error)
         if not wait < deadline - monotonic():
-            return Outcome(None, why, made, is_free=free)
+            return CallOutcome(None, why, made, is_free=free)
         before = f"; before that: {why}"
         await asyncio.sleep(wait)
-    return Outcome(None, line(f"{refused}{before}"), made, is_free=True)
+    return CallOutcome(None, line(f"{refused}{before}"), made, is_free=True)
 
 
 async def _asked(
@@ -107,7 +107,7 @@ def _answer(given: Any) -> Answer:
     if not isinstance(answer, Answer) or not isinstance(answer.text, str):
         kind = type(given.text if isinstance(given, Answer) else given).__name__
         raise MessageError("the summary", f"expected a text, got {kind}")
-    if torn := flaw(answer.text):
+    if torn := json_problem(answer.text):
         raise MessageError("the summary", f"there is {torn} in it")
     try:
         known = msgspec.convert(msgspec.to_builtins(answer), Answer)

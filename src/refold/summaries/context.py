@@ -17,7 +17,7 @@ from refold.core.live import PERIOD_S
 from refold.core.message import Usage
 from refold.models.limits import ModelLimits, known_limits
 from refold.stores.record import Record
-from refold.stores.store import Lease, Summaries
+from refold.stores.store import Lease, SummaryCache
 from refold.summaries.lease import CompactionLease
 from refold.summaries.summarizer import Summarizer
 
@@ -26,7 +26,7 @@ LEASE_S = 10.0
 """What a lease lasts beyond the time that a call may take."""
 
 
-class Desk:
+class SummaryContext:
     """Its store is used by several threads; the rest is read only by others."""
 
     def __init__(
@@ -132,13 +132,13 @@ class Desk:
         """What was kept under a digest. It is only money: whatever is wrong with it, it is not there."""
         store = self.record.store
         with suppress(RefoldError, msgspec.DecodeError):
-            found = store.summary(self.record.key, digest) if isinstance(store, Summaries) else None
+            found = store.summary(self.record.key, digest) if isinstance(store, SummaryCache) else None
             return msgspec.json.decode(found, type=kind) if found else None
         return None
 
     def keep(self, digest: bytes, value: msgspec.Struct) -> None:
         store = self.record.store
-        if isinstance(store, Summaries):
+        if isinstance(store, SummaryCache):
             with suppress(RefoldError):
                 if self.is_gone:
                     return

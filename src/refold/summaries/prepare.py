@@ -15,60 +15,60 @@ from refold.core.budget import Budget
 from refold.core.errors import RefoldError, SettingError, StoreError
 from refold.core.event import Called, Replaced, Span
 from refold.core.view import View
-from refold.policies.expire import Wanted
-from refold.policies.summarize import Part, Prepared
+from refold.policies.expire import MessageKey
+from refold.policies.summarize import Part, PreparedSummary
 from refold.stores.store import Lease
-from refold.summaries.background import Job, UnderWay
-from refold.summaries.context import Desk, digest_of
+from refold.summaries.background import BackgroundJob, PendingWork
+from refold.summaries.context import SummaryContext, digest_of
 from refold.summaries.models import named
-from refold.summaries.prompt import Matter, matter_of
+from refold.summaries.prompt import SummaryInput, matter_of
 from refold.summaries.summarizer import Summarizer
-from refold.summaries.write import NoSummaryError, Told, Writer, name_of
+from refold.summaries.write import MessageToSummarize, NoSummaryError, Writer, name_of
 
-__all__ = ["Ready", "Summaries", "Told", "summarizers_of"]
+__all__ = ["MessageToSummarize", "ReadySummaries", "SummaryWriter", "summarizers_of"]
 
 T = TypeVar("T")
 AGAIN_S = 0.1
 """Between two looks at whether somebody else still writes."""
 
 
-class Ready(msgspec.Struct, frozen=True):
-    """Summaries that wait for their moment."""
+class ReadySummaries(msgspec.Struct, frozen=True):
+    """SummaryWriter that wait for their moment."""
 
-    prepared: tuple[Prepared, ...]
+    prepared: tuple[PreparedSummary, ...]
     lease: Lease | None
     """Whoever took it since has newer ones."""
 
 
-codec.learned(Ready)
+codec.decoder(ReadySummaries)
 
 
-class Summaries:
+class SummaryWriter:
     """Of one view, for one session: one job at a time."""
 
     def __init__(
-        self, desk: Desk, summarizers: Sequence[Summarizer], lock: AbstractContextManager[object]
+        self, desk: SummaryContext, summarizers: Sequence[Summarizer], lock: AbstractContextManager[object]
     ) -> None:
         self.desk, self.record, self._lock = desk, desk.record, lock
         self.ahead = True
         """Whether anything is written before it is needed."""
-        self.told: dict[Wanted, str] = {}
+        self.told: dict[MessageKey, str] = {}
         """What was written about single messages."""
-        self.tried: set[Wanted] = set()
+        self.tried: set[MessageKey] = set()
         """Of which messages that was wanted, whatever came of it."""
-        self.pending: set[Wanted] = set()
+        self.pending: set[MessageKey] = set()
         """Of which of them it is being written."""
         self.problems: list[str] = []
         """Why models were done without, since somebody last looked."""
         self.again: str | None = None
         """Why the newest job came to nothing, where it may not another time."""
-        self.hand_over: Callable[[Budget, int], UnderWay] | None = None
+        self.hand_over: Callable[[Budget, int], PendingWork] | None = None
         """Has somebody else write for a budget, in a round, where that is how it is set up."""
         self._own = tuple(summarizers)
         self._models = _models((*desk.prompts.conversation.models, *desk.settings.models), desk)
-        self._job: Job | None = None
-        self._handed: UnderWay | None = None
-        self._ready: Ready | None = None
+        self._job: BackgroundJob | None = None
+        self._handed: PendingWork | None = None
+        self._ready: ReadySummaries | None = None
         self._end = finalize(self, desk.lease.end)
         self._live = self.record.live
         self._tried = self._forgotten = 0
@@ -80,12 +80,12 @@ class Summaries:
         return bool(self._own or self._models)
 
     @property
-    def job(self) -> Job | None:
+    def job(self) -> BackgroundJob | None:
         """What is under way here."""
         return self._job if self._job is not None and self._job.is_running else None
 
     @property
-    def under_way(self) -> UnderWay | None:
+    def under_way(self) -> PendingWork | None:
         """What is under way, here or elsewhere."""
         if self._handed is not None and not self._handed.is_running:
             self._handed = None
@@ -93,20 +93,20 @@ class Summaries:
 
     @property
     def was_tried(self) -> bool:
-        """Summaries for the next compaction were asked for, whatever came of it."""
+        """SummaryWriter for the next compaction were asked for, whatever came of it."""
         return self._tried == self.record.live.state.round + 1
 
     def prepare(
         self,
         view: View,
         parts: Callable[[], Sequence[Part]],
-        messages: Sequence[Told] = (),
+        messages: Sequence[MessageToSummarize] = (),
         focus: str | None = None,
         *,
         is_due: bool = False,
         patience_s: float = 0.0,
         keeps_lease: bool = False,
-    ) -> Job | None:
+    ) -> BackgroundJob | None:
         """Begins to write summaries of messages, and of the parts that are found then, unless it is at it.
 
         `view` must have its words at hand: it is read by another thread. Where a compaction `is_due`, it is
@@ -115,7 +115,7 @@ class Summaries:
         """
         if self.job is not None:
             return self.job
-        self.keep_up()
+        self.reset_if_reopened()
         self.again = None
         state, tip = self.record.live.state, self.record.tip
         round, made = state.round + 1, state.next
@@ -155,18 +155,18 @@ class Summaries:
                 matters = [matter_of(part, view, self.record, **about) for part in found]
                 done = [await self._write(matter) for matter in matters if matter.is_new]
                 if self._is_held(lease):
-                    self._keep(Ready(tuple(one for one in done if one), lease))
+                    self._keep(ReadySummaries(tuple(one for one in done if one), lease))
             finally:
                 self.pending.clear()
                 if not keeps_lease:
                     self.desk.lease.end()
 
-        self._job = Job(work, f"refold-summaries-{self.record.key.conversation}")
+        self._job = BackgroundJob(work, f"refold-summaries-{self.record.key.conversation}")
         return self._job
 
     def _is_written(self, view: View) -> bool:
         """Another writer has written it."""
-        kept = self.desk.kept(self._place, Ready)
+        kept = self.desk.kept(self._place, ReadySummaries)
         return kept is not None and any(self._is_as_it_was(one, view) for one in kept.prepared)
 
     def _is_held(self, lease: Lease | None) -> bool:
@@ -177,7 +177,7 @@ class Summaries:
             return False
         return True
 
-    def handed_over(self, budget: Budget, *, is_due: bool = False) -> UnderWay | None:
+    def handed_over(self, budget: Budget, *, is_due: bool = False) -> PendingWork | None:
         """Somebody else is asked to write what a budget will need; None where it has to be done here."""
         if self.hand_over is None:
             return None
@@ -200,37 +200,37 @@ class Summaries:
             await sleep(AGAIN_S)
         return lease
 
-    def ready(self, view: View) -> Ready | None:
+    def ready(self, view: View) -> ReadySummaries | None:
         """What can stand in the view now, written by this process or another."""
-        self.keep_up()
-        found = self._ready or self.desk.kept(self._place, Ready)
+        self.reset_if_reopened()
+        found = self._ready or self.desk.kept(self._place, ReadySummaries)
         if found is None:
             return None
         fresh = tuple(one for one in found.prepared if self._is_as_it_was(one, view))
         if self._ready is not None:
             gone = [one for one in found.prepared if one not in fresh]
             self._tell_unused(gone, "what it stands for is not as it was")
-        self._ready = Ready(fresh, found.lease) if fresh else None
+        self._ready = ReadySummaries(fresh, found.lease) if fresh else None
         return self._ready
 
     def forget(self) -> None:
         """What was written for another occasion is not for this one."""
-        self.keep_up()
+        self.reset_if_reopened()
         if self._ready is not None:
             self._tell_unused(self._ready.prepared, "another was ordered")
         self._ready, self._forgotten = None, self.record.live.state.next
 
-    def used(self, ready: Ready, edits: Sequence[Replaced]) -> None:
+    def used(self, ready: ReadySummaries, edits: Sequence[Replaced]) -> None:
         """They stand in the view by these edits, or never will."""
         stand = [edit for edit in edits if edit.certificate and edit.certificate.model]
         idle = [one for one in ready.prepared if not any(edit.span.covers(one.brief.span) for edit in stand)]
         self._tell_unused(idle, "it would save too little, or there is a newer one")
         self._ready, self._forgotten = None, self.record.live.state.next
-        self.desk.keep(self._place, Ready((), None))  # nobody else finds them ready
+        self.desk.keep(self._place, ReadySummaries((), None))  # nobody else finds them ready
         if ready.lease is not None:
             self.desk.lease.release(ready.lease)
 
-    def keep_up(self) -> None:
+    def reset_if_reopened(self) -> None:
         """Where the record was begun anew, nothing is known of it yet."""
         if self._live is not self.record.live:
             self._live, self._ready, self._tried, self._forgotten = self.record.live, None, 0, 0
@@ -244,11 +244,11 @@ class Summaries:
             self._job.wait(1.0)
         self._end()
 
-    def _is_as_it_was(self, one: Prepared, view: View) -> bool:
+    def _is_as_it_was(self, one: PreparedSummary, view: View) -> bool:
         is_known = one.made >= self._forgotten and one.tip == self.record.digest_before(one.made)
         return is_known and one.part(view) is not None and not self._is_used(one, view)
 
-    def _is_used(self, one: Prepared, view: View) -> bool:
+    def _is_used(self, one: PreparedSummary, view: View) -> bool:
         """A model's summary stands there already: this one, or a newer one."""
         met = [item for item in view.items if item.span.meets(one.brief.span) and item.is_folded]
         edits = [
@@ -258,7 +258,7 @@ class Summaries:
             isinstance(edit, Replaced) and edit.certificate and edit.certificate.model for edit in edits
         )
 
-    def _tell_unused(self, prepared: Iterable[Prepared], why: str) -> None:
+    def _tell_unused(self, prepared: Iterable[PreparedSummary], why: str) -> None:
         for one in prepared:
             places = _places(one.brief.span)
             self.problems.append(f"The summary of {places} by {one.certificate.model} was not used: {why}")
@@ -268,18 +268,18 @@ class Summaries:
         """Where what is ready is kept for other processes."""
         return digest_of("ready", *self.record.key, self.record.view)
 
-    def _keep(self, ready: Ready) -> None:
+    def _keep(self, ready: ReadySummaries) -> None:
         if ready.prepared:
             self._ready = ready
             self.desk.keep(self._place, ready)
 
     # By one summarizer after the other
 
-    async def _write(self, matter: Matter) -> Prepared | None:
+    async def _write(self, matter: SummaryInput) -> PreparedSummary | None:
         candidates = self._own or self._models
         return await self._first(candidates, matter.brief.span, lambda writer: writer.summary(matter))
 
-    async def _tell(self, one: Told, view: View) -> str | None:
+    async def _tell(self, one: MessageToSummarize, view: View) -> str | None:
         try:
             prompt = f"{one.prompt}\n" if one.is_own and one.prompt else one.prompt
             template = message_template(prompt, self.desk.folder)
@@ -349,7 +349,7 @@ def summarizers_of(given: Any, base_urls: Mapping[str, str]) -> tuple[Summarizer
     return tuple(found)
 
 
-def _models(names: Sequence[str], desk: Desk) -> tuple[Summarizer, ...]:
+def _models(names: Sequence[str], desk: SummaryContext) -> tuple[Summarizer, ...]:
     return tuple(named(name, desk.settings.base_urls) for name in dict.fromkeys(names))
 
 

@@ -47,20 +47,20 @@ class Original(NamedTuple):
     tools: tuple[str, ...] = ()
 
 
-class Worded(NamedTuple):
+class WordedMessage(NamedTuple):
     original: Original
     text: str
     """As the model reads it."""
 
 
-class Content(NamedTuple):
+class PromptContent(NamedTuple):
     """A request without the places in it, and which those are, in their order."""
 
     prompt: str
     places: tuple[int, ...]
 
 
-class Matter(msgspec.Struct, frozen=True):
+class SummaryInput(msgspec.Struct, frozen=True):
     """What one summary is made of."""
 
     brief: Brief
@@ -87,7 +87,7 @@ class Matter(msgspec.Struct, frozen=True):
         return [one.message for one in self.originals]
 
 
-def matter_of(part: Part, view: View, record: Record, **about: Any) -> Matter:
+def matter_of(part: Part, view: View, record: Record, **about: Any) -> SummaryInput:
     """What a part of the view was before anything was done to it; errors that say nothing are left out, and
     what only told the model to try again."""
     hidden = {(line.at, line.n) for line in part.old.hidden}
@@ -101,7 +101,7 @@ def matter_of(part: Part, view: View, record: Record, **about: Any) -> Matter:
                 originals += [] if _is_only_error(one.message) else [_without_markers(one)]
     task = next((item.words(line).text for item in view.items for line in item.lines if line.asks), "")
     previous = "\n".join(filter(None, summaries)) or None
-    return Matter(part.brief, tuple(originals), previous, len(summaries), task, **about)
+    return SummaryInput(part.brief, tuple(originals), previous, len(summaries), task, **about)
 
 
 def _said(item: Item, view: View, record: Record) -> Iterator[Original]:
@@ -137,15 +137,15 @@ def _is_only_error(message: Message) -> bool:
     )
 
 
-class Briefing(msgspec.Struct, frozen=True):
+class PromptSeries(msgspec.Struct, frozen=True):
     """The requests for one summary: each fits, and each but the first goes on from the one before it."""
 
-    matter: Matter
+    matter: SummaryInput
     system: str
     template: Template
     profile: str
     max_tokens: int
-    pieces: tuple[tuple[Worded, ...], ...]
+    pieces: tuple[tuple[WordedMessage, ...], ...]
     carried: int
     """Tokens of the previous summary, at most."""
     listed: int
@@ -160,7 +160,7 @@ class Briefing(msgspec.Struct, frozen=True):
         rest = (before, self.matter.round, self.max_tokens, self.profile)
         return Ask("conversation", self._prompt(piece, before), self.system, messages, *rest)
 
-    def content(self, n: int, previous: str | None) -> Content:
+    def content(self, n: int, previous: str | None) -> PromptContent:
         """The same wherever it stands: what is asked, with other numbers for the places in it."""
         piece, before = self.pieces[n], trimmed(previous, self.carried, self.count)
         places = {one.original.at for one in piece} | {int(at) for at in _LISTED.findall(before or "")}
@@ -168,16 +168,16 @@ class Briefing(msgspec.Struct, frozen=True):
         moved = [_moved(one, ranks[one.original.at]) for one in piece]
         listed = before and _LISTED.sub(lambda found: f"- #{ranks[int(found[1])]} (", before)
         same = msgspec.structs.replace(self, matter=msgspec.structs.replace(self.matter, round=0))
-        return Content(same._prompt(moved, listed), tuple(ranks))
+        return PromptContent(same._prompt(moved, listed), tuple(ranks))
 
-    def _prompt(self, piece: Sequence[Worded], previous: str | None) -> str:
+    def _prompt(self, piece: Sequence[WordedMessage], previous: str | None) -> str:
         originals = [one.original for one in piece]
         values = _values(self.matter, originals, previous, self.max_tokens, self.listed)
         return self.template.render(**values, messages="\n\n".join(one.text for one in piece))
 
 
 def briefing(
-    matter: Matter,
+    matter: SummaryInput,
     system: str,
     template: Template,
     profile: str,
@@ -185,13 +185,13 @@ def briefing(
     window: int,
     max_tokens: int,
     count: Callable[[str], int],
-) -> Briefing | None:
+) -> PromptSeries | None:
     """Requests that fit the summarizer's window, answers included; None where it has no room for any."""
     listed = min(LISTED, window // 8)
     named = template.render(**_values(matter, matter.originals, None, max_tokens, listed), messages="")
     whole = int(window * SAFE) - FRAME - count(system) - count(named)
     before = count(matter.previous or "")
-    made: Briefing | None = None
+    made: PromptSeries | None = None
     for answer in dict.fromkeys(min(max_tokens, window // part) for part in ANSWER):
         carried = min((whole - answer) // 2, max(answer, before))
         left, alone = whole - answer - carried, whole - answer - min(carried, before)
@@ -199,7 +199,7 @@ def briefing(
             pieces = tuple(_packed(matter.originals, alone, chars, count)) or ((),)
             if len(pieces) > 1:  # each carries what was written before it
                 pieces = tuple(_packed(matter.originals, left, chars, count))
-            made = Briefing(matter, system, template, profile, answer, pieces, carried, listed, count)
+            made = PromptSeries(matter, system, template, profile, answer, pieces, carried, listed, count)
             if len(pieces) <= FEW:
                 return made
     return made
@@ -207,8 +207,8 @@ def briefing(
 
 def _packed(
     originals: Iterable[Original], room: int, chars: int, count: Callable[[str], int]
-) -> Iterator[tuple[Worded, ...]]:
-    piece, used = list[Worded](), 0
+) -> Iterator[tuple[WordedMessage, ...]]:
+    piece, used = list[WordedMessage](), 0
     for original in originals:
         one = _fitting(original, chars, room, count)
         tokens = count(one.text) + 2
@@ -221,21 +221,21 @@ def _packed(
         yield tuple(piece)
 
 
-def _fitting(one: Original, chars: int, room: int, count: Callable[[str], int]) -> Worded:
+def _fitting(one: Original, chars: int, room: int, count: Callable[[str], int]) -> WordedMessage:
     text = _worded(one, chars)
     while count(text) + 2 > room:
         chars //= 2
         text = clip(_worded(one, chars), 2 * chars + 1)
-    return Worded(one, text)
+    return WordedMessage(one, text)
 
 
-def _moved(one: Worded, at: int) -> Worded:
+def _moved(one: WordedMessage, at: int) -> WordedMessage:
     text = f"#{at}{one.text.removeprefix(f'#{one.original.at}')}"
-    return Worded(one.original._replace(at=at), text)
+    return WordedMessage(one.original._replace(at=at), text)
 
 
 def _values(
-    matter: Matter, piece: Sequence[Original], previous: str | None, max_tokens: int, listed: int
+    matter: SummaryInput, piece: Sequence[Original], previous: str | None, max_tokens: int, listed: int
 ) -> dict[str, Any]:
     asked = [one for one in piece if one.message.role == "user" and not one.tools and one.message.has_words]
     rules = [rule for one in asked for rule in demands(one.message.text)]

@@ -49,15 +49,15 @@ NAMES: dict[Status, tuple[str, ...]] = {
 Tell: TypeAlias = Callable[[str], object]
 
 
-class AgainError(Exception):
+class RetryLater(Exception):
     """Nothing came of a job now, but something may another time."""
 
 
-class VainError(Exception):
+class PermanentFailure(Exception):
     """Nothing came of a job, and nothing will in this round."""
 
 
-class Terms(msgspec.Struct, frozen=True):
+class WorkerSettings(msgspec.Struct, frozen=True):
     """On which a worker works."""
 
     concurrency: int = 4
@@ -74,7 +74,7 @@ class Terms(msgspec.Struct, frozen=True):
     """Stop when nothing is left to do now."""
 
 
-class Errand(msgspec.Struct, frozen=True, omit_defaults=True):
+class CompactionJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a worker is to do for one view: have summaries ready for a budget, or carry out an order."""
 
     owner: str
@@ -104,14 +104,14 @@ class Errand(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.lock}:{'ahead' if self.order is None else 'order'}"
 
 
-codec.learned(Errand)
+codec.decoder(CompactionJob)
 
 
-class Posted(NamedTuple):
+class QueuedJob(NamedTuple):
     """A job as the queue has it."""
 
     id: int
-    errand: Errand
+    errand: CompactionJob
     status: Status
     attempts: int
     """That are over."""
@@ -126,10 +126,10 @@ class Posted(NamedTuple):
     """Who ran it last."""
 
 
-class Ticket:
+class JobHandle:
     """A job that somebody else does. It can be waited for like one of our own."""
 
-    def __init__(self, queue: "Queue", id: int, *, is_new: bool, problem: str | None = None) -> None:
+    def __init__(self, queue: "JobQueue", id: int, *, is_new: bool, problem: str | None = None) -> None:
         self.id, self.is_new, self.problem = id, is_new, problem
         self._queue, self._has_ended = queue, False
 
@@ -166,7 +166,7 @@ class Ticket:
         return found
 
 
-class Queue:
+class JobQueue:
     """The jobs of refold in one database. Safe to use from several threads."""
 
     def __init__(self, pool: "PostgresPool") -> None:
@@ -174,7 +174,7 @@ class Queue:
 
     # Handing over
 
-    def hand_over(self, errand: Errand) -> Ticket:
+    def hand_over(self, errand: CompactionJob) -> JobHandle:
         """The same as `put`, for those who wait for it.
 
         Raises:
@@ -185,7 +185,7 @@ class Queue:
             raise StoreError(f"No worker was heard of for {ALIVE_S:g} s: `refold worker` starts one")
         return ticket
 
-    def put(self, errand: Errand) -> Ticket:
+    def put(self, errand: CompactionJob) -> JobHandle:
         """One job for an errand, however many ask for it.
 
         What was done in vain for the same round is not done again, unless by an order.
@@ -199,14 +199,14 @@ class Queue:
         locks: dict[str, Any] = {"queue": QUEUE, "lock": errand.lock, "queueing_lock": errand.line}
         args = {"errand": codec.dumps(errand).decode(), "round": str(errand.round)}
 
-        def work(ask: Ask) -> Ticket:
+        def work(ask: NamedQueries) -> JobHandle:
             ask("one_at_a_time", errand.lock)
             for id, has_failed, told in ask("known", errand.lock, errand.line, tried):
                 tip = f"; `refold jobs retry {id}` tries it again" if has_failed else ""
-                return Ticket(self, id, is_new=False, problem=told and f"Job {id}: {told}{tip}")
+                return JobHandle(self, id, is_new=False, problem=told and f"Job {id}: {told}{tip}")
             app = procrastinate.App(connector=procrastinate.SyncPsycopgConnector())
             job = app.configure_task(TASK, **locks, connection=ask.connection)
-            return Ticket(self, job.defer(**args), is_new=True)
+            return JobHandle(self, job.defer(**args), is_new=True)
 
         return self._do(work)
 
@@ -224,7 +224,7 @@ class Queue:
         limit: int | None = None,
         since: float = 0.0,
         tell: Tell = lambda text: None,
-    ) -> list[Posted]:
+    ) -> list[QueuedJob]:
         """The newest first; of those that are done, the ones that ended since. What others put into the queue
         is passed over, and told.
         """
@@ -235,7 +235,7 @@ class Queue:
             tell(f"Job {id} in the queue {QUEUE!r} is none of refold's, and is passed over")
         return [posted for posted in known.values() if posted is not None]
 
-    def one(self, id: int) -> Posted:
+    def one(self, id: int) -> QueuedJob:
         """
         Raises:
             NotFoundError: there is none.
@@ -267,7 +267,7 @@ class Queue:
         self._failed(id)
         self._do(lambda ask: ask("drop", id))
 
-    def _failed(self, id: int) -> Posted:
+    def _failed(self, id: int) -> QueuedJob:
         posted = self.one(id)
         if posted.status != "failed":
             raise ConflictError(f"Job {id} is {posted.status}; only those that failed are retried or dropped")
@@ -302,7 +302,7 @@ class Queue:
         from procrastinate.schema import SchemaManager
         from psycopg.errors import InsufficientPrivilege
 
-        def work(ask: Ask) -> None:
+        def work(ask: NamedQueries) -> None:
             ask("one_at_a_time", QUEUE)
             [(has_tables, has_index)] = ask("is_there")
             try:
@@ -321,23 +321,23 @@ class Queue:
             self._transact(work)
         self._is_there = True
 
-    def _do(self, work: "Callable[[Ask], T]") -> T:
+    def _do(self, work: "Callable[[NamedQueries], T]") -> T:
         """One transaction, in a database that has the tables."""
         if not self._is_there:
             self.set_up()
         return self._transact(work)
 
-    def _transact(self, work: "Callable[[Ask], T]") -> T:
+    def _transact(self, work: "Callable[[NamedQueries], T]") -> T:
         from procrastinate.exceptions import ConnectorException
 
         try:
-            return self.pool.transact(lambda run: work(Ask(run.connection, self._sql)))
+            return self.pool.transact(lambda run: work(NamedQueries(run.connection, self._sql)))
         except ConnectorException as error:
             why = " ".join(str(error.__cause__ or error).split())
             raise StoreError(f"The queue of jobs cannot be used now: {why}") from error
 
 
-class Ask:
+class NamedQueries:
     """Asks named queries on one connection."""
 
     def __init__(self, connection: "Connection[Any]", sql: dict[str, str]) -> None:
@@ -348,7 +348,7 @@ class Ask:
         return cursor.fetchall() if cursor.description else []
 
 
-def queue_of(store: Store, place: str = "store") -> Queue:
+def queue_of(store: Store, place: str = "store") -> JobQueue:
     """The queue in a store's database; `place` is what an error is blamed on.
 
     Raises:
@@ -360,23 +360,23 @@ def queue_of(store: Store, place: str = "store") -> Queue:
 
     if not isinstance(store, PostgresStore):
         raise SettingError(place, f"workers need a store at postgresql://…, this is a {type(store).__name__}")
-    return Queue(store.pool)
+    return JobQueue(store.pool)
 
 
-def errand_of(text: str) -> Errand:
-    return msgspec.convert(codec.loads(text.encode()), Errand)
+def job_from_json(text: str) -> CompactionJob:
+    return msgspec.convert(codec.loads(text.encode()), CompactionJob)
 
 
-def _posted(row: Sequence[Any]) -> Posted | None:
+def _posted(row: Sequence[Any]) -> QueuedJob | None:
     """None where somebody else put it there."""
     id, args, status, attempts, created, changed, due = row
     try:
-        errand = errand_of(args["errand"])
+        errand = job_from_json(args["errand"])
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
         return None
     [known] = [known for known, names in NAMES.items() if status in names]
     times = (created.timestamp(), changed.timestamp(), due.timestamp() if due and status == "todo" else None)
-    return Posted(id, errand, known, attempts, *times, args.get("told"), args.get("worker"))
+    return QueuedJob(id, errand, known, attempts, *times, args.get("told"), args.get("worker"))
 
 
 def _plain(text: str) -> str:

@@ -21,13 +21,13 @@ from refold.summaries.queue import (
     ALIVE_S,
     QUEUE,
     TASK,
-    AgainError,
-    Errand,
-    Queue,
+    CompactionJob,
+    JobQueue,
+    PermanentFailure,
+    RetryLater,
     Tell,
-    Terms,
-    VainError,
-    errand_of,
+    WorkerSettings,
+    job_from_json,
 )
 
 T = TypeVar("T")
@@ -39,11 +39,16 @@ FORGET_S = 3_600.0
 """Between two looks at what is done for long."""
 
 
-class Shift:
+class WorkerLoop:
     """Of one worker: several jobs at a time, each in a thread."""
 
     def __init__(
-        self, queue: Queue, work: Callable[[Errand], str], name: str, terms: Terms, tell: Tell
+        self,
+        queue: JobQueue,
+        work: Callable[[CompactionJob], str],
+        name: str,
+        terms: WorkerSettings,
+        tell: Tell,
     ) -> None:
         self._queue, self._work, self._name, self._terms, self._tell = queue, work, name, terms, tell
         self._serving: asyncio.Task[None] | None = None
@@ -146,18 +151,18 @@ class Shift:
             AgainError: it should be tried again; whatever else is raised, it should not.
         """
         begun, facts = time.monotonic(), dict[str, str]()
-        errand = errand_of(given)
+        errand = job_from_json(given)
         try:
             self._queue.note(id, worker=self._name)
             facts = {"told": self._work(errand)}
-        except VainError as error:
+        except PermanentFailure as error:
             facts = {"told": str(error), "vain": "yes"}
         except (CorruptError, NewerError, SettingError) as error:
             facts = {"told": str(error)}
             raise
-        except (AgainError, StoreError) as error:
+        except (RetryLater, StoreError) as error:
             facts = {"told": str(error)}
-            raise AgainError(str(error)) from error
+            raise RetryLater(str(error)) from error
         except BaseException as error:
             facts = {"told": f"{type(error).__name__}: {error}"}
             raise
@@ -172,13 +177,13 @@ class Shift:
 class _Retry(BaseRetryStrategy):
     """What may come to something another time is tried again, after waits that grow."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: WorkerSettings) -> None:
         self._terms = terms
 
     def get_retry_decision(self, *, exception: BaseException, job: Job) -> RetryDecision | None:
         if isinstance(exception, asyncio.CancelledError):  # given back
             return RetryDecision(retry_in={"seconds": 0})
-        if not isinstance(exception, AgainError) or job.attempts + 1 >= self._terms.attempts:
+        if not isinstance(exception, RetryLater) or job.attempts + 1 >= self._terms.attempts:
             return None
         wait_s = min(LONGEST_S, self._terms.retry_s * 2**job.attempts)
         return RetryDecision(retry_in={"milliseconds": int(1_000 * wait_s)})

@@ -15,15 +15,25 @@ from refold.core.message import Message, Usage
 from refold.models.count import counter
 from refold.models.limits import ModelLimits
 from refold.policies.evidence import Evidence, Verdict, checked
-from refold.policies.expire import Wanted
+from refold.policies.expire import MessageKey
 from refold.policies.extract import Written
 from refold.policies.importance import all_text
 from refold.policies.sections import SECTIONS, listed
-from refold.policies.summarize import Prepared
+from refold.policies.summarize import PreparedSummary
 from refold.summaries.call import call
-from refold.summaries.context import Desk, digest_of
+from refold.summaries.context import SummaryContext, digest_of
 from refold.summaries.home import home
-from refold.summaries.prompt import FRAME, LEAST, SAFE, Briefing, Content, Matter, briefing, fenced, shortened
+from refold.summaries.prompt import (
+    FRAME,
+    LEAST,
+    SAFE,
+    PromptContent,
+    PromptSeries,
+    SummaryInput,
+    briefing,
+    fenced,
+    shortened,
+)
 from refold.summaries.summarizer import Answer, Ask, Summarizer
 
 SHARE = 0.35
@@ -51,7 +61,7 @@ class NoSummaryError(Exception):
         self.is_final = is_final
 
 
-class Told(msgspec.Struct, frozen=True):
+class MessageToSummarize(msgspec.Struct, frozen=True):
     """A message that is to be summarized by itself."""
 
     at: int
@@ -68,11 +78,11 @@ class Told(msgspec.Struct, frozen=True):
     """In which it was added."""
 
     @property
-    def key(self) -> Wanted:
+    def key(self) -> MessageKey:
         return self.at, self.prompt, self.length
 
 
-class Kept(msgspec.Struct, frozen=True):
+class CachedAnswer(msgspec.Struct, frozen=True):
     """An answer that was paid for, and the places that were in what was asked."""
 
     answer: Answer
@@ -89,11 +99,11 @@ class Kept(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(verdict, written=moved)
 
 
-codec.learned(Kept)
+codec.decoder(CachedAnswer)
 
 
 class Writer:
-    def __init__(self, desk: Desk, summarizer: Summarizer, span: Span) -> None:
+    def __init__(self, desk: SummaryContext, summarizer: Summarizer, span: Span) -> None:
         self.desk, self.summarizer, self.span = desk, summarizer, span
         self.name = name_of(summarizer)
         self.calls, self.cost = 0, 0.0
@@ -103,7 +113,7 @@ class Writer:
         self._limits = desk.limits(getattr(summarizer, "name", None))
         self._count = _counting(self.name, self._limits)
 
-    async def summary(self, matter: Matter) -> Prepared:
+    async def summary(self, matter: SummaryInput) -> PreparedSummary:
         """
         Raises:
             NoSummaryError: it cannot be had, or is no good.
@@ -136,7 +146,7 @@ class Writer:
             previous = _text(written)
             self.desk.answered(n + 1, len(asks.pieces))
         brief = msgspec.structs.replace(matter.brief, most=room)
-        return Prepared(brief, written, self._certificate(kept, struck), matter.made, matter.tip)
+        return PreparedSummary(brief, written, self._certificate(kept, struck), matter.made, matter.tip)
 
     def _certificate(self, kept: int, struck: Sequence[str]) -> Certificate:
         score = round(kept / max(1, kept + len(struck)), 3)
@@ -144,7 +154,7 @@ class Writer:
         paid = (self.usage, cost, self._was_cached and not self.calls)
         return Certificate("", self._model or self.name, kept, tuple(struck), (), score, *paid)
 
-    async def about(self, one: Told, template: Template, task: str) -> str:
+    async def about(self, one: MessageToSummarize, template: Template, task: str) -> str:
         """What a message says, in few words.
 
         Raises:
@@ -166,20 +176,20 @@ class Writer:
         same = template.render(**facts | {"turn_added": 0}, content=content)  # whenever it was added
         ask = Ask("message", prompt, system, (one.message,), None, 1, answer, "message")
         evidence, longest = Evidence.of([one.message], task), int(TOO_LONG * answer)
-        verdict = await self._checked(ask, Content(same, ()), evidence, longest)
+        verdict = await self._checked(ask, PromptContent(same, ()), evidence, longest)
         text = verdict.text
         if len(text) >= len(one.message.text):
             raise NoSummaryError("it is not shorter than the message", is_final=True)
         return text
 
-    def _demand_budget(self, asks: Briefing) -> None:
+    def _demand_budget(self, asks: PromptSeries) -> None:
         texts = sum(self._count(one.text) for piece in asks.pieces for one in piece)
         cost = self.desk.price(Usage(texts, asks.max_tokens * len(asks.pieces)), self._limits)
         refused = self.desk.refuse(len(asks.pieces), cost)
         if refused:
             raise NoSummaryError(refused, is_final=True)
 
-    async def _checked(self, ask: Ask, content: Content, evidence: Evidence, longest: int) -> Verdict:
+    async def _checked(self, ask: Ask, content: PromptContent, evidence: Evidence, longest: int) -> Verdict:
         """The answer as far as it can be used; one of more than the `longest` tokens cannot."""
         is_off, is_plain = not self.desk.settings.checks_values, ask.kind == "message"
         problem, again, digests = "", "", list[bytes]()
@@ -188,10 +198,10 @@ class Writer:
                 identity_of(self.summarizer), ask.system, content.prompt, str(ask.max_tokens), again
             )
             digests.append(digest)
-            known = self.desk.kept(digest, Kept)
+            known = self.desk.kept(digest, CachedAnswer)
             self._was_cached = self._was_cached or known is not None
             asked = msgspec.structs.replace(ask, prompt=ask.prompt + again)
-            kept = known or Kept(await self._answer(asked), content.places)
+            kept = known or CachedAnswer(await self._answer(asked), content.places)
             answer = kept.answer
             self._model = answer.model or self._model
             problem = self._flaw(answer, ask, longest) or ""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refold.core.codec import Entry
-from refold.core.query import Words, parse_query
+from refold.core.query import SearchText, parse_query
 from refold.session.api import open
 from refold.stores.store import Key, Scope, Searched, Vectors
 from refold.testing.embedder import WordEmbedder
@@ -37,13 +37,13 @@ PATIENCE_S = 20
 """How long an append may take that waits for nobody."""
 
 
-def words(one: Entry) -> Words | None:
+def words(one: Entry) -> SearchText | None:
     """Entries of these tests have their text as their body, and their tool as their id."""
     text = one.body.decode("utf-8", "surrogatepass")[1:-1]
     return (
         None
         if text == "secret"
-        else Words.of(text, (one.id,) if one.id else (), "tool" if one.id else "user")
+        else SearchText.of(text, (one.id,) if one.id else (), "tool" if one.id else "user")
     )
 
 
@@ -156,7 +156,7 @@ class SearchContract:
     def test_what_was_erased_while_it_was_taken_in_is_not_found(self, searched: Any) -> None:
         searched.append(KEY, [entry(at, "apple") for at in range(3)])
 
-        def erasing(one: Entry) -> Words | None:
+        def erasing(one: Entry) -> SearchText | None:
             searched.erase(KEY)
             return words(one)
 
@@ -168,7 +168,7 @@ class SearchContract:
         searched.append(KEY, [entry(0, "apple")])
         other, done = Key(KEY.owner, "other"), list[bool]()
 
-        def slowly(one: Entry) -> Words | None:
+        def slowly(one: Entry) -> SearchText | None:
             thread = Thread(target=searched.append, args=[other, [entry(0, "pear")]], daemon=True)
             thread.start()
             thread.join(PATIENCE_S)

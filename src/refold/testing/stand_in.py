@@ -11,7 +11,7 @@ from refold.core.errors import RefoldError, SettingError
 from refold.core.message import Usage
 from refold.dialects.rules.targets import check_request
 from refold.models.limits import find
-from refold.session.extras import Beside, beside_text
+from refold.session.extras import RequestExtras, beside_text
 from refold.session.intake import Intake
 from refold.session.meter import Meter
 from refold.session.validate import output_of
@@ -91,7 +91,7 @@ class StandIn:
         try:
             drafts = Intake(meter.counter, self.dialect, self.dialect).take(request["messages"]).drafts
             rest = {key: value for key, value in request.items() if key not in ("messages", "model")}
-            beside = Beside.of(beside_text(None, rest), meter)
+            beside = RequestExtras.of(beside_text(None, rest), meter)
         except RefoldError as error:
             raise InvalidRequestError(str(error)) from error
         tokens = meter.estimate(sum(draft.tokens for draft in drafts) + beside.counted, None)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from refold.stores.store import KEPT_SUMMARIES, Examined, Forks, Key, Summaries
+from refold.stores.store import KEPT_SUMMARIES, Examined, Forks, Key, SummaryCache
 from refold.testing.words import KEY, ODD, Reopen, demand, entries
 
 OTHER = Key(KEY.owner, "another")
@@ -27,7 +27,7 @@ class SummariesContract:
     def summaries(self, store: Any) -> Any:
         for key in (KEY, OTHER, STRANGER):
             store.append(key, entries(0, 2))
-        return store if isinstance(store, Summaries) else pytest.skip("this store keeps no summaries")
+        return store if isinstance(store, SummaryCache) else pytest.skip("this store keeps no summaries")
 
     def test_a_summary_is_what_was_kept_last_under_its_digest(self, summaries: Any) -> None:
         assert summaries.summary(KEY, b"a") is None

@@ -9,7 +9,7 @@ from refold.cli.bench.probes import extracted
 from refold.cli.bench.trace import MODEL, Json, Trace, counted
 from refold.core.errors import CorruptError, NotFoundError
 from refold.session.export import export_lines, load_lines
-from refold.session.files import Given, conversations, export_in, read_file
+from refold.session.files import FileConversation, conversations, export_in, read_file
 from refold.session.session import Session
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key, Store, open_store, shown_url
@@ -92,12 +92,12 @@ def _read(file: Path) -> Iterator[Trace]:
         yield _recorded(store, key, str(given.beside.get("source") or file.stem))
 
 
-def _clean(given: Given) -> Given:
+def _clean(given: FileConversation) -> FileConversation:
     """The same without what whoever recorded it has added to each message."""
     if not any(isinstance(one, dict) and any(key.startswith("x_") for key in one) for one in given.messages):
         return given
     said = [{k: v for k, v in one.items() if not k.startswith("x_")} for one in given.messages]
-    return Given(given.where, {**given.beside, given.name: said}, given.name, None)
+    return FileConversation(given.where, {**given.beside, given.name: said}, given.name, None)
 
 
 def _recorded(store: Store, key: Key, source: str) -> Trace:

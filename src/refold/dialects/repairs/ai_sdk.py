@@ -17,7 +17,7 @@ def mend(messages: Sequence[dict[str, Any]], **_: Any) -> Mended:
     )
 
 
-def told_apart(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
+def unique_ids(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
     """The same with these ids for its calls, in their order, or for the call that it answers."""
     own, parts = map(tool_id, ids), zip(message["content"], parse(message).parts, strict=True)
     content = [

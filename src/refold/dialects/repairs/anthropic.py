@@ -31,7 +31,7 @@ def mend(messages: Sequence[dict[str, Any]], *, no_prefill: bool = False, marks:
     return Mended(mended, notices)
 
 
-def told_apart(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
+def unique_ids(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
     """The same with these ids for its calls, in their order, or for the call that it answers."""
     own = map(tool_id, ids)
     blocks = [

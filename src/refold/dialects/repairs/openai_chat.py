@@ -19,7 +19,7 @@ def mend(messages: Sequence[dict[str, Any]], **_: Any) -> Mended:
     return Mended(_in_batches(mended, notices), notices)
 
 
-def told_apart(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
+def unique_ids(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
     """The same with these ids for its calls, in their order, or for the call that it answers."""
     if message.get("role") == "tool":
         return {**message, "tool_call_id": tool_id(ids[0])}

@@ -33,7 +33,7 @@ def mend(messages: Sequence[dict[str, Any]], *, store: bool | None = None, **_: 
     return Mended(_with_reasoning(items, store, notices), notices)
 
 
-def told_apart(value: Any, ids: Sequence[str]) -> Any:
+def unique_ids(value: Any, ids: Sequence[str]) -> Any:
     """An item, or those of one answer, with these ids for its calls, or for the call that it answers."""
     own = map(tool_id, ids)
     items = [

@@ -5,7 +5,7 @@ from typing import Any
 
 from refold.core.event import Line
 from refold.core.lazy import Lazy
-from refold.core.pairing import is_told_apart
+from refold.core.pairing import has_renamed_ids
 from refold.dialects.repairs.marks import Mended
 
 MENDS: Lazy[Callable[..., Mended]] = Lazy(
@@ -19,10 +19,10 @@ MENDS: Lazy[Callable[..., Mended]] = Lazy(
 
 APART: Lazy[Callable[[Any, Sequence[str]], Any]] = Lazy(
     {
-        "openai-chat": "refold.dialects.repairs.openai_chat:told_apart",
-        "openai-responses": "refold.dialects.repairs.openai_responses:told_apart",
-        "anthropic": "refold.dialects.repairs.anthropic:told_apart",
-        "ai-sdk": "refold.dialects.repairs.ai_sdk:told_apart",
+        "openai-chat": "refold.dialects.repairs.openai_chat:unique_ids",
+        "openai-responses": "refold.dialects.repairs.openai_responses:unique_ids",
+        "anthropic": "refold.dialects.repairs.anthropic:unique_ids",
+        "ai-sdk": "refold.dialects.repairs.ai_sdk:unique_ids",
     }
 )
 
@@ -32,8 +32,8 @@ def mend(dialect: str, messages: list[dict[str, Any]], **facts: Any) -> Mended:
     return MENDS[dialect](messages, **facts)
 
 
-def told_apart(dialect: str, value: Any, line: Line) -> Any:
+def unique_ids(dialect: str, value: Any, line: Line) -> Any:
     """A message as it came, with the ids by which its line tells calls apart."""
-    if not is_told_apart(line):
+    if not has_renamed_ids(line):
         return value
     return APART[dialect](value, line.calls or (line.answers or "",))

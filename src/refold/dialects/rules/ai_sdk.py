@@ -20,7 +20,7 @@ from refold.dialects.rules.judge import Facts, breach, named, quote, unfit, verd
 ROLES = ("system", "user", "assistant", "tool")
 
 
-class AiSdk(msgspec.Struct):
+class AiSdkRules(msgspec.Struct):
     """Read from the SDK's conversion of model messages to prompts, version 6."""
 
     VERSION: ClassVar[str] = "2026-11-15"

@@ -35,7 +35,7 @@ ROLES = ("user", "assistant", "system")
 MAX_MARKS = 4
 
 
-class Anthropic(msgspec.Struct):
+class AnthropicRules(msgspec.Struct):
     """Read from the API's error texts, documentation and SDK types, and tried on recorded requests."""
 
     VERSION: ClassVar[str] = "2026-11-15"

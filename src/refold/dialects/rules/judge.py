@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeGuard
 import msgspec
 
 from refold.core.check import Violation
-from refold.core.sound import flaw
+from refold.core.sound import json_problem
 
 _KINDS = {dict: "an object", list: "a list", bool: "a boolean", int: "a number", float: "a number"}
 
@@ -89,10 +89,10 @@ def verdict(facts: Facts, count: int, found: Iterable[Violation]) -> list[Violat
 def unfit(message: dict[Any, Any]) -> str | None:
     """Why the message cannot be sent as JSON in UTF-8: what is in which field."""
     try:
-        if flaw(message) is None:
+        if json_problem(message) is None:
             return None
         for field in message:
-            if problem := flaw({field: message[field]}):
+            if problem := json_problem({field: message[field]}):
                 return f"{problem} in {quote(field)}"
     except RecursionError:
         pass

@@ -31,7 +31,7 @@ INSTEAD = ("refusal", "audio", "function_call")
 """What an assistant may send in place of content and calls."""
 
 
-class Chat(msgspec.Struct):
+class ChatRules(msgspec.Struct):
     """Read from the API's error texts and its published schema, and tried on recorded requests."""
 
     VERSION: ClassVar[str] = "2026-11-15"

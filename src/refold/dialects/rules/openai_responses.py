@@ -59,7 +59,7 @@ PREFIXES = {"function_call": "fc_", "message": "msg_", "reasoning": "rs_"}
 MAX_ID_CHARS = 64
 
 
-class Responses(msgspec.Struct):
+class ResponsesRules(msgspec.Struct):
     """Read from the API's error texts and its SDK's types, and tried on recorded requests."""
 
     VERSION: ClassVar[str] = "2026-11-15"
