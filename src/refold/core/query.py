@@ -4,7 +4,7 @@ for exactly as it was said is always found.
 >>> fold("getUserById failed: ERR-4711, 数据库")
 'getuserbyid failed err 4711 数 据 库'
 >>> query = parse_query('"err 4711" user data* tool:psql')
->>> query.matches(Words.of("getUserById failed: ERR-4711 in database", ("psql",), "tool"))
+>>> query.matches(SearchText.of("getUserById failed: ERR-4711 in database", ("psql",), "tool"))
 True
 """
 

@@ -15,10 +15,10 @@ from refold.dialects.rules.judge import Facts, Judge, quote, unfit
 
 JUDGES: Lazy[type[Judge]] = Lazy(
     {
-        "openai-chat": "refold.dialects.rules.openai_chat:Chat",
-        "openai-responses": "refold.dialects.rules.openai_responses:Responses",
-        "anthropic": "refold.dialects.rules.anthropic:Anthropic",
-        "ai-sdk": "refold.dialects.rules.ai_sdk:AiSdk",
+        "openai-chat": "refold.dialects.rules.openai_chat:ChatRules",
+        "openai-responses": "refold.dialects.rules.openai_responses:ResponsesRules",
+        "anthropic": "refold.dialects.rules.anthropic:AnthropicRules",
+        "ai-sdk": "refold.dialects.rules.ai_sdk:AiSdkRules",
     }
 )
 NOTHING_KNOWN = Facts()
