@@ -22,7 +22,8 @@ from refold.core.errors import CorruptError, NotFoundError, OverBudgetError, Ref
 from refold.core.message import Message, Text
 from refold.core.view import fold
 from refold.dialects.rules.targets import check_request
-from refold.session.session import Session, parse
+from refold.session.inspect import parse
+from refold.session.session import Session
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
 from simulated import inside, simulated, store_of

@@ -19,8 +19,8 @@ from agentcore_stub import AgentCoreStub
 from mem0_stub import Mem0Stub
 from refold.cli import app
 from refold.core.errors import CorruptError, MessageError, SettingError, StoreError
+from refold.session.inspect import parse
 from refold.session.memories import spoken
-from refold.session.session import parse
 from refold.stores import hybrid, hybrid_follower, hybrid_turns
 from refold.stores.hybrid import HybridStore
 from refold.stores.hybrid_refused import Refused

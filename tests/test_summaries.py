@@ -30,8 +30,9 @@ from refold.dialects.rules.targets import check_request
 from refold.models.count import counter
 from refold.models.limits import find
 from refold.policies.sections import CLOSE, OPEN, body
+from refold.session.inspect import parse
 from refold.session.results import Fitted
-from refold.session.session import Session, parse
+from refold.session.session import Session
 from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Store

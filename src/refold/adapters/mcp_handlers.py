@@ -15,7 +15,8 @@ from refold.config.config import Config
 from refold.core.errors import NotFoundError
 from refold.core.query import parse_query
 from refold.session import search as searching
-from refold.session.session import Session, parse
+from refold.session.inspect import parse
+from refold.session.session import Session
 from refold.session.validate import require_name
 from refold.stores.record import Record
 from refold.stores.store import Key, Listed, Store

@@ -28,8 +28,8 @@ from refold.core.errors import CorruptError, NotFoundError, SettingError
 from refold.core.event import Expiry
 from refold.policies.learn_expiry import CONFIDENCE, ENOUGH, Lesson, Trial, propose, wanted
 from refold.policies.usage import UsageHistory, past
+from refold.session.inspect import parse
 from refold.session.meter import Meter
-from refold.session.session import parse
 from refold.stores.store import Key, Listed, Store
 
 LEAST_COVER, MOST_COVER = 0.5, 0.999

@@ -13,7 +13,7 @@ from refold.core import codec
 from refold.core.codec import Link
 from refold.core.event import Called, Event, Measured, Named, Pinned, Replaced, Said, Undone, Unknown
 from refold.session.doctor import Unreadable, links, told
-from refold.session.session import parse
+from refold.session.inspect import parse
 from refold.stores.record import follow
 from refold.stores.store import Key, Store
 

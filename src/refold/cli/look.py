@@ -31,8 +31,9 @@ from refold.core.errors import CannotExpandError
 from refold.core.live import Live
 from refold.core.slices import slice_of
 from refold.session.doctor import told
+from refold.session.inspect import parse
 from refold.session.results import ComparedView, Diff, MessageSummary
-from refold.session.session import Session, parse
+from refold.session.session import Session
 from refold.stores.record import Record
 from refold.stores.store import Key, Listed, Store
 

@@ -9,9 +9,9 @@ from refold.cli.options import Access, ConfigFile, Json, Owner, StoreUrl, existi
 from refold.cli.terminal import Cell, Columns, console, emit, fitting, progress, say
 from refold.cli.words import one_line
 from refold.core.query import parse_query
+from refold.session.inspect import parse
 from refold.session.results import Hit
 from refold.session.search import find, hits, limit_of
-from refold.session.session import parse
 from refold.stores.store import Key, Scope
 
 Only = Annotated[

@@ -8,7 +8,7 @@ from refold.cli.options import Access, ConfigFile, Json, StoreUrl
 from refold.cli.terminal import complain, emit, progress, say
 from refold.cli.words import plural
 from refold.core.errors import CorruptError, RefoldError, SettingError
-from refold.session.session import parse
+from refold.session.inspect import parse
 from refold.stores.store import Key
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from refold.core import codec
 from refold.core.codec import Entry, Link
 from refold.core.errors import NotFoundError, RefoldError
 from refold.serve.frames import LAGGING, is_in_stream, live_frame, stream_frames
+from refold.session.inspect import parse
 from refold.session.notify import Happened
-from refold.session.session import parse
 from refold.stores.record import Record
 from refold.stores.store import Key, Store
 

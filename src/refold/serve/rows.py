@@ -19,7 +19,7 @@ from refold.core.event import Unknown
 from refold.serve.schemas import ListAsked, Parent, Row
 from refold.serve.schemas import Rows as Page
 from refold.serve.steps import Walk
-from refold.session.session import parse
+from refold.session.inspect import parse
 from refold.stores.record import Record
 from refold.stores.store import Key, Leases, Listed, Store
 

@@ -11,6 +11,7 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
+from contextlib import AbstractContextManager
 from functools import wraps
 from itertools import islice
 from operator import attrgetter
@@ -18,10 +19,13 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from refold.config.config import AgentSettings, Config
+from refold.core.budget import Budget
 from refold.core.event import Event
-from refold.session import api as opening
+from refold.models.limits import ModelLimits
+from refold.session import api
 from refold.session.compaction import Compaction
 from refold.session.fit import Fitter
+from refold.session.inspect import Inspector
 from refold.session.notify import Notifier
 from refold.session.reduce import Reducer
 from refold.session.results import Diff
@@ -158,6 +162,11 @@ class AsyncSession:
     fitter: Fitter = _same("fitter")
     compaction: Compaction = _same("compaction")
     toolbox: Toolbox = _same("toolbox")
+    limits: ModelLimits = _same("limits")
+    dialect: str = _same("dialect")
+    budget: Budget = _same("budget")
+    inspect: Inspector = _same("inspect")
+    locked: Callable[[], AbstractContextManager[Inspector]] = _same("locked")
 
     @property
     def model(self) -> str | None:
@@ -166,6 +175,14 @@ class AsyncSession:
     @model.setter
     def model(self, model: str | None) -> None:
         self.sync.model = model
+
+    @property
+    def shows_handles(self) -> bool:
+        return self.sync.shows_handles
+
+    @shows_handles.setter
+    def shows_handles(self, shows_handles: bool) -> None:
+        self.sync.shows_handles = shows_handles
 
     async def diff(
         self, at: int | None = None, to: int | None = None, *, other: "AsyncSession | Session | None" = None
@@ -272,4 +289,4 @@ def _opening(make: Callable[P, Session]) -> Callable[P, Opening]:
     return twin
 
 
-aopen = _opening(opening.open)
+aopen = _opening(api.open)

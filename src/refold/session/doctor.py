@@ -18,7 +18,7 @@ from refold.core.event import Event, Line, Pinned, Replaced, Said, Span
 from refold.core.live import Head, Live, State
 from refold.core.message import Message
 from refold.core.plan import line_of
-from refold.session.session import parse
+from refold.session.inspect import parse
 from refold.stores import store as protocols
 from refold.stores.record import seal
 from refold.stores.store import Examined, Key, Listed, Snapshot, Snapshots, Store

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
@@ -24,8 +24,8 @@ from refold.core.query import parse_query
 from refold.core.slices import slice_of
 from refold.core.view import View
 from refold.dialects.chunks import INTERRUPTED
-from refold.dialects.registry import FORMATS, TARGETS, format_of
-from refold.models.limits import find
+from refold.dialects.registry import TARGETS, format_of
+from refold.models.limits import ModelLimits, find
 from refold.session import edits as amend
 from refold.session import expand as expansion
 from refold.session.compaction import Compaction
@@ -34,6 +34,7 @@ from refold.session.embedding import Similarity, embedder_of
 from refold.session.explain import explain
 from refold.session.export import export_lines
 from refold.session.fit import FitRequest, Fitter
+from refold.session.inspect import Inspector, parse
 from refold.session.intake import Intake
 from refold.session.notify import MessageEvent, Notifier, OnEvent, callbacks_of
 from refold.session.reduce import Reducer
@@ -126,6 +127,7 @@ class Session:
         self.notifier = self._lock = Notifier(key.conversation, callbacks_of(on_event))
         """The lock: whoever watches is told when it is free again."""
         self.record = Record(store, key, view, parse)
+        self._inspector = Inspector(self.record)
         """What is underneath, for faces and tools."""
         self.reducer = Reducer(self.record, self.config, agent, policies_of(policies))
         self.reducer.similarity = Similarity(self._embedder) if self._embedder else None
@@ -197,6 +199,42 @@ class Session:
     @model.setter
     def model(self, model: str | None) -> None:
         self.fitter.model = model_name(model)
+
+    @property
+    def limits(self) -> ModelLimits:
+        """What the model takes and costs."""
+        return self.fitter.meter.limits
+
+    @property
+    def dialect(self) -> str:
+        """The API's message format that requests are written in."""
+        return self.fitter.dialect
+
+    @property
+    def budget(self) -> "Budget":
+        """How many tokens the next request may have, and from how many on the view is made smaller."""
+        return self.fitter.budget
+
+    @property
+    def shows_handles(self) -> bool:
+        """True if what is hidden is marked with its place, such as `#57`, for `refold_expand`."""
+        return self.reducer.handles
+
+    @shows_handles.setter
+    def shows_handles(self, shows_handles: bool) -> None:
+        self.reducer.handles = shows_handles
+
+    @property
+    def inspect(self) -> Inspector:
+        """Reads what was recorded and what is shown, as of the last call of this session."""
+        return self._inspector
+
+    @contextmanager
+    def locked(self) -> Iterator[Inspector]:
+        """Keeps other threads of this session from appending or editing while a block runs."""
+        with self._lock:
+            self.record.catch_up()
+            yield self._inspector
 
     # Saying
 
@@ -917,9 +955,3 @@ def forked(session: Session, new_id: str, at: int | None = None) -> Key:
 
 def _heard(notifier: Notifier, events: Sequence[Event], state: State) -> None:
     notifier.tell_all(events, state.turn, state.step)
-
-
-def parse(dialect: str, value: Any) -> Message:
-    if dialect not in FORMATS:
-        raise StoreError(f"A message in the dialect {dialect!r}, which only a newer refold can read")
-    return FORMATS[dialect].parse(value)
