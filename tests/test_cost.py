@@ -96,12 +96,22 @@ def test_economy_is_cheaper_than_sending_everything_and_the_default_sends_everyt
 WANTED = {EXPAND: lambda n: {"at": 2 * n + 3}, SEARCH: lambda n: {"query": f"made{n}x7", "limit": 3}}
 
 
-def looked_up(tool: str, model: str, texts: list[str] | None = None) -> tuple[float, list[str]]:
+def with_a_large_result() -> list[dict]:
+    """200 steps; the first result has 43,000 characters, every other 2,900."""
+    made, large = talk(200, size=290).messages, talk(1, size=4_000).messages
+    return [*large[:4], *made[4:]]
+
+
+def looked_up(
+    tool: str, model: str, is_large: bool, texts: list[str] | None = None
+) -> tuple[float, list[str]]:
     """What 200 steps cost of which every tenth is a look-up, and what the look-ups answered.
 
-    Where `texts` are given, a tool of another name answers with them.
+    They are for one large result, or for a smaller one each. Where `texts` are given, a tool of another name
+    answers with them.
     """
-    made, said, answered = talk(200).messages, list[dict](), list[str]()
+    made = with_a_large_result() if is_large else talk(200).messages
+    said, answered = list[dict](), list[str]()
     whole, bill = Bill(model), Bill(model)
     with refold.open("c", store="memory://", model=model, config=ECONOMY) as chat:
         for n, message in enumerate(made[:-1]):
@@ -111,7 +121,7 @@ def looked_up(tool: str, model: str, texts: list[str] | None = None) -> tuple[fl
                 whole.send(said)
                 bill.send(chat.fit(dialect="openai-chat").messages)
             if is_look_up and message["role"] == "assistant":
-                wanted = WANTED[tool](max(0, step - 37))
+                wanted = WANTED[tool](0 if is_large else max(0, step - 37))
                 name = tool if texts is None else "look_up"
                 function = {"name": name, "arguments": json.dumps(wanted)}
                 message = {**message, "tool_calls": [{**message["tool_calls"][0], "function": function}]}
@@ -125,10 +135,13 @@ def looked_up(tool: str, model: str, texts: list[str] | None = None) -> tuple[fl
 
 
 # proves: X29
-@pytest.mark.parametrize(("tool", "model"), [(EXPAND, MODEL), (SEARCH, MODEL), (SEARCH, "gpt-5")])
-def test_a_look_up_costs_what_it_would_cost_by_a_tool_of_another_name(tool, model):
-    own, texts = looked_up(tool, model)
-    other, _ = looked_up(tool, model, texts)
+@pytest.mark.parametrize(
+    ("tool", "model", "is_large"),
+    [(EXPAND, MODEL, False), (EXPAND, MODEL, True), (SEARCH, MODEL, False), (SEARCH, "gpt-5", False)],
+)
+def test_a_look_up_costs_what_it_would_cost_by_a_tool_of_another_name(tool, model, is_large):
+    own, texts = looked_up(tool, model, is_large)
+    other, _ = looked_up(tool, model, is_large, texts)
     assert any(text.startswith("[refold #") for text in texts) or tool == SEARCH
     assert own == pytest.approx(other, abs=0.05)
     assert own < 0.5

@@ -90,6 +90,22 @@ def test_what_would_pay_only_after_the_calls_that_are_expected_is_left():
     assert not terms.accepts(terms.weigh(removed=1_000, kept=1_000))
 
 
+def test_what_would_not_pay_before_the_next_edit_waits_though_a_large_result_stays_in_sight():
+    chat = refold.open("task", store="memory://", model=MODEL, config=config())
+    chat.append({"role": "user", "content": "Read the book."}, dialect="openai-chat")
+    acted_at = [0]
+    for n in range(120):
+        edits = chat.fit(dialect="openai-chat").report.edits
+        if edits:
+            worth = chat.savings()[-1].worth
+            assert worth.after <= worth.calls == n - acted_at[-1]
+            acted_at.append(n)
+        call, result = step(n)
+        large = " ".join(f"large{n}x{k}" for k in range(4_000)) if n % 20 == 19 else result["content"]
+        chat.append([call, {**result, "content": large}], dialect="openai-chat")
+    assert len(acted_at) > 3
+
+
 def test_without_the_setting_nothing_is_done_before_the_threshold():
     _, reports = talk(60, settings={})
     assert acted(reports) == []

@@ -58,7 +58,7 @@ class CacheTerms(msgspec.Struct, frozen=True):
 
     prices: Prices
     calls: int
-    """Calls that are still expected: as many as there were."""
+    """Calls by which it must have paid: as many are expected as there were since the last compaction."""
     is_cold: bool = False
     """The cache has forgotten the conversation: all is written anew, edited or not."""
     ratio: float = 1.0

@@ -64,10 +64,18 @@ class CacheEconomy:
         if tokens < trigger or trigger >= budget.trigger:  # else the window asks for it first
             return None
         sums = (state.total, state.carried, state.shown, state.rewritten)
-        terms = CacheTerms(
-            prices, forced.calls, forced.is_cold, budget.ratio, stake(prices, economy.risk, *sums)
-        )
+        calls = forced.calls if is_new else self._calls_since_compaction()
+        most = stake(prices, economy.risk, *sums)
+        terms = CacheTerms(prices, calls, forced.is_cold, budget.ratio, most)
         return budget.down_to(least + keep, trigger), terms
+
+    def _calls_since_compaction(self) -> int:
+        """After as many the next one is expected: an edit that has not paid by then comes too early."""
+        live = self._record.live
+        if live.state.compacted is None:
+            return live.state.step
+        lines = [line for item in live.items for line in item.lines]
+        return sum(line.role == "assistant" and line.at > live.state.compacted for line in lines)
 
     def _is_new(self, beside: object) -> bool:
         """Nothing is cached behind these tools: no batch is waited for. What is cached behind others may be
