@@ -10,6 +10,7 @@ import yaml
 
 import refold
 from refold.config.config import Config, check_target, load_config, with_database
+from refold.config.serving import Limits
 from refold.config.settings import AgentSettings, Compact, Setting, SummarizerSettings, ToolSettings
 from refold.config.validate import hints, kinds_of
 from refold.core.budget import Budget
@@ -636,3 +637,22 @@ def test_later_wishes_beat_earlier_ones_field_by_field_and_unset_is_not_zero():
 )
 def test_results_of_one_message_share_the_most_aggressive_wish_of_those_that_expire(wishes, shared):
     assert most_aggressive(wishes) == shared
+
+
+def test_settings_under_an_older_name_are_read_with_a_warning(written):
+    text = """
+        serve:
+          plain_http: true
+          limits: {take_s: 5, body_pause_s: 3, body_idle_s: 4}
+        """
+    with pytest.warns(DeprecationWarning, match="is deprecated; write") as warned:
+        config = load_config(written(text))
+    assert config.serve.allow_insecure_upstreams
+    assert config.serve.limits == Limits(write_timeout_s=5, body_idle_s=4)
+    assert config.origin("serve", "limits", "write_timeout_s") == "agent.yaml:4"
+    told = [str(one.message).rpartition("/")[2] for one in warned]
+    assert told == [
+        "agent.yaml:3: serve.plain_http: is deprecated; write allow_insecure_upstreams instead",
+        "agent.yaml:4: serve.limits.take_s: is deprecated; write write_timeout_s instead",
+        "agent.yaml:4: serve.limits.body_pause_s: is deprecated; write body_idle_s instead",
+    ]

@@ -125,7 +125,7 @@ def test_who_watches_a_fork_is_sent_away_when_it_is_erased_with_its_parent(run, 
 
 
 def test_one_who_does_not_read_does_not_keep_the_service_from_stopping(url):
-    with running(url, limits={"grace_s": 10 * WAIT_S, "take_s": 10 * WAIT_S}) as run:
+    with running(url, limits={"grace_s": 10 * WAIT_S, "write_timeout_s": 10 * WAIT_S}) as run:
         run.http.post("/api/conversations", json={"id": "talk", "model": "m"})
         with stuck(run, "/api/events"):
             run.server.should_exit = True

@@ -91,7 +91,7 @@ def test_an_upstream_that_is_not_safe_is_refused_at_the_start(url, why, provider
 
 def test_plain_http_goes_to_this_machine_or_where_it_is_asked_for():
     demand_safe(load_config({"serve": {"upstreams": {"openai": "http://127.0.0.1:1234/v1"}}}))
-    plain = {"upstreams": {"openai": "http://models.example/v1"}, "plain_http": True}
+    plain = {"upstreams": {"openai": "http://models.example/v1"}, "allow_insecure_upstreams": True}
     demand_safe(load_config({"serve": plain}))
 
 
@@ -512,13 +512,13 @@ def test_60_kb_of_headers_are_taken(open_):
 
 
 def test_a_body_that_stops_is_given_up():
-    with behind_the_guard(limits={"body_pause_s": 0.3}) as served, served.socket() as client:
+    with behind_the_guard(limits={"body_idle_s": 0.3}) as served, served.socket() as client:
         client.sendall(head("POST", "content-type: application/json", "content-length: 100") + b"{")
         assert status(client) == 408
 
 
 def test_a_body_that_comes_byte_by_byte_is_given_up():
-    with behind_the_guard(limits={"body_s": 0.8, "body_pause_s": 0.5}) as served, served.socket() as client:
+    with behind_the_guard(limits={"body_s": 0.8, "body_idle_s": 0.5}) as served, served.socket() as client:
         client.sendall(head("POST", "content-type: application/json", "content-length: 100000"))
         client.setblocking(False)
         assert dripped(client).split()[1] == b"408"
@@ -544,7 +544,7 @@ def test_empty_lines_do_not_keep_a_connection():
 
 
 def test_who_takes_nothing_of_an_answer_is_let_go():
-    with behind_the_guard(limits={"take_s": 0.3}) as served, served.socket() as client:
+    with behind_the_guard(limits={"write_timeout_s": 0.3}) as served, served.socket() as client:
         client.sendall(head("GET", path="/api/flood"))
         until(lambda: served.server.server_state.connections and served.entered)
         until(lambda: not served.server.server_state.connections)
@@ -569,7 +569,7 @@ def test_who_does_not_read_holds_little_memory():
 
 def test_a_stream_is_not_idle():
     with behind_the_guard(
-        limits={"idle_s": 0.3, "header_s": 0.3, "body_pause_s": 0.2, "body_s": 0.2}
+        limits={"idle_s": 0.3, "header_s": 0.3, "body_idle_s": 0.2, "body_s": 0.2}
     ) as served:
         assert served.ask("/api/stream?s=1").body.endswith(b"data: 2\n\n")
 

@@ -42,7 +42,7 @@ RANGES = {
     "timeout_s": Range(0, 86_400, is_open=True),
     **dict.fromkeys(("wait_s", "grace_s", "cache_s"), Range(0, 86_400)),
     **dict.fromkeys(
-        ("header_s", "body_s", "body_pause_s", "take_s", "idle_s"), Range(0, 86_400, is_open=True)
+        ("header_s", "body_s", "body_idle_s", "write_timeout_s", "idle_s"), Range(0, 86_400, is_open=True)
     ),
     **dict.fromkeys(("burst", "requests", "connections"), Range(1)),
     "requests_per_s": Range(0, is_open=True),

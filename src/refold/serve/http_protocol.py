@@ -60,7 +60,7 @@ class Wire(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client does not take what it asked for."""
         super().pause_writing()
-        self._stall = self.loop.call_later(self.limits.take_s, self.transport.abort)
+        self._stall = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -59,7 +59,7 @@ class Body:
         """
         if self.is_whole:  # what comes now is that the client went away, and that takes as long as it takes
             return await self._receive()
-        pause = self._limits.body_pause_s
+        pause = self._limits.body_idle_s
         try:
             async with asyncio.timeout(max(0.0, min(pause, self._end - monotonic()))):
                 message = await self._receive()

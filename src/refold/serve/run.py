@@ -152,8 +152,10 @@ def demand_safe(config: Config) -> None:
             raise SettingError(place, "expected an address such as https://host/v1")
         if parts.username is not None or parts.password is not None:
             raise SettingError(place, "has a user or a password in it; keys are the clients'")
-        if parts.scheme == "http" and not (serve.plain_http or is_loopback(host)):
-            raise SettingError(place, "keys would be sent unencrypted; use https, or set serve.plain_http")
+        if parts.scheme == "http" and not (serve.allow_insecure_upstreams or is_loopback(host)):
+            raise SettingError(
+                place, "keys would be sent unencrypted; use https, or set serve.allow_insecure_upstreams"
+            )
 
 
 def is_loopback(host: str) -> bool:
