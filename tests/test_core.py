@@ -240,3 +240,32 @@ def test_the_surface_is_small():
 def test_json_survives_any_text(text):
     assert codec.loads(codec.dumps({"a": text})) == {"a": text}
     assert json.loads(codec.dumps(msgspec.Raw(b"1"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("refold.formats.replies", "refold.dialects.replies"),
+        ("refold.rules.targets", "refold.dialects.rules.targets"),
+        ("refold.summarize.summarizer", "refold.summaries.summarizer"),
+        ("refold.tokens.limits", "refold.models.limits"),
+        ("refold.worker", "refold.session.worker"),
+    ],
+)
+def test_a_module_is_found_under_the_path_that_docs_gave_it(old, new):
+    found, now = vars(importlib.import_module(old)), vars(importlib.import_module(new))
+    assert {name for name in now if not name.startswith("__")} <= found.keys()
+    assert found["__name__"] == old
+    assert now["__name__"] == new
+
+
+def test_a_submodule_is_imported_from_a_package_that_moved():
+    from refold.formats import flat
+
+    assert flat.parse is importlib.import_module("refold.dialects.flat").parse
+
+
+@pytest.mark.parametrize("name", ["refold.nowhere", "refold.tokens.nowhere"])
+def test_a_module_that_never_was_is_not_found(name):
+    with pytest.raises(ModuleNotFoundError, match="nowhere"):
+        importlib.import_module(name)

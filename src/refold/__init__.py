@@ -10,6 +10,7 @@
 from typing import TYPE_CHECKING, Any
 
 from refold.config.config import Config
+from refold.core import moved
 from refold.core.errors import (
     CannotExpandError,
     ConflictError,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from refold.session.aio import AsyncSession, aopen
 
 __version__ = "0.1.0"
+
+moved.install()
 
 __all__ = [
     "AsyncSession",
