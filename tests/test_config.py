@@ -4,14 +4,13 @@ import math
 import textwrap
 from pathlib import Path
 
-import msgspec
 import pytest
 import yaml
 
 import refold
 from refold.allowed import hints, kinds_of
 from refold.asked import Override, override_of
-from refold.config import Config, demand_sense, load_config, with_database
+from refold.config import Config, load_config, with_database
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
 from refold.core.event import Expiry
@@ -364,15 +363,6 @@ def test_settings_made_in_python_are_checked_too():
         load_config(Config(agents={"a": AgentSettings(compact=Compact(max_tokens=-5))}))
     made = load_config(agent(compact=Compact(max_tokens=5)))
     assert made.agent("a").compaction.max_tokens == 5
-
-
-def test_a_target_above_the_threshold_of_the_model_is_refused_with_both_numbers():
-    config = load_config(agent(compact={"max_tokens": 93_601}))
-    budget = config.budget(config.agent("a"), ModelLimits())
-    with pytest.raises(SettingError, match=r"^here: 93,601 is above 93,600"):
-        demand_sense(config.agent("a"), budget, "here")
-    demand_sense(config.agent("a"), msgspec.structs.replace(budget, window=200_000))
-    demand_sense(AgentSettings(compact=False), budget)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

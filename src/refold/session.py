@@ -37,7 +37,7 @@ from refold.asked import (
 from refold.compaction import Compaction
 from refold.compaction_lease import CompactionLease
 from refold.compare import compare
-from refold.config import AgentSettings, Config, demand_sense, with_database
+from refold.config import AgentSettings, Config, with_database
 from refold.core import codec
 from refold.core.draft import PART, Draft, number
 from refold.core.errors import ConflictError, MessageError, RefoldError, SettingError, StoreError
@@ -135,9 +135,6 @@ class Session:
         self.record.heard = partial(_heard, self._lock)
         self._recall = self._attended()
         self.reducer.summaries = self._summaries()
-        if self.settings.compaction.max_tokens is not None:
-            place = self.config.place("agents", agent or "default", "compact", "max_tokens")
-            demand_sense(self.settings, self.fitter.budget, place)
 
     def _summaries(self) -> "Summaries | None":
         hand_over = self._handing_over()

@@ -42,7 +42,7 @@ class Budget(msgspec.Struct, frozen=True):
     threshold_percent: float = 0.80
     """The share of the rest at which something is done."""
     max_tokens: int | None = None
-    """What a compaction brings the view down to; unset, three quarters of the threshold."""
+    """What a compaction brings the view down to, at most the threshold; unset, three quarters of it."""
     token_threshold: int | None = None
     """Above so many tokens something is done as well."""
     turn_threshold: int | None = None
