@@ -22,7 +22,8 @@ from refold.core.plan import CompactionRequest, must_stay
 from refold.core.view import View
 from refold.explain import large_part
 from refold.formats.dialects import TARGETS
-from refold.formats.sheet import APART, LIST
+from refold.formats.shape import APART
+from refold.formats.sheet import LIST
 from refold.meter import Meter
 from refold.notify import Moment, Notifier
 from refold.page import Ask, Page, Rendered

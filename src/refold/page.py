@@ -14,8 +14,8 @@ from refold.core.event import Line, Piece
 from refold.core.message import Message, Text, ToolResult
 from refold.core.pairing import is_told_apart
 from refold.formats.dialects import FORMATS, is_plain
-from refold.formats.shape import without
-from refold.formats.sheet import APART, Sheet
+from refold.formats.shape import APART, without
+from refold.formats.sheet import Sheet
 from refold.record import Record
 from refold.repairs.marks import Mended
 from refold.repairs.targets import mend, told_apart

@@ -10,8 +10,8 @@ from refold.core.codec import dumps, loads
 from refold.core.errors import MessageError
 from refold.core.lease import OWN
 from refold.formats.dialects import FORMATS
-from refold.formats.shape import kind_of
-from refold.formats.sheet import APART, LIST
+from refold.formats.shape import APART, kind_of
+from refold.formats.sheet import LIST
 from refold.serve.identify import UNSAID, chained, essence
 
 Dialect: TypeAlias = Literal["openai-chat", "openai-responses", "anthropic"]

@@ -15,7 +15,7 @@ from refold.core.lease import OWN
 from refold.core.message import Message, ToolCall, ToolResult
 from refold.formats import replies
 from refold.formats.dialects import FORMATS
-from refold.formats.sheet import APART
+from refold.formats.shape import APART
 from refold.intake import Intake
 from refold.serve.caches import marked
 from refold.serve.identify import Spot, chained, essence, longest
