@@ -4,12 +4,11 @@ import math
 import textwrap
 from pathlib import Path
 
-import msgspec
 import pytest
 import yaml
 
 import refold
-from refold.config.config import Config, check_target, load_config, with_database
+from refold.config.config import Config, load_config, with_database
 from refold.config.serving import Limits
 from refold.config.settings import AgentSettings, Compact, Setting, SummarizerSettings, ToolSettings
 from refold.config.validate import hints, kinds_of
@@ -365,15 +364,6 @@ def test_settings_made_in_python_are_checked_too():
         load_config(Config(agents={"a": AgentSettings(compact=Compact(max_tokens=-5))}))
     made = load_config(agent(compact=Compact(max_tokens=5)))
     assert made.agent("a").compaction.max_tokens == 5
-
-
-def test_a_target_above_the_threshold_of_the_model_is_refused_with_both_numbers():
-    config = load_config(agent(compact={"max_tokens": 93_601}))
-    budget = config.budget(config.agent("a"), ModelLimits())
-    with pytest.raises(SettingError, match=r"^here: 93,601 is above 93,600"):
-        check_target(config.agent("a"), budget, "here")
-    check_target(config.agent("a"), msgspec.structs.replace(budget, window=200_000))
-    check_target(AgentSettings(compact=False), budget)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

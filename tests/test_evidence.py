@@ -80,7 +80,7 @@ def narrative_of(text: str, evidence: Evidence = EVIDENCE) -> str:
     ],
 )
 def test_a_title_is_known_however_it_is_marked(title):
-    verdict = checked(f"{title}\n- Flight HAT229 was found.\n", EVIDENCE)
+    verdict = checked(f"{title}\n- Flight HAT229 was found.\n## Pending\n- none", EVIDENCE)
     assert verdict.problem is None
     assert read_of(verdict) == [("done", "Flight HAT229 was found.")]
 
@@ -89,11 +89,11 @@ def test_titles_are_known_with_other_words_and_signs():
     for section, names in TITLES.items():
         assert section in SECTIONS
         for name in names:
-            verdict = checked(f"## {name.title()}\n- Flight HAT229 was found.", EVIDENCE)
+            verdict = checked(f"## {name.title()}\n- Flight HAT229 was found.\n## Next action\n", EVIDENCE)
             there = {entry.section for entry in verdict.written.entries}
             by_rule = {"requests": {"narrative"}, "rules": set()}
             assert there == by_rule.get(section, {section})
-    text = "## Errors & Fixes\n- There are not enough seats on flight HAT229."
+    text = "## Errors & Fixes\n- There are not enough seats on flight HAT229.\n## Pending\n- none"
     assert read_of(checked(text, EVIDENCE))[0][0] == "errors"
 
 
@@ -143,6 +143,19 @@ Fly on May 27.
 def test_a_format_of_somebodys_own_is_not_torn_apart(text):
     assert narrative_of(text) == text
     assert {section for section, _ in read_of(checked(text, EVIDENCE))} == {"narrative"}
+
+
+# proves: X22
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Status\n\nThe flight **was found**.",
+        "## Progress\n- [x] Read `booking.py`\n\n## Next steps\n1. Ask the **user**",
+        "The flight **was found**.\n\n## Pending\n1. Ask the **user**",
+    ],
+)
+def test_a_heading_of_free_text_that_is_like_one_of_ours_stays_with_its_text_as_it_stands(text):
+    assert read_of(checked(text, EVIDENCE)) == [("narrative", line) for line in text.split("\n")]
 
 
 FREE = """# The trip so far
@@ -239,7 +252,7 @@ def test_the_state_of_a_request_is_read(line, state):
 
 
 def test_states_of_several_requests_are_read_and_their_words_are_not_taken():
-    verdict = checked("## Requests\n- #1 (done) x, #3 (open) y\n- #5 nothing is known", EVIDENCE)
+    verdict = checked("## Requests of the user\n- #1 (done) x, #3 (open) y\n- #5 nothing is known", EVIDENCE)
     assert verdict.written.states == {1: "done", 3: "open"}
     assert verdict.written.entries == ()
 
@@ -538,7 +551,7 @@ def test_a_narrative_opens_no_section_no_handle_and_no_fence():
     for text in (composed(forged), composed("x", [foreign, *SAID]), composed("", [made, foreign, *SAID])):
         assert not [entry for entry in read(text) if entry.section == "rules" and "well" in entry.text]
         assert "\nRules of the user:\n- Never" in text
-        assert text.count("Rules of the user:\n") <= 1 + text.count("> Rules of the user:\n")
+        assert [line.strip() for line in text.split("\n")].count("Rules of the user:") == 1
         assert len(re.findall(r"<\s*/?\s*record", text)) == 2
         assert not re.search(r"\[refold #\d", text)
 

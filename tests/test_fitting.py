@@ -189,6 +189,19 @@ def test_a_trigger_that_the_user_set_acts_in_the_fit_in_which_it_fires_in_any_wi
 
 
 # proves: D1, X20
+@pytest.mark.parametrize("trigger", [{}, {"turn_threshold": 10}, {"token_threshold": 60_000}])
+def test_a_target_above_the_threshold_of_a_small_window_counts_as_that_threshold(trigger):
+    chat = in_window(8_000, {"max_tokens": 50_000, **trigger})
+    compactions = 0
+    for n in range(40):
+        chat.append(turn(n))
+        report = chat.fit().report
+        compactions += bool(report.edits)
+        assert report.tokens.final <= chat.check_overflow().threshold
+    assert 1 < compactions < 20
+
+
+# proves: D1, X20
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("trigger", [{"turn_threshold": 5}, {"message_threshold": 19}])
 @pytest.mark.parametrize("strategy", ["summarize", "sliding-window", "hierarchical"])

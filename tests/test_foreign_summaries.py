@@ -224,6 +224,40 @@ def test_what_only_its_provider_can_read_goes_where_somebody_says_what_is_in_it(
     assert "ZX-4471" in json.dumps(fitted.messages)
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("beside", [[], [answer("Shall I go on?")]])
+def test_what_only_its_provider_can_read_is_counted_where_it_is_sent(dialect, beside):
+    fitted = opened([SEALED, *beside], "openai-responses", turns=2).fit(dialect=dialect)
+    plain = opened(beside, "openai-responses", turns=2).fit(dialect=dialect)
+    more = fitted.report.tokens.final - plain.report.tokens.final
+    is_sent = SEALED in fitted.messages
+    assert is_sent == (dialect == "openai-responses")
+    assert more >= counter("m").json(SEALED) if is_sent else more == 0
+    assert fitted.report.tokens.before == fitted.report.tokens.final
+
+
+@pytest.mark.parametrize("dialect", ["anthropic", "openai-chat", "ai-sdk"])
+def test_what_only_its_provider_can_read_takes_no_room_where_it_is_not_sent(dialect):
+    large = {**SEALED, "encrypted_content": "gAAAAB" * 100_000}
+    chats = [
+        refold.open("c", store="memory://", model="t", config={"models": {"t": {"window": 4_000}}})
+        for _ in range(2)
+    ]
+    for chat in chats:
+        chat.append({"role": "user", "content": "Plan the trip."})
+    chats[0].append(large, dialect="openai-responses")
+    for n in range(20):
+        for chat in chats:
+            chat.append({"role": "user", "content": f"What about day {n}?"})
+            chat.append({"role": "assistant", "content": f"The ferry of day {n} leaves early. " * 40})
+        one, other = (chat.fit(dialect=dialect).report for chat in chats)
+        assert abs(one.tokens.final - other.tokens.final) <= 0.05 * other.tokens.final
+        assert one.fired == other.fired
+    assert [chat.compact(target_tokens=1_000).missed_by for chat in chats] == [0, 0]
+    with pytest.raises(refold.OverBudgetError):
+        chats[0].fit(dialect="openai-responses")
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -265,6 +265,38 @@ def test_fields_of_a_dict_that_are_for_refold_are_kept_with_the_message_and_not_
     assert stored.tokens == bare.get_all()[0].tokens
 
 
+# proves: A1, A2
+@pytest.mark.parametrize(
+    ("field", "dialect"), [("system", "anthropic"), ("instructions", "openai-responses")]
+)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_fields_that_are_for_refold_are_kept_with_system_text_that_stands_apart(field, dialect, is_named):
+    said = {field: "Be brief."}
+    chat = refold.open("task", store="memory://")
+    place = chat.append(said | OWN, dialect=dialect if is_named else None)
+    assert chat.append(said | OWN, dialect=dialect if is_named else None) == place
+    chat.append(user("hi"))
+    stored, _ = chat.get_all()
+    assert (stored.id, stored.message.meta, stored.message.error) == ("row-1", {"ticket": 7}, "it broke")
+    assert (stored.tags, stored.expiry) == (("vip",), Expiry(after_steps=2, mode="compact"))
+    assert chat.fit(dialect=dialect).system == "Be brief."
+    assert chat.fit(dialect=dialect).messages == [user("hi")]
+    chat.append({field: "Be long."})
+    assert chat.fit(dialect=dialect).system == "Be long."
+
+
+@pytest.mark.parametrize("kind", ["function_call", "custom_tool_call"])
+def test_an_error_that_an_item_of_the_api_does_not_have_is_for_refold(kind):
+    call = {"type": kind, "call_id": "c1", "name": "ls"}
+    call |= {"arguments": "{}"} if kind == "function_call" else {"input": "x"}
+    output = {"type": f"{kind}_output", "call_id": "c1", "output": "a.txt"}
+    said = {"type": "message", "role": "user", "content": "hi"}
+    chat = refold.open("task", store="memory://", model="gpt-5")
+    chat.append([said, call | {"error": "it broke"}, output | {"error": {"message": "late"}}])
+    assert chat.fit().messages == [said, call, output]
+    assert [one.message.error for one in chat.get_all()] == [None, "it broke", "late"]
+
+
 def test_fields_that_are_for_refold_go_with_each_result_of_a_message_that_has_several():
     uses = [{"type": "tool_use", "id": id, "name": "ls", "input": {}} for id in "ab"]
     found = [{"type": "tool_result", "tool_use_id": id, "content": id} for id in "ab"]

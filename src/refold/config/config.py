@@ -26,7 +26,6 @@ __all__ = [
     "Compact",
     "Config",
     "Source",
-    "check_target",
     "load_config",
     "with_database",
     "with_stored",
@@ -173,21 +172,6 @@ def with_stored(config: Config, rows: Sequence[ToolSetting]) -> Config:
         SettingError: something in them is not allowed.
     """
     return resolved([_told(config), _stored(rows, config)]) if rows else config
-
-
-def check_target(settings: AgentSettings, budget: Budget, place: str = "compact.max_tokens") -> None:
-    """What can only be known with the model's limits.
-
-    Raises:
-        SettingError: a compaction would leave more than makes one necessary.
-    """
-    wanted = settings.compaction.max_tokens
-    if wanted is not None and not settings.is_off and wanted > budget.threshold:
-        raise SettingError(
-            place,
-            f"{wanted:,} is above {budget.threshold:,}, the tokens from which on this model's view is"
-            " compacted; set less, or leave it unset",
-        )
 
 
 def resolved(sources: Sequence[SourceValues]) -> Config:

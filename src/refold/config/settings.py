@@ -42,7 +42,8 @@ class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threshold_percent: float = 0.80
     """The share of the rest of the window at which something is done."""
     max_tokens: int | None = None
-    """What a compaction brings the view down to, at most `token_threshold`; unset, 3/4 of the threshold."""
+    """What a compaction brings the view down to, at most `token_threshold`; unset, 3/4 of the threshold. More
+    than the threshold of a small window counts as that threshold."""
     token_threshold: int | None = None
     """Above so many tokens something is done as well."""
     turn_threshold: int | None = None

@@ -42,7 +42,7 @@ class Budget(msgspec.Struct, frozen=True):
     threshold_percent: float = 0.80
     """The share of the rest at which something is done."""
     max_tokens: int | None = None
-    """What a compaction brings the view down to; unset, three quarters of the threshold."""
+    """What a compaction brings the view down to, at most the threshold; unset, three quarters of it."""
     token_threshold: int | None = None
     """Above so many tokens something is done as well."""
     turn_threshold: int | None = None
@@ -50,7 +50,9 @@ class Budget(msgspec.Struct, frozen=True):
     message_threshold: int | None = None
     """Above so many messages since the last compaction."""
     overhead: int = 0
-    """What is counted for the request besides its messages: tools, and system text given apart."""
+    """What is counted for the request besides its messages (tools, system text apart), less `unsent`."""
+    unsent: int = 0
+    """What is counted for messages that stay in any case, and is not sent in the request's dialect."""
     ratio: float = 1.0
     """How many tokens of the model's one counted token is."""
     due: int = 0

@@ -47,7 +47,8 @@ def parse(value: Any, where: str = "message") -> Message:
     """
     expect(value, dict, where)
     if "system" in value and "role" not in value:
-        return Message("system", tuple(_content(value["system"], f"{where}.system", "system")))
+        parts = _content(value["system"], f"{where}.system", "system")
+        return Message("system", tuple(parts), **own_facts(value))
     role = named(value.get("role"), ROLES, f"{where}.role")
     if "content" not in value:
         raise MessageError(f"{where}.content", "a message has content: a text or a list of blocks")

@@ -7,9 +7,8 @@ import msgspec
 from refold.core.event import Piece
 from refold.dialects import anthropic
 from refold.dialects.registry import FORMATS
+from refold.dialects.shape import APART, stands_apart
 
-APART = {"anthropic": "system", "openai-responses": "instructions"}
-"""The field of the request that has the system text, where it stands apart from the messages."""
 LEADING = {"anthropic"}
 """Where system messages at the beginning belong there too."""
 JOINS = {"anthropic", "ai-sdk"}
@@ -51,9 +50,8 @@ class MessageList(msgspec.Struct):
             for item in value:
                 self.add(item, at, None, came)
             return
-        apart = APART.get(self.dialect)
-        if apart is not None and apart in value and "role" not in value and "type" not in value:
-            self.apart = value[apart]  # the newest counts
+        if stands_apart(value, self.dialect):
+            self.apart = value[APART[self.dialect]]  # the newest counts
             return
         placed = self._placed(value, at, came) if self.dialect in LEADING else value
         if placed is None:

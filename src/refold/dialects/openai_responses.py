@@ -23,7 +23,18 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.core.pairing import AGAIN
-from refold.dialects.shape import expect, expect_parts, id_within, kind_of, named, own_facts, rest_of, sayable
+from refold.dialects.shape import (
+    OWN,
+    expect,
+    expect_parts,
+    id_within,
+    kind_of,
+    named,
+    own_facts,
+    rest_of,
+    sayable,
+    stands_apart,
+)
 
 DIALECT = "openai-responses"
 ROLES: dict[str, Role] = {
@@ -32,7 +43,8 @@ ROLES: dict[str, Role] = {
     "user": "user",
     "assistant": "assistant",
 }
-OWN = ("metadata", "expiry", "tags")
+HAVE_ERRORS = ("image_generation_call", "mcp_call", "mcp_list_tools")
+"""Items that have an `error` of the API's."""
 INPUT = ("action", "arguments", "input", "operation")
 """Where the different calls keep what they ask for."""
 
@@ -51,15 +63,15 @@ def parse(value: Any, where: str = "message") -> Message:
         parts = tuple(part for message in said for part in message.parts)
         return Message("assistant", parts, meta=first.meta, error=first.error)
     expect(value, dict, where)
-    if _stands_apart(value):
+    if stands_apart(value, DIALECT):
         expect(value["instructions"], str, f"{where}.instructions")
-        return Message("system", (Text(value["instructions"]),))
+        return Message("system", (Text(value["instructions"]),), **own_facts(value))
     return Message(role_of(value, where), tuple(_parts(value, where)), **own_facts(value, own(value)))
 
 
 def role_of(item: dict[str, Any], where: str = "item") -> Role:
     """Who says an item."""
-    if _stands_apart(item):
+    if stands_apart(item, DIALECT):
         return "system"
     kind = item.get("type", "message")
     expect(kind, str, f"{where}.type")
@@ -117,18 +129,16 @@ def unread(value: Any) -> list[Any]:
 
 
 def own(item: dict[str, Any]) -> Sequence[str]:
-    """The fields that are for refold: items have an `id`, and those of some tools an `error`."""
-    has_error = item.get("type", "message") not in ("message", "function_call_output")
-    return OWN if has_error else (*OWN, "error")
+    """The fields that are for refold: items have an `id` of the API's, and some an `error`."""
+    if stands_apart(item, DIALECT):
+        return OWN
+    theirs = ("id", "error") if kind_of(item) in HAVE_ERRORS else ("id",)
+    return [name for name in OWN if name not in theirs]
 
 
 def results(value: Any) -> list[int]:
     """None: a result is an item of its own here."""
     return []
-
-
-def _stands_apart(item: dict[str, Any]) -> bool:
-    return "instructions" in item and "role" not in item and "type" not in item
 
 
 def _answers(item: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from refold.core.errors import SettingError
 from refold.core.lazy import Lazy
 from refold.core.message import Message
 from refold.core.sound import read
-from refold.dialects.shape import kind_of
+from refold.dialects.shape import APART, OWN, kind_of
 
 
 class Format(Protocol):
@@ -92,10 +92,9 @@ def recognize(value: Any) -> str | None:
     """The dialect of a message that could be in no other; None where several would do."""
     if not isinstance(value, Mapping):
         return None
-    if value.keys() == {"system"}:
-        return "anthropic"
-    if value.keys() == {"instructions"}:
-        return "openai-responses"
+    for dialect, field in APART.items():
+        if value.keys() - {*OWN} == {field}:
+            return dialect
     if any(field in value for field in _SUMMARY):
         return "flat"
     kind = kind_of(value)

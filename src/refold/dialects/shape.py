@@ -1,6 +1,6 @@
 """What the formats have in common: expecting a shape, and saying what another dialect cannot."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -10,6 +10,14 @@ from refold.core.message import CompactionMarker, Media, Message, Opaque, Part, 
 
 OWN = ("metadata", "error", "expiry", "tags", "id")
 """Fields of a dict message that are for refold, in dialects whose API has no field of that name."""
+APART = {"anthropic": "system", "openai-responses": "instructions"}
+"""The field of the request that has the system text, where it stands apart from the messages."""
+
+
+def stands_apart(value: Any, dialect: str) -> bool:
+    """It is system text that stands apart, such as `{"system": …}`, with or without fields for refold."""
+    is_there = isinstance(value, Mapping) and APART.get(dialect) in value
+    return is_there and value.keys().isdisjoint(("role", "type"))
 
 
 def own_facts(value: dict[str, Any], own: Sequence[str] = OWN) -> dict[str, Any]:

@@ -379,22 +379,20 @@ class _Title(NamedTuple):
     """What follows it on its line."""
     is_asked_for: bool
     """It is one of ours word for word."""
-    is_heading: bool
-    """It is marked as one, or stands alone."""
 
 
 def _parsed(text: str) -> Iterator[tuple[str, str]]:
     """Its lines, each with its section; those of the narrative as they stand.
 
-    A text is read into sections where most of its headings are those that were asked for, or all of them are
-    of that kind. A format of somebody's own is not torn apart for a heading or two that are the same.
+    A text is read into sections if it begins with a heading that was asked for, or has one beside another of
+    ours, and no more of its own. A format of somebody's own is not torn apart for a heading that is alike.
     """
-    lines = text.splitlines()
+    lines = text.strip("\n").splitlines()
     titles = dict(_titles(lines))
-    ours = [title for title in titles.values() if title.section != "narrative"]
-    others = len(titles) - len(ours)
-    is_asked_for = sum(title.is_asked_for for title in ours) >= max(1, others)
-    if not is_asked_for and (others or not any(title.is_heading for title in ours)):
+    asked_for = [n for n, title in titles.items() if title.is_asked_for]
+    others = sum(title.section == "narrative" for title in titles.values())
+    is_alone = len(titles) - others < 2 and 0 not in asked_for
+    if is_alone or len(asked_for) < max(1, others):
         titles.clear()
     section = "narrative"
     for n, line in enumerate(lines):
@@ -428,9 +426,9 @@ def _title(line: str) -> _Title | None:
     section = _section(name) or _section(whole)
     if section and (mark or not (is_item or name.endswith((".", "!", "?")))):
         is_asked_for = flattened(name) == flattened(SECTIONS[section])
-        return _Title(section, rest.strip(), is_asked_for, bool(mark) or not rest.strip())
+        return _Title(section, rest.strip(), is_asked_for)
     if mark and not is_item and (mark[0] == "#" or whole.endswith(("**", "**:", "__"))):
-        return _Title("narrative", "", False, True)
+        return _Title("narrative", "", False)
     return None
 
 

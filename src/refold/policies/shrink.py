@@ -37,12 +37,11 @@ class Shrink(msgspec.Struct, frozen=True):
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         must = {line.at: line.tokens for line in must_stay(view)}
         new = {line.at: line.tokens for line in view.lines if line.step >= view.step - 1}
-        goal = max(
-            budget.target,
-            budget.tokens(budget.overhead + sum(must.values())) + int(LEAST_ROOM * budget.scale),
-        )
+        beside = budget.overhead + budget.unsent
+        least = budget.tokens(beside + sum(must.values()))
+        goal = max(budget.target, least + int(LEAST_ROOM * budget.scale))
         if self.spare_newest:  # and there is room for what stands for the rest
-            whole = budget.overhead + sum((must | new).values()) + longest(None, budget)
+            whole = beside + sum((must | new).values()) + longest(None, budget)
             goal = max(goal, min(budget.room, budget.tokens(whole)))
         best, fewest = list[Edit](), view.tokens
         for way in self._ways():
@@ -99,8 +98,8 @@ class Squeeze(msgspec.Struct, frozen=True):
         stays = [line for line in view.lines if (line.at, line.n) not in held]
         room = budget.counted(budget.target) - budget.overhead - sum(line.tokens for line in stays)
         if self.newest:
-            fixed = sum(line.tokens for line in must_stay(view))
-            whole = budget.counted(budget.target) - budget.overhead - fixed
+            fixed = budget.overhead + budget.unsent + sum(line.tokens for line in must_stay(view))
+            whole = budget.counted(budget.target) - fixed
             room = max(room, int(self.share * whole)) if self.share < 1 else room
         known = vocabulary(reading.text(stays))
         parts = [_Share(item, reading, lambda word: -1.5 if word in known else 0.0) for item in items]

@@ -9,9 +9,9 @@ import msgspec
 from refold.core.codec import dumps, loads
 from refold.core.errors import MessageError
 from refold.core.lease import OWN
-from refold.dialects.message_list import APART, LIST
+from refold.dialects.message_list import LIST
 from refold.dialects.registry import FORMATS
-from refold.dialects.shape import kind_of
+from refold.dialects.shape import APART, kind_of
 from refold.serve.identify import UNSAID, chained, essence
 
 Dialect: TypeAlias = Literal["openai-chat", "openai-responses", "anthropic"]

@@ -14,8 +14,8 @@ from refold.core.event import Said
 from refold.core.lease import OWN
 from refold.core.message import Message, ToolCall, ToolResult
 from refold.dialects import replies
-from refold.dialects.message_list import APART
 from refold.dialects.registry import FORMATS
+from refold.dialects.shape import APART
 from refold.serve.cache_control import marked
 from refold.serve.history import NEAR, apart, newest_mark, overlap, units_said
 from refold.serve.identify import Spot, chained, essence, longest

@@ -16,8 +16,9 @@ from refold.core.live import MeasuredHead
 from refold.core.message import Usage
 from refold.core.plan import CompactionRequest, must_stay
 from refold.core.view import View
-from refold.dialects.message_list import APART, LIST
+from refold.dialects.message_list import LIST
 from refold.dialects.registry import TARGETS
+from refold.dialects.shape import APART
 from refold.policies.leases import EndLeases
 from refold.session.cache_economy import CacheEconomy
 from refold.session.explain import large_part
@@ -81,6 +82,8 @@ class Fitter:
         self._pages: dict[RenderRequest, Renderer] = {}
         self._known = NOTHING
         self._spoken: str | None = None
+        self._dialect: str | None = None
+        """Of the newest request."""
         self._heard_at = 0
         self._has_worked = False
         self._sent = 0
@@ -190,7 +193,7 @@ class Fitter:
 
     def _least(self, budget: Budget) -> int:
         """Tokens of a request that shows nothing but what must be shown."""
-        return self.meter.estimate(self.reducer.least() + budget.overhead, None)
+        return self.meter.estimate(self.reducer.least() + budget.overhead + budget.unsent, None)
 
     def _in_the_way(self, budget: Budget) -> str:
         """What keeps a compaction from making the view smaller."""
@@ -209,11 +212,14 @@ class Fitter:
             f" take {least:,} tokens and cannot be hidden"
         )
 
-    def _measured(self, beside: RequestExtras) -> tuple[Budget, int]:
+    def _measured(self, beside: RequestExtras, dialect: str | None = None) -> tuple[Budget, int]:
         """The budget, and what the next request takes as it stands: messages, system text and tools."""
-        budget = self._budget(beside)
-        counted = self.record.live.tokens + budget.overhead
-        return budget, self.meter.estimate(counted, self.record.live.state.gauge)
+        budget = self._budget(beside, unsent=self._unsent(beside, dialect))
+        return budget, self._measured_now(budget)
+
+    def _unsent(self, beside: RequestExtras, dialect: str | None = None) -> int:
+        """What is counted for messages and not sent in a dialect; by default in the newest request's."""
+        return self._page(self._ask(dialect or self._dialect or self.dialect, beside)).unsent()
 
     def _since_compaction(self) -> tuple[int, int]:
         """Turns and messages in the view."""
@@ -229,12 +235,13 @@ class Fitter:
         """As it is set, for the model as it is now."""
         return self.config.budget(self.settings, self.meter.limits)
 
-    def _budget(self, beside: RequestExtras, target: int | None = None) -> Budget:
+    def _budget(self, beside: RequestExtras, target: int | None = None, unsent: int = 0) -> Budget:
         budget = self.config.budget(self.settings, self.meter.limits, beside.output)
         ratio, constant = self.meter.scale(self.record.live.state.gauge)
         return msgspec.structs.replace(
             budget,
-            overhead=beside.counted,
+            overhead=beside.counted - unsent,
+            unsent=unsent,
             max_tokens=budget.max_tokens if target is None else target,
             ratio=ratio,
             margin=self.meter.counter.margin,
@@ -258,11 +265,11 @@ class Fitter:
         if summaries is None or self.settings.is_off or override.off:
             return None
         messages = self.reducer.due_for_summary(self.record.live.state.step + 1, override)
-        budget, tokens = self._measured(self._beside(wish))
+        budget, tokens = self._measured(self._beside(wish), wish.dialect or self.dialect)
         trigger = self._trigger(budget, tokens)
         due = bool(trigger) and summaries.ready(self.record.live.freeze()) is None
         if due:
-            self.begin(", ".join(trigger.fired))
+            self.notifier.begin(self._moment, ", ".join(trigger.fired), tokens)
         under_way = summaries.under_way if due else summaries.job
         if under_way is not None:
             return under_way if due or messages else None
@@ -328,9 +335,9 @@ class Fitter:
         summaries.forget()
         if order.strategy == "sliding-window":
             return None
-        self.begin("on demand")
+        self.notifier.begin(self._moment, "on demand", self._measured(self._known)[1])
         view, count = self._at_hand(), self.meter.counter.message
-        budget = self._budget(NOTHING, order.target)
+        budget = self._on_demand(order)
         return summaries.prepare(
             view,
             lambda: self.reducer.foreseen(view, budget, count, order),
@@ -351,6 +358,8 @@ class Fitter:
         override = self.override.then(override_of(wish.override))
         off = self.settings.is_off or override.off
         beside, count = self._beside(wish), self.meter.counter.message
+        ask = self._ask(wish.dialect or self.dialect, beside)
+        self._dialect = ask.dialect
         budget, before = self._measured(beside)
         if before > budget.room and not off:
             self._demand_room(budget, beside)
@@ -368,7 +377,6 @@ class Fitter:
             edits += self._made_smaller(budget, now, override, notices, trigger)
             edits += self._end_leases(budget, override)
             fired = fired or (("economy",) if any(edit.worth for edit in edits) else ())
-        ask = self._ask(wish.dialect or self.dialect, beside)
         page = self._render(ask, beside)
         final = self._total(budget, page)
         if page.mended and not off and final >= (budget.room if fired else budget.threshold):
@@ -477,7 +485,7 @@ class Fitter:
                 return True
             return bool(self._trigger(budget, self._measured_now(budget)))
 
-        self.begin(fired)
+        self.notifier.begin(self._moment, fired, self._measured_now(budget))
         before = self._shown
         edits = self.reducer.climb(compacting, self.meter.counter.message, override, still)
         self._end(edits, before, budget)
@@ -604,26 +612,24 @@ class Fitter:
 
     def planned(self, order: CompactionRequest) -> list[Replaced]:
         """What a compaction on demand would do by rule."""
-        budget = self._budget(NOTHING, order.target)
-        return self.reducer.planned(budget, self.meter.counter.message, order)
+        return self.reducer.planned(self._on_demand(order), self.meter.counter.message, order)
+
+    def _on_demand(self, order: CompactionRequest) -> Budget:
+        return self._budget(NOTHING, order.target, self._unsent(self._known))
 
     def tokens(self, counted: int) -> int:
         """What messages that are counted so take in the next request."""
-        return self.meter.estimate(counted, self.record.live.state.gauge)
+        return self.meter.estimate(counted - self._unsent(self._known), self.record.live.state.gauge)
 
     def compact(self, order: CompactionRequest, lease: Lease | None = None) -> list[Replaced]:
-        count, budget = self.meter.counter.message, self._budget(NOTHING, order.target)
-        self.begin("on demand")
+        count, budget = self.meter.counter.message, self._on_demand(order)
+        self.notifier.begin(self._moment, "on demand", self._measured(self._known)[1])
         before, edits = self._shown, list[Replaced]()
         try:
             edits = self.reducer.compact(order, budget, count, self.override, lease)
         finally:
-            self._end(edits, before, self._budget(self._known))
+            self._end(edits, before, self._measured(self._known)[0])
         return edits
-
-    def begin(self, reason: str) -> None:
-        """Those who watch are told that the view is being made smaller."""
-        self.notifier.begin(self._moment, reason, self._measured_now(self._budget(self._known)))
 
     @property
     def _moment(self) -> ViewState:

@@ -13,11 +13,10 @@ from refold.core.draft import Draft, part_id, split
 from refold.core.errors import MessageError, SettingError
 from refold.core.event import Expiry, Piece
 from refold.core.message import Kind, Media, Message, Opaque
-from refold.dialects.message_list import APART
 from refold.dialects.registry import FORMATS, TARGETS, Format, is_plain, readable_as, recognize
 from refold.dialects.repairs.targets import mend
 from refold.dialects.rules.targets import JUDGES
-from refold.dialects.shape import kind_of, own_id
+from refold.dialects.shape import kind_of, own_id, stands_apart
 from refold.models.count import Units
 from refold.session.streams import chunks_of, is_async_stream, is_stream
 from refold.session.to_json import EXPECTED, checked, encoded, plain, walk
@@ -178,7 +177,7 @@ class Intake(NamedTuple):
             message = msgspec.structs.replace(message, id=id, **known)
             unread = [*format.unread(value), *([] if self.reads_own else [own])]
             tokens = self.counter.message(message) + sum(map(self.counter.json, filter(None, unread)))
-            apart = isinstance(value, dict) and value.keys() == {APART.get(unit.dialect)}
+            apart = stands_apart(value, unit.dialect)
             known = {"piece": piece, "apart": apart, "before": piece.n if piece else None}
             drafts.append(Draft(message, tokens, unit.dialect, raw, **rest, **known))
         return drafts
@@ -383,7 +382,7 @@ def _sendable(message: Message, where: str) -> None:
 def _shaped(value: Any, dialect: str, where: str) -> None:
     """The same for a provider's JSON: once stored, it would stand in the way of every request."""
     items = value if isinstance(value, list) else [value]
-    if APART.get(dialect) in items[0] and not {"role", "type"} & items[0].keys():
+    if stands_apart(items[0], dialect):
         return
     odd = _odd(items, dialect)
     if odd and (odd := _odd(mend(dialect, items).messages, dialect)):

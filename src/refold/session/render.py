@@ -12,13 +12,13 @@ from refold.core.errors import RefoldError
 from refold.core.event import Line, Piece
 from refold.core.message import Message, Text, ToolResult
 from refold.core.pairing import has_renamed_ids
-from refold.dialects.message_list import APART, MessageList
+from refold.dialects.message_list import MessageList
 from refold.dialects.registry import FORMATS, is_plain
 from refold.dialects.repairs.marks import Mended
 from refold.dialects.repairs.targets import mend, unique_ids
 from refold.dialects.rules.judge import Facts, Judge
 from refold.dialects.rules.targets import JUDGES, marked
-from refold.dialects.shape import without
+from refold.dialects.shape import APART, without
 from refold.models.count import Units
 from refold.session.inline import Copy, copier
 from refold.stores.record import Record
@@ -74,6 +74,8 @@ class RenderedLine(NamedTuple):
     came: bool = False
     """It stands as its sender wrote it."""
     notes: tuple[str, ...] = ()
+    unsent: int = 0
+    """Tokens of a summary that only another provider can read."""
 
 
 class Renderer:
@@ -82,13 +84,15 @@ class Renderer:
     def __init__(self, record: Record, ask: RenderRequest, counter: Units) -> None:
         self._record, self._ask, self._counter = record, ask, counter
         self._places: list[Place] = []
+        self._before: list[Place] | None = None
+        """The places of the request before, once what it showed has changed."""
         self._sent: Any = None
         self._spoken: dict[tuple[int, int], RenderedLine] = {}
         self._live = record.live
         self._start(-1)
 
     def _start(self, edition: int) -> None:
-        self._edition, self._items, self._settled = edition, 0, 0
+        self._edition, self._items, self._settled, self._unsent = edition, 0, 0, 0
         self._sheet = self._new_sheet()
         self._copies: list[tuple[Copy, dict[str, Any]]] = []
         self._judge = JUDGES[self._ask.dialect](self._ask.facts)
@@ -102,24 +106,36 @@ class Renderer:
     def _new_sheet(self) -> MessageList:
         return MessageList(self._ask.dialect, self._ask.facts.system_inside)
 
-    def render(self) -> Rendered:
-        live, before = self._record.live, None
+    def unsent(self) -> int:
+        """Tokens that are counted for what is shown and not sent: summaries that only another provider can
+        read. They stay, whatever is compacted.
+        """
+        self._catch_up()
+        return self._unsent
+
+    def _catch_up(self) -> None:
+        live = self._record.live
         if self._edition != live.edition:
             self._start(live.edition)
-            before, self._places = self._places, []
+            self._before = self._places if self._before is None else self._before
+            self._places = []
         items = live.items[self._items :]
         new = [line for item in items for line in item.lines]
         self._record.load(new)
         for item in items:
             for line in item.lines:
-                self._put(self._sheet, line, self._notes)
+                self._unsent += self._put(self._sheet, line, self._notes).unsent
             self._settled = len(self._sheet.messages) if item.edit is not None else self._settled
         self._places += [
             (line.at, line.n, item.span.start) for item in items for line in item.lines if not line.apart
         ]
         self._items = len(live.items)
-        judge = self._judged()
-        broken = None if before is None else _first_change(before, self._places)
+
+    def render(self) -> Rendered:
+        self._catch_up()
+        live, judge = self._record.live, self._judged()
+        broken = None if self._before is None else _first_change(self._before, self._places)
+        self._before = None
         if self._sheet.system != self._sent and self._sent is not None:
             broken = 0
         self._sent = self._sheet.system
@@ -188,7 +204,7 @@ class Renderer:
         whole = {"system": sheet.system}
         return copier(whole)(whole)["system"]
 
-    def _put(self, sheet: MessageList, line: Line, notes: dict[str, list[int]]) -> None:
+    def _put(self, sheet: MessageList, line: Line, notes: dict[str, list[int]]) -> RenderedLine:
         said = self._spoken.get((line.at, line.n))
         if said is None:
             said = self._spoken[line.at, line.n] = self._in_words(line)
@@ -196,6 +212,7 @@ class Renderer:
             sheet.add(value, line.at, said.piece, said.came)
         for note in said.notes:
             notes.setdefault(note, []).append(line.at)
+        return said
 
     def _in_words(self, line: Line) -> RenderedLine:
         entry, dialect = self._record.entry(line.at), self._ask.dialect
@@ -219,8 +236,10 @@ class Renderer:
         if not values and message.role == "user":  # never left out, whatever it was
             mark = Message("user", (Text(f"[{', '.join(lost)}: cannot be shown here]"),))
             values, _ = FORMATS[dialect].render(mark)
+        sealed = [self._counter.json(marker.value) for marker in message.markers if marker.is_sealed]
+        unsent = line.tokens if sealed and not values else sum(sealed)
         cleaned = [_clean(value) for value in values]
-        return RenderedLine(cleaned, notes=(*notes, *dict.fromkeys(lost)))
+        return RenderedLine(cleaned, notes=(*notes, *dict.fromkeys(lost)), unsent=unsent)
 
     def _as_sent(self, line: Line, value: Any, notes: list[str]) -> Any:
         """What came, less what an edit has made invalid."""

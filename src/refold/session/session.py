@@ -11,7 +11,7 @@ from uuid import uuid4
 from weakref import WeakSet
 
 from refold import telemetry
-from refold.config.config import AgentSettings, Config, check_target, with_database
+from refold.config.config import AgentSettings, Config, with_database
 from refold.core import codec
 from refold.core.draft import PART, Draft, number
 from refold.core.errors import ConflictError, MessageError, RefoldError, SettingError, StoreError
@@ -139,9 +139,6 @@ class Session:
         self.record.heard = partial(_heard, self._lock)
         self._recall = self._attended()
         self.reducer.summaries = self._summaries()
-        if self.settings.compaction.max_tokens is not None:
-            place = self.config.place("agents", agent or "default", "compact", "max_tokens")
-            check_target(self.settings, self.fitter.budget, place)
 
     def _summaries(self) -> "SummaryWriter | None":
         hand_over = self._handing_over()
