@@ -34,7 +34,7 @@ from refold.agent import (
     Tool,
     Waited,
 )
-from refold.agent.loop import Run
+from refold.agent.loop import AgentRun
 from refold.core.errors import ConflictError, SettingError
 from refold.core.event import Replaced, Said
 from refold.core.message import Message, Usage
@@ -404,9 +404,9 @@ def test_a_run_whose_process_was_killed_keeps_nobody_waiting(tmp_path):
     agent.run("First", conversation="c")
     code = f"""
 import os, signal
-from refold.agent.claim import Claim
+from refold.agent.run_lease import RunLease
 from refold.stores.store import Key, open_store
-assert Claim(open_store("sqlite:///{tmp_path}/agent.db"), Key("default", "c")).take()
+assert RunLease(open_store("sqlite:///{tmp_path}/agent.db"), Key("default", "c")).take()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
@@ -421,7 +421,7 @@ def test_a_run_that_was_taken_over_from_elsewhere_ends_before_its_next_step():
         (mine,) = agent.store.leases(key, time.time())
         agent.store.release(key, mine)
         assert agent.store.acquire(key, "run", "elsewhere 7 x y", time.time(), 60.0)
-        runs[0].claim.renew()
+        runs[0].lease.renew()
         return "rested"
 
     runs = []
@@ -435,7 +435,7 @@ def test_a_run_that_was_taken_over_from_elsewhere_ends_before_its_next_step():
 
 async def held(agent, runs):
     async with await aopen("c", store=agent.store, config=agent.config, model="stand-in") as session:
-        runs.append(Run(agent, session, (), None))
+        runs.append(AgentRun(agent, session, (), None))
         return await runs[0].result(Message("user", "Go"))
 
 
@@ -484,7 +484,7 @@ def test_limits_end_a_run_with_a_reason_and_a_later_run_goes_on():
     script = [calls(("run", {"x": n})) for n in range(4)]
     agent = agent_of([*script, "Done."], [logged(ran)], max_steps=2)
     first = agent.run("Go", conversation="c")
-    assert first.end == Failed("max_steps: 2 steps were made. Run it again to go on.")
+    assert first.end == Failed("max_steps reached: 2 steps done. Run the task again to continue.")
     agent.run("Go", conversation="c")
     assert agent.run("Go", conversation="c").end == Success("Done.")
     assert ran == [0, 1, 2, 3]
@@ -495,7 +495,7 @@ def test_money_is_counted_with_that_of_sub_agents_and_its_limit_needs_prices():
     used = Reply(calls=(("add", {"a": 1}),), usage=Usage(1_000, 0))
     agent = agent_of([used], [add], config=prices, max_cost=0.025)
     result = agent.run("Go")
-    assert "max_cost: $0.0300 of $0.025 is spent" in result.text
+    assert "max_cost reached: $0.0300 of $0.025 spent" in result.text
     assert result.cost == pytest.approx(0.03)
     helper = agent_of([Reply("Done.", usage=Usage(1_000, 0))], name="helper", config=prices, store=None)
     ask = Reply(calls=(("helper", {"task": "Go"}),), usage=Usage(0, 0))
@@ -515,7 +515,7 @@ def test_a_tool_that_takes_too_long_ends_the_run_and_runs_again_in_a_later_one()
 
     agent = agent_of([calls(("hang", {})), "Done."], [hang], max_seconds=0.2)
     result = agent.run("Go", conversation="c")
-    assert result.end == Failed("max_seconds: the time is used up. Run it again to go on.")
+    assert result.end == Failed("max_seconds reached. Run the task again to continue.")
     assert results(agent, "c") == []
     release.set()
     agent.max_seconds = None
@@ -569,7 +569,7 @@ def test_a_model_out_of_reach_is_asked_again_where_that_may_help():
         model = OpenAIModel("gpt-5", base_url=server.openai_url, api_key="none")
         result = Agent("worker", model, store="memory://").run("Go")
         assert len(server.requests) == 1
-    assert result.end == Failed("The model could not be asked. 404 Not Found: no such model")
+    assert result.end == Failed("The request to the model failed. 404 Not Found: no such model")
 
 
 def test_a_reply_may_come_in_pieces():
@@ -859,11 +859,11 @@ def test_what_is_wrong_with_an_agent_is_said_when_it_is_made():
 
     def opaque(lock: threading.Event) -> None: ...
 
-    with pytest.raises(SettingError, match=r"a model cannot give it \*args: int"):
+    with pytest.raises(SettingError, match=r"a model cannot pass \*args: int"):
         Agent("a", print_nothing, [odd])
     with pytest.raises(SettingError, match="types that JSON has"):
         Agent("a", print_nothing, [opaque])
-    with pytest.raises(SettingError, match="there are two that are called 'add'"):
+    with pytest.raises(SettingError, match="two tools are named 'add'"):
         Agent("a", print_nothing, [add, add])
     with pytest.raises(SettingError, match="task: expected a text"):
         Agent("a", print_nothing, store="memory://").run("")

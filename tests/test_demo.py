@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 import refold
 from refold.agent.demo import folder as limits
-from refold.agent.demo.folder import PAGE, Folder
-from refold.agent.demo.model import QUESTION, Model, Reader
-from refold.agent.demo.run import chosen, run
+from refold.agent.demo.folder import LISTED_FILES, Folder
+from refold.agent.demo.model import QUESTION, DemoModel, ScriptedReader
+from refold.agent.demo.run import choose_folder, run_demo
 from refold.cli import app
 from refold.core.errors import NotFoundError, SettingError
 from refold.core.lease import EXPAND, SEARCH
@@ -44,9 +44,9 @@ def filled(root, files=24, lines=90):
 def shown(tmp_path_factory):
     """A whole demo: its folder, its model with all that it was sent, its store and what came of it."""
     root = filled(tmp_path_factory.mktemp("folder"))
-    model, store, steps = Model(STEPS, WINDOW), open_store("memory://"), []
+    model, store, steps = DemoModel(STEPS, WINDOW), open_store("memory://"), []
     model.keep = None
-    outcome = run(Folder(root), model, store, "demo", steps.append)
+    outcome = run_demo(Folder(root), model, store, "demo", steps.append)
     return root, model, store, outcome, steps
 
 
@@ -120,7 +120,9 @@ def test_the_steps_are_told_as_they_happen_and_have_the_edits_of_the_record(show
 
 def test_the_same_folder_gives_the_same_steps(shown):
     root, _, _, outcome, _ = shown
-    again = run(Folder(root), Model(STEPS, WINDOW), open_store("memory://"), "demo", lambda step: None)
+    again = run_demo(
+        Folder(root), DemoModel(STEPS, WINDOW), open_store("memory://"), "demo", lambda step: None
+    )
     assert again == outcome
 
 
@@ -141,7 +143,7 @@ def called(tool, given, result):
 
 
 def next_call(*messages):
-    ((tool, given),) = Reader(100, 100)(asked(*messages)).calls
+    ((tool, given),) = ScriptedReader(100, 100)(asked(*messages)).calls
     return tool, given
 
 
@@ -181,11 +183,11 @@ def test_it_asks_for_the_rest_of_a_listing_that_it_no_longer_sees():
 def test_it_answers_from_view_where_it_can_and_says_so_where_it_cannot_at_all():
     question = {"role": "user", "content": QUESTION.format(path="c.txt", word="Widget")}
     read = called("read_file", {"path": "c.txt"}, "c.txt: lines 1-1 of 1\nWidget = 4")
-    assert Reader(0, 100)(asked(*read, question)) == "It says: Widget = 4"
-    ((tool, _),) = Reader(0, 100)(asked(question)).calls
+    assert ScriptedReader(0, 100)(asked(*read, question)) == "It says: Widget = 4"
+    ((tool, _),) = ScriptedReader(0, 100)(asked(question)).calls
     assert tool == SEARCH
     vain = called(SEARCH, {"query": "Widget"}, "Nothing was found.")
-    assert Reader(0, 100)(asked(question, *vain)) == "I cannot find it."
+    assert ScriptedReader(0, 100)(asked(question, *vain)) == "I cannot find it."
 
 
 @pytest.mark.filterwarnings("ignore:The model 'no-such-model'")
@@ -200,10 +202,10 @@ def test_a_stand_in_counts_and_costs_like_the_model_it_is_like():
 
 
 def test_the_listing_comes_in_pages_and_has_every_file_once(tmp_path):
-    folder = Folder(filled(tmp_path, files=2 * PAGE + 5, lines=1))
+    folder = Folder(filled(tmp_path, files=2 * LISTED_FILES + 5, lines=1))
     paths, page = [], folder.list_files()
     while found := re.findall(r"^\d+ bytes, text: (.+)$", page, re.MULTILINE):
-        assert len(found) <= PAGE
+        assert len(found) <= LISTED_FILES
         paths += found
         page = folder.list_files(after=paths[-1])
     assert sorted(paths) == sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.py"))
@@ -253,8 +255,8 @@ def test_of_very_many_files_some_are_listed(tmp_path, monkeypatch):
 def test_a_file_that_is_gone_by_the_time_it_is_read_stops_nothing(tmp_path):
     folder = Folder(filled(tmp_path))
     for file in folder.files[1:6]:
-        file.place.unlink()
-    outcome = run(folder, Model(STEPS, WINDOW), open_store("memory://"), "demo", lambda step: None)
+        file.location.unlink()
+    outcome = run_demo(folder, DemoModel(STEPS, WINDOW), open_store("memory://"), "demo", lambda step: None)
     assert outcome.is_right
 
 
@@ -266,9 +268,9 @@ def test_a_file_that_may_not_be_read_is_listed_as_such(tmp_path):
 
 
 def test_a_folder_with_too_little_to_read_gives_way_to_the_library(tmp_path):
-    assert chosen(tmp_path, WINDOW)[0].root == Path(OWN)
-    assert "has no text" in chosen(tmp_path, WINDOW)[1]
-    folder, why = chosen(filled(tmp_path), WINDOW)
+    assert choose_folder(tmp_path, WINDOW)[0].root == Path(OWN)
+    assert "has no text" in choose_folder(tmp_path, WINDOW)[1]
+    folder, why = choose_folder(filled(tmp_path), WINDOW)
     assert (folder.root, why) == (tmp_path, "")
 
 

@@ -1,4 +1,4 @@
-"""An agent: what it is told, what it may use and spend, and the ways to run it."""
+"""An agent: its model, tools and limits, and the ways to run it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,9 +8,9 @@ from typing import Any, Self
 from uuid import uuid4
 
 from refold.agent.events import AgentEvent, Ended, Result
-from refold.agent.loop import Run
-from refold.agent.models import Model, model_of
-from refold.agent.tools import Tool, by_name, finder
+from refold.agent.loop import AgentRun
+from refold.agent.models import Model, model_by_name
+from refold.agent.tools import Tool, by_name, library_search
 from refold.config.config import AgentSettings, Config, Source, load_config
 from refold.core.errors import SettingError
 from refold.core.message import Message, Text
@@ -22,12 +22,13 @@ from refold.session.validate import require_name
 from refold.stores.store import Store, open_store
 
 PROMPTS = {True: "prompt.md", False: "prompt-no-handles.md"}
-"""What every agent is told of the loop, by whether what is reduced shows how to get it back;
-`Agent(prompt=…)` says something else instead."""
+"""The default prompt about the loop, by whether reduced messages show handles."""
 CONFIG = "refold.yaml"
-"""The file that `Agent.from_config` reads unless another is given."""
-COMPACT_AFTER, KEEP_RECENT, TARGET = 100, 20, 0.5
-"""Messages before a compaction, messages that it leaves alone, and the share of the threshold it leaves."""
+COMPACT_AFTER = 100
+"""Messages."""
+KEEP_RECENT = 20
+TARGET = 0.5
+"""The share of the threshold that a compaction leaves."""
 
 
 class Agent:
@@ -36,9 +37,9 @@ class Agent:
         agent = Agent("reader", "gpt-5", tools=[read_file], store="sqlite:///agent.db")
         print(agent.run("What is in README.md?").text)
 
-    `model` is a name or a callable; `tools` and `library` are typed functions, of which those in the library
-    are offered only while something in view has to do with them. `sub_agents` are offered as tools that take
-    a task. With `chat` every text is for the user, who answers with the next `run`. Limits are of one run.
+    `model` is a name or a callable; `tools` and `library` are typed functions. Tools of the library are
+    offered only while a message in view has found or used them. `sub_agents` are offered as tools that take a
+    task. With `chat` every text is for the user, who answers with the next `run`. Limits apply to each run.
     """
 
     def __init__(
@@ -62,44 +63,54 @@ class Agent:
         max_retries: int = 3,
         on_event: OnEvent | Sequence[OnEvent] | None = None,
     ) -> None:
-        self.name, self.description, self.chat = name, description, chat
-        self.model: Model = model_of(model) if isinstance(model, str) else model
-        limits: dict[str, float | None] = {"max_steps": max_steps, "max_retries": max_retries}
-        for limit, most in (limits | {"max_cost": max_cost, "max_seconds": max_seconds}).items():
-            if type(most) not in ((int, float) if most is not None else (type(None),)) or (most or 0) < 0:
+        limits: dict[str, float] = {"max_steps": max_steps, "max_retries": max_retries}
+        optional = {"max_cost": max_cost, "max_seconds": max_seconds}
+        limits |= {name: most for name, most in optional.items() if most is not None}
+        for limit, most in limits.items():
+            if type(most) not in (int, float) or most < 0:
                 raise SettingError(limit, f"expected a number, 0 or more; got {most!r}")
-        for several, given in (("tools", tools), ("library", library), ("sub_agents", sub_agents)):
+        for argument, given in {"tools": tools, "library": library, "sub_agents": sub_agents}.items():
             if isinstance(given, str) or not isinstance(given, Iterable):
-                raise SettingError(several, f"expected a list, got {type(given).__name__}")
+                raise SettingError(argument, f"expected a list, got {type(given).__name__}")
         for agent in sub_agents:
             if not isinstance(agent, Agent):
                 raise SettingError("sub_agents", f"expected agents, got {type(agent).__name__}")
+        self.name = name
+        self.description = description
+        self.chat = chat
+        self.model: Model = model_by_name(model) if isinstance(model, str) else model
         self.agents = {agent.name: agent for agent in sub_agents}
         self.library = by_name(map(Tool.of, library))
-        found = [finder([*self.library.values()])] if library else []
-        helpers = [_task(agent) for agent in sub_agents]
-        self.tools = by_name([*map(Tool.of, tools), *helpers, *found])
+        offered = [*map(Tool.of, tools), *map(_as_tool, sub_agents)]
+        if library:
+            offered.append(library_search([*self.library.values()]))
+        self.tools = by_name(offered)
         self.known = by_name([*self.tools.values(), *self.library.values()])
         self.config, self.settings = _configured(load_config(config), name, self.model)
-        own = self.config.agent(self.settings)
-        told = Path(__file__).with_name(PROMPTS[own.shows_handles])
-        self.system = system or own.system_prompt or ""
-        self.prompt = told.read_text("utf-8") if prompt is None else prompt
-        self.summarizer, self.callbacks = summarizer, callbacks_of(on_event)
-        self.max_steps, self.max_retries = max_steps, max_retries
-        self.max_cost, self.max_seconds = max_cost, max_seconds
-        self._given, self._opened = store, None if isinstance(store, str) else store
+        settings = self.config.agent(self.settings)
+        self.system = system or settings.system_prompt or ""
+        if prompt is None:
+            prompt = Path(__file__).with_name(PROMPTS[settings.shows_handles]).read_text("utf-8")
+        self.prompt = prompt
+        self.summarizer = summarizer
+        self.callbacks = callbacks_of(on_event)
+        self.max_steps = max_steps
+        self.max_retries = max_retries
+        self.max_cost = max_cost
+        self.max_seconds = max_seconds
+        self._given_store = store
+        self._store = None if isinstance(store, str) else store
 
     @classmethod
     def from_config(
         cls, name: str, config: Source = CONFIG, *, model: str | Model | None = None, **given: Any
     ) -> Self:
-        """The agent that a configuration has under a name or an `id`, with its model and `system_prompt`.
+        """The agent that is configured under a name or an `id`, with its model and `system_prompt`.
 
-        `config` is the file `refold.yaml` unless given; `given` is whatever else `Agent` takes.
+        `config` is the file `refold.yaml` unless given; `given` are other arguments of `Agent`.
 
         Raises:
-            SettingError: there is no such agent, or neither it nor the caller names a model.
+            SettingError: no such agent is configured, or it has no model and none is passed.
         """
         loaded = load_config(config)
         ids = {settings.id: key for key, settings in loaded.agents.items() if settings.id is not None}
@@ -107,7 +118,7 @@ class Agent:
         chosen = model or loaded.agent(key).model
         if chosen is None:
             place = loaded.place("agents", key, "model")
-            raise SettingError(place, "is not set; name a model there, or give from_config(…, model=…)")
+            raise SettingError(place, "is not set; set it there, or pass from_config(…, model=…)")
         return cls(key, chosen, config=loaded, **given)
 
     def run(
@@ -117,7 +128,7 @@ class Agent:
         conversation: str | None = None,
         override: Mapping[str, Any] | None = None,
     ) -> Result:
-        """Works on a task until it is done, or a limit is reached. See `arun`."""
+        """Works on a task until it is done or a limit is reached. See `arun`."""
         return asyncio.run(self.arun(task, conversation=conversation, override=override))
 
     async def arun(
@@ -127,11 +138,11 @@ class Agent:
         conversation: str | None = None,
         override: Mapping[str, Any] | None = None,
     ) -> Result:
-        """The same for code that awaits.
+        """The async form of `run`.
 
-        A `conversation` that exists is gone on with: where the task is what was asked last, at the step where
-        that stopped, and a task that has its answer gets that one; where it is another, with that task.
-        `override` beats the settings in this run, its sub-agents included (see `refold.open`).
+        A `conversation` that exists is continued. If its latest task is this one, the run continues at the
+        step where that one stopped, or returns its answer; otherwise the task is appended. `override` beats
+        the settings in this run and its sub-agents (see `refold.open`).
         """
         name = conversation or f"{self.name}-{uuid4().hex[:12]}"
         return await self.work(task, name, self.callbacks, override=override)
@@ -143,14 +154,14 @@ class Agent:
         conversation: str | None = None,
         override: Mapping[str, Any] | None = None,
     ) -> Iterator[AgentEvent]:
-        """The events of a run as they happen; the last is `Ended`, with its result."""
+        """The events of a run as they happen. The last one is `Ended`, with the result."""
         with asyncio.Runner() as runner:
             events = self.astream(task, conversation=conversation, override=override)
 
-            async def following() -> AgentEvent | None:
+            async def next_event() -> AgentEvent | None:
                 return await anext(events, None)
 
-            while (event := runner.run(following())) is not None:
+            while (event := runner.run(next_event())) is not None:
                 yield event
 
     async def astream(
@@ -160,8 +171,9 @@ class Agent:
         conversation: str | None = None,
         override: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[AgentEvent]:
-        """The same for code that awaits. Who stops listening stops the run."""
-        events, loop = asyncio.Queue[AgentEvent | None](), asyncio.get_running_loop()
+        """The async form of `stream`. Closing the iterator cancels the run."""
+        events = asyncio.Queue[AgentEvent | None]()
+        loop = asyncio.get_running_loop()
 
         def put(event: Any) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
@@ -183,14 +195,16 @@ class Agent:
         task: str | Message,
         conversation: str,
         callbacks: Sequence[OnEvent],
-        parent: Run | None = None,
+        parent: AgentRun | None = None,
         override: Mapping[str, Any] | None = None,
     ) -> Result:
-        """One run, of itself or for another one. The view is pruned when it ends, however it ends."""
-        asked = task if isinstance(task, Message) else Message("user", (Text(require_name("task", task)),))
+        """One run, for a caller or for a parent run. The view is pruned when it ends, also after an error."""
+        if not isinstance(task, Message):
+            task = Message("user", (Text(require_name("task", task)),))
+        store = self.store if parent is None or self._given_store is not None else parent.session.store
         session = await aopen(
             conversation,
-            store=self.store if parent is None or self._given is not None else parent.session.sync.store,
+            store=store,
             model=getattr(self.model, "name", None),
             agent=self.settings,
             config=self.config,
@@ -199,37 +213,35 @@ class Agent:
             override=override,
         )
         async with session:
-            run = Run(self, session, callbacks, parent, override)
-            result = await run.result(asked)
-        await run.tell(Ended, result=result)
+            run = AgentRun(self, session, callbacks, parent, override)
+            result = await run.result(task)
+        await run.notify(Ended, result=result)
         return result
 
     @property
     def store(self) -> Store:
-        """Opened when it is first needed, for all runs."""
-        if self._opened is None:
-            given = self._given or self.config.store or DEFAULT_STORE
-            self._opened = open_store(given) if isinstance(given, str) else given
-        return self._opened
+        """The store of all runs, opened when it is first needed."""
+        if self._store is None:
+            given = self._given_store or self.config.store or DEFAULT_STORE
+            self._store = open_store(given) if isinstance(given, str) else given
+        return self._store
 
     def close(self) -> None:
-        """Closes the store, where the agent opened it. Needed only where the process goes on without it."""
-        if self._opened is not None and self._opened is not self._given:
-            self._opened.close()
-        self._opened = None
+        """Closes the store if the agent opened it. Not needed before the process ends."""
+        if self._store is not None and self._store is not self._given_store:
+            self._store.close()
+        self._store = None
 
 
-def _task(agent: Agent) -> Tool:
-    """An agent as a tool of another one."""
-
+def _as_tool(agent: Agent) -> Tool:
     def work(task: str) -> None: ...
 
-    about = f"{agent.description} An agent of its own: its task says all that it needs to know.".strip()
-    return Tool.of(work, name=agent.name, description=about)
+    description = f"{agent.description} An agent of its own: its task says all that it needs to know.".strip()
+    return Tool.of(work, name=agent.name, description=description)
 
 
 def _configured(config: Config, name: str, model: Model) -> tuple[Config, str]:
-    """What is configured over what loops have by default, and under which name: its own, or `default`."""
+    """The configuration over the defaults for loops, and the key of the agent's settings in it."""
     agent = name if name in config.agents else "default"
     settings = config.agents.get(agent) or AgentSettings()
     limits = find(getattr(model, "name", None) or settings.model, config.models).limits

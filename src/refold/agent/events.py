@@ -1,4 +1,4 @@
-"""What those who watch a run are told, as it happens."""
+"""Events of a run, for its callbacks and streams."""
 
 from typing import Any, TypeAlias
 
@@ -9,7 +9,7 @@ from refold.core.message import Usage
 from refold.session.notify import Happened
 
 
-class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+class _RunEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     agent: str
     conversation: str
     step: int
@@ -20,26 +20,26 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
         return str(self.__struct_config__.tag)
 
 
-class Asked(_Event, frozen=True, tag="step:asked"):
-    """The model is asked, with a request of so many tokens."""
+class Asked(_RunEvent, frozen=True, tag="step:asked"):
+    """The model is asked; `tokens` is the size of the request."""
 
     tokens: int
 
 
-class Heard(_Event, frozen=True, tag="step:heard"):
-    """A piece of a reply that is streamed, as the SDK has it."""
+class Heard(_RunEvent, frozen=True, tag="step:heard"):
+    """A chunk of a streamed reply, as the SDK returns it."""
 
     chunk: Any
 
 
-class Replied(_Event, frozen=True, tag="step:replied"):
-    """The reply is stored; this is what it asks for."""
+class Replied(_RunEvent, frozen=True, tag="step:replied"):
+    """The reply is stored; `steps` is what it asks for."""
 
     steps: tuple[Step, ...]
 
 
-class Ran(_Event, frozen=True, tag="step:ran"):
-    """A call has its result, which is stored."""
+class Ran(_RunEvent, frozen=True, tag="step:ran"):
+    """The result of a call is stored."""
 
     call_id: str
     tool: str
@@ -47,34 +47,34 @@ class Ran(_Event, frozen=True, tag="step:ran"):
     is_error: bool
 
 
-class Waited(_Event, frozen=True, tag="step:waited"):
-    """The model could not be asked, and will be again after so many seconds."""
+class Waited(_RunEvent, frozen=True, tag="step:waited"):
+    """A request failed; it is sent again after `seconds`."""
 
     why: str
     seconds: float
 
 
-class Ended(_Event, frozen=True, tag="run:ended"):
+class Ended(_RunEvent, frozen=True, tag="run:ended"):
     result: "Result"
 
 
 class Result(msgspec.Struct, frozen=True):
-    """How a run ended, and what it took."""
+    """How a run ended, and what it used."""
 
     end: End
     conversation: str
-    """For `run(…, conversation=…)`, to go on, and for `refold.open`, to look at it."""
+    """For `run(…, conversation=…)` to continue, and `refold.open` to inspect."""
     steps: int = 0
     """Model calls of this run, those of sub-agents not included."""
     usage: Usage = Usage(0)
     cost: float = 0.0
-    """USD, sub-agents included and summaries not, as far as prices are known."""
+    """USD, including sub-agents and without summaries, as far as prices are known."""
 
     @property
     def text(self) -> str:
-        """The answer, or why there is none."""
+        """The answer, or the reason why there is none."""
         return self.end.text
 
 
 AgentEvent: TypeAlias = Asked | Heard | Replied | Ran | Waited | Ended | Happened
-"""Of the loop, and of the session beneath it."""
+"""Events of the loop and of its session."""

@@ -1,12 +1,11 @@
-"""The loop: ask the model, do what its reply asks for, store each thing the moment it is there, and again.
+"""The agent loop: ask the model, run what its reply calls, store every message at once, repeat.
 
-The record is the only state. A run looks at what is stored and goes on from there, so that a run after a
-crash, after a limit, or in another process is a run like any other.
+The record is the only state. A run reads what is stored and continues from there, so a run after a crash,
+after a limit, or in another process is a run like any other.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import isawaitable
 from logging import getLogger
 from math import inf
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from refold import telemetry
-from refold.agent.claim import Claim
 from refold.agent.events import Asked, Heard, Ran, Replied, Result, Waited
+from refold.agent.run_lease import RunLease
 from refold.agent.steps import (
     Action,
     Actions,
@@ -29,13 +28,13 @@ from refold.agent.steps import (
     Step,
     SubAgent,
     Success,
-    read,
+    parse_steps,
 )
-from refold.agent.tools import Found, Output, output_of
+from refold.agent.tools import FoundTools, ToolOutput, tool_output
 from refold.core.errors import MessageError, OverBudgetError, RefoldError, SettingError
 from refold.core.event import Said
 from refold.core.message import Kind, Message, Text, ToolCall, ToolResult, Usage
-from refold.models.limits import PROVIDERS
+from refold.models.limits import PROVIDERS, provider_of
 from refold.session.aio import AsyncSession
 from refold.session.notify import OnEvent
 from refold.summaries.attempt import GivenUpError, attempt
@@ -45,313 +44,331 @@ if TYPE_CHECKING:
     from refold.agent.agent import Agent
 
 FIRST_WAIT_S = 0.5
-"""Before a model that failed is asked again, unless it says how long; twice as long each time."""
-
-
-FIRST = "system 0"
-"""The id of what begins a conversation: of several that begin it at a time, one does."""
+"""The wait before the first retry, unless the model's API names one. It doubles with each retry."""
+FIRST_ID = "system 0"
+"""The id of a conversation's first message: of several runs that begin it at once, one stores it."""
 
 
 class StoppedError(Exception):
-    """The run cannot go on now: a limit is reached, or the model is out of reach."""
+    """The run cannot continue now: a limit is reached, or the model does not answer."""
 
 
-class Answered(NamedTuple):
-    """What a call came to."""
+class CallOutcome(NamedTuple):
+    """What a tool call came to, as its result message stores it."""
 
-    output: Output
+    output: ToolOutput
     kind: Kind = "action-result"
     is_error: bool = False
     tools: Sequence[str] = ()
-    """Those behind it, where they are not the one that was called."""
+    """Tools behind the output, if they are others than the called one."""
 
 
-class Run:
-    """One run of an agent: its conversation, what it may take, and what it has taken so far."""
+class AgentRun:
+    """One run of an agent: its conversation, its limits, and what it has used of them."""
 
     def __init__(
         self,
         agent: "Agent",
         session: AsyncSession,
         callbacks: Sequence[OnEvent],
-        parent: "Run | None",
+        parent: "AgentRun | None",
         override: Mapping[str, Any] | None = None,
     ) -> None:
-        self.agent, self.session, self.callbacks, self.parent = agent, session, callbacks, parent
+        self.agent = agent
+        self.session = session
+        self.callbacks = callbacks
+        self.parent = parent
         self.override = override
-        self.record, self.meter = session.sync.record, session.sync.fitter.meter
-        self.claim = Claim(session.sync.store, session.sync.key)
-        self.dialect: str = getattr(agent.model, "dialect", None) or self.meter.dialect
-        self.steps, self.retries, self.cost, self.usage = 0, 0, 0.0, Usage(0, calls=0)
-        own = inf if agent.max_seconds is None else monotonic() + agent.max_seconds
-        self.deadline: float = own if parent is None else min(own, parent.deadline)
-        if agent.max_cost is not None and self.meter.limits.input is None:
+        self.inspect = session.inspect
+        self.lease = RunLease(session.store, session.key)
+        self.steps = 0
+        self.retries = 0
+        self.cost = 0.0
+        self.usage = Usage(0, calls=0)
+        self.deadline: float = inf if parent is None else parent.deadline
+        if agent.max_seconds is not None:
+            self.deadline = min(self.deadline, monotonic() + agent.max_seconds)
+        if agent.max_cost is not None and session.limits.input is None:
             raise SettingError(
                 "max_cost",
-                f"the prices of {self.meter.model!r} are not known; say what they are in the configuration:"
-                f" models: {{{self.meter.model}: {{input: …, output: …}}}}",
+                f"the prices of {session.model!r} are not known; set them in the configuration:"
+                f" models: {{{session.model}: {{input: …, output: …}}}}",
             )
+        provider = session.limits.provider or provider_of(session.model)
+        by_name = "anthropic" if provider == "anthropic" else "openai-chat"
+        self.dialect: str = getattr(agent.model, "dialect", None) or by_name
 
     async def result(self, task: Message) -> Result:
         try:
             with telemetry.agent(self.agent.name, self.session.conversation):
-                end = await self._go(task)
+                end = await self._loop(task)
         except (OverBudgetError, StoppedError) as error:
             end = Failed(str(error))
         finally:
-            await asyncio.to_thread(self.claim.release)
+            await asyncio.to_thread(self.lease.release)
         return Result(end, self.session.conversation, self.steps, self.usage, self.cost)
 
-    async def _go(self, task: Message) -> End:
-        await self._begin(task)
-        for at in sorted({at for at, _ in self.record.live.state.open.values()}):
-            await self._act(self._said(at))  # what a run before this one left undone
-        reply = await self._listen(task)
+    async def _loop(self, task: Message) -> End:
+        await self._take_lease(task)
+        for at in sorted({at for at, _ in self.inspect.state.open.values()}):
+            await self._run_calls(self._message_at(at))  # an earlier run ended before they had results
+        reply = await self._add_task(task)
         while True:
-            reply = reply or await self._ask()
-            steps = self._read(reply)
-            await self.tell(Replied, steps=steps)
+            reply = reply or await self._next_reply()
+            steps = self._steps_of(reply)
+            await self.notify(Replied, steps=steps)
             match steps[0]:
                 case Success() | Chat() as end:
                     return end
                 case Retry(why, None):
                     await self.session.append(Message("user", (Text(why),)), kind="retry-context")
                 case _:
-                    await self._act(reply)
-            useless = [step.why for step in steps if isinstance(step, Retry)]
-            self.retries = self.retries + 1 if len(useless) == len(steps) else 0
+                    await self._run_calls(reply)
+            reasons = [step.why for step in steps if isinstance(step, Retry)]
+            self.retries = self.retries + 1 if len(reasons) == len(steps) else 0
             if self.retries > self.agent.max_retries:
-                return Failed(f"{self.retries} replies in a row were of no use. To the last: {useless[0]}")
+                return Failed(f"{self.retries} replies in a row were unusable. The last one: {reasons[0]}")
             reply = None
 
-    # What is asked of the agent
+    # The task
 
-    async def _begin(self, task: Message) -> None:
-        """From here on nobody else runs it.
-
-        Raises:
-            ConflictError: somebody else does.
+    async def _take_lease(self, task: Message) -> None:
         """
-        if not await asyncio.to_thread(self.claim.take):
-            if not await self._introduce(FIRST):
+        Raises:
+            ConflictError: another run holds the lease.
+        """
+        if not await asyncio.to_thread(self.lease.take):
+            if not await self._add_system_text(FIRST_ID):
                 await self.session.append(task)
-            await asyncio.to_thread(self.claim.take)
-        await asyncio.to_thread(self.record.catch_up)  # what the one before did meanwhile
+            await asyncio.to_thread(self.lease.take)
+        await self.session.get_count()  # reads what the run before this one stored meanwhile
 
-    async def _listen(self, task: Message) -> Said | None:
-        """Takes the task in, unless it is the one at hand: then the newest reply, if nothing followed it."""
-        newest, latest = next(self.record.backwards(), None), self.record.live.state.latest
-        newest = newest and self._said(newest.at)  # as it was corrected
-        reply = newest if newest and newest.line.role == "assistant" else None
-        is_answered = reply is not None and isinstance(self._read(reply)[0], Success | Chat)
-        is_another = latest is None or self._said(latest).message.parts != task.parts
-        if is_another or (is_answered and self.agent.chat and self.parent is None):
-            await self._introduce()
-            await self.session.append(task)
-            return None
-        return reply
+    async def _add_task(self, task: Message) -> Said | None:
+        """Appends the task, or returns the newest reply if the task is the latest one already."""
+        reply = None
+        newest = next(self.inspect.newest_first(), None)
+        if newest is not None and newest.line.role == "assistant":
+            reply = self._message_at(newest.at)
+        latest = self.inspect.state.latest
+        is_new = latest is None or self._message_at(latest).message.parts != task.parts
+        if self.agent.chat and self.parent is None and reply is not None:
+            is_new = is_new or isinstance(self._steps_of(reply)[0], Success | Chat)
+        if not is_new:
+            return reply
+        await self._add_system_text()
+        await self.session.append(task)
+        return None
 
-    async def _introduce(self, id: str | None = None) -> bool:
-        """Tells the model who it is, unless it was told so before; whether it did."""
+    async def _add_system_text(self, id: str | None = None) -> bool:
+        """Appends the agent's system text, unless it is the one in force; returns True if it did."""
         text = "\n\n".join(filter(None, (self.agent.system.strip(), self.agent.prompt.strip())))
-        told = [self.record.message(line).text for line in self.record.live.state.apart]
-        is_new = bool(text) and told != [text]
-        if is_new:
-            await self.session.append({"system": text}, id=id)
-        return is_new
+        in_force = [self.inspect.message(line).text for line in self.inspect.state.apart]
+        if not text or in_force == [text]:
+            return False
+        await self.session.append({"system": text}, id=id)
+        return True
 
     # Asking the model
 
-    async def _ask(self) -> Said:
-        """The model's next reply, which is stored by then."""
+    async def _next_reply(self) -> Said:
+        """Asks the model, with retries, and stores its reply."""
         if self.steps >= self.agent.max_steps:
-            raise StoppedError(f"max_steps: {self.steps} steps were made. Run it again to go on.")
-        self._demand_means()
-        self.claim.demand()
-        offered, extra = await self._offered(), getattr(self.agent.model, "extra", {})
-        fitted = await self.session.fit(dialect=self.dialect, tools=offered or None, request=extra)
+            raise StoppedError(f"max_steps reached: {self.steps} steps done. Run the task again to continue.")
+        self._check_limits()
+        self.lease.check()
+        tools = await self._offered_tools()
+        extra = getattr(self.agent.model, "extra", {})
+        fitted = await self.session.fit(dialect=self.dialect, tools=tools or None, request=extra)
         self.steps += 1
-        await self.tell(Asked, tokens=fitted.report.tokens.final)
-        tries = 0
+        await self.notify(Asked, tokens=fitted.report.tokens.final)
+        attempts = 0
         while True:
             try:
-                return await self._told(fitted.request)
+                return await self._send(fitted.request)
             except Exception as error:
-                seconds = self._wait(error, tries)
-                await self.tell(Waited, why=problem(error), seconds=seconds)
-            await self._in_time(asyncio.sleep, seconds)
-            tries += 1
+                seconds = self._retry_delay(error, attempts)
+                await self.notify(Waited, why=problem(error), seconds=seconds)
+            await self._before_deadline(asyncio.sleep, seconds)
+            attempts += 1
 
-    async def _told(self, request: dict[str, Any]) -> Said:
-        """One request, in sight of those who trace."""
-        provider, _, _ = self.dialect.partition("-")
+    async def _offered_tools(self) -> list[dict[str, Any]]:
+        """All tools; of the library, those that a message in view has used or found."""
+        names = set(self.agent.tools)
+        for item in self.inspect.items:
+            for line in item.lines:
+                names.update(line.tools)
+        offered = [tool.declared(self.dialect) for name, tool in self.agent.known.items() if name in names]
+        return offered + await self.session.tools(self.dialect)
+
+    async def _send(self, request: dict[str, Any]) -> Said:
+        provider = self.dialect.partition("-")[0]
         name = getattr(self.agent.model, "name", None)
-        named = f"{provider}/{name}" if name and provider in PROVIDERS else name
-        with telemetry.chat(named, {"gen_ai.conversation.id": self.session.conversation}) as span:
-            said = await self._keep(await self._in_time(self._hear, request))
-            if used := said.message.usage:
-                tokens = {"input": used.input, "output": used.output}
-                span.note({f"gen_ai.usage.{way}_tokens": many for way, many in tokens.items()})
-            return said
+        traced_name = f"{provider}/{name}" if name and provider in PROVIDERS else name
+        with telemetry.chat(traced_name, {"gen_ai.conversation.id": self.session.conversation}) as span:
+            reply = await self._store_reply(await self._before_deadline(self._call_model, request))
+            if usage := reply.message.usage:
+                span.note({"gen_ai.usage.input_tokens": usage.input})
+                span.note({"gen_ai.usage.output_tokens": usage.output})
+            return reply
 
-    async def _offered(self) -> list[dict[str, Any]]:
-        """All tools, of those in the library only what something in view has to do with."""
-        seen = {tool for item in self.record.live.items for line in item.lines for tool in line.tools}
-        known, tools = self.agent.known, self.agent.tools
-        offered = [tool for name, tool in known.items() if name in tools or name in seen]
-        return [*(tool.declared(self.dialect) for tool in offered), *await self.session.tools(self.dialect)]
-
-    async def _hear(self, request: dict[str, Any]) -> Any:
-        """All that the model gives."""
-        given = await attempt(self.agent.model, request, inf, None)  # type: ignore[arg-type]
-        if hasattr(given, "__aiter__"):
+    async def _call_model(self, request: dict[str, Any]) -> Any:
+        """The whole reply; of a stream, the list of its chunks."""
+        reply = await attempt(self.agent.model, request, inf, None)  # type: ignore[arg-type]
+        if hasattr(reply, "__aiter__"):
             chunks = []
-            async for chunk in given:
+            async for chunk in reply:
                 chunks.append(chunk)
-                await self.tell(Heard, chunk=chunk)
+                await self.notify(Heard, chunk=chunk)
             return chunks
-        if isinstance(given, Iterator):
-            return await asyncio.to_thread(list, given)
-        return {"role": "assistant", "content": given} if isinstance(given, str) else given
+        if isinstance(reply, Iterator):
+            return await asyncio.to_thread(list, reply)
+        return {"role": "assistant", "content": reply} if isinstance(reply, str) else reply
 
-    async def _keep(self, reply: Any) -> Said:
+    async def _store_reply(self, reply: Any) -> Said:
         """
         Raises:
-            MessageError: it is no reply; nothing was stored.
+            MessageError: it is not a reply; nothing was stored.
         """
-        is_list = isinstance(reply, list | tuple)
-        values, where = ([*reply], "reply[{}]") if is_list else ([reply], "reply")
         intake = await self.session.intake()
-        drafts = (await asyncio.to_thread(intake.take, values, where.format)).drafts
-        roles = [draft.message.role for draft in drafts]
+        if isinstance(reply, list | tuple):
+            parsed = await asyncio.to_thread(intake.take, [*reply], "reply[{}]".format)
+        else:
+            parsed = await asyncio.to_thread(intake.take, [reply], lambda n: "reply")
+        roles = [draft.message.role for draft in parsed.drafts]
         if roles[:1] != ["assistant"] or not {*roles} <= {"assistant", "tool"}:
             got = " and ".join(dict.fromkeys(roles)) or "nothing"
             raise MessageError("reply", f"expected a message of the role assistant, got {got}")
-        said = self._said((await self.session.say(drafts))[0])
-        if usage := said.message.usage:
+        places = await self.session.say(parsed.drafts)
+        stored = self._message_at(places[0])
+        if usage := stored.message.usage:
             self.usage += usage
-            run: Run | None = self
-            while run is not None:  # whoever it works for pays as well
-                run.cost += self.meter.limits.price(usage)
-                run = run.parent
-        return said
+            price = self.session.limits.price(usage)
+            for run in self._with_parents():
+                run.cost += price
+        return stored
 
-    def _wait(self, error: Exception, tries: int) -> float:
-        """Seconds before the model is asked again; or `error` is raised, where that would be of no use."""
+    def _retry_delay(self, error: Exception, attempts: int) -> float:
+        """Seconds until the next attempt. Raises if another attempt would not help."""
         if isinstance(error, RefoldError | StoppedError) and not isinstance(error, MessageError):
             raise error
         status = status_of(error)
         is_final = status is not None and 400 <= status < 500 and status not in (408, 409, 429)
-        if is_final or tries >= self.agent.max_retries:
-            raise StoppedError(f"The model could not be asked. {problem(error)}") from error
-        told = wait_of(error)
-        return FIRST_WAIT_S * 2**tries if told is None else told
+        if is_final or attempts >= self.agent.max_retries:
+            raise StoppedError(f"The request to the model failed. {problem(error)}") from error
+        requested = wait_of(error)
+        return FIRST_WAIT_S * 2**attempts if requested is None else requested
 
-    # Doing what it asks for
+    # Running what the reply calls
 
-    def _read(self, reply: Said) -> tuple[Step, ...]:
-        return read(reply, self.agent.known, self.agent.agents, self.agent.chat)
+    def _steps_of(self, reply: Said) -> tuple[Step, ...]:
+        return parse_steps(reply, self.agent.known, self.agent.agents, self.agent.chat)
 
-    async def _act(self, reply: Said) -> None:
-        """Runs the calls in a reply that have no result yet, all at once; each result is stored by itself."""
-        self.claim.demand()
-        waiting = {id for id, (at, _) in self.record.live.state.open.items() if at == reply.at}
-        todo = [(call, work) for call, work in self._work(reply) if call.call_id in waiting]
-        answers = (self._answer(reply, call, work) for call, work in todo)
-        for error in await asyncio.gather(*answers, return_exceptions=True):
-            if isinstance(error, BaseException):  # the others have their results by now
+    async def _run_calls(self, reply: Said) -> None:
+        """Runs the calls in a reply that have no result yet, all at once. Each result is stored by itself."""
+        self.lease.check()
+        open_ids = {id for id, (at, _) in self.inspect.state.open.items() if at == reply.at}
+        calls = [(call, step) for call, step in _calls(self._steps_of(reply)) if call.call_id in open_ids]
+        work = [self._run_call(reply, call, step) for call, step in calls]
+        for error in await asyncio.gather(*work, return_exceptions=True):
+            if isinstance(error, BaseException):  # the other calls have their results by now
                 raise error
 
-    def _work(self, reply: Said) -> Iterator[tuple[ToolCall, Callable[[], Awaitable[Answered]]]]:
-        for step in self._read(reply):
-            match step:
-                case Actions(actions):
-                    yield from ((one.call, partial(self._use, one)) for one in actions)
-                case ExpandMessage(calls):
-                    yield from ((call, partial(self._look, call)) for call in calls)
-                case SubAgent(call, task):
-                    yield call, partial(self._delegate, call, task, _name(reply, call))
-                case Retry(why, ToolCall() as call):
-                    yield call, partial(self._refuse, why)
+    async def _run_call(self, reply: Said, call: ToolCall, step: Action | Step) -> None:
+        name = f"{reply.at}.{reply.message.calls.index(call)}"  # models may give two calls the same id
+        outcome = await self._outcome(call, step, name)
+        result = ToolResult(call.call_id, outcome.output, call.tool, outcome.is_error)
+        message = Message("tool", (result,), id=f"result {name}")  # an id is stored once
+        await self.session.append(message, kind=outcome.kind, tools=outcome.tools)
+        text = message.text
+        await self.notify(Ran, call_id=call.call_id, tool=call.tool, output=text, is_error=outcome.is_error)
 
-    async def _answer(self, reply: Said, call: ToolCall, work: Callable[[], Awaitable[Answered]]) -> None:
-        output, kind, is_error, tools = await work()
-        result = ToolResult(call.call_id, output, call.tool, is_error)
-        message = Message("tool", (result,), id=f"result {_name(reply, call)}")  # by which it is stored once
-        await self.session.append(message, kind=kind, tools=tools)
-        await self.tell(Ran, call_id=call.call_id, tool=call.tool, output=message.text, is_error=is_error)
-
-    async def _use(self, action: Action) -> Answered:
-        function = self.agent.known[action.call.tool].function
+    async def _outcome(self, call: ToolCall, step: Action | Step, name: str) -> CallOutcome:
+        match step:
+            case Retry(why):
+                return CallOutcome(why, "retry-context", is_error=True)
+            case SubAgent(_, task):
+                return await self._run_sub_agent(call, task, name)
         try:
-            with telemetry.tool(action.call.tool, self.session.conversation, action.call.call_id):
-                given = await self._in_time(lambda arguments: function(**arguments), action.arguments)
-            if isinstance(given, Found):
-                return Answered(given.text, tools=(action.call.tool, *given.tools))
-            return Answered(output_of(given))
+            if isinstance(step, Action):
+                return await self._run_tool(call, step.arguments)
+            return CallOutcome(await self.session.call(call.tool, call.input))
         except StoppedError:
             raise
-        except Exception as error:  # the model's to deal with
-            return Answered(f"{action.call.tool} failed: {problem(error)}", is_error=True)
+        except Exception as error:  # for the model to deal with
+            return CallOutcome(f"{call.tool} failed: {problem(error)}", is_error=True)
 
-    async def _look(self, call: ToolCall) -> Answered:
-        try:
-            return Answered(await self.session.call(call.tool, call.input))
-        except Exception as error:  # or each run after this one would end here
-            return Answered(f"{call.tool} failed: {problem(error)}", is_error=True)
+    async def _run_tool(self, call: ToolCall, arguments: dict[str, Any]) -> CallOutcome:
+        function = self.agent.known[call.tool].function
+        with telemetry.tool(call.tool, self.session.conversation, call.call_id):
+            returned = await self._before_deadline(lambda given: function(**given), arguments)
+        if isinstance(returned, FoundTools):
+            return CallOutcome(returned.text, tools=(call.tool, *returned.tools))
+        return CallOutcome(tool_output(returned))
 
-    async def _refuse(self, why: str) -> Answered:
-        return Answered(why, "retry-context", is_error=True)
-
-    async def _delegate(self, call: ToolCall, task: str, name: str) -> Answered:
+    async def _run_sub_agent(self, call: ToolCall, task: str, name: str) -> CallOutcome:
         agent = self.agent.agents[call.tool]
         callbacks = (*agent.callbacks, *self.callbacks)
         conversation = f"{self.session.conversation}/{name}"
         result = await agent.work(task, conversation, callbacks, self, self.override)
-        if isinstance(result.end, Failed):
-            self._demand_means()  # or it goes on when this one does
-        return Answered(result.text, "sub-agent-result", isinstance(result.end, Failed))
+        has_failed = isinstance(result.end, Failed)
+        if has_failed:
+            self._check_limits()  # if a limit of this run was the reason, a later run continues both
+        return CallOutcome(result.text, "sub-agent-result", has_failed)
 
-    # Within limits, and in sight
+    # Limits and events
 
-    async def _in_time(self, work: Callable[[Any], Any], given: Any) -> Any:
+    async def _before_deadline(self, work: Callable[[Any], Any], argument: Any) -> Any:
         try:
-            return await attempt(work, given, self.deadline, None)
+            return await attempt(work, argument, self.deadline, None)
         except GivenUpError:
-            self._demand_means()
+            self._check_limits()
             raise
 
-    def _demand_means(self) -> None:
+    def _check_limits(self) -> None:
         """
         Raises:
-            StoppedError: there is no time or no money left, here or where this is done for.
+            StoppedError: the time or the money of this run, or of one that it works for, is used up.
         """
         if monotonic() >= self.deadline:
-            raise StoppedError("max_seconds: the time is used up. Run it again to go on.")
-        run: Run | None = self
-        while run is not None:
+            raise StoppedError("max_seconds reached. Run the task again to continue.")
+        for run in self._with_parents():
             most = run.agent.max_cost
             if most is not None and run.cost >= most:
-                raise StoppedError(f"max_cost: ${run.cost:.4f} of ${most:g} is spent. Run it again to go on.")
+                spent = f"${run.cost:.4f} of ${most:g}"
+                raise StoppedError(f"max_cost reached: {spent} spent. Run the task again to continue.")
+
+    def _with_parents(self) -> "Iterator[AgentRun]":
+        run: AgentRun | None = self
+        while run is not None:
+            yield run
             run = run.parent
 
-    def _said(self, at: int) -> Said:
-        event, corrected = self.record.event(at), self.record.live.state.corrected.get(at)
+    def _message_at(self, at: int) -> Said:
+        """A stored message, as it was corrected."""
+        event = self.inspect.event(at)
         assert isinstance(event, Said)
-        return event if corrected is None else replace(event, message=self.record.message(corrected))
+        corrected = self.inspect.state.corrected.get(at)
+        return event if corrected is None else replace(event, message=self.inspect.message(corrected))
 
-    async def tell(self, event: Callable[..., Any], **facts: Any) -> None:
-        """Whoever watches; what they do wrong harms nothing here."""
-        known = {"agent": self.agent.name, "conversation": self.session.conversation, "step": self.steps}
+    async def notify(self, event: Callable[..., Any], **facts: Any) -> None:
+        """Calls the callbacks. Their errors are logged and do not end the run."""
+        common = {"agent": self.agent.name, "conversation": self.session.conversation, "step": self.steps}
         for callback in self.callbacks:
             try:
-                told = callback(event(**known, **facts))
-                if isawaitable(told):
-                    await told
+                returned = callback(event(**common, **facts))
+                if isawaitable(returned):
+                    await returned
             except Exception as error:
                 getLogger("refold").warning(f"on_event failed at {event.__name__}: {error!r}", exc_info=error)
 
 
-def _name(reply: Said, call: ToolCall) -> str:
-    """Of one call, in all of a conversation: models may give two the same id."""
-    return f"{reply.at}.{reply.message.calls.index(call)}"
+def _calls(steps: Sequence[Step]) -> Iterator[tuple[ToolCall, Action | Step]]:
+    """Each call in a reply, with what it asks for."""
+    for step in steps:
+        match step:
+            case Actions(actions):
+                yield from ((action.call, action) for action in actions)
+            case ExpandMessage(calls):
+                yield from ((call, step) for call in calls)
+            case SubAgent(call) | Retry(call=ToolCall() as call):
+                yield call, step

@@ -1,4 +1,4 @@
-"""Models that an agent can ask: any callable from a request to a reply, and those of OpenAI and Anthropic."""
+"""Models for agents: any callable from a request to a reply, and those of OpenAI and Anthropic."""
 
 import os
 from collections.abc import AsyncIterator, Awaitable
@@ -9,17 +9,17 @@ from refold.summaries.models import LONGEST_S, missing, reply_in
 
 
 class Model(Protocol):
-    """Any callable will do, sync or async.
+    """Any callable, sync or async.
 
-    It may have a `name`, whose window must not be exceeded, a `dialect`, unless it is the one that goes with
+    It may have a `name`, by which its window and prices are found, a `dialect`, if that does not follow from
     the name, and `extra`, more fields for the request such as `max_tokens`.
     """
 
     def __call__(self, request: dict[str, Any], /) -> Any:
-        """The reply: as its SDK or its API has it, a message, a text, or an iterator of a stream's chunks.
+        """The reply: of its SDK or API, a message, a text, or an iterator over the chunks of a stream.
 
-        Whatever it raises ends the run, after some more tries where they may help: not where it has a
-        `status_code` of 4xx other than 408, 409 and 429.
+        An exception ends the run after `max_retries` retries; one with a `status_code` of 4xx other than 408,
+        409 and 429 ends it at once.
         """
 
 
@@ -105,14 +105,14 @@ class AnthropicModel:
             api_key=self._api_key,
             max_retries=0,
             timeout=LONGEST_S,
-            open_telemetry=False,  # whoever asks traces it
+            open_telemetry=False,  # the loop traces it
         )
 
     async def _reply(self, request: dict[str, Any]) -> Any:
         async with self._client() as client:
             try:
                 response = await client.messages.with_raw_response.create(**request)
-            except TypeError as error:  # so the SDK says that it has no credentials
+            except TypeError as error:  # the SDK has no credentials
                 raise SettingError(self.name, f"set ANTHROPIC_API_KEY or pass api_key: {error}") from error
             return reply_in(response.http_response.content, self.name)
 
@@ -122,11 +122,11 @@ class AnthropicModel:
                 yield event
 
 
-def model_of(model: str) -> Model:
+def model_by_name(model: str) -> Model:
     """`openai/MODEL` or `anthropic/MODEL`; a bare `claude-…` is Anthropic's, any other bare name OpenAI's.
 
     Raises:
-        SettingError: there is no such provider, or no model after it.
+        SettingError: the provider is unknown, or no model follows it.
     """
     provider, slash, name = model.partition("/")
     if not slash:

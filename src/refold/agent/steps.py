@@ -1,6 +1,6 @@
-"""What a reply asks for, as a closed union, and the function that reads it."""
+"""The steps that a reply can ask for, as a closed union, and the function that parses them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -13,9 +13,9 @@ from refold.core.message import ToolCall
 
 CUT_OFF = ("length", "max_tokens", "model_context_window_exceeded", "incomplete", "interrupted")
 REFUSED = ("content_filter", "refusal")
-"""Why models stop, in the words of their providers."""
-MOST_TOLD = 20
-"""Names of tools that are told to a model that calls one that is not there."""
+"""Finish reasons of all providers."""
+MOST_NAMES = 20
+"""Tools that are listed for a model that calls an unknown one."""
 
 
 class Success(msgspec.Struct, frozen=True):
@@ -25,13 +25,13 @@ class Success(msgspec.Struct, frozen=True):
 
 
 class Chat(msgspec.Struct, frozen=True):
-    """Something for the user, whose answer is the task of the next run."""
+    """A text for the user, whose answer is the task of the next run."""
 
     text: str
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The run ends without an answer. What was done stays, and a later run goes on from there."""
+    """The run ends without an answer. What was done stays, and a later run continues from there."""
 
     why: str
 
@@ -41,11 +41,11 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """The reply is of no use; the model is told why and asked again."""
+    """The reply is unusable; the model is told why and asked again."""
 
     why: str
     call: ToolCall | None = None
-    """The call that this is the answer to, where there is one."""
+    """The call whose result this is; None if the whole reply is unusable."""
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Action(msgspec.Struct, frozen=True):
 
 
 class Actions(msgspec.Struct, frozen=True):
-    """Tools to be run, all at once."""
+    """Tools to run, all at once."""
 
     calls: tuple[Action, ...]
 
@@ -67,7 +67,7 @@ class SubAgent(msgspec.Struct, frozen=True):
 
 
 class ExpandMessage(msgspec.Struct, frozen=True):
-    """What was hidden is to be shown again, or searched."""
+    """Calls of refold_expand and refold_search."""
 
     calls: tuple[ToolCall, ...]
 
@@ -76,55 +76,64 @@ Step: TypeAlias = Success | Failed | Retry | SubAgent | Actions | Chat | ExpandM
 End: TypeAlias = Success | Failed | Chat
 
 
-def read(said: Said, tools: Mapping[str, Tool], agents: Collection[str], chat: bool) -> tuple[Step, ...]:
+def parse_steps(
+    reply: Said, tools: Mapping[str, Tool], agents: Collection[str], chat: bool
+) -> tuple[Step, ...]:
     """The steps that a reply asks for: one, unless it makes calls of several kinds.
 
     `agents` are the names of those tools that are other agents; with `chat` every text is for the user.
     """
-    message, text = said.message, said.message.text
-    cut_off = message.finish in CUT_OFF
+    message = reply.message
+    is_cut_off = message.finish in CUT_OFF
+    if message.calls and is_cut_off:
+        why = "Not run: your answer was cut off before its end. Write less at a time."
+        return tuple(Retry(why, call) for call in message.calls)
     if message.calls:
-        why = "Not run: your answer was cut off before its end. Write less at a time." if cut_off else ""
-        found = [Retry(why, call) if why else _step(call, tools, agents) for call in message.calls]
-        return tuple(_joined(found))
-    if message.finish in REFUSED or _has_refused(said):
+        return tuple(_steps_of_calls(message.calls, tools, agents))
+    if message.finish in REFUSED or _has_refused(reply):
         return (Retry("That was a refusal. Say what you can do of the task, and do it."),)
-    if cut_off:
+    if is_cut_off:
         return (Retry("Your answer was cut off because it was too long. Answer again, in fewer words."),)
-    if not text.strip():
+    if not message.text.strip():
         return (Retry("Your answer was empty. Call a tool, or answer in words."),)
-    return (Chat(text) if chat else Success(text),)
+    return (Chat(message.text) if chat else Success(message.text),)
 
 
-def _step(call: ToolCall, tools: Mapping[str, Tool], agents: Collection[str]) -> Action | Step:
-    if call.tool in OWN:
-        return ExpandMessage((call,))
-    tool = tools.get(call.tool)
-    if tool is None:
-        some = ", ".join(list(tools)[:MOST_TOLD]) or "none"
-        return Retry(f"There is no tool {call.tool!r}; there are {some}", call)
-    try:
-        arguments = tool.read(call.input)
-    except ValueError as error:
-        return Retry(str(error), call)
-    return SubAgent(call, arguments["task"]) if call.tool in agents else Action(call, arguments)
+def _steps_of_calls(
+    calls: Sequence[ToolCall], tools: Mapping[str, Tool], agents: Collection[str]
+) -> list[Step]:
+    """All look-ups are one step, and so are all actions."""
+    lookups: list[ToolCall] = []
+    actions: list[Action] = []
+    rest: list[Step] = []
+    for call in calls:
+        if call.tool in OWN:
+            lookups.append(call)
+            continue
+        tool = tools.get(call.tool)
+        if tool is None:
+            names = ", ".join(list(tools)[:MOST_NAMES]) or "none"
+            rest.append(Retry(f"There is no tool {call.tool!r}; there are {names}", call))
+            continue
+        try:
+            arguments = tool.parse_arguments(call.input)
+        except ValueError as error:
+            rest.append(Retry(str(error), call))
+            continue
+        if call.tool in agents:
+            rest.append(SubAgent(call, arguments["task"]))
+        else:
+            actions.append(Action(call, arguments))
+    if actions:
+        rest.insert(0, Actions(tuple(actions)))
+    if lookups:
+        rest.insert(0, ExpandMessage(tuple(lookups)))
+    return rest
 
 
-def _joined(found: Collection[Action | Step]) -> list[Step]:
-    """What can be one step is."""
-    actions = tuple(one for one in found if isinstance(one, Action))
-    reads = tuple(call for one in found if isinstance(one, ExpandMessage) for call in one.calls)
-    rest = [one for one in found if not isinstance(one, Action | ExpandMessage)]
-    return [
-        *([ExpandMessage(reads)] if reads else []),
-        *([Actions(actions)] if actions else []),
-        *rest,
-    ]
-
-
-def _has_refused(said: Said) -> bool:
-    """OpenAI's models refuse in a field of its own and stop as always."""
-    if said.dialect != "openai-chat" or b'"refusal"' not in (said.raw or b""):
+def _has_refused(reply: Said) -> bool:
+    """OpenAI's models put a refusal into a field of its own; the finish reason is the usual one."""
+    if reply.dialect != "openai-chat" or b'"refusal"' not in (reply.raw or b""):
         return False
-    value = codec.loads(said.raw or b"{}")
+    value = codec.loads(reply.raw or b"{}")
     return isinstance(value, dict) and bool(value.get("refusal"))

@@ -1,4 +1,4 @@
-"""Tools from typed Python functions: what the model is told of them, and what it wrote checked against it.
+"""Tools made from typed Python functions: their declarations for the model, and the parsing of its arguments.
 
 >>> def read(path: str, lines: int = 100) -> str:
 ...     '''The beginning of a file.'''
@@ -19,21 +19,23 @@ from refold.core.lease import OWN
 from refold.core.message import Media, Text
 from refold.summaries.models import sendable
 
-Output: TypeAlias = str | tuple[Text | Media, ...]
-FIND = "find_tools"
+ToolOutput: TypeAlias = str | tuple[Text | Media, ...]
 MOST_FOUND = 8
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):\s*$", re.MULTILINE)
+_ARGUMENTS = re.compile(r"^(?:Args|Arguments|Parameters):\s*\n((?:[ \t]+.*\n?|\n)*)", re.MULTILINE)
+_ARGUMENT = re.compile(r"\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.*)")
 
 
-class Found(msgspec.Struct, frozen=True):
-    """An answer that has tools behind it: they are offered for as long as it is in view."""
+class FoundTools(msgspec.Struct, frozen=True):
+    """The result of a search in the library. Its tools are offered for as long as it is in view."""
 
     text: str
     tools: tuple[str, ...]
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """A function that a model may call, sync or async. `Tool.of` makes one of its annotations."""
+    """A function that a model may call, sync or async. `Tool.of` derives one from annotations."""
 
     name: str
     description: str
@@ -41,165 +43,161 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """JSON Schema of an object."""
     function: Callable[..., Any]
     type: Any = None
-    """What arguments are converted to; None takes them as they come."""
+    """The struct that arguments are converted to; None passes them on unconverted."""
 
     @classmethod
     def of(cls, function: "Callable[..., Any] | Tool", *, name: str = "", description: str = "") -> "Tool":
         """
         Raises:
-            SettingError: a model could not call it; says which of its parameters is the reason.
+            SettingError: a model cannot call the function; names the parameter that prevents it.
         """
         if isinstance(function, Tool):
             return function
         name = name or getattr(function, "__name__", "")
         if not callable(function) or not _NAME.fullmatch(name):
-            raise SettingError("tools", f"expected functions with names of letters and _, got {function!r}")
-        about = inspect.getdoc(function) or ""
-        type = msgspec.defstruct(name, _fields(function, name, about), forbid_unknown_fields=True)
+            raise SettingError(
+                "tools", f"expected functions named with letters, digits, _ or -; got {function!r}"
+            )
+        doc = inspect.getdoc(function) or ""
+        type = msgspec.defstruct(name, _fields(function, name, doc), forbid_unknown_fields=True)
         try:
             schema = msgspec.json.schema(type)
         except TypeError as error:
             raise SettingError(f"tool {name!r}", f"annotate it with types that JSON has: {error}") from error
-        parts = schema.get("$defs", {})
-        parameters = parts.pop(schema["$ref"].rpartition("/")[2]) | ({"$defs": parts} if parts else {})
-        parameters = {key: value for key, value in parameters.items() if key not in ("title", "description")}
-        about = description or _head(about)
-        return cls(name=name, description=about, parameters=parameters, function=function, type=type)
+        definitions = schema.get("$defs", {})
+        parameters = definitions.pop(schema["$ref"].rpartition("/")[2])
+        for field in ("title", "description"):
+            parameters.pop(field, None)
+        if definitions:
+            parameters["$defs"] = definitions
+        if not description:
+            section = _SECTION.search(doc)
+            description = doc[: section.start()].strip() if section else doc
+        return cls(name=name, description=description, parameters=parameters, function=function, type=type)
 
-    def read(self, written: str) -> dict[str, Any]:
-        """The arguments in a call, as the function takes them.
+    def parse_arguments(self, written: str) -> dict[str, Any]:
+        """The arguments of a call, converted to what the function takes.
 
         Raises:
             ValueError: a sentence for the model.
         """
         try:
-            given = msgspec.json.decode(written or "{}", type=dict[str, Any])
+            values = msgspec.json.decode(written or "{}", type=dict[str, Any])
             if self.type is None:
-                return given
-            arguments = msgspec.convert(given, self.type, strict=False)  # "5" will do for 5
+                return values
+            converted = msgspec.convert(values, self.type, strict=False)  # "5" is accepted for 5
         except (msgspec.MsgspecError, UnicodeError) as error:
-            raise ValueError(f"The arguments of {self.name} are wrong: {error}. {self._wanted}") from error
-        found = {field: getattr(arguments, field) for field in self.type.__struct_fields__}
-        return {field: value for field, value in found.items() if value is not UNSET}
+            raise ValueError(
+                f"The arguments of {self.name} are wrong: {error}. {self._expected()}"
+            ) from error
+        arguments = {field: getattr(converted, field) for field in self.type.__struct_fields__}
+        return {field: value for field, value in arguments.items() if value is not UNSET}
 
-    @property
-    def summary(self) -> str:
-        """The first line of what it is."""
-        return self.description.partition("\n")[0]
-
-    @property
-    def _wanted(self) -> str:
-        properties, required = self.parameters.get("properties", {}), self.parameters.get("required", ())
-        names = [name if name in required else f"{name}?" for name in properties]
+    def _expected(self) -> str:
+        names = list(self.parameters.get("properties", {}))
+        for n, name in enumerate(names):
+            if name not in self.parameters.get("required", ()):
+                names[n] = f"{name}?"
         return f"It takes an object with {', '.join(names)}" if names else "It takes none: {}"
 
     def declared(self, dialect: str) -> dict[str, Any]:
-        """As a request in the dialect offers it."""
-        about, schema = {"name": self.name, "description": self.description}, dict(self.parameters)
+        """The declaration for requests in a dialect."""
+        fields = {"name": self.name, "description": self.description}
+        schema = dict(self.parameters)
         match dialect:
             case "anthropic":
-                return {**about, "input_schema": schema}
+                return {**fields, "input_schema": schema}
             case "openai-responses":
-                return {"type": "function", **about, "parameters": schema}
+                return {"type": "function", **fields, "parameters": schema}
             case "ai-sdk":
-                return {"type": "function", **about, "inputSchema": schema}
+                return {"type": "function", **fields, "inputSchema": schema}
             case _:
-                return {"type": "function", "function": {**about, "parameters": schema}}
+                return {"type": "function", "function": {**fields, "parameters": schema}}
 
 
 def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     """
     Raises:
-        SettingError: two have the same name.
+        SettingError: two tools have the same name.
     """
     found: dict[str, Tool] = {}
     for tool in tools:
         if tool.name in found or tool.name in OWN:
-            raise SettingError("tools", f"there are two that are called {tool.name!r}; rename one")
+            raise SettingError("tools", f"two tools are named {tool.name!r}; rename one")
         found[tool.name] = tool
     return found
 
 
-def finder(library: Sequence[Tool]) -> Tool:
-    """The tool by which others are found, of which there are too many to offer all."""
+def library_search(library: Sequence[Tool]) -> Tool:
+    """A tool that finds others, for a library too large to offer all of it."""
 
-    def find_tools(query: str) -> Found:
+    def find_tools(query: str) -> FoundTools:
         """Finds more tools that you can use, by words for what they should do."""
         words = re.findall(r"\w+", query.lower())
         ranks = {tool.name: _rank(tool, words) for tool in library}
-        best = sorted((t for t in library if ranks[t.name]), key=lambda t: -ranks[t.name])[:MOST_FOUND]
-        if not best:
-            return Found("No tool has to do with that; try other words.", ())
-        lines = [f"{tool.name}: {tool.summary}" for tool in best]
-        return Found("\n".join(["You can call these now:", *lines]), tuple(tool.name for tool in best))
+        matching = [tool for tool in library if ranks[tool.name]]
+        if not matching:
+            return FoundTools("No tool matches that; try other words.", ())
+        best = sorted(matching, key=lambda tool: -ranks[tool.name])[:MOST_FOUND]
+        lines = [f"{tool.name}: {tool.description.partition(chr(10))[0]}" for tool in best]
+        return FoundTools("\n".join(["You can call these now:", *lines]), tuple(tool.name for tool in best))
 
-    return Tool.of(find_tools, name=FIND)
+    return Tool.of(find_tools)
 
 
-def output_of(given: Any) -> Output:
-    """What a function gave back, as a tool's result: text and images as they are, all else as JSON."""
-    match given:
+def _rank(tool: Tool, words: Sequence[str]) -> int:
+    name = tool.name.lower()
+    description = tool.description.lower()
+    return sum(3 * (word in name) + (word in description) for word in words)
+
+
+def tool_output(returned: Any) -> ToolOutput:
+    """What a function returned, as a tool result: text and media as they are, anything else as JSON."""
+    match returned:
         case None:
             return ""
         case str():
-            return sendable(given)
+            return sendable(returned)
         case Text() | Media():
-            return (given,)
+            return (returned,)
         case Iterator():
-            return output_of(list(given))
-        case list() | tuple() if given and all(isinstance(one, Text | Media) for one in given):
-            return tuple(given)
-    return msgspec.json.encode(given, enc_hook=str).decode()
+            return tool_output(list(returned))
+        case list() | tuple() if returned and all(isinstance(one, Text | Media) for one in returned):
+            return tuple(returned)
+    return msgspec.json.encode(returned, enc_hook=str).decode()
 
 
-def _fields(function: Callable[..., Any], name: str, about: str) -> list[Any]:
+def _fields(function: Callable[..., Any], name: str, doc: str) -> list[Any]:
+    """The parameters as fields of a struct, described by the docstring's section `Args:`."""
     try:
-        parameters, hints = (
-            inspect.signature(function).parameters,
-            get_type_hints(function, include_extras=True),
-        )
+        parameters = inspect.signature(function).parameters
+        hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError, ValueError) as error:
         raise SettingError(f"tool {name!r}", f"its annotations cannot be read: {error}") from error
-    told = _told(about)
+    descriptions = _parameter_docs(doc)
     fields: list[Any] = []
     for parameter in parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise SettingError(f"tool {name!r}", f"a model cannot give it {parameter}; name each")
+            raise SettingError(f"tool {name!r}", f"a model cannot pass {parameter}; name each parameter")
         hint = hints.get(parameter.name, Any)
-        if parameter.name in told:
-            hint = Annotated[hint, msgspec.Meta(description=told[parameter.name])]
+        if parameter.name in descriptions:
+            hint = Annotated[hint, msgspec.Meta(description=descriptions[parameter.name])]
         if parameter.default is parameter.empty:
             fields.append((parameter.name, hint))
-        else:  # left out, it is the function's own default
+        else:  # if the model leaves it out, the function's own default applies
             fields.append((parameter.name, hint | UnsetType, UNSET))
     return fields
 
 
-_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):\s*$", re.MULTILINE)
-
-
-def _head(about: str) -> str:
-    """A docstring up to its sections."""
-    section = _SECTION.search(about)
-    return about[: section.start()].strip() if section else about
-
-
-def _told(about: str) -> dict[str, str]:
-    """What the section `Args:` says of each parameter."""
-    match = re.search(r"^(?:Args|Arguments|Parameters):\s*\n((?:[ \t]+.*\n?|\n)*)", about, re.MULTILINE)
-    lines = match[1].splitlines() if match else []
-    told: dict[str, str] = {}
+def _parameter_docs(doc: str) -> dict[str, str]:
+    section = _ARGUMENTS.search(doc)
+    descriptions: dict[str, str] = {}
     name = ""
-    for line in lines:
-        entry = re.match(r"\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.*)", line)
+    for line in section[1].splitlines() if section else ():
+        entry = _ARGUMENT.match(line)
         if entry:
             name = entry[1]
-            told[name] = entry[2]
+            descriptions[name] = entry[2]
         elif name and line.strip():
-            told[name] += f" {line.strip()}"
-    return told
-
-
-def _rank(tool: Tool, words: Sequence[str]) -> int:
-    name, about = tool.name.lower(), tool.description.lower()
-    return sum(3 * (word in name) + (word in about) for word in words)
+            descriptions[name] += f" {line.strip()}"
+    return descriptions

@@ -24,7 +24,7 @@ from refold.core.errors import SettingError
 from refold.stores.store import Store, open_store, shown_url
 
 if TYPE_CHECKING:
-    from refold.agent.demo.run import Outcome
+    from refold.agent.demo.run import DemoResult
 
 OWNER = "default"
 COMMAND = "  {:<24} {}"
@@ -60,17 +60,17 @@ def demo(
     the folder is only read, without what is hidden in it or holds keys. In the end it is asked for something
     that it read early and sees no more. What was said stays in the store, for you to look at.
     """
-    from refold.agent.demo.model import Model
-    from refold.agent.demo.run import chosen, run
+    from refold.agent.demo.model import DemoModel
+    from refold.agent.demo.run import choose_folder, run_demo
 
     with _recorded(store) as (url, opened):
-        model, (reading, why) = Model(steps, window), chosen(folder, window)
+        model, (reading, why) = DemoModel(steps, window), choose_folder(folder, window)
         note = f"{why}: refold's own source is read instead" if why else ""
         files = f"{reading.root.resolve()}, {plural(len(reading.files), 'file')}"
         title = f"A scripted model reads {files}, in a window of {window:,} tokens"
         titles = [one_line(text) for text in (note, title) if text]
         with watching(Table(window, titles, is_aside=json)) as tell:
-            outcome = run(reading, model, opened, _free(opened), tell)
+            outcome = run_demo(reading, model, opened, _free(opened), tell)
     if json:
         emit({"store": shown_url(url), "note": note, **msgspec.to_builtins(outcome)})
         return
@@ -106,7 +106,7 @@ def _free(store: Store) -> str:
     return next(name for name in names if name not in taken)
 
 
-def _sum_up(outcome: "Outcome") -> None:
+def _sum_up(outcome: "DemoResult") -> None:
     """What came of it, in a few lines."""
     less, died, asked = (
         saved_percent(outcome.sent_without, outcome.sent),
@@ -142,7 +142,7 @@ def _usd(money: float) -> str:
     return f"${money:.2f}" if money >= 1 else f"${money:.4f}"
 
 
-def _point(outcome: "Outcome", url: str, *, is_kept: bool) -> None:
+def _point(outcome: "DemoResult", url: str, *, is_kept: bool) -> None:
     """Where it is, and how to look at it."""
     name, at = outcome.conversation, outcome.question.at if outcome.question else 0
     say("\nTo look at it" + (":" if is_kept else "; it stays until you delete the file:"))

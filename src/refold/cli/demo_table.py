@@ -13,7 +13,7 @@ from refold.cli.words import clip, one_line
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from refold.agent.demo.run import Step
+    from refold.agent.demo.run import DemoStep
 
 ROWS, AROUND = 16, 9
 """Rows at most, and lines of the screen that are left for all else."""
@@ -28,21 +28,21 @@ class Table:
 
     def __init__(self, window: int, titles: Sequence[str], *, is_aside: bool = False) -> None:
         self.window, self.titles, self.is_aside = window, titles, is_aside
-        self.steps: deque[Step] = deque(maxlen=ROWS)
+        self.steps: deque[DemoStep] = deque(maxlen=ROWS)
 
     @property
     def stream(self) -> Any:
         """Where JSON is wanted on stdout, people look at stderr."""
         return sys.stderr if self.is_aside else sys.stdout
 
-    def cells(self, step: "Step", full: str = "█", empty: str = "░") -> tuple[str, ...]:
+    def cells(self, step: "DemoStep", full: str = "█", empty: str = "░") -> tuple[str, ...]:
         filled = min(CELLS, round(CELLS * step.sent / self.window))
         saved = ", ".join(f"{one.rung} -{one.tokens_saved:,}" for one in step.edits)
         call = one_line(f"{step.tool} {step.argument}".strip())
         bar = full * filled + empty * (CELLS - filled)
         return f"{step.step}", call, f"{step.said:,}", f"{step.sent:,}", bar, saved
 
-    def line(self, step: "Step") -> str:
+    def line(self, step: "DemoStep") -> str:
         """For pipes."""
         number, call, said, sent, bar, edits = self.cells(step, "#", ".")
         return f"{number:>4}  {clip(call, 44):<44}  {said:>9}  {sent:>7}  {bar}  {edits}".rstrip()
@@ -82,7 +82,7 @@ class Table:
             yield Text.assemble("sent  ", (sent, "green"), f" {newest.sent:,} of {self.window:,}")
 
 
-def _print(table: Table, step: "Step") -> None:
+def _print(table: Table, step: "DemoStep") -> None:
     try:
         print(table.line(step), flush=True)
     except BrokenPipeError:  # nobody reads any more: no reason to go on
@@ -91,7 +91,7 @@ def _print(table: Table, step: "Step") -> None:
 
 
 @contextmanager
-def watching(table: Table) -> Iterator[Callable[["Step"], None]]:
+def watching(table: Table) -> Iterator[Callable[["DemoStep"], None]]:
     """Gives a function to call with each step."""
     if not table.stream.isatty():
         if table.is_aside:
@@ -110,7 +110,7 @@ def watching(table: Table) -> Iterator[Callable[["Step"], None]]:
         console=console, refresh_per_second=FRAMES_S, get_renderable=lambda: table.frame(console)
     ) as live:
 
-        def tell(step: "Step") -> None:
+        def tell(step: "DemoStep") -> None:
             table.steps.append(step)
 
         yield tell

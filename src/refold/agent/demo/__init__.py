@@ -1,1 +1,1 @@
-"""`refold demo`: a scripted model and a real loop read a folder in a small window."""
+"""`refold demo`: a scripted model in a real agent loop reads a folder with a small window."""

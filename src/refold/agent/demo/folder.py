@@ -1,6 +1,6 @@
-"""A folder and the tools by which an agent reads it: only read, and of what is vast only a part.
+"""A folder and the read-only tools by which an agent reads it.
 
-Left out are hidden files, links, what holds keys, and folders that tools fill (`node_modules` and the like).
+Hidden files, links, key files and generated folders (`node_modules` and the like) are left out.
 """
 
 import os
@@ -14,15 +14,18 @@ import msgspec
 
 from refold.core.errors import NotFoundError
 
-MOST_FILES, MOST_FOLDERS, MOST_ENTRIES = 2_000, 2_000, 20_000
-"""How many files are known, how many folders are looked into, and at how many names in each."""
+MOST_FILES = 2_000
+MOST_FOLDERS = 2_000
+MOST_ENTRIES = 20_000
+"""Names that are read of one folder."""
 MOST_BYTES = 1_000_000
 """Of one file."""
-MOST_SEARCHED, MOST_HITS = 4_000_000, 30
-"""Bytes that one search reads, and lines that it gives."""
+MOST_SEARCHED = 4_000_000
+"""Bytes that one search reads."""
+MOST_HITS = 30
 LONGEST_LINE = 400
-"""Characters; more of a line is of no use to anybody."""
-PAGE = 25
+"""Characters; the rest of a line is cut off."""
+LISTED_FILES = 25
 """Files in one listing."""
 SKIPPED = frozenset(
     {"__pycache__", "bower_components", "build", "dist", "env", "node_modules", "site-packages"}
@@ -30,20 +33,20 @@ SKIPPED = frozenset(
 )
 SECRET = (".key", ".pem", ".p12", ".pfx", ".jks", ".kdbx")
 SNIFFED = 4_096
-Kind: TypeAlias = Literal["text", "binary", "empty", "unreadable"]
-"""What says that it is empty is never opened: some files of the system would keep the reader for ever."""
+FileKind: TypeAlias = Literal["text", "binary", "empty", "unreadable"]
+"""Files with size 0 are never opened: reading some system files would block."""
 
 
-class File(msgspec.Struct, frozen=True):
+class FolderFile(msgspec.Struct, frozen=True):
     path: str
-    """From the folder on, with / on every system."""
-    place: Path
+    """Relative to the folder, with / on every system."""
+    location: Path
     size: int
-    kind: Kind
+    kind: FileKind
 
 
 class Folder:
-    """What is in a folder, looked at once."""
+    """The files of a folder, listed once."""
 
     def __init__(self, root: Path) -> None:
         """
@@ -51,14 +54,14 @@ class Folder:
             NotFoundError: there is no such folder.
         """
         if not root.is_dir():
-            raise NotFoundError(f"{root} is no folder; name one that is there, or none for this one")
+            raise NotFoundError(f"{root} is not a folder; name one that exists, or none for this one")
         self.root = root
         self.files = tuple(islice(_files(root), MOST_FILES))
-        self._known = {file.path: n for n, file in enumerate(self.files)}
+        self._indices = {file.path: n for n, file in enumerate(self.files)}
 
     @property
     def text_bytes(self) -> int:
-        """As far as they can be read."""
+        """Bytes of text that can be read."""
         return sum(min(file.size, MOST_BYTES) for file in self.files if file.kind == "text")
 
     @property
@@ -71,10 +74,10 @@ class Folder:
         Args:
             after: The last one that you have seen; else from the first on.
         """
-        start = self._known[self._file(after).path] + 1 if after else 0
-        page = self.files[start : start + PAGE]
-        rows = [f"{file.size} bytes, {file.kind}: {file.path}" for file in page]
-        left = len(self.files) - start - len(page)
+        start = self._indices[self._file(after).path] + 1 if after else 0
+        listed = self.files[start : start + LISTED_FILES]
+        rows = [f"{file.size} bytes, {file.kind}: {file.path}" for file in listed]
+        left = len(self.files) - start - len(listed)
         end = f"{left} more: ask with after" if left else f"That is all, {len(self.files)} files"
         return "\n".join([*rows, end])
 
@@ -86,9 +89,10 @@ class Folder:
             first: The first line to read, counting from 1.
             lines: How many.
         """
-        said = self._lines(self._file(path))
-        part = said[max(0, first - 1) : max(0, first - 1) + max(1, lines)]
-        head = f"{path}: lines {first}-{first + len(part) - 1} of {len(said)}"
+        all_lines = self._lines(self._file(path))
+        start = max(0, first - 1)
+        part = all_lines[start : start + max(1, lines)]
+        head = f"{path}: lines {first}-{first + len(part) - 1} of {len(all_lines)}"
         return "\n".join([head, *(line[:LONGEST_LINE] for line in part)])
 
     def grep(self, text: str) -> str:
@@ -108,68 +112,69 @@ class Folder:
             path: As list_files has it.
         """
         file = self._file(path)
-        said = self._lines(file)
-        words = sum(len(line.split()) for line in said)
+        lines = self._lines(file)
+        words = sum(len(line.split()) for line in lines)
         cut = f", in its first {MOST_BYTES} bytes" if file.size > MOST_BYTES else ""
-        return f"{path}: {len(said)} lines, {words} words{cut}"
+        return f"{path}: {len(lines)} lines, {words} words{cut}"
 
     def _hits(self, text: str) -> Iterator[str]:
         left = MOST_SEARCHED
         for file in self.files:
-            if file.kind == "text" and left > 0:
-                left -= min(file.size, MOST_BYTES)
-                try:
-                    said = self._lines(file)
-                except OSError:  # it is gone by now
-                    continue
-                found = ((n, line) for n, line in enumerate(said, 1) if text in line)
-                yield from (f"{file.path}:{n}: {line.strip()[:LONGEST_LINE]}" for n, line in found)
+            if file.kind != "text" or left <= 0:
+                continue
+            left -= min(file.size, MOST_BYTES)
+            try:
+                lines = self._lines(file)
+            except OSError:  # it was deleted meanwhile
+                continue
+            for n, line in enumerate(lines, 1):
+                if text in line:
+                    yield f"{file.path}:{n}: {line.strip()[:LONGEST_LINE]}"
 
-    def _file(self, path: str) -> File:
-        if path not in self._known:
-            raise NotFoundError(f"There is no file {path!r}; list_files has those there are")
-        return self.files[self._known[path]]
+    def _file(self, path: str) -> FolderFile:
+        if path not in self._indices:
+            raise NotFoundError(f"There is no file {path!r}; list_files names those that exist")
+        return self.files[self._indices[path]]
 
-    def _lines(self, file: File) -> list[str]:
+    def _lines(self, file: FolderFile) -> list[str]:
         if file.kind != "text":
             raise ValueError(f"{file.path} is {file.kind}")
-        with file.place.open("rb") as opened:
+        with file.location.open("rb") as opened:
             return opened.read(MOST_BYTES).decode("utf-8-sig", "replace").splitlines()
 
 
-def _files(root: Path) -> Iterator[File]:
-    """Those nearest to the root first.
-
-    Neither links are followed nor other file systems entered: there is no way out, and none in a circle.
-    """
-    waiting, looked, device = deque([root]), 0, os.stat(root).st_dev
-    while waiting and looked < MOST_FOLDERS:
-        looked += 1
+def _files(root: Path) -> Iterator[FolderFile]:
+    """Files nearest to the root first. Links and other file systems are not followed."""
+    folders = deque([root])
+    visited = 0
+    device = os.stat(root).st_dev
+    while folders and visited < MOST_FOLDERS:
+        visited += 1
         try:
-            with os.scandir(waiting.popleft()) as entries:
-                known = sorted(islice(entries, MOST_ENTRIES), key=lambda entry: entry.name)
-        except OSError:  # not for us
+            with os.scandir(folders.popleft()) as found:
+                entries = sorted(islice(found, MOST_ENTRIES), key=lambda entry: entry.name)
+        except OSError:  # no permission
             continue
-        for entry in known:
+        for entry in entries:
             name = entry.name
             if name.startswith(".") or name.lower() in SKIPPED or not name.isprintable():
                 continue
             try:
                 if entry.is_dir(follow_symlinks=False):
                     if os.lstat(entry.path).st_dev == device:
-                        waiting.append(Path(entry.path))
+                        folders.append(Path(entry.path))
                 elif entry.is_file(follow_symlinks=False) and not name.lower().endswith(SECRET):
-                    place = Path(entry.path)
+                    location = Path(entry.path)
                     size = entry.stat(follow_symlinks=False).st_size
-                    kind = _kind(place) if size else "empty"
-                    yield File(place.relative_to(root).as_posix(), place, size, kind)
+                    kind = _kind(location) if size else "empty"
+                    yield FolderFile(location.relative_to(root).as_posix(), location, size, kind)
             except OSError:
                 continue
 
 
-def _kind(place: Path) -> Kind:
+def _kind(location: Path) -> FileKind:
     try:
-        with place.open("rb") as opened:
+        with location.open("rb") as opened:
             return "binary" if b"\0" in opened.read(SNIFFED) else "text"
     except OSError:
         return "unreadable"

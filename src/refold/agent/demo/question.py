@@ -1,4 +1,4 @@
-"""What the agent is asked in the end: an exact line that it read early and no longer sees."""
+"""The last question of a demo: an exact line that the agent read early and no longer sees."""
 
 import re
 from collections.abc import Iterator
@@ -11,36 +11,40 @@ from refold.core.message import ToolResult
 from refold.session.session import Session
 
 EARLY = 1 / 2
-"""Of all that was read, from which the line is taken."""
-SHORTEST, LONGEST = 12, 100
-"""Characters of a line that is worth asking for."""
+"""The share of what was read that the line is taken from."""
+SHORTEST = 12
+LONGEST = 100
+"""Characters of a line."""
 _VALUE = re.compile(r"""^["']?[A-Za-z_][\w.-]*["']?(?:: \w+)?\s*[:=]\s*.*\d""")
-"""A name with a number, which nobody could guess."""
+"""A name with a number, which cannot be guessed."""
 _PRIVATE = re.compile(r"passw|secret|credential|auth|private|api[_-]?key|\[refold|`", re.IGNORECASE)
-"""What is better not shown on a screen, or would be read as something else."""
+"""Text that should not be on a screen, or that would be read as a handle."""
 _WORD = re.compile(r"[A-Za-z0-9_]{5,}")
 
 
 class Question(msgspec.Struct, frozen=True):
     at: int
-    """Where the file was read."""
+    """The place of the result that has the line."""
     path: str
     word: str
     line: str
-    """The answer."""
+    """The expected answer."""
     is_hidden: bool
-    """It is not in view any more."""
+    """The view no longer shows it."""
 
 
-def question_about(record: Session, request: dict[str, Any]) -> Question | None:
-    """The best there is: hidden before shown, a value before words, early before late.
+def find_question(session: Session, request: dict[str, Any]) -> Question | None:
+    """The best question: hidden before shown, a value before words, early before late.
 
-    None if nothing was read. The word is in no other line that any tool gave, so that there is one answer.
+    None if nothing was read. The word is in no other line of any result, so that there is one answer.
     """
-    events = [event for event in record.events() if isinstance(event, Said)]
-    results = [(event.at, one) for event in events for one in event.message.results]
-    read = [(at, one) for at, one in results if one.tool == "read_file" and not one.is_error]
-    texts = [line.strip() for _, one in results for line in str(one.output).splitlines()]
+    read: list[tuple[int, ToolResult]] = []
+    texts: list[str] = []
+    for event in session.events():
+        for result in event.message.results if isinstance(event, Said) else ():
+            texts += map(str.strip, str(result.output).splitlines())
+            if result.tool == "read_file" and not result.is_error:
+                read.append((event.at, result))
     shown = "\n".join(str(message.get("content")) for message in request["messages"])
     early = read[: max(1, int(EARLY * len(read)))]
     best: tuple[int, Question] | None = None
@@ -57,8 +61,8 @@ def question_about(record: Session, request: dict[str, Any]) -> Question | None:
 
 
 def _lines(read: list[tuple[int, ToolResult]]) -> Iterator[tuple[int, str, str]]:
-    for at, one in read:
-        head, *lines = str(one.output).splitlines()
+    for at, result in read:
+        head, *lines = str(result.output).splitlines()
         path = head.rpartition(": ")[0]
         for line in map(str.strip, lines):
             if SHORTEST <= len(line) <= LONGEST and not _PRIVATE.search(line):
@@ -66,7 +70,7 @@ def _lines(read: list[tuple[int, ToolResult]]) -> Iterator[tuple[int, str, str]]
 
 
 def _word(line: str, texts: list[str]) -> str | None:
-    """A word by which the line is known: names before numbers, the longest first."""
+    """A word that only this line has: names before numbers, the longest first."""
     words: set[str] = {*_WORD.findall(line)}
     for word in sorted(words, key=lambda word: (word[0].isdigit(), -len(word), word)):
         if all(text.endswith(line) for text in texts if word in text):
