@@ -24,19 +24,19 @@ from refold.core.errors import (
     SettingError,
     StoreError,
 )
-from refold.stores import agentcore_reading
+from refold.stores import agentcore_events
 from refold.stores.agentcore import AgentCoreStore, from_url, memorizer
-from refold.stores.agentcore_service import ACTOR, PLAIN, Place, safe
+from refold.stores.agentcore_client import ACTOR, PLAIN, ActorSession, allowed_name
 from refold.stores.hybrid import HybridStore
 from refold.stores.store import (
+    FindsIds,
     Forks,
-    Ids,
     Key,
     Leases,
-    Listening,
     Memories,
+    MessageListener,
     SpokenMessage,
-    inability,
+    missing_ability,
     open_store,
 )
 from refold.testing import StoreContract
@@ -82,10 +82,10 @@ class TestAgentCore(StoreContract):
 
 
 def test_what_the_store_is_able_to_do(store):
-    assert all(isinstance(store, one) for one in (Ids, Forks, Listening, Memories))
+    assert all(isinstance(store, one) for one in (FindsIds, Forks, MessageListener, Memories))
     assert not isinstance(store, Leases)
-    assert "one writer" in inability(store, "compare-and-append")
-    assert inability(store, "whole-batches") is inability(store, "any-size") is None
+    assert "one writer" in missing_ability(store, "compare-and-append")
+    assert missing_ability(store, "whole-batches") is missing_ability(store, "any-size") is None
     with pytest.raises(pytest.skip.Exception, match="one writer"):
         demand_able(store, "compare-and-append")
 
@@ -251,8 +251,8 @@ def test_what_another_process_wrote_is_taken_in(stub, store, more):
 
 
 def test_what_was_read_is_forgotten_by_whole_conversations(stub, store, monkeypatch):
-    monkeypatch.setattr(agentcore_reading, "MOST_KNOWN", 3)
-    monkeypatch.setattr(agentcore_reading, "MOST_KNOWN_BYTES", 100)
+    monkeypatch.setattr(agentcore_events, "MOST_KNOWN", 3)
+    monkeypatch.setattr(agentcore_events, "MOST_KNOWN_BYTES", 100)
     keys = [Key("a", str(n)) for n in range(6)]
     for n, key in enumerate(keys * 3):
         store.append(key, [entry(n // 6, "x" * 30)])
@@ -507,11 +507,11 @@ def test_an_event_altered_at_the_service_is_found(stub, store):
 
 
 def test_odd_names_become_ones_that_the_service_allows_and_no_two_the_same(stub, store):
-    names = [*ODD, "", "x--" + "0" * 32, *map(safe, ODD)]
+    names = [*ODD, "", "x--" + "0" * 32, *map(allowed_name, ODD)]
     places = [store._service.place(Key(name, name)) for name in dict.fromkeys(names)]
     assert len({place.actor for place in places}) == len({place.session for place in places}) == len(places)
     assert all(PLAIN.fullmatch(place.session) and PLAIN.fullmatch(place.actor) for place in places)
-    assert store._service.place(Key("ann", "task-42")) == Place("ann", "task-42")
+    assert store._service.place(Key("ann", "task-42")) == ActorSession("ann", "task-42")
 
 
 # proves: B4e
@@ -527,7 +527,7 @@ def test_owners_are_actors_and_see_nothing_of_each_other(stub, store):
 # proves: B4e
 def test_a_configured_actor_is_the_default_owner_and_others_stay_apart(stub, store):
     fixed = from_url(f"{stub.url}/team%2Fblue")
-    assert fixed._service.place(Key("default", "a")) == Place("team/blue", "a")
+    assert fixed._service.place(Key("default", "a")) == ActorSession("team/blue", "a")
     owners = ["default", "ann", "team/blue", "ann:b", ":"]
     for owner in owners:
         fixed.append(Key(owner, "a"), entries(0, 1, owner))

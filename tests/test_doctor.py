@@ -361,17 +361,17 @@ def test_what_a_store_cannot_do_and_does_without_is_shown(file, monkeypatch):
     monkeypatch.setattr(SQLiteStore, "cannot", {"order": "it has none"}, raising=False)
     report = json.loads(CliRunner().invoke(app, [*args, "--json"]).stdout)
     assert report["cannot"] == {"order": "it has none"}
-    assert list(report["without"]) == ["Batched", "Watched", "Memories"]
+    assert list(report["without"]) == ["BatchReads", "Watchable", "Memories"]
     shown = CliRunner().invoke(app, args).stdout.splitlines()
     assert "without order: it has none" in shown
-    assert "without Watched: who follows events looks for them, ten times a second" in shown
+    assert "without Watchable: who follows events looks for them, ten times a second" in shown
 
 
 def test_the_doctor_knows_what_it_means_to_be_without_any_protocol():
     class Bare:
         append = read = erase = conversations = close = None
 
-    internal = {"Store", "Memorizer", "Listening", "Attended"}
+    internal = {"Store", "Memorizer", "MessageListener", "SessionHooks"}
     known = {name for name, one in vars(protocols).items() if getattr(one, "_is_protocol", False)}
     assert set(without(Bare())) == known - internal - {"Protocol"}
 

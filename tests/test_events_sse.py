@@ -16,7 +16,7 @@ from refold.core.codec import Link
 from refold.serve import events, service, sse
 from refold.serve.events import Frame, Hub
 from refold.session.notify import MessageEvent
-from refold.stores.store import Key, Listed, Store, open_store
+from refold.stores.store import ConversationInfo, Key, Store, open_store
 from refold.testing.scribe import Scribe
 from served import WAIT_S, until
 from watchers import Told, say, watching
@@ -229,7 +229,7 @@ class _Counting:
     def __init__(self, store: Store) -> None:
         self.store, self.lists, self.reads = store, 0, 0
 
-    def conversations(self, owner: str | None = None) -> Iterator[Listed]:
+    def conversations(self, owner: str | None = None) -> Iterator[ConversationInfo]:
         self.lists += 1
         return self.store.conversations(owner)
 

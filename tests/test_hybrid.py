@@ -21,27 +21,26 @@ from refold.cli import app
 from refold.core.errors import CorruptError, MessageError, SettingError, StoreError
 from refold.session.inspect import parse
 from refold.session.memories import spoken
-from refold.stores import hybrid, hybrid_follower, hybrid_turns
+from refold.stores import hybrid, hybrid_sync
 from refold.stores.hybrid import HybridStore
-from refold.stores.hybrid_refused import Refused
+from refold.stores.hybrid_sync import BoundedDict, RefusedMessage
 from refold.stores.memory import MemoryStore
-from refold.stores.recent import Recent
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import (
-    Attended,
     Cursors,
-    Examined,
     Key,
     Leases,
-    Listening,
     Memories,
     Memory,
+    MessageListener,
     Notes,
-    Searched,
+    SearchIndex,
+    SelfCheck,
+    SessionHooks,
     SpokenMessage,
     open_store,
-    shown_url,
 )
+from refold.stores.url import shown_url
 from refold.testing import StoreContract
 from refold.testing.words import ODD
 
@@ -168,13 +167,13 @@ def test_it_can_do_what_its_record_can_and_has_memories(notebook):
                 setattr(self, verb, getattr(inner, verb))
 
     rich, plain = HybridStore(MemoryStore(), notebook), HybridStore(Plain(), notebook)
-    for protocol in (Leases, Notes, Searched):
+    for protocol in (Leases, Notes, SearchIndex):
         assert isinstance(rich, protocol)
         assert not isinstance(plain, protocol)
-    for protocol in (Memories, Listening, Attended, Cursors):
+    for protocol in (Memories, MessageListener, SessionHooks, Cursors):
         assert isinstance(rich, protocol)
         assert isinstance(plain, protocol)
-    assert not isinstance(rich, Examined)
+    assert not isinstance(rich, SelfCheck)
     chat = opened(plain)
     chat.append([user("one"), user("two")])
     chat.close()
@@ -297,7 +296,7 @@ def test_the_doctor_is_told_of_what_was_refused(notebook, tmp_path):
     chat = opened(store)
     chat.append([user("poison"), user("food")])
     assert store.drain(KEY)
-    assert store.refused(KEY) == store.refused() == [Refused(KEY, 0, "has 'poison' in it")]
+    assert store.refused(KEY) == store.refused() == [RefusedMessage(KEY, 0, "has 'poison' in it")]
     assert ["refused" in flaw.problem for flaw in store.examine()] == [True]
     store.close()
 
@@ -356,8 +355,8 @@ def test_a_service_that_begins_to_refuse_everything_is_told_the_rest_later(noteb
 
 
 def test_a_service_that_refuses_all_conversations_is_left_alone_for_a_while(notebook, monkeypatch):
-    monkeypatch.setattr(hybrid_follower, "WAIT_S", 1e6)
-    monkeypatch.setattr(hybrid_follower, "LONGEST_WAIT_S", 1e6)
+    monkeypatch.setattr(hybrid_sync, "WAIT_S", 1e6)
+    monkeypatch.setattr(hybrid_sync, "LONGEST_WAIT_S", 1e6)
     notebook.refuses = ""
     store = HybridStore(MemoryStore(), notebook)
     chats = [opened(store, f"chat {n}") for n in range(20)]
@@ -607,8 +606,8 @@ def test_no_append_goes_through_the_list_of_conversations(notebook):
 
 @pytest.mark.parametrize("sync", ["immediate", "end"])
 def test_a_process_with_many_conversations_remembers_few_and_hands_over_all(notebook, monkeypatch, sync):
-    monkeypatch.setattr(hybrid_follower, "MOST_KNOWN", 3)
-    monkeypatch.setattr(hybrid_follower, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(hybrid_sync, "MOST_KNOWN", 3)
+    monkeypatch.setattr(hybrid_sync, "LONGEST_WAIT_S", 0.01)
     notebook.is_down = True
     store = HybridStore(MemoryStore(), notebook, sync=sync)
     keys = [Key("default", f"chat {n}") for n in range(20)]
@@ -631,13 +630,13 @@ def test_a_conversation_with_much_to_tell_lets_others_have_their_turn(notebook):
     short.append(user("hello"))
     notebook.gate.set()
     assert notebook.until(lambda: len(notebook.calls) == 51)
-    assert notebook.calls.index((short.key, 1)) <= hybrid_follower.BATCHES + 1
+    assert notebook.calls.index((short.key, 1)) <= hybrid_sync.BATCHES + 1
     assert notebook.texts(long.key) == [f"message {n}" for n in range(50)]
     store.close()
 
 
 def test_what_a_full_process_left_to_the_record_is_found_though_another_is_refused(notebook, monkeypatch):
-    monkeypatch.setattr(hybrid_follower, "MOST_KNOWN", 3)
+    monkeypatch.setattr(hybrid_sync, "MOST_KNOWN", 3)
     notebook.refuses = "poison"
     store = HybridStore(MemoryStore(), notebook)
     opened(store, "stuck").append(user("poison"))
@@ -673,8 +672,8 @@ class Watching(MemoryStore):
 
 @pytest.mark.parametrize("fails", [0, 2])
 def test_what_says_nothing_keeps_nobody_busy_where_the_record_says_what_is_new(notebook, monkeypatch, fails):
-    monkeypatch.setattr(hybrid_follower, "MOST_KNOWN", 3)
-    monkeypatch.setattr(hybrid_follower, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(hybrid_sync, "MOST_KNOWN", 3)
+    monkeypatch.setattr(hybrid_sync, "LONGEST_WAIT_S", 0.01)
     record = Watching()
     store = listening(HybridStore(record, notebook, sync="end"))
     chats = [opened(store, f"chat {n}") for n in range(10)]
@@ -692,7 +691,7 @@ def test_what_says_nothing_keeps_nobody_busy_where_the_record_says_what_is_new(n
 
 
 def test_what_is_recent_may_be_set_by_many_threads():
-    recent, problems = Recent[int, int](2), []
+    recent, problems = BoundedDict[int, int](2), []
 
     def work(first):
         try:
@@ -735,7 +734,7 @@ def test_a_memory_that_cannot_be_closed_keeps_no_record_open(notebook):
 
 
 def test_what_landed_after_an_erasure_elsewhere_is_forgotten_by_the_next_erasure(notebook, monkeypatch):
-    monkeypatch.setattr(hybrid_follower, "WAIT_S", 1e6)
+    monkeypatch.setattr(hybrid_sync, "WAIT_S", 1e6)
     notebook.gate, notebook.forgets_nothing = Event(), True
     record = MemoryStore()
     store = listening(HybridStore(record, notebook))
@@ -807,7 +806,7 @@ def test_a_slow_service_holds_up_the_erasing_of_no_other_conversation(notebook, 
 
 
 def test_the_right_to_hand_over_is_renewed_while_the_service_is_waited_for(notebook, monkeypatch):
-    monkeypatch.setattr(hybrid_turns, "LEASE_S", 0.3)
+    monkeypatch.setattr(hybrid_sync, "LEASE_S", 0.3)
     monkeypatch.setattr(hybrid, "PATIENCE_S", 0.0)
     renewed = Condition()
 
@@ -839,7 +838,7 @@ def test_the_right_to_hand_over_is_renewed_while_the_service_is_waited_for(noteb
 
 
 def test_one_thread_renews_all_that_are_erased_together(monkeypatch):
-    monkeypatch.setattr(hybrid_turns, "LEASE_S", 0.3)
+    monkeypatch.setattr(hybrid_sync, "LEASE_S", 0.3)
     renewed = Condition()
 
     class Renewed(MemoryStore):
@@ -901,7 +900,7 @@ def test_what_lands_after_it_was_erased_elsewhere_is_forgotten(notebook, forgets
 
 
 def test_a_closed_record_is_left_alone_by_who_still_waits_for_the_service(notebook, monkeypatch):
-    monkeypatch.setattr(hybrid_follower, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(hybrid_sync, "PATIENCE_S", 0.0)
     late = list[str]()
 
     class Closed(MemoryStore):

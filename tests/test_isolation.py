@@ -18,18 +18,18 @@ from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import (
     LOCATED,
-    Batched,
+    BatchReads,
     Cursors,
-    Ids,
+    FindsIds,
     Key,
     Leases,
-    Located,
+    LocatesIds,
     Memories,
     Snapshot,
     Snapshots,
     Store,
     SummaryCache,
-    Watched,
+    Watchable,
     open_store,
 )
 from refold.testing.words import ODD, TINY, verified
@@ -146,7 +146,7 @@ class Owner:
     def read(self, session, n):
         key = session.key
         found: list[Any] = list(self.store.read(key, n)), list(self.store.conversations(self.name))
-        if isinstance(self.store, Batched):
+        if isinstance(self.store, BatchReads):
             snapshot, links = self.store.resume(key, "main")
             found += (snapshot, list(links), self.store.fetch(key, range(9)))
         return found
@@ -156,11 +156,11 @@ class Owner:
 
     def find(self, session, n):
         ids = [f"{start} {m}" for start in ("id", *MARKS) for m in range(9)]
-        return self.store.find(session.key, ids) if isinstance(self.store, Ids) else UNABLE
+        return self.store.find(session.key, ids) if isinstance(self.store, FindsIds) else UNABLE
 
     def locate(self, session, n):
         """Which were found; of several that said the same, and of heirs, each store may tell another."""
-        if not isinstance(self.store, Located):
+        if not isinstance(self.store, LocatesIds):
             return UNABLE
         found = self.store.locate(self.name, [f"{LOCATED}{m}" for m in range(9)])
         for id, (key, at) in found.items():
@@ -202,7 +202,7 @@ class Owner:
         )
 
     def wait(self, session, n):
-        return self.store.wait(session.key, n, 0.0) if isinstance(self.store, Watched) else None
+        return self.store.wait(session.key, n, 0.0) if isinstance(self.store, Watchable) else None
 
     # All there is
 
@@ -383,7 +383,7 @@ class ListsAll(MemoryStore):
 
 
 class JoinsNames(MemoryStore):
-    """Ids are looked for by owner and conversation in one text."""
+    """FindsIds are looked for by owner and conversation in one text."""
 
     def find(self, key, ids, /):
         known = {":".join(other): other for other in reversed(self._all)}
@@ -391,7 +391,7 @@ class JoinsNames(MemoryStore):
 
 
 class LocatesAll(MemoryStore):
-    """Ids that are found without a conversation are found without an owner, too."""
+    """FindsIds that are found without a conversation are found without an owner, too."""
 
     def locate(self, owner, ids, /):
         owners = list(dict.fromkeys(key.owner for key in self._all))

@@ -36,9 +36,8 @@ from refold.core.event import Expiry
 from refold.core.query import SearchText, parse_query
 from refold.stores import sql
 from refold.stores.postgres import PostgresStore, from_url
-from refold.stores.postgres_index import MOST_TERMS_BYTES
-from refold.stores.postgres_rows import key_digest, owner_digest
-from refold.stores.postgres_turns import PostgresTurns
+from refold.stores.postgres_index import MOST_TERMS_BYTES, key_digest, owner_digest
+from refold.stores.postgres_pool import FairSemaphore
 from refold.stores.store import Key, ToolSetting, open_store
 from refold.testing import StoreContract
 from refold.testing.words import KEY, ODD, entries, entry, said, verified
@@ -932,7 +931,7 @@ def test_who_waited_in_vain_leaves_his_turn_to_others(reopen):
 
 @pytest.mark.parametrize("is_given", [False, True])
 def test_who_is_interrupted_while_he_waits_leaves_his_turn_to_others(is_given):
-    turns = PostgresTurns(1)
+    turns = FairSemaphore(1)
     assert turns.take(0)
 
     def interrupted(*_):

@@ -29,7 +29,7 @@ from refold.core.errors import CorruptError, NotFoundError, SettingError, StoreE
 from refold.core.event import Expiry
 from refold.session.api import open
 from refold.stores.redis import from_url
-from refold.stores.redis_list import STALE_US, SWEEP_EVERY, Names, RedisList, dumped, member
+from refold.stores.redis_index import STALE_US, SWEEP_EVERY, ConversationList, RedisKeys, dumped, member
 from refold.stores.store import Key, Snapshot, ToolSetting, open_store
 from refold.testing import StoreContract
 from refold.testing.words import KEY, ODD, entries, entry, said, verified
@@ -39,7 +39,7 @@ from uses import uses
 OTHER = Key(KEY.owner, "another")
 SECONDS = 30.0
 """How long something may take that happens soon."""
-NAMES = Names("refold")
+NAMES = RedisKeys("refold")
 NUMBERS = ("ttl_s", "timeout_s", "db", "max_connections", "health_check_interval", "socket_connect_timeout")
 ODD_NUMBERS = ("-1", "nan", "inf", "x", "", "1e30", "9" * 30)
 
@@ -280,7 +280,7 @@ def test_notes_and_settings_never_expire(valkey_url, raw):
 
 
 def listing(store):
-    return RedisList(store._link, NAMES)
+    return ConversationList(store._link, NAMES)
 
 
 def test_who_stops_before_a_conversation_begins_leaves_nothing_to_see(store, raw):

@@ -10,7 +10,7 @@ from refold.stores.memory import MemoryStore
 from refold.stores.postgres import PostgresStore
 from refold.stores.redis import RedisStore
 from refold.stores.sqlite import SQLiteStore
-from refold.stores.store import Forks, Ids, Leases, Memories, Searched, Settings, Snapshots, Watched
+from refold.stores.store import FindsIds, Forks, Leases, Memories, SearchIndex, Settings, Snapshots, Watchable
 from refold.testing import StoreContract
 
 
@@ -35,13 +35,13 @@ class TestSQLite(StoreContract):
 
 
 ROWS = {
-    "ids stored once": Ids,
+    "ids stored once": FindsIds,
     "forks": Forks,
     "snapshots: opens at once": Snapshots,
     "leases: one summary paid for": Leases,
     "settings in the store": Settings,
-    "an index for search": Searched,
-    "waits for others' appends": Watched,
+    "an index for search": SearchIndex,
+    "waits for others' appends": Watchable,
     "memories": Memories,
 }
 

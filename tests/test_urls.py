@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 import refold
 from refold.cli import app
 from refold.core.errors import SettingError
-from refold.stores.store import open_store, shown_url
+from refold.stores.store import open_store
+from refold.stores.url import shown_url
 
 SECRETS = [
     "postgresql://u:S3CRET@h/db",

@@ -19,7 +19,7 @@ from refold.session.results import Explanation, Hit
 from refold.session.session import Session
 from refold.session.tools import within
 from refold.stores.record import Record
-from refold.stores.store import Listed
+from refold.stores.store import ConversationInfo
 
 MOST = 100_000
 """Characters of an answer."""
@@ -91,7 +91,7 @@ def _shortened(rows_of: Callable[[int], list[Any]], about: dict[str, Any]) -> li
 # Lists
 
 
-def row(listed: Listed, record: Record | None) -> dict[str, Any]:
+def row(listed: ConversationInfo, record: Record | None) -> dict[str, Any]:
     """A conversation in a list of many; without a record where that cannot be read."""
     about: dict[str, Any] = {"id": listed.key.conversation, "created": _time(listed.created)}
     if listed.parent is not None:

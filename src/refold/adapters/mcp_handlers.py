@@ -19,7 +19,7 @@ from refold.session.inspect import parse
 from refold.session.session import Session
 from refold.session.validate import require_name
 from refold.stores.record import Record
-from refold.stores.store import Key, Listed, Store
+from refold.stores.store import ConversationInfo, Key, Store
 
 KEPT = 64
 """Conversations that stay open."""
@@ -91,7 +91,7 @@ class Verbs:
 
     def list_conversations(self, after: After = "") -> str:
         """Conversations, the newest first: id, title, messages, and tokens that were said and are shown."""
-        listed: Iterator[Listed] = self.store.conversations(self.owner)
+        listed: Iterator[ConversationInfo] = self.store.conversations(self.owner)
         if after:
             listed = islice(dropwhile(lambda row: row.key.conversation != after, listed), 1, None)
         rows = [self._row(row) for row in islice(listed, ROWS)]
@@ -200,11 +200,11 @@ class Verbs:
         session.model = model if model and model.isprintable() else session.model
         return session
 
-    def _row(self, listed: Listed) -> dict[str, Any]:
+    def _row(self, listed: ConversationInfo) -> dict[str, Any]:
         try:
             return self._read(listed)
         except Exception:  # damaged: the others are still worth seeing
             return words.row(listed, None)
 
-    def _read_anew(self, listed: Listed) -> dict[str, Any]:
+    def _read_anew(self, listed: ConversationInfo) -> dict[str, Any]:
         return words.row(listed, Record(self.store, listed.key, "main", parse))

@@ -5,7 +5,7 @@ from contextlib import suppress
 from threading import Event, Lock, Thread
 
 from refold.core.errors import ConflictError, RefoldError
-from refold.stores.holder import holder, is_dead
+from refold.stores.lease_holder import is_dead, new_holder
 from refold.stores.store import Key, Lease, Leases, Store
 
 NAME = "run"
@@ -22,7 +22,7 @@ class RunLease:
     def __init__(self, store: Store, key: Key) -> None:
         self._store = store if isinstance(store, Leases) else None
         self._key = key
-        self._holder = holder()
+        self._holder = new_holder()
         self._lease: Lease | None = None
         self._rival: Lease | None = None
         self._lock = Lock()

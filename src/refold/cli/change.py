@@ -24,7 +24,7 @@ from refold.core.codec import loads
 from refold.core.errors import RefoldError
 from refold.core.event import Pinned
 from refold.session.session import Session
-from refold.stores.store import Key, Listed
+from refold.stores.store import ConversationInfo, Key
 
 AnyAt = Annotated[
     int | None,
@@ -212,7 +212,7 @@ def delete(
         say(f"What they share lives on in: {', '.join(one_line(heir.conversation) for heir in heirs)}")
 
 
-def _forks(rows: list[Listed], key: Key, *, deep: bool) -> list[Key]:
+def _forks(rows: list[ConversationInfo], key: Key, *, deep: bool) -> list[Key]:
     found = [row.key for row in rows if row.parent == key]
     return found + [inner for one in found if deep for inner in _forks(rows, one, deep=True)]
 

@@ -13,7 +13,7 @@ from refold.cli.words import iso, local, one_line, plural
 from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError
 from refold.session.doctor import BACKUP, Finding, examine, list_safely, told, without
-from refold.stores.store import Key, Lease, Leases, Listed, Store
+from refold.stores.store import ConversationInfo, Key, Lease, Leases, Store
 
 MOST_FINDINGS = 50
 """Findings told one by one to people."""
@@ -41,7 +41,7 @@ def doctor(
     """
     access = Access.to(store, config)
     events = 0
-    rows: list[Listed] = []
+    rows: list[ConversationInfo] = []
     leases: list[tuple[Key, Lease]] = []
     cannot, lacks = dict[str, str](), dict[str, str]()
     try:
@@ -72,7 +72,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _leases(store: Store, rows: list[Listed]) -> list[tuple[Key, Lease]]:
+def _leases(store: Store, rows: list[ConversationInfo]) -> list[tuple[Key, Lease]]:
     if not isinstance(store, Leases):
         return []
     now, held = time.time(), []

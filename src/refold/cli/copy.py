@@ -10,7 +10,8 @@ from refold.cli.words import one_line, plural
 from refold.core.errors import NotFoundError
 from refold.session.copy import CopyResult, copy_settings
 from refold.session.copy import copy as copied
-from refold.stores.store import Listed, Store, shown_url
+from refold.stores.store import ConversationInfo, Store
+from refold.stores.url import shown_url
 
 
 def copy(
@@ -54,7 +55,7 @@ def copy(
         raise typer.Exit(1)
 
 
-def _chosen(store: Store, url: str, owner: str | None, ids: list[str] | None) -> list[Listed]:
+def _chosen(store: Store, url: str, owner: str | None, ids: list[str] | None) -> list[ConversationInfo]:
     rows = list(store.conversations(owner))
     whose = "" if owner is None else f" of {owner!r}"
     if missing := {*(ids or ())} - {row.key.conversation for row in rows}:

@@ -21,7 +21,8 @@ from refold.cli.serve import serving
 from refold.cli.terminal import Column, Columns, emit, say
 from refold.cli.words import one_line, plural, saved_percent
 from refold.core.errors import SettingError
-from refold.stores.store import Store, open_store, shown_url
+from refold.stores.store import Store, open_store
+from refold.stores.url import shown_url
 
 if TYPE_CHECKING:
     from refold.agent.demo.run import DemoResult

@@ -30,7 +30,7 @@ from refold.policies.learn_expiry import CONFIDENCE, ENOUGH, Lesson, Trial, prop
 from refold.policies.usage import UsageHistory, past
 from refold.session.inspect import parse
 from refold.session.meter import Meter
-from refold.stores.store import Key, Listed, Store
+from refold.stores.store import ConversationInfo, Key, Store
 
 LEAST_COVER, MOST_COVER = 0.5, 0.999
 _PLAIN = re.compile(r"(?!(?:on|off|yes|no|y|n|true|false|null)$)[a-z_][\w-]*", re.ASCII | re.IGNORECASE)
@@ -94,12 +94,12 @@ def _current(config: Config, agent: str | None) -> AgentSettings:
     return config.agent(agent if is_known else None)
 
 
-def _chosen(store: Store, access: Access, owner: str, names: Sequence[str]) -> list[Listed]:
+def _chosen(store: Store, access: Access, owner: str, names: Sequence[str]) -> list[ConversationInfo]:
     keys = {existing(store, access.shown, Key(owner, name)) for name in names}
     return sorted(row for row in store.conversations(owner) if row.key in keys or not names)
 
 
-def _pasts(store: Store, rows: Sequence[Listed], meter: Meter) -> list[UsageHistory]:
+def _pasts(store: Store, rows: Sequence[ConversationInfo], meter: Meter) -> list[UsageHistory]:
     """Those that can be read. What forks share counts once."""
     found, keys = list[UsageHistory](), {row.key for row in rows}
     with waiting("Reading") as tell:

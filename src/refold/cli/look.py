@@ -35,7 +35,7 @@ from refold.session.inspect import parse
 from refold.session.results import ComparedView, Diff, MessageSummary
 from refold.session.session import Session
 from refold.stores.record import Record
-from refold.stores.store import Key, Listed, Store
+from refold.stores.store import ConversationInfo, Key, Store
 
 PastPlace = Annotated[
     int | None, typer.Option("--at", metavar="N", parser=place, help="As it was right after event N.")
@@ -52,7 +52,7 @@ Place1 = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    row: Listed
+    row: ConversationInfo
     live: Live | None
     problem: str | None
 
@@ -100,7 +100,7 @@ def list_(
         raise typer.Exit(1)
 
 
-def _open(store: Store, row: Listed) -> _Listed:
+def _open(store: Store, row: ConversationInfo) -> _Listed:
     try:
         return _Listed(row, Record(store, row.key, "main", parse).live, None)
     except Exception as error:  # damaged: the others are still worth seeing

@@ -20,7 +20,8 @@ from refold.session.api import DEFAULT_STORE
 from refold.session.intake import Intake
 from refold.session.meter import Meter
 from refold.session.session import Session
-from refold.stores.store import Key, Store, open_store, shown_url
+from refold.stores.store import Key, Store, open_store
+from refold.stores.url import shown_url
 
 CONFIG = "refold.yaml"
 """The configuration that is used when it stands in the folder."""

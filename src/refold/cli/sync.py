@@ -13,7 +13,7 @@ from refold.stores.store import Key
 
 if TYPE_CHECKING:
     from refold.stores.hybrid import HybridStore
-    from refold.stores.hybrid_refused import Refused
+    from refold.stores.hybrid_sync import RefusedMessage
 
 MOST_REFUSED = 50
 """Messages told one by one to people."""
@@ -71,9 +71,9 @@ def sync(
         raise typer.Exit(1)
 
 
-def _refused(store: "HybridStore", problems: list[tuple[Key, str]]) -> "list[Refused]":
+def _refused(store: "HybridStore", problems: list[tuple[Key, str]]) -> "list[RefusedMessage]":
     """What was passed over of all conversations; a note of it that cannot be read is one more problem."""
-    found: list[Refused] = []
+    found: list[RefusedMessage] = []
     for key in store.refusing():
         try:
             found += store.refused(key)

@@ -23,7 +23,7 @@ from refold.serve.incoming import ELSEWHERE, Incoming, Unit, units_of
 from refold.serve.service import Service
 from refold.session.intake import Intake
 from refold.session.session import Session, forked
-from refold.stores.store import Forks, Ids, Key, Located
+from refold.stores.store import FindsIds, Forks, Key, LocatesIds
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -207,9 +207,9 @@ class Ledger:
         self, owner: str, conversation: str | None, marks: Sequence[str]
     ) -> Mapping[str, tuple[Key, int]]:
         store = self.service.store
-        if isinstance(store, Located):
+        if isinstance(store, LocatesIds):
             return store.locate(owner, marks)
-        if conversation is None or not isinstance(store, Ids):
+        if conversation is None or not isinstance(store, FindsIds):
             kind = type(store).__name__
             raise SettingError(
                 "x-refold-conversation", f"{kind} knows no conversation by what was said: name it"
@@ -364,7 +364,7 @@ class Ledger:
     ) -> Turn:
         """To a conversation that is the provider's: what is said there comes one after the other."""
         store = self.service.store
-        found = store.locate(owner, [mark]).get(mark) if isinstance(store, Located) else None
+        found = store.locate(owner, [mark]).get(mark) if isinstance(store, LocatesIds) else None
         key = found[0] if found else Key(owner, conversation or new_id())
         with self.service.session(key, incoming.model, agent) as session:
             intake = _intake(session, incoming)
@@ -424,7 +424,7 @@ class Ledger:
         with suppress(ConflictError):
             return self._stored(turn, drafts, mark)._replace(rounds=all)
         store = self.service.store
-        found = store.find(turn.key, [turn.mark]) if isinstance(store, Ids) else {}
+        found = store.find(turn.key, [turn.mark]) if isinstance(store, FindsIds) else {}
         if turn.mark not in found:
             raise NotFoundError(f"{turn.key.conversation!r} was erased meanwhile")
         key = self._fork(turn.key, found[turn.mark], turn.incoming.model, turn.agent)

@@ -21,7 +21,7 @@ from refold.serve.schemas import Rows as Page
 from refold.serve.steps import Walk
 from refold.session.inspect import parse
 from refold.stores.record import Record
-from refold.stores.store import Key, Leases, Listed, Store
+from refold.stores.store import ConversationInfo, Key, Leases, Store
 
 GIST_CHARS = 80
 MOST_ROWS, MOST_RECORDS = 10_000, 64
@@ -71,7 +71,7 @@ class Rows:
         self._store = store
         self._rows = Recent[Row](MOST_ROWS)
         self._records = Recent[Held](MOST_RECORDS)
-        self._listed = Recent[Listed](MOST_ROWS)
+        self._listed = Recent[ConversationInfo](MOST_ROWS)
 
     @contextmanager
     def held(self, key: Key) -> Iterator[Held]:
@@ -93,11 +93,11 @@ class Rows:
         known = self._listed.get((key, record.digest_before(1)), lambda: self.listed(key)[0])
         return self._now(_row(known, record), key)
 
-    def listed(self, key: Key) -> tuple[Listed, list[str]]:
+    def listed(self, key: Key) -> tuple[ConversationInfo, list[str]]:
         """What the store's list says of a conversation, and the names of its forks."""
         rows = list(self._store.conversations(key.owner))
         forks = [row.key.conversation for row in rows if row.parent == key]
-        return next((row for row in rows if row.key == key), Listed(key, time.time(), 0)), forks
+        return next((row for row in rows if row.key == key), ConversationInfo(key, time.time(), 0)), forks
 
     def page(self, owner: str | None, asked: ListAsked) -> Page:
         """Some of an owner's, or of everybody's, the newest first."""
@@ -112,7 +112,7 @@ class Rows:
                 found.append(self._now(row, listed.key))
         return Page(found, None)
 
-    def _read(self, listed: Listed) -> Row:
+    def _read(self, listed: ConversationInfo) -> Row:
         try:
             return _row(listed, Record(self._store, listed.key, "main", parse))
         except CorruptError:  # the others are still worth seeing
@@ -126,7 +126,7 @@ class Rows:
         return msgspec.structs.replace(row, status="compacting")
 
 
-def _row(listed: Listed, record: Record | None) -> Row:
+def _row(listed: ConversationInfo, record: Record | None) -> Row:
     live = record.live if record is not None else None
     parent = listed.parent and Parent(listed.parent.conversation, listed.fork_at - 1)
     said, shown = (live.state.total, live.tokens) if live else (0, 0)
@@ -163,11 +163,11 @@ def _updated(record: Record) -> datetime | None:
     return None if isinstance(event, Unknown) else datetime.fromtimestamp(event.time, UTC)
 
 
-def _cursor(listed: Listed) -> str:
+def _cursor(listed: ConversationInfo) -> str:
     return urlsafe_b64encode(codec.dumps([listed.created, *listed.key])).decode()
 
 
-def _after(rows: Iterator[Listed], cursor: str | None) -> Iterator[Listed]:
+def _after(rows: Iterator[ConversationInfo], cursor: str | None) -> Iterator[ConversationInfo]:
     """Those after the one that a cursor names, or after its time, should it be gone."""
     if cursor is None:
         return rows

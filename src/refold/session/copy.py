@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from refold.core.codec import GENESIS, Link, chain
 from refold.core.errors import ConflictError, CorruptError, RefoldError, StoreError
-from refold.stores.store import Forks, Key, Listed, Settings, Snapshots, Store
+from refold.stores.store import ConversationInfo, Forks, Key, Settings, Snapshots, Store
 
 BATCH, BATCH_BYTES = 500, 1 << 20
 """What is stored in one go: entries, and their bytes."""
@@ -27,7 +27,10 @@ class CopyResult(NamedTuple):
 
 
 def copy(
-    source: Store, target: Store, rows: Sequence[Listed], tick: Callable[[int], None] = lambda n: None
+    source: Store,
+    target: Store,
+    rows: Sequence[ConversationInfo],
+    tick: Callable[[int], None] = lambda n: None,
 ) -> Iterator[CopyResult]:
     """Copies conversations, listed newest first as stores do; `tick` hears of every entry that is there.
 
@@ -60,7 +63,9 @@ def copy_settings(source: Store, target: Store) -> int:
     return len(source.settings())
 
 
-def _begun(source: Store, target: Store, row: Listed, there: int | None, is_parent_there: bool) -> int:
+def _begun(
+    source: Store, target: Store, row: ConversationInfo, there: int | None, is_parent_there: bool
+) -> int:
     """The place to go on from.
 
     Raises:

@@ -21,7 +21,7 @@ from refold.core.plan import line_of
 from refold.session.inspect import parse
 from refold.stores import store as protocols
 from refold.stores.record import seal
-from refold.stores.store import Examined, Key, Listed, Snapshot, Snapshots, Store
+from refold.stores.store import ConversationInfo, Key, SelfCheck, Snapshot, Snapshots, Store
 
 MOST_UNREADABLE = 20
 """After so many events in a row that cannot be read, a stream is given up."""
@@ -32,21 +32,21 @@ USED_CACHE = "it is only a cache, but in use: export the conversation and import
 NEWER = "upgrade refold to read it"
 
 WITHOUT: dict[type, str] = {
-    protocols.Ids: "what is appended again under the same id is stored again",
-    protocols.Located: "a message is found by its id only where its conversation is named",
+    protocols.FindsIds: "what is appended again under the same id is stored again",
+    protocols.LocatesIds: "a message is found by its id only where its conversation is named",
     protocols.Forks: "a conversation cannot be forked, only exported and imported under another id",
     protocols.Snapshots: "a conversation is folded from its beginning when it is opened",
     protocols.Leases: "two who compact the same conversation may both pay for a summary",
     protocols.Notes: "how far the counts of a model are off is learned anew by each process",
     protocols.SummaryCache: "a summary that was paid for once may be paid for again",
-    protocols.Searched: "a search reads all from end to end",
+    protocols.SearchIndex: "a search reads all from end to end",
     protocols.Vectors: "a search is by words, not by meaning",
     protocols.Settings: "settings of tools are in files only",
-    protocols.Batched: "opening a conversation asks it several times, which is slow only from far away",
-    protocols.Watched: "who follows events looks for them, ten times a second",
+    protocols.BatchReads: "opening a conversation asks it several times, which is slow only from far away",
+    protocols.Watchable: "who follows events looks for them, ten times a second",
     protocols.Cursors: "it cannot be the record of a hybrid store",
     protocols.Memories: "nothing is learned from what is said",
-    Examined: "only the conversations in it are verified, not the engine itself",
+    SelfCheck: "only the conversations in it are verified, not the engine itself",
 }
 """What it means that a store lacks a protocol."""
 
@@ -122,9 +122,9 @@ def links(store: Store, key: Key, start: int = 0) -> Iterator[Link | Unreadable]
             return
 
 
-def list_safely(store: Store, owner: str | None) -> tuple[list[Listed], Exception | None]:
+def list_safely(store: Store, owner: str | None) -> tuple[list[ConversationInfo], Exception | None]:
     """The conversations as far as their list can be read, and why no further."""
-    rows: list[Listed] = []
+    rows: list[ConversationInfo] = []
     try:
         for row in store.conversations(owner):
             rows.append(row)
@@ -139,7 +139,7 @@ def told(error: Exception) -> str:
 
 
 def _engine(store: Store) -> Iterator[Finding]:
-    if isinstance(store, Examined):
+    if isinstance(store, SelfCheck):
         try:
             for where, problem, advice in store.examine():
                 yield Finding(f"{where}: {problem}", advice or BACKUP)

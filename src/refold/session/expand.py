@@ -11,7 +11,7 @@ from refold.core.slices import Cut, Slice, around, cut, matches
 from refold.policies.shorten import quoted
 from refold.session.safe_regex import find
 from refold.stores.record import Record
-from refold.stores.store import Ids
+from refold.stores.store import FindsIds
 
 GIST = 80
 """Characters of a message in a list of many."""
@@ -146,7 +146,7 @@ def _place(record: Record, at: int | str) -> int:
         if said is None:
             raise CannotExpandError(f"{at}: this conversation has {record.live.state.index:,} messages")
         return said.at
-    if isinstance(record.store, Ids):
+    if isinstance(record.store, FindsIds):
         found = record.store.find(record.key, [at]).get(at)
     else:
         entries = (link.entry for link in record.store.read(record.key))

@@ -19,7 +19,7 @@ from refold.session.embedding import pieces_of, unit_vectors
 from refold.session.results import Hit
 from refold.session.validate import require_int
 from refold.stores.record import Record
-from refold.stores.store import FEW, FoundPlace, Key, Scope, Searched, Snapshots, Store, Vectors
+from refold.stores.store import FEW_RESULTS, FoundPlace, Key, Scope, SearchIndex, Snapshots, Store, Vectors
 
 if TYPE_CHECKING:
     from refold.session.embedding import Embedder
@@ -81,7 +81,7 @@ def find(
 def _by_words(
     store: Store, scope: Scope, query: Query, limit: int, parse: Parse, tick: Callable[[int], None]
 ) -> list[FoundPlace]:
-    if isinstance(store, Searched):
+    if isinstance(store, SearchIndex):
         try:
             for n in store.index(scope, lambda entry: words(entry, parse)):
                 tick(n)
@@ -103,7 +103,7 @@ def _scanned(
         elif known is not None and query.can_relax and query.matches(known, any_word=True):
             some.append(FoundPlace(key, entry.at, query.weight(known)))
     best = nlargest(limit, every, key=lambda found: (found.score, found.at))
-    if len(best) < min(limit, FEW):
+    if len(best) < min(limit, FEW_RESULTS):
         best += nlargest(limit - len(best), some, key=lambda found: (found.score, found.at))
     return best
 

@@ -73,7 +73,17 @@ from refold.session.validate import (
     require_name,
 )
 from refold.stores.record import Record
-from refold.stores.store import Attended, Forks, Ids, Key, Listening, Memories, Memory, Snapshots, Store
+from refold.stores.store import (
+    FindsIds,
+    Forks,
+    Key,
+    Memories,
+    Memory,
+    MessageListener,
+    SessionHooks,
+    Snapshots,
+    Store,
+)
 from refold.summaries.lease import CompactionLease
 
 if TYPE_CHECKING:
@@ -174,12 +184,12 @@ class Session:
     def _attended(self) -> "MemoryRecall | None":
         """A store that learns from what is said is told of this session, and asked what it remembers."""
         store, recalls = self.store, isinstance(self.store, Memories) and self.store.recalls
-        if recalls or isinstance(store, Listening):
+        if recalls or isinstance(store, MessageListener):
             from refold.session.memories import MemoryRecall, spoken
 
-            if isinstance(store, Listening):
+            if isinstance(store, MessageListener):
                 store.listen(spoken(parse))
-            if isinstance(store, Attended):
+            if isinstance(store, SessionHooks):
                 store.begin(self.key)
             return MemoryRecall(store, self.key) if isinstance(store, Memories) and recalls else None
         return None
@@ -386,7 +396,7 @@ class Session:
                 nonlocal places
                 if after not in (None, self.record.live.state.index):
                     raise ConflictError(f"{self.conversation!r} went on: it no longer has {after} messages")
-                places = self.store.find(self.key, ids) if ids and isinstance(self.store, Ids) else {}
+                places = self.store.find(self.key, ids) if ids and isinstance(self.store, FindsIds) else {}
                 new, seen = list[Draft](), set[str | None](places)
                 for draft in drafts:
                     id = draft.message.id
@@ -909,7 +919,7 @@ class Session:
                 self.fitter.finish()
             self.record.save()
             self.fitter.meter.save()
-            if isinstance(self.store, Attended):
+            if isinstance(self.store, SessionHooks):
                 self.store.end(self.key)
             if self._owns_store:
                 self.store.close()

@@ -10,7 +10,8 @@ from refold.config.config import Config, Source, load_config
 from refold.core.errors import ConflictError, SettingError
 from refold.core.plan import Policy
 from refold.session.session import Session
-from refold.stores.store import Store, open_store, shown_url
+from refold.stores.store import Store, open_store
+from refold.stores.url import shown_url
 from refold.summaries.prepare import summarizers_of
 from refold.summaries.queue import CompactionJob, PermanentFailure, RetryLater, Tell, WorkerSettings, queue_of
 

@@ -11,13 +11,22 @@ from typing import Any, ClassVar, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
-from refold.core.errors import ConflictError, NotFoundError, SettingError, StoreError
-from refold.stores.agentcore_events import Json, Seen, packed, payload, seen
-from refold.stores.agentcore_known import Ancestor, Known, ancestors
-from refold.stores.agentcore_memorizer import AgentCoreMemorizer
-from refold.stores.agentcore_reading import Reading
-from refold.stores.agentcore_service import Branch, Place, Service, digest
-from refold.stores.store import Ability, Key, Lease, Listed, Memory, SpokenMessage, demand_next, shown_url
+from refold.core.errors import ConflictError, MessageError, NotFoundError, SettingError, StoreError
+from refold.stores.agentcore_client import ActorSession, AgentCoreClient, Branch, digest
+from refold.stores.agentcore_events import (
+    Ancestor,
+    ConversationCache,
+    Json,
+    KnownConversation,
+    StoredEvent,
+    ancestors,
+    conversational,
+    packed,
+    payload,
+    stored_event,
+)
+from refold.stores.store import Ability, ConversationInfo, Key, Lease, Memory, SpokenMessage, require_next
+from refold.stores.url import shown_url
 
 SALTS = 1_000
 """How many client tokens are tried, where those before were used for something that was erased since."""
@@ -28,22 +37,22 @@ LOOKS = 6
 """How often an event that was created is looked for in the list, less and less often."""
 DELETERS = 8
 """Events that are deleted at the same time."""
-REFUSED = ("ValidationException", "InvalidInputException", "ResourceNotFoundException")
+REFUSAL_CODES = ("ValidationException", "InvalidInputException", "ResourceNotFoundException")
 """What the service says of a branch whose root is gone, among other things."""
 OPTIONS = ("region", "long_term", "namespace", "timeout_s")
 
 
-class _Claim(NamedTuple):
+class _ExclusiveEvent(NamedTuple):
     """An event that must be the only one of its kind."""
 
-    home: Place
+    home: ActorSession
     branch: Branch | None
     after: int
     head: Json
     body: list[Json]
     words: tuple[str, ...]
     """The same for all who claim the same: of these, the service takes the first."""
-    holder: Callable[[Known | None], str | None]
+    holder: Callable[[KnownConversation | None], str | None]
     """The nonce of what stands there, in a conversation as it is known now; None is nothing."""
 
 
@@ -81,12 +90,12 @@ class AgentCoreStore:
         `/facts/{actorId}/`. One request takes `timeout_s` at most, all its tries together; a client that was
         given has times and tries of its own.
         """
-        self._service = Service(
+        self._service = AgentCoreClient(
             memory_id, actor, region=region, client=client, namespace=namespace, timeout_s=timeout_s
         )
         self._long_term = long_term
         self._spoken: Callable[[Entry], SpokenMessage | None] | None = None
-        self._reading = Reading(self._service)
+        self._reading = ConversationCache(self._service)
         self._salts: dict[tuple[str, ...], int] = {}
 
     # Appending and reading
@@ -104,7 +113,9 @@ class AgentCoreStore:
                 _demand(key, known, entries, after)
             return self._add(place, key, known, entries) if entries else _digest(known)
 
-    def _add(self, place: Place, key: Key, known: Known | None, entries: Sequence[Entry]) -> bytes:
+    def _add(
+        self, place: ActorSession, key: Key, known: KnownConversation | None, entries: Sequence[Entry]
+    ) -> bytes:
         at, last = entries[0].at, _digest(known)
         head = _head("batch", key, known.stream if known else token_hex(8))
         head |= {"at": at, "previous": last.hex(), "root": known is None or known.begun.kind == "batch"}
@@ -119,7 +130,7 @@ class AgentCoreStore:
             token, body = digest(to_bytes(head["nonce"]), b"%d" % n), head | {"kind": "part", "n": n}
             ids.append(self._service.create(home, payload(body, *part), token, since, branch))
 
-        def holder(now: Known | None) -> str | None:
+        def holder(now: KnownConversation | None) -> str | None:
             if known is None:
                 return _begun(now)
             if now is None or now.stream != known.stream:
@@ -128,14 +139,14 @@ class AgentCoreStore:
             return mark and mark.nonce
 
         words = (known.stream, f"{at}", head["previous"]) if known else _beginning()
-        claim = _Claim(home, branch, since, head, payload(head, texts, data), words, holder)
+        claim = _ExclusiveEvent(home, branch, since, head, payload(head, texts, data), words, holder)
         if not self._win(place, key, claim):
             for id in ids:
                 self._service.delete(home, id)
             raise ConflictError(f"{key.conversation!r}: somebody else wrote at {at}, or erased it")
         return last
 
-    def _win(self, place: Place, key: Key, claim: _Claim) -> bool:
+    def _win(self, place: ActorSession, key: Key, claim: _ExclusiveEvent) -> bool:
         """Creates the event, unless another stands in its place."""
         nonce, words = claim.head["nonce"], (*claim.home, *claim.words)
         for salt in range(self._salts.get(words, 0), SALTS):
@@ -143,7 +154,9 @@ class AgentCoreStore:
             try:
                 id = self._service.create(claim.home, claim.body, token, claim.after, claim.branch)
             except StoreError as error:  # is it that the branch is no longer there?
-                if self._service.code(error) in REFUSED and claim.holder(self._reading.fresh(place, key)):
+                if self._service.code(error) in REFUSAL_CODES and claim.holder(
+                    self._reading.fresh(place, key)
+                ):
                     return False
                 raise
             for look in range(LOOKS):
@@ -169,9 +182,9 @@ class AgentCoreStore:
             self._salts = {}
         self._salts[words] = salt + 1
 
-    def _nonce(self, home: Place, id: str) -> str | None:
+    def _nonce(self, home: ActorSession, id: str) -> str | None:
         event = self._service.event(home, id)
-        ours = event and seen(event)
+        ours = event and stored_event(event)
         return ours.head.get("nonce") if ours else None
 
     def read(
@@ -190,16 +203,18 @@ class AgentCoreStore:
         known = self._reading.fresh(self._service.place(key), key)
         return {id: known.places[id] for id in ids if id in known.places} if known else {}
 
-    def conversations(self, owner: str | None = None, /) -> Iterator[Listed]:
+    def conversations(self, owner: str | None = None, /) -> Iterator[ConversationInfo]:
         actors = self._service.actors() if owner is None else [self._service.place(Key(owner, "")).actor]
-        places = (Place(actor, session) for actor in actors for session in self._service.sessions(actor))
+        places = (
+            ActorSession(actor, session) for actor in actors for session in self._service.sessions(actor)
+        )
         all = [known for place in places if (known := self._reading.fresh(place)) is not None]
         alive = {known.stream for known in all}
         for one in sorted(all, key=lambda one: one.begun.head["time"], reverse=True):
             if owner is None or one.key.owner == owner:
                 near = next((up for up in one.of if up.stream in alive), None)
                 parent, fork_at = (near.key, near.fork_at) if near else (None, 0)
-                yield Listed(one.key, one.begun.head["time"], len(one.links), parent, fork_at)
+                yield ConversationInfo(one.key, one.begun.head["time"], len(one.links), parent, fork_at)
 
     # Forking and erasing
 
@@ -218,16 +233,18 @@ class AgentCoreStore:
         nearest = Ancestor(key, parent.stream, at, parent.home)
         of = (nearest, *(up._replace(fork_at=min(at, up.fork_at)) for up in parent.of))
         head |= {"home": home, "branch": branch, "line": parent.line_until(at), "of": of}
-        heirs = dict[Place, str]()
+        heirs = dict[ActorSession, str]()
         try:
             for where in {up.home for up in of}:  # first: so that nobody erases what it is about to share
                 token = digest(to_bytes(head["nonce"]), *map(to_bytes, where))
                 body, on = payload(head | {"kind": "heir"}), branch if where == home else None
                 heirs[where] = self._service.create(where, body, token, _ms(parent.tip), on)
-            won = self._win(place, new, _Claim(place, None, 0, head, payload(head), _beginning(), _begun))
+            won = self._win(
+                place, new, _ExclusiveEvent(place, None, 0, head, payload(head), _beginning(), _begun)
+            )
             is_shared = self._is(parent) and all(self._service.event(*heir) for heir in heirs.items())
         except StoreError as error:
-            if self._service.code(error) not in REFUSED or self._is(parent):
+            if self._service.code(error) not in REFUSAL_CODES or self._is(parent):
                 raise
             won = is_shared = False
         if won and is_shared:
@@ -240,7 +257,7 @@ class AgentCoreStore:
             raise ConflictError(f"There is a conversation {new.conversation!r} already")
         raise NotFoundError(f"{key.conversation!r} was erased meanwhile")
 
-    def _is(self, known: Known) -> bool:
+    def _is(self, known: KnownConversation) -> bool:
         """Whether a conversation is still the same."""
         now = self._reading.fresh(self._service.place(known.key), known.key)
         return now is not None and now.stream == known.stream
@@ -266,18 +283,18 @@ class AgentCoreStore:
             self._service.forget_records(gone)
         return [] if with_forks else [heir for heir, stream in nearest.items() if stream == known.stream]
 
-    def _heirs(self, known: Known) -> list[Known]:
+    def _heirs(self, known: KnownConversation) -> list[KnownConversation]:
         """The forks of a conversation, and theirs."""
         told = [one for one in self._reading.ours(known.home) if one.kind == "heir"]
         found = (self._heir(one) for one in told if known.stream in {up.stream for up in ancestors(one)})
         return [heir for heir in found if heir is not None]
 
-    def _heir(self, told: Seen) -> Known | None:
+    def _heir(self, told: StoredEvent) -> KnownConversation | None:
         """The fork that an event tells of, if it is still there."""
         found = self._reading.fresh(self._service.place(told.key), told.key)
         return found if found is not None and found.stream == told.stream else None
 
-    def _bury(self, known: Known) -> None:
+    def _bury(self, known: KnownConversation) -> None:
         """From now on the conversation is not there."""
         place = self._service.place(known.key)
         if known.begun.kind == "fork":
@@ -288,12 +305,12 @@ class AgentCoreStore:
             self._service.create(place, grave, token, _ms(known.tip))
         self._reading.forget(place)
 
-    def _sweep(self, place: Place, dead: set[str]) -> None:
+    def _sweep(self, place: ActorSession, dead: set[str]) -> None:
         """Deletes what no conversation needs any more of a session; `dead` are streams that were buried now.
 
         Of a conversation that was buried now, the session's other events go too, whoever wrote them.
         """
-        events = {event["eventId"]: seen(event) for event in self._service.events(place)}
+        events = {event["eventId"]: stored_event(event) for event in self._service.events(place)}
         ours = {id: one for id, one in events.items() if one is not None}
         here = self._reading.fresh(place)
         told = [(id, self._heir(one)) for id, one in ours.items() if one.kind == "heir"]
@@ -329,6 +346,44 @@ class AgentCoreStore:
         self._service.close()
 
 
+class AgentCoreMemorizer:
+    """What was said, an event without a blob for each message; the same handed in again is one event."""
+
+    def __init__(self, service: AgentCoreClient, *, long_term: bool = True) -> None:
+        self._service = service
+        self.recalls = long_term
+        """Whether models are to be shown what was learned, unasked."""
+
+    @property
+    def name(self) -> str:
+        return f"agentcore://{self._service.memory_id}/{self._service.actor or ''}"
+
+    def remember(self, key: Key, said: Sequence[SpokenMessage], /) -> None:
+        place = self._service.place(key)
+        for one in said:
+            token = digest(*map(to_bytes, (*place, *key, f"{one.at} {one.time!r}")))  # erased, it is another
+            try:
+                if texts := list(conversational([one])):
+                    self._service.create(place, texts, token, 0)
+            except StoreError as error:
+                if self._service.code(error) in ("ValidationException", "InvalidInputException", "413"):
+                    raise MessageError(f"message {one.at} of {key.conversation!r}", str(error)) from error
+                raise
+
+    def memories(self, key: Key, query: str | None, limit: int, namespace: str | None, /) -> list[Memory]:
+        return self._service.memories(key, query, limit, namespace)
+
+    def forget(self, key: Key, /) -> None:
+        """The events, and the records whose namespace has `{sessionId}`; other records are the actor's."""
+        place = self._service.place(key)
+        for event in list(self._service.events(place)):
+            self._service.delete(place, event["eventId"])
+        self._service.forget_records(place)
+
+    def close(self) -> None:
+        self._service.close()
+
+
 def from_url(url: str) -> AgentCoreStore:
     """The store behind `agentcore://MEMORY_ID/ACTOR`; without an actor, it is the owner.
 
@@ -346,7 +401,7 @@ def memorizer(url: str) -> AgentCoreMemorizer:
     """
     memory_id, actor, options = _options(url, long_term="1")
     shown = options.pop("long_term")
-    return AgentCoreMemorizer(Service(memory_id, actor, **options), long_term=shown)
+    return AgentCoreMemorizer(AgentCoreClient(memory_id, actor, **options), long_term=shown)
 
 
 def _options(url: str, *, long_term: str) -> tuple[str, str | None, dict[str, Any]]:
@@ -366,7 +421,7 @@ def _options(url: str, *, long_term: str) -> tuple[str, str | None, dict[str, An
     return memory_id, actor, options
 
 
-def _begun(now: Known | None) -> str | None:
+def _begun(now: KnownConversation | None) -> str | None:
     return None if now is None else now.nonce
 
 
@@ -374,11 +429,11 @@ def _beginning() -> tuple[str, ...]:
     return "begin", f"{int(time.time() // HOUR)}"
 
 
-def _demand(key: Key, known: Known | None, entries: Sequence[Entry], after: bytes | None) -> None:
-    demand_next(key, entries, len(known.links) if known else 0, _digest(known), after)
+def _demand(key: Key, known: KnownConversation | None, entries: Sequence[Entry], after: bytes | None) -> None:
+    require_next(key, entries, len(known.links) if known else 0, _digest(known), after)
 
 
-def _digest(known: Known | None) -> bytes:
+def _digest(known: KnownConversation | None) -> bytes:
     return GENESIS if known is None else known.digest
 
 

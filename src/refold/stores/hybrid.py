@@ -12,43 +12,40 @@ from urllib.parse import parse_qsl, urlsplit
 
 from refold.core.codec import Entry, Link
 from refold.core.errors import CorruptError, RefoldError, SettingError, StoreError
-from refold.stores.address import ENCODED
-from refold.stores.hybrid_follower import PATIENCE_S, Follower
-from refold.stores.hybrid_refused import Refused
-from refold.stores.hybrid_turns import LEASE_S
+from refold.stores.hybrid_sync import LEASE_S, PATIENCE_S, MemorySync, RefusedMessage
 from refold.stores.store import (
-    Batched,
+    BatchReads,
+    ConversationInfo,
     Cursors,
-    Examined,
-    Flaw,
+    FindsIds,
     Forks,
-    Ids,
     Key,
     Lease,
     Leases,
-    Listed,
-    Located,
+    LocatesIds,
     Memories,
     Memorizer,
     Memory,
     Notes,
-    Searched,
+    SearchIndex,
+    SelfCheck,
     Settings,
     Snapshots,
     SpokenMessage,
     Store,
+    StoreProblem,
     SummaryCache,
     Vectors,
-    Watched,
+    Watchable,
     open_store,
-    shown_url,
 )
+from refold.stores.url import ENCODING_HELP, shown_url
 
 Sync: TypeAlias = Literal["immediate", "batch", "end"]
 
 PASSED_ON = (
-    *(Ids, Located, Forks, Snapshots, Leases, Notes, SummaryCache, Searched, Vectors, Settings),
-    *(Batched, Watched, Cursors, Examined),
+    *(FindsIds, LocatesIds, Forks, Snapshots, Leases, Notes, SummaryCache, SearchIndex, Vectors, Settings),
+    *(BatchReads, Watchable, Cursors, SelfCheck),
 )
 """What a record may be able to do besides, and this store then too."""
 RECORDS = "a record is sqlite://, postgresql://, redis:// or memory://"
@@ -88,7 +85,7 @@ class HybridStore:
         self.batch_size, self.batch_s = batch_size, batch_s
         self._wait_s = {"immediate": 0.0, "batch": batch_s, "end": None}[sync]
         self.cannot = getattr(record, "cannot", {})
-        self._follower = Follower(record, memorizer, batch_size)
+        self._follower = MemorySync(record, memorizer, batch_size)
 
     # The record
 
@@ -110,7 +107,7 @@ class HybridStore:
     ) -> Iterator[Link]:
         return self.record.read(key, start, stop, but=but)
 
-    def conversations(self, owner: str | None = None, /) -> Iterator[Listed]:
+    def conversations(self, owner: str | None = None, /) -> Iterator[ConversationInfo]:
         return self.record.conversations(owner)
 
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
@@ -144,22 +141,22 @@ class HybridStore:
         self.record.fork(key, new, at)
         self._follower.set_cursor(new, at)  # what it shares was learned from the parent
 
-    def _examine(self) -> Iterable[Flaw]:
-        assert isinstance(self.record, Examined)
+    def _examine(self) -> Iterable[StoreProblem]:
+        assert isinstance(self.record, SelfCheck)
         yield from self.record.examine()
         if left := self.left():
             try:
                 self.memorizer.memories(left[0], None, 1, None)
             except RefoldError as error:
                 waiting = f"{error} (conversations not handed over: {len(left)})"
-                yield Flaw(f"memory {self.memorizer.name}", waiting, LEFT)
+                yield StoreProblem(f"memory {self.memorizer.name}", waiting, LEFT)
         for key in self.refusing():
             where = f"conversation {key.conversation!r}"
             try:
                 for _, at, why in self.refused(key):
-                    yield Flaw(f"{where}, #{at}", f"{self.memorizer.name} refused it: {why}", REFUSED)
+                    yield StoreProblem(f"{where}, #{at}", f"{self.memorizer.name} refused it: {why}", REFUSED)
             except CorruptError as error:
-                yield Flaw(where, str(error))
+                yield StoreProblem(where, str(error))
 
     def close(self) -> None:
         """Waits a little for what is being handed over; the rest is handed over another time."""
@@ -194,7 +191,7 @@ class HybridStore:
         """Why the service did not take what was handed over last; None where it did."""
         return self._follower.problem
 
-    def refused(self, key: Key | None = None, /) -> list[Refused]:
+    def refused(self, key: Key | None = None, /) -> list[RefusedMessage]:
         """What the service did not take of a conversation, or of all, though it took others."""
         refusals = self._follower.refusals
         return list(refusals.all()) if key is None else refusals.of(key)
@@ -252,10 +249,12 @@ def from_url(url: str) -> HybridStore:
         raise SettingError(where, f"sync is immediate, batch or end, not {sync!r}")
     if not (size.isascii() and size.isdecimal() and int(size) and is_number(seconds)):
         raise SettingError(where, "batch_size is a number of messages, batch_s one of seconds")
-    return joined(record, memorizer(memory, where), sync=sync, batch_size=int(size), batch_s=float(seconds))
+    return open_hybrid(
+        record, memorizer(memory, where), sync=sync, batch_size=int(size), batch_s=float(seconds)
+    )
 
 
-def joined(record: str, memorizer: Memorizer, **how: Any) -> HybridStore:
+def open_hybrid(record: str, memorizer: Memorizer, **how: Any) -> HybridStore:
     """A record that is opened by its URL, with a memory beside it."""
     if record.partition(":")[0].lower() in ("agentcore", "hybrid", "mem0"):
         raise SettingError("record", f"{shown_url(record)!r} has a memory already; {RECORDS}")
@@ -272,7 +271,7 @@ def memorizer(url: str, where: str) -> Memorizer:
     try:
         scheme = urlsplit(url).scheme
     except ValueError:  # which shows the password
-        raise SettingError(where, f"memory is no URL; {ENCODED}") from None
+        raise SettingError(where, f"memory is no URL; {ENCODING_HELP}") from None
     match scheme:
         case "mem0":
             from refold.stores import mem0

@@ -17,9 +17,10 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from refold.core.errors import MessageError, RefoldError, SettingError, StoreError
-from refold.stores.hybrid import HybridStore, is_number, joined
-from refold.stores.recent import Recent
-from refold.stores.store import Key, Memory, SpokenMessage, shown_url
+from refold.stores.hybrid import HybridStore, is_number, open_hybrid
+from refold.stores.hybrid_sync import BoundedDict
+from refold.stores.store import Key, Memory, SpokenMessage
+from refold.stores.url import shown_url
 
 Level: TypeAlias = Literal["user", "session", "agent", "org"]
 
@@ -95,9 +96,9 @@ class Mem0Memorizer:
         self._settings: dict[str, Any] = {"infer": infer} | ({} if graph is None else {"enable_graph": graph})
         self._timeout_s = timeout_s
         self._lock, self._pid = RLock(), os.getpid()
-        self._sure = Recent[Key, None](MOST_KNOWN)
+        self._sure = BoundedDict[Key, None](MOST_KNOWN)
         """Conversations whose next batch cannot have been handed over already."""
-        self._pending = Recent[str, Key](MOST_KNOWN)
+        self._pending = BoundedDict[str, Key](MOST_KNOWN)
         """What Mem0 took in and may not have worked through, and where it came from."""
 
     # What a hybrid store asks for
@@ -368,7 +369,7 @@ def from_url(url: str) -> HybridStore:
     memories), key (else MEM0_API_KEY), and record, a URL, percent-encoded.
     """
     memorizer, record = _parsed(url)
-    return joined(record, memorizer)
+    return open_hybrid(record, memorizer)
 
 
 def _parsed(url: str) -> tuple[Mem0Memorizer, str]:

@@ -12,17 +12,17 @@ from refold.core.event import Expiry
 from refold.core.query import Query, SearchText
 from refold.stores.nearest import nearest
 from refold.stores.store import (
-    FEW,
+    FEW_RESULTS,
     KEPT_SUMMARIES,
+    ConversationInfo,
     FoundPlace,
     Key,
     Lease,
-    Listed,
     Scope,
     Snapshot,
     ToolSetting,
-    demand_held,
-    demand_next,
+    require_held,
+    require_next,
 )
 
 T = TypeVar("T")
@@ -65,9 +65,9 @@ class MemoryStore:
         with self._lock:
             mine = self._all.get(key) or _Conversation(time.time())
             if lease is not None:
-                demand_held(key, lease, mine.leases.get(lease.name))
+                require_held(key, lease, mine.leases.get(lease.name))
             digest = mine.links[-1].digest if mine.links else GENESIS
-            demand_next(key, entries, len(mine.links), digest, after)
+            require_next(key, entries, len(mine.links), digest, after)
             links = []
             for entry in entries:
                 digest = chain(digest, entry)
@@ -115,10 +115,10 @@ class MemoryStore:
                 one.parent, one.fork_at = mine.parent, min(one.fork_at, mine.fork_at)
             return forks
 
-    def conversations(self, owner: str | None = None, /) -> Iterator[Listed]:
+    def conversations(self, owner: str | None = None, /) -> Iterator[ConversationInfo]:
         with self._lock:
             rows = [
-                Listed(key, one.created, len(one.links), one.parent, one.fork_at)
+                ConversationInfo(key, one.created, len(one.links), one.parent, one.fork_at)
                 for key, one in self._all.items()
                 if owner is None or key.owner == owner
             ]
@@ -154,7 +154,7 @@ class MemoryStore:
             if at < len(one.words) and (words := one.words[at]) is not None
         ]
         best = _best(found for found, words in there if query.matches(words))
-        if len(best) < min(limit, FEW) and query.can_relax:
+        if len(best) < min(limit, FEW_RESULTS) and query.can_relax:
             known = {found[:2] for found in best}
             some = (found for found, words in there if query.matches(words, any_word=True))
             best += _best(found for found in some if found[:2] not in known)

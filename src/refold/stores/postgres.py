@@ -13,25 +13,24 @@ from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError
 from refold.core.event import Expiry
 from refold.core.query import Query, SearchText
-from refold.stores.address import parts_of
 from refold.stores.packing import pack, unpack
-from refold.stores.postgres_index import PostgresIndex
-from refold.stores.postgres_pool import OPTIONS, PostgresPool, Run, shown
-from refold.stores.postgres_rows import key_digest, owner_digest, to_entry, to_text
+from refold.stores.postgres_index import PostgresIndex, key_digest, owner_digest, to_entry, to_text
+from refold.stores.postgres_pool import OPTIONS, PostgresPool, PostgresQueries, shown
 from refold.stores.postgres_watch import PostgresWatch
 from refold.stores.store import (
     KEPT_SUMMARIES,
-    Flaw,
+    ConversationInfo,
     FoundPlace,
     Key,
     Lease,
-    Listed,
     Scope,
     Snapshot,
+    StoreProblem,
     ToolSetting,
-    demand_held,
-    demand_next,
+    require_held,
+    require_next,
 )
+from refold.stores.url import split_url
 
 CHUNK, CHUNK_BYTES = 1_000, 8 << 20
 """What is read at a time: entries, and their bodies as stored."""
@@ -93,7 +92,7 @@ class PostgresStore:
         pieces = list(_pieces(entries, digests))
         is_next = len(entries) == 1 and entries[0].at > 0 and lease is None
 
-        def one(run: Run) -> Sequence[Any]:
+        def one(run: PostgresQueries) -> Sequence[Any]:
             if is_next and not run.again and run("append_next", key=key_digest(key), **pieces[0][1])[0][0]:
                 return True, None, None
             always = {**_named(key), **_fenced(lease), "now": time.time()}
@@ -154,7 +153,7 @@ class PostgresStore:
 
         return self._watch.wait(key_digest(key), there, seconds)
 
-    def conversations(self, owner: str | None = None, /) -> Iterator[Listed]:
+    def conversations(self, owner: str | None = None, /) -> Iterator[ConversationInfo]:
         owner_key = None if owner is None else owner_digest(owner)
         before, rows = 1 << 62, None
         while rows is None or len(rows) == CHUNK:
@@ -162,12 +161,12 @@ class PostgresStore:
             for cid, owned, name, created, next, *parent, fork_at in rows:
                 before = cid
                 of = None if parent[1] is None else Key(*map(to_text, parent))
-                yield Listed(Key(to_text(owned), to_text(name)), created, next, of, fork_at)
+                yield ConversationInfo(Key(to_text(owned), to_text(name)), created, next, of, fork_at)
 
     # Forking and erasing
 
     def fork(self, key: Key, new: Key, at: int, /) -> None:
-        def work(run: Run) -> None:
+        def work(run: PostgresQueries) -> None:
             for name in sorted({key_digest(key), key_digest(new)}):
                 run("hold", key=name)
             rows, there = (run("conversation", key=key_digest(one)) for one in (key, new))
@@ -190,7 +189,7 @@ class PostgresStore:
         """
         asked = {"and_theirs": with_forks, "most": MOST_ERASED if with_forks else None}
 
-        def work(run: Run) -> list[Key] | None:
+        def work(run: PostgresQueries) -> list[Key] | None:
             """None where there is more to erase."""
             cid = self._hold_family(run, key_digest(key))
             forks = run("forks", cid=cid, **asked) if cid else []
@@ -214,7 +213,7 @@ class PostgresStore:
             pass
         return kept
 
-    def _hold_family(self, run: Run, key: bytes) -> int | None:
+    def _hold_family(self, run: PostgresQueries, key: bytes) -> int | None:
         """The conversation, with all those that share entries with it: nobody else erases any of these."""
         while rows := run("conversation", key=key):
             run("hold_family", family=rows[0][1])
@@ -223,7 +222,7 @@ class PostgresStore:
                 return cid
         return None
 
-    def _prune(self, run: Run, cid: int | None) -> None:
+    def _prune(self, run: PostgresQueries, cid: int | None) -> None:
         """Deletes what no fork shares of an erased conversation, and then of the erased ones before it."""
         while cid is not None and (rows := run("buried", cid=cid)):
             parent, fork_at, shared = rows[0]
@@ -290,7 +289,7 @@ class PostgresStore:
         return unpack(rows[0][0]) if rows else None
 
     def keep_summary(self, key: Key, digest: bytes, body: bytes, /) -> None:
-        def work(run: Run) -> None:
+        def work(run: PostgresQueries) -> None:
             for (cid,) in run("keep_summary", key=key_digest(key), digest=digest, body=pack(body)):
                 run("drop_summaries", cid=cid, keep=KEPT_SUMMARIES)
 
@@ -330,17 +329,17 @@ class PostgresStore:
 
     # Health
 
-    def examine(self) -> Iterable[Flaw]:
-        def work(run: Run) -> tuple[list[Any], list[Any]]:
+    def examine(self) -> Iterable[StoreProblem]:
+        def work(run: PostgresQueries) -> tuple[list[Any], list[Any]]:
             run.take_time()
             return run("altered"), run("strays")
 
         altered, strays = self._ask.transact(work)
         for (name,) in altered:
             shown_name = (name or b"(erased)").decode("utf-8", "replace")
-            yield Flaw(f"conversation {shown_name!r}", "its row was altered: name, owner or fork")
+            yield StoreProblem(f"conversation {shown_name!r}", "its row was altered: name, owner or fork")
         for what, count in strays:
-            yield Flaw(self._ask.shown, f"{count} {what} belong to no conversation")
+            yield StoreProblem(self._ask.shown, f"{count} {what} belong to no conversation")
 
     def close(self) -> None:
         self._watch.close()
@@ -353,7 +352,7 @@ def from_url(url: str) -> PostgresStore:
     Its own options are `pool_size`, `timeout_s`, `statement_timeout_s` and `schema`; all others are libpq's.
     """
     plain, options, theirs = url.partition("?")[0], dict[str, Any](), list[str]()
-    for name, value in parse_qsl(parts_of(url).query, keep_blank_values=True):
+    for name, value in parse_qsl(split_url(url).query, keep_blank_values=True):
         if name not in _OURS:
             theirs.append(f"{name}={quote(value, safe='')}")
             continue
@@ -414,8 +413,8 @@ def _demand(
 ) -> None:
     if lease is not None:
         by, fence, until = held
-        demand_held(key, lease, None if by is None else Lease(lease.name, to_text(by), fence, until))
-    demand_next(key, entries, next, last, after)
+        require_held(key, lease, None if by is None else Lease(lease.name, to_text(by), fence, until))
+    require_next(key, entries, next, last, after)
 
 
 def _place(at: int | None) -> int:

@@ -5,6 +5,7 @@ these decide, by the query's own definition of what matches.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -13,12 +14,12 @@ from refold.core.codec import Entry, to_bytes
 from refold.core.errors import CorruptError
 from refold.core.query import Query, SearchTerm, SearchText
 from refold.stores.nearest import nearest
-from refold.stores.postgres_pool import PostgresPool, Run
-from refold.stores.postgres_rows import key_digest, owner_digest, to_entry, to_text
-from refold.stores.store import FEW, FoundPlace, Key, Scope
+from refold.stores.packing import unpack
+from refold.stores.postgres_pool import PostgresPool, PostgresQueries
+from refold.stores.store import FEW_RESULTS, FoundPlace, Key, Scope
 
 T = TypeVar("T")
-Place: TypeAlias = tuple[int, int]
+RowPlace: TypeAlias = tuple[int, int]
 """A conversation's row and the place in it."""
 
 BATCH, BATCH_BYTES = 100, 1 << 20
@@ -33,7 +34,7 @@ TOOL, ROLE, OWNER, LONG, PLACE = "\ue100", "\ue101", "\ue102", "\ue103", "\ue104
 """How terms begin that no text has."""
 
 
-class _Asked(NamedTuple):
+class _TextSearch(NamedTuple):
     """A query as PostgreSQL has it."""
 
     match: str
@@ -50,7 +51,7 @@ class PostgresIndex:
     # Following
 
     def index(self, scope: Scope, words: Callable[[Entry], SearchText | None]) -> Iterator[int]:
-        def put(run: Run, taken: Sequence[tuple[Place, bytes, SearchText | None]]) -> None:
+        def put(run: PostgresQueries, taken: Sequence[tuple[RowPlace, bytes, SearchText | None]]) -> None:
             some = [(place, owner, one) for place, owner, one in taken if one is not None]
             columns = {
                 "cids": [place[0] for place, _, _ in some],
@@ -70,7 +71,7 @@ class PostgresIndex:
     ) -> Iterator[int]:
         what = _what(embedder)
 
-        def put(run: Run, taken: Sequence[tuple[Place, bytes, Sequence[bytes]]]) -> None:
+        def put(run: PostgresQueries, taken: Sequence[tuple[RowPlace, bytes, Sequence[bytes]]]) -> None:
             rows = [(*place, n, one) for place, _, some in taken for n, one in enumerate(some)]
             if rows:
                 cids, ats, ns, made = map(list, zip(*rows, strict=True))
@@ -83,7 +84,7 @@ class PostgresIndex:
         scope: Scope,
         what: bytes,
         take: Callable[[Sequence[Entry]], Sequence[T]],
-        put: Callable[[Run, Sequence[tuple[Place, bytes, T]]], None],
+        put: Callable[[PostgresQueries, Sequence[tuple[RowPlace, bytes, T]]], None],
     ) -> Iterator[int]:
         """What `take` makes of entries is stored; nothing is locked while it is made."""
         behind = self._ask("behind", **_scope(scope), what=what)
@@ -110,14 +111,14 @@ class PostgresIndex:
         self,
         what: bytes,
         read: Sequence[tuple[int, int, int]],
-        made: Sequence[tuple[Place, bytes, T]],
-        put: Callable[[Run, Sequence[tuple[Place, bytes, T]]], None],
+        made: Sequence[tuple[RowPlace, bytes, T]],
+        put: Callable[[PostgresQueries, Sequence[tuple[RowPlace, bytes, T]]], None],
     ) -> dict[int, int]:
         """Stores what was made of what was read; the rest, which somebody else took in meanwhile, is
         returned, with the places where he is.
         """
 
-        def work(run: Run) -> dict[int, int]:
+        def work(run: PostgresQueries) -> dict[int, int]:
             cids, starts, nexts = map(list, zip(*read, strict=True))
             was = run("follow", what=what, cids=cids, starts=starts, nexts=nexts)
             mine = {cid for cid, (followed,) in zip(cids, was, strict=True) if followed}
@@ -129,11 +130,11 @@ class PostgresIndex:
     # Finding
 
     def search(self, scope: Scope, query: Query, limit: int) -> list[FoundPlace]:
-        names = [_asked(query, by_name=True)] if any(one.name for one in query.wanted) else []
-        best = self._best(scope, query, [*names, _asked(query)], limit, POOL)
-        if len(best) < min(limit, FEW) and query.can_relax:
+        names = [_text_search(query, by_name=True)] if any(one.name for one in query.wanted) else []
+        best = self._best(scope, query, [*names, _text_search(query)], limit, POOL)
+        if len(best) < min(limit, FEW_RESULTS) and query.can_relax:
             words = [one for one in query.wanted if not one.must]
-            each = [_asked(query, one) for one in words]
+            each = [_text_search(query, one) for one in words]
             known = {found[:2] for found in best}
             others = self._best(scope, query, each, limit, POOL // len(words), any_word=True)
             best += [found for found in others if found[:2] not in known]
@@ -143,7 +144,7 @@ class PostgresIndex:
         self,
         scope: Scope,
         query: Query,
-        asked: Sequence[_Asked],
+        asked: Sequence[_TextSearch],
         limit: int,
         pool: int,
         *,
@@ -153,7 +154,7 @@ class PostgresIndex:
         terms = {"place": PLACE, "owned": OWNER + _scope(scope)["owner_key"].hex(), "long": LONG}
         most = {"limit": limit, "pool": max(pool, limit), "bytes": POOL_BYTES}
         values = {"matches": matches, "phrases": phrases, "wholes": wholes}
-        found = dict[Place, FoundPlace]()
+        found = dict[RowPlace, FoundPlace]()
         for cid, at, owner, name, text, tools, role in self._ask(
             "search", **_scope(scope), **terms, **values, **most
         ):
@@ -210,7 +211,7 @@ def _role(name: str) -> str:
     return ROLE + to_bytes(name).hex()
 
 
-def _asked(query: Query, only: SearchTerm | None = None, *, by_name: bool = False) -> _Asked:
+def _text_search(query: Query, only: SearchTerm | None = None, *, by_name: bool = False) -> _TextSearch:
     """With `only`, of the words that need not be there just this one; `by_name`, names of several pieces as
     a whole.
     """
@@ -230,8 +231,39 @@ def _asked(query: Query, only: SearchTerm | None = None, *, by_name: bool = Fals
         )
     if query.roles:
         needed.append(" | ".join(ROLE + to_bytes(role).hex() for role in query.roles))
-    return _Asked(" & ".join(f"({one})" for one in needed), "\n".join(phrases), "\n".join(whole))
+    return _TextSearch(" & ".join(f"({one})" for one in needed), "\n".join(phrases), "\n".join(whole))
 
 
 def _all(terms: Iterable[str]) -> str:
     return " & ".join(f"'{term}'" for term in terms)
+
+
+@lru_cache(10_000)
+def owner_digest(owner: str) -> bytes:
+    return blake2b(to_bytes(owner), digest_size=16).digest()
+
+
+@lru_cache(10_000)
+def key_digest(key: Key) -> bytes:
+    """What a conversation is found by, whatever is in its name and however long that is."""
+    return blake2b(to_bytes(key.conversation), digest_size=16, key=owner_digest(key.owner)).digest()
+
+
+def to_entry(row: Sequence[Any]) -> Entry:
+    """
+    Raises:
+        CorruptError: it was altered.
+    """
+    at, kind, id, head, body, *_ = row
+    return Entry(at, to_text(kind), None if id is None else to_text(id), head, unpack(body))
+
+
+def to_text(data: bytes) -> str:
+    """
+    Raises:
+        CorruptError: it was altered.
+    """
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise CorruptError(f"A stored name or id is no text: {data!r}") from error

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,9 +15,8 @@ from weakref import WeakSet
 
 from refold.core.codec import FORMAT
 from refold.core.errors import NewerError, SettingError, StoreError
-from refold.stores.address import ENCODED, demand_between
-from refold.stores.postgres_turns import PostgresTurns
 from refold.stores.sql import migrations, queries
+from refold.stores.url import ENCODING_HELP, require_between
 
 try:
     import psycopg
@@ -27,7 +27,7 @@ except ImportError as error:
     raise SettingError("store postgresql://", 'needs psycopg: pip install "refold[postgres]"') from error
 
 T = TypeVar("T")
-Work: TypeAlias = Callable[["Run"], T]
+Work: TypeAlias = Callable[["PostgresQueries"], T]
 Answer = TypeVar("Answer")
 
 OLDEST_SERVER = 13
@@ -45,7 +45,7 @@ CLOSE_S = 1.0
 """How long closing waits for those who are connecting."""
 
 
-class Connection(psycopg.Connection[tuple[Any, ...]]):
+class PatientConnection(psycopg.Connection[tuple[Any, ...]]):
     """One that is given up where nobody answers any more, as behind a proxy that hangs."""
 
     limit_s: float | None = None
@@ -65,10 +65,10 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             raise psycopg.OperationalError(f"no answer for {self.limit_s:g} s") from error
 
 
-class Run:
+class PostgresQueries:
     """Runs named queries on one connection."""
 
-    def __init__(self, connection: Connection, *, again: bool = False) -> None:
+    def __init__(self, connection: PatientConnection, *, again: bool = False) -> None:
         self._connection = self.connection = connection
         self._sql = queries("postgres")
         self.again = again
@@ -99,15 +99,15 @@ class PostgresPool:
     ) -> None:
         self.shown = shown(url)
         where = f"store {self.shown!r}"
-        demand_between(where, 1, 1e6, pool_size=pool_size)
-        demand_between(where, 0.001, 1e6, timeout_s=timeout_s, statement_timeout_s=statement_timeout_s)
+        require_between(where, 1, 1e6, pool_size=pool_size)
+        require_between(where, 0.001, 1e6, timeout_s=timeout_s, statement_timeout_s=statement_timeout_s)
         if schema is not None and (problem := _unfit(schema)):
             raise SettingError(where, f"schema {problem}: name another, or leave it out; {OPTIONS}")
         try:
             known = conninfo_to_dict(url)
         except psycopg.Error as error:
             odd = re.search(r'query parameter: "([a-z_]+)"', "" if "password=" in url else str(error))
-            problem = f"{odd[1]} is no option" if odd else f"is no URL of PostgreSQL; {ENCODED}"
+            problem = f"{odd[1]} is no option" if odd else f"is no URL of PostgreSQL; {ENCODING_HELP}"
             raise SettingError(where, f"{problem}; {OPTIONS}") from None
         self.url, self.pool_size, self.timeout_s = url, pool_size, timeout_s
         self._limit_s = statement_timeout_s + timeout_s
@@ -126,9 +126,9 @@ class PostgresPool:
         """Why the last try to connect failed."""
         self._away_since = -math.inf
         """When the server was first found not to answer any more; it never did yet."""
-        self._pool: ConnectionPool[Connection] | None = None
+        self._pool: ConnectionPool[PatientConnection] | None = None
         self._opening, self._closed = Lock(), False
-        self._turns = PostgresTurns(pool_size)
+        self._turns = FairSemaphore(pool_size)
         self._drained = 0.0
         """When all connections that there were had been given up."""
         renew_after_fork(self)
@@ -141,7 +141,7 @@ class PostgresPool:
         return self.ask(lambda run: run(query, **values))
 
     def transact(self, work: Work[T], doubt: str = "") -> T:
-        def whole(run: Run) -> T:
+        def whole(run: PostgresQueries) -> T:
             with run.whole():
                 return work(run)
 
@@ -165,7 +165,7 @@ class PostgresPool:
             with self._connection(until, doubt if again else "") as connection:
                 connection.limit_s = limit_s
                 try:
-                    return work(Run(connection, again=again))
+                    return work(PostgresQueries(connection, again=again))
                 except psycopg.Error as error:
                     passing = connection.closed or connection.broken or error.sqlstate in PASSING
                     until = until if again else time.monotonic() + patience_s
@@ -180,7 +180,7 @@ class PostgresPool:
                 self._drain(connection.made)
 
     @contextmanager
-    def _connection(self, until: float, doubt: str) -> Iterator[Connection]:
+    def _connection(self, until: float, doubt: str) -> Iterator[PatientConnection]:
         turns = self._turns
         if not turns.take(until - time.monotonic()):
             raise self._unavailable(self._problem, f"all {self.pool_size} connections were in use", doubt)
@@ -193,7 +193,7 @@ class PostgresPool:
         finally:
             turns.give()
 
-    def _got(self, until: float, doubt: str) -> "tuple[ConnectionPool[Connection], Connection]":
+    def _got(self, until: float, doubt: str) -> "tuple[ConnectionPool[PatientConnection], PatientConnection]":
         """A connection, which is free or has to be made: whoever has a turn waits for nobody else."""
         before, wait_s = self._problem, 0.05
         while True:
@@ -215,7 +215,7 @@ class PostgresPool:
         is_away = time.monotonic() - self._away_since > self.timeout_s
         return is_away and not any(word in str(problem) for word in BUSY)
 
-    def _opened(self) -> "ConnectionPool[Connection]":
+    def _opened(self) -> "ConnectionPool[PatientConnection]":
         pool = self._pool
         if pool is None:
             with self._opening:
@@ -227,10 +227,10 @@ class PostgresPool:
         if self._closed:
             raise StoreError(f"{self.shown} was closed here; open the store anew to use it")
 
-    def _new(self) -> "ConnectionPool[Connection]":
+    def _new(self) -> "ConnectionPool[PatientConnection]":
         logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # what fails is told by errors
 
-        class Told(Connection):
+        class Told(PatientConnection):
             """Tells why it cannot be opened, which the pool keeps for itself."""
 
             limit_s = self.timeout_s
@@ -260,8 +260,8 @@ class PostgresPool:
             open=True,
         )
 
-    def configure(self, connection: Connection) -> None:
-        Run(connection)("configure", **self._settings)
+    def configure(self, connection: PatientConnection) -> None:
+        PostgresQueries(connection)("configure", **self._settings)
 
     @property
     def beside(self) -> dict[str, Any]:
@@ -270,10 +270,10 @@ class PostgresPool:
         path = {} if self._schema is None else {"options": f"{self._options} -c search_path={schema}".strip()}
         return {"conninfo": self.url, "kwargs": {**self._arguments, **path}}
 
-    def alone(self) -> Connection:
+    def alone(self) -> PatientConnection:
         """A connection beside the pool, to listen on."""
         self._demand_open()
-        connection = Connection.connect(self.url, autocommit=True, **self._arguments)
+        connection = PatientConnection.connect(self.url, autocommit=True, **self._arguments)
         connection.limit_s = self.timeout_s
         return connection
 
@@ -299,17 +299,17 @@ class PostgresPool:
         if self._pool is not None:
             self._pool._closed = True  # so that it is never closed here: it is the parent's
             _abandoned.append(self._pool)
-        self._pool, self._opening, self._turns = None, Lock(), PostgresTurns(self.pool_size)
+        self._pool, self._opening, self._turns = None, Lock(), FairSemaphore(self.pool_size)
 
     # The schema
 
-    def _migrated(self, run: Run) -> None:
+    def _migrated(self, run: PostgresQueries) -> None:
         self._demand_server(run)
         if self._version(run) != (len(migrations("postgres")), FORMAT):
             with run.whole():
                 self._migrate(run)
 
-    def _demand_server(self, run: Run) -> None:
+    def _demand_server(self, run: PostgresQueries) -> None:
         info = run._connection.info
         if info.server_version < OLDEST_SERVER * 10_000:
             raise StoreError(f"{self.shown} is older than PostgreSQL {OLDEST_SERVER}; upgrade the server")
@@ -317,7 +317,7 @@ class PostgresPool:
         if encoding != "UTF8":
             raise StoreError(f"{self.shown} has the encoding {encoding}; create a database with UTF8")
 
-    def _migrate(self, run: Run) -> None:
+    def _migrate(self, run: PostgresQueries) -> None:
         run.take_time()
         try:
             run("lock_schema")
@@ -334,7 +334,7 @@ class PostgresPool:
             run(query)
         run("set_schema", version=len(migrations("postgres")), format=FORMAT)
 
-    def _version(self, run: Run) -> tuple[int, int]:
+    def _version(self, run: PostgresQueries) -> tuple[int, int]:
         """Of the schema and of the format.
 
         Raises:
@@ -430,3 +430,42 @@ def _watch_forks() -> None:
 def _renew() -> None:
     for one in list(_forked):
         one.after_fork()
+
+
+class FairSemaphore:
+    def __init__(self, many: int) -> None:
+        self._free, self._lock = many, Lock()
+        self._waiting: deque[Lock] = deque()
+
+    def take(self, seconds: float) -> bool:
+        """Whether it came in that time."""
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return True
+            mine = Lock()
+            mine.acquire()
+            self._waiting.append(mine)
+        try:
+            came = mine.acquire(timeout=max(0.0, seconds))
+        except BaseException:  # Ctrl-C, where one waits longest
+            if not self._leave(mine):
+                self.give()
+            raise
+        return came or not self._leave(mine)
+
+    def _leave(self, mine: Lock) -> bool:
+        """Whether it was still waited for, and not given just now."""
+        with self._lock:
+            is_waiting = mine in self._waiting
+            if is_waiting:
+                self._waiting.remove(mine)
+            return is_waiting
+
+    def give(self) -> None:
+        """To whoever waits longest."""
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._free += 1

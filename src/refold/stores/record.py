@@ -15,7 +15,7 @@ from refold.core.event import Event, Line, Replaced, Said, Span
 from refold.core.live import Head, Live, State
 from refold.core.message import Message
 from refold.core.view import View
-from refold.stores.store import Batched, Key, Lease, Snapshot, Snapshots, Store, Watched
+from refold.stores.store import BatchReads, Key, Lease, Snapshot, Snapshots, Store, Watchable
 
 SNAPSHOT_EVERY = 64
 """Events between two snapshots; more for a view that is very long, so that its cost stays small."""
@@ -67,7 +67,7 @@ class Record:
         self.heard: Callable[[Sequence[Event], State], None] | None = None
         """Is told what was appended here, once it is safe."""
         self.forget()
-        if not isinstance(store, Batched):  # one that is far away is asked once there is something to ask
+        if not isinstance(store, BatchReads):  # one that is far away is asked once there is something to ask
             self.catch_up()
 
     # Keeping up
@@ -128,7 +128,7 @@ class Record:
     def _resumed(self) -> tuple[Snapshot | None, Iterator[Link]]:
         snapshot = None
         with suppress(CorruptError):  # only a cache
-            if isinstance(self.store, Batched):
+            if isinstance(self.store, BatchReads):
                 return self.store.resume(self.key, self.view)
             if isinstance(self.store, Snapshots):
                 snapshot = self.store.saved(self.key).get(self.view)
@@ -277,7 +277,7 @@ class Record:
 
     def _fetch(self, places: set[int]) -> dict[int, Entry]:
         """Entries by place, in as few reads as their places allow."""
-        if places and isinstance(self.store, Batched):
+        if places and isinstance(self.store, BatchReads):
             return self.store.fetch(self.key, places)
         found: dict[int, Entry] = {}
         missing = sorted(places)
@@ -368,7 +368,7 @@ def follow(store: Store, key: Key, start: int) -> Iterator[Link | None]:
             if last not in (None, before):
                 return
             last = before
-        if isinstance(store, Watched):
+        if isinstance(store, Watchable):
             store.wait(key, start, WATCH_S)
         else:
             time.sleep(POLL_S)

@@ -14,36 +14,35 @@ from refold.core import codec
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError, StoreError
 from refold.core.event import Expiry
-from refold.stores.address import demand_between
 from refold.stores.packing import pack, unpack
-from refold.stores.redis_url import taken_apart
+from refold.stores.redis_connection import parse_url
 from refold.stores.store import (
     KEPT_SUMMARIES,
-    Flaw,
+    ConversationInfo,
     Key,
     Lease,
-    Listed,
     Snapshot,
+    StoreProblem,
     ToolSetting,
-    demand_held,
-    demand_next,
-    shown_url,
+    require_held,
+    require_next,
 )
+from refold.stores.url import require_between, shown_url
 
 try:
-    from refold.stores.redis_link import Call, RedisLink
-    from refold.stores.redis_list import (
+    from refold.stores.redis_connection import RedisConnection, ScriptCall
+    from refold.stores.redis_index import (
         STALE_US,
         SWEEP_EVERY,
-        Names,
-        RedisList,
-        Row,
+        ConversationHead,
+        ConversationList,
+        IdLocations,
+        RedisKeys,
         dumped,
         loaded,
         member,
         text,
     )
-    from refold.stores.redis_said import RedisSaid
 except ModuleNotFoundError as error:
     raise SettingError("redis://", 'needs redis-py: pip install "refold[redis]"') from error
 
@@ -55,7 +54,7 @@ END = 1 << 53
 """No place is as high; up to there Lua tells numbers apart."""
 
 
-class _Stored(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class _StoredEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at: int
     kind: bytes
     id: bytes | None
@@ -84,14 +83,14 @@ class RedisStore:
         prefix: str = "refold",
     ) -> None:
         """`wait_aof`: on how many disks an append must be when it returns, here (0 or 1) and of replicas."""
-        demand_between(f"store {shown_url(url)!r}", 0, 1e9, ttl_s=ttl_s)
-        demand_between(f"store {shown_url(url)!r}", 0.001, 1e6, timeout_s=timeout_s)
+        require_between(f"store {shown_url(url)!r}", 0, 1e9, ttl_s=ttl_s)
+        require_between(f"store {shown_url(url)!r}", 0.001, 1e6, timeout_s=timeout_s)
         self._ttl = max(1, int(ttl_s * 1000)) if ttl_s else 0
         self._waits = wait_aof[0] > 0
-        self._names = Names(prefix)
-        self._link = RedisLink(url, timeout_s, wait_aof, cluster)
-        self._list = RedisList(self._link, self._names)
-        self._said = RedisSaid(self._link, self._names, self._list, self._ttl)
+        self._names = RedisKeys(prefix)
+        self._link = RedisConnection(url, timeout_s, wait_aof, cluster)
+        self._list = ConversationList(self._link, self._names)
+        self._said = IdLocations(self._link, self._names, self._list, self._ttl)
 
     # Appending and reading
 
@@ -184,19 +183,19 @@ class RedisStore:
             block_ms = max(1, int(1000 * min(left_s, self._link.timeout_s / 2)))
             block = ("BLOCK", block_ms) if left_s > 0 else ()
             look = ("XREAD", "COUNT", 1, *block, "STREAMS", keys[1], f"{_place(next)}-0")
-            due, found = self._link.ask(keys[0], Call("use", keys, (self._ttl,)), look)
+            due, found = self._link.ask(keys[0], ScriptCall("use", keys, (self._ttl,)), look)
             self._see(key, due)
             if found or left_s <= 0:
                 return bool(found)
 
-    def conversations(self, owner: str | None = None, /) -> Iterator[Listed]:
+    def conversations(self, owner: str | None = None, /) -> Iterator[ConversationInfo]:
         for rows in self._list.pages(owner):
             parents = [loaded(row.parent)[0] for row in rows if row.parent]
             alive = {row.name for row in self._list.rows(list(map(member, parents))) if row is not None}
             for row in rows:
                 parent = loaded(row.parent)[0] if row.parent in alive else None
                 created = int(row.order) / 1_000_000
-                yield Listed(row.key, created, row.next, parent, row.fork_at if parent else 0)
+                yield ConversationInfo(row.key, created, row.next, parent, row.fork_at if parent else 0)
 
     def _see(self, key: Key, due: bytes) -> None:
         """That a conversation in use is listed, should the list have been lost."""
@@ -245,7 +244,7 @@ class RedisStore:
         return digest
 
     def _publish(
-        self, new: Key, draft: Sequence[str], order: bytes, parent: Row, origin: tuple[Any, ...]
+        self, new: Key, draft: Sequence[str], order: bytes, parent: ConversationHead, origin: tuple[Any, ...]
     ) -> bool:
         """False if the parent is gone."""
         keys, names = [*self._names.of(new), *draft], (to_bytes(new.owner), to_bytes(new.conversation))
@@ -288,7 +287,7 @@ class RedisStore:
             self._link.ask(head, ("HDEL", head, b"f:" + row.name))
         return [heir.key for heir in heirs]
 
-    def _forks(self, row: Row, now_us: int = 0) -> list[Row]:
+    def _forks(self, row: ConversationHead, now_us: int = 0) -> list[ConversationHead]:
         """Strikes off those that are gone, or were not made and it is too late now."""
         head, *_ = keys = self._names.of(row.key)
         names = self._link.call("fields", keys, b"f:")[::2]
@@ -301,7 +300,7 @@ class RedisStore:
             self._link.ask(head, ("HDEL", head, *gone))
         return [there[name] for name in names if name in there and there[name].parent == row.name]
 
-    def _hand_over(self, fork: Row, erased: Row) -> None:
+    def _hand_over(self, fork: ConversationHead, erased: ConversationHead) -> None:
         """A fork becomes one of what the conversation that is erased was a fork of."""
         parent = b""
         if erased.parent:
@@ -358,7 +357,7 @@ class RedisStore:
             (others,) = self._link.ask(index, ("SRANDMEMBER", index, 9))
             if not others:
                 return None
-            calls = [Call("summary", self._names.by(other), (digest,)) for other in others]
+            calls = [ScriptCall("summary", self._names.by(other), (digest,)) for other in others]
             found = next((one for one in self._link.each(calls) if one is not None), None)
             if found is None:  # erased, expired, or kept too long ago
                 self._link.ask(index, ("SREM", index, *others))
@@ -391,14 +390,14 @@ class RedisStore:
 
     # Health
 
-    def examine(self) -> Iterable[Flaw]:
+    def examine(self) -> Iterable[StoreProblem]:
         for server in self._link.servers():
-            yield from (Flaw(self._link.shown, *danger) for danger in _dangers(server, self._waits))
+            yield from (StoreProblem(self._link.shown, *danger) for danger in _dangers(server, self._waits))
         for rows in self._list.pages(None):
-            calls = [Call("examine", self._names.of(row.key)) for row in rows]
+            calls = [ScriptCall("examine", self._names.of(row.key)) for row in rows]
             for row, problems in zip(rows, self._link.each(calls), strict=True):
                 for problem in problems:
-                    yield Flaw(f"conversation {row.key.conversation!r}", problem.decode())
+                    yield StoreProblem(f"conversation {row.key.conversation!r}", problem.decode())
 
     def close(self) -> None:
         self._link.close()
@@ -410,7 +409,7 @@ def from_url(url: str) -> RedisStore:
     Options: `?ttl_s=604800` (0: nothing expires), `?timeout_s=10`, `?wait_aof=1` or `?wait_aof=1,1` (on this
     disk, and on so many replicas'), `?cluster=1`, `?prefix=refold`; others are redis-py's.
     """
-    plain, options = taken_apart(url)
+    plain, options = parse_url(url)
     return RedisStore(plain, **options)
 
 
@@ -424,8 +423,8 @@ def _demanded(
     """The last digest, if the entries go on from there."""
     next, last, _, held = tip
     if lease is not None:
-        demand_held(key, lease, _lease(lease.name, held) if held else None)
-    demand_next(key, entries, int(next), last, after)
+        require_held(key, lease, _lease(lease.name, held) if held else None)
+    require_next(key, entries, int(next), last, after)
     return last
 
 
@@ -449,22 +448,22 @@ def _chained(entries: Sequence[Entry], digest: bytes) -> tuple[list[bytes], byte
     for entry in entries:
         digest = chain(digest, entry)
         id = None if entry.id is None else to_bytes(entry.id)
-        row = _Stored(entry.at, to_bytes(entry.kind), id, entry.head, pack(entry.body), digest)
+        row = _StoredEntry(entry.at, to_bytes(entry.kind), id, entry.head, pack(entry.body), digest)
         rows += (_mark(row), msgspec.msgpack.encode(row))
     if sum(map(len, rows)) > MOST_BYTES:
         raise StoreError(f"An append has at most {MOST_BYTES:,} bytes in Redis; append less at a time")
     return rows, digest
 
 
-def _mark(row: _Stored) -> bytes:
+def _mark(row: _StoredEntry) -> bytes:
     """What `lua/conversation.lua` has to know of an entry."""
     kind = b"s" if row.kind == b"said" else b"u"
     return kind if row.id is None else kind + b"=" + row.id
 
 
-def _stored(data: bytes) -> _Stored:
+def _stored(data: bytes) -> _StoredEntry:
     try:
-        return msgspec.msgpack.decode(data, type=_Stored)
+        return msgspec.msgpack.decode(data, type=_StoredEntry)
     except msgspec.DecodeError as error:
         raise CorruptError(f"A stored entry was altered: {error}") from error
 

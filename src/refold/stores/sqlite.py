@@ -17,35 +17,35 @@ from refold.core.errors import ConflictError, CorruptError, NotFoundError, Setti
 from refold.core.event import Expiry
 from refold.core.query import Query, SearchText
 from refold.stores.packing import pack, unpack
-from refold.stores.sqlite_file import Run, SQLiteFile
+from refold.stores.sqlite_file import SQLiteFile, SQLiteQueries
 from refold.stores.sqlite_index import PLACES, Segment, SQLiteIndex
 from refold.stores.store import (
     KEPT_SUMMARIES,
-    Flaw,
+    ConversationInfo,
     FoundPlace,
     Key,
     Lease,
-    Listed,
     Scope,
     Snapshot,
+    StoreProblem,
     ToolSetting,
-    demand_held,
-    demand_next,
-    shown_url,
+    require_held,
+    require_next,
 )
+from refold.stores.url import shown_url
 
 CHUNK = 1_000
 """Rows read at a time."""
 
 
-class _Row(NamedTuple):
+class _ConversationRow(NamedTuple):
     cid: int
     parent: int | None
     fork_at: int
     base: bytes
 
 
-class _Ticket:
+class _PendingAppend:
     """One append that waits for the commit it shares with others."""
 
     def __init__(self, key: Key, entries: Sequence[Entry], after: bytes | None, lease: Lease | None) -> None:
@@ -67,7 +67,7 @@ class SQLiteStore:
         except ValueError as error:
             raise StoreError(f"{str(path)!r} cannot be a file: {error}; give it another name") from error
         self._file = SQLiteFile(self.path, synchronous, timeout_s)
-        self._queue: deque[_Ticket] = deque()
+        self._queue: deque[_PendingAppend] = deque()
         self._index = SQLiteIndex(self._file, self._segments, _entry, _text)
         with self._file.read():
             pass  # a file that cannot be opened says so now
@@ -77,7 +77,7 @@ class SQLiteStore:
     def append(
         self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None, lease: Lease | None = None
     ) -> bytes:
-        ticket = _Ticket(key, entries, after, lease)
+        ticket = _PendingAppend(key, entries, after, lease)
         self._file.renew()
         self._queue.append(ticket)
         with self._file.writing:
@@ -106,14 +106,14 @@ class SQLiteStore:
             for ticket in tickets:
                 ticket.done = True
 
-    def _insert(self, run: Run, ticket: _Ticket) -> None:
+    def _insert(self, run: SQLiteQueries, ticket: _PendingAppend) -> None:
         row = self._row(run, ticket.key)
         next, digest = (0, GENESIS) if row is None else self._tip(run, row)
         try:
             if ticket.lease is not None:
                 current = None if row is None else self._lease(run, row, ticket.lease.name)
-                demand_held(ticket.key, ticket.lease, current)
-            demand_next(ticket.key, ticket.entries, next, digest, ticket.after)
+                require_held(ticket.key, ticket.lease, current)
+            require_next(ticket.key, ticket.entries, next, digest, ticket.after)
         except (ConflictError, CorruptError) as error:  # which are no business of the other tickets
             ticket.error = error
             return
@@ -140,7 +140,9 @@ class SQLiteStore:
             if len(rows) < CHUNK:
                 break
 
-    def _chunk(self, run: Run, key: Key, start: int, stop: int | None, but: str | None) -> list[Any]:
+    def _chunk(
+        self, run: SQLiteQueries, key: Key, start: int, stop: int | None, but: str | None
+    ) -> list[Any]:
         rows: list[Any] = []
         for cid, low, high in self._segments(run, key):
             first, last = max(start, low), high if stop is None else min(stop, high)
@@ -179,16 +181,18 @@ class SQLiteStore:
                 found[id] = Key(owner, _text(heir)), at
         return found
 
-    def conversations(self, owner: str | None = None, /) -> Iterator[Listed]:
+    def conversations(self, owner: str | None = None, /) -> Iterator[ConversationInfo]:
         with self._file.read() as run:
             rows = run("conversations", owner=None if owner is None else to_bytes(owner))
             origins = [self._origin(run, parent, fork_at) for *_, parent, fork_at, _ in rows]
         for (owned, name, created, _, fork_at, last), (parent, since) in zip(rows, origins, strict=True):
             next = fork_at if last is None else (last & ((1 << PLACES) - 1)) + 1
             of = Key(*map(_text, parent)) if parent else None
-            yield Listed(Key(_text(owned), _text(name)), created, next, of, since)
+            yield ConversationInfo(Key(_text(owned), _text(name)), created, next, of, since)
 
-    def _origin(self, run: Run, parent: int | None, fork_at: int) -> tuple[tuple[bytes, bytes] | None, int]:
+    def _origin(
+        self, run: SQLiteQueries, parent: int | None, fork_at: int
+    ) -> tuple[tuple[bytes, bytes] | None, int]:
         """Owner and name of what a conversation is a fork of, past those that were erased, and where."""
         while parent is not None:
             _, owner, name, _, above, since, _ = run("row", cid=parent)[0]
@@ -227,7 +231,7 @@ class SQLiteStore:
         named = [] if with_forks else [(owner, name) for _, owner, name in forks if name is not None]
         return [Key(_text(owner), _text(name)) for owner, name in named]
 
-    def _prune(self, run: Run, cid: int | None) -> None:
+    def _prune(self, run: SQLiteQueries, cid: int | None) -> None:
         """Deletes what no fork shares of an erased conversation, and then of the erased ones before it."""
         while cid is not None and (rows := run("buried", cid=cid)):
             parent, fork_at, shared = rows[0]
@@ -355,29 +359,31 @@ class SQLiteStore:
 
     # Health
 
-    def examine(self) -> Iterable[Flaw]:
+    def examine(self) -> Iterable[StoreProblem]:
         with self._file.read() as run:
             lines = run.plain("PRAGMA integrity_check")
-        yield from (Flaw(str(self.path), line) for (line,) in lines if line != "ok")
+        yield from (StoreProblem(str(self.path), line) for (line,) in lines if line != "ok")
         with self._file.read() as run:
             rows, strays = run("seals"), run("strays")
         for *row, seal in rows:
             if _seal_of(row) != seal:
                 name = (row[2] or b"(erased)").decode("utf-8", "replace")
-                yield Flaw(f"conversation {name!r}", "its row was altered: name, owner or fork")
+                yield StoreProblem(f"conversation {name!r}", "its row was altered: name, owner or fork")
         for what, count in strays:
-            yield Flaw(str(self.path), f"{count} {what} belong to no conversation")
+            yield StoreProblem(str(self.path), f"{count} {what} belong to no conversation")
 
     def close(self) -> None:
         self._file.close()
 
     # Rows
 
-    def _row(self, run: Run, key: Key) -> _Row | None:
+    def _row(self, run: SQLiteQueries, key: Key) -> _ConversationRow | None:
         rows = run("conversation", owner=to_bytes(key.owner), name=to_bytes(key.conversation))
-        return _Row(*rows[0]) if rows else None
+        return _ConversationRow(*rows[0]) if rows else None
 
-    def _add(self, run: Run, key: Key, parent: int | None, fork_at: int, base: bytes) -> _Row:
+    def _add(
+        self, run: SQLiteQueries, key: Key, parent: int | None, fork_at: int, base: bytes
+    ) -> _ConversationRow:
         values = {"owner": to_bytes(key.owner), "name": to_bytes(key.conversation), "created": time.time()}
         run("add_conversation", **values, parent=parent, fork_at=fork_at, base=base)
         row = self._row(run, key)
@@ -385,33 +391,33 @@ class SQLiteStore:
         self._seal(run, row.cid)
         return row
 
-    def _seal(self, run: Run, cid: int) -> None:
+    def _seal(self, run: SQLiteQueries, cid: int) -> None:
         run("set_seal", cid=cid, seal=_seal_of(run("row", cid=cid)[0]))
 
-    def _lease(self, run: Run, row: _Row, name: str) -> Lease | None:
+    def _lease(self, run: SQLiteQueries, row: _ConversationRow, name: str) -> Lease | None:
         rows = run("lease", cid=row.cid, name=to_bytes(name))
         return Lease(name, _text(rows[0][0]), *rows[0][1:]) if rows else None
 
-    def _tip(self, run: Run, row: _Row) -> tuple[int, bytes]:
+    def _tip(self, run: SQLiteQueries, row: _ConversationRow) -> tuple[int, bytes]:
         """The next free place and the digest of the entry before it."""
         last = run("last", low=row.cid << PLACES, high=(row.cid + 1) << PLACES)
         return ((last[0][0] & ((1 << PLACES) - 1)) + 1, last[0][1]) if last else (row.fork_at, row.base)
 
-    def _digest_before(self, run: Run, key: Key, at: int) -> bytes:
+    def _digest_before(self, run: SQLiteQueries, key: Key, at: int) -> bytes:
         for cid, low, high in self._segments(run, key):
             if low < at <= high:
                 digest: bytes = run("digest", place=(cid << PLACES) + at - 1)[0][0]
                 return digest
         return GENESIS
 
-    def _segments(self, run: Run, key: Key) -> list[Segment]:
+    def _segments(self, run: SQLiteQueries, key: Key) -> list[Segment]:
         """Which conversation has which of the places, in order."""
         row, high = self._row(run, key), 1 << PLACES
         result: list[Segment] = []
         while row is not None:
             result.append(Segment(row.cid, row.fork_at, high))
             high = min(high, row.fork_at)
-            row = None if row.parent is None else _Row(*run("ancestor", cid=row.parent)[0])
+            row = None if row.parent is None else _ConversationRow(*run("ancestor", cid=row.parent)[0])
         return result[::-1]
 
 

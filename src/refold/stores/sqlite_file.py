@@ -20,7 +20,7 @@ Log: TypeAlias = tuple[int, int, int] | None
 """Which write-ahead log this is, and of which file: device and inodes."""
 
 
-class Run:
+class SQLiteQueries:
     """Runs named queries on one connection."""
 
     def __init__(self, connection: apsw.Connection) -> None:
@@ -57,13 +57,13 @@ class SQLiteFile:
             _files.add(self)
 
     @contextmanager
-    def write(self, *, durable: bool = True, wait: bool | None = None) -> Iterator[Run]:
+    def write(self, *, durable: bool = True, wait: bool | None = None) -> Iterator[SQLiteQueries]:
         self.renew()
         with self.transaction(durable=durable, wait=wait) as run:
             yield run
 
     @contextmanager
-    def transaction(self, *, durable: bool = True, wait: bool | None = None) -> Iterator[Run]:
+    def transaction(self, *, durable: bool = True, wait: bool | None = None) -> Iterator[SQLiteQueries]:
         """One transaction: all that is done in it, or nothing. One that is not durable waits for nobody,
         unless it is told to.
         """
@@ -78,7 +78,7 @@ class SQLiteFile:
             self._begin(connection, wait=durable if wait is None else wait)
             self._log = log = self._log or self._identity()
             try:
-                yield Run(connection)
+                yield SQLiteQueries(connection)
                 connection.execute("COMMIT")
                 if log != self._identity():
                     raise StoreError(f"{self.path} was closed by another SQLite in this process; retry")
@@ -87,7 +87,7 @@ class SQLiteFile:
                 raise
 
     @contextmanager
-    def read(self) -> Iterator[Run]:
+    def read(self) -> Iterator[SQLiteQueries]:
         """One moment: whatever is read in it stands side by side in the file."""
         self.renew()
         with self.reading, _told(self.path):
@@ -98,7 +98,7 @@ class SQLiteFile:
             connection.execute("BEGIN")
             self._log = self._log or self._identity()
             try:
-                yield Run(connection)
+                yield SQLiteQueries(connection)
             finally:
                 _roll_back(connection)
 
@@ -146,7 +146,7 @@ class SQLiteFile:
         try:
             connection.setbusytimeout(self._wait_ms)
             known = len(migrations("sqlite")), FORMAT
-            version = self._version(Run(connection))  # a newer file is left as it is
+            version = self._version(SQLiteQueries(connection))  # a newer file is left as it is
             self._use_wal(connection)
             connection.execute("PRAGMA secure_delete = ON")
             connection.execute(f"PRAGMA synchronous = {self.synchronous}")
@@ -179,7 +179,7 @@ class SQLiteFile:
                 time.sleep(0.01)
 
     def _migrate(self, connection: apsw.Connection) -> None:
-        run, steps = Run(connection), migrations("sqlite")
+        run, steps = SQLiteQueries(connection), migrations("sqlite")
         connection.execute("BEGIN IMMEDIATE")
         try:
             version, _ = self._version(run)
@@ -193,7 +193,7 @@ class SQLiteFile:
             _roll_back(connection)
             raise
 
-    def _version(self, run: Run) -> tuple[int, int]:
+    def _version(self, run: SQLiteQueries) -> tuple[int, int]:
         """Of the schema and of the format.
 
         Raises:

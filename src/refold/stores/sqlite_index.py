@@ -9,8 +9,8 @@ from refold.core.codec import Entry, to_bytes
 from refold.core.errors import CorruptError
 from refold.core.query import Query, SearchTerm, SearchText
 from refold.stores.nearest import nearest
-from refold.stores.sqlite_file import Run, SQLiteFile
-from refold.stores.store import FEW, FoundPlace, Key, Scope
+from refold.stores.sqlite_file import SQLiteFile, SQLiteQueries
+from refold.stores.store import FEW_RESULTS, FoundPlace, Key, Scope
 
 T = TypeVar("T")
 PLACES = 32
@@ -32,7 +32,7 @@ class Segment(NamedTuple):
     high: int
 
 
-Segments: TypeAlias = Callable[[Run, Key], Sequence[Segment]]
+Segments: TypeAlias = Callable[[SQLiteQueries, Key], Sequence[Segment]]
 
 
 class SQLiteIndex:
@@ -48,7 +48,7 @@ class SQLiteIndex:
     # Following
 
     def index(self, scope: Scope, words: Callable[[Entry], SearchText | None]) -> Iterator[int]:
-        def put(run: Run, place: int, owner: bytes, one: SearchText | None) -> None:
+        def put(run: SQLiteQueries, place: int, owner: bytes, one: SearchText | None) -> None:
             if one is not None:
                 about = (*map(_tool_term, one.tools), _role_term(one.role), _owner_term(owner))
                 run("add_words", place=place, text=one.text, parts=one.parts, about=" ".join(about))
@@ -60,7 +60,7 @@ class SQLiteIndex:
     ) -> Iterator[int]:
         name = to_bytes(embedder)
 
-        def put(run: Run, place: int, owner: bytes, some: Sequence[bytes]) -> None:
+        def put(run: SQLiteQueries, place: int, owner: bytes, some: Sequence[bytes]) -> None:
             for n, vector in enumerate(some):
                 run("add_vector", place=place, embedder=name, n=n, vector=vector)
 
@@ -71,7 +71,7 @@ class SQLiteIndex:
         scope: Scope,
         what: bytes,
         take: Callable[[Sequence[Entry]], Sequence[T]],
-        put: Callable[[Run, int, bytes, T], None],
+        put: Callable[[SQLiteQueries, int, bytes, T], None],
     ) -> Iterator[int]:
         """What `take` makes of entries is stored; nothing is locked while it is made."""
         with self._file.read() as run:
@@ -98,7 +98,7 @@ class SQLiteIndex:
         what: bytes,
         read: Sequence[tuple[int, int, int]],
         taken: Iterable[tuple[int, T]],
-        put: Callable[[Run, int, bytes, T], None],
+        put: Callable[[SQLiteQueries, int, bytes, T], None],
     ) -> None:
         """Of what was read, all that nobody else took in meanwhile, or erased."""
         with self._file.write(durable=False, wait=True) as run:
@@ -123,7 +123,7 @@ class SQLiteIndex:
         ):  # damaged: `refold doctor` says so, the others are found
             return None
 
-    def _behind(self, run: Run, scope: Scope, what: bytes) -> list[tuple[int, int]]:
+    def _behind(self, run: SQLiteQueries, scope: Scope, what: bytes) -> list[tuple[int, int]]:
         """Conversations with entries that were not taken in yet, and the places where these begin."""
         if isinstance(scope, Key):
             cids = [segment.cid for segment in self._segments(run, scope)]
@@ -139,7 +139,7 @@ class SQLiteIndex:
                 found.append((cid, start))
         return found
 
-    def forget(self, run: Run, low: int, high: int) -> None:
+    def forget(self, run: SQLiteQueries, low: int, high: int) -> None:
         """What is found at places that are erased."""
         run("erase_words", low=low, high=high)
         run("erase_vectors", low=low, high=high)
@@ -162,11 +162,11 @@ class SQLiteIndex:
             if len(best) < limit:
                 score = float(not by_name) if query.is_phrase else None
                 best = _more(best, self._best(run, scope, _all_of(query), limit, POOL, score))
-            if len(best) < min(limit, FEW) and query.can_relax:
+            if len(best) < min(limit, FEW_RESULTS) and query.can_relax:
                 best = _more(best, self._any_of(run, scope, query))
         return best[:limit]
 
-    def _any_of(self, run: Run, scope: Scope, query: Query) -> list[FoundPlace]:
+    def _any_of(self, run: SQLiteQueries, scope: Scope, query: Query) -> list[FoundPlace]:
         """Each word is looked for alone, so that a common one does not push a rare one out."""
         words = [one for one in query.wanted if not one.must]
         scores = dict[tuple[Key, int], float]()
@@ -177,7 +177,7 @@ class SQLiteIndex:
         return [FoundPlace(*place, score) for place, score in best]
 
     def _best(
-        self, run: Run, scope: Scope, match: str, limit: int, pool: int, score: float | None = None
+        self, run: SQLiteQueries, scope: Scope, match: str, limit: int, pool: int, score: float | None = None
     ) -> list[FoundPlace]:
         """By rank; with a `score` that all have, the newest first: to rank a phrase, FTS5 reads it twice."""
         rows, shared = list[tuple[int, float]](), self._shared(run, scope)
@@ -201,7 +201,7 @@ class SQLiteIndex:
                 rows += run("vectors", embedder=name, **_range(segment))
             return self._found(run, nearest(vector, rows, limit), shared)
 
-    def _shared(self, run: Run, scope: Scope) -> list[tuple[Segment, Key]]:
+    def _shared(self, run: SQLiteQueries, scope: Scope) -> list[tuple[Segment, Key]]:
         """All segments of a conversation. Of an owner, only what forks share with conversations that are
         erased, or somebody else's.
         """
@@ -214,7 +214,7 @@ class SQLiteIndex:
         return list(found.values())
 
     def _found(
-        self, run: Run, rows: Sequence[tuple[int, float]], shared: Sequence[tuple[Segment, Key]]
+        self, run: SQLiteQueries, rows: Sequence[tuple[int, float]], shared: Sequence[tuple[Segment, Key]]
     ) -> list[FoundPlace]:
         keys = {segment.cid: key for segment, key in shared}
         for cid in {place >> PLACES for place, _ in rows} - keys.keys():

@@ -7,13 +7,13 @@ a protocol of its own; a session uses it where the store has it.
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from refold.core.codec import Entry, Link
 from refold.core.errors import ConflictError, SettingError
 from refold.core.event import Expiry
 from refold.core.query import Query, SearchText
-from refold.stores.address import ENCODED
+from refold.stores.url import ENCODING_HELP, shown_url
 
 
 class Key(NamedTuple):
@@ -23,7 +23,7 @@ class Key(NamedTuple):
     conversation: str
 
 
-class Listed(NamedTuple):
+class ConversationInfo(NamedTuple):
     """One row of a store's list of conversations."""
 
     key: Key
@@ -70,24 +70,24 @@ class Store(Protocol):
         What forks share passes to them, and these are returned; or they are erased too, and theirs.
         """
 
-    def conversations(self, owner: str | None = None, /) -> Iterator[Listed]:
+    def conversations(self, owner: str | None = None, /) -> Iterator[ConversationInfo]:
         """All conversations, the newest first."""
 
     def close(self) -> None: ...
 
 
 @runtime_checkable
-class Ids(Protocol):
+class FindsIds(Protocol):
     def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:
         """The places of the entries that have these ids."""
 
 
 LOCATED = "~"
-"""Ids that begin with this can be found without knowing the conversation."""
+"""FindsIds that begin with this can be found without knowing the conversation."""
 
 
 @runtime_checkable
-class Located(Protocol):
+class LocatesIds(Protocol):
     def locate(self, owner: str, ids: Collection[str], /) -> dict[str, tuple[Key, int]]:
         """In which of an owner's conversations, and where, entries with these ids were said; of several that
         said the same, the newest. All `ids` begin with `LOCATED`.
@@ -166,7 +166,7 @@ Scope: TypeAlias = Key | str
 """Where to search: in one conversation, what it shares with others included, or in all of an owner's."""
 
 
-FEW = 3
+FEW_RESULTS = 3
 """Where fewer entries have all the words, those that have any of them are looked for too."""
 
 
@@ -180,7 +180,7 @@ class FoundPlace(NamedTuple):
 
 
 @runtime_checkable
-class Searched(Protocol):
+class SearchIndex(Protocol):
     """An index of words, which follows the streams by a cursor of its own and is erased with them."""
 
     def index(self, scope: Scope, words: Callable[[Entry], SearchText | None], /) -> Iterator[int]:
@@ -202,7 +202,7 @@ class Vectors(Protocol):
     def embed(
         self, scope: Scope, embedder: str, vectors: Callable[[Sequence[Entry]], Sequence[Sequence[bytes]]], /
     ) -> Iterator[int]:
-        """Takes in what was appended since, as `Searched.index` does, by a cursor for each embedder."""
+        """Takes in what was appended since, as `SearchIndex.index` does, by a cursor for each embedder."""
 
     def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[FoundPlace]:
         """What is nearest in meaning: the score is the cosine."""
@@ -229,7 +229,7 @@ class Settings(Protocol):
 
 
 @runtime_checkable
-class Batched(Protocol):
+class BatchReads(Protocol):
     """What a store across a network answers in one go, where others are asked several times."""
 
     def resume(self, key: Key, view: str, /) -> tuple[Snapshot | None, Iterator[Link]]:
@@ -242,7 +242,7 @@ class Batched(Protocol):
 
 
 @runtime_checkable
-class Watched(Protocol):
+class Watchable(Protocol):
     def wait(self, key: Key, next: int, seconds: float, /) -> bool:
         """Waits until the conversation has an entry at the place `next`, or for so long; whether it has."""
 
@@ -271,7 +271,7 @@ class SpokenMessage(NamedTuple):
 
 
 @runtime_checkable
-class Listening(Protocol):
+class MessageListener(Protocol):
     """A store that hands what is said to such a service, and so must know what entries say."""
 
     def listen(self, spoken: Callable[[Entry], SpokenMessage | None], /) -> None:
@@ -279,7 +279,7 @@ class Listening(Protocol):
 
 
 @runtime_checkable
-class Attended(Protocol):
+class SessionHooks(Protocol):
     """A store that has something to do when sessions begin and end. Neither is waited for."""
 
     def begin(self, key: Key, /) -> None:
@@ -347,12 +347,12 @@ Ability: TypeAlias = Literal["compare-and-append", "whole-batches", "order", "an
 """What every store should be able to do, and some engines are not."""
 
 
-def inability(store: object, ability: Ability) -> str | None:
+def missing_ability(store: object, ability: Ability) -> str | None:
     """Why a store is not able to do something, in a sentence: what its `cannot` says; None where it is."""
     return dict(getattr(store, "cannot", {})).get(ability)
 
 
-class Flaw(NamedTuple):
+class StoreProblem(NamedTuple):
     """Something that a store's own examination found."""
 
     where: str
@@ -362,12 +362,12 @@ class Flaw(NamedTuple):
 
 
 @runtime_checkable
-class Examined(Protocol):
-    def examine(self) -> Iterable[Flaw]:
+class SelfCheck(Protocol):
+    def examine(self) -> Iterable[StoreProblem]:
         """What is wrong with the engine's own files and rows."""
 
 
-def demand_next(key: Key, entries: Sequence[Entry], next: int, last: bytes, after: bytes | None) -> None:
+def require_next(key: Key, entries: Sequence[Entry], next: int, last: bytes, after: bytes | None) -> None:
     """The compare of compare-and-append, for a record whose next place and last digest are these.
 
     Raises:
@@ -380,7 +380,7 @@ def demand_next(key: Key, entries: Sequence[Entry], next: int, last: bytes, afte
         raise ConflictError(f"{key.conversation!r} is another record than was read: erased and begun anew")
 
 
-def demand_held(key: Key, lease: Lease, current: Lease | None) -> None:
+def require_held(key: Key, lease: Lease, current: Lease | None) -> None:
     """The fence of an append, for a record whose lease of that name is `current`.
 
     Raises:
@@ -391,33 +391,6 @@ def demand_held(key: Key, lease: Lease, current: Lease | None) -> None:
             f"{lease.holder!r} no longer holds {lease.name!r} of {key.conversation!r}: it was released, or"
             " somebody else took it; acquire it again"
         )
-
-
-NAMED = ("postgresql", "postgres", "redis", "rediss", "valkey", "valkeys", "mem0")
-"""Schemes of URLs that begin with the name of a user; elsewhere it may be a key."""
-
-
-def shown_url(url: str) -> str:
-    """A store's URL for people to read: without passwords and keys, those of a URL inside it included."""
-    scheme, sep, rest = url.partition("://") if "://" in url else ("", "", url)
-    is_path = scheme == "sqlite" and rest.startswith("/")
-    user, at, host = ("", "", rest) if is_path else rest.rpartition("@")
-    if "@" in user:  # whatever is behind it may be of a password too
-        return f"{scheme}{sep}***"
-    name, colon, _ = user.partition(":")
-    is_name = scheme in NAMED and not re.search(r"[/?#]", user)
-    kept = f"{name}:***" if colon else name if is_name else "***"
-    plain = f"{scheme}{sep}{kept}{at}{host}" if at else url
-    before, mark, query = plain.partition("?")
-    return before + mark + "&".join(map(_shown_option, query.split("&")))
-
-
-def _shown_option(option: str) -> str:
-    name, sign, value = option.partition("=")
-    inner = unquote(value)
-    if re.search(r"(?i)password|passfile|key|token|secret", name):
-        return f"{name}{sign}***"
-    return f"{name}{sign}{quote(shown_url(inner), safe='*')}" if "://" in inner or "@" in inner else option
 
 
 def open_store(url: str) -> Store:
@@ -431,7 +404,7 @@ def open_store(url: str) -> Store:
     try:
         parts = urlsplit(url)
     except ValueError:  # which shows the password
-        raise SettingError(f"store {shown_url(url)!r}", f"is no URL; {ENCODED}") from None
+        raise SettingError(f"store {shown_url(url)!r}", f"is no URL; {ENCODING_HELP}") from None
     match parts.scheme:
         case "memory":
             from refold.stores import memory

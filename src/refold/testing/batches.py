@@ -8,18 +8,18 @@ import pytest
 
 from refold.session.api import open
 from refold.stores.record import seal
-from refold.stores.store import Batched, Forks, Key, Snapshot, Snapshots, Watched
+from refold.stores.store import BatchReads, Forks, Key, Snapshot, Snapshots, Watchable
 from refold.testing.words import KEY, TINY, demand_folded, entries, entry, said
 
 
 class BatchesContract:
     @pytest.fixture
     def batched(self, store: Any) -> Any:
-        return store if _has(store, Batched) else pytest.skip("this store answers one question at a time")
+        return store if _has(store, BatchReads) else pytest.skip("this store answers one question at a time")
 
     @pytest.fixture
     def watched(self, store: Any) -> Any:
-        return store if _has(store, Watched) else pytest.skip("nobody can wait for this store")
+        return store if _has(store, Watchable) else pytest.skip("nobody can wait for this store")
 
     def test_what_is_resumed_is_the_snapshot_and_what_came_after_it(self, batched: Any) -> None:
         assert batched.resume(KEY, "main")[0] is None

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from refold.stores.store import Cursors, Examined, Forks, Key
+from refold.stores.store import Cursors, Forks, Key, SelfCheck
 from refold.testing.words import KEY, ODD, Reopen, demand, entries
 
 OTHER = Key(KEY.owner, "another")
@@ -61,7 +61,7 @@ class CursorsContract:
         cursors.append(KEY, entries(0, 2))
         assert [cursors.cursor(KEY, name) for name in ("a", "b")] == [None, None]
         assert sorted(cursors.behind("a")) == sorted([OTHER, STRANGER])
-        assert not isinstance(cursors, Examined) or not list(cursors.examine())
+        assert not isinstance(cursors, SelfCheck) or not list(cursors.examine())
 
     @pytest.mark.parametrize("at", [0, 1, 2])
     def test_a_fork_has_cursors_of_its_own(self, cursors: Any, at: int) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from refold.core.codec import Entry
 from refold.core.errors import ConflictError, NotFoundError
 from refold.session.api import open
-from refold.stores.store import Examined, Forks, Key
+from refold.stores.store import Forks, Key, SelfCheck
 from refold.testing.words import KEY, demand_folded, entries, examples, named, said, unique, verified
 
 DEEDS = ["append", "append", "fork", "fork", "erase", "erase with forks"]
@@ -161,4 +161,4 @@ class ForksContract:
             assert listed == {key: (len(stream), parents[key]) for key, stream in streams.items()}
             for key, stream in streams.items():
                 assert verified(forks, key) == stream
-        assert not isinstance(forks, Examined) or not list(forks.examine())
+        assert not isinstance(forks, SelfCheck) or not list(forks.examine())

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from refold.session.api import open
-from refold.stores.store import LOCATED, Ids, Key, Located
+from refold.stores.store import LOCATED, FindsIds, Key, LocatesIds
 from refold.testing.words import KEY, ODD, demand_able, entry, named, said, verified
 
 
 class IdsContract:
     @pytest.fixture
     def ids(self, store: Any) -> Any:
-        return store if isinstance(store, Ids) else pytest.skip("this store does not find entries by id")
+        return store if isinstance(store, FindsIds) else pytest.skip("this store does not find entries by id")
 
     def test_the_same_id_is_stored_once_and_keeps_its_place(self, ids: Any) -> None:
         one, other = open("a", store=ids), open("a", store=ids)
@@ -56,7 +56,7 @@ class IdsContract:
 class LocatedContract:
     @pytest.fixture
     def located(self, store: Any) -> Any:
-        return store if isinstance(store, Located) else pytest.skip("this store does not locate ids")
+        return store if isinstance(store, LocatesIds) else pytest.skip("this store does not locate ids")
 
     def test_an_id_is_located_in_whatever_conversation_of_the_owner_said_it(self, located: Any) -> None:
         ids = [f"{LOCATED}{n}" for n in range(6)]

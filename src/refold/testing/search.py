@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from refold.core.codec import Entry
 from refold.core.query import SearchText, parse_query
 from refold.session.api import open
-from refold.stores.store import Key, Scope, Searched, Vectors
+from refold.stores.store import Key, Scope, SearchIndex, Vectors
 from refold.testing.embedder import WordEmbedder
 from refold.testing.words import KEY, Reopen, demand, entry, examples, said, unique
 
@@ -56,7 +56,7 @@ def found(store: Any, scope: Scope, text: str, limit: int = 50) -> list[tuple[st
 class SearchContract:
     @pytest.fixture
     def searched(self, store: Any) -> Any:
-        return store if isinstance(store, Searched) else pytest.skip("this store has no index of words")
+        return store if isinstance(store, SearchIndex) else pytest.skip("this store has no index of words")
 
     @pytest.fixture
     def vectors(self, store: Any) -> Any:

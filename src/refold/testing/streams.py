@@ -6,14 +6,14 @@ import pytest
 
 from refold.core.codec import GENESIS, Entry, chain
 from refold.core.errors import ConflictError
-from refold.stores.store import Ids, Key, Leases, Snapshots
+from refold.stores.store import FindsIds, Key, Leases, Snapshots
 from refold.testing.words import KEY, ODD, Reopen, demand, entries, entry, verified
 
 
 class StreamsContract:
     def test_what_does_not_exist_reads_as_empty(self, store: Any) -> None:
         assert list(store.read(KEY)) == list(store.conversations()) == store.erase(KEY) == []
-        assert not isinstance(store, Ids) or store.find(KEY, ["a"]) == {}
+        assert not isinstance(store, FindsIds) or store.find(KEY, ["a"]) == {}
         assert not isinstance(store, Snapshots) or store.saved(KEY) == {}
         assert not isinstance(store, Leases) or not store.leases(KEY, 0.0)
 
@@ -42,7 +42,7 @@ class StreamsContract:
         with pytest.raises(ConflictError):
             store.append(KEY, [entry(at, "wrong", id="wrong") for at in places])
         assert verified(store, KEY) == entries(0, 3)
-        assert not isinstance(store, Ids) or store.find(KEY, ["wrong"]) == {}
+        assert not isinstance(store, FindsIds) or store.find(KEY, ["wrong"]) == {}
         store.append(KEY, entries(3, 5))
         assert verified(store, KEY) == entries(0, 5)
 
@@ -107,7 +107,7 @@ class StreamsContract:
         assert store.erase(KEY) == []
         assert list(store.read(KEY)) == []
         assert [row.key for row in store.conversations()] == [other]
-        assert not isinstance(store, Ids) or store.find(KEY, ["an id"]) == {}
+        assert not isinstance(store, FindsIds) or store.find(KEY, ["an id"]) == {}
         store.append(KEY, [entry(0, "new")])
         assert verified(store, KEY) == [entry(0, "new")]
         assert len(verified(store, other)) == 2

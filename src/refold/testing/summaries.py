@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from refold.stores.store import KEPT_SUMMARIES, Examined, Forks, Key, SummaryCache
+from refold.stores.store import KEPT_SUMMARIES, Forks, Key, SelfCheck, SummaryCache
 from refold.testing.words import KEY, ODD, Reopen, demand, entries
 
 OTHER = Key(KEY.owner, "another")
@@ -90,7 +90,7 @@ class SummariesContract:
         summaries.erase(KEY)
         summaries.append(KEY, entries(0, 2))
         assert [summaries.summary(KEY, digest) for digest in (b"a", b"b")] == [None, b"2"]
-        assert not isinstance(summaries, Examined) or not list(summaries.examine())
+        assert not isinstance(summaries, SelfCheck) or not list(summaries.examine())
 
     @pytest.mark.parametrize("at", [0, 1, 2])
     def test_a_fork_keeps_its_own_and_finds_those_of_its_parent_until_it_is_erased(
@@ -105,7 +105,7 @@ class SummariesContract:
         assert [summaries.summary(fork, digest) for digest in (b"a", b"b", b"c")] == [None, b"2", b"3"]
         summaries.erase(fork, with_forks=True)
         assert [summaries.summary(OTHER, digest) for digest in (b"a", b"b", b"c")] == [None] * 3
-        assert not isinstance(summaries, Examined) or not list(summaries.examine())
+        assert not isinstance(summaries, SelfCheck) or not list(summaries.examine())
 
     def test_summaries_are_there_when_the_store_is_opened_again(
         self, summaries: Any, reopen: Reopen | None

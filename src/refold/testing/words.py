@@ -12,7 +12,7 @@ from refold.core.message import Message, Text, ToolCall, ToolResult
 from refold.core.view import fold
 from refold.session.api import open
 from refold.session.session import Session
-from refold.stores.store import Ability, Key, Store, inability
+from refold.stores.store import Ability, Key, Store, missing_ability
 
 Reopen: TypeAlias = Callable[[], Store]
 
@@ -59,7 +59,7 @@ def demand(reopen: Reopen | None) -> Reopen:
 
 def demand_able(store: Store, ability: Ability) -> None:
     """What a store declares that it is not able to do is not demanded of it."""
-    if (why := inability(store, ability)) is not None:
+    if (why := missing_ability(store, ability)) is not None:
         pytest.skip(why)
 
 

@@ -12,7 +12,8 @@ from refold.session.export import export_lines, load_lines
 from refold.session.files import FileConversation, conversations, export_in, read_file
 from refold.session.session import Session
 from refold.stores.memory import MemoryStore
-from refold.stores.store import Key, Store, open_store, shown_url
+from refold.stores.store import Key, Store, open_store
+from refold.stores.url import shown_url
 
 DIALECT = "openai-chat"
 """Whatever a conversation was in, it is replayed in this one."""

@@ -1,20 +1,22 @@
 """Follows a record and tells a service that learns what is said in it; a cursor says how far it was told."""
 
+import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from hashlib import blake2b
 from itertools import islice
-from threading import Condition, Thread
-from typing import NamedTuple
+from threading import Condition, Lock, Thread
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
-from refold.core.codec import Entry, Link
-from refold.core.errors import MessageError, StoreError
-from refold.stores.hybrid_refused import Refusals, Refused
-from refold.stores.hybrid_turns import Turns
-from refold.stores.recent import Recent
-from refold.stores.store import Cursors, Forks, Key, Memorizer, SpokenMessage, Store
+from refold.core.codec import Entry, Link, to_bytes
+from refold.core.errors import CorruptError, MessageError, RefoldError, StoreError
+from refold.stores.lease_holder import is_dead, new_holder
+from refold.stores.packing import pack, unpack
+from refold.stores.store import Cursors, Forks, Key, Lease, Leases, Memorizer, Notes, SpokenMessage, Store
 
 BATCH_CHARS = 100_000
 """Of what is handed over in one go, about."""
@@ -34,14 +36,208 @@ MOST_KNOWN = 10_000
 """Conversations that this process remembers something of; it asks the record about others."""
 
 
-class Told(NamedTuple):
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class BoundedDict(OrderedDict[K, V]):
+    """At most so many entries. Safe to use from many threads."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self.pop(key, None)  # so that it is the newest; moving it would fail where another thread drops it
+        super().__setitem__(key, value)
+        while len(self) > self._most:
+            self.popitem(last=False)
+
+
+LEASE_S = 30.0
+"""After so long it is another's turn, where a process died elsewhere; where one died here, at once."""
+
+Turn: TypeAlias = Lease | Literal["none needed"] | None
+"""None where it is somebody else's."""
+
+
+class SyncLeases:
+    """Among processes by a lease, where the record has them. `using` is entered to ask the record."""
+
+    def __init__(self, record: Store, name: str, using: Callable[[], AbstractContextManager[object]]) -> None:
+        self._record, self._name, self._using = record, name, using
+        self._holder = new_holder()
+        self._changed, self._taken = Condition(), set[Key]()
+        self._lock = Lock()
+        self._thread: Thread | None = None
+        self._held: dict[Key, Lease] = {}
+        """Those that are renewed."""
+
+    @contextmanager
+    def alone(self, key: Key, patience_s: float = 0.0) -> Iterator[bool]:
+        """Whether nobody else hands over the conversation, or erases it, meanwhile."""
+        until = time.monotonic() + patience_s
+        with self._changed:
+            is_free = self._changed.wait_for(lambda: key not in self._taken, patience_s)
+            self._taken |= {key} if is_free else set()
+        if not is_free:
+            yield False
+            return
+        try:
+            lease = self.lease(key)
+            while lease is None and time.monotonic() < until:
+                time.sleep(0.05)
+                lease = self.lease(key)
+            with self._renewed(key, lease):
+                yield lease is not None
+        finally:
+            with self._changed:
+                self._taken.discard(key)
+                self._changed.notify_all()
+
+    def lease(self, key: Key) -> Turn:
+        """Held again, it lasts longer."""
+        if not isinstance(self._record, Leases):
+            return "none needed"
+        now = time.time()
+        with self._using():
+            lease = self._record.acquire(key, self._name, self._holder, now, LEASE_S)
+            if lease is None:
+                held = next((one for one in self._record.leases(key, now) if one.name == self._name), None)
+                if held is None:
+                    return "none needed"  # there is no such conversation
+                if is_dead(held.holder):
+                    self._record.release(key, held)
+                    return self.lease(key)
+        return lease
+
+    @contextmanager
+    def _renewed(self, key: Key, lease: Turn) -> Iterator[None]:
+        """However long a service is waited for; released at the end."""
+        if not isinstance(lease, Lease):
+            yield
+            return
+        with self._lock:
+            self._held[key] = lease
+            if self._thread is None:
+                self._thread = Thread(target=self._renew, name="refold-memory-lease", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                lease = self._held.pop(key)
+                with suppress(RefoldError), self._using():  # it runs out by itself
+                    if isinstance(self._record, Leases):
+                        self._record.release(key, lease)
+
+    def _renew(self) -> None:
+        """One thread for all that are held, which ends where none is any more."""
+        while True:
+            time.sleep(LEASE_S / 3)
+            with self._lock:
+                keys = list(self._held)
+            for key in keys:
+                with self._lock, suppress(Exception):  # another time, then
+                    lease = self.lease(key) if key in self._held else None
+                    if isinstance(lease, Lease):
+                        self._held[key] = lease
+            with self._lock:
+                if not self._held:
+                    self._thread = None
+                    return
+
+
+class RefusedMessage(NamedTuple):
+    """A message that the service did not take, though it took others. It is in the record."""
+
+    key: Key
+    at: int
+    why: str
+
+
+class Refusals:
+    """A note for each conversation, which only who hands it over may change: nobody loses another's.
+    A cursor at its beginning marks those that ever had one, so that the others are not asked.
+
+    Where the record keeps no notes, they are gone with the process.
+    """
+
+    def __init__(self, record: Store, name: str) -> None:
+        assert isinstance(record, Cursors)
+        self._record, self._cursors, self._name = record, record, name
+        self._here: dict[str, bytes] = {}
+
+    def of(self, key: Key) -> list[RefusedMessage]:
+        """In order.
+
+        Raises:
+            CorruptError: the note was altered.
+        """
+        if not (body := self._note(key)):
+            return []
+        try:
+            note = json.loads(unpack(body))
+            whose, reasons = note["of"], dict(note["refused"])
+            found = [RefusedMessage(key, int(at), why) for why, places in reasons.items() for at in places]
+        except (ValueError, TypeError, KeyError) as error:
+            what = f"The note of what was refused of {key.conversation!r} cannot be read: {error!r}"
+            raise CorruptError(what) from error
+        return sorted(found) if whose == self._whose(key) else []  # else of an erased one of that name
+
+    def all(self) -> Iterator[RefusedMessage]:
+        for key in self.places():
+            yield from self.of(key)
+
+    def places(self) -> list[Key]:
+        """Conversations of which something was refused, be it that it was taken since."""
+        return list(self._cursors.behind(f"refused by {self._name}"))
+
+    def add(self, key: Key, more: Iterable[RefusedMessage]) -> None:
+        known = list[RefusedMessage]()
+        with suppress(CorruptError):  # there is nothing left to keep of it
+            known = self.of(key)
+        self.set(key, [*known, *more])
+
+    def set(self, key: Key, refused: Iterable[RefusedMessage]) -> None:
+        reasons = dict[str, list[int]]()
+        for one in {one.at: one for one in refused}.values():
+            reasons.setdefault(one.why, []).append(one.at)
+        whose = self._whose(key) if reasons else ""
+        body = pack(json.dumps({"of": whose, "refused": reasons}).encode()) if whose else b""
+        if body:  # first: a note that is not marked would not be found
+            self._cursors.set_cursor(key, f"refused by {self._name}", 0)
+        if body == (self._note(key) or b""):
+            return
+        if isinstance(self._record, Notes):
+            self._record.keep_note(self._title(key), body)
+        elif body:
+            self._here[self._title(key)] = body
+        else:
+            del self._here[self._title(key)]
+
+    def _note(self, key: Key) -> bytes | None:
+        title = self._title(key)
+        return self._record.note(title) if isinstance(self._record, Notes) else self._here.get(title)
+
+    def _title(self, key: Key) -> str:
+        owner, conversation = map(to_bytes, key)
+        digest = blake2b(b"%d:%b%b" % (len(owner), owner, conversation), digest_size=16)
+        return f"refused by {self._name} of {digest.hexdigest()}"
+
+    def _whose(self, key: Key) -> str:
+        """Tells a record from an earlier one of the same name, by how it begins."""
+        return "".join(link.digest.hex() for link in self._record.read(key, 0, 1))
+
+
+class SpokenEntry(NamedTuple):
     """What an entry says, and the entry."""
 
     said: SpokenMessage
     link: Link
 
 
-class Follower:
+class MemorySync:
     """One conversation at a time, by a thread that ends when there is nothing to do. Others may hand over
     as well: two never do so with the same conversation.
     """
@@ -67,15 +263,15 @@ class Follower:
         """How many entries were appended here since."""
         self._is_more = False
         """There were too many that are due: the record knows which."""
-        self._known = Recent[Key, None](MOST_KNOWN)
+        self._known = BoundedDict[Key, None](MOST_KNOWN)
         """Those that have a cursor, and were appended to here."""
-        self._turns = Turns(self._record, self._name, self._using)
+        self._turns = SyncLeases(self._record, self._name, self._using)
         self.alone = self._turns.alone
         self._erased = set[Key]()
         """Those that were erased while they were handed over: what landed is to be forgotten."""
         self._accepted = 0
         """How often the service took something."""
-        self._stuck = Recent[Key, int](MOST_KNOWN)
+        self._stuck = BoundedDict[Key, int](MOST_KNOWN)
         """How often it had when it began to refuse what is next of a conversation."""
         self._took = -1
         """How often it had when something failed last."""
@@ -263,7 +459,7 @@ class Follower:
             StoreError: the service does not take it now: it fails, or refuses one message after the other.
         """
         self._forget_erased(key)
-        done, refused = self._begun(key), list[Refused]()
+        done, refused = self._begun(key), list[RefusedMessage]()
         for batch, last in self._batches(key, done):
             if batch:
                 self._tell(key, batch, last, refused)
@@ -300,20 +496,22 @@ class Follower:
             with self._using():
                 self.refusals.set(key, left.values())
 
-    def _batches(self, key: Key, next: int) -> Iterator[tuple[list[Told], Link]]:
+    def _batches(self, key: Key, next: int) -> Iterator[tuple[list[SpokenEntry], Link]]:
         """What was said, and the last entry that was looked at; at the end perhaps nothing was."""
-        batch, last = list[Told](), None
+        batch, last = list[SpokenEntry](), None
         while links := self._read(key, next, CHUNK):  # nothing is open while it is told
             for last in links:
                 said, next = self._said(last.entry), last.entry.at + 1
-                batch += [Told(said, last)] if said else []
+                batch += [SpokenEntry(said, last)] if said else []
                 if len(batch) >= self._batch_size or sum(len(one.said.text) for one in batch) >= BATCH_CHARS:
                     yield batch, last
                     batch = []
         if last is not None:
             yield batch, last
 
-    def _tell(self, key: Key, batch: Sequence[Told], last: Link, refused: list[Refused]) -> None:
+    def _tell(
+        self, key: Key, batch: Sequence[SpokenEntry], last: Link, refused: list[RefusedMessage]
+    ) -> None:
         """One batch, or each of its messages alone where the service refuses something in it.
 
         A message is passed over where the service takes others around it. Where it takes none, it is not the
@@ -326,7 +524,7 @@ class Follower:
         except MessageError as error:
             before = self._stuck.setdefault(key, self._accepted)
             if len(batch) == 1:
-                refused.append(Refused(key, batch[0].said.at, error.problem))
+                refused.append(RefusedMessage(key, batch[0].said.at, error.problem))
             for one in batch if len(batch) > 1 else ():
                 self._tell(key, [one], one.link, refused)
             if self._accepted == before:
@@ -337,14 +535,14 @@ class Follower:
             self._accepted += 1
         self._move(key, last, refused)
 
-    def _refusing(self, refused: Sequence[Refused]) -> StoreError:
+    def _refusing(self, refused: Sequence[RefusedMessage]) -> StoreError:
         key, at, why = refused[0]
         return StoreError(
             f"{self._memorizer.name} refuses what it is told of {key.conversation!r} from #{at} on, and took"
             f" nothing else meanwhile: {why}. It is kept, and handed in again"
         )
 
-    def _move(self, key: Key, last: Link, refused: list[Refused]) -> None:
+    def _move(self, key: Key, last: Link, refused: list[RefusedMessage]) -> None:
         """The cursor, behind what the service took or will not take."""
         self._demand(key, last)
         if self._turns.lease(key) is None:

@@ -48,7 +48,7 @@ _UNTIL: ContextVar[float] = ContextVar("until")
 """When the request that is under way must have been answered."""
 
 
-class Place(NamedTuple):
+class ActorSession(NamedTuple):
     """Where events are: a session of an actor."""
 
     actor: str
@@ -61,7 +61,7 @@ class Branch(NamedTuple):
     """The event after which it begins."""
 
 
-class Service:
+class AgentCoreClient:
     """A memory at AgentCore. Safe to use from many threads.
 
     Raises `StoreError` where the service cannot be used, and says what to do about it.
@@ -94,17 +94,17 @@ class Service:
         self._newest = 0
         self._lock = Lock()
 
-    def place(self, key: Key) -> Place:
+    def place(self, key: Key) -> ActorSession:
         """Where a conversation's events are. No two conversations have the same place."""
-        owner = safe(key.owner)
+        owner = allowed_name(key.owner)
         if self.actor is not None:
             owner = self.actor if key.owner == DEFAULT_OWNER else f"{self.actor}:{owner}"
-        return Place(owner, safe(key.conversation))
+        return ActorSession(owner, allowed_name(key.conversation))
 
     # Events
 
     def create(
-        self, place: Place, payload: list[Json], token: str, after: int, branch: Branch | None = None
+        self, place: ActorSession, payload: list[Json], token: str, after: int, branch: Branch | None = None
     ) -> str:
         """Creates an event, unless one was created with the same token, and returns the id of that one.
 
@@ -119,18 +119,18 @@ class Service:
         event = self._call("create_event", place, payload=payload, clientToken=token, **at)["event"]
         return str(event["eventId"])
 
-    def event(self, place: Place, id: str) -> Json | None:
+    def event(self, place: ActorSession, id: str) -> Json | None:
         found = self._call("get_event", place, missing={}, eventId=id)
         return found.get("event")
 
-    def delete(self, place: Place, id: str) -> None:
+    def delete(self, place: ActorSession, id: str) -> None:
         self._call("delete_event", place, missing={}, eventId=id)
 
-    def events(self, place: Place, branch: str | None = None) -> Iterator[Json]:
+    def events(self, place: ActorSession, branch: str | None = None) -> Iterator[Json]:
         """All events, the newest first; of a branch, those of its parents before it began included."""
         return self._list_events(place, branch, PAGE)
 
-    def since(self, place: Place, id: str, branch: str | None = None) -> tuple[list[Json], bool]:
+    def since(self, place: ActorSession, id: str, branch: str | None = None) -> tuple[list[Json], bool]:
         """The events after one, the newest first, and whether that one is still there."""
         found = list[Json]()
         for size in GLANCES:
@@ -145,7 +145,7 @@ class Service:
                 break
         return found, False
 
-    def _list_events(self, place: Place, branch: str | None, size: int) -> Iterator[Json]:
+    def _list_events(self, place: ActorSession, branch: str | None, size: int) -> Iterator[Json]:
         only: Json = {"maxResults": size}
         if branch is not None:
             only["filter"] = {"branch": {"name": branch, "includeParentBranches": True}}
@@ -186,7 +186,7 @@ class Service:
                 break
         return found
 
-    def _is_shown(self, namespace: str, place: Place) -> bool:
+    def _is_shown(self, namespace: str, place: ActorSession) -> bool:
         """Whether a record may be shown to an actor, wherever it was looked for."""
         inside = f"/{namespace.strip('/')}/"
         if self.namespace is None:  # the service's own layout: /strategies/ID/actors/ACTOR/…
@@ -195,7 +195,7 @@ class Service:
         guard = filled(before + actor + after.partition("/")[0], place).strip("/")
         return inside.startswith(f"/{guard}/" if guard else "/")
 
-    def forget_records(self, place: Place) -> None:
+    def forget_records(self, place: ActorSession) -> None:
         """Deletes what was learned from one session, where the namespace keeps sessions apart."""
         if self.namespace is None or "{sessionId}" not in self.namespace:
             return
@@ -221,7 +221,7 @@ class Service:
             self._made.close()
 
     def _pages(
-        self, operation: str, name: str, place: Place | None, only: Json, until: float | None = None
+        self, operation: str, name: str, place: ActorSession | None, only: Json, until: float | None = None
     ) -> Iterator[Json]:
         token: Json = {}
         while True:
@@ -234,7 +234,7 @@ class Service:
     def _call(
         self,
         operation: str,
-        place: Place | None,
+        place: ActorSession | None,
         *,
         missing: Json | None = None,
         until: float | None = None,
@@ -304,7 +304,7 @@ class Service:
         return f"AgentCore Memory, {verb}: {what}" + (f" ({message})" if message else "")
 
 
-def safe(name: str) -> str:
+def allowed_name(name: str) -> str:
     """A name that the service allows: the same where it is plain, and otherwise one that is nobody else's."""
     if PLAIN.fullmatch(name) and not ENCODED.search(name):
         return name
@@ -318,7 +318,7 @@ def digest(*parts: bytes) -> str:
 
 
 def _namespace(template: str) -> str:
-    if not NAMESPACE.fullmatch(filled(template, Place("a", "a"))):
+    if not NAMESPACE.fullmatch(filled(template, ActorSession("a", "a"))):
         raise SettingError(
             f"namespace {template!r}",
             "expected a path such as /facts/{actorId}/, which may have {actorId} and {sessionId}",
@@ -326,7 +326,7 @@ def _namespace(template: str) -> str:
     return template
 
 
-def filled(namespace: str, place: Place) -> str:
+def filled(namespace: str, place: ActorSession) -> str:
     return namespace.replace("{actorId}", place.actor).replace("{sessionId}", place.session)
 
 

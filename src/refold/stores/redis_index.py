@@ -5,7 +5,8 @@ does not begin leaves a row with nothing behind it: that is passed over, and str
 begin.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -13,8 +14,8 @@ import msgspec
 
 from refold.core.codec import to_bytes
 from refold.core.errors import CorruptError
-from refold.stores.redis_link import Call, RedisLink
-from refold.stores.store import Key
+from refold.stores.redis_connection import Command, RedisConnection, ScriptCall
+from refold.stores.store import LOCATED, Key
 
 PAGE = 200
 """Conversations that are looked at in one go."""
@@ -28,7 +29,7 @@ KINDS = ("head", "log", "ids", "unsaid", "summaries", "kept")
 """The keys that a conversation has, as `lua/conversation.lua` expects them."""
 
 
-class Row(NamedTuple):
+class ConversationHead(NamedTuple):
     """What the head of a conversation says."""
 
     key: Key
@@ -46,7 +47,7 @@ class Row(NamedTuple):
         return dumped(self.key, self.order)
 
 
-class Names:
+class RedisKeys:
     """What keys are called. All of one conversation have the same hash tag, and so are in one slot."""
 
     def __init__(self, prefix: str) -> None:
@@ -72,18 +73,18 @@ class Names:
         return f"{self._prefix}:{{{_hash(to_bytes(owner)).hex()}}}:summary:{_hash(digest).hex()}"
 
 
-class RedisList:
-    def __init__(self, link: RedisLink, names: Names) -> None:
+class ConversationList:
+    def __init__(self, link: RedisConnection, names: RedisKeys) -> None:
         self._link, self._names = link, names
 
-    def row(self, key: Key) -> Row | None:
+    def row(self, key: Key) -> ConversationHead | None:
         return self.rows([member(key)])[0]
 
-    def rows(self, members: Sequence[bytes], cursor: bytes = b"next") -> list[Row | None]:
-        found = self._link.each([Call("row", self._names.by(one), (cursor,)) for one in members])
+    def rows(self, members: Sequence[bytes], cursor: bytes = b"next") -> list[ConversationHead | None]:
+        found = self._link.each([ScriptCall("row", self._names.by(one), (cursor,)) for one in members])
         return [None if head[0] is None else _row(*head) for head in found]
 
-    def pages(self, owner: str | None, cursor: bytes = b"next") -> Iterator[list[Row]]:
+    def pages(self, owner: str | None, cursor: bytes = b"next") -> Iterator[list[ConversationHead]]:
         """All that there are, the newest first."""
         before: bytes | str = "+inf"
         of = self._names.all if owner is None else self._names.owned(member(Key(owner, "")))
@@ -91,7 +92,9 @@ class RedisList:
             before, rows = page
             yield rows
 
-    def _page(self, of: str, before: bytes | str, cursor: bytes) -> tuple[bytes, list[Row]] | None:
+    def _page(
+        self, of: str, before: bytes | str, cursor: bytes
+    ) -> tuple[bytes, list[ConversationHead]] | None:
         now, *listed = self._link.call("page", [of], before, PAGE)
         orders = dict(zip(listed[::2], listed[1::2], strict=True))
         rows = self.rows(list(orders), cursor)
@@ -114,8 +117,8 @@ class RedisList:
         if before != after:
             self._link.each([self._settling(one, before, after)])
 
-    def _settling(self, one: bytes, before: bytes, after: bytes) -> Call:
-        return Call("settle", self._keys(one), (one, before, after))
+    def _settling(self, one: bytes, before: bytes, after: bytes) -> ScriptCall:
+        return ScriptCall("settle", self._keys(one), (one, before, after))
 
     def _keys(self, one: bytes) -> list[str]:
         return [self._names.clock, self._names.all, self._names.owned(one)]
@@ -154,10 +157,70 @@ def _row(
     parent: bytes | None,
     fork_at: bytes | None,
     cursor: bytes | None,
-) -> Row:
+) -> ConversationHead:
     at = None if cursor is None else int(cursor)
-    return Row(Key(text(owner), text(name)), int(next), order, parent or b"", int(fork_at or 0), at)
+    return ConversationHead(
+        Key(text(owner), text(name)), int(next), order, parent or b"", int(fork_at or 0), at
+    )
 
 
 def _hash(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
+
+
+class IdLocations:
+    """What nobody said or looked for in `ttl` milliseconds is not found any more (0: it always is)."""
+
+    def __init__(self, link: RedisConnection, names: RedisKeys, list: ConversationList, ttl: int) -> None:
+        self._link, self._names, self._list, self._ttl = link, names, list, ttl
+
+    def locate(self, owner: str, ids: Collection[str]) -> dict[str, tuple[Key, int]]:
+        """Where each was said last, by those that are there; or else where it is kept by a fork."""
+        names = {id: self._names.located(owner, id) for id in ids}
+        asked = [("ZRANGE", name, 0, -1, "WITHSCORES") for name in names.values()]
+        kept = [self._kept(name) for name in names.values()]
+        answers = self._link.ask(asked[0][1], *asked, *kept)[: len(names)] if names else []
+        left: dict[Key, dict[str, float]] = {}
+        for id, said in zip(names, answers, strict=True):
+            for name, since in zip(said[::2], said[1::2], strict=True):
+                left.setdefault(Key(owner, text(name)), {})[id] = float(since)
+        rows = [row for row in self._list.rows([member(key) for key in left]) if row is not None]
+        finds = [ScriptCall("find", self._names.of(row.key), [*map(to_bytes, left[row.key])]) for row in rows]
+        found = dict[str, tuple[bool, int, Key, int]]()
+        for row, places in zip(rows, self._link.each(finds), strict=True):
+            there = {id: int(at) for id, at in zip(left[row.key], places, strict=True) if at is not None}
+            for id, at in there.items():
+                one = (at >= row.fork_at, int(row.order), row.key, at)
+                found[id] = max(found.get(id, one), one)
+                del left[row.key][id]
+        self._strike(names, left)
+        return {id: (key, at) for id, (_, _, key, at) in found.items()}
+
+    def _strike(self, names: dict[str, str], left: dict[Key, dict[str, float]]) -> None:
+        stale = time.time() - STALE_US / 1_000_000
+        pairs = [(id, key) for key, ids in left.items() for id, since in ids.items() if since < stale]
+        gone = [("ZREM", names[id], to_bytes(key.conversation)) for id, key in pairs]
+        if gone:
+            self._link.ask(gone[0][1], *gone)
+
+    def point(self, key: Key, ids: Iterable[str | None]) -> None:
+        """Before they are stored there. Those that cannot be located are passed over."""
+        located = [id for id in ids if id is not None and id.startswith(LOCATED)]
+        names = [self._names.located(key.owner, id) for id in located]
+        now, name = int(time.time()), to_bytes(key.conversation)
+        if names:
+            adds = [("ZADD", one, now, name) for one in names]
+            self._link.ask(names[0], *adds, *map(self._kept, names))
+
+    def forget(self, key: Key) -> None:
+        """Before it is erased, since nobody knows its ids after that."""
+        ids, name, cursor = self._names.of(key)[2], to_bytes(key.conversation), b""
+        while cursor != b"0":
+            look = ("HSCAN", ids, cursor or 0, "MATCH", f"{LOCATED}*", "COUNT", PAGE)
+            ((cursor, page),) = self._link.ask(ids, look)
+            names = [self._names.located(key.owner, text(id)) for id in page[::2]]
+            if names:
+                self._link.ask(names[0], *(("ZREM", one, name) for one in names))
+
+    def _kept(self, name: str) -> Command:
+        return ("PEXPIRE", name, self._ttl) if self._ttl else ("PERSIST", name)

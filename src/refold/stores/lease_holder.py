@@ -10,7 +10,7 @@ _PROCESS = uuid4().hex[:12]
 """Tells this process from an earlier one with the same number."""
 
 
-def holder() -> str:
+def new_holder() -> str:
     """A new holder of leases in this process: where it is, its number, and what nobody else has."""
     return f"{_here()} {os.getpid()} {_PROCESS} {uuid4().hex[:12]}"
 

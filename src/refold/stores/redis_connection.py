@@ -2,14 +2,16 @@
 
 import math
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import parse_qsl, urlencode
 
 import redis
 from redis import exceptions
@@ -18,7 +20,7 @@ from redis.cluster import RedisCluster
 from redis.retry import Retry
 
 from refold.core.errors import SettingError, StoreError
-from refold.stores.store import shown_url
+from refold.stores.url import shown_url, split_url
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.01, 0.5
 """Between two tries."""
@@ -43,7 +45,7 @@ STORED = "it is stored, but not yet certain on disk"
 Command: TypeAlias = tuple[Any, ...]
 
 
-class Call(NamedTuple):
+class ScriptCall(NamedTuple):
     """A verb of `lua/*.lua`, on keys that are all in one slot."""
 
     verb: str
@@ -51,7 +53,7 @@ class Call(NamedTuple):
     args: Sequence[Any] = ()
 
 
-class RedisLink:
+class RedisConnection:
     """Safe to use from many threads, and after a fork of the process."""
 
     def __init__(self, url: str, timeout_s: float, wait_aof: tuple[int, int], cluster: bool) -> None:
@@ -87,9 +89,11 @@ class RedisLink:
         Raises:
             StoreError: there was no answer in time, or none can be given.
         """
-        return self.ask(keys[0], Call(verb, keys, args), durable=durable, unsafe=unsafe)[0]
+        return self.ask(keys[0], ScriptCall(verb, keys, args), durable=durable, unsafe=unsafe)[0]
 
-    def ask(self, key: str, *asked: Call | Command, durable: bool = False, unsafe: str = STORED) -> list[Any]:
+    def ask(
+        self, key: str, *asked: ScriptCall | Command, durable: bool = False, unsafe: str = STORED
+    ) -> list[Any]:
         """The answers to commands on keys in the slot of `key`, by one connection in one round trip."""
         until = time.monotonic() + self.timeout_s
         again, client = False, None
@@ -114,7 +118,7 @@ class RedisLink:
             time.sleep(min(FIRST_WAIT_S * 2 ** min(attempt, 9), LONGEST_WAIT_S))
         raise AssertionError
 
-    def each(self, calls: Sequence[Call]) -> list[Any]:
+    def each(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """What calls on any keys answer; those for one server in one round trip."""
         groups: dict[Any, list[int]] = {}
         for n, one in enumerate(calls):
@@ -126,7 +130,7 @@ class RedisLink:
             answers.update(zip(places, found, strict=True))
         return [answers[n] for n in range(len(calls))]
 
-    def _together(self, calls: Sequence[Call]) -> list[Any]:
+    def _together(self, calls: Sequence[ScriptCall]) -> list[Any]:
         with suppress(*ERRORS):
             return self._run(self._client(calls[0].keys[0]), calls)
         return [self.ask(one.keys[0], one)[0] for one in calls]
@@ -150,12 +154,12 @@ class RedisLink:
     def _run(
         self,
         client: Any,
-        asked: Sequence[Call | Command],
+        asked: Sequence[ScriptCall | Command],
         again: bool = False,
         durable: bool = False,
         unsafe: str = STORED,
     ) -> list[Any]:
-        wire = [self._wire(one, again) if isinstance(one, Call) else one for one in asked]
+        wire = [self._wire(one, again) if isinstance(one, ScriptCall) else one for one in asked]
         waits = durable and any(self._wait_aof)
         if waits:
             wire.append(("WAITAOF", *self._wait_aof, max(1, int(self.timeout_s * 500))))
@@ -164,7 +168,7 @@ class RedisLink:
             self._demand_safe(answers.pop(), unsafe)
         return answers
 
-    def _wire(self, call: Call, again: bool) -> Command:
+    def _wire(self, call: ScriptCall, again: bool) -> Command:
         rest = (len(call.keys), *call.keys, *call.args, call.verb, int(again))
         gentle = call.verb in GENTLE
         if self._has_functions:
@@ -276,8 +280,8 @@ class RedisLink:
         return StoreError(f"{self.shown} {why}")
 
 
-def _is_read(asked: Call | Command) -> bool:
-    return (asked.verb if isinstance(asked, Call) else asked[0]) in READS
+def _is_read(asked: ScriptCall | Command) -> bool:
+    return (asked.verb if isinstance(asked, ScriptCall) else asked[0]) in READS
 
 
 def _is_broken(error: Exception) -> bool:
@@ -340,3 +344,54 @@ def _script(gentle: bool) -> bytes:
 @cache
 def _sha(gentle: bool) -> str:
     return sha1(_script(gentle)).hexdigest()
+
+
+_NUMBER, _POSITIVE, _ANY = r"\d{1,9}", r"(?=.*[1-9])\d{1,6}(\.\d+)?", (r".+", "a value")
+OURS = {
+    "cluster": (r"[01]", "0 or 1"),
+    "prefix": (r"[\w.:-]+", "letters, digits and . : - _"),
+    "timeout_s": (_POSITIVE, "seconds"),
+    "ttl_s": (rf"{_NUMBER}(\.\d+)?", "seconds, or 0 for never"),
+    "wait_aof": (r"[01](,\d)?", "1, or 1,2 for two replicas besides"),
+}
+"""Options, with what is allowed."""
+THEIRS = {
+    "db": (_NUMBER, "the number of a database"),
+    "health_check_interval": (_NUMBER, "seconds"),
+    "max_connections": (r"[1-9]\d{0,8}", "a number above 0"),
+    "socket_connect_timeout": (_POSITIVE, "seconds"),
+    **dict.fromkeys(("client_name", "socket_keepalive", "ssl_ca_certs", "ssl_ca_path"), _ANY),
+    **dict.fromkeys(("ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile"), _ANY),
+}
+"""The same of redis-py."""
+_READ: dict[str, Callable[[str], Any]] = {
+    "cluster": lambda value: value == "1",
+    "prefix": str,
+    "timeout_s": float,
+    "ttl_s": float,
+    "wait_aof": lambda value: tuple(map(int, f"{value},0".split(",")[:2])),
+}
+
+
+def parse_url(url: str) -> tuple[str, dict[str, Any]]:
+    """The URL as redis-py knows it, and what of it is for the store.
+
+    Raises:
+        SettingError: something in it is not known or not allowed.
+    """
+    parts, plain, allowed = split_url(url), url.partition("?")[0], OURS | THEIRS
+    where = f"store {shown_url(plain)!r}"
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name, value in options.items():
+        if name not in allowed:
+            known = f"its options are {', '.join(OURS)}, and of redis-py {', '.join(THEIRS)}"
+            raise SettingError(where, f"{name!r} is not known; {known}")
+        pattern, expected = allowed[name]
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise SettingError(where, f"{name}={value} is not allowed; expected {expected}")
+    if parts.scheme != "unix" and not re.fullmatch(rf"/?|/{_NUMBER}", parts.path, re.ASCII):
+        raise SettingError(where, "expected nothing after the host, or the number of a database")
+    ours = {name: _READ[name](options.pop(name)) for name in OURS if name in options}
+    if ours.get("cluster") and (parts.scheme == "unix" or int(options.get("db") or parts.path[1:] or 0)):
+        raise SettingError(where, "a cluster is reached by redis:// or rediss://, and has only database 0")
+    return f"{plain}?{urlencode(options)}" if options else plain, ours
