@@ -24,13 +24,13 @@ from refold import Message, RefoldError, Text, ToolCall, ToolResult
 from refold.cli import app
 from refold.core.errors import MessageError, SettingError
 from refold.core.message import CompactionMarker, Media, Opaque, Reasoning, StepStart, Usage
-from refold.dialects.rules.targets import JUDGES
+from refold.dialects.rules.targets import RULES
 from refold.session.doctor import examine
 from refold.stores.sqlite import SQLiteStore
 
 Json = Any
 LONE = "\ud800"
-DIALECTS = list(JUDGES)
+DIALECTS = list(RULES)
 MODELS = ["gpt-5", "claude-sonnet-5", "gemini-2.5-pro", None]
 FIRST = {"role": "user", "content": "Which files are large?"}
 AGAIN = {"role": "user", "content": "Go on."}
@@ -761,7 +761,7 @@ def test_a_call_with_any_id_and_no_result_gets_one_in_every_dialect(message, id)
     assert offer(session, called(id)[message]) is None
     for dialect in DIALECTS:
         sent = session.fit(dialect=dialect)
-        assert any("never answered" in notice for notice in sent.report.notices)
+        assert any("has no result" in notice for notice in sent.report.notices)
 
 
 def test_half_characters_name_things_as_any_other_do():

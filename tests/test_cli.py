@@ -686,7 +686,7 @@ def test_show_full_has_whole_texts(chat):
 def test_show_tells_what_is_mended_when_sent():
     write("chat.json", [user("go"), call("c1"), user("stop")])
     run("import", "chat.json")
-    assert "mended when sent: #1: 'c1' was never answered" in run("show", "chat").stdout
+    assert "mended when sent: #1: the call 'c1' has no result" in run("show", "chat").stdout
     assert len(ask("show", "chat")["notices"]) == 1
 
 

@@ -15,7 +15,7 @@ from refold.config.validate import hints, kinds_of
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
 from refold.core.event import Expiry
-from refold.core.expiry import layered, most_aggressive
+from refold.core.expiry import merge_expiries, most_aggressive
 from refold.models.limits import ModelLimits, ModelSettings, find
 from refold.policies.cap import Cap
 from refold.policies.dedupe import Dedupe
@@ -598,10 +598,12 @@ def test_an_override_that_is_wrong_is_refused_with_what_is_allowed(override, whe
 
 
 def test_later_wishes_beat_earlier_ones_field_by_field_and_unset_is_not_zero():
-    assert layered() == Expiry()
-    both = layered(Expiry(after_steps=3, mode="remove", threshold=0.5), Expiry(after_steps=0, length=0))
+    assert merge_expiries() == Expiry()
+    both = merge_expiries(
+        Expiry(after_steps=3, mode="remove", threshold=0.5), Expiry(after_steps=0, length=0)
+    )
     assert both == Expiry(after_steps=0, mode="remove", length=0, threshold=0.5)
-    assert layered(both, Expiry()) == both
+    assert merge_expiries(both, Expiry()) == both
 
 
 # proves: A7

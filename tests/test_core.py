@@ -14,11 +14,11 @@ import refold
 from pairing import check
 from refold.core import codec
 from refold.core.budget import Budget
-from refold.core.check import Missing, Orphan, repair
 from refold.core.codec import GENESIS, Entry, chain, decode, encode, head
 from refold.core.errors import ConflictError, CorruptError
 from refold.core.event import Line, Replaced, Said, Span, Unknown
 from refold.core.message import Message, Text
+from refold.core.pairing import MissingResult, OrphanResult, repair_pairs
 from refold.core.plan import Edit, Stamp, settle
 from refold.core.view import fold
 from refold.policies.window import Window
@@ -74,14 +74,16 @@ def test_each_general_rule_is_found_by_name(lines, rules):
 
 
 def test_results_are_brought_back_to_their_call():
-    slots, notices = repair([ASK, CALL, A, ASK, B])
+    slots, notices = repair_pairs([ASK, CALL, A, ASK, B])
     assert slots == [ASK, CALL, A, B, ASK]
     assert notices == []
 
 
 def test_each_kind_of_mending_has_a_notice():
-    slots, notices = repair([A, ASK, CALL, line("tool", answers="b", at=4), line("tool", answers="b", at=5)])
-    assert slots == [Orphan(A), ASK, CALL, line("tool", answers="b", at=5), Missing("a", "")]
+    slots, notices = repair_pairs(
+        [A, ASK, CALL, line("tool", answers="b", at=4), line("tool", answers="b", at=5)]
+    )
+    assert slots == [OrphanResult(A), ASK, CALL, line("tool", answers="b", at=5), MissingResult("a", "")]
     assert len(notices) == 3
 
 

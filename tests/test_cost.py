@@ -15,7 +15,7 @@ from refold.cli.bench.recorded import load
 from refold.cli.bench.trace import Trace
 from refold.cli.bench.ways import OTHERS, Bill
 from refold.core.errors import SettingError
-from refold.core.lease import EXPAND, SEARCH
+from refold.core.expiry import EXPAND, SEARCH
 from refold.dialects.rules.targets import check_request
 from refold.models.limits import find
 

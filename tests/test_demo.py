@@ -20,7 +20,7 @@ from refold.agent.demo.model import QUESTION, DemoModel, ScriptedReader
 from refold.agent.demo.run import choose_folder, run_demo
 from refold.cli import app
 from refold.core.errors import NotFoundError, SettingError
-from refold.core.lease import EXPAND, SEARCH
+from refold.core.expiry import EXPAND, SEARCH
 from refold.dialects.rules.targets import check_request
 from refold.stores.store import open_store
 from refold.testing.stand_in import StandIn

@@ -19,7 +19,7 @@ from histories import DIALECTS
 from refold.cli.bench.retention import load
 from refold.core.errors import CannotExpandError, OverBudgetError, RefoldError, SettingError
 from refold.core.event import Measured, Replaced
-from refold.core.lease import EXPAND, SEARCH
+from refold.core.expiry import EXPAND, SEARCH
 from refold.core.slices import cut, item_spans, line_spans, slice_of
 from refold.policies.shorten import quoted
 from refold.session.expand import written

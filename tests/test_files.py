@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import refold
 from refold.cli import app
-from refold.dialects.rules.targets import JUDGES
+from refold.dialects.rules.targets import RULES
 
 RECORDINGS = Path(__file__).parents[2] / "shared" / "data" / "recordings"
 FILES = sorted(RECORDINGS.glob("*.jsonl")) if RECORDINGS.exists() else []
@@ -264,7 +264,7 @@ def test_a_file_is_told_in_one_line():
 
 def test_what_was_mended_is_told_on_stderr():
     done = run("fit", "-", "--model", "large", input=chat()[:3])
-    assert done.stderr == "refold: #2: 'c0' was never answered; an error stands for its result\n"
+    assert done.stderr == "refold: #2: the call 'c0' has no result; an error stands for it\n"
     assert len(json.loads(done.stdout)) == 4
     orphans = [ASK, *({"role": "tool", "tool_call_id": f"c{n}", "content": "x"} for n in range(9))]
     told = run("fit", "-", "--model", "large", input=orphans).stderr.splitlines()
@@ -311,13 +311,13 @@ def test_a_valid_request_is_told_so(dialect, request_):
         "valid": True,
         "violations": [],
         "dialect": dialect,
-        "rules": JUDGES[dialect].VERSION,
+        "rules": RULES[dialect].VERSION,
     }
     count = 1 if isinstance(request_, dict) and isinstance(request_.get("input"), str) else None
     messages = request_ if isinstance(request_, list) else request_[listed(request_)]
     plural = "1 message" if count else f"{len(messages)} messages"
     told = run("check", "-", input=request_).stdout
-    assert told == f"valid: {plural} by the rules for {dialect} ({JUDGES[dialect].VERSION})\n"
+    assert told == f"valid: {plural} by the rules for {dialect} ({RULES[dialect].VERSION})\n"
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -17,9 +17,9 @@ import refold
 from pairing import check, faults
 from refold.core import view as view_module
 from refold.core.budget import Budget
-from refold.core.check import Missing, Orphan, Slot, repair
 from refold.core.event import Line, Pinned, Replaced, Said, Span, Undone
 from refold.core.message import Message
+from refold.core.pairing import MissingResult, OrphanResult, Slot, repair_pairs
 from refold.core.plan import Stamp, settle
 from refold.core.view import fold
 from refold.dialects.registry import FORMATS, TARGETS
@@ -127,7 +127,7 @@ def _among_the_messages(events: list) -> list[tuple[int, int]]:
 @given(streams())
 def test_no_view_has_a_tool_call_without_its_result_or_a_result_without_its_call(events):
     lines = fold(events).lines
-    slots, notices = repair(lines)
+    slots, notices = repair_pairs(lines)
     mended = [_as_line(slot) for slot in slots]
     assert check(mended) == []
     if not check(lines):
@@ -151,9 +151,9 @@ def test_no_request_has_a_tool_call_without_its_result(things):
 
 def _as_line(slot: Slot) -> Line:
     match slot:
-        case Missing(call=call):
+        case MissingResult(call=call):
             return Line(-1, "tool", 0, 0, 0, answers=call)
-        case Orphan(line=line):
+        case OrphanResult(line=line):
             return Line(line.at, "user", line.tokens, line.turn, line.step)
         case line:
             return line

@@ -23,7 +23,7 @@ from refold.config.prompts import (
 )
 from refold.core.errors import SettingError
 from refold.core.event import Expiry
-from refold.core.expiry import layered
+from refold.core.expiry import merge_expiries
 from refold.policies.evidence import Evidence, checked
 from refold.policies.sections import SECTIONS as TITLES
 from refold.session.validate import override_of
@@ -349,7 +349,7 @@ def test_the_override_beats_the_agents_prompt_which_beats_the_tools_which_beats_
     said = {tool: re.search(r"in particular:\n(.*)\n", one.text)[1] for tool, one in tools.items()}
     assert said == {"grep": "Of the agent.", "ls": "Of the tool.", "ps": "(none)"}
     asked = override_of({"prompt": "Of the request."}).tools[0]["*"]
-    now = layered(config.agent("a").tools["grep"].expire, asked)
+    now = merge_expiries(config.agent("a").tools["grep"].expire, asked)
     assert "Of the request." in message_template(now.prompt).text
 
 

@@ -13,7 +13,7 @@ from refold import Message
 from refold.agent import Agent
 from refold.core.event import Said
 from refold.core.message import Text, ToolCall, ToolResult
-from refold.core.pairing import AGAIN, apart
+from refold.core.pairing import ID_SEPARATOR, unique_call_ids
 from refold.dialects.rules.targets import check_request
 from refold.session.doctor import examine
 from refold.session.render import STAND_IN
@@ -99,7 +99,7 @@ def test_a_result_too_many_takes_the_place_of_none():
     history = DIALECTS["openai-chat"](steps(["a", "a"], ["a", "a", "a"]))
     fitted = opened(history).fit()
     assert pairs(fitted.request) == [("0", "price of 0"), ("1", "price of 1")]
-    assert any("#4 left out" in notice for notice in fitted.report.notices)
+    assert any("#4 is left out" in notice for notice in fitted.report.notices)
 
 
 def test_the_record_keeps_the_ids_that_came():
@@ -110,7 +110,7 @@ def test_the_record_keeps_the_ids_that_came():
     stored = [one.message for one in session.get_all()]
     assert stored[-3:] == [calls, *results]
     assert {call.call_id for message in stored for call in message.calls} == {"a"}
-    assert not any(AGAIN.encode() in session.record.entry(at).body for at in range(7))
+    assert not any(ID_SEPARATOR.encode() in session.record.entry(at).body for at in range(7))
     raw = session.record.event(1)
     assert isinstance(raw, Said)
     assert json.loads(raw.raw or b"") == history[1]
@@ -119,7 +119,7 @@ def test_the_record_keeps_the_ids_that_came():
 
 def test_what_waits_for_a_result_is_the_call_that_has_none():
     session = opened(DIALECTS["openai-chat"](steps(["a", "b", "a"], ["a"])))
-    assert [*session.record.live.state.open] == ["b", f"a{AGAIN}1"]
+    assert [*session.record.live.state.open] == ["b", f"a{ID_SEPARATOR}1"]
     session.append({"role": "tool", "tool_call_id": "a", "content": "price of 2"})
     assert [*session.record.live.state.open] == ["b"]
 
@@ -194,9 +194,9 @@ def test_a_run_that_goes_on_runs_only_the_call_that_has_no_result():
         assert ran == [1]
 
 
-@given(st.lists(st.sampled_from(["a", "b", "", f"a{AGAIN}1", f"a{AGAIN}2"])))
+@given(st.lists(st.sampled_from(["a", "b", "", f"a{ID_SEPARATOR}1", f"a{ID_SEPARATOR}2"])))
 def test_ids_told_apart_are_unique_and_those_that_were_stay(ids):
-    own = apart(ids)
+    own = unique_call_ids(ids)
     assert len({*own}) == len(own) == len(ids)
     assert [own[ids.index(id)] for id in ids] == ids
-    assert apart(own) == own
+    assert unique_call_ids(own) == own

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 import refold
 import views
 from histories import DIALECTS
-from refold.core.check import Orphan
 from refold.core.errors import OverBudgetError
+from refold.core.pairing import OrphanResult
 from refold.dialects.rules.targets import check_request
 from refold.session import render as page
 from refold.session.session import Session
@@ -78,7 +78,7 @@ def _pairs_with_the_line_before(lines):
     before: Any = None
     for line in lines:
         follows = before is not None and (before.calls or before.answers is not None)
-        slots.append(line if line.answers is None or follows else Orphan(line))
+        slots.append(line if line.answers is None or follows else OrphanResult(line))
         before = line
     return slots, []
 

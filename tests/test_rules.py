@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refold.core.check import Violation
-from refold.dialects.rules.judge import Facts
-from refold.dialects.rules.targets import JUDGES, check, check_request
+from refold.dialects.rules.targets import RULES, Facts, Violation, check, check_request
 
 Json = Any
 PAGE = Path(__file__).parents[1] / "docs" / "validity.md"
@@ -25,7 +23,7 @@ RECORDED = {
     "api_anthropic_count_tokens": "anthropic",
 }
 NOTHING = Facts()
-CHAT, RESPONSES, ANTHROPIC, SDK = JUDGES
+CHAT, RESPONSES, ANTHROPIC, SDK = RULES
 ASK: Json = {"role": "user", "content": "Go"}
 LONE = "\ud800"
 
@@ -130,7 +128,7 @@ GRANTED = {"type": "tool-approval-response", "approvalId": "p", "approved": True
 
 GENERAL = [
     case
-    for dialect in JUDGES
+    for dialect in RULES
     for case in (
         Case(dialect, "G1", [{"role": "user", "content": "😀"}], [{"role": "user", "content": f"a{LONE}"}]),
         Case(dialect, "G1", [{**ASK, "x": {"ü": 1.5}}], [{**ASK, "x": {LONE: 1}}]),
@@ -422,7 +420,7 @@ def test_a_violation_says_where_it_is_in_a_sentence(case: Case) -> None:
 @named
 def test_feeding_message_by_message_is_feeding_at_once(case: Case) -> None:
     for facts in (case.facts, strictly(case.facts)):
-        judge = JUDGES[case.dialect](facts)
+        judge = RULES[case.dialect](facts)
         for end, message in enumerate(case.bad, 1):
             judge.feed([message])
             assert judge.violations == check(case.dialect, case.bad[:end], facts)
@@ -431,7 +429,7 @@ def test_feeding_message_by_message_is_feeding_at_once(case: Case) -> None:
 @named
 def test_a_copy_goes_on_by_itself(case: Case) -> None:
     for at in range(len(case.bad) + 1):
-        judge = JUDGES[case.dialect](case.facts)
+        judge = RULES[case.dialect](case.facts)
         judge.feed(case.bad[:at])
         before = judge.violations
         copy = judge.copy()
@@ -453,12 +451,12 @@ def documented() -> dict[str, set[str]]:
 
 def test_every_rule_on_the_page_is_tried_and_every_rule_tried_is_on_the_page() -> None:
     page = documented()
-    tried = {dialect: {case.rule for case in CASES if case.dialect == dialect} for dialect in JUDGES}
-    assert tried == {dialect: page[dialect] | page["any"] for dialect in JUDGES}
+    tried = {dialect: {case.rule for case in CASES if case.dialect == dialect} for dialect in RULES}
+    assert tried == {dialect: page[dialect] | page["any"] for dialect in RULES}
 
 
 def test_every_rule_is_told_where_it_is_judged_and_every_version_on_the_page() -> None:
-    for dialect, judge in JUDGES.items():
+    for dialect, judge in RULES.items():
         told = sys.modules[judge.__module__].__doc__ or ""
         assert all(re.search(rf"\b{rule}\b", told) for rule in documented()[dialect])
         assert documented()[dialect] >= judge.PAIRING
@@ -481,7 +479,7 @@ def test_what_a_provider_accepted_passes(dialect: str, request_: Json) -> None:
     assert check_request(dialect, request_) == []
     said = request_["input" if dialect == RESPONSES else "messages"]
     if isinstance(said, list) and not request_.get("previous_response_id"):
-        judge = JUDGES[dialect]()
+        judge = RULES[dialect]()
         for message in said:
             judge.feed([message])
         assert judge.violations == check(dialect, said)
@@ -517,7 +515,7 @@ class TestARequestTellsItsFacts:
         with pytest.raises(TypeError, match="prefill"):
             check_request(ANTHROPIC, {"messages": [ASK]}, prefill=False)
 
-    @pytest.mark.parametrize("dialect", JUDGES)
+    @pytest.mark.parametrize("dialect", RULES)
     def test_the_rest_of_a_request_is_json_too_and_its_messages_are_a_list(self, dialect: str) -> None:
         field = "input" if dialect == RESPONSES else "messages"
         assert rules(check_request(dialect, {field: [ASK], "user": LONE})) == {"G1"}
@@ -525,7 +523,7 @@ class TestARequestTellsItsFacts:
         assert rules(check_request(dialect, {})) == {"G2"}
 
 
-@pytest.mark.parametrize("dialect", JUDGES)
+@pytest.mark.parametrize("dialect", RULES)
 @pytest.mark.parametrize("depth", [1_000, 50_000])
 def test_what_nests_too_deeply_is_named(dialect: str, depth: int) -> None:
     listed: Json = []
@@ -538,7 +536,7 @@ def test_what_nests_too_deeply_is_named(dialect: str, depth: int) -> None:
         assert "G1" in rules(check(dialect, [{**ASK, "role": deep}]))
 
 
-@pytest.mark.parametrize("dialect", JUDGES)
+@pytest.mark.parametrize("dialect", RULES)
 def test_what_contains_itself_is_named(dialect: str) -> None:
     knot: list[Json] = []
     knot += [knot, knot]
@@ -550,9 +548,9 @@ def size(judge: Any) -> int:
     return sum(len(value) for value in values if isinstance(value, dict | set | list))
 
 
-@pytest.mark.parametrize("dialect", JUDGES)
+@pytest.mark.parametrize("dialect", RULES)
 def test_a_judge_does_not_grow_with_what_it_was_fed(dialect: str) -> None:
-    judge = JUDGES[dialect]()
+    judge = RULES[dialect]()
     sizes = set()
     for n in range(300):
         id = f"call_{n}"
@@ -616,8 +614,8 @@ def _deep_copy(value: Json) -> Json:
 
 @given(st.lists(junk | st.lists(junk), max_size=5), st.booleans())
 def test_no_junk_makes_a_judge_raise(messages: list[Json], strict: bool) -> None:
-    for dialect in JUDGES:
-        judge = JUDGES[dialect](Facts(strict=strict, store=False, no_prefill=True, stale=(0,), reasoned=(0,)))
+    for dialect in RULES:
+        judge = RULES[dialect](Facts(strict=strict, store=False, no_prefill=True, stale=(0,), reasoned=(0,)))
         judge.feed(messages)
         assert all(isinstance(violation, Violation) for violation in judge.violations)
 
@@ -625,8 +623,8 @@ def test_no_junk_makes_a_judge_raise(messages: list[Json], strict: bool) -> None
 @given(spoiled(), st.booleans())
 def test_no_spoiled_request_makes_a_judge_raise(case: Case, strict: bool) -> None:
     facts = strictly(case.facts) if strict else case.facts
-    for dialect in JUDGES:
-        judge = JUDGES[dialect](facts)
+    for dialect in RULES:
+        judge = RULES[dialect](facts)
         for message in case.bad:
             judge.feed([message])
         assert judge.violations == check(dialect, case.bad, facts)

@@ -30,7 +30,7 @@ from pydantic import BaseModel
 
 import refold
 from refold.adapters.litellm import RefoldHook, Words, given
-from refold.core.lease import OWN
+from refold.core.expiry import OWN_TOOLS
 from refold.core.message import Message, Text, ToolResult
 from refold.stores.store import Key, open_store
 from refold.testing.adapters import (
@@ -137,7 +137,7 @@ class Loop:
         return json.loads(message.model_dump_json())
 
     def _called(self, name: str, arguments: dict[str, Any]) -> str:
-        if name in OWN and self.hook is not None and self.thread is not None:
+        if name in OWN_TOOLS and self.hook is not None and self.thread is not None:
             return self.hook.call(name, arguments, conversation=self.thread)
         try:
             return {"read_ledger": ledger, "fail": failing}[name](**arguments)

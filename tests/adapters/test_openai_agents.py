@@ -50,8 +50,7 @@ import refold
 from refold.adapters.openai_agents import RefoldSession
 from refold.adapters.openai_agents_messages import History
 from refold.core.errors import OverBudgetError
-from refold.dialects.rules.judge import Facts
-from refold.dialects.rules.targets import JUDGES
+from refold.dialects.rules.targets import RULES, Facts
 from refold.testing.adapters import (
     CONFIG,
     ENDLESS,
@@ -119,7 +118,7 @@ class Scripted(Model):
         """What OpenAI would refuse of the items that came."""
         found = list[str]()
         for items in self.inputs:
-            judge = JUDGES["openai-responses"](Facts())
+            judge = RULES["openai-responses"](Facts())
             judge.feed([_sent(item) for item in items])
             found += [f"{fault.rule}: {fault.message}" for fault in judge.violations]
         return found

@@ -32,7 +32,7 @@ from refold.adapters.synced_history import shown as as_shown
 from refold.config.config import Source
 from refold.core.draft import PART
 from refold.core.errors import RefoldError
-from refold.core.pairing import as_came
+from refold.core.pairing import with_original_ids
 from refold.stores.store import Store
 
 LOCAL = "agent_framework_local_history_persistence"
@@ -257,7 +257,11 @@ class Recorded:
             before, start, known = self._read.pop(name, (live, 0, []))
             if before is not live:  # erased, or gone on with in a branch
                 start, known = 0, []
-            said = [as_came(one.message) for one in session.get_range(start, count)] if start < count else []
+            said = (
+                [with_original_ids(one.message) for one in session.get_range(start, count)]
+                if start < count
+                else []
+            )
             parts = groupby((one for one in said if one.id), lambda one: str(one.id).partition(PART)[0])
             known += [told([*group]) for _, group in parts]
             self._read[name] = (live, count, known)

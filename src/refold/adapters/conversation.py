@@ -11,11 +11,10 @@ import msgspec
 
 from refold.adapters.synced_history import Kept, M, Otherwise, Tongue, shown
 from refold.config.config import Source, load_config
-from refold.core.check import Missing, Orphan, repair
 from refold.core.event import Line, Span
-from refold.core.lease import EXPAND, OWN
+from refold.core.expiry import EXPAND, OWN_TOOLS
 from refold.core.message import Message, Text, ToolResult
-from refold.core.pairing import as_came, original_id
+from refold.core.pairing import MissingResult, OrphanResult, original_id, repair_pairs, with_original_ids
 from refold.session.api import DEFAULT_STORE
 from refold.session.api import open as opened
 from refold.session.render import STAND_IN
@@ -93,7 +92,7 @@ class Talk(Kept[M]):
         for item in items:
             if item.edit is not None:
                 spans.update(((line.at, line.n), item.span) for line in item.lines)
-        for slot in repair([line for item in items for line in item.lines if not line.apart])[0]:
+        for slot in repair_pairs([line for item in items for line in item.lines if not line.apart])[0]:
             if not isinstance(slot, Line):
                 yield _Piece(None, None, self._stand_in(slot))
             elif slot.at in self._of:
@@ -125,11 +124,11 @@ class Talk(Kept[M]):
         if known is None:
             if len(self._words) >= WORDS:
                 self._words.clear()
-            known = self._words[line.at, line.n] = as_came(self.session.record.message(line))
+            known = self._words[line.at, line.n] = with_original_ids(self.session.record.message(line))
         return known
 
-    def _stand_in(self, slot: Missing | Orphan) -> Message:
-        if isinstance(slot, Missing):
+    def _stand_in(self, slot: MissingResult | OrphanResult) -> Message:
+        if isinstance(slot, MissingResult):
             result = ToolResult(original_id(slot.call), STAND_IN, slot.tool or None, is_error=True)
             return Message("tool", (result,))
         return Message("user", (Text(f"[refold: a result without its call]\n{self._said(slot.line).text}"),))
@@ -198,4 +197,4 @@ class Talks(Generic[M]):
 
 def tools() -> list[dict[str, Any]]:
     """Expand and search as functions: name, description and parameters of each."""
-    return [one["function"] for one in declared(PLACEMENT, sorted(OWN))]
+    return [one["function"] for one in declared(PLACEMENT, sorted(OWN_TOOLS))]

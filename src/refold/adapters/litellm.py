@@ -22,9 +22,9 @@ from litellm.integrations.custom_logger import CustomLogger
 
 from refold.adapters.conversation import WARM, Ask, Talk, Talks, tools
 from refold.config.config import Source
+from refold.core.codec import read_json
 from refold.core.errors import MessageError, OverBudgetError
 from refold.core.message import Message, Text, Usage
-from refold.core.sound import read
 from refold.dialects import openai_chat
 from refold.session.api import open as opened
 from refold.stores.store import Store
@@ -331,7 +331,7 @@ def _call(call: Any) -> tuple[Any, ...]:
 @lru_cache(1_000)
 def _arguments(text: str) -> Any:
     try:
-        return _frozen(read(text))
+        return _frozen(read_json(text))
     except (ValueError, RecursionError):
         return text
 

@@ -12,8 +12,8 @@ from refold.adapters.align import numbered, standing, woven
 from refold.core import codec
 from refold.core.draft import Draft
 from refold.core.event import Said
-from refold.core.lease import EXPAND
-from refold.core.pairing import AGAIN
+from refold.core.expiry import EXPAND
+from refold.core.pairing import ID_SEPARATOR
 from refold.dialects.openai_responses import DIALECT, render, tool_id
 from refold.dialects.repairs.openai_responses import PREFIXES
 from refold.session.session import Session
@@ -242,7 +242,7 @@ def _told_apart(items: list[Item]) -> list[Item]:
         id = item.get("call_id")
         if id:
             times[id] += not _is_answer(item)
-            item = {**item, "call_id": tool_id(f"{id}{AGAIN}{times[id]}")} if times[id] > 1 else item
+            item = {**item, "call_id": tool_id(f"{id}{ID_SEPARATOR}{times[id]}")} if times[id] > 1 else item
         shown.append(item)
     return shown
 

@@ -15,7 +15,7 @@ from refold.core.draft import PART, Draft, split
 from refold.core.errors import ConflictError, MessageError, NotFoundError, RefoldError
 from refold.core.event import Replaced, Said
 from refold.core.message import Message
-from refold.core.pairing import as_came
+from refold.core.pairing import with_original_ids
 from refold.session.session import Session
 from refold.stores.store import Forks, Key, Store
 
@@ -181,9 +181,9 @@ class Kept(Generic[M]):
         line = record.live.state.corrected.get(said.at)
         edit = record.event(line.at) if line is not None else None
         if line is None or not isinstance(edit, Replaced) or edit.why != CHANGED:
-            return as_came(said.message)
+            return with_original_ids(said.message)
         self._of[line.at] = len(self._known)
-        return as_came(record.message(line))
+        return with_original_ids(record.message(line))
 
     def _know(self, said: _Known, says: int) -> None:
         self._of.update(dict.fromkeys(said.places, len(self._known)))

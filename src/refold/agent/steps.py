@@ -8,7 +8,7 @@ import msgspec
 from refold.agent.tools import Tool
 from refold.core import codec
 from refold.core.event import Said
-from refold.core.lease import OWN
+from refold.core.expiry import OWN_TOOLS
 from refold.core.message import ToolCall
 
 CUT_OFF = ("length", "max_tokens", "model_context_window_exceeded", "incomplete", "interrupted")
@@ -107,7 +107,7 @@ def _steps_of_calls(
     actions: list[Action] = []
     rest: list[Step] = []
     for call in calls:
-        if call.tool in OWN:
+        if call.tool in OWN_TOOLS:
             lookups.append(call)
             continue
         tool = tools.get(call.tool)

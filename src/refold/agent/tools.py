@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from refold.core.errors import SettingError
-from refold.core.lease import OWN
+from refold.core.expiry import OWN_TOOLS
 from refold.core.message import Media, Text
 from refold.summaries.models import sendable
 
@@ -122,7 +122,7 @@ def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     """
     found: dict[str, Tool] = {}
     for tool in tools:
-        if tool.name in found or tool.name in OWN:
+        if tool.name in found or tool.name in OWN_TOOLS:
             raise SettingError("tools", f"two tools are named {tool.name!r}; rename one")
         found[tool.name] = tool
     return found

@@ -19,7 +19,7 @@ from refold.config.settings import Setting, every
 from refold.config.validate import given, hints, vet_fields
 from refold.core.errors import NotFoundError, StoreError
 from refold.core.event import Expiry
-from refold.core.expiry import layered
+from refold.core.expiry import merge_expiries
 from refold.session.api import DEFAULT_STORE
 from refold.stores.store import Settings, Store, ToolSetting
 
@@ -159,7 +159,7 @@ def _set(access: Access, texts: list[str]) -> list[ToolSetting]:
     with access.open(create=True) as store:
         settings = _stored(store)
         for agent, tool, expiry in asked:
-            settings[agent, tool] = layered(settings.get((agent, tool), Expiry()), expiry)
+            settings[agent, tool] = merge_expiries(settings.get((agent, tool), Expiry()), expiry)
         changed = dict.fromkeys((one.agent, one.tool) for one in asked)
         return _kept(store, [ToolSetting(*name, settings[name]) for name in changed])
 

@@ -11,7 +11,7 @@ from refold.cli.terminal import Cell, Columns, complain, emit, fitting, pretty, 
 from refold.cli.words import glance, glance_json, one_line, plural, saved_percent
 from refold.core.errors import MessageError, SettingError
 from refold.dialects.registry import TARGETS
-from refold.dialects.rules.targets import JUDGES
+from refold.dialects.rules.targets import RULES
 from refold.models.limits import find
 from refold.session.files import FileConversation, conversation, read_file
 from refold.session.oneoff import check_given, count_parts
@@ -105,7 +105,7 @@ def check(
     """Which rule of the provider's a request breaks, and where."""
     given = _read(file)
     spoken, found = check_given(given, configured(config), model, dialect, strict=strict)
-    version = JUDGES[spoken].VERSION
+    version = RULES[spoken].VERSION
     if json:
         emit({"valid": not found, "violations": found, "dialect": spoken, "rules": version})
     elif found:

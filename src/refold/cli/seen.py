@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from refold.cli.words import iso, saved_percent
-from refold.core.check import repair
 from refold.core.event import Line, Replaced, Span
 from refold.core.live import Live
 from refold.core.message import Message
+from refold.core.pairing import repair_pairs
 from refold.core.view import Item
 from refold.session.session import Session
 from refold.stores.record import Record
@@ -127,7 +127,7 @@ def see(session: Session, at: int | None = None) -> Sight:
     blocks = tuple(_block(record, live, item) for item in record.with_words(live.freeze()).items)
     state = live.state
     said = Tally(state.index, state.total, state.turn, state.turn)
-    notices = repair([line for item in live.items for line in item.lines])[1]
+    notices = repair_pairs([line for item in live.items for line in item.lines])[1]
     return Sight(session, record.view, at, blocks, said, tuple(notices))
 
 

@@ -17,7 +17,7 @@ from refold.core import codec
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
 from refold.core.event import Expiry
-from refold.core.expiry import layered
+from refold.core.expiry import merge_expiries
 from refold.models.limits import PROVIDERS, ModelLimits, ModelSettings, find
 from refold.stores.store import Settings, Store, ToolSetting
 
@@ -60,7 +60,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         own = self.agents.get(name or DEFAULT) or AgentSettings()
         tools = dict(self.tools)
         for tool, settings in own.tools.items():
-            tools[tool] = ToolSettings(layered(tools.get(tool, ToolSettings()).expire, settings.expire))
+            tools[tool] = ToolSettings(
+                merge_expiries(tools.get(tool, ToolSettings()).expire, settings.expire)
+            )
         return msgspec.structs.replace(own, tools=tools)
 
     def origin(self, *path: str) -> str:
@@ -254,5 +256,5 @@ def _stored(rows: Sequence[ToolSetting], config: Config) -> SourceValues:
 def _tools(rows: Sequence[ToolSetting]) -> dict[str, Any]:
     tools: dict[str, Any] = {}
     for _, tool, expiry in sorted(rows, key=lambda row: row.agent):  # every agent's come first
-        tools[tool] = {"expire": layered(tools.get(tool, {}).get("expire", Expiry()), expiry)}
+        tools[tool] = {"expire": merge_expiries(tools.get(tool, {}).get("expire", Expiry()), expiry)}
     return {"tools": tools}

@@ -6,6 +6,7 @@ Both are JSON. `docs/format.md` is the description for people; a change here is 
 import hashlib
 import json
 from collections.abc import Callable, Hashable
+from math import isfinite
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -30,7 +31,7 @@ from refold.core.event import (
 )
 from refold.core.live import CalledHead, Head, MeasuredHead, ReplacedHead
 from refold.core.message import Kind, Message, Role, Usage
-from refold.core.pairing import as_came, paired
+from refold.core.pairing import with_original_ids, with_unique_ids
 
 FORMAT = 1
 """The version of the stored format. Readers refuse a higher one."""
@@ -40,6 +41,11 @@ GENESIS = bytes(16)
 
 Parse: TypeAlias = Callable[[str, Any], Message]
 """From a dialect's name and its decoded JSON to a message."""
+
+MAX_DEPTH = 200
+"""How deep the JSON of a message may nest."""
+_MESSAGE_DEPTH = 5  # levels of a message around the input of a tool call
+_SCALARS = frozenset({bool, int, type(None)})
 
 T = TypeVar("T")
 
@@ -93,6 +99,62 @@ def loads(data: bytes) -> Any:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:
         return json.loads(data)
+
+
+def read_json(text: str) -> Any:
+    """Parse a JSON text, such as the input that a model wrote for a tool.
+
+    Raises:
+        ValueError: the text is not JSON, or is JSON that could not be sent on.
+    """
+    try:
+        value = loads(to_bytes(text))
+        problem = json_problem(value, _MESSAGE_DEPTH)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if problem and "surrogate" not in problem:
+        raise ValueError(problem)
+    return value
+
+
+def json_problem(value: Any, depth: int = 0) -> str | None:
+    """The first thing that keeps a value from being sent as JSON in UTF-8, in words; None if it can be."""
+    if isinstance(value, dict):
+        if depth > MAX_DEPTH:
+            return f"values nested deeper than {MAX_DEPTH} levels"
+        for key, inner in value.items():
+            if type(key) is not str or not key.isascii():
+                if not isinstance(key, str):
+                    return "a key that is not a string"
+                if _has_lone_surrogate(key):
+                    return "a key with a lone surrogate"
+            kind = type(inner)
+            if kind is str:
+                if not inner.isascii() and _has_lone_surrogate(inner):
+                    return "a lone surrogate"
+            elif kind not in _SCALARS and (problem := json_problem(inner, depth + 1)):
+                return problem
+        return None
+    if isinstance(value, list):
+        if depth > MAX_DEPTH:
+            return f"values nested deeper than {MAX_DEPTH} levels"
+        for inner in value:
+            if type(inner) not in _SCALARS and (problem := json_problem(inner, depth + 1)):
+                return problem
+        return None
+    if isinstance(value, str):
+        return "a lone surrogate" if not value.isascii() and _has_lone_surrogate(value) else None
+    if isinstance(value, float):
+        return None if isfinite(value) else "a number that is not finite"
+    return None if value is None or isinstance(value, int) else f"a {type(value).__name__}, no JSON value,"
+
+
+def _has_lone_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def decoder(type: Any) -> msgspec.json.Decoder[Any]:
@@ -224,7 +286,7 @@ def encode(event: Event) -> Entry:
             numbers = (line.role, line.tokens, event.index, line.turn, line.step, event.total)
             facts = (line.calls, line.answers, line.tools, line.apart, line.whole)
             head = _SaidHead(*numbers, *facts, line.expiry, line.summary, line.retry, line.wordless)
-            told = as_came(message) if event.raw is None else _beside(message)
+            told = with_original_ids(message) if event.raw is None else _beside(message)
             beside = (event.tags, event.kind, event.piece)
             body = dumps(_SaidWords(event.time, event.dialect, told, *beside))
             if event.raw is not None:  # spliced in, so that it stays as it was written
@@ -274,7 +336,7 @@ def decode(entry: Entry, parse: Parse) -> Event:
             if message is None:
                 raise CorruptError(f"Event {at} has neither a message nor its JSON")
             rest = (body.dialect, raw, body.tags, body.kind, body.piece)
-            return Said(line, paired(message, line), said.index, said.total, body.time, *rest)
+            return Said(line, with_unique_ids(message, line), said.index, said.total, body.time, *rest)
         case "replaced":
             edit = _read(entry, entry.head, _CoverHead)
             shown = _read(entry, entry.body, _ReplacedBody)

@@ -7,7 +7,7 @@ import msgspec
 from refold.core.event import Event, Expiry, Line, Measured, Piece, Said
 from refold.core.live import State
 from refold.core.message import Kind, Message, ToolResult, Usage
-from refold.core.pairing import apart, first_of, paired
+from refold.core.pairing import first_open_call, unique_call_ids, with_unique_ids
 from refold.core.plan import line_of
 
 
@@ -81,7 +81,7 @@ def number(drafts: Iterable[Draft], state: State, request: LastRequest, time: fl
         speaker = message.role
         total += draft.tokens
         line = line_of(message, at, draft.tokens, turn, step)
-        calls, (answers, known) = apart(line.calls), waiting.answered(line.answers)
+        calls, (answers, known) = unique_call_ids(line.calls), waiting.answered(line.answers)
         tools = draft.tools or line.tools or ((known,) if known else ())
         whole = None if draft.before is None else at - draft.before
         known_too = {"apart": draft.apart, "whole": whole, "expiry": draft.expiry, "retry": retry}
@@ -90,7 +90,7 @@ def number(drafts: Iterable[Draft], state: State, request: LastRequest, time: fl
             turn += 1
             line = msgspec.structs.replace(line, turn=turn)
         waiting.add(line)
-        message = paired(message, line)
+        message = with_unique_ids(message, line)
         rest = (draft.dialect, draft.raw, draft.tags, draft.kind, draft.piece)
         said_at = time if draft.time is None else draft.time
         events.append(Said(line, message, index, total, said_at, *rest))
@@ -120,7 +120,7 @@ class _Waiting:
         if id is None:
             return None, ""
         if not self._waits(id):
-            id = first_of(id, filter(self._waits, (*self._made, *self._open)))
+            id = first_open_call(id, filter(self._waits, (*self._made, *self._open)))
         self._answered.add(id)
         return id, self._made.pop(id, "") or self._open.get(id, (0, ""))[1]
 

@@ -1,12 +1,20 @@
-"""Several wishes when a message may be reduced, made one."""
+"""When messages may be reduced: merging expiry settings, and leases of refold's own tool results.
+
+A lease is an expiry that `expand` sets on the result of one of refold's own tools: the result is shown whole
+for some steps, then only its name stays.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from refold.core.event import Expiry
+from refold.core.event import Expiry, Line
 
-HARDEST_FIRST: dict[str, Sequence[str]] = {
+EXPAND = "refold_expand"
+SEARCH = "refold_search"
+OWN_TOOLS = frozenset((EXPAND, SEARCH))
+
+MOST_AGGRESSIVE_FIRST: dict[str, Sequence[str]] = {
     "mode": ("remove", "compact", "none"),
     "compact_mode": ("first-n-chars", "skeleton", "ai-summary"),
     "strategy": ("age", "relevance"),
@@ -14,58 +22,86 @@ HARDEST_FIRST: dict[str, Sequence[str]] = {
 
 
 def expiry_for(tool: str, settings: Mapping[str, Expiry]) -> Expiry:
-    """What settings by name or pattern say of a tool: field by field, the most specific name wins."""
-    return layered(*(settings[name] for name in names_for(tool, settings)))
+    """Merge the settings whose name or pattern matches a tool; the most specific name wins per field."""
+    return merge_expiries(*(settings[name] for name in matching_names(tool, settings)))
 
 
-def names_for(tool: str, names: Iterable[str]) -> list[str]:
+def matching_names(tool: str, names: Iterable[str]) -> list[str]:
     """The names and patterns that match a tool, the most specific last.
 
     The exact name is the most specific, then the pattern with the most characters besides `*` and `?`.
 
-    >>> names_for("web_search", ["web_search", "*", "web_*", "grep", "w*"])
+    >>> matching_names("web_search", ["web_search", "*", "web_*", "grep", "w*"])
     ['*', 'w*', 'web_*', 'web_search']
     """
+
+    def specificity(name: str) -> tuple[bool, int, str]:
+        literals = sum(character not in "*?" for character in name)
+        return (name == tool, literals, name)
+
     found = [name for name in names if name == tool or fnmatchcase(tool, name)]
-    if len(found) > 1:
-        found.sort(key=lambda name: (name == tool, _literals(name), name))
-    return found
+    return sorted(found, key=specificity) if len(found) > 1 else found
 
 
-def _literals(pattern: str) -> int:
-    return sum(character not in "*?" for character in pattern)
+def merge_expiries(*expiries: Expiry) -> Expiry:
+    """Later ones override earlier ones, field by field.
 
-
-def layered(*expiries: Expiry) -> Expiry:
-    """Later ones beat earlier ones, field by field; what is unset in one is as before.
-
-    >>> layered(Expiry(after_steps=3, length=500), Expiry(after_steps=0)).length
+    >>> merge_expiries(Expiry(after_steps=3, length=500), Expiry(after_steps=0)).length
     500
     """
-    return Expiry(**{name: value for one in expiries for name, value in _given(one).items()})
+    merged: dict[str, Any] = {}
+    for expiry in expiries:
+        merged.update(_set_fields(expiry))
+    return Expiry(**merged)
 
 
 def most_aggressive(expiries: Iterable[Expiry]) -> Expiry:
-    """What results that came in one message share: the soonest and the most, of those that expire at all.
+    """The expiry that results of one message share: the soonest and strongest of those that expire at all.
 
     >>> both = most_aggressive([Expiry(after_steps=2, length=900), Expiry(after_steps=5, mode="remove")])
     >>> both.after_steps, both.mode, both.length
     (2, 'remove', 900)
     """
-    expiring = [_given(one) for one in expiries if one.after_steps is not None and one.mode != "none"]
-    said = {name: [one[name] for one in expiring if name in one] for name in Expiry.__struct_fields__}
-    return Expiry(**{name: _hardest(name, values) for name, values in said.items() if values})
+    values: dict[str, list[Any]] = {}
+    for expiry in expiries:
+        if expiry.after_steps is not None and expiry.mode != "none":
+            for name, value in _set_fields(expiry).items():
+                values.setdefault(name, []).append(value)
+    return Expiry(**{name: _most_aggressive_value(name, found) for name, found in values.items()})
 
 
-def _given(expiry: Expiry) -> dict[str, Any]:
-    """What is set in it."""
+def _set_fields(expiry: Expiry) -> dict[str, Any]:
     values = {name: getattr(expiry, name) for name in expiry.__struct_fields__}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _hardest(name: str, values: Sequence[Any]) -> Any:
-    if name in HARDEST_FIRST:
-        return min(values, key=HARDEST_FIRST[name].index)
-    if name == "prompt":  # none is harder than another
+def _most_aggressive_value(name: str, values: Sequence[Any]) -> Any:
+    if name in MOST_AGGRESSIVE_FIRST:
+        return min(values, key=MOST_AGGRESSIVE_FIRST[name].index)
+    if name == "prompt":  # no prompt is more aggressive than another
         return values[0]
     return max(values) if name == "threshold" else min(values)
+
+
+def uses_own_tools(line: Line) -> bool:
+    """True for a result of refold's own tools, and for a message that calls no other tool."""
+    return bool(line.tools) and OWN_TOOLS.issuperset(line.tools)
+
+
+def lease_steps(line: Line) -> int | None:
+    """For how many steps a result of refold's own tools is shown whole; None for any other message."""
+    if line.answers is None or not uses_own_tools(line):
+        return None
+    expiry = line.expiry
+    return expiry.after_steps if expiry is not None and expiry.mode == "remove" else None
+
+
+def is_leased(line: Line, step: int) -> bool:
+    """True while only the last stage of the ladder may shorten it."""
+    steps = lease_steps(line)
+    return steps is not None and step - line.step <= steps
+
+
+def lease_has_ended(line: Line, step: int) -> bool:
+    steps = lease_steps(line)
+    return steps is not None and step - line.step > steps

@@ -1,23 +1,25 @@
-"""Things by name, each loaded when it is first used: who speaks one dialect pays for one."""
+"""Modules and patterns that are loaded when they are first used, to keep `import refold` fast."""
 
+import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
 
 
-class Lazy(Mapping[str, T], Generic[T]):
-    """`{name: "module"}`, or `"module:attribute"` for something in it."""
+class LazyImports(Mapping[str, T], Generic[T]):
+    """`{name: "module"}`, or `"module:attribute"` for something in it; imported on first access."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
-        self._sources, self._loaded = dict(sources), dict[str, T]()
+        self._sources = dict(sources)
+        self._loaded: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
         if name not in self._loaded:
-            module, _, attribute = self._sources[name].partition(":")
-            found = import_module(module)
-            self._loaded[name] = cast(T, getattr(found, attribute) if attribute else found)
+            module_name, _, attribute = self._sources[name].partition(":")
+            module = import_module(module_name)
+            self._loaded[name] = cast(T, getattr(module, attribute) if attribute else module)
         return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
@@ -28,3 +30,19 @@ class Lazy(Mapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return len(self._sources)
+
+
+class _LazyPattern:
+    def __init__(self, pattern: str, flags: int) -> None:
+        self._source = (pattern, flags)
+
+    def __getattr__(self, name: str) -> Any:
+        compiled = re.compile(*self._source)
+        for method in ("match", "search", "fullmatch", "findall", "finditer", "sub", "split"):
+            setattr(self, method, getattr(compiled, method))
+        return getattr(compiled, name)
+
+
+def regex(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """Behaves like `re.compile(pattern, flags)`, but compiles on first use."""
+    return cast(re.Pattern[str], _LazyPattern(pattern, flags))

@@ -1,82 +1,145 @@
-"""Which call a result answers: calls that came with one id in one reply are told apart by their order.
+"""Pairing of tool calls and results by id, and the repair of pairs that are not complete.
 
->>> apart(["a", "b", "a"]) == ("a", "b", f"a{AGAIN}1")
+Calls of one reply that share an id get unique ids by their order; the stored message keeps its own ids.
+
+>>> unique_call_ids(["a", "b", "a"]) == ("a", "b", f"a{ID_SEPARATOR}1")
 True
 """
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import msgspec
 
 from refold.core.event import Line
 from refold.core.message import Message, Part, ToolCall, ToolResult
 
-AGAIN = "\u241e"
-"""Between the id that a call came with and its number: nobody has it in an id of their own."""
+ID_SEPARATOR = "\u241e"
+"""Between an original id and its number; assumed to occur in no id."""
 
 
-def apart(ids: Sequence[str]) -> tuple[str, ...]:
-    """The same ids, each of them once: one that was there before gets a number."""
+def unique_call_ids(ids: Sequence[str]) -> tuple[str, ...]:
+    """The same ids, with a number appended to each repeated one."""
     if len({*ids}) == len(ids):
         return tuple(ids)
     taken: set[str] = set()
-    own: list[str] = []
+    unique: list[str] = []
     for id in ids:
         new, n = id, 0
         while new in taken or (n and new in ids):
             n += 1
-            new = f"{id}{AGAIN}{n}"
+            new = f"{id}{ID_SEPARATOR}{n}"
         taken.add(new)
-        own.append(new)
-    return tuple(own)
+        unique.append(new)
+    return tuple(unique)
 
 
-def first_of(id: str, waiting: Iterable[str]) -> str:
-    """The first of the calls that came with this id; the id itself where none did."""
-    own = (other for other in waiting if original_id(other) == id)
-    return min(own, key=lambda other: (len(other), other), default=id)
+def first_open_call(id: str, open_ids: Iterable[str]) -> str:
+    """The first open call whose original id is `id`; `id` itself if there is none."""
+    candidates = (other for other in open_ids if original_id(other) == id)
+    return min(candidates, key=lambda other: (len(other), other), default=id)
 
 
 def original_id(id: str) -> str:
-    return id.partition(AGAIN)[0]
+    return id.partition(ID_SEPARATOR)[0]
 
 
-def is_shared(id: str, ids: Iterable[str]) -> bool:
-    """Another of these calls came with the same id."""
+def shares_original_id(id: str, ids: Iterable[str]) -> bool:
+    """True if another of `ids` has the same original id."""
     return any(other != id and original_id(other) == original_id(id) for other in ids)
 
 
 def has_renamed_ids(line: Line) -> bool:
-    """Its ids are not those that it came with."""
-    return any(AGAIN in id for id in (*line.calls, line.answers or ""))
+    return any(ID_SEPARATOR in id for id in (*line.calls, line.answers or ""))
 
 
-def paired(message: Message, line: Line) -> Message:
-    """A message as it came, with the ids by which its line tells calls apart."""
+def with_unique_ids(message: Message, line: Line) -> Message:
+    """The message with the unique ids of its line in place of the original ones."""
     if not has_renamed_ids(line):
         return message
-    calls = iter(line.calls)
+    call_ids = iter(line.calls)
 
-    def own(part: Part) -> Part:
+    def renamed(part: Part) -> Part:
         match part:
             case ToolCall(call_id=id):
-                return _named(part, next(calls, id))
+                return _with_id(part, next(call_ids, id))
             case ToolResult():
-                return _named(part, line.answers or "")
+                return _with_id(part, line.answers or "")
         return part
 
-    return msgspec.structs.replace(message, parts=tuple(map(own, message.parts)))
+    return msgspec.structs.replace(message, parts=tuple(map(renamed, message.parts)))
 
 
-def as_came(message: Message) -> Message:
-    """The same with the ids that its sender gave."""
-    parts = tuple(
-        _named(part, original_id(part.call_id)) if isinstance(part, ToolCall | ToolResult) else part
-        for part in message.parts
-    )
-    return msgspec.structs.replace(message, parts=parts) if parts != message.parts else message
+def with_original_ids(message: Message) -> Message:
+    """The message with the ids that its sender gave."""
+    parts: list[Part] = []
+    for part in message.parts:
+        if isinstance(part, ToolCall | ToolResult):
+            part = _with_id(part, original_id(part.call_id))
+        parts.append(part)
+    new_parts = tuple(parts)
+    return msgspec.structs.replace(message, parts=new_parts) if new_parts != message.parts else message
 
 
-def _named(part: ToolCall | ToolResult, id: str) -> ToolCall | ToolResult:
-    is_it = original_id(part.call_id) == original_id(id)
-    return msgspec.structs.replace(part, call_id=id) if is_it and part.call_id != id else part
+def _with_id(part: ToolCall | ToolResult, id: str) -> ToolCall | ToolResult:
+    if part.call_id == id or original_id(part.call_id) != original_id(id):
+        return part
+    return msgspec.structs.replace(part, call_id=id)
+
+
+class MissingResult(msgspec.Struct, frozen=True):
+    """Stands for the result of a call that has none."""
+
+    call: str
+    tool: str
+
+
+class OrphanResult(msgspec.Struct, frozen=True):
+    """A result without its call, shown as labelled text."""
+
+    line: Line
+
+
+Slot: TypeAlias = Line | MissingResult | OrphanResult
+
+
+def repair_pairs(lines: Sequence[Line]) -> tuple[list[Slot], list[str]]:
+    """The lines with every call directly followed by its results, and a notice for each repair.
+
+    Of two results of one call the last counts, unless several calls share its id: then it is left out.
+    """
+    caller: dict[str, int] = {}  # call id → index of the newest line that makes the call
+    groups: dict[int, dict[str, int]] = {}  # index of a calling line → its results by call id
+    orphans: set[int] = set()
+    notices: list[str] = []
+    for i, line in enumerate(lines):
+        id = line.answers
+        if id is not None and id in caller:
+            group = groups.setdefault(caller[id], {})
+            if id in group and shares_original_id(id, lines[caller[id]].calls):
+                notices.append(f"#{line.at} is left out: every call with its id already has a result")
+                continue
+            if id in group:
+                old = lines[group.pop(id)].at
+                notices.append(f"#{old} is left out: #{line.at} is a later result of the same call")
+            group[id] = i
+        elif id is not None:
+            orphans.add(i)
+            notices.append(f"#{line.at} is shown as text: its call {original_id(id)!r} is not shown")
+        caller.update(dict.fromkeys(line.calls, i))
+    slots: list[Slot] = []
+    for i, line in enumerate(lines):
+        if i in orphans:
+            slots.append(OrphanResult(line))
+        elif line.answers is None:
+            group = groups.get(i, {})
+            slots.append(line)
+            slots += [lines[j] for j in group.values()]
+            tools = line.tools if len(line.tools) == len(line.calls) else ("",) * len(line.calls)
+            for call, tool in dict(zip(line.calls, tools, strict=True)).items():
+                if call not in group:
+                    slots.append(MissingResult(call, tool))
+                    notices.append(
+                        f"#{line.at}: the call {original_id(call)!r} has no result; an error stands for it"
+                    )
+    return slots, notices

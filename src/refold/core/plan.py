@@ -9,7 +9,7 @@ import msgspec
 from refold.core.budget import Budget
 from refold.core.errors import ConflictError
 from refold.core.event import Certificate, Line, Replaced, Span
-from refold.core.lease import is_leased
+from refold.core.expiry import is_leased
 from refold.core.message import Message
 from refold.core.view import Item, View, display
 

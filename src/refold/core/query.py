@@ -18,8 +18,8 @@ from unicodedata import normalize
 import msgspec
 
 from refold.core.errors import SettingError
+from refold.core.lazy import regex
 from refold.core.message import Role
-from refold.core.regex import regex
 
 LONGEST = 10_000
 """Characters of a query that are read."""

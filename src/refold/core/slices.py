@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from refold.core.errors import CannotExpandError
-from refold.core.regex import regex
+from refold.core.lazy import regex
 
 Range: TypeAlias = tuple[int, int | None]
 Find: TypeAlias = Callable[[str, Sequence[str]], list[list[tuple[int, int]]]]

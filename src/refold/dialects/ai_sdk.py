@@ -7,7 +7,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from refold.core.codec import dumps
+from refold.core.codec import dumps, read_json
 from refold.core.errors import MessageError
 from refold.core.message import (
     Media,
@@ -20,8 +20,7 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.core.pairing import AGAIN
-from refold.core.sound import read
+from refold.core.pairing import ID_SEPARATOR
 from refold.dialects.shape import (
     expect,
     expect_parts,
@@ -108,7 +107,7 @@ def render_part(part: Part, role: str, lost: list[str]) -> list[Any]:
 
 def tool_id(id: str) -> str:
     """The same id; one that stands for it where it is empty, or told apart from another."""
-    return id if id and AGAIN not in id else id_within(id, 1, "")
+    return id if id and ID_SEPARATOR not in id else id_within(id, 1, "")
 
 
 def unread(value: dict[str, Any]) -> list[Any]:
@@ -242,6 +241,6 @@ def _mime(media: Media) -> str:
 
 def _read(text: str) -> Any:
     try:
-        return read(text)
+        return read_json(text)
     except (ValueError, RecursionError):
         return text

@@ -7,7 +7,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from refold.core.codec import dumps
+from refold.core.codec import dumps, read_json
 from refold.core.errors import MessageError
 from refold.core.message import (
     CompactionMarker,
@@ -21,7 +21,6 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.core.sound import read
 from refold.dialects.shape import (
     OWN,
     expect,
@@ -214,7 +213,7 @@ def _render_result(result: ToolResult, lost: list[str]) -> dict[str, Any]:
 def as_object(text: str) -> dict[str, Any]:
     """A call's input, which must be an object here whatever the model wrote."""
     try:
-        value = read(text)
+        value = read_json(text)
     except (ValueError, RecursionError):
         value = text
     return value if isinstance(value, dict) else {"input": value}

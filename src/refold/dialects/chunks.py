@@ -9,9 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from refold.core.codec import dumps, loads
+from refold.core.codec import dumps, loads, read_json
 from refold.core.errors import MessageError
-from refold.core.sound import read
 from refold.dialects.shape import expect, kind_of
 
 INTERRUPTED = "interrupted"
@@ -220,7 +219,7 @@ def _with_input(block: dict[str, Any], text: str | None) -> dict[str, Any]:
     if "input" not in block or block["input"]:
         return block
     try:
-        value = read(text or "")
+        value = read_json(text or "")
     except (ValueError, RecursionError):
         value = None
     return block | {"input": value if isinstance(value, dict) else {"_partial": text or ""}}

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from refold.core.codec import dumps
+from refold.core.codec import dumps, read_json
 from refold.core.errors import MessageError
 from refold.core.message import (
     CompactionMarker,
@@ -28,7 +28,6 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.core.sound import read
 from refold.dialects import ai_sdk, anthropic, openai_chat, openai_responses
 from refold.dialects.shape import OWN, expect, kind_of, named, own_facts
 
@@ -248,7 +247,7 @@ def _read(text: str) -> Any:
     if not text.lstrip().startswith(("[", "{", '"')):
         return None
     try:
-        return read(text)
+        return read_json(text)
     except (ValueError, RecursionError):
         return None
 

@@ -20,7 +20,7 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.core.pairing import AGAIN
+from refold.core.pairing import ID_SEPARATOR
 from refold.dialects.shape import (
     OWN,
     expect,
@@ -219,4 +219,4 @@ def _render_result(result: ToolResult, lost: list[str]) -> dict[str, Any]:
 
 def tool_id(id: str) -> str:
     """The same id, or one that stands for it where it is too long, empty, or told apart from another."""
-    return id if 0 < len(id) <= 40 and AGAIN not in id else id_within(id, 40, "")
+    return id if 0 < len(id) <= 40 and ID_SEPARATOR not in id else id_within(id, 40, "")

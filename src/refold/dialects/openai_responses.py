@@ -22,7 +22,7 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.core.pairing import AGAIN
+from refold.core.pairing import ID_SEPARATOR
 from refold.dialects.shape import (
     OWN,
     expect,
@@ -258,4 +258,4 @@ def _render_part(part: Part, lost: list[str]) -> list[Any]:
 
 def tool_id(id: str) -> str:
     """The same id, or one that stands for it where it is too long, empty, or told apart from another."""
-    return id if 0 < len(id) <= 64 and AGAIN not in id else id_within(id, 64, "")
+    return id if 0 < len(id) <= 64 and ID_SEPARATOR not in id else id_within(id, 64, "")

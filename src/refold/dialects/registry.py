@@ -7,10 +7,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from refold.core.codec import read_json
 from refold.core.errors import SettingError
-from refold.core.lazy import Lazy
+from refold.core.lazy import LazyImports
 from refold.core.message import Message
-from refold.core.sound import read
 from refold.dialects.shape import APART, OWN, kind_of
 
 
@@ -35,7 +35,7 @@ class Format(Protocol):
         """Which blocks of its content are tool results."""
 
 
-FORMATS: Lazy[Format] = Lazy(
+FORMATS: LazyImports[Format] = LazyImports(
     {
         "openai-chat": "refold.dialects.openai_chat",
         "openai-responses": "refold.dialects.openai_responses",
@@ -162,7 +162,7 @@ def _json_list(text: str) -> Any:
     if not text.lstrip().startswith("["):
         return None
     try:
-        return read(text)
+        return read_json(text)
     except (ValueError, RecursionError):
         return None
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from refold.core.codec import dumps
+from refold.core.codec import dumps, read_json
 from refold.core.message import (
     CompactionMarker,
     Media,
@@ -20,7 +20,6 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.core.sound import read
 from refold.models import framing
 from refold.models.framing import REFERENCE, SERVED, Framing
 from refold.models.images import words
@@ -135,7 +134,7 @@ class Counter(msgspec.Struct, frozen=True):
         if self.framing.input == "json":
             return self.text(input)
         try:
-            value = read(input)
+            value = read_json(input)
         except (ValueError, RecursionError):
             return self.text(input)
         return self.text("\n".join(_values(value)))

@@ -9,9 +9,9 @@ import msgspec
 
 from refold.core.budget import Budget
 from refold.core.event import Line
+from refold.core.lazy import regex
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected, reducible
-from refold.core.regex import regex
 from refold.core.view import View
 from refold.policies.outline import SHORT, vocabulary, words
 from refold.policies.shorten import Reduction

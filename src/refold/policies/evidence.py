@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from refold.core.lazy import regex
 from refold.core.message import Message, ToolResult
-from refold.core.regex import regex
 from refold.policies.extract import Written
 from refold.policies.importance import all_text
 from refold.policies.outline import PLAIN, clip, words, worth

@@ -7,7 +7,7 @@ import msgspec
 
 from refold.core.budget import Budget
 from refold.core.event import Expiry, Line
-from refold.core.expiry import expiry_for, layered, most_aggressive, names_for
+from refold.core.expiry import expiry_for, matching_names, merge_expiries, most_aggressive
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import Item, View
@@ -92,8 +92,8 @@ class Expire(msgspec.Struct, frozen=True):
     def _rule_for(self, tool: str, line: Line) -> Expiry:
         said = line.expiry or Expiry()
         if _is_of_tool(line):
-            said = layered(expiry_for(tool, self.tools), said)
-        return layered(said, *(expiry_for(tool, one) for one in self.overrides))
+            said = merge_expiries(expiry_for(tool, self.tools), said)
+        return merge_expiries(said, *(expiry_for(tool, one) for one in self.overrides))
 
     def _setting(self, rule: Expiry, line: Line, together: Batches) -> tuple[str, ...]:
         """The setting that its age was compared with."""
@@ -103,7 +103,7 @@ class Expire(msgspec.Struct, frozen=True):
             return ("override", "after_steps")
         if line.expiry is not None and line.expiry.after_steps is not None:
             return ("message", "after_steps")
-        found = [name for tool in names for name in reversed(names_for(tool, self.tools))]
+        found = [name for tool in names for name in reversed(matching_names(tool, self.tools))]
         same = (name for name in found if self.tools[name].after_steps == rule.after_steps)
         return ("tools", next(same, names[0]), "expire", "after_steps")
 

@@ -11,9 +11,9 @@ from itertools import accumulate, chain, islice
 import msgspec
 
 from refold.core.event import Line
+from refold.core.lazy import regex
 from refold.core.message import Message, Text, ToolCall
 from refold.core.plan import Count
-from refold.core.regex import regex
 from refold.policies.outline import DENSE, LONG, clip, outline, reread, vocabulary, words, worth
 from refold.policies.sections import (
     BETWEEN,

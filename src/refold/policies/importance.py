@@ -13,9 +13,9 @@ from math import log
 import msgspec
 
 from refold.core.event import Line
+from refold.core.lazy import regex
 from refold.core.message import CompactionMarker, Message, Reasoning, Text, ToolCall, ToolResult
 from refold.core.query import fold
-from refold.core.regex import regex
 from refold.core.view import Item, View
 from refold.policies.outline import PLAIN, SHORT, vocabulary, worth
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from refold.core.budget import Budget
-from refold.core.lease import has_ended, lease_of
+from refold.core.expiry import lease_has_ended, lease_steps
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import View
 from refold.policies.shorten import Reduction
@@ -25,13 +25,13 @@ class EndLeases(msgspec.Struct, frozen=True):
         for item in reducible(view):
             line = item.lines[0]
             may_end = item.edit is None and item.span.start >= self.since and line.at not in fixed
-            if not may_end or not has_ended(line, view.step):
+            if not may_end or not lease_has_ended(line, view.step):
                 continue
             reduction = Reduction.of(item, view)
             if reduction is None:
                 continue
             name = reduction.if_shorter(reduction.as_name("removed"), count)
             if name is not None:
-                why = f"remove: its lease of {lease_of(line)} steps has ended"
+                why = f"remove: its lease of {lease_steps(line)} steps has ended"
                 plan.append(Edit(item.span, (name,), "expire", why, ("expand", "lease_steps")))
         return plan

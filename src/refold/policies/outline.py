@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from refold.core.regex import regex
+from refold.core.lazy import regex
 
 Bonus: TypeAlias = Callable[[str], float]
 """What is known of a word besides its shape."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from refold.core.regex import regex
+from refold.core.lazy import regex
 from refold.policies.outline import words, worth
 from refold.policies.shorten import quoted
 

@@ -10,9 +10,9 @@ from itertools import chain
 import msgspec
 
 from refold.core.event import Line
+from refold.core.lazy import regex
 from refold.core.message import Media, Message, Part, Text, ToolResult
 from refold.core.plan import Count, is_reducible
-from refold.core.regex import regex
 from refold.core.view import Item, View
 from refold.policies.outline import (
     PLAIN,

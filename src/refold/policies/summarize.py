@@ -6,9 +6,9 @@ import msgspec
 
 from refold.core.budget import Budget
 from refold.core.event import Certificate, Line, Span
+from refold.core.lazy import regex
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan
-from refold.core.regex import regex
 from refold.core.view import Item, View
 from refold.policies.extract import NOTHING, Summary, Written, summary
 from refold.policies.importance import ViewReading

@@ -13,7 +13,7 @@ import msgspec
 
 from refold.core.budget import Budget
 from refold.core.event import Event, Expiry, Line, Replaced, Said, Undone
-from refold.core.lease import EXPAND, is_own
+from refold.core.expiry import EXPAND, uses_own_tools
 from refold.core.message import Message, Reasoning, Text, ToolCall
 from refold.core.plan import Count
 from refold.core.view import fold
@@ -105,7 +105,7 @@ def past(events: Iterable[Event], count: Count, since: int = 0) -> UsageHistory:
 
 
 def _is_result(line: Line) -> bool:
-    return line.answers is not None and bool(line.tools) and not is_own(line)
+    return line.answers is not None and bool(line.tools) and not uses_own_tools(line)
 
 
 def _tools(results: Iterable[Said]) -> set[str]:
@@ -125,7 +125,7 @@ def _used(said: Sequence[Said], left: Mapping[int, Message], since: int) -> Iter
                 needs[holders[-1].at] += [places] if gone else []
         for at, only_in in needs.items():
             yield Need(known.lines[at], one.line.step, tuple(only_in))
-        if not is_own(one.line):
+        if not uses_own_tools(one.line):
             known.add(one.line, one.message)
 
 

@@ -6,7 +6,7 @@ Rounds in which nothing but our own tools was called are gone on with, and look 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from refold.core.lease import OWN
+from refold.core.expiry import OWN_TOOLS
 from refold.dialects.shape import kind_of
 from refold.serve.incoming import Dialect
 
@@ -61,7 +61,7 @@ def _is_own(call: Any) -> bool:
         return False
     function = call.get("function")
     name = function.get("name") if isinstance(function, dict) else call.get("name")
-    return name in OWN and kind_of(call) in ("tool_use", "function_call", "function", None)
+    return name in OWN_TOOLS and kind_of(call) in ("tool_use", "function_call", "function", None)
 
 
 def _stop(reason: Any, calls: bool) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from refold.core.codec import dumps
+from refold.core.codec import dumps, read_json
 from refold.core.message import (
     CompactionMarker,
     Media,
@@ -23,7 +23,6 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.core.sound import read
 from refold.stores.store import LOCATED, Key
 
 PROBES = 8
@@ -110,7 +109,7 @@ def _type(value: Any) -> Any:
 
 def _arguments(text: str) -> Any:
     try:
-        return _plain(read(text or "{}"))
+        return _plain(read_json(text or "{}"))
     except (ValueError, RecursionError):
         return text.strip()
 

@@ -8,7 +8,7 @@ import msgspec
 
 from refold.core.codec import dumps, loads
 from refold.core.errors import MessageError
-from refold.core.lease import OWN
+from refold.core.expiry import OWN_TOOLS
 from refold.dialects.message_list import LIST
 from refold.dialects.registry import FORMATS
 from refold.dialects.shape import APART, kind_of
@@ -66,7 +66,7 @@ class Incoming(NamedTuple):
     def has_own(self) -> bool:
         """It has tools that are called like the gateway's: these are the client's."""
         functions = [one.get("function", one) for one in self.tools if isinstance(one, dict)]
-        return any(isinstance(one, dict) and one.get("name") in OWN for one in functions)
+        return any(isinstance(one, dict) and one.get("name") in OWN_TOOLS for one in functions)
 
     @property
     def raws(self) -> list[bytes]:

@@ -11,7 +11,7 @@ from refold.core import codec
 from refold.core.draft import Draft
 from refold.core.errors import ConflictError, NotFoundError, SettingError, StoreError
 from refold.core.event import Said
-from refold.core.lease import OWN
+from refold.core.expiry import OWN_TOOLS
 from refold.core.message import Message, ToolCall, ToolResult
 from refold.dialects import replies
 from refold.dialects.registry import FORMATS
@@ -467,7 +467,7 @@ def _mark_of(owner: str, *names: str) -> str:
 
 def own_calls(incoming: Incoming, reply: dict[str, Any]) -> list[ToolCall]:
     """Calls of tools that are the gateway's own."""
-    return [call for call in calls_of(incoming, reply) if call.tool in OWN]
+    return [call for call in calls_of(incoming, reply) if call.tool in OWN_TOOLS]
 
 
 def calls_of(incoming: Incoming, reply: dict[str, Any]) -> list[ToolCall]:

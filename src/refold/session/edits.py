@@ -9,7 +9,7 @@ from refold.core.errors import ConflictError, MessageError, NotFoundError
 from refold.core.event import Line, Pinned, Replaced, Said, Span, Undone
 from refold.core.live import ActiveEdits, ReplacedHead
 from refold.core.message import Message, Part, Reasoning, Text, ToolCall
-from refold.core.pairing import apart, original_id, paired
+from refold.core.pairing import original_id, unique_call_ids, with_unique_ids
 from refold.core.plan import Count, Stamp, cost, line_of
 from refold.core.view import Item, display
 from refold.stores.record import Record
@@ -172,8 +172,8 @@ def _in_place_of(said: Said, new: Message | str) -> Message:
     new = msgspec.structs.replace(new, id=None, usage=None, summary=line.summary)
     if new.role != line.role:
         raise MessageError("message.role", f"expected {line.role} as in #{at}, got {new.role}")
-    calls = apart([original_id(call.call_id) for call in new.calls])
-    new = paired(new, msgspec.structs.replace(line, calls=calls))
+    calls = unique_call_ids([original_id(call.call_id) for call in new.calls])
+    new = with_unique_ids(new, msgspec.structs.replace(line, calls=calls))
     if tuple(result.call_id for result in new.results) != (
         (line.answers,) if line.answers is not None else ()
     ):

@@ -5,8 +5,8 @@ from itertools import accumulate, islice
 
 from refold.core.errors import CannotExpandError, NotFoundError
 from refold.core.event import Called, Event, Line, Measured, Named, Pinned, Replaced, Said, Span, Undone
+from refold.core.lazy import regex
 from refold.core.message import CompactionMarker, Media, Message, Opaque, Part, Text, ToolCall, ToolResult
-from refold.core.regex import regex
 from refold.core.slices import Cut, Slice, around, cut, matches
 from refold.policies.shorten import quoted
 from refold.session.safe_regex import find

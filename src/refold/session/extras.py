@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from refold.config.validate import shown
-from refold.core.codec import dumps, loads
+from refold.core.codec import dumps, json_problem, loads
 from refold.core.errors import LargePart, SettingError
-from refold.core.sound import json_problem
-from refold.dialects.rules.judge import Facts
-from refold.dialects.rules.targets import facts_of
+from refold.dialects.rules.targets import Facts, facts_of
 from refold.session.meter import Meter
 from refold.session.validate import output_of
 

@@ -14,8 +14,8 @@ from refold.core.errors import MessageError, SettingError
 from refold.core.event import Expiry, Piece
 from refold.core.message import Kind, Media, Message, Opaque
 from refold.dialects.registry import FORMATS, TARGETS, Format, is_plain, readable_as, recognize
-from refold.dialects.repairs.targets import mend
-from refold.dialects.rules.targets import JUDGES
+from refold.dialects.repairs.repair import repair
+from refold.dialects.rules.targets import RULES
 from refold.dialects.shape import kind_of, own_id, stands_apart
 from refold.models.count import Units
 from refold.session.streams import chunks_of, is_async_stream, is_stream
@@ -373,7 +373,7 @@ def _sendable(message: Message, where: str) -> None:
     for part in opaque:
         if (kind := kind_of(part.value)) is None or kind in UNDERSTOOD:
             raise MessageError(f"{where}.parts", f"an opaque part is no {kind or 'object without a type'}")
-    for dialect in JUDGES if opaque else ():
+    for dialect in RULES if opaque else ():
         if any(part.dialect in (None, dialect) for part in opaque):
             for value in FORMATS[dialect].render(message)[0]:
                 _shaped(value, dialect, where)
@@ -385,12 +385,12 @@ def _shaped(value: Any, dialect: str, where: str) -> None:
     if stands_apart(items[0], dialect):
         return
     odd = _odd(items, dialect)
-    if odd and (odd := _odd(mend(dialect, items).messages, dialect)):
+    if odd and (odd := _odd(repair(dialect, items).messages, dialect)):
         raise MessageError(where, odd.split(" ", 2)[2].replace("this API", dialect))
 
 
 def _odd(items: Sequence[Any], dialect: str) -> str:
     """What is wrong with them that nothing around them makes right, in a sentence."""
-    judge = JUDGES[dialect]()
+    judge = RULES[dialect]()
     judge.feed(items)
     return next((fault.message for fault in judge.violations if fault.rule in HOPELESS), "")

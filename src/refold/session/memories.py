@@ -9,7 +9,7 @@ from threading import Lock, Thread
 from refold.core.codec import Entry, Parse, decode
 from refold.core.errors import RefoldError
 from refold.core.event import Line, Replaced, Said
-from refold.core.lease import is_own
+from refold.core.expiry import uses_own_tools
 from refold.core.message import Message, Text
 from refold.core.plan import Count
 from refold.policies.shorten import quoted
@@ -44,7 +44,7 @@ def spoken(parse: Parse) -> Callable[[Entry], SpokenMessage | None]:
             return None
         if not isinstance(event, Said) or event.line.role == "system" or event.line.summary:
             return None
-        text = "" if is_own(event.line) else text_of(event)
+        text = "" if uses_own_tools(event.line) else text_of(event)
         return SpokenMessage(event.at, event.line.role, text, event.time) if text.strip() else None
 
     return said

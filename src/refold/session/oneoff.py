@@ -7,12 +7,11 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from refold.config.config import Config, Source, load_config
-from refold.core.check import Violation
 from refold.core.codec import loads
 from refold.core.errors import MessageError, RefoldError, SettingError
 from refold.core.message import Message
 from refold.dialects.registry import FORMATS, format_of
-from refold.dialects.rules.targets import JUDGES, check_request
+from refold.dialects.rules.targets import RULES, Violation, check_request
 from refold.models.limits import ModelLimits, find
 from refold.session.extras import beside_text
 from refold.session.files import RESPONSES, FileConversation
@@ -204,8 +203,8 @@ def check_given(
             warnings.simplefilter("ignore")
         meter = Meter(None, config, model or (named_model if isinstance(named_model, str) else None))
     spoken = dialect or given.dialect or meter.dialect
-    if spoken not in JUDGES:
-        raise SettingError("dialect", f"{spoken!r} is none of {', '.join(JUDGES)}")
+    if spoken not in RULES:
+        raise SettingError("dialect", f"{spoken!r} is none of {', '.join(RULES)}")
     messages = list[Any]()
     for message in given.messages:
         messages += FORMATS[spoken].render(message)[0] if isinstance(message, Message) else [message]

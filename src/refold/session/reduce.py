@@ -12,7 +12,7 @@ from refold.core.budget import Budget
 from refold.core.cache_cost import CacheTerms
 from refold.core.errors import ConflictError
 from refold.core.event import Certificate, Event, Line, Replaced, Said, Worth
-from refold.core.lease import has_ended, lease_of
+from refold.core.expiry import lease_has_ended, lease_steps
 from refold.core.live import Live
 from refold.core.message import Message
 from refold.core.plan import (
@@ -95,7 +95,7 @@ class Reducer:
             and item.lines[0].at not in left
             and item.span.start not in fixed
             and is_reducible(item)
-            and (is_overridden or lease_of(item.lines[0]) is None)
+            and (is_overridden or lease_steps(item.lines[0]) is None)
         ]
         return self._on_arrival(lines, budget, count, override) if lines else []
 
@@ -103,7 +103,7 @@ class Reducer:
         """True if an answer of refold's own tools is still shown whole after its lease."""
         live = self.record.live
         lines = (item.lines[0] for item in live.items if item.edit is None and item.lines)
-        return any(has_ended(line, live.state.step + 1) for line in lines)
+        return any(lease_has_ended(line, live.state.step + 1) for line in lines)
 
     def _on_arrival(
         self, lines: Sequence[Line], budget: Budget, count: Count, override: Override

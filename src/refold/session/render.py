@@ -7,17 +7,14 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from refold.core import codec
-from refold.core.check import Missing, Orphan, Slot, repair
 from refold.core.errors import RefoldError
 from refold.core.event import Line, Piece
 from refold.core.message import Message, Text, ToolResult
-from refold.core.pairing import has_renamed_ids
+from refold.core.pairing import MissingResult, OrphanResult, Slot, has_renamed_ids, repair_pairs
 from refold.dialects.message_list import MessageList
 from refold.dialects.registry import FORMATS, is_plain
-from refold.dialects.repairs.marks import Mended
-from refold.dialects.repairs.targets import mend, unique_ids
-from refold.dialects.rules.judge import Facts, Judge
-from refold.dialects.rules.targets import JUDGES, marked
+from refold.dialects.repairs.repair import RepairedMessages, repair, unique_ids
+from refold.dialects.rules.targets import RULES, Facts, RequestRules, has_cache_mark
 from refold.dialects.shape import APART, without
 from refold.models.count import Units
 from refold.session.inline import Copy, copier
@@ -95,7 +92,7 @@ class Renderer:
         self._edition, self._items, self._settled, self._unsent = edition, 0, 0, 0
         self._sheet = self._new_sheet()
         self._copies: list[tuple[Copy, dict[str, Any]]] = []
-        self._judge = JUDGES[self._ask.dialect](self._ask.facts)
+        self._judge = RULES[self._ask.dialect](self._ask.facts)
         self._notes: dict[str, list[int]] = {}
         begun_anew, self._live = self._live is not self._record.live, self._record.live
         if begun_anew or self._ask.binds_thinking or self._ask.dialect == "openai-responses":
@@ -147,7 +144,7 @@ class Renderer:
         messages = [copy(message) for copy, message in self._copies]
         return Rendered(messages, self._system(self._sheet), 0, tuple(told), broken, self._settled)
 
-    def _judged(self) -> Judge:
+    def _judged(self) -> RequestRules:
         """What is judged is what leaves. The newest message may still grow, so it is judged every time."""
         sheet, known = self._sheet, len(self._copies) - 1 if self._copies else 0
         settled = max(0, len(sheet.messages) - 1)
@@ -162,11 +159,11 @@ class Renderer:
         """With the cache marks of the system text, which count too."""
         facts, system = self._ask.facts, sheet.system
         sent = isinstance(system, list) and not self._ask.system_beside
-        marks = sum(map(marked, system)) if sent else 0
+        marks = sum(map(has_cache_mark, system)) if sent else 0
         return msgspec.structs.replace(facts, marks=facts.marks + marks) if marks else facts
 
     def _mended(self, lines: list[Line], paired: bool, broken: int | None) -> Rendered:
-        slots, notices = (list[Slot](lines), list[str]()) if paired else repair(lines)
+        slots, notices = (list[Slot](lines), list[str]()) if paired else repair_pairs(lines)
         self._record.load(lines)
         sheet, notes, tokens = self._new_sheet(), dict[str, list[int]](), 0
         for slot in slots:
@@ -175,13 +172,13 @@ class Renderer:
                 continue
             for value in map(_clean, FORMATS[self._ask.dialect].render(self._stand_in(slot))[0]):
                 sheet.add(value, -1)
-            tokens += REPAIR if isinstance(slot, Orphan) else self._missing_tokens
+            tokens += REPAIR if isinstance(slot, OrphanResult) else self._missing_tokens
         tokens -= sum(line.tokens for line in {*lines} - {*_lines(slots)})
         facts = self._facts(sheet)
-        made, judge = Mended(sheet.messages, []), self._verdict(sheet.messages, facts)
+        made, judge = RepairedMessages(sheet.messages, []), self._verdict(sheet.messages, facts)
         if _faults(judge):
             known = {"no_prefill": facts.no_prefill, "store": facts.store, "marks": facts.marks}
-            made = mend(self._ask.dialect, sheet.messages, **known)
+            made = repair(self._ask.dialect, sheet.messages, **known)
             judge = self._verdict(made.messages, facts)
         if paired and any(fault.rule in judge.PAIRING for fault in judge.violations):
             return self._mended(lines, False, broken)
@@ -191,14 +188,14 @@ class Renderer:
         added = tokens + REPAIR * len(made.notices)
         return Rendered(messages, self._system(sheet), added, told, broken)
 
-    def _verdict(self, messages: list[dict[str, Any]], facts: Facts) -> Judge:
-        judge = JUDGES[self._ask.dialect](facts)
+    def _verdict(self, messages: list[dict[str, Any]], facts: Facts) -> RequestRules:
+        judge = RULES[self._ask.dialect](facts)
         judge.feed(messages)
         return judge
 
     @cached_property
     def _missing_tokens(self) -> int:
-        return self._counter.message(self._stand_in(Missing("", "")))
+        return self._counter.message(self._stand_in(MissingResult("", "")))
 
     def _system(self, sheet: MessageList) -> Any:
         whole = {"system": sheet.system}
@@ -276,8 +273,8 @@ class Renderer:
             for note, places in notes.items()
         ]
 
-    def _stand_in(self, slot: Missing | Orphan) -> Message:
-        if isinstance(slot, Missing):
+    def _stand_in(self, slot: MissingResult | OrphanResult) -> Message:
+        if isinstance(slot, MissingResult):
             return Message("tool", (ToolResult(slot.call, STAND_IN, slot.tool or None, is_error=True),))
         tool = f" of {slot.line.tools[0]}" if slot.line.tools else ""
         text = self._record.message(slot.line).text
@@ -309,12 +306,12 @@ def _places(places: Sequence[int]) -> str:
     return shown if len(unique) <= 3 else f"{shown} and {len(unique) - 3} more"
 
 
-def _faults(judge: Judge) -> list[Any]:
+def _faults(judge: RequestRules) -> list[Any]:
     """An empty conversation is no request yet, and no fault."""
     return [fault for fault in judge.violations if fault.rule != "G2"]
 
 
-def _demand(judge: Judge) -> None:
+def _demand(judge: RequestRules) -> None:
     """What is not valid must not leave."""
     for fault in _faults(judge):
         if fault.rule == "S1":
@@ -323,8 +320,8 @@ def _demand(judge: Judge) -> None:
 
 
 def _lines(slots: Iterable[Slot]) -> list[Line]:
-    there = [slot for slot in slots if not isinstance(slot, Missing)]
-    return [slot.line if isinstance(slot, Orphan) else slot for slot in there]
+    there = [slot for slot in slots if not isinstance(slot, MissingResult)]
+    return [slot.line if isinstance(slot, OrphanResult) else slot for slot in there]
 
 
 def _first_change(before: Sequence[Place], after: Sequence[Place]) -> int | None:

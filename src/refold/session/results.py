@@ -8,7 +8,7 @@ import msgspec
 
 from refold.core.event import Expiry, Said, Span
 from refold.core.message import Kind, Message
-from refold.core.pairing import as_came
+from refold.core.pairing import with_original_ids
 
 GIST = 80
 """Characters of a message in a list of many."""
@@ -183,7 +183,7 @@ class StoredMessage(msgspec.Struct, frozen=True):
 def stored(said: Said, conversation: str, **seen: Any) -> StoredMessage:
     line = said.line
     return StoredMessage(
-        as_came(said.message),
+        with_original_ids(said.message),
         line.at,
         said.index,
         said.message.id or f"m{line.at}",

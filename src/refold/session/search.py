@@ -11,7 +11,7 @@ from refold.core import codec
 from refold.core.codec import Entry, Parse
 from refold.core.errors import RefoldError, SettingError, StoreError
 from refold.core.event import Line, Replaced, Said
-from refold.core.lease import OWN
+from refold.core.expiry import OWN_TOOLS
 from refold.core.message import CompactionMarker, Media, Message, Part, Text, ToolCall, ToolResult
 from refold.core.query import Query, SearchText, excerpt
 from refold.policies.shorten import quoted
@@ -124,7 +124,7 @@ def words(entry: Entry, parse: Parse) -> SearchText | None:
     said = _said(entry, parse)
     if said is None:
         return None
-    tools = tuple(tool for tool in said.line.tools if tool not in OWN)
+    tools = tuple(tool for tool in said.line.tools if tool not in OWN_TOOLS)
     text = text_of(said)
     return SearchText.of(text, tools, said.line.role) if text or tools else None
 
@@ -153,7 +153,7 @@ def _said(entry: Entry, parse: Parse) -> Said | Corrected | None:
 
 def text_of(said: Said | Corrected) -> str:
     """What can be found of a message, as it was said."""
-    is_own = said.line.answers is not None and not OWN.isdisjoint(said.line.tools)
+    is_own = said.line.answers is not None and not OWN_TOOLS.isdisjoint(said.line.tools)
     return "\n".join(text for part in said.message.parts for text in _texts(part, is_own))
 
 
@@ -166,7 +166,7 @@ def _texts(part: Part, is_own: bool) -> Iterator[str]:
         case ToolResult(output=tuple(inner)) if not is_own:
             for one in inner:
                 yield from _texts(one, is_own)
-        case ToolCall(tool=tool, input=input) if tool not in OWN:
+        case ToolCall(tool=tool, input=input) if tool not in OWN_TOOLS:
             yield f"{tool} {input}"
         case Media(name=name, url=url):
             yield from filter(None, (name, None if url is None or url.startswith("data:") else url))

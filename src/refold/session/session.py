@@ -16,7 +16,7 @@ from refold.core import codec
 from refold.core.draft import PART, Draft, number
 from refold.core.errors import ConflictError, MessageError, RefoldError, SettingError, StoreError
 from refold.core.event import Event, Expiry, Line, Named, Replaced, Said
-from refold.core.lease import EXPAND, SEARCH
+from refold.core.expiry import EXPAND, SEARCH
 from refold.core.live import State
 from refold.core.message import Kind, Message
 from refold.core.plan import CompactionRequest, Policy, Stamp

@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from refold.core.codec import dumps
+from refold.core.codec import MAX_DEPTH, dumps
 from refold.core.errors import MessageError
 from refold.core.message import Message
-from refold.core.sound import MAX_DEPTH
 
 T = TypeVar("T")
 LONG_PLACE = 100

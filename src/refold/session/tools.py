@@ -10,7 +10,7 @@ import msgspec
 from refold.config.settings import AgentSettings
 from refold.core.errors import CannotExpandError, NotFoundError, RefoldError, SettingError
 from refold.core.event import Event, Expiry, Said
-from refold.core.lease import EXPAND, OWN, SEARCH, is_leased
+from refold.core.expiry import EXPAND, OWN_TOOLS, SEARCH, is_leased
 from refold.core.message import Message, ToolCall
 from refold.core.slices import Cut, Slice, item_spans, line_spans, slice_of
 from refold.policies.shorten import quoted
@@ -109,8 +109,10 @@ class Toolbox:
         Raises:
             SettingError: there is no such tool.
         """
-        if not isinstance(name, str) or name not in OWN:
-            raise SettingError("name", f"{name!r} is no tool of refold's; known: {', '.join(sorted(OWN))}")
+        if not isinstance(name, str) or name not in OWN_TOOLS:
+            raise SettingError(
+                "name", f"{name!r} is no tool of refold's; known: {', '.join(sorted(OWN_TOOLS))}"
+            )
         try:
             given = _read(name, arguments)
             if name == SEARCH:
@@ -229,7 +231,7 @@ def _shows(message: Message, at: int) -> bool:
 
 
 def _is_own(said: Said) -> bool:
-    return any(tool in OWN for tool in said.line.tools)
+    return any(tool in OWN_TOOLS for tool in said.line.tools)
 
 
 def _read(name: str, arguments: Any) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ import msgspec
 from refold.config.validate import hints, shown, vet_fields
 from refold.core.errors import SettingError
 from refold.core.event import Expiry
-from refold.core.expiry import layered
+from refold.core.expiry import merge_expiries
 from refold.core.message import Kind
 from refold.core.plan import Policy
 
@@ -142,7 +142,7 @@ def override_of(override: "Mapping[str, Any] | Override | None") -> Override:
     tools = {name: Expiry(**one) for name, one in asked.pop("tools", {}).items()}
     every = Expiry(**asked)
     if every != Expiry():
-        tools["*"] = layered(every, tools.get("*", Expiry()))
+        tools["*"] = merge_expiries(every, tools.get("*", Expiry()))
     return Override(**switches, tools=(tools,) if tools else ())
 
 

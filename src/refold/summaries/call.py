@@ -11,9 +11,9 @@ import msgspec
 
 from refold import telemetry
 from refold.core import codec
+from refold.core.codec import json_problem
 from refold.core.errors import MessageError
 from refold.core.message import Usage
-from refold.core.sound import json_problem
 from refold.summaries.attempt import GivenUpError, attempt
 from refold.summaries.problem import is_free, line, problem, status_of, wait_of
 from refold.summaries.summarizer import Answer, Ask, Summarizer

@@ -5,11 +5,11 @@ from typing import Any, Literal, TypeAlias
 
 from refold.core.codec import loads
 from refold.core.errors import MessageError, SettingError
-from refold.core.lazy import Lazy
+from refold.core.lazy import LazyImports
 from refold.summaries.summarizer import Summarizer
 
 Finish: TypeAlias = Literal["stop", "length", "refusal", "tool-calls", "other"]
-SUMMARIZERS: Lazy[Callable[..., Summarizer]] = Lazy(
+SUMMARIZERS: LazyImports[Callable[..., Summarizer]] = LazyImports(
     {
         "openai": "refold.summaries.openai:OpenAISummarizer",
         "anthropic": "refold.summaries.anthropic:AnthropicSummarizer",

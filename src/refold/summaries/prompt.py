@@ -10,8 +10,8 @@ import msgspec
 
 from refold.config.prompts import Template
 from refold.core.event import Said
+from refold.core.lazy import regex
 from refold.core.message import CompactionMarker, Message, ToolCall
-from refold.core.regex import regex
 from refold.core.view import Item, View
 from refold.policies.extract import demands
 from refold.policies.outline import Outline, clip, excerpt, outline

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 import pytest
 
 from refold.config.config import load_config
-from refold.core.lease import EXPAND, SEARCH
+from refold.core.expiry import EXPAND, SEARCH
 from refold.dialects import openai_chat
-from refold.dialects.rules.judge import Facts
-from refold.dialects.rules.targets import JUDGES
+from refold.dialects.rules.targets import RULES, Facts
 from refold.session import api as opening
 from refold.session.meter import Meter
 
@@ -201,7 +200,7 @@ class Door:
         """
         with self._lock:
             self.requests.append(request)
-        judge = JUDGES["openai-chat"](Facts())
+        judge = RULES["openai-chat"](Facts())
         judge.feed(request.messages)
         self.faults += [f"{fault.rule}: {fault.message}" for fault in judge.violations]
         if self._task is not None and self._task not in request.text:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from refold.core.lease import EXPAND, SEARCH
+from refold.core.expiry import EXPAND, SEARCH
 from refold.testing.stand_in import Reply, StandIn
 
 NAME = "demo"

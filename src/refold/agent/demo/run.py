@@ -13,7 +13,7 @@ from refold.agent.demo.question import Question, find_question
 from refold.agent.events import AgentEvent
 from refold.core.errors import RefoldError
 from refold.core.event import Replaced, Said
-from refold.core.lease import EXPAND, SEARCH
+from refold.core.expiry import EXPAND, SEARCH
 from refold.core.message import ToolCall, Usage
 from refold.models.limits import find
 from refold.session.session import Session

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from refold.core.errors import SettingError
-from refold.core.regex import regex
+from refold.core.lazy import regex
 
 VARIABLES: dict[str, tuple[str, ...]] = {
     "system": (),

@@ -5,14 +5,14 @@ from typing import Any
 
 from refold.core.message import ToolCall, ToolResult
 from refold.dialects.ai_sdk import parse, tool_id
-from refold.dialects.repairs.marks import EMPTY, Mended
+from refold.dialects.repairs.repair import EMPTY, RepairedMessages
 from refold.dialects.shape import kind_of
 
 
-def mend(messages: Sequence[dict[str, Any]], **_: Any) -> Mended:
+def repair(messages: Sequence[dict[str, Any]], **_: Any) -> RepairedMessages:
     """The same with calls and results that belong together, and a notice for each repair."""
     notices: list[str] = []
-    return Mended(
+    return RepairedMessages(
         [_message(message, f"messages[{n}]", notices) for n, message in enumerate(messages)], notices
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from refold.dialects.anthropic import THINKING, as_blocks, as_user, tool_id
 from refold.dialects.message_list import BEGIN
-from refold.dialects.repairs.marks import EMPTY, GO_ON, Mended, again, is_blank
+from refold.dialects.repairs.repair import EMPTY, GO_ON, RepairedMessages, is_blank, repeated
 from refold.dialects.shape import kind_of
 
 MAX_MARKS = 4
@@ -13,22 +13,24 @@ IDS = {"tool_use": "id", "tool_result": "tool_use_id"}
 """Where blocks say which call they are, or answer."""
 
 
-def mend(messages: Sequence[dict[str, Any]], *, no_prefill: bool = False, marks: int = 0, **_: Any) -> Mended:
+def repair(
+    messages: Sequence[dict[str, Any]], *, no_prefill: bool = False, marks: int = 0, **_: Any
+) -> RepairedMessages:
     """The same with every message as the API takes it, and a notice for each repair.
 
     `marks` is how many cache marks stand outside the messages.
     """
     notices: list[str] = []
-    mended = _served(_addressed(messages, notices), notices)
-    mended = [_message(message, f"messages[{n}]", notices) for n, message in enumerate(mended)]
-    mended = _unmarked(_thought(mended, notices), MAX_MARKS - marks, notices)
-    if mended and mended[0].get("role") == "assistant":
-        mended.insert(0, {"role": "user", "content": BEGIN})
+    repaired = _served(_addressed(messages, notices), notices)
+    repaired = [_message(message, f"messages[{n}]", notices) for n, message in enumerate(repaired)]
+    repaired = _unmarked(_thought(repaired, notices), MAX_MARKS - marks, notices)
+    if repaired and repaired[0].get("role") == "assistant":
+        repaired.insert(0, {"role": "user", "content": BEGIN})
         notices.append("messages[0]: a note of the user's stands first, as the API wants it")
-    if no_prefill and mended and mended[-1].get("role") == "assistant":
-        mended.append({"role": "user", "content": GO_ON})
+    if no_prefill and repaired and repaired[-1].get("role") == "assistant":
+        repaired.append({"role": "user", "content": GO_ON})
         notices.append("a note of the user's stands last: this model does not go on from words of its own")
-    return Mended(mended, notices)
+    return RepairedMessages(repaired, notices)
 
 
 def unique_ids(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
@@ -174,8 +176,8 @@ def _is_blank_text(block: Any) -> bool:
 def _once(blocks: list[Any], where: str, notices: list[str]) -> list[Any]:
     """Without a second call, or a second result, of the same id; of results the last one counts."""
     ids = [_id(block) for block in blocks]
-    first = again(ids)
-    last = again(ids[::-1])[::-1]
+    first = repeated(ids)
+    last = repeated(ids[::-1])[::-1]
     result = []
     for block, id, before, after in zip(blocks, ids, first, last, strict=True):
         if id[0] and (before if kind_of(block) == "tool_use" else after):

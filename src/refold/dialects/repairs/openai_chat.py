@@ -6,17 +6,17 @@ from typing import Any
 
 from refold.core.codec import dumps
 from refold.dialects.openai_chat import tool_id
-from refold.dialects.repairs.marks import EMPTY, Mended, again
+from refold.dialects.repairs.repair import EMPTY, RepairedMessages, repeated
 
 MAX_CALLS = 128
 MAX_CHARS = 10_485_760
 
 
-def mend(messages: Sequence[dict[str, Any]], **_: Any) -> Mended:
+def repair(messages: Sequence[dict[str, Any]], **_: Any) -> RepairedMessages:
     """The same with every message as the API takes it, and a notice for each repair."""
     notices: list[str] = []
-    mended = [_message(message, f"messages[{n}]", notices) for n, message in enumerate(messages)]
-    return Mended(_in_batches(mended, notices), notices)
+    repaired = [_message(message, f"messages[{n}]", notices) for n, message in enumerate(messages)]
+    return RepairedMessages(_in_batches(repaired, notices), notices)
 
 
 def unique_ids(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _message(message: dict[str, Any], where: str, notices: list[str]) -> dict[st
 
 def _calls(calls: Sequence[dict[str, Any]], where: str, notices: list[str]) -> list[dict[str, Any]]:
     new: list[dict[str, Any]] = []
-    for call, is_there in zip(calls, again([call.get("id") for call in calls]), strict=True):
+    for call, is_there in zip(calls, repeated([call.get("id") for call in calls]), strict=True):
         if is_there:
             notices.append(f"{where}: a second call with the id {call.get('id')!r} is left out")
             continue

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from refold.dialects.openai_responses import parse, role_of, tool_id
-from refold.dialects.repairs.marks import EMPTY, Mended, is_blank
+from refold.dialects.repairs.repair import EMPTY, RepairedMessages, is_blank
 from refold.dialects.shape import kind_of
 
 RESULTS: dict[str, Callable[[str], dict[str, Any]]] = {
@@ -25,12 +25,12 @@ RESULTS: dict[str, Callable[[str], dict[str, Any]]] = {
 PREFIXES = {"function_call": "fc_", "message": "msg_", "reasoning": "rs_"}
 
 
-def mend(messages: Sequence[dict[str, Any]], *, store: bool | None = None, **_: Any) -> Mended:
+def repair(messages: Sequence[dict[str, Any]], *, store: bool | None = None, **_: Any) -> RepairedMessages:
     """The same with every item as the API takes it, and a notice for each repair."""
     notices: list[str] = []
     items = [_item(item, f"input[{n}]", notices) for n, item in enumerate(messages)]
     items = _answered_in_kind(_once(items, notices), notices)
-    return Mended(_with_reasoning(items, store, notices), notices)
+    return RepairedMessages(_with_reasoning(items, store, notices), notices)
 
 
 def unique_ids(value: Any, ids: Sequence[str]) -> Any:

@@ -1,4 +1,4 @@
-"""Which rules of Anthropic Messages does a request break?
+"""Rules for requests of Anthropic Messages.
 
 A1  the first message is the user's: strictly, since another is seen accepted
 A2  `system` inside the messages is not first, comes behind a user's message or an assistant's that ends in a
@@ -22,233 +22,263 @@ answers the tools of the assistant's before it.
 """
 
 from collections.abc import Iterable
-from copy import copy
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-import msgspec
+from msgspec import field
 
-from refold.core.check import Violation
-from refold.dialects.rules.anthropic_block import SERVER_USES, THINKING, flaws, marks, misshapen
-from refold.dialects.rules.judge import Facts, breach, quote, unfit, verdict
+from refold.dialects.rules.targets import RequestRules, Violation, has_cache_mark, is_name, quote
 
 ROLES = ("user", "assistant", "system")
 MAX_MARKS = 4
+SERVER_USES = ("server_tool_use", "mcp_tool_use")
+USES = ("tool_use", *SERVER_USES)
+THINKING_SEALS = {"thinking": "signature", "redacted_thinking": "data"}
+"""The kinds of thinking, and the field that proves that nobody changed it."""
+UNANSWERED = "uses the tool {}, but the message after it has no result; each use needs one"
 
 
-class AnthropicRules(msgspec.Struct):
+class AnthropicRules(RequestRules):
     """Read from the API's error texts, documentation and SDK types, and tried on recorded requests."""
 
     VERSION: ClassVar[str] = "2026-11-15"
     PAIRING: ClassVar[frozenset[str]] = frozenset({"A3", "A4", "A5", "A6", "A7", "A8"})
 
-    facts: Facts = Facts()
-    count: int = 0
     role: str = ""
-    """Whose message it is now; one message as long as it stays the same."""
-    speaker: str = ""
-    """Who spoke last, system messages aside."""
-    ends: str = ""
-    """The type of the newest block."""
-    spoke: bool = False
-    """Whether this message has text or a tool use or, if a user's, anything but results."""
-    thought: bool = False
-    called: bool = False
-    resumed: bool = False
-    """Whether results answered the newest turn, so that it goes on."""
-    uses: dict[str, int] = {}
-    """Tool uses of the newest assistant message that have no result, by id: where they are."""
-    results: set[str] = set()
+    """Whose message it is now; messages of one role in a row are one message."""
+    last_role: str = ""
+    """Role of the newest message, system messages aside."""
+    last_block: str = ""
+    """Type of the newest block."""
+    has_content: bool = False
+    """This message has text or a tool use or, if it is a user's, anything but results."""
+    has_thinking: bool = False
+    has_uses: bool = False
+    is_resumed: bool = False
+    """Results answered the newest turn, so that it goes on."""
+    uses: dict[str, int] = field(default_factory=dict)
+    """Tool uses of the newest assistant message without a result, by id: the message that has them."""
+    results: set[str] = field(default_factory=set)
     """Uses that this user message answers."""
-    served: dict[str, int] = {}
-    """Server tool uses of the newest turn that have no result."""
-    hollow: int | None = None
-    """An assistant message without content, which only the last may be."""
-    behind: int | None = None
-    """Thinking of the newest assistant message that text or a use stands before."""
+    server_uses: dict[str, int] = field(default_factory=dict)
+    """Server tool uses of the newest turn without a result."""
+    empty_reply: int | None = None
+    """An assistant message without content, which only the last one may be."""
+    late_thinking: int | None = None
+    """A message whose thinking comes after text or a use of the newest assistant message."""
     marks: int = 0
-    marked: int = 0
-    """Where the newest mark is."""
-    taken: set[str] = set()
-    broken: list[Violation] = []
+    last_mark: int = 0
 
-    def feed(self, messages: Iterable[Any], /) -> None:
-        for index, message in enumerate(messages, self.count):
-            self.count = index + 1
-            if self.hollow is not None:
-                self._break("A9", self.hollow, "has no content, which only the last message may lack")
-                self.hollow = None
-            if not isinstance(message, dict):
-                self._odd(index, f"is {quote(message)}, not an object")
-                continue
-            if problem := unfit(message):
-                self._break("G1", index, f"has {problem}; it must be JSON in UTF-8")
-            role, content = message.get("role"), message.get("content")
-            if role not in ROLES:
-                self._odd(index, f"has {quote(role)} for a role, which is one of {', '.join(ROLES)}")
-                continue
-            if role != self.role:
-                self._begin(index, role)
-            elif role == "system" and self.facts.strict:
-                self._break("A2", index, "is the second system message in a row; make them one")
-            if content == "" or content == []:
-                self._lacking(index)
-            elif isinstance(content, str):
-                if content.isspace():
-                    self._break("A9", index, "has nothing but whitespace for its content; say something")
-                self._text(index)
-            elif isinstance(content, list):
-                for n, block in enumerate(content):
-                    self._block(index, n, block)
+    def _check(self, index: int, message: dict[str, Any] | None) -> None:
+        if self.empty_reply is not None:
+            self._break("A9", self.empty_reply, "has no content; only the last message may be empty")
+            self.empty_reply = None
+        if message is None:
+            return
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES:
+            self._unknown_role(index, role, ROLES)
+            return
+        if role != self.role:
+            self._begin(index, role)
+        elif role == "system" and self.facts.strict:
+            self._break("A2", index, "is the second system message in a row; join them")
+        if content == "" or content == []:
+            if role == "assistant":
+                self.empty_reply = index
             else:
-                self._odd(index, f"has {quote(content)} for its content, not a string or blocks")
+                self._break("A9", index, "has no content; it needs some")
+        elif isinstance(content, str):
+            if content.isspace():
+                self._break("A9", index, "has only whitespace for its content; it needs some text")
+            self._text(index)
+        elif isinstance(content, list):
+            for n, block in enumerate(content):
+                self._block(index, n, block)
+        else:
+            self._misshapen(index, f"has {quote(content)} for its content, not a string or blocks")
 
-    @property
-    def violations(self) -> list[Violation]:
-        found = [breach("A3", at, self._unanswered(id)) for id, at in self.uses.items()]
-        if self.behind is not None and (self.called or self.role != "assistant"):
-            found.append(breach("A11", self.behind, "has thinking behind text or a tool use; it comes first"))
+    def _at_end(self) -> Iterable[Violation]:
+        for id, at in self.uses.items():
+            yield self._violation("A3", at, UNANSWERED.format(quote(id)))
+        if self.late_thinking is not None and (self.has_uses or self.role != "assistant"):
+            problem = "has thinking after text or a tool use; thinking comes first"
+            yield self._violation("A11", self.late_thinking, problem)
         total = self.marks + self.facts.marks
         if total > MAX_MARKS:
             problem = f"has the last of {total} `cache_control` marks; {MAX_MARKS} are allowed"
-            found.append(breach("A10", self.marked, problem))
-        if self.facts.no_prefill and self.speaker == "assistant":
-            problem = "ends the request and is not the user's, which the model demands"
-            found.append(breach("A13", self.count - 1, problem))
-        return verdict(self.facts, self.count, [*self.broken, *found])
-
-    def copy(self) -> Self:
-        new = copy(self)
-        new.uses, new.served, new.results = dict(self.uses), dict(self.served), set(self.results)
-        new.taken, new.broken = set(self.taken), list(self.broken)
-        return new
+            yield self._violation("A10", self.last_mark, problem)
+        if self.facts.no_prefill and self.last_role == "assistant":
+            problem = "is the assistant's and comes last; the model requires that the last one is the user's"
+            yield self._violation("A13", self.count - 1, problem)
 
     def _begin(self, index: int, role: str) -> None:
         """A message of another role than the one before."""
-        before, self.role = self.role, role
+        before = self.role
+        self.role = role
         if self.uses and not (before == "assistant" and role == "user"):
             for id, at in self.uses.items():
-                self._break("A3", at, self._unanswered(id))
+                self._break("A3", at, UNANSWERED.format(quote(id)))
             self.uses.clear()
-        if before == "assistant" and not self.called:
-            self.behind = None
+        if before == "assistant" and not self.has_uses:
+            self.late_thinking = None
         if role == "assistant":
-            self._reply(index, before)
+            self._begin_reply(index, before)
         elif role == "system":
-            self._system(index, before)
+            self._begin_system(index, before)
         elif before == "system":
-            self._break("A2", index, "is a user's behind a system message; put that behind it")
+            self._break("A2", index, "is a user message after a system message; put the system message last")
         if role != "system":
-            self.speaker = role
-        self.spoke = self.thought = self.called = False
+            self.last_role = role
+        self.has_content = self.has_thinking = self.has_uses = False
         self.results.clear()
 
-    def _reply(self, index: int, before: str) -> None:
-        if not self.resumed:
-            for id, at in self.served.items():
+    def _begin_reply(self, index: int, before: str) -> None:
+        if not self.is_resumed:
+            for id, at in self.server_uses.items():
                 problem = f"uses the server tool {quote(id)} without a result; keep both or neither"
                 self._break("A8", at, problem)
-            self.served.clear()
-        self.behind, self.resumed = None, False
+            self.server_uses.clear()
+        self.late_thinking = None
+        self.is_resumed = False
         if not before and self.facts.strict:
-            self._break("A1", index, "comes first and is the assistant's; begin with a user's")
+            self._break("A1", index, "comes first and is the assistant's; begin with a user message")
 
-    def _system(self, index: int, before: str) -> None:
+    def _begin_system(self, index: int, before: str) -> None:
         if not before:
-            problem = "that comes first; put its text in `system`"
-        elif before == "assistant" and self.ends not in SERVER_USES:
-            problem = "behind an assistant's; put it behind a user's"
+            self._break("A2", index, "is a system message and comes first; put its text in `system`")
+        elif before == "assistant" and self.last_block not in SERVER_USES:
+            self._break("A2", index, "is a system message after an assistant message; put it after a user's")
         elif self.facts.strict and not self.facts.system_inside:
-            problem = "that this model does not take; put its text in `system`"
-        else:
-            return
-        self._break("A2", index, f"is a system message {problem}")
-
-    def _lacking(self, index: int) -> None:
-        if self.role == "assistant":
-            self.hollow = index
-        else:
-            self._break("A9", index, "has no content; say something")
+            self._break(
+                "A2", index, "is a system message, which this model does not accept; put its text in `system`"
+            )
 
     def _block(self, index: int, n: int, block: Any) -> None:
-        if why := misshapen(block, n, self.role):
-            self._odd(index, why)
+        if problem := _shape_problem(block, n, self.role):
+            self._misshapen(index, problem)
             return
-        for rule, problem in flaws(block, n, self.facts.strict):
-            self._break(rule, index, problem)
         kind: str = block["type"]
-        if found := marks(block):
+        self._block_content(index, n, block)
+        if found := _cache_marks(block):
             self.marks += found
-            self.marked = index
+            self.last_mark = index
         if kind == "text":
             self._text(index)
             return
-        self.ends = kind
+        self.last_block = kind
         if kind == "tool_use":
-            self._take(index, block["id"])
+            self._take_id("A6", index, block["id"])
             self.uses[block["id"]] = index
-            self.called = self.spoke = True
+            self.has_uses = self.has_content = True
         elif kind == "tool_result":
             self._result(index, block["tool_use_id"])
-        elif kind in THINKING:
-            self._thinking(index, kind)
+        elif kind in THINKING_SEALS:
+            if index in self.facts.stale:
+                self._break("A12", index, f"has {kind} that was bound to what was edited; leave it out")
+            if self.has_content and not self.has_thinking and not self.facts.thinking_anywhere:
+                self.late_thinking = index
+            self.has_thinking = True
         elif kind in SERVER_USES:
-            self._take(index, block["id"])
-            self.served[block["id"]] = index
+            self._take_id("A6", index, block["id"])
+            self.server_uses[block["id"]] = index
         elif kind.endswith("_tool_result"):
-            self._served(index, block["tool_use_id"])
+            id = block["tool_use_id"]
+            if self.role == "assistant" and id in self.server_uses:
+                del self.server_uses[id]
+                self._release_id(id)
+            else:
+                problem = f"has a result of the server tool use {quote(id)} without that use"
+                self._break("A8", index, f"{problem}; keep both or neither")
         elif self.role == "user":
-            self.spoke = True
+            self.has_content = True
+
+    def _block_content(self, index: int, n: int, block: dict[str, Any]) -> None:
+        """The rules that a block can break by itself."""
+        kind, content = block["type"], block.get("content")
+        if kind == "text":
+            if not block["text"] or block["text"].isspace():
+                self._blank_text(index, n, block)
+        elif kind in USES and not isinstance(block.get("input"), dict):
+            problem = f"has {quote(block.get('input'))} for the input of block {n}, not an object"
+            self._break("A15", index, problem)
+        elif kind == "tool_result" and isinstance(content, list):
+            self._result_blocks(index, n, content)
+        elif kind == "tool_result" and content is not None and not isinstance(content, str):
+            self._break(
+                "S1", index, f"has {quote(content)} for the content of block {n}, not a string or blocks"
+            )
+        elif kind in THINKING_SEALS and not is_name(block.get(THINKING_SEALS[kind])):
+            self._break("A11", index, f"has unsigned {kind} in block {n}; send it unchanged or not at all")
+        elif kind == "compaction":
+            summary = block.get("content", "")
+            is_sealed = summary == "" and is_name(block.get("encrypted_content"))
+            if not (summary is None or is_name(summary) or is_sealed):
+                self._break("A14", index, f"has a compaction without content in block {n}; send it unchanged")
+
+    def _result_blocks(self, index: int, n: int, content: list[Any]) -> None:
+        for part in content:
+            kind = part.get("type") if isinstance(part, dict) else None
+            text = part.get("text") if kind == "text" else None
+            if not is_name(kind) or (kind == "text" and not isinstance(text, str)):
+                problem = f"has {quote(part)} inside block {n}, not a block with a type and its text"
+                self._break("S1", index, problem)
+            elif text == "" or (self.facts.strict and text and text.isspace()):
+                self._blank_text(index, n, part)
+
+    def _blank_text(self, index: int, n: int, block: dict[str, Any]) -> None:
+        self._break("A9", index, f"has an empty text in block {n}; leave it out")
+        if has_cache_mark(block):
+            problem = f"has a `cache_control` mark on the empty text of block {n}; mark another block"
+            self._break("A10", index, problem)
 
     def _text(self, index: int) -> None:
-        if self.called and self.role == "assistant":
-            self._break("A7", index, "has text behind a tool use; it comes before")
-        self.spoke = True
-        self.ends = "text"
+        if self.has_uses and self.role == "assistant":
+            self._break("A7", index, "has text after a tool use; text comes first")
+        self.has_content = True
+        self.last_block = "text"
 
     def _result(self, index: int, id: str) -> None:
         if id in self.uses:
             del self.uses[id]
             self.results.add(id)
-            self.resumed = True
-            self._release(id)
-            if self.spoke:
+            self.is_resumed = True
+            self._release_id(id)
+            if self.has_content:
                 self._break(
-                    "A5", index, f"has the result of {quote(id)} behind other content; it comes first"
+                    "A5", index, f"has the result of {quote(id)} after other content; results come first"
                 )
         elif id in self.results:
             self._break("A6", index, f"has a second result of {quote(id)}; a use has one")
         else:
-            self._break("A4", index, f"has a result of {quote(id)}, which the message before it does not use")
+            problem = f"has a result of {quote(id)}, but the message before it has no such tool use"
+            self._break("A4", index, problem)
 
-    def _served(self, index: int, id: str) -> None:
-        if self.role == "assistant" and id in self.served:
-            del self.served[id]
-            self._release(id)
-        else:
-            problem = f"has the result of the server tool {quote(id)} without its use; keep both or neither"
-            self._break("A8", index, problem)
 
-    def _thinking(self, index: int, kind: str) -> None:
-        if index in self.facts.stale:
-            self._break("A12", index, f"has {kind} that was bound to what was edited; leave it out")
-        if self.spoke and not self.thought and not self.facts.thinking_anywhere:
-            self.behind = index
-        self.thought = True
+def _shape_problem(block: Any, n: int, role: str) -> str | None:
+    """Why block `n` of a message cannot be checked; None if it has the shape of its type."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind == "text":
+        text = block.get("text")
+        return None if isinstance(text, str) else f"has {quote(text)} for the text of block {n}, not a string"
+    if not is_name(kind):
+        return f"has {quote(block)} for block {n} of its content, not an object with a type"
+    if kind in USES or kind in THINKING_SEALS:
+        if role != "assistant":
+            return f"has block {n} of type {kind}, which only an assistant message can have"
+        if kind in USES and not (is_name(block.get("id")) and is_name(block.get("name"))):
+            return f"has block {n} of type {kind} without an id and a name"
+        if kind == "thinking" and not isinstance(block.get("thinking"), str):
+            return f"has {quote(block.get('thinking'))} for the thinking of block {n}, not a string"
+    elif kind.endswith("tool_result"):
+        if kind == "tool_result" and role != "user":
+            return f"has block {n} of type {kind}, which only a user message can have"
+        if not is_name(block.get("tool_use_id")):
+            return f"has block {n} of type {kind} without its `tool_use_id`"
+    return None
 
-    def _take(self, index: int, id: str) -> None:
-        if id in self.taken:
-            self._break("A6", index, f"uses the id {quote(id)} again; ids are unique")
-        self.taken.add(id)
 
-    def _release(self, id: str) -> None:
-        if not self.facts.strict:
-            self.taken.discard(id)
-
-    def _unanswered(self, id: str) -> str:
-        return f"uses the tool {quote(id)}, of which the message behind it has no result; each use needs one"
-
-    def _odd(self, index: int, problem: str) -> None:
-        self._break("S1", index, f"is not shaped like a message of this API: it {problem}")
-
-    def _break(self, rule: str, index: int, problem: str) -> None:
-        self.broken.append(breach(rule, index, problem))
+def _cache_marks(block: dict[str, Any]) -> int:
+    """The `cache_control` marks on a block and on the blocks inside it."""
+    content = block.get("content")
+    inner = content if isinstance(content, list) else ()
+    return sum(map(has_cache_mark, (block, *inner)))

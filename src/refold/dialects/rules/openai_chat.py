@@ -1,6 +1,6 @@
-"""Which rules of OpenAI Chat Completions does a request break?
+"""Rules for requests of OpenAI Chat Completions.
 
-C1  a tool message answers a call that an earlier assistant message makes and nothing answered yet
+C1  a tool message answers an open call of an earlier assistant message
 C2  every call is answered
 C3  nothing stands between an assistant message and the last answer to its calls
 C4  a message makes at most 128 calls
@@ -11,111 +11,98 @@ C8  a message has content or calls
 C9  `tool_calls` is absent rather than empty; null is seen accepted
 C10 a call's arguments are a string
 
-G4, a call id is unique, holds as long as its call is unanswered; strictly, for the whole request.
+G4, a call id is unique, holds as long as its call has no result; strictly, in the whole request.
 """
 
 from collections.abc import Iterable
-from copy import copy
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-import msgspec
+from msgspec import field
 
-from refold.core.check import Violation
-from refold.dialects.rules.judge import Facts, breach, named, quote, unfit, verdict
+from refold.dialects.rules.targets import RequestRules, Violation, is_name, quote
 
 ROLES = ("user", "assistant", "tool", "system", "developer", "function")
 MAX_CALLS = 128
 MAX_CHARS = 10_485_760
 MAX_ID_CHARS = 40
-INSTEAD = ("refusal", "audio", "function_call")
+CONTENT_ALTERNATIVES = ("refusal", "audio", "function_call")
 """What an assistant may send in place of content and calls."""
+UNANSWERED = "calls {}, which no later tool message answers; each call needs a result"
 
 
-class ChatRules(msgspec.Struct):
+class ChatRules(RequestRules):
     """Read from the API's error texts and its published schema, and tried on recorded requests."""
 
     VERSION: ClassVar[str] = "2026-11-15"
     PAIRING: ClassVar[frozenset[str]] = frozenset({"C1", "C2", "C3", "C7", "G4"})
 
-    facts: Facts = Facts()
-    count: int = 0
     begun: bool = False
-    waiting: dict[str, int] = {}
-    """Unanswered calls of the newest assistant message, by id: where they were made."""
-    passed: dict[str, tuple[int, int]] = {}
-    """Unanswered calls that something stands after: where they were made, where that is."""
-    taken: set[str] = set()
-    broken: list[Violation] = []
+    waiting: dict[str, int] = field(default_factory=dict)
+    """Open calls of the newest assistant message, by id: the message that makes them."""
+    passed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Open calls that another message follows: the message that makes them, and that one."""
 
-    def feed(self, messages: Iterable[Any], /) -> None:
-        for index, message in enumerate(messages, self.count):
-            self.count = index + 1
-            if not isinstance(message, dict):
-                self._odd(index, f"is {quote(message)}, not an object")
-                self._interrupt(index)
-                continue
-            if problem := unfit(message):
-                self._break("G1", index, f"has {problem}; it must be JSON in UTF-8")
-            role = message.get("role")
-            if role == "tool":
-                self._result(index, message)
-                continue
-            if self.waiting:
-                self._interrupt(index)
-            if role == "user" or role == "assistant":
-                self.begun = True
-            elif role not in ROLES:
-                self._odd(index, f"has {quote(role)} for a role, which is one of {', '.join(ROLES)}")
-                self.begun = True
-                continue
-            instead = False
-            if "tool_calls" in message:
-                instead = self._calls(index, message["tool_calls"], role)
-            if role == "assistant" and not instead:
-                instead = any(message.get(field) for field in INSTEAD)
-            self._content(index, message.get("content"), instead)
+    def _check(self, index: int, message: dict[str, Any] | None) -> None:
+        role = message.get("role") if message is not None else None
+        if message is not None and role == "tool":
+            self._result(index, message)
+            return
+        self.passed.update({id: (at, index) for id, at in self.waiting.items()})
+        self.waiting.clear()
+        if message is None:
+            return
+        if role not in ROLES:
+            self._unknown_role(index, role, ROLES)
+            self.begun = True
+            return
+        if role == "user" or role == "assistant":
+            self.begun = True
+        is_complete = "tool_calls" in message and self._calls(index, message["tool_calls"], role)
+        if role == "assistant" and not is_complete:
+            is_complete = any(message.get(field) for field in CONTENT_ALTERNATIVES)
+        self._content(index, message.get("content"), needs_content=not is_complete)
 
-    @property
-    def violations(self) -> list[Violation]:
-        left = {id: at for id, (at, _) in self.passed.items()} | self.waiting
-        found = [breach("C2", at, self._unanswered(id)) for id, at in left.items()]
-        return verdict(self.facts, self.count, [*self.broken, *found])
+    def _at_end(self) -> Iterable[Violation]:
+        for id, (at, _) in self.passed.items():
+            yield self._violation("C2", at, UNANSWERED.format(quote(id)))
+        for id, at in self.waiting.items():
+            yield self._violation("C2", at, UNANSWERED.format(quote(id)))
 
-    def copy(self) -> Self:
-        new = copy(self)
-        new.waiting, new.passed = dict(self.waiting), dict(self.passed)
-        new.taken, new.broken = set(self.taken), list(self.broken)
-        return new
-
-    def _content(self, index: int, content: Any, instead: bool) -> None:
+    def _content(self, index: int, content: Any, *, needs_content: bool) -> None:
         if isinstance(content, str):
-            if len(content) > MAX_CHARS:
-                self._long(index, len(content))
+            self._text(index, content)
         elif isinstance(content, list):
             for n, part in enumerate(content):
-                if not isinstance(part, dict) or not named(part.get("type")):
-                    self._odd(
+                if not isinstance(part, dict) or not is_name(part.get("type")):
+                    self._misshapen(
                         index, f"has {quote(part)} for part {n} of its content, not an object with a type"
                     )
                 elif part["type"] == "text":
                     text = part.get("text")
-                    if not isinstance(text, str):
-                        self._odd(index, f"has {quote(text)} for the text of part {n}, not a string")
-                    elif len(text) > MAX_CHARS:
-                        self._long(index, len(text))
+                    if isinstance(text, str):
+                        self._text(index, text)
+                    else:
+                        self._misshapen(index, f"has {quote(text)} for the text of part {n}, not a string")
         elif content is not None:
-            self._odd(index, f"has {quote(content)} for its content, not a string or parts")
-        if not instead and (content is None or content == []):
-            self._break("C8", index, "has neither content nor calls; give it one of them")
+            self._misshapen(index, f"has {quote(content)} for its content, not a string or parts")
+        if needs_content and (content is None or content == []):
+            self._break("C8", index, "has neither content nor calls; it needs one of them")
+
+    def _text(self, index: int, text: str) -> None:
+        if len(text) > MAX_CHARS:
+            self._break("C5", index, f"has a text of {len(text)} characters; {MAX_CHARS} are allowed")
 
     def _calls(self, index: int, calls: Any, role: Any) -> bool:
+        """True if the message makes calls."""
         if calls is None:
             if self.facts.strict:
                 self._break("C9", index, "has null for `tool_calls`; leave the field out")
             return False
-        if not isinstance(calls, list) or role != "assistant":
-            whose = "only an assistant makes calls" if role != "assistant" else "not a list of calls"
-            self._odd(index, f"has {quote(calls)} for `tool_calls`; {whose}")
+        if role != "assistant":
+            self._misshapen(index, "has `tool_calls`, which only an assistant message can have")
+            return False
+        if not isinstance(calls, list):
+            self._misshapen(index, f"has {quote(calls)} for `tool_calls`, not a list of calls")
             return False
         if not calls:
             self._break("C9", index, "has an empty `tool_calls`; leave the field out")
@@ -127,68 +114,44 @@ class ChatRules(msgspec.Struct):
 
     def _call(self, index: int, n: int, call: Any) -> None:
         id = call.get("id") if isinstance(call, dict) else None
-        if not named(id):
-            self._odd(index, f"makes call {n} with {quote(id)} for its id, which is a string")
+        if not is_name(id):
+            self._misshapen(index, f"has {quote(id)} for the id of call {n}, not a string")
             return
-        if id in self.taken:
-            self._break("G4", index, f"uses the call id {quote(id)} again; ids are unique")
+        self._take_id("G4", index, id)
         if id in self.passed:
             at, _ = self.passed.pop(id)
-            self._break("C2", at, self._unanswered(id))
+            self._break("C2", at, UNANSWERED.format(quote(id)))
         if len(id) > MAX_ID_CHARS:
             self._break("C6", index, f"has a call id of {len(id)} characters; {MAX_ID_CHARS} are allowed")
-        self.taken.add(id)
         self.waiting[id] = index
-        made, field = call.get("function"), "arguments"
-        if made is None:
-            made, field = call.get("custom"), "input"
-        if not isinstance(made, dict) or not named(made.get("name")):
-            self._odd(index, f"makes call {n} without a function and its name")
-        elif not isinstance(made.get(field), str):
-            self._break(
-                "C10", index, f"has {quote(made.get(field))} for the {field} of call {n}, not a string"
-            )
+        function, field = call.get("function"), "arguments"
+        if function is None:
+            function, field = call.get("custom"), "input"
+        if not isinstance(function, dict) or not is_name(function.get("name")):
+            self._misshapen(index, f"makes call {n} without a function and its name")
+        elif not isinstance(function.get(field), str):
+            problem = f"has {quote(function.get(field))} for the {field} of call {n}, not a string"
+            self._break("C10", index, problem)
 
     def _result(self, index: int, message: dict[str, Any]) -> None:
         id = message.get("tool_call_id")
-        if not named(id):
-            self._odd(index, f"has {quote(id)} for its `tool_call_id`, which is a string")
+        if not is_name(id):
+            self._misshapen(index, f"has {quote(id)} for its `tool_call_id`, not a string")
         elif id in self.waiting:
             del self.waiting[id]
-            self._answered(id)
+            self._release_id(id)
         elif id in self.passed:
             at, since = self.passed.pop(id)
-            self._answered(id)
-            self._break(
-                "C3", index, f"answers {quote(id)} of message {at} after message {since}; it goes before"
-            )
+            self._release_id(id)
+            problem = f"answers {quote(id)} of message {at} after message {since}; move it before that"
+            self._break("C3", index, problem)
         elif self.begun:
             self._break(
-                "C1", index, f"answers {quote(id)}, which no message before it calls and leaves unanswered"
+                "C1", index, f"answers {quote(id)}, but no earlier message has an open call of that id"
             )
         if not self.begun:
-            self._break("C7", index, "comes first and is a tool message; begin with a user's")
+            self._break("C7", index, "is a tool message and comes first; begin with a user message")
             self.begun = True
         if "tool_calls" in message:
             self._calls(index, message["tool_calls"], "tool")
-        self._content(index, message.get("content"), False)
-
-    def _answered(self, id: str) -> None:
-        if not self.facts.strict:
-            self.taken.discard(id)
-
-    def _interrupt(self, index: int) -> None:
-        self.passed.update({id: (at, index) for id, at in self.waiting.items()})
-        self.waiting.clear()
-
-    def _unanswered(self, id: str) -> str:
-        return f"calls {quote(id)}, which no tool message after it answers; each call needs one"
-
-    def _long(self, index: int, chars: int) -> None:
-        self._break("C5", index, f"has a text of {chars} characters; {MAX_CHARS} are allowed")
-
-    def _odd(self, index: int, problem: str) -> None:
-        self._break("S1", index, f"is not shaped like a message of this API: it {problem}")
-
-    def _break(self, rule: str, index: int, problem: str) -> None:
-        self.broken.append(breach(rule, index, problem))
+        self._content(index, message.get("content"), needs_content=True)

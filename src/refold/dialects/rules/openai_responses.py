@@ -1,4 +1,4 @@
-"""Which rules of OpenAI Responses does a request break?
+"""Rules for requests of OpenAI Responses.
 
 R1  an output has its call before it, of its own kind, and nothing answered that yet
 R2  a call has an output
@@ -18,13 +18,11 @@ in a request; G4 otherwise asks that only of calls that are unanswered.
 """
 
 from collections.abc import Iterable
-from copy import copy
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-import msgspec
+from msgspec import field
 
-from refold.core.check import Violation
-from refold.dialects.rules.judge import Facts, breach, named, quote, unfit, verdict
+from refold.dialects.rules.targets import RequestRules, Violation, is_name, quote
 
 ROLES = ("user", "assistant", "system", "developer")
 OUTPUTS = {
@@ -36,10 +34,10 @@ OUTPUTS = {
     "computer_call_output": "computer_call",
     "tool_search_output": "tool_search_call",
 }
-"""What the caller answers with, and the call it answers."""
+"""The items with which the caller answers, and the call that each one answers."""
 CALLS = frozenset(OUTPUTS.values())
-WRITTEN = {"function_call": "arguments", "custom_tool_call": "input"}
-HOSTED = frozenset(
+INPUT_FIELDS = {"function_call": "arguments", "custom_tool_call": "input"}
+MODEL_ITEMS = frozenset(
     {
         "reasoning",
         "web_search_call",
@@ -51,213 +49,190 @@ HOSTED = frozenset(
         "mcp_approval_request",
     }
 )
-"""What the model says beside messages and calls."""
-ASIDE = frozenset({"mcp_approval_response", "additional_tools"})
-"""What the caller says beside messages and outputs."""
+"""Items of the model besides messages and calls."""
+CALLER_ITEMS = frozenset({"mcp_approval_response", "additional_tools"})
+"""Items of the caller besides messages and outputs."""
 COMPACTIONS = ("compaction", "compaction_summary")
 PREFIXES = {"function_call": "fc_", "message": "msg_", "reasoning": "rs_"}
 MAX_ID_CHARS = 64
+UNANSWERED = "calls {}, which no later output answers; each call needs an output"
+NOT_FOLLOWED = "is reasoning that no item of the model follows; keep both or neither"
 
 
-class ResponsesRules(msgspec.Struct):
+class ResponsesRules(RequestRules):
     """Read from the API's error texts and its SDK's types, and tried on recorded requests."""
 
     VERSION: ClassVar[str] = "2026-11-15"
     PAIRING: ClassVar[frozenset[str]] = frozenset({"G4", "R1", "R2", "R8"})
+    NOUN: ClassVar[str] = "Item"
 
-    facts: Facts = Facts()
-    count: int = 0
-    waiting: dict[str, tuple[int, str]] = {}
-    """Unanswered calls of the model's newest turn, by id: where they were made, and their type."""
-    passed: dict[str, tuple[int, str, int]] = {}
-    """Unanswered calls of earlier turns; the third is where the next turn begins."""
-    asked: bool = False
-    """Whether the caller said something since the model did."""
-    thought: int | None = None
-    """The item just before, if it is reasoning."""
-    referred: bool = False
-    taken: set[str] = set()
-    broken: list[Violation] = []
+    waiting: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Open calls of the model's newest turn, by id: the item that makes them, and its type."""
+    passed: dict[str, tuple[int, str, int]] = field(default_factory=dict)
+    """Open calls of earlier turns; the third is the item that begins the next turn."""
+    caller_spoke: bool = False
+    """The newest item is the caller's."""
+    reasoning: int | None = None
+    """Index of the item just before, if it is reasoning."""
+    has_references: bool = False
 
-    def feed(self, items: Iterable[Any], /) -> None:
-        for index, item in enumerate(items, self.count):
-            self.count = index + 1
-            if not isinstance(item, dict):
-                self._odd(index, f"is {quote(item)}, not an object")
-                self.thought = None
-                continue
-            if problem := unfit(item):
-                self._break("G1", index, f"has {problem}; it must be JSON in UTF-8")
+    def _check(self, index: int, item: dict[str, Any] | None) -> None:
+        kind = None
+        if item is not None:
             kind = item.get("type")
-            if kind is None:
-                kind = "message" if "role" in item else "item_reference" if "id" in item else None
-            if not named(kind):
-                self._odd(index, f"has {quote(kind)} for its type and no role")
-                self.thought = None
-                continue
-            self._turn(index, item, kind)
-            self._identify(index, item, kind)
-            if kind == "message":
-                self._message(index, item)
-            elif kind in CALLS:
-                self._call(index, item, kind)
-            elif kind in OUTPUTS:
-                self._output(index, item, kind)
-            elif kind == "reasoning":
-                self._reasoning(index, item)
-            elif kind == "item_reference":
-                self.referred = True
-            elif kind in COMPACTIONS and not named(item.get("encrypted_content")):
-                self._break(
-                    "R9", index, "is a compaction without its `encrypted_content`; keep it as it came"
-                )
+            if kind is None and "role" in item:
+                kind = "message"
+            elif kind is None and "id" in item:
+                kind = "item_reference"
+            if not is_name(kind):
+                self._misshapen(index, f"has {quote(kind)} for its type, and no role")
+        if item is None or not is_name(kind):
+            self.reasoning = None
+            return
+        self._turn(index, item, kind)
+        self._item_id(index, item, kind)
+        if kind == "message":
+            self._message(index, item)
+        elif kind in CALLS:
+            self._call(index, item, kind)
+        elif kind in OUTPUTS:
+            self._output(index, item, kind)
+        elif kind == "reasoning":
+            self._reasoning(index, item)
+        elif kind == "item_reference":
+            self.has_references = True
+        elif kind in COMPACTIONS and not is_name(item.get("encrypted_content")):
+            self._break("R9", index, "is a compaction without its `encrypted_content`; send it unchanged")
 
-    @property
-    def violations(self) -> list[Violation]:
-        left = {id: at for id, (at, *_) in self.passed.items()}
-        left |= {id: at for id, (at, _) in self.waiting.items()}
-        found = [breach("R2", at, self._unanswered(id), item="Item") for id, at in left.items()]
-        if self.referred and not self.facts.strict:
-            found = []
-        if self.thought is not None:
-            found.append(breach("R3", self.thought, self._unfollowed(), item="Item"))
-        return verdict(self.facts, self.count, [*self.broken, *found])
-
-    def copy(self) -> Self:
-        new = copy(self)
-        new.waiting, new.passed = dict(self.waiting), dict(self.passed)
-        new.taken, new.broken = set(self.taken), list(self.broken)
-        return new
+    def _at_end(self) -> Iterable[Violation]:
+        if self.facts.strict or not self.has_references:
+            open_calls = {id: call[0] for id, call in self.passed.items()}
+            open_calls |= {id: call[0] for id, call in self.waiting.items()}
+            for id, at in open_calls.items():
+                yield self._violation("R2", at, UNANSWERED.format(quote(id)))
+        if self.reasoning is not None:
+            yield self._violation("R3", self.reasoning, NOT_FOLLOWED)
 
     def _turn(self, index: int, item: dict[str, Any], kind: str) -> None:
-        """Whose item it is: the model's, the caller's, or nobody knows."""
-        before, self.thought = self.thought, None
+        """Whose item it is: the model's, the caller's, or unknown."""
+        reasoning_before = self.reasoning
+        self.reasoning = None
         if kind == "message":
-            models = item.get("role") == "assistant"
-        elif kind in OUTPUTS or kind in ASIDE:
-            models = _hosted(item, kind)
-        elif kind in HOSTED or kind in CALLS:
-            models = True
+            is_models = item.get("role") == "assistant"
+        elif kind in OUTPUTS or kind in CALLER_ITEMS:
+            is_models = _is_hosted_search(item, kind)
+        elif kind in MODEL_ITEMS or kind in CALLS:
+            is_models = True
         else:
             return
-        if not models:
-            self.asked = True
-            if before is not None:
-                self._break("R3", before, self._unfollowed())
+        if not is_models:
+            self.caller_spoke = True
+            if reasoning_before is not None:
+                self._break("R3", reasoning_before, NOT_FOLLOWED)
             return
-        if before is None and self.facts.reasoned and index in self.facts.reasoned and item.get("id"):
-            self._break("R4", index, "had a reasoning item right before it; keep that, or leave out the `id`")
-        if self.asked:
-            self.asked = False
-            if self.waiting:
-                self.passed.update({id: (*call, index) for id, call in self.waiting.items()})
-                self.waiting.clear()
+        if reasoning_before is None and index in self.facts.reasoned and item.get("id"):
+            self._break("R4", index, "lost the reasoning item before it; keep that, or leave out the `id`")
+        if self.caller_spoke:
+            self.caller_spoke = False
+            self.passed.update({id: (*call, index) for id, call in self.waiting.items()})
+            self.waiting.clear()
 
-    def _identify(self, index: int, item: dict[str, Any], kind: str) -> None:
+    def _item_id(self, index: int, item: dict[str, Any], kind: str) -> None:
         id = item.get("id")
         if kind in PREFIXES:
-            if id is not None and not (isinstance(id, str) and id.startswith(PREFIXES[kind])):
-                prefix = PREFIXES[kind]
-                self._break(
-                    "R6", index, f"has {quote(id)} for its id, which begins with {prefix!r} or is absent"
-                )
-        elif not (named(id) or (id is None and kind != "item_reference")):
-            self._odd(index, f"has {quote(id)} for its `id`, which is a string")
+            prefix = PREFIXES[kind]
+            if id is not None and not (isinstance(id, str) and id.startswith(prefix)):
+                problem = f"has {quote(id)} for its id, which must begin with {prefix!r} or be absent"
+                self._break("R6", index, problem)
+        elif not (is_name(id) or (id is None and kind != "item_reference")):
+            self._misshapen(index, f"has {quote(id)} for its `id`, not a string")
 
     def _message(self, index: int, item: dict[str, Any]) -> None:
         role, content = item.get("role"), item.get("content")
         if role not in ROLES:
-            self._odd(index, f"has {quote(role)} for a role, which is one of {', '.join(ROLES)}")
+            self._unknown_role(index, role, ROLES)
         if isinstance(content, list):
             for n, part in enumerate(content):
-                if not isinstance(part, dict) or not named(part.get("type")):
-                    self._odd(
+                if not isinstance(part, dict) or not is_name(part.get("type")):
+                    self._misshapen(
                         index, f"has {quote(part)} for part {n} of its content, not an object with a type"
                     )
                 elif part["type"] in ("input_text", "output_text") and not isinstance(part.get("text"), str):
-                    self._odd(index, f"has {quote(part.get('text'))} for the text of part {n}, not a string")
+                    self._misshapen(
+                        index, f"has {quote(part.get('text'))} for the text of part {n}, not a string"
+                    )
         elif not isinstance(content, str):
-            self._odd(index, f"has {quote(content)} for its content, not a string or parts")
+            self._misshapen(index, f"has {quote(content)} for its content, not a string or parts")
 
     def _reasoning(self, index: int, item: dict[str, Any]) -> None:
-        self.thought = index
+        self.reasoning = index
         if not isinstance(item.get("summary"), list):
-            self._odd(index, f"has {quote(item.get('summary'))} for its summary, not a list")
-        if self.facts.store is False and not named(item.get("encrypted_content")):
-            self._break(
-                "R5", index, "is reasoning without `encrypted_content`; nothing is stored, so leave it out"
-            )
+            self._misshapen(index, f"has {quote(item.get('summary'))} for its summary, not a list")
+        if self.facts.store is False and not is_name(item.get("encrypted_content")):
+            problem = "is reasoning without `encrypted_content`, and nothing is stored; leave it out"
+            self._break("R5", index, problem)
 
     def _call(self, index: int, item: dict[str, Any], kind: str) -> None:
-        if _hosted(item, kind):
+        if _is_hosted_search(item, kind):
             return
-        if kind in WRITTEN and not (named(item.get("name")) and isinstance(item.get(WRITTEN[kind]), str)):
-            self._odd(index, f"is a {kind} without its name and its {WRITTEN[kind]} as a string")
+        if kind in INPUT_FIELDS and not (
+            is_name(item.get("name")) and isinstance(item.get(INPUT_FIELDS[kind]), str)
+        ):
+            self._misshapen(index, f"is a {kind} without its name and its {INPUT_FIELDS[kind]} as a string")
         id: Any = item.get("call_id")
-        if not self._usable(index, id):
+        if not self._check_call_id(index, id):
             return
-        if id in self.taken:
-            self._break("G4", index, f"uses the call id {quote(id)} again; ids are unique")
+        self._take_id("G4", index, id)
         if id in self.passed:
             at, *_ = self.passed.pop(id)
-            if self.facts.strict or not self.referred:
-                self._break("R2", at, self._unanswered(id))
-        self.taken.add(id)
-        self.waiting[id] = index, kind
+            if self.facts.strict or not self.has_references:
+                self._break("R2", at, UNANSWERED.format(quote(id)))
+        self.waiting[id] = (index, kind)
 
     def _output(self, index: int, item: dict[str, Any], kind: str) -> None:
-        if _hosted(item, kind):
+        if _is_hosted_search(item, kind):
             return
         if kind in ("function_call_output", "custom_tool_call_output"):
             output = item.get("output")
             if not isinstance(output, str | list):
-                self._odd(index, f"has {quote(output)} for its output, not a string or parts")
+                self._misshapen(index, f"has {quote(output)} for its output, not a string or parts")
         id: Any = item.get("call_id")
         if id is None and kind == "local_shell_call_output":  # its type has an `id`, whose meaning differs
             open = (id for id, (_, type) in self.waiting.items() if type == "local_shell_call")
             id = next(open, item.get("id"))
-        if not self._usable(index, id):
+        if not self._check_call_id(index, id):
             return
         if id in self.waiting:
             _, made = self.waiting.pop(id)
         elif id in self.passed:
             at, made, since = self.passed.pop(id)
-            self._break("R8", index, f"answers {quote(id)} of item {at} after item {since}; it goes before")
+            self._break(
+                "R8", index, f"answers {quote(id)} of item {at} after item {since}; move it before that"
+            )
         else:
-            if self.facts.strict or not (self.facts.stored_elsewhere or self.referred):
+            if self.facts.strict or not (self.facts.stored_elsewhere or self.has_references):
                 self._break(
-                    "R1", index, f"answers {quote(id)}, which no item before it calls and leaves unanswered"
+                    "R1", index, f"answers {quote(id)}, but no earlier item has an open call of that id"
                 )
             return
-        searched = made == "tool_search_call" and kind == "function_call_output" and not self.facts.strict
-        if made != OUTPUTS[kind] and not searched:
-            self._break("R1", index, f"answers {quote(id)}, a {made}, with a {kind}; give it its own kind")
-        if not self.facts.strict:
-            self.taken.discard(id)
+        is_search = made == "tool_search_call" and kind == "function_call_output" and not self.facts.strict
+        if made != OUTPUTS[kind] and not is_search:
+            self._break(
+                "R1", index, f"answers {quote(id)}, a {made}, with a {kind}, which is of another kind"
+            )
+        self._release_id(id)
 
-    def _usable(self, index: int, id: Any) -> bool:
-        if not named(id):
-            self._odd(index, f"has {quote(id)} for its `call_id`, which is a string")
+    def _check_call_id(self, index: int, id: Any) -> bool:
+        if not is_name(id):
+            self._misshapen(index, f"has {quote(id)} for its `call_id`, not a string")
             return False
         if len(id) > MAX_ID_CHARS:
             self._break("R7", index, f"has a `call_id` of {len(id)} characters; {MAX_ID_CHARS} are allowed")
         return True
 
-    def _unanswered(self, id: str) -> str:
-        return f"calls {quote(id)}, which no output after it answers; each call needs one"
 
-    def _unfollowed(self) -> str:
-        return "is reasoning that nothing of the model's follows; keep both, or neither"
-
-    def _odd(self, index: int, problem: str) -> None:
-        self._break("S1", index, f"is not shaped like an item of this API: it {problem}")
-
-    def _break(self, rule: str, index: int, problem: str) -> None:
-        self.broken.append(breach(rule, index, problem, item="Item"))
-
-
-def _hosted(item: dict[str, Any], kind: str) -> bool:
-    """Whether a tool search is the provider's own, so that nobody else answers it."""
+def _is_hosted_search(item: dict[str, Any], kind: str) -> bool:
+    """True for a tool search that the provider runs and answers itself."""
     if kind not in ("tool_search_call", "tool_search_output"):
         return False
     return item.get("execution") == "server" or item.get("call_id") is None
