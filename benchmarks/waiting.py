@@ -18,7 +18,7 @@ import typer
 
 import refold
 from refold.session.session import Session
-from refold.summaries.openai import OpenAISummarizer
+from refold.summaries.providers import OpenAISummarizer
 from refold.testing.model import Reply, ScriptedModel
 
 MODEL: dict[str, Any] = {"models": {"small": {"window": 40_000, "max_output": 1_000}}}

@@ -9,10 +9,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-from refold.summaries.prepare.background import Job
-from refold.summaries.prepare.call import Outcome
-from refold.summaries.prepare.summarizer import Ask, Summarizer
-
 import refold.session.notify
 import refold.stores.record
 import refold.summaries.prepare
@@ -21,6 +17,9 @@ from refold.core.codec import Entry, Link
 from refold.core.errors import RefoldError
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key, Snapshot
+from refold.summaries.background import BackgroundJob
+from refold.summaries.call import CallOutcome
+from refold.summaries.summarizer import Ask, Summarizer
 from world import Process, Task, World
 
 SNAPSHOT_EVERY = 5
@@ -124,7 +123,7 @@ class Turnstile:
         self.release()
 
 
-class SimulatedJob(Job):
+class SimulatedJob(BackgroundJob):
     """Work on a task of its own in the same process."""
 
     def __init__(self, work: Callable[[], Any], name: str) -> None:
@@ -185,12 +184,12 @@ async def _slept(seconds: float) -> None:
 
 
 async def _called(
-    summarizer: Summarizer, ask: Ask, *, timeout_s: float, spend: Callable[[], str | None], home: object
-) -> Outcome:
+    summarizer: Summarizer, ask: Ask, *, timeout_s: float, spend: Callable[[], str | None], loop: object
+) -> CallOutcome:
     _cancel_here()
     refused = spend()
     if refused is not None:
-        return Outcome(None, refused, 0, is_free=True)
+        return CallOutcome(None, refused, 0, is_free=True)
     outcome = _world().answered(ask, timeout_s)
     _cancel_here()
     return outcome
@@ -229,7 +228,7 @@ def simulated() -> Iterator[None]:
                 if hasattr(module, "uuid4"):
                     stack(patch.object(module, "uuid4", Named))
         stack(patch.object(refold.session.notify, "RLock", Turnstile))
-        stack(patch.object(refold.summaries.prepare, "Job", SimulatedJob))
+        stack(patch.object(refold.summaries.prepare, "BackgroundJob", SimulatedJob))
         stack(patch.object(refold.summaries.prepare, "sleep", _slept))
         stack(patch.object(refold.summaries.write, "call", _called))
         stack(patch.object(refold.stores.record, "SNAPSHOT_EVERY", SNAPSHOT_EVERY))

@@ -309,7 +309,7 @@ def test_while_somebody_else_writes_it_is_done_by_rule(model):
     assert store.acquire(Key("default", "task"), "compaction:main", "somebody", time.time(), 60.0)
     told = compact("--keep", 8)
     assert "by rule" in told.stdout
-    assert "Somebody else writes a summary now" in told.stdout
+    assert "Compacted without a model: another process is writing" in told.stdout
     store.close()
     assert model.requests == []
 
@@ -364,7 +364,7 @@ def test_what_is_interrupted_changes_nothing_and_leaves_the_way_free(model):
     assert (process.returncode, out, err) == (130, b"", b"refold: Interrupted: nothing was changed\n")
     *others, called = events()
     assert others == before
-    assert (called.problem, called.calls) == ("it was ended", 1)
+    assert (called.problem, called.calls) == ("it was canceled", 1)
     configured(model)
     assert ", by gpt-4o-mini" in compact("--keep", 8).stdout
 

@@ -9,8 +9,7 @@ import refold
 from refold.core.event import Called, Replaced
 from refold.core.view import fold
 from refold.dialects.rules.targets import check_request
-from refold.summaries.anthropic import AnthropicSummarizer
-from refold.summaries.openai import OpenAISummarizer
+from refold.summaries.providers import AnthropicSummarizer, OpenAISummarizer
 
 SHORT = """{sections}Summarize the conversation under these headings, in few words:
 {{{{headings}}}}

@@ -37,8 +37,7 @@ from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Store
 from refold.summaries import summarizer as summarizer_module
-from refold.summaries.anthropic import AnthropicSummarizer
-from refold.summaries.openai import OpenAISummarizer
+from refold.summaries.providers import AnthropicSummarizer, OpenAISummarizer
 from refold.summaries.summarizer import Answer, Ask
 from refold.summaries.write import identity_of
 from refold.testing.model import Reply, Request, ScriptedModel
@@ -281,16 +280,19 @@ FAILURES: dict[str, tuple[Reply, str]] = {
     "refusal": (Reply("I cannot help with that.", finish="refusal"), "it was refused"),
     "longer than the source": (
         Reply("internationalization " * 240),
-        "it is longer than what it stands for|it has more than .+ tokens, .+ were wanted",
+        "it is longer than the messages it replaces|it has more than .+ tokens; the limit was .+",
     ),
-    "1 MB": (Reply(summary("The files were read. " * 50_000)), "it has more than .+ tokens, .+ were wanted"),
+    "1 MB": (
+        Reply(summary("The files were read. " * 50_000)),
+        "it has more than .+ tokens; the limit was .+",
+    ),
     "invalid UTF-8": (Reply(raw=b'{"choices": "\xff", "content": "\xff"}'), ".+: the reply is not JSON"),
     "lone surrogate": (
         Reply(
             raw=b'{"choices": [{"message": {"content": "a\\ud800"}}],'
             b' "content": [{"type": "text", "text": "a\\ud800"}]}'
         ),
-        "the summary: there is a lone surrogate in it",
+        "the summary: contains a lone surrogate",
     ),
     "invented identifiers": (
         Reply(summary("Deployed zeus-9 to cluster omega-77.", "Merged 8f3a9c2d.", next="Call 555-0199.")),
@@ -298,7 +300,7 @@ FAILURES: dict[str, tuple[Reply, str]] = {
     ),
     "nothing said": (Reply("\n".join(f"## {title}\n- none" for title in SECTIONS)), "it says nothing"),
 }
-REFUSED = "it would take 1 calls; 0 of 5 in ten minutes are left"
+REFUSED = "it needs 1 calls, but 0 of 5 per ten minutes are left"
 
 
 # proves: E7, I7
@@ -554,9 +556,9 @@ def test_a_summary_that_is_longer_than_what_it_replaces_is_asked_for_once_more_a
     talk = Talk(write, config(max_tokens=4_000))
     talk.say(TASK, agent("I begin."), agent("I go on, which takes a while. " * 12), agent("So."))
     talk.chat.compact(keep_recent=1)
-    assert [one.problem for one in talk.called] == ["it is longer than what it stands for"]
+    assert [one.problem for one in talk.called] == ["it is longer than the messages it replaces"]
     assert len(asked) == 2
-    assert asked[1].endswith("Your last answer was refused: it is longer than what it stands for.")
+    assert asked[1].endswith("Your last answer was refused: it is longer than the messages it replaces.")
 
 
 # A good answer
@@ -874,7 +876,7 @@ def test_a_window_without_room_for_any_request_is_a_problem_and_nobody_is_asked(
         talk = Talk(writer(provider, server, window=window))
         talk.go_on(24)
         assert server.requests == []
-    problem = f"its window of {window} tokens has no room for the request"
+    problem = f"the request does not fit into its window of {window} tokens"
     assert {(one.problem, one.calls) for one in talk.called} == {(problem, 0)}
     assert len(talk.edits) >= 4
 
@@ -886,7 +888,7 @@ def test_pieces_that_the_budget_does_not_cover_are_not_begun(provider):
         talk.chat.compact()
         assert server.requests == []
     [called] = talk.called
-    assert re.fullmatch(r"it would take \d calls; 1 of 1 in ten minutes are left", called.problem)
+    assert re.fullmatch(r"it needs \d calls, but 1 of 1 per ten minutes are left", called.problem)
 
 
 # What it may cost
@@ -907,7 +909,7 @@ def test_the_limit_on_calls_holds_for_the_next_session_too(provider, file):
         assert len(server.requests) == 2
     talk = Talk(None, store=file)
     assert sum(one.calls for one in talk.called) == 2
-    assert talk.called[-1].problem == "it would take 1 calls; 0 of 2 in ten minutes are left"
+    assert talk.called[-1].problem == "it needs 1 calls, but 0 of 2 per ten minutes are left"
 
 
 @pytest.mark.parametrize(("age", "asked"), [(300, 0), (900, 1)])
@@ -937,7 +939,7 @@ def test_without_calls_nobody_is_asked(provider):
         talk.chat.compact(keep_recent=2)
         assert server.requests == []
     assert {(one.problem, one.calls) for one in talk.called} == {
-        ("it would take 1 calls; 0 of 0 in ten minutes are left", 0)
+        ("it needs 1 calls, but 0 of 0 per ten minutes are left", 0)
     }
 
 
@@ -953,7 +955,7 @@ def test_the_limit_on_cost_holds_for_a_conversation_and_the_next_session(provide
         assert len(server.requests) == 2  # the second may be made: nobody knows what it will cost
     talk = Talk(None, store=file)
     assert sum(one.cost for one in talk.called) == pytest.approx(0.06, abs=0.001)
-    assert re.fullmatch(r"it may cost \$0\.\d{4}; \$0\.0600 of \$0\.05 is spent", talk.called[-1].problem)
+    assert re.fullmatch(r"it may cost \$0\.\d{4}, but \$0\.0600 of \$0\.05 is spent", talk.called[-1].problem)
 
 
 def test_what_may_cost_more_than_the_limit_is_not_asked_for(provider):
@@ -1093,7 +1095,7 @@ def test_a_call_that_is_given_up_counts_as_what_it_may_have_cost():
     first, *_, last = talk.called
     assert (first.problem, first.calls) == ("timed out after 0.05 s", 1)
     assert 0 < first.cost <= 0.000_5
-    assert re.fullmatch(r"it may cost \$0\.\d{4}; \$0\.000\d of \$0\.0005 is spent", last.problem)
+    assert re.fullmatch(r"it may cost \$0\.\d{4}, but \$0\.000\d of \$0\.0005 is spent", last.problem)
     spent = sum(one.cost for one in talk.called)
     assert talk.chat.record.live.state.spent == pytest.approx(spent)
     assert spent <= 0.000_5
@@ -1114,14 +1116,16 @@ def test_a_call_that_closing_ended_counts_as_what_it_may_have_cost(file):
     assert dear.begun.wait(WAIT_S)
     talk.chat.close()
     [called] = Talk(None, store=file).called
-    assert (called.problem, called.calls) == ("it was ended", 1)
+    assert (called.problem, called.calls) == ("it was canceled", 1)
     assert called.cost > 0
 
 
 def test_a_second_try_that_there_is_no_money_for_is_refused_for_that_reason():
     talk = Talk(Dear("Flight ZZ999 was booked."), config(max_cost=0.000_5))
     talk.until(lambda: talk.called and talk.called[-1].calls == 1)
-    assert re.fullmatch(r"it may cost \$0\.\d{4}; \$0\.000\d of \$0\.0005 is spent", talk.called[-1].problem)
+    assert re.fullmatch(
+        r"it may cost \$0\.\d{4}, but \$0\.000\d of \$0\.0005 is spent", talk.called[-1].problem
+    )
 
 
 @pytest.mark.parametrize("shift", [1, 3])
@@ -1201,7 +1205,7 @@ def test_nobody_is_asked_for_a_summary_of_no_tokens():
     talk.say(*HISTORY)
     talk.chat.compact()
     assert asked == []
-    assert [(one.problem, one.calls) for one in talk.called] == [("there is room for 0 tokens only", 0)]
+    assert [(one.problem, one.calls) for one in talk.called] == [("a summary may have only 0 tokens", 0)]
     assert len(talk.edits) == 1
 
 
@@ -1359,7 +1363,7 @@ def test_a_summary_that_comes_to_nothing_is_spoken_of():
     talk.chat.pin(span.start + 2)
     talk.until(lambda: talk.edits)
     places = f"#{span.start}-{span.end - 1}"
-    unused = f"The summary of {places} by <lambda> was not used: what it stands for is not as it was"
+    unused = f"The summary of {places} by <lambda> was not used: the messages it covers have changed"
     assert talk.notices.count(unused) == 1
 
 
@@ -1369,7 +1373,7 @@ def test_a_summary_that_an_order_has_no_use_for_is_spoken_of():
     talk.chat.compact("sliding-window", keep_recent=4)
     talk.fit()
     [unused] = [notice for notice in talk.notices if notice.startswith("The summary of ")]
-    assert unused.endswith(" by <lambda> was not used: another was ordered")
+    assert unused.endswith(" by <lambda> was not used: a compaction on demand needs its own")
 
 
 def test_whoever_looks_at_the_lease_leaves_it_to_the_job_that_writes():
@@ -1638,7 +1642,7 @@ def test_what_a_model_invents_about_a_message_is_struck(provider):
             Reply(told("Flight ZZ999 costs 1 euro.")),
             "1 of its 1 sentences have values that the messages do not have, such as ZZ999, 1",
         ),
-        (Reply(told(PAGE + PAGE)), "it has more than 450 tokens, 300 were wanted"),
+        (Reply(told(PAGE + PAGE)), "it has more than 450 tokens; the limit was 300"),
     ],
     ids=["error", "hang", "empty", "blank", "another key", "nothing", "truncated", "invented", "longer"],
 )

@@ -16,11 +16,13 @@ import pytest
 
 from refold.core.errors import SettingError
 from refold.core.message import Usage
-from refold.summaries.anthropic import AnthropicSummarizer
-from refold.summaries.call import CallOutcome, call
-from refold.summaries.home import home
-from refold.summaries.models import named
-from refold.summaries.openai import OpenAISummarizer, limit_name
+from refold.summaries.call import CallOutcome, call, running_loop
+from refold.summaries.providers import (
+    AnthropicSummarizer,
+    OpenAISummarizer,
+    output_limit_field,
+    summarizer_by_name,
+)
 from refold.summaries.summarizer import Answer, Ask
 from refold.testing.model import Reply, ScriptedModel
 
@@ -91,7 +93,7 @@ class TestModels:
 
     @pytest.mark.parametrize("url", [None, "https://api.openai.com/v1", "https://eu.api.openai.com/v1"])
     def test_openai_itself_is_sent_the_limit_that_all_its_models_take(self, url: str | None) -> None:
-        assert limit_name(url) == "max_completion_tokens"
+        assert output_limit_field(url) == "max_completion_tokens"
 
     def test_anthropic_is_sent_the_system_apart(self) -> None:
         _, [request] = said("anthropic", "fine")
@@ -227,7 +229,7 @@ class TestModels:
 
     def test_a_torn_text_is_a_problem_in_a_reply_and_mended_in_a_request(self) -> None:
         torn = Reply(raw=b'{"choices": [{"message": {"content": "a\\ud800"}}]}')
-        assert said("openai", torn)[0].problem == "the summary: there is a lone surrogate in it"
+        assert said("openai", torn)[0].problem == "the summary: contains a lone surrogate"
         with ScriptedModel("fine") as model:
             asked = Ask("message", "a\ud800", "b\udc00", (), None, 1, 300, "default")
             asyncio.run(summarizer("openai", model)(asked))
@@ -298,7 +300,7 @@ class TestNames:
         ],
     )
     def test_a_name_leads_to_its_provider(self, model: str, name: str) -> None:
-        found: Any = named(model, {})
+        found: Any = summarizer_by_name(model, {})
         assert (found.name, found.window) == (name, None)
 
     def test_an_address_goes_to_its_provider(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,14 +308,14 @@ class TestNames:
             monkeypatch.setenv(name, KEY)
         with ScriptedModel("fine") as model:
             urls = {"openai": model.openai_url, "anthropic": model.anthropic_url}
-            assert all(put(named(name, urls)).answer for name in ("openai/a/b", "claude-c"))
+            assert all(put(summarizer_by_name(name, urls)).answer for name in ("openai/a/b", "claude-c"))
             asked = [(request["path"], request["model"]) for request in model.requests]
         assert asked == [("/v1/chat/completions", "a/b"), ("/v1/messages", "claude-c")]
 
     @pytest.mark.parametrize("model", ["foo/bar", "/bar", "openai/", ""])
     def test_a_name_that_leads_nowhere_is_refused(self, model: str) -> None:
         with pytest.raises(SettingError, match=r"openai/MODEL, anthropic/MODEL|PROVIDER/MODEL"):
-            named(model, {})
+            summarizer_by_name(model, {})
 
 
 class TestCallables:
@@ -343,7 +345,7 @@ class TestCallables:
             return str(id(asyncio.get_running_loop()))
 
         with loop_elsewhere() as loop:
-            outcome = put((lambda ask: there(ask)) if is_sync else there, home=lambda: loop)
+            outcome = put((lambda ask: there(ask)) if is_sync else there, loop=lambda: loop)
         assert outcome.answer == Answer(str(id(loop)))
 
     def test_a_coroutine_on_a_loop_of_its_own_is_canceled_there(self) -> None:
@@ -358,14 +360,14 @@ class TestCallables:
             return ""
 
         async def cancel(loop: asyncio.AbstractEventLoop) -> None:
-            asked = asyncio.create_task(call(hangs, ASK, timeout_s=60, spend=lambda: None, home=lambda: loop))
+            asked = asyncio.create_task(call(hangs, ASK, timeout_s=60, spend=lambda: None, loop=lambda: loop))
             assert await asyncio.to_thread(begun.wait, 10)
             asked.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asked
 
         with loop_elsewhere() as loop:
-            assert put(hangs, timeout_s=0.05, home=lambda: loop).problem == "timed out after 0.05 s"
+            assert put(hangs, timeout_s=0.05, loop=lambda: loop).problem == "timed out after 0.05 s"
             assert ended.wait(10)
             begun.clear()
             ended.clear()
@@ -382,7 +384,7 @@ class TestCallables:
             return ""
 
         with loop_elsewhere() as loop:
-            outcome = put(tidies, timeout_s=0.05, home=lambda: loop)
+            outcome = put(tidies, timeout_s=0.05, loop=lambda: loop)
             assert outcome.still_running is not None
             assert not outcome.still_running()
 
@@ -399,7 +401,7 @@ class TestCallables:
             return "too late"
 
         with loop_elsewhere() as loop:
-            outcome = put(stubborn, timeout_s=0.05, home=lambda: loop)
+            outcome = put(stubborn, timeout_s=0.05, loop=lambda: loop)
             assert outcome.problem == "timed out after 0.05 s"
             assert outcome.still_running is not None
             assert outcome.still_running()
@@ -419,7 +421,7 @@ class TestCallables:
             return ""
 
         with loop_elsewhere() as loop:
-            assert put(ends, home=lambda: loop).problem == "RuntimeError: canceled on its own event loop"
+            assert put(ends, loop=lambda: loop).problem == "RuntimeError: canceled on its own event loop"
 
     def test_a_loop_that_does_not_run_is_not_waited_for(self) -> None:
         async def anywhere(ask: Ask) -> str:
@@ -427,7 +429,7 @@ class TestCallables:
 
         with loop_elsewhere() as loop:
             pass
-        assert put(anywhere, home=lambda: loop).answer == Answer("fine")
+        assert put(anywhere, loop=lambda: loop).answer == Answer("fine")
 
     @pytest.mark.parametrize(
         ("error", "problem"),
@@ -505,7 +507,7 @@ class TestCallables:
 
     @pytest.mark.parametrize("given", ["a\ud800", Answer("a\ud800")])
     def test_a_text_with_a_lone_surrogate_is_a_problem(self, given: Any) -> None:
-        assert put(lambda ask: given).problem == "the summary: there is a lone surrogate in it"
+        assert put(lambda ask: given).problem == "the summary: contains a lone surrogate"
 
     def test_a_function_that_hangs_is_given_up_and_known_to_run_until_it_ends(self) -> None:
         release, threads = threading.Event(), []
@@ -559,15 +561,15 @@ class TestCallables:
 class TestHome:
     def test_everybody_in_a_process_has_the_same_one_which_runs(self) -> None:
         with ThreadPoolExecutor(8) as many:
-            loops = {*many.map(lambda _: home(), range(8))}
+            loops = {*many.map(lambda _: running_loop(), range(8))}
         [loop] = loops
         assert loop.is_running()
-        assert home() is loop
+        assert running_loop() is loop
 
     def test_a_loop_of_ones_own_comes_first_while_it_runs(self) -> None:
         with loop_elsewhere() as loop:
-            assert home(loop) is loop
-        assert home(loop) is home()
+            assert running_loop(loop) is loop
+        assert running_loop(loop) is running_loop()
 
     def test_it_outlives_what_would_end_a_program(self) -> None:
         async def quits() -> None:
@@ -577,27 +579,27 @@ class TestHome:
             return "fine"
 
         with pytest.raises(SystemExit):
-            asyncio.run_coroutine_threadsafe(quits(), home()).result(10)
-        assert asyncio.run_coroutine_threadsafe(fine(), home()).result(10) == "fine"
+            asyncio.run_coroutine_threadsafe(quits(), running_loop()).result(10)
+        assert asyncio.run_coroutine_threadsafe(fine(), running_loop()).result(10) == "fine"
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
     def test_a_fork_has_its_own_and_leaves_the_old_one_alone(self) -> None:
         script = """
 import asyncio, os
-from refold.summaries.home import home
+from refold.summaries.call import running_loop
 
 async def fine():
     return "fine"
 
 def works():
-    return asyncio.run_coroutine_threadsafe(fine(), home()).result(10) == "fine"
+    return asyncio.run_coroutine_threadsafe(fine(), running_loop()).result(10) == "fine"
 
-before = home()
+before = running_loop()
 child = os.fork()
 if child == 0:
-    os._exit(0 if works() and home() is not before else 1)
+    os._exit(0 if works() and running_loop() is not before else 1)
 assert os.waitpid(child, 0)[1] == 0
-assert works() and home() is before
+assert works() and running_loop() is before
 """
         assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
 

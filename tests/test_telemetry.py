@@ -23,9 +23,8 @@ from refold import telemetry
 from refold.core.errors import CannotExpandError, OverBudgetError
 from refold.core.message import Usage
 from refold.session.session import Session
-from refold.summaries.anthropic import AnthropicSummarizer
 from refold.summaries.call import CallOutcome, call
-from refold.summaries.openai import OpenAISummarizer
+from refold.summaries.providers import AnthropicSummarizer, OpenAISummarizer
 from refold.summaries.summarizer import Ask
 from refold.testing.model import Reply, ScriptedModel
 from refold.testing.scribe import Scribe

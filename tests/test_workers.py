@@ -30,7 +30,7 @@ from refold.core.view import fold
 from refold.session.session import Session
 from refold.session.worker import run
 from refold.stores.store import Key, open_store
-from refold.summaries.queue import NAMES, CompactionJob, JobQueue, QueuedJob, WorkerSettings, queue_of
+from refold.summaries.queue import STATUSES, CompactionJob, JobQueue, QueuedJob, WorkerSettings, queue_of
 from refold.testing.model import Reply, ScriptedModel
 from servers import Postgres, remove
 
@@ -38,13 +38,14 @@ WAIT_S = 60.0
 """For what must happen, in tests that would otherwise never end."""
 WORKER = """
 import json, sys
-from refold import desk
-from refold.jobs import Terms
 from refold.session.worker import run
+from refold.summaries import context
+from refold.summaries.queue import WorkerSettings
 
 url, config, terms = sys.argv[1], *map(json.loads, sys.argv[2:4])
-desk.LEASE_S = float(sys.argv[4])
-run(url, config=config, terms=Terms(**terms), tell=lambda text: print(text, file=sys.stderr, flush=True))
+context.LEASE_S = float(sys.argv[4])
+settings = WorkerSettings(**terms)
+run(url, config=config, settings=settings, log=lambda text: print(text, file=sys.stderr, flush=True))
 """
 BRISK: dict[str, Any] = {"retry_s": 0.2}
 GOOD = "\n".join(
@@ -146,7 +147,7 @@ def until(so: Callable[[], Any]) -> Any:
 
 
 def every(queue: JobQueue) -> list[QueuedJob]:
-    return queue.posted(tuple(NAMES))
+    return queue.list_jobs(tuple(STATUSES))
 
 
 def edits(chat: Session) -> list[Replaced]:
@@ -198,8 +199,8 @@ def test_summaries_are_written_ahead_by_a_worker_and_used_when_they_are_needed(p
                 break
             assert chat.reducer.summaries.job is None  # no thread of this process
             chat.append(reading(n))
-        [job] = [job for job in every(queue) if job.told == "written by a-model"]
-        assert job.errand.budget is not None
+        [job] = [job for job in every(queue) if job.result == "written by a-model"]
+        assert job.job.budget is not None
         assert [edit.certificate.model for edit in edits(chat)] == ["a-model"]
         assert len(server.requests) == calls(chat) == 1
         assert chat.view() == fold(chat.events())
@@ -248,13 +249,13 @@ def test_a_worker_that_was_paused_beyond_its_lease_cannot_commit(postgres_url, q
             known = chat.record.live.state.next
             first.set()
             worker.send_signal(signal.SIGCONT)
-            refused = until(lambda: queue.one(ticket.id).told)
+            refused = until(lambda: queue.get(ticket.id).result)
             assert "no longer holds 'compaction:main'" in refused
             assert [event for event in chat.events(known) if isinstance(event, Replaced)] == []
             second.set()
             faster.join()
             assert ticket.wait(WAIT_S)
-            assert queue.one(ticket.id).told == "it was compacted meanwhile"
+            assert queue.get(ticket.id).result == "it was compacted meanwhile"
     assert chat.compactions().count == 1
     assert [edit.certificate.model for edit in edits(chat)] == ["a-model"]
     assert len(server.requests) == 2
@@ -271,11 +272,11 @@ def test_what_a_killed_worker_was_at_is_done_by_another(postgres_url, queue):
             assert server.until(lambda: len(server.requests) == 1, WAIT_S)
             worker.kill()
             worker.wait()
-        assert queue.one(ticket.id).status == "running"
+        assert queue.get(ticket.id).status == "running"
         with working(postgres_url, settings, lost_s=2.0):
-            assert until(lambda: queue.one(ticket.id).status == "done")
-        assert queue.one(ticket.id).told == "written by a-model"
-        assert queue.one(ticket.id).attempts >= 2
+            assert until(lambda: queue.get(ticket.id).status == "done")
+        assert queue.get(ticket.id).result == "written by a-model"
+        assert queue.get(ticket.id).attempts >= 2
         chat.fit()
         assert [edit.certificate.model for edit in edits(chat)] == ["a-model"]
         assert len(server.requests) == 2  # what the first was answered is not known to anybody
@@ -288,11 +289,11 @@ def test_a_step_waits_as_long_as_is_set_and_a_worker_gives_back_what_it_cannot_e
         with working(postgres_url, config(server), grace_s=0.1) as [worker]:
             assert server.until(lambda: len(server.requests) == 1, WAIT_S)
             notices = chat.fit().report.notices
-            assert "No summary was ready after 0.2 s: this is done by rule" in notices
+            assert "No summary was ready after 0.2 s: compacted without a model" in notices
             assert [edit.certificate.model for edit in edits(chat)] == [None]
             worker.terminate()
             assert worker.wait(WAIT_S) == 0
-        assert queue.one(ticket.id).status == "queued"
+        assert queue.get(ticket.id).status == "queued"
 
 
 def test_a_worker_outlives_a_restart_of_the_database(postgres, tmp_path):
@@ -306,9 +307,9 @@ def test_a_worker_outlives_a_restart_of_the_database(postgres, tmp_path):
             chat = filled(url, config(model))
             store = open_store(url)
             ticket = queue_of(store).put(ahead())
-            until(lambda: not ticket.is_running and not ticket.is_unheard)
+            until(lambda: not ticket.is_running and not ticket.has_no_worker)
             assert worker.poll() is None
-            assert queue_of(store).one(ticket.id).told == "written by a-model"
+            assert queue_of(store).get(ticket.id).result == "written by a-model"
             assert chat.view() == fold(chat.events())
     finally:
         server.stop()
@@ -320,7 +321,7 @@ def test_a_worker_outlives_a_restart_of_the_database(postgres, tmp_path):
 
 def once(url: str, settings: Any, **terms: Any) -> list[str]:
     told: list[str] = []
-    run(url, config=settings, terms=WorkerSettings(once=True, retry_s=0.0, **terms), tell=told.append)
+    run(url, config=settings, settings=WorkerSettings(once=True, retry_s=0.0, **terms), log=told.append)
     return told
 
 
@@ -331,18 +332,18 @@ def test_a_job_is_tried_again_until_it_has_failed_and_then_by_hand(postgres_url,
         chat = filled(postgres_url, settings)
         ticket = queue.put(ahead())
         once(postgres_url, settings, attempts=2)
-        first = queue.one(ticket.id)
+        first = queue.get(ticket.id)
         assert (first.status, first.attempts) == ("queued", 1)
-        assert "500 Internal Server Error: oops" in first.told
+        assert "500 Internal Server Error: oops" in first.result
         once(postgres_url, settings, attempts=2)
-        assert queue.one(ticket.id).status == "failed"
+        assert queue.get(ticket.id).status == "failed"
         known = queue.put(ahead())
         assert (known.id, known.is_new, known.wait(0)) == (ticket.id, False, True)  # not for this round
         done = CliRunner().invoke(app, ["jobs", "retry", str(ticket.id), "--store", postgres_url])
         assert done.stdout == f"Job {ticket.id} waits for a worker again.\n"
         [told] = once(postgres_url, settings)
         assert told.startswith(f"Job {ticket.id}, c (main): written by a-model")
-        assert queue.one(ticket.id).status == "done"
+        assert queue.get(ticket.id).status == "done"
         chat.fit()
         assert [edit.certificate.model for edit in edits(chat)] == ["a-model"]
 
@@ -365,10 +366,10 @@ def test_what_is_known_to_be_of_no_use_is_not_asked_for_again_in_the_round(postg
         filled(postgres_url, settings)
         ticket = queue.put(ahead())
         once(postgres_url, settings)
-        job = queue.one(ticket.id)
+        job = queue.get(ticket.id)
         assert job.status == "done"
-        assert "0 of 0 in ten minutes are left" in job.told
-        assert queue.put(ahead()).problem == f"Job {job.id}: {job.told}"
+        assert "0 of 0 per ten minutes are left" in job.result
+        assert queue.put(ahead()).problem == f"Job {job.id}: {job.result}"
         assert queue.put(ahead(round=2)).is_new
         assert server.requests == []
 
@@ -389,27 +390,27 @@ def test_what_there_is_nothing_to_do_for_ends_with_a_reason(postgres_url, queue,
     filled(postgres_url, config(None))
     ticket = queue.put(errand)
     once(postgres_url, config(None))
-    job = queue.one(ticket.id)
-    assert (job.status, job.told) == ("done", told)
+    job = queue.get(ticket.id)
+    assert (job.status, job.result) == ("done", told)
 
 
 def test_a_worker_without_a_model_says_so(postgres_url, queue):
     filled(postgres_url, config(None))
     ticket = queue.put(ahead())
     once(postgres_url, config(None))
-    assert queue.one(ticket.id).status == "failed"
-    assert "no model is configured for this worker" in queue.one(ticket.id).told
+    assert queue.get(ticket.id).status == "failed"
+    assert "this worker has no model" in queue.get(ticket.id).result
 
 
 def test_without_a_worker_summaries_are_written_here_and_the_job_stays(postgres_url, queue):
     with ScriptedModel(GOOD) as server:
         chat = filled(postgres_url, config(server))
         notices = chat.fit().report.notices
-        assert any("No worker was heard of for 30 s" in notice for notice in notices)
+        assert any("No worker has been active for 30 s" in notice for notice in notices)
         assert [edit.certificate.model for edit in edits(chat)] == ["a-model"]
         assert [job.status for job in every(queue)] == ["queued"]
         once(postgres_url, config(server))
-        assert [job.told for job in every(queue)] == ["it was compacted meanwhile"]
+        assert [job.result for job in every(queue)] == ["it was compacted meanwhile"]
         assert len(server.requests) == 1
 
 
@@ -428,9 +429,9 @@ def test_without_a_queue_summaries_are_written_here(postgres, postgres_url):
         assert any("this role may not make them" in notice for notice in notices)
         assert [edit.certificate.model for edit in edits(chat)] == ["a-model"]
         with pytest.raises(StoreError, match="run `refold jobs --store URL` once as a role that may"):
-            run(poor, terms=WorkerSettings(once=True))
+            run(poor, settings=WorkerSettings(once=True))
         store = open_store(postgres_url)
-        queue_of(store).set_up()
+        queue_of(store).create_tables()
         with psycopg.connect(postgres_url, autocommit=True) as connection:
             for what in ("TABLES", "SEQUENCES"):
                 connection.execute(f"GRANT ALL ON ALL {what} IN SCHEMA public TO poor")
@@ -517,7 +518,7 @@ def test_what_is_wrong_with_any_agent_is_told_before_there_is_a_job(postgres_url
     (tmp_path / "prompts" / "conversation.md").write_text("---\nmodels: [frob/nicate]\n---\n{{ messages }}\n")
     settings = {"agents": {"default": {}, "other": {"summarizer": summarizer}}}
     with pytest.raises(SettingError, match="'frob' is not a known provider"):
-        run(postgres_url, config=settings, terms=WorkerSettings(once=True))
+        run(postgres_url, config=settings, settings=WorkerSettings(once=True))
 
 
 def test_importing_refold_imports_no_queue():
@@ -543,7 +544,7 @@ def test_a_function_of_ones_own_writes_for_a_worker(postgres_url, queue, tmp_pat
     ]
     done = subprocess.run([*command, "--store", postgres_url], capture_output=True, text=True, check=True)
     assert done.stderr.startswith(f"refold: Job {ticket.id}, c (main): written by write")
-    assert queue.one(ticket.id).worker == "me"
+    assert queue.get(ticket.id).worker == "me"
     chat.fit()
     assert [edit.certificate.model for edit in edits(chat)] == ["write"]
     bad = subprocess.run([*command[:-3], "no:thing"], capture_output=True, text=True)
@@ -607,9 +608,9 @@ def test_what_others_put_into_the_queue_is_passed_over_and_told(postgres_url, qu
     shown = invoke(postgres_url, "jobs", "--json")
     assert shown.exit_code == 0
     assert [job["id"] for job in json.loads(shown.stdout)["jobs"]] == [ticket.id]
-    assert shown.stderr.count("is none of refold's, and is passed over") == len(foreign)
+    assert shown.stderr.count("is not refold's; skipped") == len(foreign)
     with pytest.raises(NotFoundError, match=f"There is no job {ticket.id + 1}"):
-        queue.one(ticket.id + 1)
+        queue.get(ticket.id + 1)
 
 
 def test_a_number_that_no_job_can_have_is_not_found(postgres_url, queue):
@@ -639,7 +640,7 @@ def test_compacting_can_be_left_to_a_worker(postgres_url, queue, tmp_path):
         assert again == {"did": None, "job": 1}
         assert invoke(postgres_url, "compact", "c", "--later", "--dry-run").exit_code == 2
         once(postgres_url, config(server))
-    assert "tokens saved" in queue.one(1).told
+    assert "tokens saved" in queue.get(1).result
     assert [edit.certificate.model for edit in edits(chat)] == ["a-model"]
     assert chat.view() == fold(chat.events())
 
@@ -648,10 +649,10 @@ def test_odd_names_travel(postgres_url, queue):
     for n, name in enumerate(["a\x00b", "\ud800", "../*{}:'\"", "x" * 500, "🦜"]):
         errand = CompactionJob(name, name, name, n, agent=name)
         ticket = queue.put(errand)
-        assert queue.one(ticket.id).errand == errand
-        queue.note(ticket.id, told=name)
+        assert queue.get(ticket.id).job == errand
+        queue.annotate(ticket.id, told=name)
     assert len(every(queue)) == 5
-    assert len({job.errand.lock for job in every(queue)}) == 5
+    assert len({job.job.lock for job in every(queue)}) == 5
     assert invoke(postgres_url, "jobs").exit_code == 0
     assert Key("a", "b") == ahead("b").key._replace(owner="a")
 
@@ -663,15 +664,15 @@ def test_what_is_done_for_long_is_forgotten(postgres_url, queue):
     once(postgres_url, config(None))
     with psycopg.connect(postgres_url) as connection:
         connection.execute("UPDATE procrastinate_events SET at = at - interval '2 days'")
-    queue.forget()
+    queue.delete_done()
     assert [job.id for job in every(queue)] == [failed.id]
 
 
 def test_workers_of_other_queues_are_none_of_ours(postgres_url, queue):
-    queue.set_up()
+    queue.create_tables()
     with psycopg.connect(postgres_url) as connection:
         connection.execute("INSERT INTO procrastinate_workers DEFAULT VALUES")
-    with pytest.raises(StoreError, match="No worker was heard of"):
-        queue.hand_over(ahead())
+    with pytest.raises(StoreError, match="No worker has been active"):
+        queue.put_if_served(ahead())
     queue.recover(1, 60.0)
-    assert queue.hand_over(ahead()).is_running
+    assert queue.put_if_served(ahead()).is_running

@@ -37,8 +37,8 @@ from refold.core.message import Kind, Message, Text, ToolCall, ToolResult, Usage
 from refold.models.limits import PROVIDERS, provider_of
 from refold.session.aio import AsyncSession
 from refold.session.notify import OnEvent
-from refold.summaries.attempt import GivenUpError, attempt
-from refold.summaries.problem import problem, status_of, wait_of
+from refold.summaries.call import CallTimeoutError, call_once
+from refold.summaries.call_errors import describe, retry_after, status_of
 
 if TYPE_CHECKING:
     from refold.agent.agent import Agent
@@ -187,7 +187,7 @@ class AgentRun:
                 return await self._send(fitted.request)
             except Exception as error:
                 seconds = self._retry_delay(error, attempts)
-                await self.notify(Waited, why=problem(error), seconds=seconds)
+                await self.notify(Waited, why=describe(error), seconds=seconds)
             await self._before_deadline(asyncio.sleep, seconds)
             attempts += 1
 
@@ -213,7 +213,7 @@ class AgentRun:
 
     async def _call_model(self, request: dict[str, Any]) -> Any:
         """The whole reply; of a stream, the list of its chunks."""
-        reply = await attempt(self.agent.model, request, inf, None)  # type: ignore[arg-type]
+        reply = await call_once(self.agent.model, request, inf, None)  # type: ignore[arg-type]
         if hasattr(reply, "__aiter__"):
             chunks = []
             async for chunk in reply:
@@ -254,8 +254,8 @@ class AgentRun:
         status = status_of(error)
         is_final = status is not None and 400 <= status < 500 and status not in (408, 409, 429)
         if is_final or attempts >= self.agent.max_retries:
-            raise StoppedError(f"The request to the model failed. {problem(error)}") from error
-        requested = wait_of(error)
+            raise StoppedError(f"The request to the model failed. {describe(error)}") from error
+        requested = retry_after(error)
         return FIRST_WAIT_S * 2**attempts if requested is None else requested
 
     # Running what the reply calls
@@ -295,7 +295,7 @@ class AgentRun:
         except StoppedError:
             raise
         except Exception as error:  # for the model to deal with
-            return CallOutcome(f"{call.tool} failed: {problem(error)}", is_error=True)
+            return CallOutcome(f"{call.tool} failed: {describe(error)}", is_error=True)
 
     async def _run_tool(self, call: ToolCall, arguments: dict[str, Any]) -> CallOutcome:
         function = self.agent.known[call.tool].function
@@ -319,8 +319,8 @@ class AgentRun:
 
     async def _before_deadline(self, work: Callable[[Any], Any], argument: Any) -> Any:
         try:
-            return await attempt(work, argument, self.deadline, None)
-        except GivenUpError:
+            return await call_once(work, argument, self.deadline, None)
+        except CallTimeoutError:
             self._check_limits()
             raise
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Protocol
 
 from refold.core.errors import SettingError
-from refold.summaries.models import LONGEST_S, missing, reply_in
+from refold.summaries.providers import SDK_TIMEOUT_S, missing_sdk, parse_reply
 
 
 class Model(Protocol):
@@ -51,17 +51,17 @@ class OpenAIModel:
         try:
             from openai import AsyncOpenAI, OpenAIError
         except ImportError as error:
-            raise missing("openai") from error
+            raise missing_sdk("openai") from error
         url = self._base_url or os.environ.get("OPENAI_BASE_URL") or None
         try:
-            return AsyncOpenAI(base_url=url, api_key=self._api_key, max_retries=0, timeout=LONGEST_S)
+            return AsyncOpenAI(base_url=url, api_key=self._api_key, max_retries=0, timeout=SDK_TIMEOUT_S)
         except OpenAIError as error:
             raise SettingError(self.name, f"set OPENAI_API_KEY or pass api_key: {error}") from error
 
     async def _reply(self, request: dict[str, Any]) -> Any:
         async with self._client() as client:
             response = await client.chat.completions.with_raw_response.create(**request)
-            return reply_in(response.http_response.content, self.name)
+            return parse_reply(response.http_response.content, self.name)
 
     async def _chunks(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         usage = {"stream_options": {"include_usage": True}}
@@ -99,12 +99,12 @@ class AnthropicModel:
         try:
             from anthropic import AsyncAnthropic
         except ImportError as error:
-            raise missing("anthropic") from error
+            raise missing_sdk("anthropic") from error
         return AsyncAnthropic(
             base_url=self._base_url,
             api_key=self._api_key,
             max_retries=0,
-            timeout=LONGEST_S,
+            timeout=SDK_TIMEOUT_S,
             open_telemetry=False,  # the loop traces it
         )
 
@@ -114,7 +114,7 @@ class AnthropicModel:
                 response = await client.messages.with_raw_response.create(**request)
             except TypeError as error:  # the SDK has no credentials
                 raise SettingError(self.name, f"set ANTHROPIC_API_KEY or pass api_key: {error}") from error
-            return reply_in(response.http_response.content, self.name)
+            return parse_reply(response.http_response.content, self.name)
 
     async def _chunks(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         async with self._client() as client:

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from refold.core.errors import SettingError
 from refold.core.expiry import OWN_TOOLS
 from refold.core.message import Media, Text
-from refold.summaries.models import sendable
+from refold.summaries.providers import without_surrogates
 
 ToolOutput: TypeAlias = str | tuple[Text | Media, ...]
 MOST_FOUND = 8
@@ -157,7 +157,7 @@ def tool_output(returned: Any) -> ToolOutput:
         case None:
             return ""
         case str():
-            return sendable(returned)
+            return without_surrogates(returned)
         case Text() | Media():
             return (returned,)
         case Iterator():

@@ -166,7 +166,7 @@ def _compacted(session: Session, strategy: str, order: dict[str, Any]) -> Done:
     with _interruptible(session, start), waiting("Compacting") as tell:
         summaries = session.reducer.summaries
         if summaries is not None:
-            summaries.desk.progress = tell
+            summaries.context.progress = tell
         result = session.compact(strategy, **order)
     events = [event for event in session.events(start) if isinstance(event, Replaced | Called)]
     mine = [event for event in events if event.view == session.record.view]
@@ -242,7 +242,7 @@ def _tell_plan(done: Done, span: Span, summarizer: list[str] | None) -> None:
     say(f"{what}; the view would have {change}. Nothing was changed.")
     summaries = done.session.reducer.summaries
     if summaries is not None and done.strategy != WINDOW:
-        set_up = (*summaries.desk.prompts.conversation.models, *summaries.desk.settings.models)
+        set_up = (*summaries.context.prompts.conversation.models, *summaries.context.settings.models)
         if asked := " or ".join(map(one_line, summarizer or set_up)):
             say(f"Without --dry-run, {asked} is asked for a summary.")
 

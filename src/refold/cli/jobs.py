@@ -8,7 +8,7 @@ import typer
 from refold.cli.options import Access, ConfigFile, Json, StoreUrl
 from refold.cli.terminal import Cell, Columns, complain, console, emit, fitting, say
 from refold.cli.words import iso, one_line, plural
-from refold.summaries.queue import NAMES, JobQueue, QueuedJob, Status, queue_of
+from refold.summaries.queue import STATUSES, JobQueue, QueuedJob, Status, queue_of
 
 RECENT_S = 3_600.0
 """How long what is done is shown unasked."""
@@ -49,9 +49,9 @@ def jobs(
         if action is not None and id is not None:
             _act(queue, action, id, json)
             return
-        wanted: tuple[Status, ...] = ("failed",) if failed else tuple(NAMES)
+        wanted: tuple[Status, ...] = ("failed",) if failed else tuple(STATUSES)
         since = 0.0 if every or failed else time.time() - RECENT_S
-        found = queue.posted(wanted, None if json else MOST + 1, since, complain)
+        found = queue.list_jobs(wanted, None if json else MOST + 1, since, complain)
     if json:
         emit({"store": access.shown, "jobs": list(map(_json, found))})
     elif found:
@@ -69,7 +69,7 @@ def _act(queue: JobQueue, action: str, id: int, json: bool) -> None:
 
 
 def _json(job: QueuedJob) -> dict[str, Any]:
-    errand = job.errand
+    errand = job.job
     return {
         "id": job.id,
         "status": job.status,
@@ -83,12 +83,12 @@ def _json(job: QueuedJob) -> dict[str, Any]:
         "changed": iso(job.changed),
         "due": None if job.due is None else iso(job.due),
         "worker": job.worker,
-        "told": job.told,
+        "told": job.result,
     }
 
 
 def _what(job: QueuedJob) -> str:
-    return "write ahead" if job.errand.order is None else "compact"
+    return "write ahead" if job.job.order is None else "compact"
 
 
 def _print(found: list[QueuedJob]) -> None:
@@ -107,8 +107,8 @@ def _print(found: list[QueuedJob]) -> None:
 
 
 def _row(job: QueuedJob, now: float) -> list[Cell]:
-    errand = job.errand
-    told = one_line(job.told or "")
+    errand = job.job
+    told = one_line(job.result or "")
     if job.due is not None and job.due > now:
         told = f"again in {_span(job.due - now)}: {told}"
     who = errand.conversation if errand.owner == "default" else f"{errand.owner}/{errand.conversation}"

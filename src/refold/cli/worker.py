@@ -48,9 +48,9 @@ def worker(
 
     access = Access.to(store, config, for_settings=True)
     given = list(map(_summarizer, summarizer or ()))
-    terms = WorkerSettings(concurrency=concurrency, attempts=attempts, grace_s=grace, once=once)
+    settings = WorkerSettings(concurrency=concurrency, attempts=attempts, grace_s=grace, once=once)
     rest: dict[str, Any] = {"config": access.config, "summarizer": given or None, "name": name}
-    run(access.given, **rest, terms=terms, tell=lambda text: complain(one_line(text)))
+    run(access.given, **rest, settings=settings, log=lambda text: complain(one_line(text)))
 
 
 def _summarizer(name: str) -> Any:

@@ -118,7 +118,7 @@ class AsyncSession:
         """The session that does the work."""
         session.notifier.loop = loop
         if session.reducer.summaries is not None:
-            session.reducer.summaries.desk.loop = loop
+            session.reducer.summaries.context.loop = loop
 
     append = _awaited_with_streams(Session.append)
     say = _awaited(Session.say)

@@ -88,7 +88,7 @@ def fit(
     session.reducer.handles = False  # nothing is stored: there would be nothing to expand
     session.fitter.thrift.economy = None  # and nobody remembers what was hidden in the last request
     if session.reducer.summaries is not None:
-        session.reducer.summaries.ahead = False
+        session.reducer.summaries.writes_ahead = False
     said = listed(messages)
     plain = [message for message in said if type(message) is dict]
     is_clear = spoken(plain) is not None or any(map(is_row, plain))

@@ -56,7 +56,7 @@ class Compaction:
             finally:
                 self._lease.end()  # not before the commit: another session would write the same summary
 
-    def fenced(self, order: CompactionRequest, round: int) -> CompactionResult:
+    def run_for_worker(self, order: CompactionRequest, round: int) -> CompactionResult:
         """Compacts for a worker, unless another process has compacted the view or is compacting it.
 
         Raises:

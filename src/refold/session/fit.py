@@ -270,7 +270,7 @@ class Fitter:
         due = bool(trigger) and summaries.ready(self.record.live.freeze()) is None
         if due:
             self.notifier.begin(self._moment, ", ".join(trigger.fired), tokens)
-        under_way = summaries.under_way if due else summaries.job
+        under_way = summaries.running if due else summaries.job
         if under_way is not None:
             return under_way if due or messages else None
         due = due and not summaries.was_tried
@@ -279,11 +279,11 @@ class Fitter:
     def _prepare_soon(self, budget: Budget, tokens: int, override: Override) -> None:
         """Begins what will be needed at the trigger, and what will expire in the step after this one."""
         summaries = self.reducer.summaries
-        if summaries is None or not summaries.ahead or summaries.job is not None:
+        if summaries is None or not summaries.writes_ahead or summaries.job is not None:
             return
         messages = self.reducer.due_for_summary(self.record.live.state.step + 2, override)
         ahead = None
-        if not summaries.was_tried and summaries.under_way is None:
+        if not summaries.was_tried and summaries.running is None:
             ahead = self._nearing(budget, tokens)
         if ahead is not None and summaries.ready(self.record.live.freeze()) is not None:
             ahead = None
@@ -303,15 +303,15 @@ class Fitter:
     ) -> "PendingWork | None":
         summaries = self.reducer.summaries
         assert summaries is not None
-        handed = None if ahead is None else summaries.handed_over(ahead, is_due=is_due)
+        handed = None if ahead is None else summaries.enqueue_for(ahead, is_due=is_due)
         if handed is None or messages:
-            return self.written(messages, None if handed else ahead, is_due)
+            return self.start_summaries(messages, None if handed else ahead, is_due)
         return handed
 
-    def written(
+    def start_summaries(
         self, messages: "Sequence[MessageToSummarize]", ahead: Budget | None, is_due: bool = False
-    ) -> "BackgroundJob | None":
-        """Begins to write what models can write ahead of need, in this process."""
+    ) -> "BackgroundJob":
+        """Has models write summaries in the background, in this process."""
         summaries = self.reducer.summaries
         assert summaries is not None
         view, count = self._at_hand(), self.meter.counter.message
@@ -332,7 +332,7 @@ class Fitter:
         summaries = self.reducer.summaries
         if summaries is None:
             return None
-        summaries.forget()
+        summaries.discard_ready()
         if order.strategy == "sliding-window":
             return None
         self.notifier.begin(self._moment, "on demand", self._measured(self._known)[1])
@@ -342,7 +342,7 @@ class Fitter:
             view,
             lambda: self.reducer.foreseen(view, budget, count, order),
             focus=order.focus,
-            patience_s=self.settings.summarizer.wait_s,
+            lease_wait_s=self.settings.summarizer.wait_s,
             keeps_lease=True,
         )
 

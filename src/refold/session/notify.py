@@ -236,7 +236,7 @@ class Notifier:
         """In the session's loop, in the one that runs here, or in that of the process."""
         import asyncio  # only those who await pay for it
 
-        from refold.summaries.home import home
+        from refold.summaries.call import running_loop
 
         if self.loop is not None and self.loop.is_running():
             self._keep(asyncio.run_coroutine_threadsafe(work, self.loop))
@@ -244,7 +244,7 @@ class Notifier:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            asyncio.run_coroutine_threadsafe(work, home()).result()
+            asyncio.run_coroutine_threadsafe(work, running_loop()).result()
         else:
             self._keep(loop.create_task(work))
 

@@ -111,8 +111,8 @@ class Reducer:
         from refold.policies.expire import Expire, batches  # read only by those who need it
 
         live, cap = self.record.live, self.settings.compaction.capping
-        told = self.summaries.told if self.summaries else {}
-        expire = Expire(self._expiries, override.tools, told=told)
+        written = self.summaries.message_summaries if self.summaries else {}
+        expire = Expire(self._expiries, override.tools, told=written)
         together = batches([line for item in live.items for line in item.lines])
         due = expire.due(lines, live.state.step + 1, together)
         only = frozenset(line.at for line in due)
@@ -264,7 +264,7 @@ class Reducer:
             with suppress(ConflictError):  # another writer has newer ones
                 policy = way.by_model(UsePrepared(ready.prepared))
                 edits = self.reduce(policy, budget, count, override, lease=ready.lease, still=still)
-            summaries.used(ready, edits)
+            summaries.mark_used(ready, edits)
             if edits:
                 return edits
         return self.reduce(way.by_rule, budget, count, override, lease=lease, still=still)

@@ -162,7 +162,7 @@ class Session:
         summaries = SummaryWriter(
             SummaryContext(*facts, lambda: self.fitter.meter.limits.window), given, self._lock
         )
-        summaries.hand_over = hand_over
+        summaries.enqueue = hand_over
         return summaries
 
     def _handing_over(self) -> "Callable[[Budget, int], PendingWork] | None":
@@ -177,7 +177,7 @@ class Session:
         def hand_over(budget: "Budget", round: int) -> "PendingWork":
             names: dict[str, Any] = {"agent": self._agent, "model": self.model}
             facts: dict[str, Any] = {**names, "handles": self.reducer.handles, "budget": budget}
-            return queue.hand_over(CompactionJob(*self.key, self.record.view, round, **facts))
+            return queue.put_if_served(CompactionJob(*self.key, self.record.view, round, **facts))
 
         return hand_over
 
@@ -532,7 +532,9 @@ class Session:
             if awaited is None or summaries is None:
                 return
             if not awaited.wait(max(0.0, until - time.monotonic())):
-                summaries.problems.append(f"No summary was ready after {wait_s:g} s: this is done by rule")
+                summaries.problems.append(
+                    f"No summary was ready after {wait_s:g} s: compacted without a model"
+                )
                 return
 
     def check_overflow(

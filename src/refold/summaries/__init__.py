@@ -1,6 +1,6 @@
-"""Summaries by models: what is asked, who writes, how the answer is checked, and who waits for it.
+"""Summaries by models: prompts, calls, checks, background jobs, and the queue for worker processes.
 
-`summarizer.py` is the port; `prompt.py` builds a request, `write.py` gets and checks an answer,
-`prepare.py` does so in the background until a summary is needed. `queue.py` and `worker_loop.py` hand the
-work to other processes.
+`summarizer.py` is the port; `prompt.py` builds requests, `call.py` makes them, `write.py` checks the answers
+and `prepare.py` runs all of it in the background until a compaction needs a summary. `queue.py` and
+`worker_loop.py` hand the work to other processes.
 """

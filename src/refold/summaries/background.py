@@ -1,4 +1,4 @@
-"""Work that goes on elsewhere while its owner does something else: in a thread of its own."""
+"""Background work: a coroutine in a thread of its own, and what can be waited for."""
 
 import asyncio
 import os
@@ -12,68 +12,70 @@ T = TypeVar("T")
 
 
 class PendingWork(Protocol):
-    """Work that can be waited for, whoever does it."""
+    """Work of another thread or process."""
 
     @property
     def problem(self) -> str | None:
-        """Why it came to nothing before, and is not tried again."""
+        """Why it failed before and is not tried again."""
 
     @property
     def is_running(self) -> bool: ...
 
     def wait(self, seconds: float | None = None, /) -> bool:
-        """Whether it has ended by then."""
+        """True if it has ended by then."""
 
 
 class BackgroundJob:
-    """Runs a coroutine to its end, or until it is canceled. Whatever it raises is its own business."""
+    """Runs a coroutine to its end or until it is canceled. Errors of the coroutine are dropped."""
 
     problem = None
 
     def __init__(self, work: Callable[[], Awaitable[None]], name: str) -> None:
         self._work = work
-        self._done, self._canceled, self._pid = Event(), False, os.getpid()
+        self._done = Event()
+        self._canceled = False
+        self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        run = copy_context().run  # so that it is traced as a part of what began it
+        run = copy_context().run  # traced as part of its caller
         self._thread = Thread(target=run, args=(self._run,), name=name, daemon=True)
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
-        return not self._done.is_set() and self._pid == os.getpid()  # threads do not come with a fork
+        return not self._done.is_set() and self._pid == os.getpid()  # threads do not survive a fork
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether it has ended by then."""
+        """True if it has ended by then."""
         return not self.is_running or self._done.wait(seconds)
 
     def cancel(self) -> None:
         self._canceled = True
-        loop, task = self._loop, self._task
-        if loop is not None and task is not None:
-            with suppress(RuntimeError):  # it has just ended
-                loop.call_soon_threadsafe(task.cancel)
+        if self._loop is not None and self._task is not None:
+            with suppress(RuntimeError):  # the loop was closed just now
+                self._loop.call_soon_threadsafe(self._task.cancel)
 
     def _run(self) -> None:
-        with suppress(BaseException):  # not even one that would end a program: it is not this one's to end
+        with suppress(BaseException):  # SystemExit of the coroutine does not end the program
             asyncio.run(self._main())
         self._done.set()
 
     async def _main(self) -> None:
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
         try:
             if not self._canceled:
                 await self._work()
         finally:
-            self._done.set()  # whatever it left running is nobody's to wait for
+            self._done.set()  # waiters do not wait for tasks that it left behind
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """In a thread that nobody has to wait for when the process ends."""
+    """Like `asyncio.to_thread`, in a daemon thread: the process does not wait for it at exit."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def tell(result: T | None, error: BaseException | None) -> None:
+    def settle(result: T | None, error: BaseException | None) -> None:
         if done.done():
             return
         if error is not None:
@@ -82,13 +84,14 @@ async def in_thread(work: Callable[[], T]) -> T:
             done.set_result(result)  # type: ignore[arg-type]
 
     def run() -> None:
-        result, error = None, None
+        result = None
+        error = None
         try:
             result = work()
         except BaseException as raised:
             error = raised
-        with suppress(RuntimeError):  # nobody is there any more
-            loop.call_soon_threadsafe(tell, result, error)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
 
     Thread(target=run, daemon=True).start()
     return await done

@@ -1,4 +1,4 @@
-"""What everybody who writes summaries of one view shares: the limits, the money, the cache and the lease."""
+"""What all summarizers of one view share: settings and prompts, budget, answer cache and lease."""
 
 import asyncio
 import time
@@ -23,11 +23,11 @@ from refold.summaries.summarizer import Summarizer
 
 T = TypeVar("T")
 LEASE_S = 10.0
-"""What a lease lasts beyond the time that a call may take."""
+"""How much longer than a call's timeout the lease lasts."""
 
 
 class SummaryContext:
-    """Its store is used by several threads; the rest is read only by others."""
+    """Written to by the thread that summarizes; other threads only read it."""
 
     def __init__(
         self,
@@ -37,120 +37,114 @@ class SummaryContext:
         lease: CompactionLease,
         window: Callable[[], int],
     ) -> None:
-        self.record, self.config = record, config
+        self.record = record
+        self.config = config
         self.settings = config.agent(agent).summarizer
         self.prompts = config.prompts(agent)
-        self.folder = None if self.settings.prompts is None else Path(self.settings.prompts)
+        self.prompt_folder = None if self.settings.prompts is None else Path(self.settings.prompts)
         self.loop: asyncio.AbstractEventLoop | None = None
-        """Where coroutines of the user's are at home."""
+        """The event loop of the user's coroutines."""
         self.progress: Callable[[int, int], None] | None = None
-        """Is told how many requests were answered, of how many."""
+        """Called with the number of answered requests, and of all requests."""
         self.lease = lease
-        self._window = window
-        self._made_at, self._tip = 0, ""
-        self._hung: dict[int, Callable[[], bool]] = {}
-        self._made, self._owed = 0, 0.0
-        """Calls and USD that the record does not have yet."""
+        self._conversation_window = window
+        self._covered = 0
+        self._digest = ""
+        self._abandoned: dict[int, Callable[[], bool]] = {}
+        self._unrecorded_calls = 0
+        self._unrecorded_cost = 0.0
 
-    def begin(self, made: int, tip: str) -> None:
-        """What is written from now on is about the record as it is at a place."""
-        self._made_at, self._tip = made, tip
+    def start(self, covered: int, digest: str) -> None:
+        """From now on, summaries are written about the first `covered` events, which have this digest."""
+        self._covered = covered
+        self._digest = digest
 
     @property
-    def is_gone(self) -> bool:
-        """What is being written about was erased."""
-        return self.record.digest_before(self._made_at) != self._tip
+    def is_erased(self) -> bool:
+        """True if the conversation was erased since `start`."""
+        return self.record.digest_before(self._covered) != self._digest
 
-    def answered(self, n: int, of: int) -> None:
-        if self.progress is not None:
-            self.progress(n, of)
+    # The budget
 
-    # What it may cost
+    def reserve_call(self, cost: float) -> str | None:
+        """Counts a call that may cost so many USD; if it is over the budget, returns why."""
+        refusal = self.refusal(1, cost)
+        self._unrecorded_calls += refusal is None
+        return refusal
 
-    def spend(self, cost: float) -> str | None:
-        """Why one more call may not be made, that may cost so many USD; if it may, it is counted."""
-        refused = self.refuse(1, cost)
-        self._made += refused is None
-        return refused
+    def add_cost(self, cost: float) -> None:
+        self._unrecorded_cost += cost
 
-    def owe(self, cost: float) -> None:
-        self._owed += cost
+    def mark_recorded(self, calls: int, cost: float) -> None:
+        """The record now has these calls and their cost."""
+        self._unrecorded_calls = max(0, self._unrecorded_calls - calls)
+        self._unrecorded_cost = max(0.0, self._unrecorded_cost - cost)
 
-    def settled(self, calls: int, cost: float) -> None:
-        """The record has them now."""
-        self._made, self._owed = max(0, self._made - calls), max(0.0, self._owed - cost)
-
-    def refuse(self, calls: int, cost: float) -> str | None:
-        """Why so many calls may not be made now."""
-        left, most = self._left(), self.settings.max_calls
+    def refusal(self, calls: int, cost: float) -> str | None:
+        """Why so many calls may not be made now; None if they may."""
+        since = time.time() - PERIOD_S
+        state = self.record.live.state
+        recent = sum(n for at, n in state.called if at > since)
+        max_calls = self.settings.max_calls
+        left = max_calls - self._unrecorded_calls - recent
         if calls > left:
-            return f"it would take {calls} calls; {max(0, left)} of {most} in ten minutes are left"
-        if not self._can_pay(cost):
-            return f"it may cost ${cost:.4f}; ${self._spent():.4f} of ${self.settings.max_cost} is spent"
+            return f"it needs {calls} calls, but {max(0, left)} of {max_calls} per ten minutes are left"
+        max_cost = self.settings.max_cost
+        spent = state.spent + self._unrecorded_cost
+        if max_cost is not None and spent + cost > max_cost:
+            return f"it may cost ${cost:.4f}, but ${spent:.4f} of ${max_cost} is spent"
         return None
 
-    def price(self, usage: Usage, limits: ModelLimits | None) -> float:
-        """USD, as far as prices are known."""
-        return 0.0 if limits is None else limits.price(usage)
-
-    def _left(self) -> int:
-        since = time.time() - PERIOD_S
-        called = self.record.live.state.called
-        return self.settings.max_calls - self._made - sum(n for at, n in called if at > since)
-
-    def _spent(self) -> float:
-        return self.record.live.state.spent + self._owed
-
-    def _can_pay(self, cost: float) -> bool:
-        most = self.settings.max_cost
-        return most is None or self._spent() + cost <= most
-
-    # What models take
+    # The models
 
     def window(self, summarizer: Summarizer) -> int:
-        """Of its own model, as far as it is known; else as that of the conversation's model."""
+        """Of the summarizer's model if it is known, otherwise of the conversation's model."""
         own = getattr(summarizer, "window", None)
-        own = own if isinstance(own, int) and own > 0 else self.settings.window
-        known = self.limits(getattr(summarizer, "name", None))
-        return int(own or (known.window if known else self._window()))
+        if isinstance(own, int) and own > 0:
+            return own
+        if self.settings.window:
+            return self.settings.window
+        limits = self.limits(getattr(summarizer, "name", None))
+        return limits.window if limits else self._conversation_window()
 
     def limits(self, model: str | None) -> ModelLimits | None:
         return known_limits(model, self.config.models) if isinstance(model, str) else None
 
-    def gave_up(self, summarizer: Summarizer, still_running: Callable[[], bool] | None) -> None:
-        if still_running is not None:
-            self._hung[id(summarizer)] = still_running
+    def mark_abandoned(self, summarizer: Summarizer, still_running: Callable[[], bool]) -> None:
+        self._abandoned[id(summarizer)] = still_running
 
-    def is_hung(self, summarizer: Summarizer) -> bool:
-        """A call to it that nobody waits for any more is still under way."""
-        still_running = self._hung.get(id(summarizer))
+    def is_busy(self, summarizer: Summarizer) -> bool:
+        """True if a call that timed out is still going on."""
+        still_running = self._abandoned.get(id(summarizer))
         return still_running is not None and still_running()
 
-    # What was paid for
+    # The cache of answers: what cannot be read or kept is paid for again
 
-    def kept(self, digest: bytes, kind: type[T]) -> T | None:
-        """What was kept under a digest. It is only money: whatever is wrong with it, it is not there."""
+    def cached(self, digest: bytes, kind: type[T]) -> T | None:
         store = self.record.store
+        if not isinstance(store, SummaryCache):
+            return None
         with suppress(RefoldError, msgspec.DecodeError):
-            found = store.summary(self.record.key, digest) if isinstance(store, SummaryCache) else None
+            found = store.summary(self.record.key, digest)
             return msgspec.json.decode(found, type=kind) if found else None
         return None
 
-    def keep(self, digest: bytes, value: msgspec.Struct) -> None:
+    def cache(self, digest: bytes, value: msgspec.Struct) -> None:
         store = self.record.store
         if isinstance(store, SummaryCache):
             with suppress(RefoldError):
-                if self.is_gone:
-                    return
-                store.keep_summary(self.record.key, digest, codec.dumps(value))
+                if not self.is_erased:
+                    store.keep_summary(self.record.key, digest, codec.dumps(value))
 
-    # Who may write
-
-    def acquire(self) -> Lease | None:
-        """The right to write, for as long as the next call may take."""
+    def acquire_lease(self) -> Lease | None:
+        """The right to write summaries of the view, for as long as the next call may take."""
         return self.lease.acquire(self.settings.timeout_s + LEASE_S)
 
 
+def price_of(usage: Usage, limits: ModelLimits | None) -> float:
+    """USD; 0 if the model's prices are unknown."""
+    return 0.0 if limits is None else limits.price(usage)
+
+
 def digest_of(*texts: str) -> bytes:
-    """Of what was asked, and of whom."""
     return blake2b(codec.dumps(texts), digest_size=16).digest()

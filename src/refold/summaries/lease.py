@@ -1,4 +1,4 @@
-"""One compaction at a time per view, whoever asks for it and in whatever process."""
+"""The lease of a view: one process at a time compacts it or writes its summaries."""
 
 import os
 import time
@@ -8,20 +8,21 @@ from refold.core.errors import RefoldError
 from refold.stores.store import Key, Lease, Leases, Store
 
 POLL_S = 0.05
-"""Between two looks at whether another holder is done."""
 
 
 class CompactionLease:
-    """The right to write summaries of a view, which one holder has at a time; a dead holder's runs out.
+    """The right to compact a view, which one holder has at a time; a dead holder's expires.
 
-    It knows its store and nothing else: whoever ends it at exit keeps nothing alive until then.
+    It refers to nothing but the store, so that a finalizer that ends it keeps no session alive.
     """
 
     def __init__(self, store: Store, key: Key, view: str, holder: str) -> None:
         self.name = f"compaction:{view}"
-        self._store, self._key, self._holder = store, key, holder
-        self._writer: int | None = None
-        """The process that writes."""
+        self._store = store
+        self._key = key
+        self._holder = holder
+        self._pid: int | None = None
+        """The process that acquired it."""
 
     @property
     def is_needed(self) -> bool:
@@ -29,7 +30,7 @@ class CompactionLease:
 
     @property
     def is_held(self) -> bool:
-        """Somebody compacts the view now."""
+        """True if the view is being compacted."""
         return bool(self._held())
 
     @property
@@ -37,7 +38,7 @@ class CompactionLease:
         return any(lease.holder != self._holder for lease in self._held())
 
     def wait_for_others(self, seconds: float) -> bool:
-        """True if nobody else holds it by then."""
+        """True if no other holder has it by then."""
         until = time.monotonic() + seconds
         while self.is_held_elsewhere:
             if time.monotonic() >= until:
@@ -47,13 +48,13 @@ class CompactionLease:
 
     def acquire(self, seconds: float) -> Lease | None:
         lease = self._hold(seconds)
-        self._writer = os.getpid() if lease else None
+        self._pid = os.getpid() if lease else None
         return lease
 
     def end(self) -> None:
-        """Others may go on; until one does, what was written under the lease is the newest there is."""
-        if self._writer == os.getpid():  # a fork of the process that writes holds nothing
-            self._writer = None
+        """Lets others acquire it. Until one does, what was written under it stays valid."""
+        if self._pid == os.getpid():  # a forked child holds nothing
+            self._pid = None
             self._hold(0.0)
 
     def release(self, lease: Lease) -> None:

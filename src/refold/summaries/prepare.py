@@ -1,4 +1,4 @@
-"""Summaries by models: asked for in the background, checked, and kept until they are needed."""
+"""Summaries by models: written in the background, checked, and kept until a compaction uses them."""
 
 import time
 from asyncio import sleep
@@ -20,81 +20,82 @@ from refold.policies.summarize import Part, PreparedSummary
 from refold.stores.store import Lease
 from refold.summaries.background import BackgroundJob, PendingWork
 from refold.summaries.context import SummaryContext, digest_of
-from refold.summaries.models import named
-from refold.summaries.prompt import SummaryInput, matter_of
+from refold.summaries.prompt import SummaryInput, summary_input, task_of
+from refold.summaries.providers import summarizer_by_name
 from refold.summaries.summarizer import Summarizer
 from refold.summaries.write import MessageToSummarize, NoSummaryError, Writer, name_of
 
 __all__ = ["MessageToSummarize", "ReadySummaries", "SummaryWriter", "summarizers_of"]
 
 T = TypeVar("T")
-AGAIN_S = 0.1
-"""Between two looks at whether somebody else still writes."""
+LEASE_POLL_S = 0.1
 
 
 class ReadySummaries(msgspec.Struct, frozen=True):
-    """SummaryWriter that wait for their moment."""
+    """Summaries that the next compaction can use."""
 
     prepared: tuple[PreparedSummary, ...]
     lease: Lease | None
-    """Whoever took it since has newer ones."""
+    """Under which they were written: a later holder has newer ones."""
 
 
 codec.decoder(ReadySummaries)
 
 
 class SummaryWriter:
-    """Of one view, for one session: one job at a time."""
+    """Writes the summaries of one view, for one session: one job at a time."""
 
     def __init__(
-        self, desk: SummaryContext, summarizers: Sequence[Summarizer], lock: AbstractContextManager[object]
+        self, context: SummaryContext, summarizers: Sequence[Summarizer], lock: AbstractContextManager[object]
     ) -> None:
-        self.desk, self.record, self._lock = desk, desk.record, lock
-        self.ahead = True
-        """Whether anything is written before it is needed."""
-        self.told: dict[MessageKey, str] = {}
-        """What was written about single messages."""
+        self.context = context
+        self.record = context.record
+        self._lock = lock
+        self.writes_ahead = True
+        """False: nothing is written before it is needed."""
+        self.message_summaries: dict[MessageKey, str] = {}
         self.tried: set[MessageKey] = set()
-        """Of which messages that was wanted, whatever came of it."""
+        """Messages that were to be summarized by themselves, with or without success."""
         self.pending: set[MessageKey] = set()
-        """Of which of them it is being written."""
+        """Those of `tried` that are being summarized."""
         self.problems: list[str] = []
-        """Why models were done without, since somebody last looked."""
-        self.again: str | None = None
-        """Why the newest job came to nothing, where it may not another time."""
-        self.hand_over: Callable[[Budget, int], PendingWork] | None = None
-        """Has somebody else write for a budget, in a round, where that is how it is set up."""
+        """Why no model's summary was used; for the next report."""
+        self.retry_reason: str | None = None
+        """Why the newest job failed, if it may succeed later."""
+        self.enqueue: Callable[[Budget, int], PendingWork] | None = None
+        """Hands the work for a budget and a round to another process, if that is configured."""
         self._own = tuple(summarizers)
-        self._models = _models((*desk.prompts.conversation.models, *desk.settings.models), desk)
+        self._models = self._by_name((*context.prompts.conversation.models, *context.settings.models))
         self._job: BackgroundJob | None = None
-        self._handed: PendingWork | None = None
+        self._enqueued: PendingWork | None = None
         self._ready: ReadySummaries | None = None
-        self._end = finalize(self, desk.lease.end)
+        self._release_at_exit = finalize(self, context.lease.end)
         self._live = self.record.live
-        self._tried = self._forgotten = 0
-        """The round that was written for already, and up to which place nothing counts that was."""
+        self._tried_round = 0
+        self._valid_from = 0
+        """Summaries written before this place are not used."""
 
     @property
     def can_write(self) -> bool:
-        """There is a model here."""
+        """True if this process has a model."""
         return bool(self._own or self._models)
 
     @property
     def job(self) -> BackgroundJob | None:
-        """What is under way here."""
+        """The running job of this process."""
         return self._job if self._job is not None and self._job.is_running else None
 
     @property
-    def under_way(self) -> PendingWork | None:
-        """What is under way, here or elsewhere."""
-        if self._handed is not None and not self._handed.is_running:
-            self._handed = None
-        return self.job or self._handed
+    def running(self) -> PendingWork | None:
+        """The running job, of this process or a worker."""
+        if self._enqueued is not None and not self._enqueued.is_running:
+            self._enqueued = None
+        return self.job or self._enqueued
 
     @property
     def was_tried(self) -> bool:
-        """SummaryWriter for the next compaction were asked for, whatever came of it."""
-        return self._tried == self.record.live.state.round + 1
+        """True if summaries for the next compaction were requested, with or without success."""
+        return self._tried_round == self.record.live.state.round + 1
 
     def prepare(
         self,
@@ -104,22 +105,24 @@ class SummaryWriter:
         focus: str | None = None,
         *,
         is_due: bool = False,
-        patience_s: float = 0.0,
+        lease_wait_s: float = 0.0,
         keeps_lease: bool = False,
-    ) -> BackgroundJob | None:
-        """Begins to write summaries of messages, and of the parts that are found then, unless it is at it.
+    ) -> BackgroundJob:
+        """Starts to summarize messages and parts of the view, unless a job is running.
 
-        `view` must have its words at hand: it is read by another thread. Where a compaction `is_due`, it is
-        the last chance. Somebody else who writes is waited for as long as patience lasts. With `keeps_lease`
-        the caller ends the lease, after it has committed what was written.
+        `parts` is called in the job's thread, which also reads `view`: its messages must be loaded.
+        `is_due` says that the compaction is happening now. With `keeps_lease` the caller ends the lease
+        after it has committed the summaries.
         """
         if self.job is not None:
             return self.job
         self.reset_if_reopened()
-        self.again = None
-        state, tip = self.record.live.state, self.record.tip
-        round, made = state.round + 1, state.next
-        self.desk.begin(made, tip)
+        self.retry_reason = None
+        state = self.record.live.state
+        digest = self.record.tip
+        round = state.round + 1
+        made = state.next
+        self.context.start(made, digest)
         self.pending = {one.key for one in messages}
         self.tried |= self.pending
 
@@ -127,230 +130,251 @@ class SummaryWriter:
             try:
                 await write()
             except Exception as error:
-                self.again = f"{type(error).__name__}: {error}"
+                self.retry_reason = f"{type(error).__name__}: {error}"
                 raise
 
         async def write() -> None:
-            found = parts()
-            if (found or is_due) and not self.desk.is_gone:
-                self._tried = round
-            if not found and not messages:
+            to_write = parts()
+            if (to_write or is_due) and not self.context.is_erased:
+                self._tried_round = round
+            if not to_write and not messages:
                 return
-            lease = await self._turn(patience_s)
-            if lease is None and self.desk.lease.is_needed:  # somebody else is at it: another time
-                self.again = "somebody else writes a summary now"
-                if patience_s:
-                    self.problems.append("Somebody else writes a summary now: this is done by rule")
+            lease = await self._acquire_lease(lease_wait_s)
+            if lease is None and self.context.lease.is_needed:
+                self.retry_reason = "another process is writing a summary of this view"
+                if lease_wait_s:
+                    self.problems.append(
+                        "Compacted without a model: another process is writing a summary of this view"
+                    )
                 self.tried -= self.pending
                 self.pending.clear()
                 return
-            found = [] if self._is_written(view) else found
+            if self._is_written(view):
+                to_write = ()
             try:
                 for one in messages:
-                    text = await self._tell(one, view)
-                    if text and not self.desk.is_gone:
-                        self.told[one.key] = text
+                    text = await self._summarize_message(one, view)
+                    if text and not self.context.is_erased:
+                        self.message_summaries[one.key] = text
                     self.pending.discard(one.key)
-                about = {"round": round, "focus": focus, "made": made, "tip": tip}
-                matters = [matter_of(part, view, self.record, **about) for part in found]
-                done = [await self._write(matter) for matter in matters if matter.is_new]
-                if self._is_held(lease):
-                    self._keep(ReadySummaries(tuple(one for one in done if one), lease))
+                prepared = list[PreparedSummary]()
+                for part in to_write:
+                    source = summary_input(
+                        part, view, self.record, round=round, focus=focus, made=made, tip=digest
+                    )
+                    if source.is_new:
+                        summary = await self._summarize(source)
+                        prepared += [summary] if summary else []
+                if self._still_holds(lease) and prepared:
+                    self._ready = ReadySummaries(tuple(prepared), lease)
+                    self.context.cache(self._cache_key, self._ready)
             finally:
                 self.pending.clear()
                 if not keeps_lease:
-                    self.desk.lease.end()
+                    self.context.lease.end()
 
         self._job = BackgroundJob(work, f"refold-summaries-{self.record.key.conversation}")
         return self._job
 
     def _is_written(self, view: View) -> bool:
-        """Another writer has written it."""
-        kept = self.desk.kept(self._place, ReadySummaries)
-        return kept is not None and any(self._is_as_it_was(one, view) for one in kept.prepared)
+        """True if another process has written the summaries."""
+        cached = self.context.cached(self._cache_key, ReadySummaries)
+        return cached is not None and any(self._is_valid(one, view) for one in cached.prepared)
 
-    def _is_held(self, lease: Lease | None) -> bool:
-        """Nobody else took it meanwhile, or has written what is newer."""
-        held = self.desk.acquire() if lease is not None else None
-        if lease is not None and (held is None or held.fence != lease.fence):
-            self.again = "somebody else took over"
+    async def _acquire_lease(self, wait_s: float) -> Lease | None:
+        until = time.monotonic() + wait_s
+        while (lease := self.context.acquire_lease()) is None and self.context.lease.is_needed:
+            if time.monotonic() >= until:
+                break
+            await sleep(LEASE_POLL_S)
+        return lease
+
+    def _still_holds(self, lease: Lease | None) -> bool:
+        if lease is None:
+            return True
+        held = self.context.acquire_lease()
+        if held is None or held.fence != lease.fence:
+            self.retry_reason = "another process took over the lease"
             return False
         return True
 
-    def handed_over(self, budget: Budget, *, is_due: bool = False) -> PendingWork | None:
-        """Somebody else is asked to write what a budget will need; None where it has to be done here."""
-        if self.hand_over is None:
+    def enqueue_for(self, budget: Budget, *, is_due: bool = False) -> PendingWork | None:
+        """Has a worker write the summaries for a budget; None if this process must write them."""
+        if self.enqueue is None:
             return None
         round = self.record.live.state.round + 1
         try:
-            self._handed = self.hand_over(budget, round)
+            self._enqueued = self.enqueue(budget, round)
         except StoreError as error:
-            self.problems.append(f"{error}. Summaries are written here instead")
+            self.problems.append(f"{error}. Summaries are written in this process instead")
             return None
         if is_due:
-            self._tried = round
-            self.problems += [self._handed.problem] if self._handed.problem else []
-        return self._handed
-
-    async def _turn(self, patience_s: float) -> Lease | None:
-        until = time.monotonic() + patience_s
-        while (lease := self.desk.acquire()) is None and self.desk.lease.is_needed:
-            if time.monotonic() >= until:
-                break
-            await sleep(AGAIN_S)
-        return lease
+            self._tried_round = round
+            self.problems += [self._enqueued.problem] if self._enqueued.problem else []
+        return self._enqueued
 
     def ready(self, view: View) -> ReadySummaries | None:
-        """What can stand in the view now, written by this process or another."""
+        """The summaries that can be used in the view now, written by this process or another."""
         self.reset_if_reopened()
-        found = self._ready or self.desk.kept(self._place, ReadySummaries)
+        found = self._ready or self.context.cached(self._cache_key, ReadySummaries)
         if found is None:
             return None
-        fresh = tuple(one for one in found.prepared if self._is_as_it_was(one, view))
+        valid = tuple(one for one in found.prepared if self._is_valid(one, view))
         if self._ready is not None:
-            gone = [one for one in found.prepared if one not in fresh]
-            self._tell_unused(gone, "what it stands for is not as it was")
-        self._ready = ReadySummaries(fresh, found.lease) if fresh else None
+            stale = [one for one in found.prepared if one not in valid]
+            self._report_unused(stale, "the messages it covers have changed")
+        self._ready = ReadySummaries(valid, found.lease) if valid else None
         return self._ready
 
-    def forget(self) -> None:
-        """What was written for another occasion is not for this one."""
+    def discard_ready(self) -> None:
+        """Summaries that were written for an automatic compaction are not used for one on demand."""
         self.reset_if_reopened()
         if self._ready is not None:
-            self._tell_unused(self._ready.prepared, "another was ordered")
-        self._ready, self._forgotten = None, self.record.live.state.next
+            self._report_unused(self._ready.prepared, "a compaction on demand needs its own")
+        self._ready = None
+        self._valid_from = self.record.live.state.next
 
-    def used(self, ready: ReadySummaries, edits: Sequence[Replaced]) -> None:
-        """They stand in the view by these edits, or never will."""
-        stand = [edit for edit in edits if edit.certificate and edit.certificate.model]
-        idle = [one for one in ready.prepared if not any(edit.span.covers(one.brief.span) for edit in stand)]
-        self._tell_unused(idle, "it would save too little, or there is a newer one")
-        self._ready, self._forgotten = None, self.record.live.state.next
-        self.desk.keep(self._place, ReadySummaries((), None))  # nobody else finds them ready
+    def mark_used(self, ready: ReadySummaries, edits: Sequence[Replaced]) -> None:
+        """These edits show the summaries; those that no edit shows are never used."""
+        used = [edit for edit in edits if edit.certificate and edit.certificate.model]
+        unused = [one for one in ready.prepared if not any(edit.span.covers(one.brief.span) for edit in used)]
+        self._report_unused(unused, "it would save too little, or there is a newer one")
+        self._ready = None
+        self._valid_from = self.record.live.state.next
+        self.context.cache(self._cache_key, ReadySummaries((), None))
         if ready.lease is not None:
-            self.desk.lease.release(ready.lease)
+            self.context.lease.release(ready.lease)
 
     def reset_if_reopened(self) -> None:
-        """Where the record was begun anew, nothing is known of it yet."""
+        """Forgets everything if the record was read anew, as after an erasure."""
         if self._live is not self.record.live:
-            self._live, self._ready, self._tried, self._forgotten = self.record.live, None, 0, 0
-            self._handed = None
-            self.told.clear()
+            self._live = self.record.live
+            self._ready = None
+            self._tried_round = 0
+            self._valid_from = 0
+            self._enqueued = None
+            self.message_summaries.clear()
             self.tried.clear()
 
     def close(self) -> None:
         if self._job is not None:
             self._job.cancel()
             self._job.wait(1.0)
-        self._end()
+        self._release_at_exit()
 
-    def _is_as_it_was(self, one: PreparedSummary, view: View) -> bool:
-        is_known = one.made >= self._forgotten and one.tip == self.record.digest_before(one.made)
-        return is_known and one.part(view) is not None and not self._is_used(one, view)
+    def _is_valid(self, one: PreparedSummary, view: View) -> bool:
+        """True if it covers what the view still shows, and no newer model's summary does."""
+        if one.made < self._valid_from or one.tip != self.record.digest_before(one.made):
+            return False
+        if one.part(view) is None:
+            return False
+        for item in view.items:
+            if item.is_folded and item.edit is not None and item.edit >= one.made:
+                edit = self.record.stored(item.edit) if item.span.meets(one.brief.span) else None
+                if isinstance(edit, Replaced) and edit.certificate and edit.certificate.model:
+                    return False
+        return True
 
-    def _is_used(self, one: PreparedSummary, view: View) -> bool:
-        """A model's summary stands there already: this one, or a newer one."""
-        met = [item for item in view.items if item.span.meets(one.brief.span) and item.is_folded]
-        edits = [
-            self.record.stored(item.edit) for item in met if item.edit is not None and item.edit >= one.made
-        ]
-        return any(
-            isinstance(edit, Replaced) and edit.certificate and edit.certificate.model for edit in edits
-        )
-
-    def _tell_unused(self, prepared: Iterable[PreparedSummary], why: str) -> None:
+    def _report_unused(self, prepared: Iterable[PreparedSummary], why: str) -> None:
         for one in prepared:
             places = _places(one.brief.span)
             self.problems.append(f"The summary of {places} by {one.certificate.model} was not used: {why}")
 
     @property
-    def _place(self) -> bytes:
-        """Where what is ready is kept for other processes."""
+    def _cache_key(self) -> bytes:
+        """Under which other processes find the ready summaries."""
         return digest_of("ready", *self.record.key, self.record.view)
 
-    def _keep(self, ready: ReadySummaries) -> None:
-        if ready.prepared:
-            self._ready = ready
-            self.desk.keep(self._place, ready)
+    # One summarizer after the other
 
-    # By one summarizer after the other
-
-    async def _write(self, matter: SummaryInput) -> PreparedSummary | None:
+    async def _summarize(self, source: SummaryInput) -> PreparedSummary | None:
         candidates = self._own or self._models
-        return await self._first(candidates, matter.brief.span, lambda writer: writer.summary(matter))
+        return await self._first_success(
+            candidates, source.brief.span, lambda writer: writer.summarize(source)
+        )
 
-    async def _tell(self, one: MessageToSummarize, view: View) -> str | None:
+    async def _summarize_message(self, one: MessageToSummarize, view: View) -> str | None:
         try:
             prompt = f"{one.prompt}\n" if one.is_own and one.prompt else one.prompt
-            template = message_template(prompt, self.desk.folder)
-            candidates = self._own or _models(template.models, self.desk) or self._models
+            template = message_template(prompt, self.context.prompt_folder)
+            candidates = self._own or self._by_name(template.models) or self._models
         except SettingError as error:
             self.problems.append(str(error))
             return None
-        task = next((item.words(line).text for item in view.items for line in item.lines if line.asks), "")
-        span = Span(one.at, one.at + 1)
-        return await self._first(candidates, span, lambda writer: writer.about(one, template, task))
+        return await self._first_success(
+            candidates,
+            Span(one.at, one.at + 1),
+            lambda writer: writer.summarize_message(one, template, task_of(view)),
+        )
 
-    async def _first(
-        self, candidates: Sequence[Summarizer], span: Span, work: Callable[[Writer], Awaitable[T]]
+    async def _first_success(
+        self, candidates: Sequence[Summarizer], span: Span, write: Callable[[Writer], Awaitable[T]]
     ) -> T | None:
-        """What the first of them writes who can; why others could not is told."""
         for summarizer in candidates:
-            if self.desk.is_hung(summarizer):  # one call at a time, also where one is given up
+            if self.context.is_busy(summarizer):
                 name = name_of(summarizer)
-                self.again = f"{name} has not come back yet"
-                self.problems.append(f"{name} was given up and has not come back yet: it is not asked")
+                self.retry_reason = f"{name} is still busy with a call that timed out"
+                self.problems.append(f"{name} was not called: it is still busy with a call that timed out")
                 continue
-            writer = Writer(self.desk, summarizer, span)
+            writer = Writer(self.context, summarizer, span)
             try:
-                done = await work(writer)
+                result = await write(writer)
             except NoSummaryError as error:
-                self._tell_called(writer, str(error))
+                self._record_calls(writer, str(error))
                 if error.is_final:
                     return None
-                self.again = f"{writer.name}: {error}"
-            except BaseException:  # it was ended in the middle, and may be paid for all the same
-                self._tell_called(writer, "it was ended")
+                self.retry_reason = f"{writer.name}: {error}"
+            except BaseException:  # canceled; the provider may bill it all the same
+                self._record_calls(writer, "it was canceled")
                 raise
             else:
-                self._tell_called(writer, None)
-                self.again = None
-                return done
+                self._record_calls(writer, None)
+                self.retry_reason = None
+                return result
         return None
 
-    def _tell_called(self, writer: Writer, problem: str | None) -> None:
-        """What came of it, in the record."""
+    def _record_calls(self, writer: Writer, problem: str | None) -> None:
         if problem is not None:
             self.problems.append(f"{writer.name} wrote no summary of {_places(writer.span)}: {problem}")
         if not writer.calls and problem is None:
-            return  # somebody had paid for it before
-        facts = (writer.name, problem, writer.calls, writer.usage, writer.cost, time.time())
+            return  # the answer was cached
+        now = time.time()
+
+        def build() -> list[Called]:
+            if self.context.is_erased:
+                return []
+            at = self.record.live.state.next
+            paid = (writer.calls, writer.usage, writer.cost, now)
+            return [Called(at, self.record.view, writer.span, writer.name, problem, *paid)]
+
         with suppress(RefoldError), self._lock:
             self.record.catch_up()
-            self.record.append(lambda: [] if self.desk.is_gone else [self._called(writer.span, *facts)])
-            self.desk.settled(writer.calls, writer.cost)
+            self.record.append(build)
+            self.context.mark_recorded(writer.calls, writer.cost)
 
-    def _called(self, span: Span, *facts: Any) -> Called:
-        return Called(self.record.live.state.next, self.record.view, span, *facts)
+    def _by_name(self, models: Sequence[str]) -> tuple[Summarizer, ...]:
+        base_urls = self.context.settings.base_urls
+        return tuple(summarizer_by_name(model, base_urls) for model in dict.fromkeys(models))
 
 
-def summarizers_of(given: Any, base_urls: Mapping[str, str]) -> tuple[Summarizer, ...]:
-    """What a user hands in: a callable, the name of a model, or several of these.
+def summarizers_of(value: Any, base_urls: Mapping[str, str]) -> tuple[Summarizer, ...]:
+    """The summarizers of a `summarizer` argument: a callable, the name of a model, or several of these.
 
     Raises:
-        SettingError: it is none of these.
+        SettingError: it is something else.
     """
-    several = given if isinstance(given, list | tuple) else [] if given is None else [given]
-    found = [named(one, base_urls) if isinstance(one, str) else one for one in several]
-    for one in found:
+    if value is None:
+        return ()
+    found = list[Summarizer]()
+    for one in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(one, str):
+            one = summarizer_by_name(one, base_urls)
         if not callable(one):
-            wanted = "expected a callable or the name of a model"
-            raise SettingError("summarizer", f"{wanted}, got {type(one).__name__}")
+            raise SettingError(
+                "summarizer", f"expected a callable or the name of a model, got {type(one).__name__}"
+            )
+        found.append(one)
     return tuple(found)
-
-
-def _models(names: Sequence[str], desk: SummaryContext) -> tuple[Summarizer, ...]:
-    return tuple(named(name, desk.settings.base_urls) for name in dict.fromkeys(names))
 
 
 def _places(span: Span) -> str:

@@ -1,4 +1,4 @@
-"""What a model is asked for: the originals in words, in pieces that its window has room for."""
+"""Prompts for summaries of conversations, in pieces that fit into the summarizer's window."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ import msgspec
 from refold.config.prompts import Template
 from refold.core.event import Said
 from refold.core.lazy import regex
-from refold.core.message import CompactionMarker, Message, ToolCall
+from refold.core.message import CompactionMarker, Message
 from refold.core.view import Item, View
 from refold.policies.extract import demands
 from refold.policies.outline import Outline, clip, excerpt, outline
@@ -20,27 +20,26 @@ from refold.policies.summarize import Brief, Part
 from refold.stores.record import Record
 from refold.summaries.summarizer import Ask
 
-SAFE = 0.92
-"""Of the window of a summarizer: what counting gets wrong must not make a request too long."""
-LEAST = 160
+USABLE_WINDOW = 0.92
+"""Of the summarizer's window: leaves room for errors in counting."""
+MIN_MESSAGE_TOKENS = 160
 """Tokens of messages that a request must have room for."""
-FRAME = 40
-"""Tokens that a request takes besides its texts."""
-SIZES = (6_000, 3_000, 1_500, 800, 400)
-"""Characters that stay of a message, the most that lead to few requests."""
-ANSWER = (4, 10)
-"""What part of the window an answer may take; the smaller, where there would be many requests."""
-FEW = 3
-"""Requests for one summary that are nothing special."""
-LISTED, REQUEST = 2_000, 160
-"""Characters of the task, of all requests and of all rules, where they are named apart; and of each."""
-_FENCE = regex(r"<(\s*/?\s*(?:messages|previous|task|requests|rules|focus|content|record)\b)", re.IGNORECASE)
-
-_LISTED = regex(r"^- #(\d+) \(", re.MULTILINE)
+REQUEST_OVERHEAD = 40
+"""Tokens of a request besides its texts."""
+MESSAGE_CHARS = (6_000, 3_000, 1_500, 800, 400)
+"""Characters kept of each message: the most that need at most `FEW_REQUESTS`."""
+WINDOW_PARTS = (4, 10)
+"""The answer takes at most 1/4 of the window, or 1/10 if there would be many requests."""
+FEW_REQUESTS = 3
+LIST_CHARS = 2_000
+"""Characters of the task, of all requests and of all rules, where they are listed."""
+LIST_ITEM_CHARS = 160
+_TAGS = regex(r"<(\s*/?\s*(?:messages|previous|task|requests|rules|focus|content|record)\b)", re.IGNORECASE)
+_LISTED_PLACE = regex(r"^- #(\d+) \(", re.MULTILINE)
 
 
 class Original(NamedTuple):
-    """A message as it was said, or as somebody corrected it."""
+    """A message as it was recorded, or as it was corrected."""
 
     at: int
     message: Message
@@ -50,36 +49,35 @@ class Original(NamedTuple):
 class WordedMessage(NamedTuple):
     original: Original
     text: str
-    """As the model reads it."""
 
 
 class PromptContent(NamedTuple):
-    """A request without the places in it, and which those are, in their order."""
+    """A prompt with ranks instead of places, and the places in order: a cache key across conversations."""
 
     prompt: str
     places: tuple[int, ...]
 
 
 class SummaryInput(msgspec.Struct, frozen=True):
-    """What one summary is made of."""
+    """What one summary is written from."""
 
     brief: Brief
     originals: tuple[Original, ...]
     previous: str | None
-    """The summary that it takes the place of, made here or elsewhere; of several, one after the other."""
+    """The summaries that it replaces, joined."""
     summaries: int = 0
-    """How many that are."""
+    """How many `previous` is made of."""
     task: str = ""
     round: int = 1
     focus: str | None = None
     made: int = 0
-    """The first place that was free then."""
+    """The next free place at that time."""
     tip: str = ""
-    """The digest of the record up to there."""
+    """The digest of the record up to `made`."""
 
     @property
     def is_new(self) -> bool:
-        """There is something to write that is not written yet."""
+        """True if there is something that no summary covers yet."""
         return bool(self.originals) or self.summaries > 1
 
     @property
@@ -87,26 +85,40 @@ class SummaryInput(msgspec.Struct, frozen=True):
         return [one.message for one in self.originals]
 
 
-def matter_of(part: Part, view: View, record: Record, **about: Any) -> SummaryInput:
-    """What a part of the view was before anything was done to it; errors that say nothing are left out, and
-    what only told the model to try again."""
+def summary_input(part: Part, view: View, record: Record, **about: Any) -> SummaryInput:
+    """The original messages behind a part of the view, without bare errors and retry messages."""
     hidden = {(line.at, line.n) for line in part.old.hidden}
-    originals, summaries = list[Original](), list[str]()
+    originals = list[Original]()
+    summaries = list[str]()
     for item in part.old.items:
-        gone = [line for line in item.lines if (line.at, line.n) in hidden and not line.recalled]
-        summaries += [_summary(item.words(line)) for line in gone if line.summary]
-        if any(not line.summary for line in gone):
-            for one in _said(item, view, record):
-                summaries += [one.message.summaries] if one.message.summaries else []
-                originals += [] if _is_only_error(one.message) else [_without_markers(one)]
-    task = next((item.words(line).text for item in view.items for line in item.lines if line.asks), "")
+        replaced = [line for line in item.lines if (line.at, line.n) in hidden and not line.recalled]
+        for line in replaced:
+            if line.summary:
+                message = item.words(line)
+                summaries.append(message.summaries if message.markers else body(message.text))
+        if all(line.summary for line in replaced):
+            continue
+        for original in _originals(item, view, record):
+            if original.message.summaries:
+                summaries.append(original.message.summaries)
+            if not _is_only_error(original.message):
+                originals.append(_without_markers(original))
     previous = "\n".join(filter(None, summaries)) or None
-    return SummaryInput(part.brief, tuple(originals), previous, len(summaries), task, **about)
+    return SummaryInput(part.brief, tuple(originals), previous, len(summaries), task_of(view), **about)
 
 
-def _said(item: Item, view: View, record: Record) -> Iterator[Original]:
+def task_of(view: View) -> str:
+    """The text of the first user message that is shown."""
+    for item in view.items:
+        for line in item.lines:
+            if line.asks:
+                return item.words(line).text
+    return ""
+
+
+def _originals(item: Item, view: View, record: Record) -> Iterator[Original]:
     is_withheld = any(item.span.start in span for span in view.withheld)
-    is_reduced = item.edit is not None and len(item.span) == 1 and not item.is_corrected  # where it stands
+    is_reduced = item.edit is not None and len(item.span) == 1 and not item.is_corrected
     if is_reduced and not is_withheld:
         event = record.stored(item.span.start)
         if isinstance(event, Said):
@@ -119,16 +131,12 @@ def _said(item: Item, view: View, record: Record) -> Iterator[Original]:
             yield Original(place, item.words(line), line.tools)
 
 
-def _summary(message: Message) -> str:
-    return message.summaries if message.markers else body(message.text)
-
-
-def _without_markers(one: Original) -> Original:
-    """The same without a summary that stands in it: that is handed over as the previous one."""
-    if not one.message.markers:
-        return one
-    rest = tuple(part for part in one.message.parts if not isinstance(part, CompactionMarker))
-    return one._replace(message=msgspec.structs.replace(one.message, parts=rest))
+def _without_markers(original: Original) -> Original:
+    """Without summaries in the message: those are part of `previous`."""
+    if not original.message.markers:
+        return original
+    rest = tuple(part for part in original.message.parts if not isinstance(part, CompactionMarker))
+    return original._replace(message=msgspec.structs.replace(original.message, parts=rest))
 
 
 def _is_only_error(message: Message) -> bool:
@@ -138,46 +146,61 @@ def _is_only_error(message: Message) -> bool:
 
 
 class PromptSeries(msgspec.Struct, frozen=True):
-    """The requests for one summary: each fits, and each but the first goes on from the one before it."""
+    """The prompts for one summary; each continues the summary that the one before it produced."""
 
-    matter: SummaryInput
+    summary_input: SummaryInput
     system: str
     template: Template
     profile: str
     max_tokens: int
     pieces: tuple[tuple[WordedMessage, ...], ...]
-    carried: int
-    """Tokens of the previous summary, at most."""
-    listed: int
-    """Characters of requests, and of rules, that are named apart."""
+    previous_tokens: int
+    """Room for the previous summary."""
+    list_chars: int
     count: Callable[[str], int]
 
     def ask(self, n: int, previous: str | None) -> Ask:
-        """The nth request, with what was written for those before it."""
+        """The nth request, after the summary of those before it."""
         piece = self.pieces[n]
-        before = trimmed(previous, self.carried, self.count)
-        messages = tuple(one.original.message for one in piece)
-        rest = (before, self.matter.round, self.max_tokens, self.profile)
-        return Ask("conversation", self._prompt(piece, before), self.system, messages, *rest)
+        before = first_lines(previous, self.previous_tokens, self.count)
+        messages = tuple(worded.original.message for worded in piece)
+        return Ask(
+            "conversation",
+            self._prompt(piece, before, self.summary_input.round),
+            self.system,
+            messages,
+            before,
+            self.summary_input.round,
+            self.max_tokens,
+            self.profile,
+        )
 
     def content(self, n: int, previous: str | None) -> PromptContent:
-        """The same wherever it stands: what is asked, with other numbers for the places in it."""
-        piece, before = self.pieces[n], trimmed(previous, self.carried, self.count)
-        places = {one.original.at for one in piece} | {int(at) for at in _LISTED.findall(before or "")}
-        ranks = {at: rank for rank, at in enumerate(sorted(places))}
-        moved = [_moved(one, ranks[one.original.at]) for one in piece]
-        listed = before and _LISTED.sub(lambda found: f"- #{ranks[int(found[1])]} (", before)
-        same = msgspec.structs.replace(self, matter=msgspec.structs.replace(self.matter, round=0))
-        return PromptContent(same._prompt(moved, listed), tuple(ranks))
+        """The nth request with ranks instead of places."""
+        piece = self.pieces[n]
+        before = first_lines(previous, self.previous_tokens, self.count)
+        listed = map(int, _LISTED_PLACE.findall(before or ""))
+        places = sorted({*(worded.original.at for worded in piece), *listed})
+        ranks = {at: rank for rank, at in enumerate(places)}
+        ranked = [_at_place(worded, ranks[worded.original.at]) for worded in piece]
+        if before:
+            before = _LISTED_PLACE.sub(lambda found: f"- #{ranks[int(found[1])]} (", before)
+        return PromptContent(self._prompt(ranked, before, 0), tuple(ranks))
 
-    def _prompt(self, piece: Sequence[WordedMessage], previous: str | None) -> str:
-        originals = [one.original for one in piece]
-        values = _values(self.matter, originals, previous, self.max_tokens, self.listed)
-        return self.template.render(**values, messages="\n\n".join(one.text for one in piece))
+    def _prompt(self, piece: Sequence[WordedMessage], previous: str | None, round: int) -> str:
+        values = _values(
+            self.summary_input,
+            [worded.original for worded in piece],
+            previous,
+            round,
+            self.max_tokens,
+            self.list_chars,
+        )
+        return self.template.render(**values, messages="\n\n".join(worded.text for worded in piece))
 
 
-def briefing(
-    matter: SummaryInput,
+def plan_prompts(
+    summary_input: SummaryInput,
     system: str,
     template: Template,
     profile: str,
@@ -186,95 +209,101 @@ def briefing(
     max_tokens: int,
     count: Callable[[str], int],
 ) -> PromptSeries | None:
-    """Requests that fit the summarizer's window, answers included; None where it has no room for any."""
-    listed = min(LISTED, window // 8)
-    named = template.render(**_values(matter, matter.originals, None, max_tokens, listed), messages="")
-    whole = int(window * SAFE) - FRAME - count(system) - count(named)
-    before = count(matter.previous or "")
-    made: PromptSeries | None = None
-    for answer in dict.fromkeys(min(max_tokens, window // part) for part in ANSWER):
-        carried = min((whole - answer) // 2, max(answer, before))
-        left, alone = whole - answer - carried, whole - answer - min(carried, before)
-        for chars in SIZES if left >= LEAST else ():
-            pieces = tuple(_packed(matter.originals, alone, chars, count)) or ((),)
-            if len(pieces) > 1:  # each carries what was written before it
-                pieces = tuple(_packed(matter.originals, left, chars, count))
-            made = PromptSeries(matter, system, template, profile, answer, pieces, carried, listed, count)
-            if len(pieces) <= FEW:
-                return made
-    return made
+    """Prompts that fit into the window with their answers; None if it is too small for any."""
+    originals = summary_input.originals
+    list_chars = min(LIST_CHARS, window // 8)
+    values = _values(summary_input, originals, None, summary_input.round, max_tokens, list_chars)
+    frame = template.render(**values, messages="")
+    usable = int(window * USABLE_WINDOW) - REQUEST_OVERHEAD - count(system) - count(frame)
+    previous_size = count(summary_input.previous or "")
+    series: PromptSeries | None = None
+    for answer in dict.fromkeys(min(max_tokens, window // part) for part in WINDOW_PARTS):
+        previous_tokens = min((usable - answer) // 2, max(answer, previous_size))
+        room = usable - answer - previous_tokens
+        room_if_single = usable - answer - min(previous_tokens, previous_size)
+        if room < MIN_MESSAGE_TOKENS:
+            continue
+        for chars in MESSAGE_CHARS:
+            pieces = tuple(_packed(originals, room_if_single, chars, count)) or ((),)
+            if len(pieces) > 1:  # each carries the summary of those before it
+                pieces = tuple(_packed(originals, room, chars, count))
+            series = PromptSeries(
+                summary_input, system, template, profile, answer, pieces, previous_tokens, list_chars, count
+            )
+            if len(pieces) <= FEW_REQUESTS:
+                return series
+    return series
 
 
 def _packed(
     originals: Iterable[Original], room: int, chars: int, count: Callable[[str], int]
 ) -> Iterator[tuple[WordedMessage, ...]]:
-    piece, used = list[WordedMessage](), 0
+    piece = list[WordedMessage]()
+    used = 0
     for original in originals:
-        one = _fitting(original, chars, room, count)
-        tokens = count(one.text) + 2
+        text = _worded(original, chars)
+        shorter = chars
+        while count(text) + 2 > room:
+            shorter //= 2
+            text = clip(_worded(original, shorter), 2 * shorter + 1)
+        tokens = count(text) + 2
         if piece and used + tokens > room:
             yield tuple(piece)
-            piece, used = [], 0
-        piece.append(one)
+            piece = []
+            used = 0
+        piece.append(WordedMessage(original, text))
         used += tokens
     if piece:
         yield tuple(piece)
 
 
-def _fitting(one: Original, chars: int, room: int, count: Callable[[str], int]) -> WordedMessage:
-    text = _worded(one, chars)
-    while count(text) + 2 > room:
-        chars //= 2
-        text = clip(_worded(one, chars), 2 * chars + 1)
-    return WordedMessage(one, text)
-
-
-def _moved(one: WordedMessage, at: int) -> WordedMessage:
-    text = f"#{at}{one.text.removeprefix(f'#{one.original.at}')}"
-    return WordedMessage(one.original._replace(at=at), text)
+def _at_place(worded: WordedMessage, at: int) -> WordedMessage:
+    text = f"#{at}{worded.text.removeprefix(f'#{worded.original.at}')}"
+    return WordedMessage(worded.original._replace(at=at), text)
 
 
 def _values(
-    matter: SummaryInput, piece: Sequence[Original], previous: str | None, max_tokens: int, listed: int
+    summary_input: SummaryInput,
+    piece: Sequence[Original],
+    previous: str | None,
+    round: int,
+    max_tokens: int,
+    list_chars: int,
 ) -> dict[str, Any]:
-    asked = [one for one in piece if one.message.role == "user" and not one.tools and one.message.has_words]
-    rules = [rule for one in asked for rule in demands(one.message.text)]
+    requests = list[str]()
+    rules = list[str]()
+    for original in piece:
+        message = original.message
+        if message.role == "user" and not original.tools and message.has_words:
+            requests.append(f"#{original.at} {clip(' '.join(message.text.split()), LIST_ITEM_CHARS)}")
+            rules += [f"- {clip(rule, LIST_ITEM_CHARS)}" for rule in demands(message.text)]
     return {
-        "task": fenced(clip(matter.task, listed)),
-        "previous": fenced(previous or ""),
-        "round": str(matter.round),
+        "task": escape_tags(clip(summary_input.task, list_chars)),
+        "previous": escape_tags(previous or ""),
+        "round": str(round),
         "max_tokens": max_tokens,
-        "requests": _newest([f"#{one.at} {_flat(one.message.text)}" for one in asked], listed),
-        "rules": _newest([f"- {clip(rule, REQUEST)}" for rule in rules], listed),
-        "focus": fenced(matter.focus or ""),
+        "requests": _last_lines(requests, list_chars),
+        "rules": _last_lines(rules, list_chars),
+        "focus": escape_tags(summary_input.focus or ""),
     }
 
 
-def _newest(lines: Sequence[str], chars: int) -> str:
-    """As many of the last lines as fit."""
+def _last_lines(lines: Sequence[str], chars: int) -> str:
     sizes = accumulate(len(line) + 1 for line in reversed(lines))
     many = sum(size <= chars for size in sizes)
-    return fenced("\n".join(lines[len(lines) - many :]))
+    return escape_tags("\n".join(lines[len(lines) - many :]))
 
 
-def _flat(text: str) -> str:
-    return clip(" ".join(text.split()), REQUEST)
-
-
-def _worded(one: Original, chars: int) -> str:
-    """A message with its place and who said it; a long text as its head, its skeleton and its tail."""
-    message = one.message
-    names = f" {', '.join(one.tools)}" if message.role == "tool" and one.tools else ""
+def _worded(original: Original, chars: int) -> str:
+    """A message with its place and role; of a long text, the head, the skeleton and the tail."""
+    message = original.message
+    tools = f" {', '.join(original.tools)}" if message.role == "tool" and original.tools else ""
     failed = " failed" if any(result.is_error for result in message.results) else ""
-    parts = [f"#{one.at} {message.role}{names}{failed}:"]
+    parts = [f"#{original.at} {message.role}{tools}{failed}:"]
     if message.text:
         parts.append(shortened(message.text, chars))
-    parts += [_called(call, chars // 2) for call in message.calls]
-    return fenced("\n".join(parts))
-
-
-def _called(call: ToolCall, chars: int) -> str:
-    return f"→ {call.tool} {shortened(call.input, chars)}"
+    parts += [f"→ {call.tool} {shortened(call.input, chars // 2)}" for call in message.calls]
+    return escape_tags("\n".join(parts))
 
 
 def shortened(text: str, chars: int) -> str:
@@ -283,21 +312,22 @@ def shortened(text: str, chars: int) -> str:
 
 @lru_cache(maxsize=256)
 def _outlined(text: str) -> Outline:
-    """It is looked at again for every size that is tried."""
+    """Cached, since several sizes are tried."""
     return outline(text)
 
 
-def fenced(text: str) -> str:
-    """Somebody else's words in a prompt: they do not end the part that they stand in."""
-    return _FENCE.sub(r"‹\1", text)
+def escape_tags(text: str) -> str:
+    """Quoted text cannot close the section of the prompt that it is in."""
+    return _TAGS.sub(r"‹\1", text)
 
 
-def trimmed(text: str | None, tokens: int, count: Callable[[str], int]) -> str | None:
-    """As many of its first lines as fit: what matters most stands at the beginning of a summary."""
+def first_lines(text: str | None, tokens: int, count: Callable[[str], int]) -> str | None:
+    """The first lines that fit: a summary begins with what matters most."""
     if not text or count(text) <= tokens:
         return text or None
     lines = text.split("\n")
-    low, high = 0, len(lines)
+    low = 0
+    high = len(lines)
     while low < high:
         middle = (low + high + 1) // 2
         if count("\n".join(lines[:middle])) <= tokens:

@@ -1,6 +1,6 @@
-"""Compactions that workers do: handed over through a queue in the store's own database, and looked at there.
+"""The queue of compaction jobs for worker processes, in the store's own database.
 
-A job has names and numbers in it, never what was said: whoever runs it reads the conversation.
+A job has names and numbers in it, never messages: the worker reads the conversation itself.
 """
 
 import math
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from importlib.util import find_spec
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -27,61 +28,59 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-QUEUE, TASK = "refold", "refold.compact"
-AGAIN_S, SELDOM_S = 0.05, 1.0
-"""Between the first two looks at whether a job is still under way, and then ever longer, up to that."""
-ALIVE_S = 30.0
-"""Who was not heard of for so long works no more."""
-MOST_ID = 1 << 63
-KEPT_S = 86_400.0
-"""How long jobs that are done can be looked at; those that failed stay until somebody drops them."""
+QUEUE = "refold"
+TASK = "refold.compact"
+FIRST_POLL_S = 0.05
+"""Doubles up to `LONGEST_POLL_S`."""
+LONGEST_POLL_S = 1.0
+WORKER_TIMEOUT_S = 30.0
+"""A worker without a heartbeat for so long is dead."""
+MAX_ID = 1 << 63
+KEEP_DONE_S = 86_400.0
+"""Jobs that are done are deleted after that; failed ones stay until they are dropped."""
 
 Status: TypeAlias = Literal["queued", "running", "done", "failed"]
-NAMES: dict[Status, tuple[str, ...]] = {
+STATUSES: dict[Status, tuple[str, ...]] = {
     "queued": ("todo",),
     "running": ("doing",),
     "done": ("succeeded", "cancelled", "aborted"),
     "failed": ("failed",),
 }
-"""What the queue calls them."""
-
-
-Tell: TypeAlias = Callable[[str], object]
+"""With procrastinate's names for each."""
+Log: TypeAlias = Callable[[str], object]
 
 
 class RetryLater(Exception):
-    """Nothing came of a job now, but something may another time."""
+    """The job failed and may succeed later."""
 
 
 class PermanentFailure(Exception):
-    """Nothing came of a job, and nothing will in this round."""
+    """The job failed and is not tried again in this round."""
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
-    """On which a worker works."""
-
     concurrency: int = 4
     """Jobs at a time."""
     attempts: int = 5
-    """How often a job is tried before it has failed."""
+    """After so many attempts a job has failed."""
     retry_s: float = 2.0
-    """Before the second attempt; twice as long before each that follows."""
-    lost_s: float = ALIVE_S
-    """A worker that was not heard of for so long is gone: others do its jobs."""
+    """Before the second attempt; doubles with each that follows."""
+    lost_s: float = WORKER_TIMEOUT_S
+    """Other workers take over the jobs of one that has sent no heartbeat for so long."""
     grace_s: float = 20.0
-    """Told to stop, it gives back what is not done by then."""
+    """When it is stopped, jobs that are not done by then go back to the queue."""
     once: bool = False
-    """Stop when nothing is left to do now."""
+    """Stop when the queue is empty."""
 
 
 class CompactionJob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a worker is to do for one view: have summaries ready for a budget, or carry out an order."""
+    """What a worker does for one view: prepare summaries for a budget, or compact on demand (`order`)."""
 
     owner: str
     conversation: str
     view: str
     round: int
-    """Of the compaction that it is for: once that was, there is nothing left to do."""
+    """The compaction that it is for: after that one, there is nothing left to do."""
     agent: str | None = None
     model: str | None = None
     handles: bool = True
@@ -99,8 +98,8 @@ class CompactionJob(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"refold:{blake2b(names, digest_size=16).hexdigest()}"
 
     @property
-    def line(self) -> str:
-        """Of each kind, one waits or runs at a time."""
+    def queueing_lock(self) -> str:
+        """One job of each kind is queued or running at a time."""
         return f"{self.lock}:{'ahead' if self.order is None else 'order'}"
 
 
@@ -108,193 +107,204 @@ codec.decoder(CompactionJob)
 
 
 class QueuedJob(NamedTuple):
-    """A job as the queue has it."""
+    """A job and its state in the queue."""
 
     id: int
-    errand: CompactionJob
+    job: CompactionJob
     status: Status
     attempts: int
     """That are over."""
     created: float
     changed: float
-    """When it last began, ended or was put back."""
+    """When it last started, ended or was put back."""
     due: float | None
-    """When it is tried again, where it failed before."""
-    told: str | None
-    """What came of it, or why nothing did."""
+    """When it is retried, if it failed before."""
+    result: str | None
+    """What was done, or why it failed."""
     worker: str | None
-    """Who ran it last."""
+    """The last one that ran it."""
 
 
 class JobHandle:
-    """A job that somebody else does. It can be waited for like one of our own."""
+    """A queued job that a session can wait for."""
 
     def __init__(self, queue: "JobQueue", id: int, *, is_new: bool, problem: str | None = None) -> None:
-        self.id, self.is_new, self.problem = id, is_new, problem
-        self._queue, self._has_ended = queue, False
+        self.id = id
+        self.is_new = is_new
+        self.problem = problem
+        self._queue = queue
+        self._has_ended = False
 
     @property
     def is_running(self) -> bool:
-        """It waits for its turn, or is being done."""
-        return self._look() == "awaited"
+        """True if it is queued or running, and there is a worker."""
+        return self._progress() == "active"
 
     @property
-    def is_unheard(self) -> bool:
-        """It is in the queue, but nobody works."""
-        return self._look() == "unheard"
+    def has_no_worker(self) -> bool:
+        return self._progress() == "unserved"
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether it has ended by then. Where nobody works, nobody waits."""
+        """True if it has ended by then. Returns at once if there is no worker."""
         until = math.inf if seconds is None else time.monotonic() + seconds
-        wait_s = AGAIN_S
-        while (found := self._look()) == "awaited":
+        poll_s = FIRST_POLL_S
+        while (progress := self._progress()) == "active":
             left = until - time.monotonic()
             if left <= 0:
                 break
-            time.sleep(min(wait_s, left))
-            wait_s = min(2 * wait_s, SELDOM_S)
-        return found == "ended"
+            time.sleep(min(poll_s, left))
+            poll_s = min(2 * poll_s, LONGEST_POLL_S)
+        return progress == "ended"
 
-    def _look(self) -> str:
+    def _progress(self) -> str:
         if self._has_ended:
             return "ended"
         try:
-            found = self._queue.look(self.id)
+            progress = self._queue.progress(self.id)
         except StoreError:  # it may go on, but nobody here hears of it
-            return "unheard"
-        self._has_ended = found == "ended"
-        return found
+            return "unserved"
+        self._has_ended = progress == "ended"
+        return progress
 
 
 class JobQueue:
     """The jobs of refold in one database. Safe to use from several threads."""
 
     def __init__(self, pool: "PostgresPool") -> None:
-        self.pool, self._sql, self._is_there = pool, queries("jobs"), False
+        self.pool = pool
+        self._sql = queries("jobs")
+        self._has_tables = False
 
-    # Handing over
+    # For sessions
 
-    def hand_over(self, errand: CompactionJob) -> JobHandle:
-        """The same as `put`, for those who wait for it.
+    def put_if_served(self, job: CompactionJob) -> JobHandle:
+        """The same as `put`, for callers that wait for it.
 
         Raises:
-            StoreError: the queue cannot be used now, or nobody works.
+            StoreError: the queue cannot be used now, or there is no worker.
         """
-        ticket = self.put(errand)
-        if ticket.is_unheard:
-            raise StoreError(f"No worker was heard of for {ALIVE_S:g} s: `refold worker` starts one")
-        return ticket
+        handle = self.put(job)
+        if handle.has_no_worker:
+            raise StoreError(
+                f"No worker has been active for {WORKER_TIMEOUT_S:g} s; `refold worker` starts one"
+            )
+        return handle
 
-    def put(self, errand: CompactionJob) -> JobHandle:
-        """One job for an errand, however many ask for it.
+    def put(self, job: CompactionJob) -> JobHandle:
+        """Adds a job, or returns the one that is queued or running for the same.
 
-        What was done in vain for the same round is not done again, unless by an order.
+        A job that failed for good is not added again in its round, except on demand.
 
         Raises:
             StoreError: the queue cannot be used now.
         """
         import procrastinate
 
-        tried = None if errand.order else str(errand.round)
-        locks: dict[str, Any] = {"queue": QUEUE, "lock": errand.lock, "queueing_lock": errand.line}
-        args = {"errand": codec.dumps(errand).decode(), "round": str(errand.round)}
+        tried_round = None if job.order else str(job.round)
+        locks: dict[str, Any] = {"queue": QUEUE, "lock": job.lock, "queueing_lock": job.queueing_lock}
+        args = {"errand": codec.dumps(job).decode(), "round": str(job.round)}
 
-        def work(ask: NamedQueries) -> JobHandle:
-            ask("one_at_a_time", errand.lock)
-            for id, has_failed, told in ask("known", errand.lock, errand.line, tried):
-                tip = f"; `refold jobs retry {id}` tries it again" if has_failed else ""
-                return JobHandle(self, id, is_new=False, problem=told and f"Job {id}: {told}{tip}")
+        def work(query: NamedQueries) -> JobHandle:
+            query("one_at_a_time", job.lock)
+            for id, has_failed, result in query("known", job.lock, job.queueing_lock, tried_round):
+                hint = f"; `refold jobs retry {id}` tries it again" if has_failed else ""
+                return JobHandle(self, id, is_new=False, problem=result and f"Job {id}: {result}{hint}")
             app = procrastinate.App(connector=procrastinate.SyncPsycopgConnector())
-            job = app.configure_task(TASK, **locks, connection=ask.connection)
-            return JobHandle(self, job.defer(**args), is_new=True)
+            deferrer = app.configure_task(TASK, **locks, connection=query.connection)
+            return JobHandle(self, deferrer.defer(**args), is_new=True)
 
-        return self._do(work)
+        return self._transact(work)
 
-    def look(self, id: int) -> Literal["awaited", "unheard", "ended"]:
-        """Whether a job is worth waiting for: not where no worker was heard of for long."""
-        for is_open, is_served in self._do(lambda ask: ask("look", ALIVE_S, ALIVE_S, id)):
-            return "ended" if not is_open else "awaited" if is_served else "unheard"
+    def progress(self, id: int) -> Literal["active", "unserved", "ended"]:
+        """Whether a job is worth waiting for: not if there is no worker."""
+        rows = self._transact(lambda query: query("look", WORKER_TIMEOUT_S, WORKER_TIMEOUT_S, id))
+        for is_open, is_served in rows:
+            if is_open:
+                return "active" if is_served else "unserved"
         return "ended"
 
     # For people
 
-    def posted(
+    def list_jobs(
         self,
         statuses: Sequence[Status],
         limit: int | None = None,
         since: float = 0.0,
-        tell: Tell = lambda text: None,
+        log: Log = lambda text: None,
     ) -> list[QueuedJob]:
-        """The newest first; of those that are done, the ones that ended since. What others put into the queue
-        is passed over, and told.
-        """
-        names = [name for status in statuses for name in NAMES[status]]
-        rows = self._do(lambda ask: ask("posted", None, None, names, since, limit))
-        known = {row[0]: _posted(row) for row in rows}
-        for id in (id for id, posted in known.items() if posted is None):
-            tell(f"Job {id} in the queue {QUEUE!r} is none of refold's, and is passed over")
-        return [posted for posted in known.values() if posted is not None]
+        """The newest first; jobs that are done, if they ended after `since`."""
+        names = list[str]()
+        for status in statuses:
+            names += STATUSES[status]
+        jobs = list[QueuedJob]()
+        for row in self._transact(lambda query: query("posted", None, None, names, since, limit)):
+            job = _from_row(row)
+            if job is None:
+                log(f"Job {row[0]} in the queue {QUEUE!r} is not refold's; skipped")
+            else:
+                jobs.append(job)
+        return jobs
 
-    def one(self, id: int) -> QueuedJob:
+    def get(self, id: int) -> QueuedJob:
         """
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: there is no such job.
         """
-        names = [name for status in NAMES.values() for name in status]
-        if 0 <= id < MOST_ID:
-            for row in self._do(lambda ask: ask("posted", id, id, names, 0.0, 1)):
-                if posted := _posted(row):
-                    return posted
-        raise NotFoundError(f"There is no job {id}; `refold jobs --all` shows what there is")
+        names = list(chain.from_iterable(STATUSES.values()))
+        rows = []
+        if 0 <= id < MAX_ID:
+            rows = self._transact(lambda query: query("posted", id, id, names, 0.0, 1))
+        for row in rows:
+            if job := _from_row(row):
+                return job
+        raise NotFoundError(f"There is no job {id}; `refold jobs --all` lists them")
 
     def retry(self, id: int) -> None:
-        """Puts a job that failed back into the queue, as if it was never tried.
+        """Puts a failed job back into the queue, with all its attempts.
 
         Raises:
-            NotFoundError: there is none.
-            ConflictError: it did not fail, or another for the same is under way.
+            NotFoundError: there is no such job.
+            ConflictError: it did not fail, or a newer one for the same is queued or running.
         """
-        lock = self._failed(id).errand.lock
-        if not self._do(lambda ask: ask("one_at_a_time", lock) and ask("retry", id)):
-            raise ConflictError(f"Job {id} is not needed: a newer one for the same is under way; drop it")
+        lock = self._failed(id).job.lock
+        if not self._transact(lambda query: query("one_at_a_time", lock) and query("retry", id)):
+            raise ConflictError(f"Job {id} cannot be retried: a newer one for the same is active; drop it")
 
     def drop(self, id: int) -> None:
         """
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: there is no such job.
             ConflictError: it did not fail.
         """
         self._failed(id)
-        self._do(lambda ask: ask("drop", id))
+        self._transact(lambda query: query("drop", id))
 
     def _failed(self, id: int) -> QueuedJob:
-        posted = self.one(id)
-        if posted.status != "failed":
-            raise ConflictError(f"Job {id} is {posted.status}; only those that failed are retried or dropped")
-        return posted
+        job = self.get(id)
+        if job.status != "failed":
+            raise ConflictError(f"Job {id} is {job.status}; only failed jobs can be retried or dropped")
+        return job
 
     # For workers
 
-    def note(self, id: int, **facts: str) -> None:
-        """Keeps what a worker has to say about a job."""
+    def annotate(self, id: int, **notes: str) -> None:
+        """Stores what a worker reports about a job."""
         from psycopg.types.json import Jsonb
 
-        told = Jsonb({name: _plain(text) for name, text in facts.items()})
-        self._do(lambda ask: ask("note", told, id))
+        storable = Jsonb({name: _storable(text) for name, text in notes.items()})
+        self._transact(lambda query: query("note", storable, id))
 
     def recover(self, attempts: int, lost_s: float) -> list[int]:
-        """Says that somebody works, and puts back what workers left that are gone; after so many attempts it
-        has failed.
-        """
-        self._do(lambda ask: ask("beat"))
-        return [id for (id,) in self._do(lambda ask: ask("recover", lost_s, attempts))]
+        """Sends a heartbeat and puts back the jobs of dead workers; after `attempts` they have failed."""
+        self._transact(lambda query: query("beat"))
+        return [id for (id,) in self._transact(lambda query: query("recover", lost_s, attempts))]
 
-    def forget(self) -> None:
-        """What is done for long."""
-        self._do(lambda ask: ask("forget", KEPT_S))
+    def delete_done(self) -> None:
+        """Deletes jobs that have been done for `KEEP_DONE_S`."""
+        self._transact(lambda query: query("forget", KEEP_DONE_S))
 
-    def set_up(self) -> None:
-        """Makes the tables of the queue, unless they are there; many may try at once.
+    def create_tables(self) -> None:
+        """Creates the tables of the queue if they do not exist. Safe to run concurrently.
 
         Raises:
             StoreError: this role may not.
@@ -302,46 +312,47 @@ class JobQueue:
         from procrastinate.schema import SchemaManager
         from psycopg.errors import InsufficientPrivilege
 
-        def work(ask: NamedQueries) -> None:
-            ask("one_at_a_time", QUEUE)
-            [(has_tables, has_index)] = ask("is_there")
+        def create(query: NamedQueries) -> None:
+            query("one_at_a_time", QUEUE)
+            [(has_tables, has_index)] = query("is_there")
             try:
                 if not has_tables:
-                    ask.connection.execute(SchemaManager.get_schema())
+                    query.connection.execute(SchemaManager.get_schema())
             except InsufficientPrivilege as error:
                 raise StoreError(
-                    f"The queue of jobs has no tables yet, and this role may not make them ({error}):"
-                    " run `refold jobs --store URL` once as a role that may"
+                    f"The job queue has no tables yet, and this role may not create them ({error}):"
+                    " run `refold jobs --store URL` once with a role that may"
                 ) from error
-            with suppress(InsufficientPrivilege), ask.connection.transaction():  # it is only faster with it
+            with suppress(InsufficientPrivilege), query.connection.transaction():  # only for speed
                 if not has_index:
-                    ask("make_index")
+                    query("make_index")
 
-        if self._transact(lambda ask: ask("is_there")) != [(True, True)]:
-            self._transact(work)
-        self._is_there = True
-
-    def _do(self, work: "Callable[[NamedQueries], T]") -> T:
-        """One transaction, in a database that has the tables."""
-        if not self._is_there:
-            self.set_up()
-        return self._transact(work)
+        if self._run(lambda query: query("is_there")) != [(True, True)]:
+            self._run(create)
+        self._has_tables = True
 
     def _transact(self, work: "Callable[[NamedQueries], T]") -> T:
+        """Runs one transaction, and creates the tables first."""
+        if not self._has_tables:
+            self.create_tables()
+        return self._run(work)
+
+    def _run(self, work: "Callable[[NamedQueries], T]") -> T:
         from procrastinate.exceptions import ConnectorException
 
         try:
             return self.pool.transact(lambda run: work(NamedQueries(run.connection, self._sql)))
         except ConnectorException as error:
             why = " ".join(str(error.__cause__ or error).split())
-            raise StoreError(f"The queue of jobs cannot be used now: {why}") from error
+            raise StoreError(f"The job queue cannot be used now: {why}") from error
 
 
 class NamedQueries:
-    """Asks named queries on one connection."""
+    """Runs named queries on one connection."""
 
     def __init__(self, connection: "Connection[Any]", sql: dict[str, str]) -> None:
-        self.connection, self._sql = connection, sql
+        self.connection = connection
+        self._sql = sql
 
     def __call__(self, query: str, *values: Any) -> list[Any]:
         cursor = self.connection.execute(self._sql[query].encode(), values)
@@ -349,17 +360,19 @@ class NamedQueries:
 
 
 def queue_of(store: Store, place: str = "store") -> JobQueue:
-    """The queue in a store's database; `place` is what an error is blamed on.
+    """The queue in a store's database; `place` names the setting in errors.
 
     Raises:
-        SettingError: the store has no such database, or what it takes is not installed.
+        SettingError: the store is not PostgreSQL, or procrastinate is not installed.
     """
     if find_spec("procrastinate") is None or find_spec("psycopg") is None:
         raise SettingError(place, 'workers need procrastinate: pip install "refold[worker]"')
     from refold.stores.postgres import PostgresStore
 
     if not isinstance(store, PostgresStore):
-        raise SettingError(place, f"workers need a store at postgresql://…, this is a {type(store).__name__}")
+        raise SettingError(
+            place, f"workers need a PostgreSQL store (postgresql://…), got {type(store).__name__}"
+        )
     return JobQueue(store.pool)
 
 
@@ -367,18 +380,27 @@ def job_from_json(text: str) -> CompactionJob:
     return msgspec.convert(codec.loads(text.encode()), CompactionJob)
 
 
-def _posted(row: Sequence[Any]) -> QueuedJob | None:
-    """None where somebody else put it there."""
-    id, args, status, attempts, created, changed, due = row
+def _from_row(row: Sequence[Any]) -> QueuedJob | None:
+    """None if another application put it there."""
+    id, args, queue_status, attempts, created, changed, due = row
     try:
-        errand = job_from_json(args["errand"])
+        job = job_from_json(args["errand"])
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
         return None
-    [known] = [known for known, names in NAMES.items() if status in names]
-    times = (created.timestamp(), changed.timestamp(), due.timestamp() if due and status == "todo" else None)
-    return QueuedJob(id, errand, known, attempts, *times, args.get("told"), args.get("worker"))
+    [status] = [status for status, names in STATUSES.items() if queue_status in names]
+    return QueuedJob(
+        id,
+        job,
+        status,
+        attempts,
+        created.timestamp(),
+        changed.timestamp(),
+        due.timestamp() if due and status == "queued" else None,
+        args.get("told"),
+        args.get("worker"),
+    )
 
 
-def _plain(text: str) -> str:
-    """As the database takes it."""
+def _storable(text: str) -> str:
+    """PostgreSQL's JSON has no NUL and no lone surrogates."""
     return text.replace("\0", "").encode("utf-8", "backslashreplace").decode()

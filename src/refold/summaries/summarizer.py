@@ -1,7 +1,7 @@
-"""Who writes summaries: any callable that takes an `Ask` and returns a text, or an awaitable of one.
+"""A summarizer is any callable that takes an `Ask` and returns a text, or an awaitable of one.
 
-The text may be prose or Markdown, with any headings or none. What stands under refold's own headings is read
-into the sections of the summary; anything else becomes its narrative as it stands.
+The text may be prose or Markdown, with any headings or none. Text under refold's own headings goes into the
+sections of the summary; everything else becomes its narrative.
 
 >>> def shortest(ask: Ask) -> str:
 ...     return f"## Work done\\n- {len(ask.messages)} messages were exchanged"
@@ -16,38 +16,38 @@ from refold.core.message import Message, Usage
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What is wanted: a model needs no more than `system`, `prompt` and `max_tokens`."""
+    """A request for a summary: a model needs no more than `system`, `prompt` and `max_tokens`."""
 
     kind: Literal["message", "conversation"]
     prompt: str
-    """The whole of it, rendered: instructions, the previous summary, and what is newly covered."""
+    """Rendered: instructions, the previous summary and the messages."""
     system: str
     messages: tuple[Message, ...]
-    """The originals that are covered, long results whole."""
+    """The original messages to summarize, in full."""
     previous: str | None
-    """The summary before this one, which this one takes the place of."""
+    """The summary that this one replaces."""
     round: int
     max_tokens: int
-    """The longest answer that is any use."""
+    """The longest useful answer."""
     profile: str
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A summary with what is known of how it came about."""
+    """A summary, with the model and the usage where they are known."""
 
     text: str
     model: str | None = None
     usage: Usage | None = None
     finish: Literal["stop", "length", "refusal", "tool-calls", "other"] = "stop"
-    """Why the model stopped there."""
+    """Why the model stopped."""
 
 
-Given: TypeAlias = str | Answer
+Summary: TypeAlias = str | Answer
 
 
 class Summarizer(Protocol):
-    """It may have a `name` to be called by, and a `window`: how many tokens its own model takes."""
+    """May have a `name`, and a `window`: how many tokens its model takes."""
 
-    def __call__(self, ask: Ask, /) -> Given | Awaitable[Given]:
-        """Whatever it raises is a reason to do without it this time; one with a `status_code` of 429 or
-        5xx is worth another try."""
+    def __call__(self, ask: Ask, /) -> Summary | Awaitable[Summary]:
+        """An error makes refold compact without this summary; one with a `status_code` of 429 or 5xx is
+        retried first."""

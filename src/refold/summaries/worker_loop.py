@@ -1,4 +1,4 @@
-"""The working hours of a worker: takes jobs out of the queue until it is told to stop, whatever fails."""
+"""The loop of a worker: takes jobs out of the queue until it is stopped, and survives a lost database."""
 
 import asyncio
 import logging
@@ -18,94 +18,97 @@ from procrastinate.retry import BaseRetryStrategy, RetryDecision
 from refold.core.errors import CorruptError, NewerError, SettingError, StoreError
 from refold.summaries.background import in_thread
 from refold.summaries.queue import (
-    ALIVE_S,
     QUEUE,
     TASK,
+    WORKER_TIMEOUT_S,
     CompactionJob,
     JobQueue,
+    Log,
     PermanentFailure,
     RetryLater,
-    Tell,
     WorkerSettings,
     job_from_json,
 )
 
 T = TypeVar("T")
-LONGEST_S = 300.0
-"""Between two attempts."""
-SOONEST_S, POLL_S = 0.1, 5.0
-"""How often it looks by itself: new jobs are told of, those that are due again are not."""
-FORGET_S = 3_600.0
-"""Between two looks at what is done for long."""
+LONGEST_RETRY_S = 300.0
+SHORTEST_POLL_S = 0.1
+LONGEST_POLL_S = 5.0
+"""New jobs are announced; jobs that are due again are found by polling."""
+DELETE_DONE_S = 3_600.0
 
 
 class WorkerLoop:
-    """Of one worker: several jobs at a time, each in a thread."""
+    """Runs the jobs of one worker: several at a time, each in a thread."""
 
     def __init__(
         self,
         queue: JobQueue,
         work: Callable[[CompactionJob], str],
         name: str,
-        terms: WorkerSettings,
-        tell: Tell,
+        settings: WorkerSettings,
+        log: Log,
     ) -> None:
-        self._queue, self._work, self._name, self._terms, self._tell = queue, work, name, terms, tell
-        self._serving: asyncio.Task[None] | None = None
-        self._is_over = False
-        logging.getLogger("procrastinate").addHandler(logging.NullHandler())  # it is told here
+        self._queue = queue
+        self._work = work
+        self._name = name
+        self._settings = settings
+        self._log = log
+        self._current: asyncio.Task[None] | None = None
+        self._is_stopped = False
+        logging.getLogger("procrastinate").addHandler(logging.NullHandler())  # `log` says it all
 
     def run(self) -> None:
         asyncio.run(self._main())
 
     async def _main(self) -> None:
-        """Begins anew whenever the database was gone."""
-        wait_s = self._terms.retry_s
+        """Starts over whenever the database was unreachable."""
+        wait_s = self._settings.retry_s
         with self._signals():
-            while not self._is_over:
-                begun = time.monotonic()
+            while not self._is_stopped:
+                started = time.monotonic()
                 try:
                     await self._serve()
                 except (ConnectorException, psycopg.Error, StoreError) as error:
-                    why = f"The queue of jobs cannot be used now: {error.__cause__ or error}"
-                    if self._terms.once:
+                    why = f"The job queue cannot be used now: {error.__cause__ or error}"
+                    if self._settings.once:
                         raise StoreError(why) from error
-                    self._tell(why)
-                if self._terms.once or self._is_over:
+                    self._log(why)
+                if self._settings.once or self._is_stopped:
                     return
-                is_short = time.monotonic() - begun < wait_s
-                wait_s = min(LONGEST_S, 2 * wait_s) if is_short else self._terms.retry_s
-                self._serving = asyncio.create_task(asyncio.sleep(wait_s))
+                is_short = time.monotonic() - started < wait_s
+                wait_s = min(LONGEST_RETRY_S, 2 * wait_s) if is_short else self._settings.retry_s
+                self._current = asyncio.create_task(asyncio.sleep(wait_s))
                 with suppress(asyncio.CancelledError):
-                    await self._serving
+                    await self._current
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """The first one ends it gently, the second at once."""
+        """The first signal lets running jobs end, the second kills."""
         loop = asyncio.get_running_loop()
-        is_main = threading.current_thread() is threading.main_thread()  # others get no signals
-        known = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+        is_main = threading.current_thread() is threading.main_thread()  # other threads get no signals
+        signals = (signal.SIGTERM, signal.SIGINT) if is_main else ()
 
         def stop() -> None:
-            self._is_over = True
-            for one in known:
-                loop.remove_signal_handler(one)
-            if self._serving is not None:
-                self._serving.cancel()
+            self._is_stopped = True
+            for number in signals:
+                loop.remove_signal_handler(number)
+            if self._current is not None:
+                self._current.cancel()
 
-        for one in known:
-            loop.add_signal_handler(one, stop)
+        for number in signals:
+            loop.add_signal_handler(number, stop)
         yield
-        for one in known:
-            loop.remove_signal_handler(one)
+        for number in signals:
+            loop.remove_signal_handler(number)
 
     async def _serve(self) -> None:
-        terms = self._terms
-        await asyncio.to_thread(self._queue.recover, terms.attempts, terms.lost_s)
+        settings = self._settings
+        await asyncio.to_thread(self._queue.recover, settings.attempts, settings.lost_s)
         connector = procrastinate.PsycopgConnector(**self._queue.pool.beside, min_size=1, max_size=2)
         app = procrastinate.App(connector=connector)
 
-        @app.task(name=TASK, queue=QUEUE, pass_context=True, retry=_Retry(terms))
+        @app.task(name=TASK, queue=QUEUE, pass_context=True, retry=_Retry(settings))
         async def compact(context: Any, /, errand: str, **_: Any) -> None:
             await in_thread(lambda: self._run(context.job.id, errand))
 
@@ -113,77 +116,78 @@ class WorkerLoop:
             work = app.run_worker_async(
                 queues=[QUEUE],
                 name=self._name,
-                concurrency=terms.concurrency,
-                wait=not terms.once,
-                fetch_job_polling_interval=max(SOONEST_S, min(POLL_S, terms.retry_s)),
-                shutdown_graceful_timeout=terms.grace_s,
-                update_heartbeat_interval=min(terms.lost_s, ALIVE_S) / 3,
-                stalled_worker_timeout=terms.lost_s,
+                concurrency=settings.concurrency,
+                wait=not settings.once,
+                fetch_job_polling_interval=max(SHORTEST_POLL_S, min(LONGEST_POLL_S, settings.retry_s)),
+                shutdown_graceful_timeout=settings.grace_s,
+                update_heartbeat_interval=min(settings.lost_s, WORKER_TIMEOUT_S) / 3,
+                stalled_worker_timeout=settings.lost_s,
                 install_signal_handlers=False,
             )
-            self._serving = asyncio.create_task(work)
-            looking = asyncio.create_task(self._look_after())
-            if self._is_over:  # told to stop while it began
-                self._serving.cancel()
+            self._current = asyncio.create_task(work)
+            housekeeping = asyncio.create_task(self._housekeep())
+            if self._is_stopped:  # stopped while it started
+                self._current.cancel()
             try:
-                await self._serving
+                await self._current
             except asyncio.CancelledError:
-                if not self._is_over:
+                if not self._is_stopped:
                     raise
             finally:
-                looking.cancel()
+                housekeeping.cancel()
 
-    async def _look_after(self) -> None:
-        """What dead workers left is put back; what is done for long is forgotten."""
-        forgot = 0.0
+    async def _housekeep(self) -> None:
+        """Puts back the jobs of dead workers and deletes old ones."""
+        deleted = 0.0
         while True:
             with suppress(StoreError):
-                await asyncio.to_thread(self._queue.recover, self._terms.attempts, self._terms.lost_s)
-                if time.monotonic() - forgot > FORGET_S:
-                    await asyncio.to_thread(self._queue.forget)
-                    forgot = time.monotonic()
-            await asyncio.sleep(min(self._terms.lost_s, ALIVE_S) / 3)
+                await asyncio.to_thread(self._queue.recover, self._settings.attempts, self._settings.lost_s)
+                if time.monotonic() - deleted > DELETE_DONE_S:
+                    await asyncio.to_thread(self._queue.delete_done)
+                    deleted = time.monotonic()
+            await asyncio.sleep(min(self._settings.lost_s, WORKER_TIMEOUT_S) / 3)
 
-    def _run(self, id: int, given: str) -> None:
-        """One job; what came of it is kept beside it.
+    def _run(self, id: int, payload: str) -> None:
+        """Runs one job and stores its result with it.
 
         Raises:
-            AgainError: it should be tried again; whatever else is raised, it should not.
+            RetryLater: it should be tried again; any other error says that it should not.
         """
-        begun, facts = time.monotonic(), dict[str, str]()
-        errand = job_from_json(given)
+        started = time.monotonic()
+        notes = dict[str, str]()
+        job = job_from_json(payload)
         try:
-            self._queue.note(id, worker=self._name)
-            facts = {"told": self._work(errand)}
+            self._queue.annotate(id, worker=self._name)
+            notes = {"told": self._work(job)}
         except PermanentFailure as error:
-            facts = {"told": str(error), "vain": "yes"}
+            notes = {"told": str(error), "vain": "yes"}
         except (CorruptError, NewerError, SettingError) as error:
-            facts = {"told": str(error)}
+            notes = {"told": str(error)}
             raise
         except (RetryLater, StoreError) as error:
-            facts = {"told": str(error)}
+            notes = {"told": str(error)}
             raise RetryLater(str(error)) from error
         except BaseException as error:
-            facts = {"told": f"{type(error).__name__}: {error}"}
+            notes = {"told": f"{type(error).__name__}: {error}"}
             raise
         finally:
             with suppress(StoreError):
-                self._queue.note(id, **facts)
-            took, what = time.monotonic() - begun, f"{errand.conversation} ({errand.view})"
-            with suppress(Exception):  # whoever is told, it harms nothing here
-                self._tell(f"Job {id}, {what}: {facts['told']} ({took:.1f} s)")
+                self._queue.annotate(id, **notes)
+            seconds = time.monotonic() - started
+            with suppress(Exception):  # a failing log harms no job
+                self._log(f"Job {id}, {job.conversation} ({job.view}): {notes['told']} ({seconds:.1f} s)")
 
 
 class _Retry(BaseRetryStrategy):
-    """What may come to something another time is tried again, after waits that grow."""
+    """Retries `RetryLater`, with exponential backoff."""
 
-    def __init__(self, terms: WorkerSettings) -> None:
-        self._terms = terms
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
 
     def get_retry_decision(self, *, exception: BaseException, job: Job) -> RetryDecision | None:
-        if isinstance(exception, asyncio.CancelledError):  # given back
+        if isinstance(exception, asyncio.CancelledError):  # back to the queue, the worker stops
             return RetryDecision(retry_in={"seconds": 0})
-        if not isinstance(exception, RetryLater) or job.attempts + 1 >= self._terms.attempts:
+        if not isinstance(exception, RetryLater) or job.attempts + 1 >= self._settings.attempts:
             return None
-        wait_s = min(LONGEST_S, self._terms.retry_s * 2**job.attempts)
+        wait_s = min(LONGEST_RETRY_S, self._settings.retry_s * 2**job.attempts)
         return RetryDecision(retry_in={"milliseconds": int(1_000 * wait_s)})

@@ -1,6 +1,6 @@
-"""One summarizer at work on one summary: asked in pieces, checked, asked once more if it must be."""
+"""Has one summarizer write one summary: in pieces, each answer checked, and asked once more if it fails."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from types import CodeType
@@ -13,48 +13,49 @@ from refold.core import codec
 from refold.core.event import Certificate, Span
 from refold.core.message import Message, Usage
 from refold.models.count import counter
-from refold.models.limits import ModelLimits
 from refold.policies.evidence import Evidence, Verdict, checked
 from refold.policies.expire import MessageKey
 from refold.policies.extract import Written
 from refold.policies.importance import all_text
 from refold.policies.sections import SECTIONS, listed
 from refold.policies.summarize import PreparedSummary
-from refold.summaries.call import call
-from refold.summaries.context import SummaryContext, digest_of
-from refold.summaries.home import home
+from refold.summaries.call import call, running_loop
+from refold.summaries.context import SummaryContext, digest_of, price_of
 from refold.summaries.prompt import (
-    FRAME,
-    LEAST,
-    SAFE,
+    MIN_MESSAGE_TOKENS,
+    REQUEST_OVERHEAD,
+    USABLE_WINDOW,
     PromptContent,
     PromptSeries,
     SummaryInput,
-    briefing,
-    fenced,
+    escape_tags,
+    plan_prompts,
     shortened,
 )
 from refold.summaries.summarizer import Answer, Ask, Summarizer
 
-SHARE = 0.35
-"""Of a summary, that the model is asked for where no limit is set: the rest is for what is added by rule."""
-BESIDE = 1.5
-"""How long a summary may be with a model's words in it, for one by rule alone, where no limit is set."""
-LONGEST_ANSWER = 2_000
-"""Tokens that a model is asked for at most, where no limit is set."""
-SHORTEST_ANSWER = 80
-"""What is less than that is not worth asking for."""
-TOO_LONG = 1.5
-"""How many times its limit an answer may take at least: models count badly."""
-ROUGH = 1.25
-"""What is added to counts for models whose vocabulary nobody here knows."""
-TRIES = 2
-"""How often one model may write the same summary, if the first is no good."""
-_UNFIT = {"length": "it was cut off", "refusal": "it was refused", "tool-calls": "it calls a tool"}
+MODEL_SHARE = 0.35
+"""Of a summary: the rest is for exact values that are added by rule. Used where no limit is set."""
+WITH_MODEL = 1.5
+"""How much longer a summary may be with a model's text than without. Used where no limit is set."""
+MAX_ANSWER_TOKENS = 2_000
+"""Used where no limit is set."""
+MIN_ANSWER_TOKENS = 80
+OVERLONG = 1.5
+"""Models count badly: answers up to this multiple of the limit are accepted."""
+UNKNOWN_VOCABULARY = 1.25
+"""Margin on token counts for models whose tokenizer is unknown."""
+ATTEMPTS = 2
+"""Answers per summarizer and summary, if the first is rejected."""
+_REJECTED = {
+    "length": "it was cut off",
+    "refusal": "it was refused",
+    "tool-calls": "it calls a tool",
+}
 
 
 class NoSummaryError(Exception):
-    """There is none, and why. `is_final`: another model need not be asked."""
+    """No summary could be written. If `is_final`, no other summarizer is tried."""
 
     def __init__(self, problem: str, *, is_final: bool = False) -> None:
         super().__init__(problem)
@@ -62,7 +63,7 @@ class NoSummaryError(Exception):
 
 
 class MessageToSummarize(msgspec.Struct, frozen=True):
-    """A message that is to be summarized by itself."""
+    """A message that is summarized by itself."""
 
     at: int
     message: Message
@@ -71,7 +72,7 @@ class MessageToSummarize(msgspec.Struct, frozen=True):
     length: int
     """Characters of the summary."""
     is_own: bool = False
-    """The prompt came with the message: then it is a text, and never the name of a file here."""
+    """The prompt came with the message: it is a text, never the name of a local file."""
     kind: str = ""
     """Such as `action-result`."""
     step: int = 0
@@ -83,193 +84,254 @@ class MessageToSummarize(msgspec.Struct, frozen=True):
 
 
 class CachedAnswer(msgspec.Struct, frozen=True):
-    """An answer that was paid for, and the places that were in what was asked."""
+    """An answer that was paid for, and the places that its prompt named."""
 
     answer: Answer
     places: tuple[int, ...]
 
     def moved(self, verdict: Verdict, places: tuple[int, ...]) -> Verdict:
-        """What it says, for a conversation that has the same content in other places; where a request is that
-        was not in what was asked, nobody knows."""
+        """The verdict for a conversation that has the same content at other places."""
         if places == self.places:
             return verdict
-        new, written = dict(zip(self.places, places, strict=False)), verdict.written
-        states = {new[at]: state for at, state in written.states.items() if at in new}
-        moved = msgspec.structs.replace(written, states=states)
-        return msgspec.structs.replace(verdict, written=moved)
+        new_places = dict(zip(self.places, places, strict=False))
+        written = verdict.written
+        states = {new_places[at]: state for at, state in written.states.items() if at in new_places}
+        return msgspec.structs.replace(verdict, written=msgspec.structs.replace(written, states=states))
 
 
 codec.decoder(CachedAnswer)
 
 
 class Writer:
-    def __init__(self, desk: SummaryContext, summarizer: Summarizer, span: Span) -> None:
-        self.desk, self.summarizer, self.span = desk, summarizer, span
+    def __init__(self, context: SummaryContext, summarizer: Summarizer, span: Span) -> None:
+        self.context = context
+        self.summarizer = summarizer
+        self.span = span
         self.name = name_of(summarizer)
-        self.calls, self.cost = 0, 0.0
+        self.calls = 0
+        self.cost = 0.0
         self.usage: Usage | None = None
         self._model: str | None = None
-        self._was_cached = self._has_price = False
-        self._limits = desk.limits(getattr(summarizer, "name", None))
-        self._count = _counting(self.name, self._limits)
+        self._was_cached = False
+        self._has_price = False
+        self._window = context.window(summarizer)
+        self._limits = context.limits(getattr(summarizer, "name", None))
+        self._count = counter(self.name).text
+        if self._limits is None:
+            count = self._count
+            self._count = lambda text: int(UNKNOWN_VOCABULARY * count(text)) + 1
 
-    async def summary(self, matter: SummaryInput) -> PreparedSummary:
+    async def summarize(self, summary_input: SummaryInput) -> PreparedSummary:
         """
         Raises:
-            NoSummaryError: it cannot be had, or is no good.
+            NoSummaryError: no call succeeded, or every answer was rejected.
         """
-        settings, template = self.desk.settings, self.desk.prompts.conversation
-        share = min(LONGEST_ANSWER, int(matter.brief.most * SHARE))
-        most = min(settings.max_tokens, matter.brief.most) if settings.max_tokens else share
-        if most < (1 if settings.max_tokens else SHORTEST_ANSWER):
-            raise NoSummaryError(f"there is room for {most} tokens only", is_final=True)
-        window, system = self.desk.window(self.summarizer), self.desk.prompts.system.render()
-        sizes: dict[str, Any] = {"window": window, "max_tokens": most, "count": self._count}
-        asks = briefing(matter, system, template, settings.profile, **sizes)
-        if asks is None:
-            raise NoSummaryError(f"its window of {window:,} tokens has no room for the request")
-        self._demand_budget(asks)
-        room = matter.brief.most if settings.max_tokens else int(matter.brief.most * BESIDE)
-        kept, struck, states = 0, list[str](), dict[int, str]()
-        written, previous, said = Written(), matter.previous, 0
-        for n, piece in enumerate(asks.pieces):
-            said += len(piece)
-            told = dict.fromkeys((previous or "", matter.previous or "", matter.task, matter.focus or ""))
-            counts = f"{len(piece)} of {said} messages, summary {matter.round}"
-            places = [one.at for one in matter.originals[:said]]
-            evidence = Evidence.of(matter.messages[:said], *told, counts, places=places)
-            ask, content = asks.ask(n, previous), asks.content(n, previous)
-            verdict = await self._checked(ask, content, evidence, max(room, int(TOO_LONG * most)))
-            kept, struck = kept + verdict.kept, [*struck, *verdict.struck]
+        settings = self.context.settings
+        most = summary_input.brief.most
+        if settings.max_tokens:
+            max_tokens = min(settings.max_tokens, most)
+            room = most
+        else:
+            max_tokens = min(MAX_ANSWER_TOKENS, int(most * MODEL_SHARE))
+            room = int(most * WITH_MODEL)
+        if max_tokens < (1 if settings.max_tokens else MIN_ANSWER_TOKENS):
+            raise NoSummaryError(f"a summary may have only {max_tokens} tokens", is_final=True)
+        prompts = plan_prompts(
+            summary_input,
+            self.context.prompts.system.render(),
+            self.context.prompts.conversation,
+            settings.profile,
+            window=self._window,
+            max_tokens=max_tokens,
+            count=self._count,
+        )
+        if prompts is None:
+            raise self._too_small_a_window()
+        self._require_budget(prompts)
+        kept = 0
+        struck = list[str]()
+        states = dict[int, str]()
+        written = Written()
+        previous = summary_input.previous
+        covered = 0
+        for n, piece in enumerate(prompts.pieces):
+            covered += len(piece)
+            texts = [previous, summary_input.previous, summary_input.task, summary_input.focus]
+            counts = f"{len(piece)} of {covered} messages, summary {summary_input.round}"
+            places = [original.at for original in summary_input.originals[:covered]]
+            evidence = Evidence.of(
+                summary_input.messages[:covered],
+                *dict.fromkeys(text or "" for text in texts),
+                counts,
+                places=places,
+            )
+            verdict = await self._checked_answer(
+                prompts.ask(n, previous),
+                prompts.content(n, previous),
+                evidence,
+                max(room, int(OVERLONG * max_tokens)),
+            )
+            kept += verdict.kept
+            struck += verdict.struck
             states |= verdict.written.states
             written = Written(verdict.written.entries, dict(states))
-            previous = _text(written)
-            self.desk.answered(n + 1, len(asks.pieces))
-        brief = msgspec.structs.replace(matter.brief, most=room)
-        return PreparedSummary(brief, written, self._certificate(kept, struck), matter.made, matter.tip)
+            previous = _as_previous(written)
+            if self.context.progress is not None:
+                self.context.progress(n + 1, len(prompts.pieces))
+        certificate = Certificate(
+            "",
+            self._model or self.name,
+            kept,
+            tuple(struck),
+            (),
+            round(kept / max(1, kept + len(struck)), 3),
+            self.usage,
+            round(self.cost, 6) if self._has_price else None,
+            self._was_cached and not self.calls,
+        )
+        brief = msgspec.structs.replace(summary_input.brief, most=room)
+        return PreparedSummary(brief, written, certificate, summary_input.made, summary_input.tip)
 
-    def _certificate(self, kept: int, struck: Sequence[str]) -> Certificate:
-        score = round(kept / max(1, kept + len(struck)), 3)
-        cost = round(self.cost, 6) if self._has_price else None
-        paid = (self.usage, cost, self._was_cached and not self.calls)
-        return Certificate("", self._model or self.name, kept, tuple(struck), (), score, *paid)
-
-    async def about(self, one: MessageToSummarize, template: Template, task: str) -> str:
-        """What a message says, in few words.
-
-        Raises:
-            NoSummaryError: it cannot be had, or is no good.
+    async def summarize_message(self, one: MessageToSummarize, template: Template, task: str) -> str:
         """
-        window, system = self.desk.window(self.summarizer), self.desk.prompts.system.render()
-        answer = min(window // 4, max(200, one.length))
-        facts: dict[str, Any] = {"tool": one.tool, "length": one.length, "max_tokens": answer, "prompt": None}
-        facts |= {"task": fenced(shortened(task, 1_000)), "original_length": len(one.message.text)}
-        facts |= {"message_type": one.kind, "turn_added": one.step}
-        frame = self._count(system) + self._count(template.render(**facts, content=""))
-        room = int(window * SAFE) - answer - frame - FRAME
-        if room < LEAST:
-            raise NoSummaryError(f"its window of {window:,} tokens has no room for the request")
+        Raises:
+            NoSummaryError: no call succeeded, or every answer was rejected.
+        """
+        system = self.context.prompts.system.render()
+        max_tokens = min(self._window // 4, max(200, one.length))
+        values: dict[str, Any] = {
+            "tool": one.tool,
+            "length": one.length,
+            "max_tokens": max_tokens,
+            "prompt": None,
+            "task": escape_tags(shortened(task, 1_000)),
+            "original_length": len(one.message.text),
+            "message_type": one.kind,
+            "turn_added": one.step,
+        }
+        frame = self._count(system) + self._count(template.render(**values, content=""))
+        room = int(self._window * USABLE_WINDOW) - max_tokens - frame - REQUEST_OVERHEAD
+        if room < MIN_MESSAGE_TOKENS:
+            raise self._too_small_a_window()
         chars = 4 * room
-        while self._count(content := fenced(shortened(one.message.text, chars))) > room:
+        while self._count(content := escape_tags(shortened(one.message.text, chars))) > room:
             chars //= 2
-        prompt = template.render(**facts, content=content)
-        same = template.render(**facts | {"turn_added": 0}, content=content)  # whenever it was added
-        ask = Ask("message", prompt, system, (one.message,), None, 1, answer, "message")
-        evidence, longest = Evidence.of([one.message], task), int(TOO_LONG * answer)
-        verdict = await self._checked(ask, PromptContent(same, ()), evidence, longest)
-        text = verdict.text
-        if len(text) >= len(one.message.text):
+        prompt = template.render(**values, content=content)
+        cache_key = template.render(**values | {"turn_added": 0}, content=content)
+        ask = Ask("message", prompt, system, (one.message,), None, 1, max_tokens, "message")
+        verdict = await self._checked_answer(
+            ask,
+            PromptContent(cache_key, ()),
+            Evidence.of([one.message], task),
+            int(OVERLONG * max_tokens),
+        )
+        if len(verdict.text) >= len(one.message.text):
             raise NoSummaryError("it is not shorter than the message", is_final=True)
-        return text
+        return verdict.text
 
-    def _demand_budget(self, asks: PromptSeries) -> None:
-        texts = sum(self._count(one.text) for piece in asks.pieces for one in piece)
-        cost = self.desk.price(Usage(texts, asks.max_tokens * len(asks.pieces)), self._limits)
-        refused = self.desk.refuse(len(asks.pieces), cost)
-        if refused:
-            raise NoSummaryError(refused, is_final=True)
+    def _too_small_a_window(self) -> NoSummaryError:
+        return NoSummaryError(f"the request does not fit into its window of {self._window:,} tokens")
 
-    async def _checked(self, ask: Ask, content: PromptContent, evidence: Evidence, longest: int) -> Verdict:
-        """The answer as far as it can be used; one of more than the `longest` tokens cannot."""
-        is_off, is_plain = not self.desk.settings.checks_values, ask.kind == "message"
-        problem, again, digests = "", "", list[bytes]()
-        for _ in range(TRIES):
+    def _require_budget(self, prompts: PromptSeries) -> None:
+        tokens = 0
+        for piece in prompts.pieces:
+            tokens += sum(self._count(worded.text) for worded in piece)
+        calls = len(prompts.pieces)
+        refusal = self.context.refusal(
+            calls, price_of(Usage(tokens, prompts.max_tokens * calls), self._limits)
+        )
+        if refusal:
+            raise NoSummaryError(refusal, is_final=True)
+
+    async def _checked_answer(
+        self, ask: Ask, content: PromptContent, evidence: Evidence, max_tokens: int
+    ) -> Verdict:
+        """An answer of at most `max_tokens`, with sentences struck that the evidence does not support."""
+        problem = ""
+        objection = ""
+        first_digest: bytes | None = None
+        for _ in range(ATTEMPTS):
             digest = digest_of(
-                identity_of(self.summarizer), ask.system, content.prompt, str(ask.max_tokens), again
+                identity_of(self.summarizer), ask.system, content.prompt, str(ask.max_tokens), objection
             )
-            digests.append(digest)
-            known = self.desk.kept(digest, CachedAnswer)
+            first_digest = first_digest or digest
+            known = self.context.cached(digest, CachedAnswer)
             self._was_cached = self._was_cached or known is not None
-            asked = msgspec.structs.replace(ask, prompt=ask.prompt + again)
-            kept = known or CachedAnswer(await self._answer(asked), content.places)
-            answer = kept.answer
-            self._model = answer.model or self._model
-            problem = self._flaw(answer, ask, longest) or ""
+            if known is None:
+                answer = await self._call(msgspec.structs.replace(ask, prompt=ask.prompt + objection))
+                known = CachedAnswer(answer, content.places)
+            self._model = known.answer.model or self._model
+            problem = self._rejection(known.answer, ask, max_tokens) or ""
             if not problem:
-                text = _unwrapped(answer.text, ask.kind)
-                verdict = checked(text, evidence, is_off=is_off, is_plain=is_plain)
+                verdict = checked(
+                    _unwrapped(known.answer.text, ask.kind),
+                    evidence,
+                    is_off=not self.context.settings.checks_values,
+                    is_plain=ask.kind == "message",
+                )
                 problem = verdict.problem or ""
                 if not problem:
-                    self.desk.keep(digests[0], kept)
-                    return kept.moved(verdict, content.places)
-            again = f"\n\nYour last answer was refused: {problem}."
+                    self.context.cache(first_digest, known)
+                    return known.moved(verdict, content.places)
+            objection = f"\n\nYour last answer was refused: {problem}."
         raise NoSummaryError(problem, is_final=True)
 
-    def _flaw(self, answer: Answer, ask: Ask, most: int) -> str | None:
-        """What is wrong with an answer before anybody reads it."""
+    def _rejection(self, answer: Answer, ask: Ask, max_tokens: int) -> str | None:
+        """Why an answer is of no use, whatever it says."""
         text = answer.text
-        if answer.finish in _UNFIT:
-            return _UNFIT[answer.finish]
+        if answer.finish in _REJECTED:
+            return _REJECTED[answer.finish]
         if not text.strip():
             return "it is empty"
-        if len(text) > 20 * most or self._count(text) > most:
-            return f"it has more than {most:,} tokens, {ask.max_tokens:,} were wanted"
+        if len(text) > 20 * max_tokens or self._count(text) > max_tokens:
+            return f"it has more than {max_tokens:,} tokens; the limit was {ask.max_tokens:,}"
         if len(text) >= sum(map(len, (ask.previous or "", *map(all_text, ask.messages)))):
-            return "it is longer than what it stands for"
+            return "it is longer than the messages it replaces"
         return None
 
-    async def _answer(self, ask: Ask) -> Answer:
-        desk, tokens = self.desk, self._count(ask.system) + self._count(ask.prompt)
-        expected = desk.price(Usage(tokens, ask.max_tokens), self._limits)
-        window = desk.window(self.summarizer)
-        if tokens + ask.max_tokens > window:
-            raise NoSummaryError(f"the request would not fit its window of {window:,} tokens")
-        if desk.acquire() is None and desk.lease.is_needed:
-            raise NoSummaryError("somebody else writes now", is_final=True)
-        made = self.calls
+    async def _call(self, ask: Ask) -> Answer:
+        context = self.context
+        tokens = self._count(ask.system) + self._count(ask.prompt)
+        expected_cost = price_of(Usage(tokens, ask.max_tokens), self._limits)
+        if tokens + ask.max_tokens > self._window:
+            raise self._too_small_a_window()
+        if context.acquire_lease() is None and context.lease.is_needed:
+            raise NoSummaryError("another process is writing a summary of this view", is_final=True)
+        calls_before = self.calls
+
+        def spend() -> str | None:
+            refusal = context.reserve_call(expected_cost)
+            self.calls += refusal is None
+            return refusal
+
         try:
             outcome = await call(
                 self.summarizer,
                 ask,
-                timeout_s=desk.settings.timeout_s,
-                spend=lambda: self._spend(expected),
-                home=lambda: home(desk.loop),
+                timeout_s=context.settings.timeout_s,
+                spend=spend,
+                loop=lambda: running_loop(context.loop),
             )
-        except BaseException:  # ended in the middle
-            self._pay(expected if self.calls > made else 0.0)
+        except BaseException:  # canceled; the provider may bill it all the same
+            self._add_cost(expected_cost if self.calls > calls_before else 0.0)
             raise
-        desk.gave_up(self.summarizer, outcome.still_running)
+        if outcome.still_running is not None:
+            context.mark_abandoned(self.summarizer, outcome.still_running)
         answer = outcome.answer
         if answer is not None and answer.usage is not None:
-            limits = self._limits or desk.limits(answer.model)
+            limits = self._limits or context.limits(answer.model)
             self.usage = answer.usage if self.usage is None else self.usage + answer.usage
             self._has_price = limits is not None
-            self._pay(desk.price(answer.usage, limits))
-        elif not outcome.is_free:  # nobody says what it cost
-            self._pay(expected)
+            self._add_cost(price_of(answer.usage, limits))
+        elif not outcome.is_free:  # it does not say what it cost
+            self._add_cost(expected_cost)
         if answer is None:
-            raise NoSummaryError(outcome.problem or "it said nothing")
+            raise NoSummaryError(outcome.problem or "it gave no answer")
         return answer
 
-    def _spend(self, cost: float) -> str | None:
-        """Why not, if not."""
-        refused = self.desk.spend(cost)
-        self.calls += refused is None
-        return refused
-
-    def _pay(self, cost: float) -> None:
+    def _add_cost(self, cost: float) -> None:
         self.cost += cost
-        self.desk.owe(cost)
+        self.context.add_cost(cost)
 
 
 def name_of(summarizer: Summarizer) -> str:
@@ -278,53 +340,51 @@ def name_of(summarizer: Summarizer) -> str:
 
 
 def identity_of(summarizer: Any) -> str:
-    """Who was asked: by name, or else by what it is made of, alike in every process. Functions that differ
-    only in what they hold on to are one; give them a `name`."""
+    """Its `name`, or else what it is made of, the same in every process.
+
+    Functions that differ only in their closure are the same: give them a `name`.
+    """
     name = getattr(summarizer, "name", None)
     if isinstance(name, str):
         return name
     if isinstance(summarizer, partial):
-        given = (*summarizer.args, *sorted(summarizer.keywords.items()))
-        return f"{identity_of(summarizer.func)} with {_made(given)}"
+        arguments = (*summarizer.args, *sorted(summarizer.keywords.items()))
+        return f"{identity_of(summarizer.func)} with {_stable_repr(arguments)}"
     code = getattr(summarizer, "__code__", None)
     kind: Any = summarizer if code else type(summarizer)
-    return f"{kind.__module__}.{kind.__qualname__} {_made(code) if code else ''}"
+    return f"{kind.__module__}.{kind.__qualname__} {_stable_repr(code) if code else ''}"
 
 
-def _made(of: Any) -> str:
-    """What a value is; where it is no plain one, of what kind: an address in memory tells nothing."""
-    match of:
+def _stable_repr(value: Any) -> str:
+    """Plain values as they are, others as their type: no addresses in memory."""
+    match value:
         case CodeType():
-            return _made((of.co_code, of.co_consts, of.co_names))
+            return _stable_repr((value.co_code, value.co_consts, value.co_names))
         case tuple():
-            return f"({', '.join(map(_made, of))})"
+            return f"({', '.join(map(_stable_repr, value))})"
         case frozenset():
-            return f"{{{', '.join(sorted(map(_made, of)))}}}"
+            return f"{{{', '.join(sorted(map(_stable_repr, value)))}}}"
         case None | bool() | int() | float() | complex() | str() | bytes() | slice():
-            return repr(of)
-    return f"{type(of).__module__}.{type(of).__qualname__}"
-
-
-def _counting(name: str, limits: ModelLimits | None) -> Callable[[str], int]:
-    count = counter(name).text
-    return count if limits is not None else lambda text: int(ROUGH * count(text)) + 1
+            return repr(value)
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _unwrapped(text: str, kind: str) -> str:
-    """The summary in an answer; of one message it is JSON, if the model did as it was told."""
+    """The summary in an answer: of one message, the `summary` of a JSON object if the model wrote one."""
     if kind == "conversation":
         return text
-    start, end = text.find("{"), text.rfind("}")
+    start = text.find("{")
+    end = text.rfind("}")
     with suppress(msgspec.DecodeError):
         value = msgspec.json.decode(text[start : end + 1])
         if isinstance(value, Mapping) and isinstance(value.get("summary"), str):
             return " ".join(value["summary"].split())
         return ""
-    return " ".join(text.split())  # it is a summary all the same
+    return " ".join(text.split())
 
 
-def _text(written: Written) -> str | None:
-    """What was written, as the next request has it."""
+def _as_previous(written: Written) -> str | None:
+    """What was written so far, as the next prompt shows it."""
     requests = [f"- #{at} ({state})" for at, state in written.states.items()]
     states = "\n".join([f"{SECTIONS['requests']}:", *requests]) if requests else ""
     return "\n".join(filter(None, (states, listed(written.entries)))) or None

@@ -1,0 +1,109 @@
+"""Errors of model calls as one short line without secrets, and whether a retry or a bill follows."""
+
+import re
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from math import isnan
+from time import time
+from typing import Any
+
+from refold.core.errors import RefoldError, SettingError
+
+MAX_CHARS = 300
+_SECRETS = re.compile(
+    r"\b(?:sk|pk|rk|xai|gsk|hf)[-_][\w*.-]{6,}|\bAIza[\w-]{20,}|\beyJ[\w-]{10,}\.[\w.-]+"
+    r"|(?<=Bearer )\S+|(?<=://)[^\s/@]+(?=@)|(?<=key=)[^\s&]+|(?<=token=)[^\s&]+",
+    re.IGNORECASE,
+)
+_KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+_UNREACHED = {"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror"}
+
+
+def describe(error: Exception) -> str:
+    """Such as `429 Too Many Requests: slow down`, `connection error: …` or `ValueError: …`."""
+    text = _text_of(error)
+    status = status_of(error)
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, RefoldError):
+        kind = ""
+    elif status is not None:
+        kind = str(status)
+        with suppress(ValueError):
+            kind = f"{status} {HTTPStatus(status).phrase}"
+    elif kinds & {"APIConnectionError", "ConnectionError"}:
+        kind = "connection error"
+        text = _text_of(error.__cause__ or error) or text
+    else:
+        kind = type(error).__name__
+    for secret in _sent_keys(error):
+        text = text.replace(secret, "***")
+    return single_line(": ".join(filter(None, (kind, text))))
+
+
+def single_line(text: str) -> str:
+    """Whitespace collapsed, secrets masked, and cut to `MAX_CHARS`."""
+    clean = " ".join(_SECRETS.sub("***", text[: 10 * MAX_CHARS]).split())
+    clean = clean.encode("utf-8", "replace").decode()
+    return clean if len(clean) <= MAX_CHARS else clean[: MAX_CHARS - 1] + "…"
+
+
+def status_of(error: Exception) -> int | None:
+    """The HTTP status of an SDK's error."""
+    status = _attribute(error, "status_code")
+    return int(status) if isinstance(status, int) else None
+
+
+def is_free(error: Exception) -> bool:
+    """True if the request costs nothing: it was refused, or never reached a model."""
+    kinds = {kind.__name__ for one in (error, error.__cause__) for kind in type(one).__mro__}
+    return status_of(error) is not None or isinstance(error, SettingError) or bool(kinds & _UNREACHED)
+
+
+def retry_after(error: Exception) -> float | None:
+    """The seconds in the Retry-After headers of the response."""
+    headers = _attribute(error, "response", "headers")
+    try:
+        milliseconds = headers.get("retry-after-ms")
+        seconds = _seconds(headers.get("retry-after")) if milliseconds is None else float(milliseconds) / 1000
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None
+    return None if isnan(seconds) else max(0.0, seconds)
+
+
+def _seconds(header: str) -> float:
+    try:
+        return float(header)
+    except ValueError:
+        return parsedate_to_datetime(header).timestamp() - time()
+
+
+def _text_of(error: BaseException) -> str:
+    match _attribute(error, "body"):
+        case {"error": {"message": str(message)}} | {"message": str(message)}:
+            return message
+    try:
+        return re.sub(r"^Error code: \d+( - )?", "", str(error))
+    except Exception:  # an error whose __str__ fails
+        return ""
+
+
+def _sent_keys(error: Exception) -> list[str]:
+    """The API keys of the request, which some servers repeat in their errors."""
+    headers = _attribute(error, "request", "headers")
+    try:
+        values = [str(headers.get(name) or "").rpartition(" ")[2] for name in _KEY_HEADERS]
+    except AttributeError:
+        return []
+    return [value for value in values if len(value) >= 6]
+
+
+def _attribute(error: BaseException, *names: str) -> Any:
+    """An attribute, or None: only some errors have it, and it may be a property that raises."""
+    found: Any = error
+    try:
+        for name in names:
+            found = getattr(found, name, None)
+    except Exception:
+        return None
+    return found
