@@ -289,7 +289,7 @@ def test_nothing_to_compact_is_no_error(chat):
         (["--strategy", "magic"], "known are summarize, sliding-window, hierarchical"),
         (["--strategy", "sliding-window", "--focus", "prices"], "writes no summary"),
         (["--strategy", "sliding-window", "--summarizer", "openai/m"], "writes no summary"),
-        (["--summarizer", "gopher/m"], "known are openai/MODEL, anthropic/MODEL"),
+        (["--summarizer", "gopher/m"], "known: openai/MODEL, anthropic/MODEL"),
         (["--agent", "nobody"], "configured are: default, off"),
     ],
 )
