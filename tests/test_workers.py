@@ -426,7 +426,7 @@ def test_without_a_queue_summaries_are_written_here(postgres, postgres_url):
         poor = postgres_url.replace("postgres@", "poor@")
         chat = opened(poor, config(server))
         notices = chat.fit().report.notices
-        assert any("this role may not make them" in notice for notice in notices)
+        assert any("this role may not create them" in notice for notice in notices)
         assert [edit.certificate.model for edit in edits(chat)] == ["a-model"]
         with pytest.raises(StoreError, match="run `refold jobs --store URL` once as a role that may"):
             run(poor, settings=WorkerSettings(once=True))
@@ -468,11 +468,11 @@ def test_many_processes_set_the_queue_up_at_once(postgres_url):
 
 def test_a_store_of_another_kind_is_refused_where_it_is_set():
     with pytest.raises(
-        SettingError, match=r"agents\.default\.summarizer\.run_in: workers need a store at postgresql"
+        SettingError, match=r"agents\.default\.summarizer\.run_in: workers need a PostgreSQL store"
     ):
         opened("memory://", config(None))
     assert refold.fit([TASK], model="m", config=config(None)) == [TASK]
-    with pytest.raises(SettingError, match="workers need a store at postgresql"):
+    with pytest.raises(SettingError, match="workers need a PostgreSQL store"):
         run("memory://")
 
 
@@ -522,7 +522,7 @@ def test_what_is_wrong_with_any_agent_is_told_before_there_is_a_job(postgres_url
 
 
 def test_importing_refold_imports_no_queue():
-    code = "import sys, refold.jobs, refold.cli; assert not {'procrastinate', 'psycopg'} & {*sys.modules}"
+    code = "import sys, refold.summaries.queue, refold.cli; assert not {'procrastinate', 'psycopg'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -589,7 +589,7 @@ def test_jobs_are_shown_with_what_became_of_them(postgres_url, queue):
 def test_what_cannot_be_done_with_a_job_is_told(postgres_url, queue):
     ticket = queue.put(ahead())
     for action in (queue.retry, queue.drop):
-        with pytest.raises(ConflictError, match=f"Job {ticket.id} is queued; only those that failed"):
+        with pytest.raises(ConflictError, match=f"Job {ticket.id} is queued; only failed jobs"):
             action(ticket.id)
         with pytest.raises(NotFoundError, match="There is no job 999"):
             action(999)
@@ -626,7 +626,7 @@ def test_a_job_that_failed_is_not_put_back_beside_a_newer_one(postgres_url, queu
     failed = queue.put(ahead())
     once(postgres_url, config(None))
     queue.put(ahead(round=2))
-    with pytest.raises(ConflictError, match="a newer one for the same is under way"):
+    with pytest.raises(ConflictError, match="a newer one for the same is active"):
         queue.retry(failed.id)
 
 

@@ -15,6 +15,10 @@ MOVED = {
     "refold.tokens": "refold.models",
     "refold.worker": "refold.session.worker",
 }
+MERGED = {
+    "refold.summaries.anthropic": "refold.summaries.providers",
+    "refold.summaries.openai": "refold.summaries.providers",
+}
 
 
 class MovedModules(MetaPathFinder, Loader):
@@ -28,7 +32,8 @@ class MovedModules(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         package = ".".join(module.__name__.split(".")[:2])
-        new = import_module(module.__name__.replace(package, MOVED[package], 1))
+        name = module.__name__.replace(package, MOVED[package], 1)
+        new = import_module(MERGED.get(name, name))
         public = {name: value for name, value in vars(new).items() if not name.startswith("__")}
         vars(module).update(public)
 
