@@ -428,7 +428,7 @@ def test_without_a_queue_summaries_are_written_here(postgres, postgres_url):
         notices = chat.fit().report.notices
         assert any("this role may not create them" in notice for notice in notices)
         assert [edit.certificate.model for edit in edits(chat)] == ["a-model"]
-        with pytest.raises(StoreError, match="run `refold jobs --store URL` once as a role that may"):
+        with pytest.raises(StoreError, match="run `refold jobs --store URL` once with a role that may"):
             run(poor, settings=WorkerSettings(once=True))
         store = open_store(postgres_url)
         queue_of(store).create_tables()
@@ -522,7 +522,8 @@ def test_what_is_wrong_with_any_agent_is_told_before_there_is_a_job(postgres_url
 
 
 def test_importing_refold_imports_no_queue():
-    code = "import sys, refold.summaries.queue, refold.cli; assert not {'procrastinate', 'psycopg'} & {*sys.modules}"
+    code = "import sys, refold.summaries.queue, refold.cli"
+    code += "; assert not {'procrastinate', 'psycopg'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
