@@ -17,9 +17,8 @@ from refold.core.errors import SettingError
 from refold.core.event import Expiry
 from refold.core.expiry import merge_expiries, most_aggressive
 from refold.models.limits import ModelLimits, ModelSettings, find
-from refold.policies.cap import Cap
 from refold.policies.dedupe import Dedupe
-from refold.policies.prune import Prune
+from refold.policies.prune import Cap, Prune
 from refold.session.validate import Override, override_of
 from refold.stores.memory import MemoryStore
 from refold.stores.store import ToolSetting

@@ -12,14 +12,12 @@ from refold.core.errors import SettingError
 from refold.core.message import Message
 from refold.core.plan import CompactionRequest, Count, Edit, Plan, Policy, line_of
 from refold.core.view import View
-from refold.policies.hierarchy import Hierarchy
-from refold.policies.ladder import Ladder, climb
-from refold.policies.leases import EndLeases
+from refold.policies.expire import EndLeases
+from refold.policies.ladder import Ladder, run_stages
 from refold.policies.sections import level_of
-from refold.policies.selection import stretch
+from refold.policies.selection import select_again
 from refold.policies.shrink import Shrink
-from refold.policies.summarize import Part, Summarize, UsePrepared, longest
-from refold.policies.window import Window
+from refold.policies.summarize import Hierarchy, Summarize, SummaryPart, UsePrepared, Window, summary_limit
 
 THRIFTY = "to carry it costs more than to hide it"
 ROOMIER = 1.25
@@ -66,7 +64,7 @@ def on_demand(settings: AgentSettings, own: Sequence[Policy], order: CompactionR
         rungs = (*first, because(rung, order.why), because(last, order.why))
 
         def policy(view: View, budget: Budget, count: Count, /) -> Plan:
-            return climb(rungs, view, budget, count)[1]
+            return run_stages(rungs, view, budget, count)[1]
 
         return policy
 
@@ -112,21 +110,23 @@ def swapped(swap: UsePrepared, cheap: Sequence[Policy], whole: Ladder) -> Policy
     """What was written ahead, and no more than the cheap rungs if that is enough; else all of them."""
 
     def policy(view: View, budget: Budget, count: Count, /) -> Plan:
-        after, plan = climb((swap, *cheap), view, budget, count)
+        after, plan = run_stages((swap, *cheap), view, budget, count)
         enough = budget.counted(budget.enough) - budget.overhead
         if after.tokens <= enough and any(edit.certificate is not None for edit in plan):
             return plan
-        return Ladder((swap, *whole.rungs))(view, budget, count)
+        return Ladder((swap, *whole.stages))(view, budget, count)
 
     return policy
 
 
-def foreseen(policy: Policy, settings: AgentSettings, view: View, budget: Budget, count: Count) -> list[Part]:
+def foreseen(
+    policy: Policy, settings: AgentSettings, view: View, budget: Budget, count: Count
+) -> list[SummaryPart]:
     """What a policy will have summarized, as long as a summary may be."""
-    parts = list[Part]()
-    most = longest(settings.summarizer.max_tokens, budget)
+    parts = list[SummaryPart]()
+    most = summary_limit(settings.summarizer.max_tokens, budget)
     for edit in policy(view, budget, count):
-        old = stretch(view, edit.span, [one for one in edit.shown if isinstance(one, int)])
+        old = select_again(view, edit.span, [one for one in edit.shown if isinstance(one, int)])
         first = edit.shown[0] if edit.shown else None
         if edit.certificate is None or old is None or not isinstance(first, Message):
             continue
@@ -134,7 +134,7 @@ def foreseen(policy: Policy, settings: AgentSettings, view: View, budget: Budget
         size = most // 3 if level == "segment" else most
         if edit.kind == "shrink":  # there is less room than for any other
             size = min(size, max(count(first), int(count(first) * ROOMIER)))
-        parts.append(Part(old, size, edit.kind, level, edit.focus))
+        parts.append(SummaryPart(old, size, edit.kind, level, edit.focus))
     return parts
 
 

@@ -7,9 +7,8 @@ import msgspec
 
 from refold.config.validate import Path, hints, holds_structs, is_struct, kinds_of
 from refold.core.event import Expiry
-from refold.policies.cap import Cap
 from refold.policies.dedupe import Dedupe
-from refold.policies.prune import Prune
+from refold.policies.prune import Cap, Prune
 
 Switch: TypeAlias = Literal["on", "off"] | bool
 """YAML reads `on` and `off` as booleans; TOML and Python have both."""

@@ -36,8 +36,8 @@ SKELETON_TOKENS = 400
 """Up to so many tokens a message is shown as a skeleton alone; above, with its head and tail."""
 CLOSE = 0.98
 """How much less than it seems to need is tried next, for a message that was still too long."""
-TOLD = "shown, summarized"
-"""How the line that names a message ends if a model wrote what stands below."""
+SUMMARIZED = "shown, summarized"
+"""How the header ends if a model wrote what follows."""
 ERROR_CHARS = 2_000
 """An error is shown in full up to so many characters."""
 
@@ -56,9 +56,9 @@ def _body(shortened: Message) -> str:
     return shortened.text[header.end() :] if header else shortened.text
 
 
-def _is_told(shortened: Message) -> bool:
+def _is_model_summary(shortened: Message) -> bool:
     """A model wrote what is shown."""
-    return shortened.text.partition("\n")[0].endswith(f" {TOLD}]")
+    return shortened.text.partition("\n")[0].endswith(f" {SUMMARIZED}]")
 
 
 class Reduction(msgspec.Struct, frozen=True, dict=True):
@@ -89,7 +89,7 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         if shown.is_sealed:
             return None
         is_withheld = any(place in span for span in view.withheld)
-        is_original_better = item.is_shortened and not is_withheld and not _is_told(shown)
+        is_original_better = item.is_shortened and not is_withheld and not _is_model_summary(shown)
         source = item if is_original_better else None
         return cls(line, shown, place, view.handles and not is_withheld, item.is_shortened, source)
 
@@ -158,15 +158,15 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
             chars = int(CLOSE * chars * (tokens - HEADER) / max(1, used - HEADER))
         return best or self.if_shorter(self.as_name("0 shown"), count)
 
-    def as_told(self, told: str, chars: int, count: Count) -> Message | None:
-        """What somebody wrote about it, and of its exact values as many as there is room for besides."""
-        told = clip(told, chars)
-        known = vocabulary(told)
+    def as_summary(self, summary: str, chars: int, count: Count) -> Message | None:
+        """What a model wrote about it, and as many of its exact values as there is room for."""
+        summary = clip(summary, chars)
+        known = vocabulary(summary)
         rest = self.outline(lambda word: -9.0 if word in known else 0.0)
         values = [piece for piece in rest.pieces if not piece.is_line and piece.worth >= PLAIN]
-        left = chars - len(told) - 1
-        body = f"{told}\n{Outline(tuple(values)).cut(left)}".rstrip() if left > SHORTEST else told
-        return self._shorter(body, rest.size, count, TOLD)
+        left = chars - len(summary) - 1
+        body = f"{summary}\n{Outline(tuple(values)).cut(left)}".rstrip() if left > SHORTEST else summary
+        return self._shorter(body, rest.size, count, SUMMARIZED)
 
     def header(self, size: str, shown: str) -> str:
         handle = f"#{self.place} " if self.handles else ""

@@ -113,7 +113,7 @@ def _ours(message: Any) -> Message | None:
     if not isinstance(text, str) or not text.startswith("[refold"):
         return None
     from refold.policies.sections import is_summary
-    from refold.policies.window import NOTE
+    from refold.policies.summarize import NOTE
 
     if text != NOTE.text and not is_summary(text):
         return None

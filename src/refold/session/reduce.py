@@ -34,7 +34,7 @@ from refold.stores.store import Lease
 
 if TYPE_CHECKING:
     from refold.config.ladder import LadderPlan
-    from refold.policies.summarize import Part
+    from refold.policies.summarize import SummaryPart
     from refold.session.embedding import Similarity
     from refold.summaries.prepare import MessageToSummarize, SummaryWriter
 
@@ -142,10 +142,10 @@ class Reducer:
         """How near messages are to the work at hand in meaning, by place; empty without an embedder."""
         if self.similarity is None or not lines:
             return {}
-        from refold.policies.expire import at_hand
+        from refold.policies.expire import current_work
         from refold.policies.importance import all_text
 
-        recent = at_hand([line for item in self.record.live.items for line in item.lines])
+        recent = current_work([line for item in self.record.live.items for line in item.lines])
         self.record.load([*lines, *recent])
         texts, work = ([all_text(self.record.message(line)) for line in some] for some in (lines, recent))
         return dict(zip((line.at for line in lines), self.similarity(texts, work), strict=True))
@@ -219,7 +219,7 @@ class Reducer:
 
     def foreseen(
         self, view: View, budget: Budget, count: Count, order: CompactionRequest | None = None
-    ) -> "list[Part]":
+    ) -> "list[SummaryPart]":
         """What a compaction will summarize."""
         from refold.config import ladder as rungs
 
