@@ -13,7 +13,7 @@ from refold.core.view import Item, View
 from refold.policies.extract import NOTHING, Summary, Written, summary
 from refold.policies.importance import ViewReading
 from refold.policies.outline import vocabulary
-from refold.policies.sections import tame
+from refold.policies.sections import quote_line
 from refold.policies.selection import Selection, Shape, select_again, select_oldest
 
 TARGET_SHARE = 1 / 3
@@ -270,7 +270,7 @@ def _following(view: View, span: Span) -> list[tuple[Line, Message]]:
 def _certificate(made: Summary, by: PreparedSummary | None) -> Certificate:
     if by is None:
         return Certificate(kept=len(made.entries), left_out=made.left_out)
-    own = {(entry.section, tame(entry.text)) for entry in by.written.entries}
+    own = {(entry.section, quote_line(entry.text)) for entry in by.written.entries}
     appended = tuple(entry.text for entry in made.entries if (entry.section, entry.text) not in own)
     return msgspec.structs.replace(by.certificate, appended=appended, left_out=made.left_out)
 
