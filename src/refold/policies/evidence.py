@@ -332,7 +332,7 @@ class _Check:
         return [f"{line[:start]}{' '.join(good)}".rstrip()] if good else []
 
     def entries(self, section: str, line: str) -> Iterator[SummaryEntry]:
-        """The entries of a line in a section. What only a tool output says is quoted, so that it is no order."""
+        """The entries of a line in a section. What only a tool output says is quoted."""
         score, good = SECTION_SCORES[section] + 1.0, ""
         for sentence in filter(None, map(str.strip, _SENTENCES.split(line))):
             if not self._passes(sentence):
