@@ -24,8 +24,7 @@ from refold.core import errors, event
 from refold.core.event import Called, Certificate, Line, Named, Piece, Pinned, Replaced, Span, Undone
 from refold.core.message import Message, Text, Usage
 from refold.models.limits import ModelLimits, ModelSettings
-from refold.serve import frames, gateway, health, openapi, panel
-from refold.serve import http_errors as refusal
+from refold.serve import frames, gateway, health, http_errors, openapi, panel
 from refold.serve.api import ENDPOINTS, Endpoint
 from refold.serve.service import Service
 from refold.session.notify import CompactionEvent, MessageEvent
@@ -196,7 +195,7 @@ def failures() -> Iterator[str]:
 
 
 def row_of(kind: type[Exception]) -> list[object]:
-    status = next((status for one, status in refusal.STATUSES.items() if issubclass(kind, one)), 500)
+    status = next((status for one, status in http_errors.STATUSES.items() if issubclass(kind, one)), 500)
     has = inspect.signature(kind).parameters if inspect.isfunction(kind.__init__) else ()
     return [code([kind.__name__]), *paragraphs(kind), code(has), status]
 
@@ -209,7 +208,7 @@ def http() -> Iterator[str]:
     """
     service = Service(Config(), MemoryStore())
     plain = [route for part in (health, panel) for route in part.routes(service)]
-    rows = [(f"any `{door.path}`", door.says) for door in gateway.DOORS]
+    rows = [(f"any `{route.path}`", route.description) for route in gateway.ROUTES]
     rows += [(f"GET `{route.path}`", inspect.getdoc(route.endpoint) or "") for route in plain]
     yield "## Gateway, health and panel\n"
     yield from table("route | what", rows)
@@ -221,7 +220,7 @@ def http() -> Iterator[str]:
             given.setdefault(fact, []).append(one.verb)
     yield from table("given | with | is", ((code([n]), ", ".join(v), says) for (n, says), v in given.items()))
     yield '## What is refused\n\nIs answered as `{"error": {"code", "message"}}`.\n'
-    rest = ((status, code([refusal.CODES[status]]), says) for status, says in openapi.ERRORS.items())
+    rest = ((status, code([http_errors.CODES[status]]), says) for status, says in openapi.ERRORS.items())
     yield from table("status | code | why", rest)
 
 

@@ -6,6 +6,7 @@ Whoever shows a conversation, to people or to programs, reads it here and nowher
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
+from refold.core import codec
 from refold.core.errors import StoreError
 from refold.core.event import Event, Line, Said
 from refold.core.live import State
@@ -82,6 +83,11 @@ class Inspector:
 
     def events(self, start: int = 0, stop: int | None = None) -> Iterator[Event]:
         return self._record.events(start, stop)
+
+    def raw(self, at: int) -> Any:
+        """The provider's JSON that a message came as; None if it came otherwise."""
+        came = codec.came(self._record.entry(at))
+        return came.value if came is not None else None
 
     def message(self, line: Line) -> Message:
         """The words behind a line of the view."""

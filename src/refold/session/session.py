@@ -122,7 +122,9 @@ class Session:
         on_event: OnEvent | Sequence[OnEvent] | None = None,
         override: Mapping[str, Any] | Override | None = None,
         owns_store: bool = False,
+        sends_own_fields: bool = False,
     ) -> None:
+        """`sends_own_fields` leaves fields such as `tags` in a message that came as a provider's JSON."""
         self.store, self.key = store, key
         self.config = with_database(config or Config(), store)
         self.settings: AgentSettings = self.config.agent(agent)
@@ -143,6 +145,7 @@ class Session:
         self.reducer.similarity = Similarity(self._embedder) if self._embedder else None
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model, self._lock)
         self.fitter.override = override_of(override)
+        self.fitter.sends_own = sends_own_fields
         self._lease = CompactionLease(store, key, view, uuid4().hex)
         self.compaction = Compaction(self.fitter, self._lease, self._lock)
         self.toolbox = Toolbox(self.record, self.settings)
@@ -230,6 +233,13 @@ class Session:
     @shows_handles.setter
     def shows_handles(self, shows_handles: bool) -> None:
         self.reducer.handles = shows_handles
+
+    @property
+    def hidden_tokens(self) -> int:
+        """Tokens that the view leaves out of what was recorded, as the model counts them."""
+        with self._lock:
+            live = self.record.live
+            return self.fitter.meter.counter.tokens(max(0, live.state.total - live.tokens))
 
     @property
     def inspect(self) -> Inspector:
@@ -371,12 +381,15 @@ class Session:
             except RefoldError as error:
                 self._notices.append(f"{stream.notice}; what came of it cannot be stored: {error}")
 
-    def intake(self, dialect: str | None = None) -> Intake:
-        """How messages are taken in: counted for the model, in a dialect or in the one each is in."""
+    def intake(self, dialect: str | None = None, *, reads_own_fields: bool = True) -> Intake:
+        """Parses and counts messages for the model: in a dialect, or in the one that each is in.
+
+        Without `reads_own_fields`, fields such as `tags` belong to the provider.
+        """
         if dialect is not None:
             format_of(require_name("dialect", dialect))
         with self._lock:  # the dialect is that of the newest message, which may have to be read first
-            return Intake(self.fitter.meter.counter, self.fitter.dialect, dialect)
+            return Intake(self.fitter.meter.counter, self.fitter.dialect, dialect, reads_own_fields)
 
     def say(self, drafts: Sequence[Draft], *, after: int | None = None) -> list[int]:
         """Stores messages that are parsed and counted already; returns their places.
@@ -926,6 +939,7 @@ class Session:
             if self._owns_store:
                 self.store.close()
             self._is_closed = True
+        self.reducer.summaries = None  # they refer back to the session
 
     def __repr__(self) -> str:
         """One line, of what is known already: nothing is read for it."""
