@@ -65,6 +65,11 @@ class Inspector:
         return self._record.live.edition
 
     @property
+    def epoch(self) -> object:
+        """Another object once the conversation was erased: what was remembered of it no longer holds."""
+        return self._record.live
+
+    @property
     def items(self) -> Sequence[Item]:
         """The view: stretches of the record, and the lines that stand for each."""
         return self._record.live.items
