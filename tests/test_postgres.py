@@ -121,7 +121,7 @@ def test_a_url_opens_a_store_and_its_options_are_taken_out(postgres_url):
         ("timeout_s=nan", "expected 0.001 to 1,000,000"),
         ("statement_timeout_s=inf", "expected 0.001 to 1,000,000"),
         ("schema=a%00b", "schema has a NUL in it"),
-        ("schema=%24user", r"schema \$user is none"),
+        ("schema=%24user", r"schema must not be \$user"),
         ("schema=", r"schema is empty or longer.*pool_size, timeout_s, statement_timeout_s and schema"),
         (f"schema={'é' * 32}", "longer than 63 bytes"),
         ("poolsize=3", r"poolsize is not an option.*pool_size, timeout_s, statement_timeout_s and schema"),
