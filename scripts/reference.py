@@ -19,7 +19,15 @@ from refold.cli import app
 from refold.config.config import Config
 from refold.config.serving import ServeSettings
 from refold.config.settings import AgentSettings, Setting, ToolSettings
-from refold.config.validate import RANGES, WORDS, Range, hints, is_struct, kinds_of, lists_structs
+from refold.config.validate import (
+    RANGES,
+    TYPE_NAMES,
+    Range,
+    accepted_types,
+    field_types,
+    is_struct,
+    lists_structs,
+)
 from refold.core import errors, event
 from refold.core.event import Called, Certificate, Line, Named, Piece, Pinned, Replaced, Span, Undone
 from refold.core.message import Message, Text, Usage
@@ -34,7 +42,7 @@ from refold.stores.store import Key
 HERE = Path(__file__).parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by scripts/reference.py: change the code, then run it. -->"
 MORE = """models:models serve:production compact:ladder repair:validity counter:counting summarizer:summaries
-profile:prompts prompts:prompts prompt:prompts run_in:workers expand:expand tokens:security flags:models
+profile:prompts prompts:prompts prompt:prompts executor:workers expand:expand tokens:security flags:models
 inject_tools:gateway"""
 """Settings that have a page of their own."""
 
@@ -89,7 +97,7 @@ def rows_of(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[list[str
     for field in msgspec.structs.fields(struct):
         if field.name == "origins":  # where the others came from: nobody sets it
             continue
-        path, kinds = f"{prefix}{field.name}", kinds_of(hints(struct)[field.name])
+        path, kinds = f"{prefix}{field.name}", accepted_types(field_types(struct)[field.name])
         inner = [kind if is_struct(kind) else get_args(kind)[0] for kind in kinds if has_rows(kind)]
         meaning = says.get(field.name, "").split("\n\n")[0] or (paragraphs(inner[0])[0] if inner else "")
         if not meaning:
@@ -121,7 +129,9 @@ def allowed(name: str, kinds: tuple[Any, ...]) -> str:
         elif kind is bool:
             words += [] if "`on`" in words else ["`on`", "`off`"]
         else:
-            words.append(WORDS[kind] + (within(RANGES.get(name, Range())) if kind in (int, float) else ""))
+            words.append(
+                TYPE_NAMES[kind] + (within(RANGES.get(name, Range())) if kind in (int, float) else "")
+            )
     return ", ".join(words)
 
 

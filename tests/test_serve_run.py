@@ -21,8 +21,8 @@ import yaml
 
 from refold.config.config import load_config
 from refold.config.serving import Limits, ServeSettings, TokenSettings, Upstreams
-from refold.config.settings import Setting, every
-from refold.config.validate import hints, kinds_of
+from refold.config.settings import Setting, all_settings
+from refold.config.validate import accepted_types, field_types
 from refold.core.errors import SettingError, StoreError
 from refold.serve.health import Health, probe
 from refold.serve.metrics import BUCKETS_S, HELP, Metrics
@@ -442,7 +442,7 @@ def test_every_line_of_the_log_is_json_and_has_no_secret(tmp_path):
 def test_every_setting_of_the_service_is_on_the_page_with_its_default():
     page = (ROOT / "docs" / "reference" / "settings.md").read_text().partition("\nUnder `serve`")[2]
     for struct, before in ((ServeSettings(), ""), (TokenSettings(), "tokens[].")):
-        for row in (Setting(path, value, "") for path, value in every(struct)):
+        for row in (Setting(path, value, "") for path, value in all_settings(struct)):
             default = "" if row.value in (None, (), "") else f"`{row.shown}` "
             assert f"\n| `{before}{row.name}` | {default}| " in page, row
 
@@ -466,8 +466,8 @@ def test_the_file_on_the_page_is_one_that_works():
 
 @pytest.mark.parametrize("struct", [ServeSettings, Limits])
 def test_no_number_of_the_service_may_be_negative(struct):
-    for name, hint in hints(struct).items():
-        if not {int, float}.isdisjoint(kinds_of(hint)):
+    for name, hint in field_types(struct).items():
+        if not {int, float}.isdisjoint(accepted_types(hint)):
             values = {name: -1}
             with pytest.raises(SettingError, match=f"{name}: -1 is too small"):
                 load_config({"serve": values if struct is ServeSettings else {"limits": values}})

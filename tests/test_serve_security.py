@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
 from refold.config.config import load_config
-from refold.config.validate import vet_fields
+from refold.config.validate import validated_fields
 from refold.core.errors import SettingError
 from refold.serve import api, gateway, health, logs, panel
 from refold.serve.guard import MAX_CALLERS, RateLimit
@@ -795,7 +795,7 @@ def test_of_a_request_only_what_is_harmless_is_logged(closed, caplog):
 
 def test_errors_about_settings_tell_no_secrets():
     with pytest.raises(SettingError) as caught:
-        vet_fields({"token": 4711}, {"token": str}, ".".join)
+        validated_fields({"token": 4711}, {"token": str}, ".".join)
     assert "4711" not in str(caught.value)
 
 

@@ -84,7 +84,7 @@ class RefoldSession:
         agent: str | None = None,
     ) -> None:
         settings = load_config(config)
-        in_thread = {"agents": {agent or DEFAULT: {"summarizer": {"run_in": "thread"}}}}
+        in_thread = {"agents": {agent or DEFAULT: {"summarizer": {"executor": "thread"}}}}
         self.session_id = conversation
         self._model = model
         self._store = open_adapter_store(store, settings.store)

@@ -209,13 +209,13 @@ class Reducer:
             return rungs.on_demand(self.settings, self.policies, order)
         if budget.keeps_recent:
             return rungs.all_but_recent(self.settings)
-        return rungs.down_the_ladder(self.settings, self.policies)
+        return rungs.full_ladder(self.settings, self.policies)
 
     def economize(self, budget: Budget, count: Count, override: Override) -> list[Replaced]:
         """What pays by the terms, if anything does."""
         from refold.config import ladder as rungs
 
-        return self.reduce(rungs.thrifty(self.settings, self.policies), budget, count, override)
+        return self.reduce(rungs.economy_ladder(self.settings, self.policies), budget, count, override)
 
     def foreseen(
         self, view: View, budget: Budget, count: Count, order: CompactionRequest | None = None
@@ -223,7 +223,7 @@ class Reducer:
         """What a compaction will summarize."""
         from refold.config import ladder as rungs
 
-        return rungs.foreseen(self._way(budget, order).by_rule, self.settings, view, budget, count)
+        return rungs.parts_to_summarize(self._way(budget, order).by_rule, self.settings, view, budget, count)
 
     def compact(
         self,

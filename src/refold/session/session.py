@@ -64,13 +64,13 @@ from refold.session.streams import (
 from refold.session.tools import Toolbox, declared
 from refold.session.validate import (
     Override,
-    fields,
-    message_kind,
     model_name,
     override_of,
-    policies_of,
+    request_fields,
     require_int,
+    require_kind,
     require_name,
+    require_policies,
 )
 from refold.stores.record import Record
 from refold.stores.store import (
@@ -141,7 +141,7 @@ class Session:
         self.record = Record(store, key, view, parse)
         self._inspector = Inspector(self.record)
         """What is underneath, for faces and tools."""
-        self.reducer = Reducer(self.record, self.config, agent, policies_of(policies))
+        self.reducer = Reducer(self.record, self.config, agent, require_policies(policies))
         self.reducer.similarity = Similarity(self._embedder) if self._embedder else None
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model, self._lock)
         self.fitter.override = override_of(override)
@@ -155,7 +155,7 @@ class Session:
 
     def _summaries(self) -> "SummaryWriter | None":
         hand_over = self._handing_over()
-        if self._summarizer is None and not self.config.has_writers(self._agent) and hand_over is None:
+        if self._summarizer is None and not self.config.has_summarizers(self._agent) and hand_over is None:
             return None
         from refold.summaries.context import SummaryContext
         from refold.summaries.prepare import SummaryWriter, summarizers_of
@@ -170,11 +170,11 @@ class Session:
 
     def _handing_over(self) -> "Callable[[Budget, int], PendingWork] | None":
         """To workers, where that is how it is set up."""
-        if self.settings.summarizer.run_in != "worker":
+        if self.settings.summarizer.executor != "worker":
             return None
         from refold.summaries.queue import CompactionJob, queue_of
 
-        path = ("agents", self._agent or "default", "summarizer", "run_in")
+        path = ("agents", self._agent or "default", "summarizer", "executor")
         queue = queue_of(self.store, self.config.place(*path))
 
         def hand_over(budget: "Budget", round: int) -> "PendingWork":
@@ -306,7 +306,7 @@ class Session:
             SettingError: an argument is not allowed, such as an unknown `kind`.
             StoreError: the session was closed, or the store cannot be used.
         """
-        message_kind(kind)
+        require_kind(kind)
         beside: dict[str, Any] = {"id": id, "tags": tags, "kind": kind, "expiry": expiry, "tools": tools}
         beside = {name: value for name, value in beside.items() if value is not None and value != ()}
         intake = self.intake(dialect)
@@ -461,7 +461,7 @@ class Session:
             OverBudgetError: what must be shown is larger than the window.
         """
         require_name("dialect", "unset" if dialect is None else dialect)
-        wish = FitRequest(dialect, tools, override, fields(request))
+        wish = FitRequest(dialect, tools, override, request_fields(request))
         with telemetry.work("fit", self.conversation) as span:
             self._settle_streams()
             told = self._remembered(self._recall) if self._recall is not None else ()
@@ -559,7 +559,7 @@ class Session:
         """
         with self._lock:
             self.record.catch_up()
-            return self.fitter.overflow(FitRequest(tools=tools, request=fields(request)))
+            return self.fitter.overflow(FitRequest(tools=tools, request=request_fields(request)))
 
     def should_compact(
         self, *, tools: Sequence[Any] | None = None, request: Mapping[str, Any] | None = None
@@ -567,7 +567,7 @@ class Session:
         """Whether the next `fit` would make the view smaller, and because of what."""
         with self._lock:
             self.record.catch_up()
-            return self.fitter.decide(FitRequest(tools=tools, request=fields(request)))
+            return self.fitter.decide(FitRequest(tools=tools, request=request_fields(request)))
 
     def view(self, at: int | None = None) -> View:
         """What the model sees now, or saw right after the event at a place."""
