@@ -10,7 +10,7 @@ import yaml
 import refold
 from refold.config.config import Config, load_config, with_database
 from refold.config.serving import Limits
-from refold.config.settings import AgentSettings, Compact, Setting, SummarizerSettings, ToolSettings
+from refold.config.settings import AgentSettings, Compact, Economy, Setting, SummarizerSettings, ToolSettings
 from refold.config.validate import accepted_types, field_types
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
@@ -635,15 +635,21 @@ def test_settings_under_an_older_name_are_read_with_a_warning(written):
         serve:
           plain_http: true
           limits: {take_s: 5, body_pause_s: 3, body_idle_s: 4}
+        agents:
+          a: {compact: {economy: {risk: 0.2}}, summarizer: {run_in: worker}}
         """
     with pytest.warns(DeprecationWarning, match="is deprecated; write") as warned:
         config = load_config(written(text))
     assert config.serve.allow_insecure_upstreams
     assert config.serve.limits == Limits(write_timeout_s=5, body_idle_s=4)
     assert config.origin("serve", "limits", "write_timeout_s") == "agent.yaml:4"
+    assert config.agent("a").compaction.economizing == Economy(max_loss=0.2)
+    assert config.agent("a").summarizer.executor == "worker"
     told = [str(one.message).rpartition("/")[2] for one in warned]
     assert told == [
         "agent.yaml:3: serve.plain_http: is deprecated; write allow_insecure_upstreams instead",
         "agent.yaml:4: serve.limits.take_s: is deprecated; write write_timeout_s instead",
         "agent.yaml:4: serve.limits.body_pause_s: is deprecated; write body_idle_s instead",
+        "agent.yaml:6: agents.a.compact.economy.risk: is deprecated; write max_loss instead",
+        "agent.yaml:6: agents.a.summarizer.run_in: is deprecated; write executor instead",
     ]
