@@ -163,8 +163,9 @@ def load_config(source: Source) -> Config:
     """
     if source is None or (isinstance(source, Config) and source.origins):
         return source or Config()
+    several: Sequence[Any] = source if isinstance(source, list | tuple) else [source]
     sources = list[SourceValues]()
-    for one in source if isinstance(source, list | tuple) else [source]:
+    for one in several:
         sources.append(_as_source(one) if isinstance(one, Config) else with_current_names(read(one)))
     return merge_sources(sources)
 
