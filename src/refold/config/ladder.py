@@ -44,10 +44,10 @@ def full_ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> LadderPl
 def all_but_recent(settings: AgentSettings) -> LadderPlan:
     """The configured strategy, down to the newest messages."""
     compact = settings.compaction
-    rung = strategy(settings, compact.strategy, compact.keep_recent, fill=False)
+    stage = strategy(settings, compact.strategy, compact.keep_recent, fill=False)
     why = f"a turn or message trigger fired: keep the newest {compact.keep_recent}"
     setting = ("compact", "keep_recent")
-    return LadderPlan(with_reason(rung, why, setting), lambda prepared: with_reason(prepared, why, setting))
+    return LadderPlan(with_reason(stage, why, setting), lambda prepared: with_reason(prepared, why, setting))
 
 
 def on_demand(settings: AgentSettings, own: Sequence[Policy], order: CompactionRequest) -> LadderPlan:
@@ -55,16 +55,16 @@ def on_demand(settings: AgentSettings, own: Sequence[Policy], order: CompactionR
     keep = settings.compaction.keep_recent if order.keep_recent is None else order.keep_recent
     if order.target is None:
         order = msgspec.structs.replace(order, keep_recent=keep)
-        rung = strategy(settings, order.strategy, keep, fill=False, focus=order.focus)
-        return LadderPlan(with_reason(rung, order.why), lambda prepared: with_reason(prepared, order.why))
-    rung = strategy(settings, order.strategy, order.keep_recent or 0, fill=True, focus=order.focus)
+        stage = strategy(settings, order.strategy, keep, fill=False, focus=order.focus)
+        return LadderPlan(with_reason(stage, order.why), lambda prepared: with_reason(prepared, order.why))
+    stage = strategy(settings, order.strategy, order.keep_recent or 0, fill=True, focus=order.focus)
     last = Shrink(spared_tools(settings), spare_newest=False)
 
     def down_to_target(*first: Policy) -> Policy:
-        rungs = (*first, with_reason(rung, order.why), with_reason(last, order.why))
+        stages = (*first, with_reason(stage, order.why), with_reason(last, order.why))
 
         def policy(view: View, budget: Budget, count: Count, /) -> Plan:
-            return run_stages(rungs, view, budget, count)[1]
+            return run_stages(stages, view, budget, count)[1]
 
         return policy
 
@@ -74,11 +74,11 @@ def on_demand(settings: AgentSettings, own: Sequence[Policy], order: CompactionR
     )
 
 
-def with_reason(rung: Policy, why: str, setting: tuple[str, ...] = ()) -> Policy:
+def with_reason(stage: Policy, why: str, setting: tuple[str, ...] = ()) -> Policy:
     """The same policy, whose edits give this reason."""
 
     def policy(view: View, budget: Budget, count: Count, /) -> Plan:
-        plan = rung(view, budget, count)
+        plan = stage(view, budget, count)
         return [msgspec.structs.replace(edit, why=why, setting=setting) for edit in plan]
 
     return policy
@@ -100,8 +100,8 @@ def economy_ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> Polic
 def in_place_rules(settings: AgentSettings, own: Sequence[Policy]) -> list[Policy]:
     """The policies that keep every message in its place: ended leases first, then the user's own."""
     dedupe = settings.deduping
-    rungs = (dedupe and except_tools(dedupe, spared_tools(settings)), settings.compaction.pruning)
-    return [EndLeases(), *map(checked_policy, own), *filter(None, rungs)]
+    stages = (dedupe and except_tools(dedupe, spared_tools(settings)), settings.compaction.pruning)
+    return [EndLeases(), *map(checked_policy, own), *filter(None, stages)]
 
 
 def with_prepared(prepared: UsePrepared, in_place: Sequence[Policy], ladder: Ladder) -> Policy:
@@ -141,14 +141,14 @@ def spared_tools(settings: AgentSettings) -> tuple[str, ...]:
     return prune.exclude_tools if prune else ()
 
 
-def except_tools(rung: Policy, tools: Sequence[str]) -> Policy:
+def except_tools(stage: Policy, tools: Sequence[str]) -> Policy:
     """The same policy, without edits of results of these tools."""
 
     def policy(view: View, budget: Budget, count: Count, /) -> Plan:
         spared = {item.span for item in view.items for line in item.lines if {*line.tools} & {*tools}}
-        return [edit for edit in rung(view, budget, count) if edit.span not in spared]
+        return [edit for edit in stage(view, budget, count) if edit.span not in spared]
 
-    return policy if tools else rung
+    return policy if tools else stage
 
 
 def strategy(
