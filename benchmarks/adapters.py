@@ -23,7 +23,8 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from refold.adapters.conversation import Talks
+from refold.adapters.conversation import AdapterConversation
+from refold.adapters.synced_history import SyncedHistory
 from refold.session.session import Session
 from refold.testing.adapters import TASK, Reader, Reply, Request, Rig, Script
 
@@ -136,7 +137,7 @@ def main(
     """What an adapter adds to a call of the model."""
     with tempfile.TemporaryDirectory() as folder:
         rig, watch = rig_of(tests.resolve(), Path(folder)), Stopwatch()
-        watch.watch([Talks, *rig.hooks])
+        watch.watch([AdapterConversation, SyncedHistory, *rig.hooks])
         rig.run("warm", TASK, watch.asked(Reader(2, wanted=None)))
         watch.calls.clear()
         said = rig.run("timed", TASK, watch.asked(Reader(steps, wanted=None)))

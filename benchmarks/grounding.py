@@ -29,7 +29,7 @@ from refold.core.message import Message, ToolResult
 from refold.models.count import counter
 from refold.policies.evidence import COMMANDING, Evidence, checked
 from refold.policies.extract import demands, summary
-from refold.policies.outline import words, worth
+from refold.policies.outline import exactness, words
 from refold.policies.sections import SECTIONS
 
 MODEL = "gpt-5"
@@ -249,7 +249,7 @@ def _of_files(trace: Trace) -> Iterator[Said]:
 
 def _terse(sentence: str) -> str:
     """Without every fifth word, unless it is a value or a name."""
-    kept = (w for n, w in enumerate(sentence.split()) if n % 5 != 3 or worth(w) > 0 or w[:1].isupper())
+    kept = (w for n, w in enumerate(sentence.split()) if n % 5 != 3 or exactness(w) > 0 or w[:1].isupper())
     return " ".join(kept)
 
 
@@ -358,7 +358,7 @@ def _omissions(
     tokens = sum(map(count, trace.messages))
     if tokens < SMALLEST:
         return
-    found = (word for _, line in lines for word in words(line.replace("`", " ")) if worth(word) >= 2.5)
+    found = (word for _, line in lines for word in words(line.replace("`", " ")) if exactness(word) >= 2.5)
     values = [value for value in dict.fromkeys(found) if value in text]
     users = (message.text for message in trace.messages if message.role == "user")
     rules = [rule for told in users for rule in demands(told) if len(rule) < 400]

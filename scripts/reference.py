@@ -19,13 +19,20 @@ from refold.cli import app
 from refold.config.config import Config
 from refold.config.serving import ServeSettings
 from refold.config.settings import AgentSettings, Setting, ToolSettings
-from refold.config.validate import RANGES, WORDS, Range, hints, is_struct, kinds_of, lists_structs
+from refold.config.validate import (
+    RANGES,
+    TYPE_NAMES,
+    Range,
+    accepted_types,
+    field_types,
+    is_struct,
+    lists_structs,
+)
 from refold.core import errors, event
 from refold.core.event import Called, Certificate, Line, Named, Piece, Pinned, Replaced, Span, Undone
 from refold.core.message import Message, Text, Usage
 from refold.models.limits import ModelLimits, ModelSettings
-from refold.serve import frames, gateway, health, openapi, panel
-from refold.serve import http_errors as refusal
+from refold.serve import frames, gateway, health, http_errors, openapi, panel
 from refold.serve.api import ENDPOINTS, Endpoint
 from refold.serve.service import Service
 from refold.session.notify import CompactionEvent, MessageEvent
@@ -35,7 +42,7 @@ from refold.stores.store import Key
 HERE = Path(__file__).parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by scripts/reference.py: change the code, then run it. -->"
 MORE = """models:models serve:production compact:ladder repair:validity counter:counting summarizer:summaries
-profile:prompts prompts:prompts prompt:prompts run_in:workers expand:expand tokens:security flags:models
+profile:prompts prompts:prompts prompt:prompts executor:workers expand:expand tokens:security flags:models
 inject_tools:gateway"""
 """Settings that have a page of their own."""
 
@@ -90,7 +97,7 @@ def rows_of(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[list[str
     for field in msgspec.structs.fields(struct):
         if field.name == "origins":  # where the others came from: nobody sets it
             continue
-        path, kinds = f"{prefix}{field.name}", kinds_of(hints(struct)[field.name])
+        path, kinds = f"{prefix}{field.name}", accepted_types(field_types(struct)[field.name])
         inner = [kind if is_struct(kind) else get_args(kind)[0] for kind in kinds if has_rows(kind)]
         meaning = says.get(field.name, "").split("\n\n")[0] or (paragraphs(inner[0])[0] if inner else "")
         if not meaning:
@@ -122,7 +129,9 @@ def allowed(name: str, kinds: tuple[Any, ...]) -> str:
         elif kind is bool:
             words += [] if "`on`" in words else ["`on`", "`off`"]
         else:
-            words.append(WORDS[kind] + (within(RANGES.get(name, Range())) if kind in (int, float) else ""))
+            words.append(
+                TYPE_NAMES[kind] + (within(RANGES.get(name, Range())) if kind in (int, float) else "")
+            )
     return ", ".join(words)
 
 
@@ -196,7 +205,7 @@ def failures() -> Iterator[str]:
 
 
 def row_of(kind: type[Exception]) -> list[object]:
-    status = next((status for one, status in refusal.STATUSES.items() if issubclass(kind, one)), 500)
+    status = next((status for one, status in http_errors.STATUSES.items() if issubclass(kind, one)), 500)
     has = inspect.signature(kind).parameters if inspect.isfunction(kind.__init__) else ()
     return [code([kind.__name__]), *paragraphs(kind), code(has), status]
 
@@ -209,7 +218,7 @@ def http() -> Iterator[str]:
     """
     service = Service(Config(), MemoryStore())
     plain = [route for part in (health, panel) for route in part.routes(service)]
-    rows = [(f"any `{door.path}`", door.says) for door in gateway.DOORS]
+    rows = [(f"any `{route.path}`", route.description) for route in gateway.ROUTES]
     rows += [(f"GET `{route.path}`", inspect.getdoc(route.endpoint) or "") for route in plain]
     yield "## Gateway, health and panel\n"
     yield from table("route | what", rows)
@@ -221,7 +230,7 @@ def http() -> Iterator[str]:
             given.setdefault(fact, []).append(one.verb)
     yield from table("given | with | is", ((code([n]), ", ".join(v), says) for (n, says), v in given.items()))
     yield '## What is refused\n\nIs answered as `{"error": {"code", "message"}}`.\n'
-    rest = ((status, code([refusal.CODES[status]]), says) for status, says in openapi.ERRORS.items())
+    rest = ((status, code([http_errors.CODES[status]]), says) for status, says in openapi.ERRORS.items())
     yield from table("status | code | why", rest)
 
 

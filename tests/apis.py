@@ -10,7 +10,7 @@ import httpx
 
 from refold.config.config import load_config
 from refold.serve.app import app_of
-from refold.serve.run import Server, listening, url_of
+from refold.serve.run import GracefulServer, listening, url_of
 from refold.serve.service import Service
 from refold.stores.store import open_store
 from served import WAIT_S, until
@@ -20,7 +20,7 @@ MODELS = {"m": {"window": 8_000, "max_output": 1_000, "input": 3.0, "output": 15
 
 class Running(NamedTuple):
     service: Service
-    server: Server
+    server: GracefulServer
     url: str
     http: httpx.Client
 
@@ -41,8 +41,8 @@ def running(
     config = load_config({"models": MODELS, **(settings or {}), "serve": {"port": 0, **serve}})
     service = Service(config, open_store(store), summarizer=summarizer)
     with listening(config) as listener:
-        server = Server(app_of(service), config.serve.limits)
-        server.on_stop = service.hub.close
+        server = GracefulServer(app_of(service), config.serve.limits)
+        server.on_stop = service.events.close
         thread = Thread(target=lambda: asyncio.run(server.serve([listener])))
         thread.start()
         url = url_of(listener)

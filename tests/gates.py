@@ -74,7 +74,7 @@ def gate(
     service = Service(settings, store)
     try:
         with running(app_of(service), settings) as (url, server):
-            server.on_stop, server.on_end = service.hub.close, service.finish
+            server.on_stop, server.on_end = service.events.close, service.finish
             yield Gate(url, upstream, service)
     finally:
         service.close()

@@ -17,7 +17,7 @@ import refold
 from refold.config.config import load_config
 from refold.core.message import Message, Text, ToolCall
 from refold.serve.app import app_of
-from refold.serve.run import Server, listening, url_of
+from refold.serve.run import GracefulServer, listening, url_of
 from refold.serve.service import Service
 from refold.session.session import Session
 from refold.stores.store import open_store
@@ -70,8 +70,8 @@ def served(store: str, port: int = 0, **settings: Any) -> Iterator[Panel]:
     config = load_config({**SETTINGS, "serve": {"port": port, **settings}})
     with listening(config) as listener:
         service = Service(config, open_store(store), summarizer=summarize)
-        server = Server(app_of(service), config.serve.limits)
-        server.on_stop = service.hub.close
+        server = GracefulServer(app_of(service), config.serve.limits)
+        server.on_stop = service.events.close
         thread = Thread(target=server.run, args=([listener],))
         thread.start()
         try:

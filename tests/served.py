@@ -17,9 +17,9 @@ from starlette.routing import Route, Router
 from refold.config.config import Config, load_config
 from refold.core.errors import StoreError
 from refold.serve.app import app_of
-from refold.serve.guard import Guard, body_of
+from refold.serve.guard import Guard
 from refold.serve.metrics import Metrics
-from refold.serve.run import Server, listening, url_of
+from refold.serve.run import GracefulServer, listening, url_of
 from refold.serve.service import Service
 from refold.serve.tokens import Tokens
 from refold.stores.store import Store
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 class Served(NamedTuple):
     url: str
-    server: Server
+    server: GracefulServer
     metrics: Metrics
     entered: list[str]
     """The paths that got past the guard."""
@@ -94,16 +94,16 @@ def whole_service(store: Store, **settings: Any) -> Iterator[Served]:
     service = Service(config, store)
     try:
         with running(app_of(service), config) as (url, server):
-            server.on_stop, server.on_end = service.hub.close, service.finish
+            server.on_stop, server.on_end = service.events.close, service.finish
             yield Served(url, server, service.metrics, [])
     finally:
         service.close()
 
 
 @contextmanager
-def running(app: Any, config: Config) -> Iterator[tuple[str, Server]]:
+def running(app: Any, config: Config) -> Iterator[tuple[str, GracefulServer]]:
     with listening(config) as listener:
-        server = Server(app, config.serve.limits)
+        server = GracefulServer(app, config.serve.limits)
         thread = Thread(target=server.run, args=([listener],))
         thread.start()
         try:
@@ -116,7 +116,7 @@ def running(app: Any, config: Config) -> Iterator[tuple[str, Server]]:
 
 def routes() -> list[Route]:
     async def echo(request: Request) -> Response:
-        body = await body_of(request)
+        body = await request.body()
         caller = request.scope["state"]["caller"]
         return JSONResponse({"bytes": len(body), "owner": caller.owner, "scopes": sorted(caller.scopes)})
 

@@ -12,9 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refold
-from refold.adapters.align import aligned, standing, woven
-from refold.adapters.conversation import WARM, Ask, Talks, tools
-from refold.adapters.synced_history import Otherwise
+from refold.adapters.align import align, insert_transient, match_request
+from refold.adapters.conversation import (
+    WARM_CONVERSATIONS,
+    AdapterConversations,
+    ModelCall,
+    lookup_tools,
+)
+from refold.adapters.synced_history import Overridden
 from refold.core.errors import OverBudgetError, RefoldError
 from refold.core.message import Message
 from refold.dialects import openai_chat
@@ -22,26 +27,26 @@ from refold.stores.memory import MemoryStore
 from refold.stores.store import Store
 from refold.testing.adapters import CONFIG, MODEL, TASK, ledger
 
-ASK = Ask(tools=[{"type": "function", "function": one} for one in tools()], output=500)
+CALL = ModelCall(tools=[{"type": "function", "function": one} for one in lookup_tools()], max_output=500)
 
 
 class Dicts:
     """A framework that has only dicts, without ids."""
 
-    def mark(self, message: dict[str, Any]) -> Hashable:
+    def fingerprint(self, message: dict[str, Any]) -> Hashable:
         return repr(message)
 
-    def read(self, message: dict[str, Any]) -> Message:
+    def parse(self, message: dict[str, Any]) -> Message:
         return openai_chat.parse(message)
 
-    def write(self, message: Message, original: dict[str, Any] | None) -> dict[str, Any]:
+    def render(self, message: Message, original: dict[str, Any] | None) -> dict[str, Any]:
         return openai_chat.render(message)[0][0]
 
 
 class Named(Dicts):
     """The same with ids."""
 
-    def read(self, message: dict[str, Any]) -> Message:
+    def parse(self, message: dict[str, Any]) -> Message:
         return refold.Message(**{**_fields(openai_chat.parse(message)), "id": message["id"]})
 
 
@@ -67,12 +72,12 @@ def store() -> Store:
 
 
 @pytest.fixture
-def talks(store):
+def conversations(store):
     return new(store)
 
 
-def new(store, tongue=None):
-    return Talks(tongue or Dicts(), store=store, model=MODEL, config=CONFIG)
+def new(store, converter=None):
+    return AdapterConversations(converter or Dicts(), store=store, model=MODEL, config=CONFIG)
 
 
 def kept(store, name="t"):
@@ -82,20 +87,20 @@ def kept(store, name="t"):
 
 @given(st.text("abc", max_size=12), st.text("xyz", max_size=6))
 def test_what_comes_after_all_that_is_known_is_new(known, new):
-    assert aligned(list(known), list(known + new)) == (len(known), [*range(len(known))])
+    assert align(list(known), list(known + new)) == (len(known), [*range(len(known))])
 
 
 @given(st.integers(0, 8), st.integers(1, 8), st.integers(1, 8), st.text("xyz", max_size=3), st.text("xyz"))
 def test_what_was_trimmed_still_holds_whatever_stands_for_it(head, cut, tail, summary, new):
     known = [f"{n}" for n in range(head + cut + tail)]
-    there = aligned(known, [*known[:head], *summary, *known[head + cut :], *new])
+    there = align(known, [*known[:head], *summary, *known[head + cut :], *new])
     assert there.keep == len(known)
     assert there.places == [*range(head), *[None] * len(summary), *range(head + cut, len(known))]
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=10), st.lists(st.sampled_from("abc"), max_size=10))
 def test_whatever_is_given_it_is_known_by_what_it_says_and_the_newest_is_never_taken_for_old(known, given):
-    there = aligned(known, given)
+    there = align(known, given)
     assert all(at is None or known[at] == one for at, one in zip(there.places, given, strict=False))
     assert len(there.places) <= len(given)
     assert all(at is None or at < there.keep for at in there.places)
@@ -103,15 +108,16 @@ def test_whatever_is_given_it_is_known_by_what_it_says_and_the_newest_is_never_t
         assert there.places[-1] in (None, len(known) - 1)
 
 
-def test_what_fits_is_handed_back_as_the_very_objects(talks):
+def test_what_fits_is_handed_back_as_the_very_objects(conversations):
     messages = [user(TASK), *said(3)]
-    assert all(one is two for one, two in zip(talks.fit("t", messages, ASK), messages, strict=True))
+    shown = conversations.get("t").fit(messages, CALL)
+    assert all(one is two for one, two in zip(shown, messages, strict=True))
 
 
-def test_what_does_not_fit_is_reduced_and_nothing_that_was_given_is_changed(talks, store):
+def test_what_does_not_fit_is_reduced_and_nothing_that_was_given_is_changed(conversations, store):
     messages = [user(TASK), *said(60)]
     before = repr(messages)
-    shown = talks.fit("t", messages, ASK)
+    shown = conversations.get("t").fit(messages, CALL)
     assert repr(messages) == before
     assert shown[0] is messages[0]
     assert shown[-1] is messages[-1]
@@ -119,210 +125,211 @@ def test_what_does_not_fit_is_reduced_and_nothing_that_was_given_is_changed(talk
     assert kept(store) == [openai_chat.parse(one).text for one in messages]
 
 
-def test_only_what_is_new_is_stored(talks, store):
+def test_only_what_is_new_is_stored(conversations, store):
     messages = [user(TASK)]
     for step in range(1, 20):
-        talks.fit("t", messages, ASK)
+        conversations.get("t").fit(messages, CALL)
         messages += said(1, step)
-    talks.keep("t", messages)
+    conversations.get("t").record(messages)
     assert len(kept(store)) == len(messages)
 
 
-def test_the_same_words_twice_are_two_messages(talks, store):
+def test_the_same_words_twice_are_two_messages(conversations, store):
     messages = [user("yes"), {"role": "assistant", "content": "ok"}] * 3
     for n in range(1, 7):
-        talks.keep("t", messages[:n])
+        conversations.get("t").record(messages[:n])
     assert kept(store) == ["yes", "ok"] * 3
-    new(store).keep("t", [*messages, user("yes")])
+    new(store).get("t").record([*messages, user("yes")])
     assert kept(store) == [*["yes", "ok"] * 3, "yes"]
 
 
-def test_what_a_framework_trims_away_is_still_seen(talks, store):
+def test_what_a_framework_trims_away_is_still_seen(conversations, store):
     messages = [user(TASK), *said(10)]
-    talks.keep("t", messages)
+    conversations.get("t").record(messages)
     trimmed = [*messages[9:], user("Go on.")]
-    shown = talks.fit("t", trimmed, ASK)
+    shown = conversations.get("t").fit(trimmed, CALL)
     assert shown[0]["content"] == TASK
     assert shown[-1] is trimmed[-1]
     assert len(kept(store)) == len(messages) + 1
 
 
-def test_a_summary_of_the_framework_s_own_does_not_make_it_all_new(talks, store):
+def test_a_summary_of_the_framework_s_own_does_not_make_it_all_new(conversations, store):
     messages = [user(TASK), *said(10)]
-    talks.keep("t", messages)
+    conversations.get("t").record(messages)
     own = [user("Ten ledgers were read."), *messages[-4:], user("Go on.")]
     for _ in range(3):
-        shown = talks.fit("t", own, ASK)
+        shown = conversations.get("t").fit(own, CALL)
         assert shown[0]["content"] == TASK
         assert shown[-1] is own[-1]
         own += said(1, 11 + _)
     assert len(kept(store)) == len(messages) + len(own) - 4 - 2
 
 
-def test_a_summary_with_nothing_new_after_it_is_no_end(talks, store):
+def test_a_summary_with_nothing_new_after_it_is_no_end(conversations, store):
     messages = [user(TASK), *said(3)]
-    talks.keep("t", messages)
+    conversations.get("t").record(messages)
     own = [user("Summary."), *messages[-2:]]
-    talks.fit("t", own, ASK)
+    conversations.get("t").fit(own, CALL)
     own += [{"role": "assistant", "content": "Done."}, user("thanks")]
-    for one in (talks, new(store)):
-        one.fit("t", own, ASK)
+    for one in (conversations, new(store)):
+        one.get("t").fit(own, CALL)
     assert len(kept(store)) == len(messages) + 3
 
 
-def test_what_somebody_else_appended_with_an_id_forks_nothing(talks, store):
+def test_what_somebody_else_appended_with_an_id_forks_nothing(conversations, store):
     messages = [user("a"), {"role": "assistant", "content": "b"}]
-    talks.keep("t", messages)
+    conversations.get("t").record(messages)
     with refold.open("t", store=store) as chat:
         chat.append({"role": "user", "content": "From elsewhere."}, id="theirs")
-    new(store).keep("t", [*messages, user("c")])
+    new(store).get("t").record([*messages, user("c")])
     assert kept(store) == ["a", "b", "From elsewhere.", "c"]
 
 
-def test_words_that_were_said_before_are_not_taken_for_those(talks):
+def test_words_that_were_said_before_are_not_taken_for_those(conversations):
     ok = {"role": "assistant", "content": "b"}
-    talks.keep("t", [user("a"), user("go on"), ok, user("go on")])
+    conversations.get("t").record([user("a"), user("go on"), ok, user("go on")])
     changed = [user("a"), user("go on"), user("other")]
-    assert talks.fit("t", changed, ASK) == changed
+    assert conversations.get("t").fit(changed, CALL) == changed
 
 
-def test_a_changed_past_goes_on_in_a_conversation_of_its_own(talks, store):
+def test_a_changed_past_goes_on_in_a_conversation_of_its_own(conversations, store):
     first = [user("Hello."), {"role": "assistant", "content": "Hi."}, user("Paris?")]
     second = [*first[:2], user("Rome?")]
-    talks.keep("t", first)
-    assert talks.fit("t", second, ASK) == second
+    conversations.get("t").record(first)
+    assert conversations.get("t").fit(second, CALL) == second
     assert kept(store) == ["Hello.", "Hi.", "Paris?"]
     assert kept(store, "t~1") == ["Hello.", "Hi.", "Rome?"]
     longer = [*second, {"role": "assistant", "content": "In Italy."}]
-    assert new(store).fit("t", longer, ASK) == longer
+    assert new(store).get("t").fit(longer, CALL) == longer
     assert kept(store, "t~1")[-1] == "In Italy."
 
 
 def test_a_name_that_looks_like_a_branch_is_none(store):
-    talks = new(store)
-    talks.keep("bob", [user("secret"), {"role": "assistant", "content": "ok"}])
-    talks.keep("bob~1", [user("I am Mallory")])
-    new(store).keep("bob", [user("secret"), {"role": "assistant", "content": "ok"}, user("PIN")])
+    conversations = new(store)
+    conversations.get("bob").record([user("secret"), {"role": "assistant", "content": "ok"}])
+    conversations.get("bob~1").record([user("I am Mallory")])
+    new(store).get("bob").record([user("secret"), {"role": "assistant", "content": "ok"}, user("PIN")])
     assert kept(store, "bob~1") == ["I am Mallory"]
     assert kept(store, "bob") == ["secret", "ok", "PIN"]
-    new(store).keep("bob", [user("secret"), {"role": "assistant", "content": "ok"}, user("other")])
+    new(store).get("bob").record([user("secret"), {"role": "assistant", "content": "ok"}, user("other")])
     assert kept(store, "bob~1") == ["I am Mallory"]
     assert kept(store, "bob~2") == ["secret", "ok", "other"]
     again = [user("secret"), {"role": "assistant", "content": "ok"}, user("other"), user("more")]
-    assert new(store).fit("bob", again, ASK) == again
+    assert new(store).get("bob").fit(again, CALL) == again
 
 
 def test_two_processes_that_see_the_same_change_go_on_together(store):
     first, second = new(store), new(store)
     messages = [user("a"), user("b")]
-    first.keep("t", messages)
-    second.keep("t", messages)
+    first.get("t").record(messages)
+    second.get("t").record(messages)
     changed = [user("a"), user("c")]
-    assert first.fit("t", changed, ASK) == changed
-    assert second.fit("t", [*changed, user("d")], ASK) == [*changed, user("d")]
+    assert first.get("t").fit(changed, CALL) == changed
+    assert second.get("t").fit([*changed, user("d")], CALL) == [*changed, user("d")]
     assert kept(store, "t~1") == ["a", "c", "d"]
 
 
 def test_what_has_an_id_is_stored_once_and_corrected_where_it_changed(store):
-    talks = new(store, Named())
+    conversations = new(store, Named())
     first = {"id": "m1", **user("Hello.")}
-    talks.keep("t", [first])
-    talks.keep("t", [first, {"id": "m2", **user("Paris?")}])
+    conversations.get("t").record([first])
+    conversations.get("t").record([first, {"id": "m2", **user("Paris?")}])
     changed = {"id": "m2", **user("Rome?")}
-    assert [openai_chat.parse(one).text for one in talks.fit("t", [first, changed], ASK)] == [
+    assert [openai_chat.parse(one).text for one in conversations.get("t").fit([first, changed], CALL)] == [
         "Hello.",
         "Rome?",
     ]
     assert kept(store) == ["Hello.", "Paris?"]
 
 
-def test_a_call_that_never_returned_is_answered(talks):
+def test_a_call_that_never_returned_is_answered(conversations):
     call, *_ = said(1)
-    shown = talks.fit("t", [user(TASK), call, user("Go on.")], ASK)
+    shown = conversations.get("t").fit([user(TASK), call, user("Go on.")], CALL)
     assert shown[0]["content"] == TASK
     assert shown[2]["tool_call_id"] == "call_1"
     assert "interrupted" in shown[2]["content"]
-    later = talks.fit("t", [user(TASK), call, user("Go on."), *said(1, 2)], ASK)
+    later = conversations.get("t").fit([user(TASK), call, user("Go on."), *said(1, 2)], CALL)
     assert [one["role"] for one in later] == ["user", "assistant", "tool", "user", "assistant", "tool"]
 
 
-def test_handles_are_shown_only_where_the_model_can_use_them(talks):
+def test_handles_are_shown_only_where_the_model_can_use_them(conversations):
     messages = [user(TASK), *said(60)]
-    assert "refold #" in repr(talks.fit("with", messages, ASK))
-    assert "refold #" not in repr(talks.fit("without", messages, ASK._replace(tools=())))
+    assert "refold #" in repr(conversations.get("with").fit(messages, CALL))
+    assert "refold #" not in repr(conversations.get("without").fit(messages, CALL._replace(tools=())))
 
 
-def test_what_somebody_else_appended_is_seen_too(talks, store):
+def test_what_somebody_else_appended_is_seen_too(conversations, store):
     messages = [user(TASK)]
-    talks.keep("t", messages)
+    conversations.get("t").record(messages)
     with refold.open("t", store=store) as chat:
         chat.append({"role": "user", "content": "From elsewhere."})
-    assert [one["content"] for one in talks.fit("t", messages, ASK)] == [TASK, "From elsewhere."]
+    assert [one["content"] for one in conversations.get("t").fit(messages, CALL)] == [TASK, "From elsewhere."]
 
 
-def test_what_cannot_fit_is_refused_and_kept(talks, store):
+def test_what_cannot_fit_is_refused_and_kept(conversations, store):
     with pytest.raises(OverBudgetError):
-        talks.fit("t", [user("word " * 20_000)], ASK)
+        conversations.get("t").fit([user("word " * 20_000)], CALL)
     assert len(kept(store)) == 1
 
 
 def test_what_changes_and_changes_back_is_shown_as_it_is_now(store):
-    talks = new(store, Named())
+    conversations = new(store, Named())
     for text in ("Paris?", "Rome?", "Paris?", "Rome?"):
-        shown = talks.fit("t", [{"id": "m1", **user(text)}], ASK)
+        shown = conversations.get("t").fit([{"id": "m1", **user(text)}], CALL)
         assert [openai_chat.parse(one).text for one in shown] == [text]
     assert kept(store) == ["Paris?"]
 
 
 def test_what_was_changed_while_nobody_looked_is_shown_as_it_is_in_a_new_process(store):
     own = [{"id": f"m{n}", **one} for n, one in enumerate([user(TASK), *said(60)])]
-    new(store, Named()).keep("t", own[:3])
+    new(store, Named()).get("t").record(own[:3])
     hidden = {**own[2], "content": own[2]["content"].replace("herring", "[fish]")}
-    shown = new(store, Named()).fit("t", [*own[:2], hidden, *own[3:]], ASK)
+    shown = new(store, Named()).get("t").fit([*own[:2], hidden, *own[3:]], CALL)
     assert "herring" not in repr(shown[2])
     assert "refold #" in repr(shown)
-    assert new(store, Named()).fit("t", [*own[:2], hidden, *own[3:]], ASK) == shown
+    assert new(store, Named()).get("t").fit([*own[:2], hidden, *own[3:]], CALL) == shown
     with refold.open("t", store=store) as chat:
         assert len([event for event in chat.events() if getattr(event, "kind", "") == "correct"]) == 1
 
 
-def test_what_others_say_otherwise_in_one_request_is_shown_so_and_stored_as_it_was_said(talks, store):
+def test_what_others_say_otherwise_in_one_request_is_shown_so_and_stored_as_it_was_said(conversations, store):
     results = list(said(3))
     own = [user("My number is 4711."), *results]
     shown = [user("My number is ***."), *({**one, "content": "barrels"} for one in results)]
-    asked = [Otherwise(*two) for two in zip(own, shown, strict=True)]
-    assert all(one is two for one, two in zip(talks.fit("t", asked, ASK), shown, strict=True))
-    talks.keep("t", own)
+    asked = [Overridden(*two) for two in zip(own, shown, strict=True)]
+    assert all(one is two for one, two in zip(conversations.get("t").fit(asked, CALL), shown, strict=True))
+    conversations.get("t").record(own)
     assert kept(store) == [openai_chat.parse(one).text for one in own]
-    assert talks.fit("t", asked, ASK) == shown
+    assert conversations.get("t").fit(asked, CALL) == shown
 
 
-def test_what_others_say_otherwise_is_never_shortened_from_what_it_was(talks):
+def test_what_others_say_otherwise_is_never_shortened_from_what_it_was(conversations):
     own = [user(TASK), *said(60)]
     hides = [{**one, "content": one["content"].replace("herring", "[fish]")} for one in own]
     for n in range(1, len(own) + 1, 10):
-        asked = [Otherwise(*two) for two in zip(own[:n], hides[:n], strict=True)]
-        assert "herring" not in repr(talks.fit("t", asked, ASK))
-    assert "refold #" in repr(talks.fit("t", asked, ASK))
+        asked = [Overridden(*two) for two in zip(own[:n], hides[:n], strict=True)]
+        assert "herring" not in repr(conversations.get("t").fit(asked, CALL))
+    assert "refold #" in repr(conversations.get("t").fit(asked, CALL))
 
 
-def test_what_is_answered_otherwise_is_shown_whole_or_not_at_all(talks):
+def test_what_is_answered_otherwise_is_shown_whole_or_not_at_all(conversations):
     """Another call cannot be put in its place; neither may it be shown in the old words."""
     call, result = said(1)
     other = {**result, "content": "[hidden]", "tool_call_id": "call_9"}
     messages = [user(TASK), call, result]
-    talks.fit("t", messages, ASK)
-    assert ledger(1) not in repr(talks.fit("t", [user(TASK), call, Otherwise(result, other)], ASK))
+    conversations.get("t").fit(messages, CALL)
+    shown = conversations.get("t").fit([user(TASK), call, Overridden(result, other)], CALL)
+    assert ledger(1) not in repr(shown)
 
 
 def test_who_knows_only_the_beginning_hears_how_it_went_on_and_was_changed(store):
     stale, other = new(store), new(store)
     ok = [{"role": "assistant", "content": f"{n}"} for n in range(4)]
-    stale.keep("t", [user("one")])
-    other.keep("t", [user("one"), ok[1], user("two"), ok[2]])
-    other.fit("t", [user("one"), ok[1], user("other")], ASK)
+    stale.get("t").record([user("one")])
+    other.get("t").record([user("one"), ok[1], user("two"), ok[2]])
+    other.get("t").fit([user("one"), ok[1], user("other")], CALL)
     now = [user("one"), ok[1], user("other"), ok[3], user("next")]
-    assert stale.fit("t", now, ASK) == now
+    assert stale.get("t").fit(now, CALL) == now
     assert kept(store) == ["one", "1", "two", "2"]
     assert kept(store, "t~1") == ["one", "1", "other", "3", "next"]
 
@@ -331,18 +338,18 @@ def test_two_that_take_turns_store_all_of_it_once(store):
     turns, history = [new(store), new(store)], list[dict[str, Any]]()
     for n in range(6):
         history.append(user("go on"))
-        assert turns[n % 2].fit("t", history, ASK) == history
+        assert turns[n % 2].get("t").fit(history, CALL) == history
         history.append({"role": "assistant", "content": "ok"})
-        turns[n % 2].keep("t", history)
+        turns[n % 2].get("t").record(history)
     assert kept(store) == [one["content"] for one in history]
 
 
-def test_what_was_erased_begins_anew(talks, store):
+def test_what_was_erased_begins_anew(conversations, store):
     messages = [user("one"), {"role": "assistant", "content": "1"}]
-    talks.fit("t", messages, ASK)
+    conversations.get("t").fit(messages, CALL)
     with refold.open("t", store=store) as chat:
         chat.clear()
-    assert talks.fit("t", [*messages, user("two")], ASK) == [*messages, user("two")]
+    assert conversations.get("t").fit([*messages, user("two")], CALL) == [*messages, user("two")]
     assert kept(store) == ["one", "1", "two"]
 
 
@@ -352,27 +359,27 @@ class Counted(Dicts):
     def __init__(self) -> None:
         self.asked = 0
 
-    def mark(self, message: dict[str, Any]) -> Hashable:
+    def fingerprint(self, message: dict[str, Any]) -> Hashable:
         self.asked += 1
-        return super().mark(message)
+        return super().fingerprint(message)
 
 
 def test_what_was_there_at_the_last_call_is_not_looked_at_again(store):
-    talks, messages, asked = new(store, tongue := Counted()), [user(TASK)], list[int]()
+    conversations, messages, asked = new(store, converter := Counted()), [user(TASK)], list[int]()
     for step in range(1, 40):
         messages += said(1, step)
-        before = tongue.asked
-        talks.fit("t", list(messages), ASK)
-        asked.append(tongue.asked - before)
+        before = converter.asked
+        conversations.get("t").fit(list(messages), CALL)
+        asked.append(converter.asked - before)
     assert set(asked[1:]) == {asked[1]}
 
 
-def test_what_is_changed_in_place_is_seen_at_the_next_call(talks):
+def test_what_is_changed_in_place_is_seen_at_the_next_call(conversations):
     messages = [user("one"), {"role": "assistant", "content": "1"}]
-    talks.fit("t", messages, ASK)
+    conversations.get("t").fit(messages, CALL)
     messages[1]["content"] = "uno"
     messages.append(user("two"))
-    assert talks.fit("t", messages, ASK) == messages
+    assert conversations.get("t").fit(messages, CALL) == messages
 
 
 class Watched(dict[str, Any]):
@@ -384,30 +391,30 @@ class Watched(dict[str, Any]):
 class Marked(Dicts):
     """A framework that knows its messages by themselves."""
 
-    def mark(self, message: dict[str, Any]) -> Hashable:
+    def fingerprint(self, message: dict[str, Any]) -> Hashable:
         return message
 
 
 def test_what_a_framework_handed_over_is_let_go_of_after_the_run(store):
-    talks = new(store, Marked())
+    conversations = new(store, Marked())
     messages = [Watched(user(f"word {n}")) for n in range(3)]
     gone = [weakref.ref(one) for one in messages]
-    talks.fit("t", messages, ASK)
-    talks.keep("t", messages)
+    conversations.get("t").fit(messages, CALL)
+    conversations.get("t").record(messages)
     messages.clear()
     gc.collect()
     assert [one() for one in gone] == [None] * 3
 
 
 def test_of_many_conversations_only_the_newest_are_remembered_as_they_were_handed_over(store):
-    talks, gone = new(store, Marked()), list[Any]()
-    for n in range(3 * WARM):
+    conversations, gone = new(store, Marked()), list[Any]()
+    for n in range(3 * WARM_CONVERSATIONS):
         message = Watched(user(f"word {n}"))
         gone.append(weakref.ref(message))
-        talks.fit(f"t{n}", [message], ASK)
+        conversations.get(f"t{n}").fit([message], CALL)
     del message
     gc.collect()
-    assert sum(one() is not None for one in gone) == WARM
+    assert sum(one() is not None for one in gone) == WARM_CONVERSATIONS
 
 
 def test_nobody_waits_while_another_conversation_is_opened(store):
@@ -420,12 +427,12 @@ def test_nobody_waits_while_another_conversation_is_opened(store):
                 waited.append(done.wait(10))
             return super().read(key, *rest, **more)
 
-    talks = new(Slow())
-    large = threading.Thread(target=talks.keep, args=("large", [user("a")]))
+    conversations = new(Slow())
+    large = threading.Thread(target=conversations.get("large").record, args=([user("a")],))
     large.start()
     assert opening.wait(10)
     try:
-        assert talks.fit("small", [user("b")], ASK) == [user("b")]
+        assert conversations.get("small").fit([user("b")], CALL) == [user("b")]
     finally:
         done.set()
         large.join()
@@ -441,18 +448,18 @@ def test_a_store_that_cannot_fork_says_what_to_do():
             for name in ("append", "read", "erase", "conversations", "close"):
                 setattr(self, name, getattr(self._store, name))
 
-    talks = new(Straight())
-    talks.keep("t", [user("one"), user("two")])
+    conversations = new(Straight())
+    conversations.get("t").record([user("one"), user("two")])
     with pytest.raises(RefoldError, match="begin another conversation"):
-        talks.fit("t", [user("one"), user("other")], ASK)
+        conversations.get("t").fit([user("one"), user("other")], CALL)
 
 
 def test_what_stands_only_in_one_request_is_told_from_what_stands_for_something():
-    assert standing("abc", "abcx") == {0: 0, 1: 1, 2: 2}
-    assert standing("abc", "xabc") == {1: 0, 2: 1, 3: 2}
-    assert standing("abcd", "aBxd") == {0: 0, 1: 1, 2: 2, 3: 3}
-    assert standing("abcdef", "Sef") == {1: 4, 2: 5}
-    assert standing("", "ab") == {}
+    assert match_request("abc", "abcx") == {0: 0, 1: 1, 2: 2}
+    assert match_request("abc", "xabc") == {1: 0, 2: 1, 3: 2}
+    assert match_request("abcd", "aBxd") == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert match_request("abcdef", "Sef") == {1: 4, 2: 5}
+    assert match_request("", "ab") == {}
 
 
 @given(
@@ -463,9 +470,9 @@ def test_whatever_is_put_between_a_history_it_stands_for_itself(history, left_ou
     request: list[Any] = list(kept)
     for n, at in enumerate(put):
         request.insert(at, f"put {n}")
-    stand = standing(history, request)
+    stand = match_request(history, request)
     assert {n: at for n, at in stand.items() if request[n] in kept} == {
         n: history.index(one) for n, one in enumerate(request) if one in kept
     }
     passing = {n: one for n, one in enumerate(request) if n not in stand}
-    assert woven([request[n] for n in stand], list(stand), passing) == request
+    assert insert_transient([request[n] for n in stand], list(stand), passing) == request

@@ -800,7 +800,7 @@ def test_an_agent_is_made_of_a_file_with_its_id_its_system_prompt_and_its_compac
         agent = Agent.from_config(name, "forge.yaml", model=model, prompt="", store="memory://")
         assert agent.run("Who are you?").text == "You are a helpful assistant."
         assert agent.config.agent(agent.settings).compaction.turn_threshold == 10
-    with pytest.raises(SettingError, match="is not configured; configured are: myAgent"):
+    with pytest.raises(SettingError, match="is not configured; configured: myAgent"):
         Agent.from_config("nobody", "forge.yaml")
     with pytest.raises(SettingError, match="model: is not set"):
         Agent.from_config("a", {"agents": {"a": {}}})

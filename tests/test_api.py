@@ -338,7 +338,7 @@ def test_what_a_memory_store_learned_is_told_and_another_store_says_that_it_has_
 
 
 def test_what_edits_were_to_save_is_told(http, url):
-    economy = {"agents": {"default": {"compact": {"economy": {"keep_tokens": 1_000, "risk": 1.0}}}}}
+    economy = {"agents": {"default": {"compact": {"economy": {"keep_tokens": 1_000, "max_loss": 1.0}}}}}
     with refold.open("thrifty", store=url, model="gpt-5", config=economy) as chat:
         chat.append({"role": "user", "content": "Which hats do we have?"})
         for n in range(30):

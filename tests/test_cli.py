@@ -1186,7 +1186,7 @@ def test_every_setting_in_force_is_told_with_the_line_it_came_from():
     assert "agent a" not in run("config", "--agent", "b").stdout
     assert ask("config", write("other.yaml", text))["file"] == "other.yaml"
     assert in_force("--config", "other.yaml", agent="b")["compact"] == (False, "other.yaml:5")
-    assert "configured are: a, b" in run("config", "--agent", "c", code=2).stderr
+    assert "configured: a, b" in run("config", "--agent", "c", code=2).stderr
 
 
 def test_the_store_in_force_is_told_with_where_it_came_from(monkeypatch):

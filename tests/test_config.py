@@ -10,16 +10,15 @@ import yaml
 import refold
 from refold.config.config import Config, load_config, with_database
 from refold.config.serving import Limits
-from refold.config.settings import AgentSettings, Compact, Setting, SummarizerSettings, ToolSettings
-from refold.config.validate import hints, kinds_of
+from refold.config.settings import AgentSettings, Compact, Economy, Setting, SummarizerSettings, ToolSettings
+from refold.config.validate import accepted_types, field_types
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
 from refold.core.event import Expiry
 from refold.core.expiry import merge_expiries, most_aggressive
 from refold.models.limits import ModelLimits, ModelSettings, find
-from refold.policies.cap import Cap
 from refold.policies.dedupe import Dedupe
-from refold.policies.prune import Prune
+from refold.policies.prune import Cap, Prune
 from refold.session.validate import Override, override_of
 from refold.stores.memory import MemoryStore
 from refold.stores.store import ToolSetting
@@ -336,8 +335,8 @@ def test_the_place_of_what_is_wrong_is_its_line(written):
 
 @pytest.mark.parametrize("struct", [*STRUCTS[1:], ModelSettings])
 def test_no_number_may_be_negative(struct):
-    for name, hint in hints(struct).items():
-        if not {int, float}.isdisjoint(kinds_of(hint)):
+    for name, hint in field_types(struct).items():
+        if not {int, float}.isdisjoint(accepted_types(hint)):
             with pytest.raises(SettingError, match=f"{name}: -1 is too small"):
                 load_config(_setting(struct, {name: -1}))
 
@@ -378,7 +377,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 
 def test_an_agent_that_is_not_configured_is_refused():
-    with pytest.raises(SettingError, match="configured are: b"):
+    with pytest.raises(SettingError, match="configured: b"):
         load_config({"agents": {"b": {}}}).agent("a")
 
 
@@ -449,7 +448,7 @@ def test_every_setting_in_force_is_listed_once_with_its_origin(written):
 def test_all_settings_of_every_struct_are_in_force_somewhere():
     names = {part for row in load_config(expiring(after_steps=1)).in_force() for part in row.path}
     for struct in STRUCTS[1:]:
-        assert set(hints(struct)) <= names
+        assert set(field_types(struct)) <= names
     assert Setting(("summarizer", "models"), ("a", "b"), "x").shown == "[a, b]"
 
 
@@ -583,7 +582,7 @@ def test_an_override_has_what_is_asked_and_nothing_else():
         ({"keep_originals": "no"}, "override.keep_originals", "expected true or false, got 'no'"),
         ({"after_steps": -1}, "override.after_steps", "0 or more"),
         ({"mode": "compress"}, "override.mode", "'none', 'remove', 'compact'"),
-        ({1: 1}, "override.1", "is no name"),
+        ({1: 1}, "override.1", "is not a name"),
         ({"tools": {"a": {"after_steps": -1}}}, "override.tools.a.after_steps", "0 or more"),
         ({"tools": {"a": {"after": 1}}}, "override.tools.a.after", "did you mean after_steps?"),
         ({"tools": ["a"]}, "override.tools", "expected names, each with its settings"),
@@ -636,15 +635,21 @@ def test_settings_under_an_older_name_are_read_with_a_warning(written):
         serve:
           plain_http: true
           limits: {take_s: 5, body_pause_s: 3, body_idle_s: 4}
+        agents:
+          a: {compact: {economy: {risk: 0.2}}, summarizer: {run_in: worker}}
         """
     with pytest.warns(DeprecationWarning, match="is deprecated; write") as warned:
         config = load_config(written(text))
     assert config.serve.allow_insecure_upstreams
     assert config.serve.limits == Limits(write_timeout_s=5, body_idle_s=4)
     assert config.origin("serve", "limits", "write_timeout_s") == "agent.yaml:4"
+    assert config.agent("a").compaction.economizing == Economy(max_loss=0.2)
+    assert config.agent("a").summarizer.executor == "worker"
     told = [str(one.message).rpartition("/")[2] for one in warned]
     assert told == [
         "agent.yaml:3: serve.plain_http: is deprecated; write allow_insecure_upstreams instead",
         "agent.yaml:4: serve.limits.take_s: is deprecated; write write_timeout_s instead",
         "agent.yaml:4: serve.limits.body_pause_s: is deprecated; write body_idle_s instead",
+        "agent.yaml:6: agents.a.compact.economy.risk: is deprecated; write max_loss instead",
+        "agent.yaml:6: agents.a.summarizer.run_in: is deprecated; write executor instead",
     ]

@@ -21,7 +21,7 @@ from refold.core.message import Message, Text
 from refold.core.pairing import MissingResult, OrphanResult, repair_pairs
 from refold.core.plan import Edit, Stamp, settle
 from refold.core.view import fold
-from refold.policies.window import Window
+from refold.policies.summarize import Window
 from strategies import Stream, streams
 
 # Budget

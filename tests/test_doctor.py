@@ -272,7 +272,7 @@ def test_noise_in_any_page_of_the_file_never_ends_in_a_traceback(file):
 def test_a_file_that_is_no_database_is_told_as_such(tmp_path, content):
     (tmp_path / "chats.db").write_bytes(content)
     (found,) = find(tmp_path / "chats.db")
-    assert "damaged or no SQLite database" in found["problem"]
+    assert "damaged or not a SQLite database" in found["problem"]
     assert found["conversation"] is None
 
 
@@ -342,7 +342,7 @@ def test_a_note_of_refusals_that_was_altered_keeps_sync_from_nothing_and_is_told
     for args in (["sync"], ["sync", "--refused"]):
         told = CliRunner().invoke(app, [*args, "--store", memory])
         assert (told.exit_code, told.stdout) == (1, "0 conversations handed over, 1 left\n")
-        assert "The note of what was refused of 'chat' cannot be read" in told.stderr
+        assert "The note of refused messages of 'chat' cannot be read" in told.stderr
 
 
 def test_settings_of_a_server_that_lose_data_are_told_with_what_they_should_be(tmp_path):

@@ -138,7 +138,7 @@ def test_a_short_conversation_is_left_alone():
 
 
 def test_what_may_be_lost_decides_when_it_is_begun():
-    first = {risk: acted(talk(120, settings=config(risk=risk))[1])[:1] for risk in (0.0, 0.02, 0.5)}
+    first = {risk: acted(talk(120, settings=config(max_loss=risk))[1])[:1] for risk in (0.0, 0.02, 0.5)}
     assert first[0.0] == []  # nothing was saved yet that could be put at risk
     assert first[0.5] < first[0.02]
 
@@ -160,7 +160,7 @@ TOOL = {"type": "function", "function": {"name": "write", "parameters": {"type":
 
 
 def test_with_tools_that_are_new_no_batch_is_waited_for_but_what_may_be_lost_still_counts():
-    chat, _ = talk(14, settings=config(risk=1.0))
+    chat, _ = talk(14, settings=config(max_loss=1.0))
     assert not chat.fit(dialect="openai-chat").report.edits
     assert chat.fit(dialect="openai-chat", tools=[TOOL]).report.edits
     careful, _ = talk(14)
@@ -190,7 +190,7 @@ def whole(chat) -> list[dict]:
 
 
 def test_what_somebody_took_back_stays_until_the_window_asks():
-    chat, _ = talk(60, settings=config(risk=0.5))
+    chat, _ = talk(60, settings=config(max_loss=0.5))
     assert chat.view().items[-1].edit is None
     while any(item.edit is not None for item in chat.view().items):
         chat.undo()
@@ -267,7 +267,7 @@ def test_what_was_expected_stands_beside_what_the_provider_reported():
 
 
 @pytest.mark.parametrize(
-    ("economy", "message"), [({"risk": 2}, "too large"), ({"keep": 1}, "keep_tokens"), ("maybe", "on")]
+    ("economy", "message"), [({"max_loss": 2}, "too large"), ({"keep": 1}, "keep_tokens"), ("maybe", "on")]
 )
 def test_bad_settings_are_refused(economy, message):
     with pytest.raises(refold.RefoldError, match=message):

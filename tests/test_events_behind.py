@@ -13,7 +13,7 @@ from apis import running
 from refold.core.codec import Link
 from refold.core.errors import StoreError
 from refold.serve import events, sse
-from refold.serve.events import Feed, Hub
+from refold.serve.events import EventBroker, Topic
 from refold.session.notify import CompactionEvent
 from refold.stores.store import Key, Store, open_store
 from served import WAIT_S, until
@@ -43,7 +43,7 @@ def loop():
 
 @pytest.fixture
 def hub():
-    one = Hub()
+    one = EventBroker()
     yield one
     one.close()
 
@@ -64,8 +64,8 @@ class _Minded:
         return getattr(self.store, name)
 
 
-def texts(feed: Feed) -> list[str]:
-    return [one.text.decode() for one in feed.since(0) or []]
+def texts(feed: Topic) -> list[str]:
+    return [one.data.decode() for one in feed.frames_after(0) or []]
 
 
 def talk(url: str, *texts: str) -> None:
@@ -82,7 +82,7 @@ def compaction(kind: str, reason: str = "") -> CompactionEvent:
 
 def test_a_conversation_that_is_erased_and_begun_anew_is_told_whole(run, monkeypatch):
     """Whether anything of the first one was told or not."""
-    monkeypatch.setattr(events, "LOOK_S", 10 * WAIT_S)
+    monkeypatch.setattr(events, "POLL_S", 10 * WAIT_S)
     for before in (["old"] * 5, ["older"]):
         with watching(run, "/api/events") as watcher:
             say(run, *before)
@@ -100,7 +100,7 @@ def test_a_conversation_that_is_erased_and_begun_anew_is_told_whole(run, monkeyp
 def test_one_that_another_process_erased_and_began_anew_is_told_whole(url, loop, hub, known):
     store = open_store(url)
     talk(url, "old", "older")
-    feed = hub.join(store, None, loop)
+    feed = hub.subscribe(store, None, loop)
     if known:
         talk(url, "oldest")
         until(lambda: texts(feed))
@@ -112,13 +112,13 @@ def test_one_that_another_process_erased_and_began_anew_is_told_whole(url, loop,
 
 
 def test_who_watches_a_fork_is_sent_away_when_it_is_erased_with_its_parent(run, loop):
-    at, hub = "/api/conversations", run.service.hub
+    at, hub = "/api/conversations", run.service.events
     run.http.post(f"{at}/talk/fork", json={"id": "fork"})
     run.http.post(f"{at}/fork/fork", json={"id": "fork of it"})
-    feeds = [hub.join(run.service.store, Key("default", id), loop) for id in ("fork", "fork of it")]
+    feeds = [hub.subscribe(run.service.store, Key("default", id), loop) for id in ("fork", "fork of it")]
     with feeds[0].sending(), feeds[1].sending():  # they take nothing: nobody looks whether they are there
         assert run.http.delete(f"{at}/talk?with_forks=true").status_code == 200
-        until(lambda: all(feed.is_over for feed in feeds))
+        until(lambda: all(feed.is_closed for feed in feeds))
 
 
 # Who does not read
@@ -134,7 +134,7 @@ def test_one_who_does_not_read_does_not_keep_the_service_from_stopping(url):
 
 def test_one_who_is_sent_away_for_another_is_told_so(run, monkeypatch, caplog):
     monkeypatch.setattr(events, "STALE_S", 0.0)
-    monkeypatch.setattr(sse, "END_S", 10 * WAIT_S)
+    monkeypatch.setattr(sse, "FAREWELL_S", 10 * WAIT_S)
     with stuck(run, "/api/events") as slow, watching(run, "/api/events"):
         got = b""
         while not got.endswith(b"0\r\n\r\n"):  # as complete answers end
@@ -157,7 +157,7 @@ def test_one_who_does_not_even_take_that_is_cut_off(run, monkeypatch, caplog):
 
 def test_who_comes_while_others_are_behind_is_told_only_what_comes(run):
     with watching(run):
-        (feed,) = run.service.hub._feeds.values()
+        (feed,) = run.service.events._topics.values()
         with feed.sending():
             say(run, "before")
             until(lambda: feed.is_behind)
@@ -169,7 +169,7 @@ def test_who_comes_while_others_are_behind_is_told_only_what_comes(run):
 
 def test_who_comes_back_while_others_are_behind_is_told_nothing_twice(run):
     with watching(run):
-        (feed,) = run.service.hub._feeds.values()
+        (feed,) = run.service.events._topics.values()
         with feed.sending():
             (place,) = say(run, "taken")
             until(lambda: feed.is_behind)
@@ -180,16 +180,16 @@ def test_who_comes_back_while_others_are_behind_is_told_nothing_twice(run):
 
 
 def test_nobody_looks_for_news_on_behalf_of_one_who_does_not_read(url, loop, hub, monkeypatch):
-    monkeypatch.setattr(events, "LOOK_S", 0.01)
+    monkeypatch.setattr(events, "POLL_S", 0.01)
     other = Key(TALK.owner, "other")
     talk(url, "one")
     with refold.open(other.conversation, store=url, owner=other.owner) as chat:
         chat.append({"role": "user", "content": "one"})
     slow, quick = _Minded(open_store(url)), _Minded(open_store(url))
-    behind = hub.join(slow, TALK, loop)
+    behind = hub.subscribe(slow, TALK, loop)
     with behind.sending():
         reads = slow.reads
-        hub.join(quick, other, loop)
+        hub.subscribe(quick, other, loop)
         seen = quick.reads
         until(lambda: quick.reads > seen + 3)
         assert slow.reads == reads
@@ -199,17 +199,17 @@ def test_nobody_looks_for_news_on_behalf_of_one_who_does_not_read(url, loop, hub
 
 
 def test_what_leaves_no_trace_is_told_though_the_store_fails(url, loop, hub, monkeypatch):
-    monkeypatch.setattr(events, "LOOK_S", 10 * WAIT_S)
+    monkeypatch.setattr(events, "POLL_S", 10 * WAIT_S)
     talk(url, "one")
     store = _Minded(open_store(url))
-    feed = hub.join(store, TALK, loop)
+    feed = hub.subscribe(store, TALK, loop)
 
     def fail() -> None:
         store.first = lambda: None
         raise StoreError("busy")
 
     store.first = fail
-    hub.tell(TALK.owner, compaction("compaction:complete"))
+    hub.publish(TALK.owner, compaction("compaction:complete"))
     (one,) = until(lambda: texts(feed))
     assert "compaction:complete" in one
 
@@ -217,14 +217,14 @@ def test_what_leaves_no_trace_is_told_though_the_store_fails(url, loop, hub, mon
 def test_who_comes_later_is_not_told_what_was_under_way_before(url, loop, hub):
     talk(url, "one")
     store, is_reading, goes_on = _Minded(open_store(url)), Event(), Event()
-    first = hub.join(store, TALK, loop)
+    first = hub.subscribe(store, TALK, loop)
     store.first = lambda: (is_reading.set(), goes_on.wait(WAIT_S))
-    hub.look(TALK)
+    hub.appended(TALK)
     assert is_reading.wait(WAIT_S)
-    hub.tell(TALK.owner, compaction("compaction:start", "old"))
-    hub.leave(first)
-    second = hub.join(open_store(url), TALK, loop)
+    hub.publish(TALK.owner, compaction("compaction:start", "old"))
+    hub.unsubscribe(first)
+    second = hub.subscribe(open_store(url), TALK, loop)
     goes_on.set()
-    hub.tell(TALK.owner, compaction("compaction:start", "new"))
+    hub.publish(TALK.owner, compaction("compaction:start", "new"))
     until(lambda: any('"new"' in one for one in texts(second)))
     assert not any('"old"' in one for one in texts(second))

@@ -60,7 +60,7 @@ def compacts(chat: Session) -> None:
 
 
 def test_every_kind_of_event_is_told(run, monkeypatch):
-    monkeypatch.setattr(service, "KEPT", 0)
+    monkeypatch.setattr(service, "MAX_OPEN_SESSIONS", 0)
     with watching(run, "/api/events") as watcher:
         for do, model in ((expires, "m"), (overflows, "small"), (compacts, "m"), (goes_on, "m")):
             with run.service.session(Key("default", do.__name__), model) as chat:

@@ -14,7 +14,7 @@ import refold
 from apis import running, tool_loop
 from refold.core.codec import Link
 from refold.serve import events, service, sse
-from refold.serve.events import Frame, Hub
+from refold.serve.events import EventBroker, SSEFrame
 from refold.session.notify import MessageEvent
 from refold.stores.store import ConversationInfo, Key, Store, open_store
 from refold.testing.scribe import Scribe
@@ -104,7 +104,7 @@ def test_a_summary_is_told_when_it_begins_and_when_it_is_done(url):
 
 # proves: C12
 def test_what_is_pruned_at_the_end_is_told_with_its_tokens(run, monkeypatch):
-    monkeypatch.setattr(service, "KEPT", 0)  # so a session ends as soon as nobody uses it
+    monkeypatch.setattr(service, "MAX_OPEN_SESSIONS", 0)  # so a session ends as soon as nobody uses it
     with watching(run) as watcher:
         run.http.post("/api/conversations/talk/messages", json={"messages": tool_loop(30)})
         (told,) = until(lambda: watcher.named("prune:complete"))
@@ -160,7 +160,7 @@ def test_one_who_does_not_read_is_cut_off_and_comes_back_by_its_id(run):
     with socket.create_connection(("127.0.0.1", run.port), WAIT_S) as slow:
         slow.sendall(b"GET /api/conversations/talk/events?after=0 HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
         with watching(run) as quick:
-            until(lambda: run.service.hub.watchers == 2)
+            until(lambda: run.service.events.subscribers == 2)
             say(run, *["y" * 400] * 8_000)
             say(run, *["y" * 400] * 8_000)
             until(lambda: quick.told and quick.last == events)
@@ -184,8 +184,8 @@ def test_a_client_that_goes_away_is_forgotten(run, monkeypatch):
     monkeypatch.setattr(sse, "HEARTBEAT_S", 10 * WAIT_S)  # it is noticed before anything is sent
     with socket.create_connection(("127.0.0.1", run.port), WAIT_S) as client:
         client.sendall(b"GET /api/conversations/talk/events HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
-        until(lambda: run.service.hub.watchers == 1)
-    until(lambda: run.service.hub.watchers == 0)
+        until(lambda: run.service.events.subscribers == 1)
+    until(lambda: run.service.events.subscribers == 0)
 
 
 def test_streams_end_when_the_service_does(url):
@@ -242,27 +242,27 @@ class _Counting:
 
 
 def test_one_who_does_not_read_costs_no_reading_and_misses_nothing(url, monkeypatch):
-    monkeypatch.setattr(events, "LOOK_S", 10 * WAIT_S)
+    monkeypatch.setattr(events, "POLL_S", 10 * WAIT_S)
     with asyncio.Runner() as runner:
-        loop, store, hub = runner.get_loop(), _Counting(open_store(url)), Hub()
-        feed = hub.join(store, None, loop)
+        loop, store, hub = runner.get_loop(), _Counting(open_store(url)), EventBroker()
+        feed = hub.subscribe(store, None, loop)
         lists, reads = store.lists, store.reads
-        chat = refold.open("new", store=url, on_event=lambda event: hub.tell(chat.key.owner, event))
+        chat = refold.open("new", store=url, on_event=lambda event: hub.publish(chat.key.owner, event))
         with feed.sending():  # and it takes nothing
             for n in range(20):
                 chat.append({"role": "user", "content": f"{n}"})
-            until(lambda: not hub._told)
+            until(lambda: not hub._notifications)
             assert (store.lists, store.reads) == (lists, reads)
 
-        async def seen() -> list[Frame]:
-            found = list[Frame]()
+        async def seen() -> list[SSEFrame]:
+            found = list[SSEFrame]()
             while len(found) < 20:
-                found += feed.since(len(found)) or []
+                found += feed.frames_after(len(found)) or []
                 await asyncio.sleep(0)
             return found
 
         frames = runner.run(seen())
-        assert [json.loads(one.text.split(b"data: ")[1])["text"] for one in frames] == [
+        assert [json.loads(one.data.split(b"data: ")[1])["text"] for one in frames] == [
             f"{n}" for n in range(20)
         ]
         assert store.lists == lists  # nor is looked through all conversations for a new one
@@ -272,31 +272,33 @@ def test_one_who_does_not_read_costs_no_reading_and_misses_nothing(url, monkeypa
 
 def test_the_beginning_of_a_conversation_is_told_whoever_said_it(url, monkeypatch):
     """Another process said the first message, this one the second, before anybody looked."""
-    monkeypatch.setattr(events, "LOOK_S", 10 * WAIT_S)
+    monkeypatch.setattr(events, "POLL_S", 10 * WAIT_S)
     with asyncio.Runner() as runner:
-        hub = Hub()
-        feed = hub.join(open_store(url), None, runner.get_loop())
+        hub = EventBroker()
+        feed = hub.subscribe(open_store(url), None, runner.get_loop())
         with refold.open("new", store=url) as other:
             other.append({"role": "user", "content": "first"})
-        with refold.open("new", store=url, on_event=lambda event: hub.tell(other.key.owner, event)) as chat:
+        with refold.open(
+            "new", store=url, on_event=lambda event: hub.publish(other.key.owner, event)
+        ) as chat:
             chat.append({"role": "user", "content": "second"})
-        until(lambda: len(feed.since(0) or []) == 2)
+        until(lambda: len(feed.frames_after(0) or []) == 2)
         hub.close()
 
 
 def test_what_leaves_no_trace_in_a_fork_does_not_tell_its_past_again(url, monkeypatch):
-    monkeypatch.setattr(events, "LOOK_S", 10 * WAIT_S)
+    monkeypatch.setattr(events, "POLL_S", 10 * WAIT_S)
     with asyncio.Runner() as runner, refold.open("talk", store=url) as chat:
         chat.append([{"role": "user", "content": f"{n}"} for n in range(20)])
-        hub, key = Hub(), Key(chat.key.owner, "fork")
-        feed = hub.join(open_store(url), None, runner.get_loop())
+        hub, key = EventBroker(), Key(chat.key.owner, "fork")
+        feed = hub.subscribe(open_store(url), None, runner.get_loop())
         fork = chat.fork("fork")
         told = MessageEvent("message-expanded", "fork", 3, 1, 1, "user")
-        hub.tell(key.owner, told)
+        hub.publish(key.owner, told)
         fork.append({"role": "user", "content": "new"})
-        hub.look(key)
-        until(lambda: any(b'"new"' in one.text for one in feed.since(0) or []))
-        assert len(feed.since(0) or []) == 2
+        hub.appended(key)
+        until(lambda: any(b'"new"' in one.data for one in feed.frames_after(0) or []))
+        assert len(feed.frames_after(0) or []) == 2
         hub.close()
         fork.close()
 
@@ -306,25 +308,25 @@ def test_who_comes_while_nobody_reads_is_told_nothing_twice(run, monkeypatch):
     monkeypatch.setattr(events, "STALE_S", 0.0)
     say(run, "one")
     with asyncio.Runner() as runner:
-        hub = Hub()
-        stuck = hub.join(run.service.store, Key("default", "talk"), runner.get_loop())
+        hub = EventBroker()
+        stuck = hub.subscribe(run.service.store, Key("default", "talk"), runner.get_loop())
         with stuck.sending():
             say(run, "two", "three")
-            hub.look(Key("default", "talk"))
-            until(lambda: stuck._behind)
-            fresh = hub.join(run.service.store, Key("default", "talk"), runner.get_loop())
-        assert stuck.is_over
+            hub.appended(Key("default", "talk"))
+            until(lambda: stuck._skipped)
+            fresh = hub.subscribe(run.service.store, Key("default", "talk"), runner.get_loop())
+        assert stuck.is_closed
         assert fresh is not stuck
-        assert fresh.here[1] == fresh.end_of_record()
+        assert fresh.position[1] == fresh.end_of_record()
         hub.close()
 
 
 def test_one_who_does_not_read_is_sent_away_when_the_conversation_is_erased(run):
     with socket.create_connection(("127.0.0.1", run.port), WAIT_S) as stuck:
         stuck.sendall(b"GET /api/conversations/talk/events HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
-        until(lambda: run.service.hub.watchers == 1)
+        until(lambda: run.service.events.subscribers == 1)
         for _ in range(20):
             say(run, *["y" * 400] * 500)
         run.http.delete("/api/conversations/talk")
-        until(lambda: run.service.hub.watchers == 0)
+        until(lambda: run.service.events.subscribers == 0)
     assert run.http.get("/api/conversations/talk/events").status_code == 404

@@ -17,7 +17,7 @@ from gates import Gate, Quiet, answering, gate
 from refold.config.config import load_config
 from refold.core.errors import StoreError
 from refold.serve import gateway, incoming, service
-from refold.serve.health import NOWHERE
+from refold.serve.health import PROBED
 from refold.serve.service import SECRET, Service
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
@@ -164,7 +164,7 @@ class Shaky(MemoryStore):
         self.free = Event()
 
     def read(self, key: Key, /, *args: Any) -> Any:
-        if key == NOWHERE and self.is_down:
+        if key == PROBED and self.is_down:
             raise StoreError("the disk is full")
         if key.conversation == self.hangs_for:
             self.hung += 1
@@ -185,7 +185,7 @@ def shaky() -> Shaky:
 @pytest.fixture
 def gated(shaky: Shaky, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """In front of it; a store that was down is tried again by the next request."""
-    monkeypatch.setattr(gateway, "PAUSE_S", 0)
+    monkeypatch.setattr(gateway, "STORE_RETRY_S", 0)
     with upstream(HI) as (up, _), gate(shaky, up) as one:
         yield one
         shaky.free.set()
@@ -194,8 +194,8 @@ def gated(shaky: Shaky, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 def test_one_slow_conversation_does_not_send_the_others_past_us(
     gated: Gate, shaky: Shaky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(gateway, "PAUSE_S", WAIT_S)
+    monkeypatch.setattr(gateway, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(gateway, "STORE_RETRY_S", WAIT_S)
     shaky.hangs_for = "slow"
     assert bypass(gated, x_refold_conversation="slow") == "late"
     assert bypass(gated) is None
@@ -204,8 +204,8 @@ def test_one_slow_conversation_does_not_send_the_others_past_us(
 def test_a_store_that_hangs_and_is_not_healthy_is_waited_for_once(
     gated: Gate, shaky: Shaky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(gateway, "PAUSE_S", WAIT_S)
+    monkeypatch.setattr(gateway, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(gateway, "STORE_RETRY_S", WAIT_S)
     shaky.is_down, shaky.hangs_for = True, "slow"
     assert bypass(gated, x_refold_conversation="slow") == "store"
     hung = shaky.hung
@@ -226,7 +226,7 @@ def test_a_request_that_fails_for_another_reason_leaves_the_next_one_to_try_the_
 def test_a_client_that_leaves_leaves_the_next_one_to_try_the_store(
     gated: Gate, shaky: Shaky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "PATIENCE_S", 2 * WAIT_S)
+    monkeypatch.setattr(gateway, "TIMEOUT_S", 2 * WAIT_S)
     shaky.is_down = True
     assert bypass(gated) == "store"
     shaky.is_down, shaky.hangs_for = False, "slow"

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gates import Gate, Quiet, answering, gate
-from refold.serve import streaming as relay
+from refold.serve import streaming as streaming_module
 from refold.stores.memory import MemoryStore
 
 WAIT_S = 10
@@ -217,8 +217,8 @@ class Counted:
 
 
 def test_a_long_event_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counted(relay._BOUNDARY)
-    monkeypatch.setattr(relay, "_BOUNDARY", counted)
+    counted = Counted(streaming_module._EVENT_END)
+    monkeypatch.setattr(streaming_module, "_EVENT_END", counted)
     data = written(chunk({"role": "assistant", "content": "abc" * 2**20}), CHAT[1]) + DONE
     pieces = [data[n : n + 2**15] for n in range(0, len(data), 2**15)]
     with streaming(lambda: pieces) as (upstream, _), gate(MemoryStore(), upstream) as gated:
@@ -236,7 +236,7 @@ def test_events_that_come_byte_by_byte_are_understood(newline: bytes) -> None:
                 yield bytes([one])
 
     async def read() -> list[tuple[bytes, Any]]:
-        return [one async for some in relay._events(Content()) for one in some]  # type: ignore[arg-type]
+        return [one async for some in streaming_module._events(Content()) for one in some]  # type: ignore[arg-type]
 
     assert asyncio.run(read()) == list(zip(events, [*CLAUDE, OVER], strict=True))
 
@@ -253,7 +253,7 @@ OVER_AND_OUT = {
 def test_nobody_waits_for_an_upstream_to_hang_up(
     dialect: str, is_silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "LINGER_S", 0.2)
+    monkeypatch.setattr(streaming_module, "CLOSE_S", 0.2)
     hangs_up = threading.Event()
 
     def holding() -> Iterator[bytes]:

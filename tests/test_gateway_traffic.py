@@ -12,7 +12,7 @@ from gates import gate
 from refold.config.config import load_config
 from refold.dialects import replies
 from refold.serve.incoming import Dialect, read_request
-from refold.serve.recorder import Ledger
+from refold.serve.recorder import GatewayRequest, Recorder
 from refold.serve.service import Service
 from refold.stores.memory import MemoryStore
 from test_dialects import RECORDED, compact, exchanges, recorded
@@ -21,9 +21,9 @@ OFF = {"agents": {"default": {"compact": False}}}
 
 
 @pytest.fixture
-def ledger() -> Iterator[Ledger]:
+def recorder() -> Iterator[Recorder]:
     service = Service(load_config(OFF | {"serve": {"inject_tools": "off"}}), MemoryStore())
-    yield Ledger(service)
+    yield Recorder(service)
     service.close()
 
 
@@ -39,15 +39,15 @@ def unmarked(value: Any) -> Any:
 
 @recorded
 @pytest.mark.parametrize("name", list(RECORDED)[:3])
-def test_every_recorded_request_goes_upstream_as_it_came(name: str, ledger: Ledger) -> None:
+def test_every_recorded_request_goes_upstream_as_it_came(name: str, recorder: Recorder) -> None:
     dialect = cast(Dialect, RECORDED[name])
     passed = 0
     for n, exchange in enumerate(exchanges(name)):
         request = exchange["request"]
         incoming = read_request(dialect, json.dumps(request).encode())
-        if exchange["status"] != 200 or incoming.elsewhere:
+        if exchange["status"] != 200 or incoming.provider_history:
             continue
-        prepared = ledger.prepare("o", incoming, f"c{n}", None)
+        prepared = recorder.prepare(GatewayRequest("o", incoming, f"c{n}"))
         sent = json.loads(prepared.body)
         if isinstance(request.get("input"), str):
             request["input"] = [{"role": "user", "content": request["input"]}]
@@ -61,16 +61,16 @@ def test_every_recorded_request_goes_upstream_as_it_came(name: str, ledger: Ledg
 
 @recorded
 @pytest.mark.parametrize("name", list(RECORDED)[:3])
-def test_every_recorded_answer_is_known_again_when_it_is_sent_back(name: str, ledger: Ledger) -> None:
+def test_every_recorded_answer_is_known_again_when_it_is_sent_back(name: str, recorder: Recorder) -> None:
     dialect = cast(Dialect, RECORDED[name])
     known = 0
     for n, exchange in enumerate(exchanges(name)):
         request, reply = exchange["request"], exchange["response"]
         incoming = read_request(dialect, json.dumps(request).encode())
-        if exchange["status"] != 200 or incoming.elsewhere or replies.take(reply) is None:
+        if exchange["status"] != 200 or incoming.provider_history or replies.take(reply) is None:
             continue
-        turn = ledger.prepare("o", incoming, f"c{n}", None).turn
-        ledger.answered(turn, reply, reply)
+        placed = recorder.prepare(GatewayRequest("o", incoming, f"c{n}")).placed
+        recorder.record_reply(placed, reply, reply)
         field = "input" if dialect == "openai-responses" else "messages"
         history = (
             request[field]
@@ -81,8 +81,9 @@ def test_every_recorded_answer_is_known_again_when_it_is_sent_back(name: str, le
             **request,
             field: [*history, *_sent_back(dialect, reply), {"role": "user", "content": "Go on"}],
         }
-        next = ledger.prepare("o", read_request(dialect, json.dumps(again).encode()), f"c{n}", None)
-        assert next.turn.key == turn.key
+        incoming = read_request(dialect, json.dumps(again).encode())
+        next = recorder.prepare(GatewayRequest("o", incoming, f"c{n}"))
+        assert next.placed.key == placed.key
         known += 1
     assert known > 20
 

@@ -363,9 +363,9 @@ def test_a_service_that_refuses_all_conversations_is_left_alone_for_a_while(note
     for chat in chats:
         chat.append(user("hello"))
     assert notebook.until(lambda: len(notebook.calls) >= 2)
-    follower = store._follower
-    with follower._news:
-        assert follower._news.wait_for(lambda: follower._busy is None, 10)
+    follower = store._sync
+    with follower._changed:
+        assert follower._changed.wait_for(lambda: follower._delivering is None, 10)
     store.close()
     assert len(notebook.calls) == 2  # one may be refused for what it says, two are not
     assert len(store.left()) == 20
@@ -377,7 +377,7 @@ def test_a_refused_message_at_the_end_waits_for_another_that_is_taken(notebook, 
     store = listening(HybridStore(MemoryStore(), notebook, sync="end", batch_size=batch_size))
     chat = opened(store)
     chat.append(user("poison"))
-    with pytest.raises(StoreError, match="took nothing else meanwhile"):
+    with pytest.raises(StoreError, match="accepted nothing else meanwhile"):
         store.drain(KEY)
     chat.append(user("food"))
     assert store.drain(KEY)
@@ -444,7 +444,7 @@ def test_a_damaged_note_of_what_was_refused_is_told_and_holds_up_nothing(noteboo
     chat = opened(store)
     chat.append([user("poison"), user("food")])
     assert store.drain(KEY)
-    store.record.keep_note(store._follower.refusals._title(KEY), note)
+    store.record.keep_note(store._sync.refusals._title(KEY), note)
     with pytest.raises(CorruptError):
         store.refused(KEY)
     assert ["cannot be" in flaw.problem for flaw in store.examine()] == [True]
@@ -517,9 +517,9 @@ def test_what_another_process_is_handing_over_is_left_to_it(notebook, monkeypatc
     mine, theirs = (listening(HybridStore(record, notebook)) for _ in range(2))
     opened(mine).append(user("one"))
     assert notebook.until(lambda: notebook.texts() == ["one"])
-    with theirs._follower.alone(KEY) as is_alone:
+    with theirs._sync.exclusive(KEY) as is_alone:
         assert is_alone
-        with pytest.raises(StoreError, match="being handed over"):
+        with pytest.raises(StoreError, match="being delivered"):
             mine.erase(KEY)
         assert not mine.drain(KEY, 0.0)
     assert mine.drain(KEY)
@@ -613,8 +613,8 @@ def test_a_process_with_many_conversations_remembers_few_and_hands_over_all(note
     keys = [Key("default", f"chat {n}") for n in range(20)]
     for key in keys:
         opened(store, key.conversation).append(user("one"))
-    follower = store._follower
-    assert max(map(len, (follower.new, follower._known, follower._due))) <= 4
+    follower = store._sync
+    assert max(map(len, (follower.undelivered, follower._known, follower._due))) <= 4
     notebook.is_down = False
     assert notebook.until(lambda: len(notebook.said) >= (20 if sync == "immediate" else 17))
     store.close()
@@ -683,8 +683,8 @@ def test_what_says_nothing_keeps_nobody_busy_where_the_record_says_what_is_new(n
         chat.pin(0)
     record.fails = fails
     for chat in chats:  # more than are remembered
-        store._follower.wake(chat.key, 0.0)
-    name = store._follower._name
+        store._sync.schedule(chat.key, 0.0)
+    name = store._sync._name
     with record.moved:
         assert record.moved.wait_for(lambda: len(list(MemoryStore.behind(record, name))) <= 3, 10)
     store.close()
@@ -828,7 +828,7 @@ def test_the_right_to_hand_over_is_renewed_while_the_service_is_waited_for(noteb
     assert notebook.entered.wait(10)
     with renewed:
         assert renewed.wait_for(lambda: record.last > record.first + 0.6, 10)  # it would have run out by then
-    with pytest.raises(StoreError, match="being handed over"):
+    with pytest.raises(StoreError, match="being delivered"):
         theirs.erase(KEY)
     notebook.gate.set()
     assert mine.drain(KEY)
@@ -918,7 +918,7 @@ def test_a_closed_record_is_left_alone_by_who_still_waits_for_the_service(notebo
     store = HybridStore(Closed(), notebook)
     opened(store).append([user("one"), user("two")])
     assert notebook.entered.wait(10)
-    thread = store._follower._thread
+    thread = store._sync._thread
     store.close()
     notebook.gate.set()
     thread.join(10)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refold.serve.identify import PROBES, chained, longest
+from refold.serve.identify import PROBES, longest_known_prefix, prefix_ids
 from refold.serve.incoming import Dialect, read_request
 from refold.stores.store import LOCATED, Key
 
@@ -17,12 +17,12 @@ KEY = Key("o", "c")
 
 def marks(dialect: Dialect, messages: Sequence[Any], **fields: Any) -> list[str]:
     name = "input" if dialect == "openai-responses" else "messages"
-    return read_request(dialect, json.dumps({"model": "m", name: messages, **fields}).encode()).marks("")
+    return read_request(dialect, json.dumps({"model": "m", name: messages, **fields}).encode()).prefix_ids("")
 
 
 @given(st.integers(0, 300), st.data())
 def test_the_longest_known_beginning_is_found_in_few_looks(count: int, data: st.DataObject) -> None:
-    all = chained(b"", [b"%d" % n for n in range(count)])
+    all = prefix_ids(b"", [b"%d" % n for n in range(count)])
     known = data.draw(st.integers(0, count))
     looks: list[int] = []
 
@@ -30,15 +30,15 @@ def test_the_longest_known_beginning_is_found_in_few_looks(count: int, data: st.
         looks.append(len(some))
         return {mark: (KEY, at) for mark in some if (at := all.index(mark)) < known}
 
-    spot = longest(all, locate)
-    assert (spot and (spot.known, spot.at)) == ((known, known - 1) if known else None)
+    spot = longest_known_prefix(all, locate)
+    assert (spot and (spot.length, spot.at)) == ((known, known - 1) if known else None)
     assert len(looks) <= 5
     assert max(looks, default=0) <= PROBES
 
 
 @given(st.lists(st.binary(max_size=3), max_size=6), st.lists(st.binary(max_size=3), max_size=6))
 def test_marks_are_the_same_only_where_all_before_them_is(one: list[bytes], other: list[bytes]) -> None:
-    for n, (mine, theirs) in enumerate(zip(chained(b"", one), chained(b"", other), strict=False), 1):
+    for n, (mine, theirs) in enumerate(zip(prefix_ids(b"", one), prefix_ids(b"", other), strict=False), 1):
         assert (mine == theirs) == (one[:n] == other[:n])
         assert mine.startswith(LOCATED)
 

@@ -24,7 +24,7 @@ from refold.core.plan import Stamp, settle
 from refold.core.view import fold
 from refold.dialects.registry import FORMATS, TARGETS
 from refold.dialects.rules.targets import check_request
-from refold.policies.window import Window
+from refold.policies.summarize import Window
 from refold.session.aio import AsyncSession
 from refold.session.session import Session
 from refold.stores.memory import MemoryStore

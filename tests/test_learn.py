@@ -16,7 +16,7 @@ import refold
 from refold.cli import app
 from refold.cli.bench.retention import load, text_of
 from refold.config.config import load_config
-from refold.config.validate import given as fields
+from refold.config.validate import set_values as fields
 from refold.core.event import Expiry
 from refold.models.count import Units, counter
 from refold.policies.learn_expiry import CONFIDENCE, ENOUGH, LEAST, lasts, propose, spared, tried

@@ -525,7 +525,7 @@ def test_what_ended_while_nobody_listened_is_not_shown_as_under_way(browser, ful
             order = {"strategy": "summarize", "keep_recent": 2}
             Thread(target=lambda: compacted.append(panel.post("selector/compact", order).status_code)).start()
             expect(busy).to_have_text("summarizing…")
-            panel.service.hub.close()  # from now on nobody is told anything
+            panel.service.events.close()  # from now on nobody is told anything
             panel.answered.set()
             until(lambda: compacted or page.wait_for_timeout(20))
             stack.close()

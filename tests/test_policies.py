@@ -22,20 +22,17 @@ from refold.core.plan import Edit, Plan, Policy, Stamp, applied, settle
 from refold.core.view import View, fold
 from refold.models.count import Counter
 from refold.models.framing import ESTIMATE
-from refold.policies.cap import Cap
 from refold.policies.dedupe import Dedupe
 from refold.policies.expire import Expire
 from refold.policies.extract import demands, extract, summary
-from refold.policies.hierarchy import Hierarchy
 from refold.policies.importance import ViewReading
-from refold.policies.ladder import Ladder, climb
+from refold.policies.ladder import Ladder, run_stages
 from refold.policies.outline import outline
-from refold.policies.prune import Prune
+from refold.policies.prune import Cap, Prune
 from refold.policies.sections import CLOSE, OPEN, is_summary, read
 from refold.policies.shorten import Reduction, quoted
 from refold.policies.shrink import Shrink, Squeeze
-from refold.policies.summarize import Summarize
-from refold.policies.window import Window
+from refold.policies.summarize import Hierarchy, Summarize, Window
 from refold.session.session import Session
 from strategies import scraps, streams
 
@@ -729,7 +726,7 @@ def test_where_all_rungs_save_less_than_the_least_nothing_is_changed():
 def test_an_edit_that_a_later_rung_swallows_is_not_made():
     view = seen(user("task"), *talk(12))
     budget = Budget(window=2_000, output_reserve=200, max_tokens=300)
-    after_climb, plan = climb((Prune(0, 0, keep_steps=1), Summarize(2)), view, budget, COUNT)
+    after_climb, plan = run_stages((Prune(0, 0, keep_steps=1), Summarize(2)), view, budget, COUNT)
     assert [edit.kind for edit in plan].count("summarize") == 1
     spans = [edit.span for edit in plan]
     assert not any(a.covers(b) for a in spans for b in spans if a is not b)

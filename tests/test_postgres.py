@@ -36,7 +36,7 @@ from refold.core.event import Expiry
 from refold.core.query import SearchText, parse_query
 from refold.stores import sql
 from refold.stores.postgres import PostgresStore, from_url
-from refold.stores.postgres_index import MOST_TERMS_BYTES, key_digest, owner_digest
+from refold.stores.postgres_index import MAX_TERMS_BYTES, key_digest, owner_digest
 from refold.stores.postgres_pool import FairSemaphore
 from refold.stores.store import Key, ToolSetting, open_store
 from refold.testing import StoreContract
@@ -77,8 +77,8 @@ class TestPostgres(StoreContract):
 
 def run(store, text, *values):
     """As an administrator would, beside the store."""
-    with psycopg.connect(store._ask.url, autocommit=True) as connection:
-        store._ask.configure(connection)
+    with psycopg.connect(store.pool.url, autocommit=True) as connection:
+        store.pool.configure(connection)
         cursor = connection.execute(text, values or None)
         return cursor.fetchall() if cursor.description else []
 
@@ -98,7 +98,7 @@ def test_a_url_opens_a_store_and_its_options_are_taken_out(postgres_url):
         )
         assert (path, statement, lock) == ('"Od""d one"', "7s", "2500ms")
         assert name == "mine"
-        assert store._ask.pool_size == 3
+        assert store.pool.pool_size == 3
         store.close()
     assert [row.key for row in from_url(postgres_url).conversations()] == []
 
@@ -106,21 +106,25 @@ def test_a_url_opens_a_store_and_its_options_are_taken_out(postgres_url):
 @pytest.mark.parametrize(
     ("query", "problem"),
     [
-        *((f"{name}={value}", f"{name}={value} is no number") for name in SIZES for value in ("x", "", "1e")),
+        *(
+            (f"{name}={value}", f"{name}={value} is not a number")
+            for name in SIZES
+            for value in ("x", "", "1e")
+        ),
         *(
             (f"{name}={value}", rf"{name}=\S+ is not allowed; expected \S+ to 1,000,000")
             for name in SIZES
             for value in OFF
         ),
-        ("pool_size=1.5", "pool_size=1.5 is no number"),
+        ("pool_size=1.5", "pool_size=1.5 is not a number"),
         ("timeout_s=0.0001", "expected 0.001 to 1,000,000"),
         ("timeout_s=nan", "expected 0.001 to 1,000,000"),
         ("statement_timeout_s=inf", "expected 0.001 to 1,000,000"),
         ("schema=a%00b", "schema has a NUL in it"),
-        ("schema=%24user", r"schema \$user is none"),
+        ("schema=%24user", r"schema must not be \$user"),
         ("schema=", r"schema is empty or longer.*pool_size, timeout_s, statement_timeout_s and schema"),
         (f"schema={'é' * 32}", "longer than 63 bytes"),
-        ("poolsize=3", r"poolsize is no option.*pool_size, timeout_s, statement_timeout_s and schema"),
+        ("poolsize=3", r"poolsize is not an option.*pool_size, timeout_s, statement_timeout_s and schema"),
     ],
 )
 def test_an_option_that_is_not_known_or_not_allowed_is_refused(postgres_url, query, problem):
@@ -196,7 +200,7 @@ def test_a_server_that_asks_for_a_password_gets_the_right_one():
     server = Postgres(folder, "fsync=off", password=password).start()
     try:
         url = server.database()
-        with open_store(url).pool.alone() as connection:
+        with open_store(url).pool.connect() as connection:
             assert connection.pgconn.used_password
         for given, problem in {":XQ7%40": "password authentication failed", "": "no password"}.items():
             with pytest.raises(StoreError, match=f"cannot be reached.*{problem}") as caught:
@@ -317,8 +321,8 @@ def test_a_migration_waits_for_those_who_write(store, reopen, monkeypatch):
     more = (*sql.migrations("postgres"), "CREATE INDEX refold_new ON refold_entry (kind)")
     monkeypatch.setattr("refold.stores.postgres_pool.migrations", lambda engine: more)
     waits = "query LIKE 'CREATE INDEX refold_new%' AND now() - query_start > interval '0.5 s'"
-    with psycopg.connect(store._ask.url) as writer, ThreadPoolExecutor(1) as pool:
-        store._ask.configure(writer)
+    with psycopg.connect(store.pool.url) as writer, ThreadPoolExecutor(1) as pool:
+        store.pool.configure(writer)
         writer.execute("UPDATE refold_entry SET at = at")
         opening = pool.submit(reopen, timeout_s=0.1, statement_timeout_s=0.1)
         until(
@@ -331,9 +335,9 @@ def test_a_migration_waits_for_those_who_write(store, reopen, monkeypatch):
 
 def test_who_opens_a_store_while_it_is_migrated_is_told(store, reopen):
     run(store, "UPDATE refold_schema SET version = version - 1")
-    with psycopg.connect(store._ask.url) as migrating:
+    with psycopg.connect(store.pool.url) as migrating:
         migrating.execute(sql.queries("postgres")["lock_schema"])
-        with pytest.raises(StoreError, match=r"a migration is under way.*open it again later"):
+        with pytest.raises(StoreError, match=r"another migration is running.*retry later"):
             reopen(timeout_s=0.2, statement_timeout_s=0.1)
     reopen().close()
 
@@ -353,7 +357,7 @@ def test_a_user_who_may_not_create_tables_uses_those_that_are_there(postgres, po
     assert len(store.search(KEY, parse_query("apple"), 9)) == 3
     assert store.erase(KEY) == []
     empty = postgres.database().replace("postgres@", f"{user}@")
-    with pytest.raises(StoreError, match=r"permission denied.*grant it the rights"):
+    with pytest.raises(StoreError, match=r"permission denied.*grant those listed"):
         PostgresStore(empty)
     for one in (store, owner):
         one.close()
@@ -403,7 +407,7 @@ def test_what_is_asked_for_often_takes_one_round_trip(postgres_url):
 
 
 def test_large_batches_are_stored_whole_and_read_in_pieces(store, monkeypatch):
-    monkeypatch.setattr("refold.stores.postgres.PIECE_BYTES", 15 << 20)
+    monkeypatch.setattr("refold.stores.postgres.STATEMENT_BYTES", 15 << 20)
     body = os.urandom(10 << 20)
     many = [Entry(at, "said", str(at), b"[]", b"%d" % at) for at in range(5_000)]
     large = [Entry(at, "noted", None, b"[]", b"%d" % at + body) for at in range(5_000, 5_003)]
@@ -418,7 +422,7 @@ def test_large_batches_are_stored_whole_and_read_in_pieces(store, monkeypatch):
 
 
 def test_a_large_batch_that_meets_a_conflict_in_the_middle_leaves_nothing(store, monkeypatch):
-    monkeypatch.setattr("refold.stores.postgres.PIECE_BYTES", 1)
+    monkeypatch.setattr("refold.stores.postgres.STATEMENT_BYTES", 1)
     store.append(KEY, entries(0, 2))
     columns = "kind, id, head, body, digest FROM refold_entry WHERE at = 0"
     run(store, f"INSERT INTO refold_entry SELECT cid, 7, {columns}")
@@ -470,7 +474,7 @@ def cut(store):
     """Ends all connections of a store, as an administrator may."""
     mine = "application_name = 'refold' AND datname = current_database()"
     ended = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {mine}"
-    with psycopg.connect(store._ask.url, autocommit=True) as connection:
+    with psycopg.connect(store.pool.url, autocommit=True) as connection:
         connection.execute(ended)
 
 
@@ -602,7 +606,7 @@ def test_an_append_that_was_cut_off_and_lost_the_race_is_a_conflict(cutting, pos
 )
 def test_whatever_is_cut_off_is_done_once(cutting, deed, monkeypatch):
     store, relay = cutting
-    monkeypatch.setattr("refold.stores.postgres.PIECE_BYTES", 1)  # so that a batch is several statements
+    monkeypatch.setattr("refold.stores.postgres.STATEMENT_BYTES", 1)  # so that a batch is several statements
     found = set()
     for n in count():  # each of the answers in turn
         key, cuts = Key("a", str(n)), relay.cuts
@@ -670,7 +674,7 @@ def test_a_peer_that_answers_no_more_is_given_up_and_what_was_asked_is_done_once
     relay, opened = hanging
     store, all_there = opened(pool_size=3, statement_timeout_s=0.3, timeout_s=3), Barrier(3)
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda _: store._ask.ask(lambda run: all_there.wait(30)), range(3)))
+        list(pool.map(lambda _: store.pool.run(lambda run: all_there.wait(30)), range(3)))
         digest = store.append(KEY, entries(0, 1))
         relay.hang_those_there()
         tried = pool.submit(store.append, KEY, entries(1, 2), after=digest)
@@ -687,7 +691,7 @@ def test_peers_that_never_answer_again_are_told_in_time(hanging):
     relay.hung.set()
     with ThreadPoolExecutor(1) as pool:
         tried = pool.submit(store.append, KEY, entries(1, 2), after=digest)
-        with pytest.raises(StoreError, match=r"not known: read, or append again with the same ids"):
+        with pytest.raises(StoreError, match=r"may or may not be stored: read, or append again"):
             tried.result(30)
         pool.submit(store.close).result(30)
 
@@ -748,11 +752,11 @@ def test_a_server_that_stays_away_is_told_with_what_to_do(server):
     store = PostgresStore(server.database(), timeout_s=0.5)
     store.append(KEY, entries(0, 1))
     server.kill()
-    with pytest.raises(StoreError, match=r"not known.*append again with the same ids|cannot be reached"):
+    with pytest.raises(StoreError, match=r"may or may not be stored|cannot be reached"):
         store.append(KEY, entries(1, 2), after=GENESIS)
     with pytest.raises(StoreError, match="cannot be reached") as caught:
         list(store.read(KEY))
-    assert "not known" not in str(caught.value)
+    assert "may or may not" not in str(caught.value)
     server.start()
     assert verified(store, KEY) == entries(0, 1)
     store.close()
@@ -764,7 +768,7 @@ def test_a_read_that_was_cut_off_leaves_nothing_unknown(server):
     server.kill()
     with pytest.raises(StoreError, match="cannot be reached") as caught:
         list(store.read(KEY))
-    assert "not known" not in str(caught.value)
+    assert "may or may not" not in str(caught.value)
     store.close()
 
 
@@ -776,8 +780,8 @@ def test_a_server_that_was_waited_for_in_vain_is_not_waited_for_again_until_it_a
     server.kill()
     with pytest.raises(StoreError, match="cannot be reached"):
         list(store.read(KEY))
-    store._ask._away_since -= 1_000
-    store._ask.timeout_s = 100
+    store.pool._unreachable_since -= 1_000
+    store.pool.timeout_s = 100
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(StoreError, match="cannot be reached"):
             pool.submit(chat.search, "apple").result(30)
@@ -794,7 +798,7 @@ def test_a_server_that_was_waited_for_in_vain_is_not_waited_for_again_until_it_a
 def test_closing_waits_for_no_server_that_is_away(server):
     store = PostgresStore(server.database(), timeout_s=500)
     with store._watch._lock:  # so that nothing is told yet
-        store._ask.ask(lambda run: None)
+        store.pool.run(lambda run: None)
         server.kill()
         store._watch._changed.add(b"a key")
     with ThreadPoolExecutor(1) as pool:
@@ -803,7 +807,7 @@ def test_closing_waits_for_no_server_that_is_away(server):
 
 def test_why_a_connection_cannot_be_set_up_is_told(reopen):
     store = reopen(timeout_s=0.3)
-    store._ask._settings["lock_ms"] = "frobnicate"
+    store.pool._settings["lock_ms"] = "frobnicate"
     cut(store)
     with pytest.raises(StoreError, match=r"cannot be reached: invalid value .*frobnicate"):
         list(store.read(KEY))
@@ -823,8 +827,8 @@ def test_a_statement_that_takes_too_long_is_stopped_and_told(database):
 def test_a_conversation_that_somebody_holds_is_told(reopen):
     store = reopen(timeout_s=0.2)
     store.append(KEY, entries(0, 1))
-    with psycopg.connect(store._ask.url) as connection:
-        store._ask.configure(connection)
+    with psycopg.connect(store.pool.url) as connection:
+        store.pool.configure(connection)
         connection.execute("SELECT refold_hold(key) FROM refold_conversation")
         with pytest.raises(StoreError, match="holds the conversation for too long"):
             store.append(KEY, entries(1, 2))
@@ -836,7 +840,7 @@ def test_a_conversation_that_somebody_holds_is_told(reopen):
 def test_a_pool_that_is_too_small_is_told(reopen):
     store, waiting, free = reopen(pool_size=1, timeout_s=0.2), Event(), Event()
     with ThreadPoolExecutor(1) as pool:
-        holding = pool.submit(store._ask.ask, lambda run: waiting.set() or free.wait(30))
+        holding = pool.submit(store.pool.run, lambda run: waiting.set() or free.wait(30))
         assert waiting.wait(30)
         with pytest.raises(StoreError, match=r"all 1 connections were in use.*larger pool_size"):
             list(store.read(KEY))
@@ -885,8 +889,8 @@ def test_a_closed_store_is_used_no_more(store, reopen):
     store.append(KEY, entries(0, 1))
     store.close()
     store.close()
-    for use in (*uses(store).values(), store._ask.alone):
-        with pytest.raises(StoreError, match="was closed here; open the store anew"):
+    for use in (*uses(store).values(), store.pool.connect):
+        with pytest.raises(StoreError, match="was closed; open the store again"):
             use()
     other = reopen()
     assert verified(other, KEY) == entries(0, 1)
@@ -902,12 +906,12 @@ def test_a_session_may_be_closed_twice(postgres_url):
 
 def test_connections_are_given_in_the_order_in_which_they_are_asked_for(reopen):
     store, order, held, free = reopen(pool_size=1), list[int](), Event(), Event()
-    waiting = store._ask._turns._waiting
+    waiting = store.pool._slots._waiting
     with ThreadPoolExecutor(9) as pool:
-        pool.submit(store._ask.ask, lambda run: held.set() or free.wait(30))
+        pool.submit(store.pool.run, lambda run: held.set() or free.wait(30))
         assert held.wait(30)
         for n in range(8):
-            pool.submit(store._ask.ask, lambda run, n=n: order.append(n))
+            pool.submit(store.pool.run, lambda run, n=n: order.append(n))
             until(lambda n=n: len(waiting) == n + 1)
         free.set()
     assert order == list(range(8))
@@ -917,14 +921,14 @@ def test_connections_are_given_in_the_order_in_which_they_are_asked_for(reopen):
 def test_who_waited_in_vain_leaves_his_turn_to_others(reopen):
     store, held, free = reopen(pool_size=1, timeout_s=1.0), Event(), Event()
     with ThreadPoolExecutor(1) as pool:
-        holding = pool.submit(store._ask.ask, lambda run: held.set() or free.wait(30))
+        holding = pool.submit(store.pool.run, lambda run: held.set() or free.wait(30))
         assert held.wait(30)
         for _ in range(3):
             with pytest.raises(StoreError, match="all 1 connections were in use"):
                 store.append(KEY, entries(0, 1))
         free.set()
         holding.result()
-    assert store._ask._turns._free == 1
+    assert store.pool._slots._free == 1
     store.append(KEY, entries(0, 1))
     store.close()
 
@@ -932,11 +936,11 @@ def test_who_waited_in_vain_leaves_his_turn_to_others(reopen):
 @pytest.mark.parametrize("is_given", [False, True])
 def test_who_is_interrupted_while_he_waits_leaves_his_turn_to_others(is_given):
     turns = FairSemaphore(1)
-    assert turns.take(0)
+    assert turns.acquire(0)
 
     def interrupted(*_):
         if is_given:  # at the same moment
-            turns.give()
+            turns.release()
         raise KeyboardInterrupt
 
     def interrupt():
@@ -948,17 +952,17 @@ def test_who_is_interrupted_while_he_waits_leaves_his_turn_to_others(is_given):
         with ThreadPoolExecutor(1) as pool:
             pool.submit(interrupt)
             with pytest.raises(KeyboardInterrupt):
-                turns.take(60)
+                turns.acquire(60)
     finally:
         signal.signal(signal.SIGUSR1, before)
     if not is_given:
-        turns.give()
+        turns.release()
     assert (turns._free, len(turns._waiting)) == (1, 0)
 
 
 def test_what_connects_beside_the_pool_keeps_the_options_of_the_url(postgres_url):
     store = PostgresStore(f"{postgres_url}&options=-c%20work_mem%3D5MB", schema="a b")
-    beside = store.pool.beside
+    beside = store.pool.connect_args
     with psycopg.connect(beside["conninfo"], **beside["kwargs"]) as connection:
         assert connection.execute("SHOW work_mem").fetchone() == ("5MB",)
         assert connection.execute("SELECT current_schema()").fetchone() == ("a b",)
@@ -1055,7 +1059,7 @@ def test_phrases_are_found_wherever_they_stand_in_a_long_text(store):
     store.append(
         KEY, [Entry(0, "said", None, b"[]", text.encode()), entry(1, "apple red"), entry(2, "n059999")]
     )
-    assert len(numbers) > MOST_TERMS_BYTES
+    assert len(numbers) > MAX_TERMS_BYTES
 
     def found(asked):
         for _ in store.index(KEY, lambda one: SearchText.of(one.body.decode(), ("a tool",), "tool")):
@@ -1192,19 +1196,19 @@ def test_more_forks_than_the_server_has_locks_are_erased_and_others_go_on(few_lo
 def test_a_server_without_room_for_locks_is_tried_again_and_told(few_locks):
     store = PostgresStore(few_locks.database(), timeout_s=0.3)
     store.append(KEY, entries(0, 1))
-    with psycopg.connect(store._ask.url) as greedy:
+    with psycopg.connect(store.pool.url) as greedy:
         with pytest.raises(psycopg.errors.OutOfMemory):
             greedy.execute("SELECT pg_advisory_lock(n) FROM generate_series(1, 1000000) n")
-        with pytest.raises(StoreError, match=r"no room, most often for locks; .*max_locks_per_transaction"):
+        with pytest.raises(StoreError, match=r"most often for locks; .*max_locks_per_transaction"):
             store.append(KEY, entries(1, 2))
-        tries, store._ask.timeout_s = list[bool](), 60
+        tries, store.pool.timeout_s = list[bool](), 60
 
         def hold(run):
-            tries.append(run.again)
+            tries.append(run.is_retry)
             return run("hold", key=key_digest(KEY))
 
         with ThreadPoolExecutor(1) as pool:
-            holding = pool.submit(store._ask.transact, hold)
+            holding = pool.submit(store.pool.transact, hold)
             until(lambda: holding.done() or len(tries) > 2)
             greedy.rollback()
             greedy.execute("SELECT pg_advisory_unlock_all()")
@@ -1215,14 +1219,14 @@ def test_a_server_without_room_for_locks_is_tried_again_and_told(few_locks):
 
 
 def test_an_erasure_that_is_cut_off_goes_on_with_the_next(reopen, monkeypatch):
-    monkeypatch.setattr("refold.stores.postgres.MOST_ERASED", 3)
+    monkeypatch.setattr("refold.stores.postgres.MAX_ERASED", 3)
     store, forks = reopen(timeout_s=0.2), [Key("a", f"fork {n}") for n in range(10)]
     store.append(KEY, entries(0, 2))
     for n, fork in enumerate(forks):
         store.fork(forks[n - 1] if n % 3 else KEY, fork, 1)
         store.append(fork, entries(1, 3))
-    with psycopg.connect(store._ask.url) as holder:
-        store._ask.configure(holder)
+    with psycopg.connect(store.pool.url) as holder:
+        store.pool.configure(holder)
         holder.execute("SELECT refold_hold(%s)", (key_digest(forks[5]),))
         with pytest.raises(StoreError, match="holds the conversation for too long"):
             store.erase(KEY, with_forks=True)
@@ -1251,8 +1255,8 @@ def test_an_id_that_many_said_is_located_without_looking_at_all_of_them(store):
     run(store, "ANALYZE")
     assert store.locate("o", ["~same", "~none"]) == {"~same": (Key("o", "1000"), 0)}
     asked = {"owner_key": owner_digest("o"), "ids": [b"~same", b"~none"]}
-    with psycopg.connect(store._ask.url) as connection:
-        store._ask.configure(connection)
+    with psycopg.connect(store.pool.url) as connection:
+        store.pool.configure(connection)
         query = sql.queries("postgres")["locate"]
         ((((plan,),),),) = [connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}", asked).fetchall()]
     assert looked_at(plan["Plan"]) < 20

@@ -498,5 +498,5 @@ def test_front_matter_without_an_end_is_refused(tmp_path):
 
 
 def test_a_frame_is_no_profile(tmp_path):
-    with pytest.raises(SettingError, match="a frame and no profile"):
+    with pytest.raises(SettingError, match="a frame, not a profile"):
         conversation_template("system", tmp_path)

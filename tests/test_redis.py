@@ -29,7 +29,7 @@ from refold.core.errors import CorruptError, NotFoundError, SettingError, StoreE
 from refold.core.event import Expiry
 from refold.session.api import open
 from refold.stores.redis import from_url
-from refold.stores.redis_index import STALE_US, SWEEP_EVERY, ConversationList, RedisKeys, dumped, member
+from refold.stores.redis_index import STALE_US, SWEEP_EVERY, ConversationList, RedisKeys, encode_name, member
 from refold.stores.store import Key, Snapshot, ToolSetting, open_store
 from refold.testing import StoreContract
 from refold.testing.words import KEY, ODD, entries, entry, said, verified
@@ -280,7 +280,7 @@ def test_notes_and_settings_never_expire(valkey_url, raw):
 
 
 def listing(store):
-    return ConversationList(store._link, NAMES)
+    return ConversationList(store._connection, NAMES)
 
 
 def test_who_stops_before_a_conversation_begins_leaves_nothing_to_see(store, raw):
@@ -294,7 +294,7 @@ def test_what_was_enrolled_too_long_ago_is_struck_off_and_may_not_begin(store, r
     order = int(listing(store).enroll(KEY)) - STALE_US - 1
     for name in (NAMES.all, NAMES.owned(member(KEY))):
         raw.zadd(name, {member(KEY): order})
-    late = store._link.call("append", NAMES.of(KEY), 0, 0, GENESIS, b"", order, *[b""] * 5, b"s", b"")
+    late = store._connection.call("append", NAMES.of(KEY), 0, 0, GENESIS, b"", order, *[b""] * 5, b"s", b"")
     assert late == [b"late"]
     assert list(store.conversations()) == []
     assert raw.zcard(NAMES.all) == raw.zcard(NAMES.owned(member(KEY))) == 0
@@ -377,7 +377,7 @@ def test_a_fork_that_is_erased_is_forgotten_by_its_parent_and_those_below_are_no
 def test_forks_that_expired_are_forgotten_as_others_are_made(store, raw):
     store.append(KEY, entries(0, 1))
     young = int(listing(store).enroll(OTHER))
-    names = {order: b"f:" + dumped(OTHER, b"%d" % order) for order in (1, 2, young)}
+    names = {order: b"f:" + encode_name(OTHER, b"%d" % order) for order in (1, 2, young)}
     raw.hset(NAMES.of(KEY)[0], mapping=dict.fromkeys(names.values(), ""))
     raw.set(NAMES.clock, (young // SWEEP_EVERY + 1_000_000) * SWEEP_EVERY - 1)  # it is time to look
     fork = Key(KEY.owner, "fork")
@@ -530,7 +530,7 @@ def test_a_server_that_stays_away_is_named_and_nothing_waits_for_ever(server):
     server.kill()
     with pytest.raises(StoreError, match=r"did not answer for 0.2 s.*Nothing acknowledged is lost"):
         store.append(KEY, entries(1, 2))
-    with pytest.raises(StoreError, match="whether the last write was stored is not known"):
+    with pytest.raises(StoreError, match="the last write may or may not be stored"):
         store.append(KEY, entries(1, 2), after=digest)
     reads = (
         "read",
@@ -559,8 +559,8 @@ def test_a_server_that_was_waited_for_in_vain_is_not_waited_for_again_until_it_a
     server.kill()
     with pytest.raises(StoreError, match="did not answer"):
         list(store.read(KEY))
-    store._link._away_since -= 1_000
-    store._link.timeout_s = 100
+    store._connection._unreachable_since -= 1_000
+    store._connection.timeout_s = 100
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(StoreError, match="did not answer"):
             pool.submit(chat.search, "apple").result(SECONDS)
@@ -723,7 +723,7 @@ def test_a_conversation_of_which_keys_were_evicted_is_refused_and_found(store, r
 
 def test_a_conversation_that_is_not_certain_to_be_listed_is_not_begun(server):
     hopeful = from_url(f"{server.url}?wait_aof=1,1&timeout_s=2")
-    with pytest.raises(StoreError, match="it is not stored, since what lists it is not yet certain on disk"):
+    with pytest.raises(StoreError, match="it is not stored, because its list entry"):
         hopeful.append(KEY, entries(0, 1))
     store = from_url(server.url)
     assert verified(store, KEY) == []
@@ -737,12 +737,12 @@ def test_an_answer_has_an_end_in_bytes(store):
     store.append(KEY, large)
     keys = NAMES.of(KEY)
     for verb, args in (("read", (0, 0, "", b"")), ("read", (0, 0, "", b"said")), ("resume", (0, b"main"))):
-        answer = store._link.call(verb, keys, *args)
+        answer = store._connection.call(verb, keys, *args)
         assert 8_000_000 <= sum(map(len, answer)) <= 9_100_000
     assert [link.entry for link in store.read(KEY)] == large
     assert [link.entry for link in store.read(KEY, but="said")] == large[25:]
     assert [link.entry for link in store.resume(KEY, "main")[1]] == large
-    fetched = store._link.call("fetch", keys, 0, *range(50))
+    fetched = store._connection.call("fetch", keys, 0, *range(50))
     assert 8_000_000 <= sum(map(len, fetched)) <= 9_100_000
     assert store.fetch(KEY, [*range(50), 99, 10**30]) == dict(enumerate(large))
     store.fork(KEY, OTHER, 40)
@@ -756,7 +756,7 @@ def test_an_append_waits_until_it_is_on_disk_if_told_to(server):
     store.append(KEY, entries(1, 2))
     assert waits(client) == before + 1
     hopeful = from_url(f"{server.url}?wait_aof=1,1&timeout_s=2")
-    with pytest.raises(StoreError, match="it is stored, but not yet certain on disk"):
+    with pytest.raises(StoreError, match="it is stored, but not yet confirmed on disk"):
         hopeful.append(KEY, entries(2, 3))
     assert verified(store, KEY) == entries(0, 3)
     client.config_set("appendonly", "no")
@@ -817,7 +817,7 @@ def test_a_closed_store_is_used_no_more(store, valkey_url):
     store.close()
     store.close()
     for use in uses(store).values():
-        with pytest.raises(StoreError, match="was closed here; open the store anew"):
+        with pytest.raises(StoreError, match="was closed; open the store again"):
             use()
     assert verified(from_url(valkey_url), KEY) == entries(0, 1)
 
@@ -831,10 +831,10 @@ def test_a_session_may_be_closed_twice(valkey_url):
 
 def test_threads_that_come_first_together_share_their_connections(store, monkeypatch):
     both, make = Barrier(2), redis.Redis.from_url
-    store._link._made.clear()  # as after a fork
+    store._connection._clients.clear()  # as after a fork
     monkeypatch.setattr(redis.Redis, "from_url", lambda *args, **how: (both.wait(30), make(*args, **how))[1])
     with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(lambda _: store._link._connected(), range(2))
+        one, other = pool.map(lambda _: store._connection._connected(), range(2))
     assert one is other
 
 

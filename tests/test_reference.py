@@ -17,8 +17,8 @@ import refold
 from refold.cli import app
 from refold.config.config import Config, load_config
 from refold.config.serving import ServeSettings
-from refold.config.settings import AgentSettings, every
-from refold.config.validate import hints, is_struct, kinds_of
+from refold.config.settings import AgentSettings, all_settings
+from refold.config.validate import accepted_types, field_types, is_struct
 from refold.core.errors import RefoldError
 from refold.core.event import Event, Expiry
 from refold.models.limits import ModelSettings
@@ -76,8 +76,8 @@ def structs(struct, seen):
     """A struct of settings, and all that can be set in it."""
     if struct not in seen:
         seen.add(struct)
-        for hint in hints(struct).values():
-            for kind in (hint, *kinds_of(hint), *get_args(hint)):
+        for hint in field_types(struct).values():
+            for kind in (hint, *accepted_types(hint), *get_args(hint)):
                 for inner in (kind, *get_args(kind)):
                     if is_struct(inner):
                         structs(inner, seen)
@@ -89,7 +89,7 @@ def test_every_setting_is_in_the_reference():
     assert {AgentSettings, Expiry, ModelSettings, ServeSettings} <= found
     names = {re.split(r"\.", name)[-1] for name in rows("settings")}
     for struct in found:
-        for field in set(hints(struct)) - {"origins"}:
+        for field in set(field_types(struct)) - {"origins"}:
             assert field in names, f"{struct.__name__}.{field}"
 
 
@@ -98,7 +98,7 @@ def test_every_setting_has_the_default_that_is_in_force():
     for setting in load_config(None).in_force():
         default = "" if setting.value in (None, ()) else f"`{setting.shown}`"
         assert page[setting.name][0] == default, setting
-    assert {".".join(path) for path, _ in every(ServeSettings())} <= set(page)
+    assert {".".join(path) for path, _ in all_settings(ServeSettings())} <= set(page)
 
 
 def test_defaults_that_are_told_in_words_are_those_of_the_code():

@@ -13,10 +13,9 @@ from refold import Message
 from refold.agent import Agent
 from refold.core.event import Said
 from refold.core.message import Text, ToolCall, ToolResult
-from refold.core.pairing import ID_SEPARATOR, unique_call_ids
+from refold.core.pairing import ID_SEPARATOR, NO_RESULT, unique_call_ids
 from refold.dialects.rules.targets import check_request
 from refold.session.doctor import examine
-from refold.session.render import STAND_IN
 
 TARGETS = ("openai-chat", "openai-responses", "anthropic", "ai-sdk")
 
@@ -91,7 +90,7 @@ def test_results_that_came_answer_the_first_calls_and_the_others_were_never_answ
     came = [n for n in range(len(ids)) if any(f"price of {n}" == step.text for step in told)]
     fitted = opened(DIALECTS[dialect](told), dialect).fit(dialect=target)
     shown = dict(pairs(fitted.request))
-    assert shown == {str(n): f"price of {n}" if n in came else STAND_IN for n in range(len(ids))}
+    assert shown == {str(n): f"price of {n}" if n in came else NO_RESULT for n in range(len(ids))}
     assert check_request(target, fitted.request) == []
 
 

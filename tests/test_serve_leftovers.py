@@ -16,13 +16,14 @@ from gates import Quiet, answering, gate
 from refold.config.config import load_config
 from refold.core.view import Item
 from refold.serve import service
-from refold.serve.events import Hub
-from refold.serve.recorder import Ledger
+from refold.serve.events import EventBroker
+from refold.serve.incoming import read_request
+from refold.serve.recorder import GatewayRequest, Recorder
 from refold.serve.rows import Rows
 from refold.serve.run import COLLECT
 from refold.serve.schemas import ListAsked
 from refold.serve.service import Service
-from refold.serve.streaming import Relay
+from refold.serve.streaming import Forwarder
 from refold.stores.record import Record
 from refold.stores.store import Key, open_store
 from refold.testing.scribe import Scribe
@@ -68,7 +69,7 @@ def talk(serving: Service, name: str) -> Key:
 
 
 def test_a_session_that_is_no_longer_kept(serving, monkeypatch):
-    monkeypatch.setattr(service, "KEPT", 2)
+    monkeypatch.setattr(service, "MAX_OPEN_SESSIONS", 2)
     for n in range(TIMES):
         talk(serving, f"talk{n}")
     assert count(Item) < 4 * LINES
@@ -77,7 +78,7 @@ def test_a_session_that_is_no_longer_kept(serving, monkeypatch):
 def test_a_session_of_which_another_thread_has_one_already(serving, monkeypatch):
     key, both = talk(serving, "talk"), Barrier(2)
     serving.forget(key)
-    new = serving._new
+    new = serving._open
 
     def slow(wanted):
         made = new(wanted)
@@ -88,7 +89,7 @@ def test_a_session_of_which_another_thread_has_one_already(serving, monkeypatch)
         with serving.session(key) as session:
             session.fit()
 
-    monkeypatch.setattr(serving, "_new", slow)
+    monkeypatch.setattr(serving, "_open", slow)
     threads = [Thread(target=use) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -119,10 +120,12 @@ def test_a_conversation_that_is_erased_while_somebody_is_at_it(serving):
 
 
 def test_forks_that_nobody_has_gone_on_with(serving):
-    key, ledger = talk(serving, "talk"), Ledger(serving)
+    key, recorder = talk(serving, "talk"), Recorder(serving)
+    body = json.dumps({"messages": SAID}).encode()
+    request = GatewayRequest(key.owner, read_request("openai-chat", body))
     before = count(Item)
     for _ in range(TIMES):
-        ledger._fork(key, LINES - 1, None, None)
+        recorder._fork(key, LINES - 1, request)
     assert count(Item) == before
 
 
@@ -131,12 +134,12 @@ def test_those_who_watch_and_leave(url):
         chat.append(SAID)
         key = chat.key
     del chat
-    hub, store = Hub(), open_store(url)
+    hub, store = EventBroker(), open_store(url)
     with asyncio.Runner() as runner:
         for _ in range(TIMES):
-            feed = hub.join(store, key, runner.get_loop())
+            feed = hub.subscribe(store, key, runner.get_loop())
             feed.end_of_record()
-            hub.leave(feed)
+            hub.unsubscribe(feed)
         assert count(Item) == 0
         hub.close()
 
@@ -178,8 +181,8 @@ def test_a_request_whose_client_left_in_the_middle_of_the_answer(url):
             got = b""
             while b"Well" not in got:
                 got += client.recv(65_536)
-            assert count(Relay) == 1
-        until(lambda: count(Relay) == 0)
+            assert count(Forwarder) == 1
+        until(lambda: count(Forwarder) == 0)
 
 
 class _Ring:

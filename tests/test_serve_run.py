@@ -21,11 +21,11 @@ import yaml
 
 from refold.config.config import load_config
 from refold.config.serving import Limits, ServeSettings, TokenSettings, Upstreams
-from refold.config.settings import Setting, every
-from refold.config.validate import hints, kinds_of
+from refold.config.settings import Setting, all_settings
+from refold.config.validate import accepted_types, field_types
 from refold.core.errors import SettingError, StoreError
-from refold.serve.health import Health, ask
-from refold.serve.metrics import BOUNDS, HELP, Metrics
+from refold.serve.health import Health, probe
+from refold.serve.metrics import BUCKETS_S, HELP, Metrics
 from refold.serve.run import files_of, listening
 from refold.serve.tokens import hash_of, new_token
 from refold.stores.memory import MemoryStore
@@ -119,7 +119,7 @@ def test_options_beat_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--host", "0.0.0.0"], "there is no token"),
+        (["--host", "0.0.0.0"], "no token is set"),
         (["--upstream-openai", "http://models.example/v1"], "unencrypted"),
         (["--upstream-anthropic", "nothing"], "expected an address"),
         (["--port", "70000"], "70000 is too large"),
@@ -205,7 +205,7 @@ def test_a_hangup_reads_the_tokens_again_and_ends_nothing(tmp_path):
     (tmp_path / "refold.yaml").write_text(json.dumps({"serve": {"tokens": [ENTRY]}}))
     with started(tmp_path) as service:
         service.process.send_signal(signal.SIGHUP)
-        until(lambda: "were read again" in (tmp_path / "log").read_text())
+        until(lambda: "reloaded the tokens" in (tmp_path / "log").read_text())
         assert service.ask("/metrics", **{"x-refold-token": TOKEN})[0] == 200
         assert service.stop() == 0
 
@@ -236,14 +236,14 @@ from refold.config import load_config
 from refold.serve import logs
 from refold.serve.guard import Guard
 from refold.serve.metrics import Metrics
-from refold.serve.run import Server, listening, url_of
+from refold.serve.run import GracefulServer, listening, url_of
 from refold.serve.tokens import Tokens
 config = load_config({{"serve": {{"port": 0, "limits": {{"grace_s": {grace}}}}}}})
 guard = Guard(Router(routes()), config.serve, Tokens(config), Metrics())
 with listening(config) as listener:
-    logs.begin("info")
+    logs.configure("info")
     print(url_of(listener), "", "", "", sep="\\n", flush=True)
-    Server(guard, config.serve.limits).run([listener])
+    GracefulServer(guard, config.serve.limits).run([listener])
 print("closed", flush=True)
 """
 
@@ -319,7 +319,7 @@ def test_a_store_that_fails_is_not_healthy_and_nothing_is_told_of_it():
     def fail() -> None:
         raise StoreError("postgresql://me:hunter2@db.internal is down")
 
-    assert asyncio.run(Health(fail).problem()) == "the store cannot be used"
+    assert asyncio.run(Health(fail).problem()) == "the store is not available"
 
 
 def test_a_store_that_hangs_is_asked_by_one_thread_only():
@@ -342,14 +342,14 @@ def test_a_store_that_hangs_is_asked_by_one_thread_only():
 
 
 def test_a_store_that_answers_is_healthy():
-    assert asyncio.run(Health(lambda: ask(MemoryStore())).problem()) is None
+    assert asyncio.run(Health(lambda: probe(MemoryStore())).problem()) is None
 
 
 def test_any_other_failure_of_a_store_is_no_health_either():
     def fail() -> None:
         raise RuntimeError("hunter2")
 
-    assert asyncio.run(Health(fail).problem()) == "the store cannot be used"
+    assert asyncio.run(Health(fail).problem()) == "the store is not available"
 
 
 def test_a_service_whose_store_is_gone_says_so_until_it_is_back():
@@ -362,7 +362,7 @@ def test_a_service_whose_store_is_gone_says_so_until_it_is_back():
             answer = service.ask("/healthz")
             assert answer.status == 503
             assert json.loads(answer.body)["reason"] in (
-                "the store cannot be used",
+                "the store is not available",
                 "the store does not answer in time",
             )
             assert str(folder).encode() not in answer.body
@@ -396,7 +396,7 @@ def test_what_was_counted_is_told_in_the_words_of_prometheus():
     assert "refold_open_streams 0\n" in text
     counts = re.findall(r'refold_request_seconds_bucket\{route="/a",le="(.+?)"\} (\d+)', text)
     assert [int(many) for _, many in counts] == [*[2] * 8, *[3] * 7, 4]
-    assert [bound for bound, _ in counts] == [*map(str, BOUNDS), "+Inf"]
+    assert [bound for bound, _ in counts] == [*map(str, BUCKETS_S), "+Inf"]
     assert "refold_request_seconds_count" in text
 
 
@@ -442,7 +442,7 @@ def test_every_line_of_the_log_is_json_and_has_no_secret(tmp_path):
 def test_every_setting_of_the_service_is_on_the_page_with_its_default():
     page = (ROOT / "docs" / "reference" / "settings.md").read_text().partition("\nUnder `serve`")[2]
     for struct, before in ((ServeSettings(), ""), (TokenSettings(), "tokens[].")):
-        for row in (Setting(path, value, "") for path, value in every(struct)):
+        for row in (Setting(path, value, "") for path, value in all_settings(struct)):
             default = "" if row.value in (None, (), "") else f"`{row.shown}` "
             assert f"\n| `{before}{row.name}` | {default}| " in page, row
 
@@ -456,18 +456,18 @@ def test_every_metric_is_on_the_page():
 def test_the_file_on_the_page_is_one_that_works():
     text = (ROOT / "docs" / "production.md").read_text()
     (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    from refold.serve.run import demand_safe
+    from refold.serve.run import check_safe
     from refold.serve.tokens import Tokens
 
     config = load_config(yaml.safe_load(block))
-    demand_safe(config)
+    check_safe(config)
     assert Tokens(config).are_needed
 
 
 @pytest.mark.parametrize("struct", [ServeSettings, Limits])
 def test_no_number_of_the_service_may_be_negative(struct):
-    for name, hint in hints(struct).items():
-        if not {int, float}.isdisjoint(kinds_of(hint)):
+    for name, hint in field_types(struct).items():
+        if not {int, float}.isdisjoint(accepted_types(hint)):
             values = {name: -1}
             with pytest.raises(SettingError, match=f"{name}: -1 is too small"):
                 load_config({"serve": values if struct is ServeSettings else {"limits": values}})

@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
 from refold.config.config import load_config
-from refold.config.validate import vet_fields
+from refold.config.validate import validated_fields
 from refold.core.errors import SettingError
 from refold.serve import api, gateway, health, logs, panel
-from refold.serve.caller import EVERYTHING, Caller
-from refold.serve.http_errors import Refused, asked_id, conversation_id, problem
-from refold.serve.http_protocol import HEADER_BYTES, UNSENT_BYTES
-from refold.serve.limits import MOST_CALLERS, Rate
+from refold.serve.guard import MAX_CALLERS, RateLimit
+from refold.serve.http_errors import error_response, requested_id, valid_id
+from refold.serve.http_protocol import MAX_HEADER_BYTES, MAX_UNSENT_BYTES
 from refold.serve.redact import redacted
-from refold.serve.run import demand_safe
+from refold.serve.run import check_safe
 from refold.serve.service import Service
-from refold.serve.tokens import Tokens, hash_of, new_token
+from refold.serve.tokens import ALL_SCOPES, Caller, Tokens, hash_of, new_token
 from refold.stores.memory import MemoryStore
 from served import behind_the_guard, running, until, whole_service
 
@@ -58,21 +58,21 @@ def closed():
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "machine.example"])
 def test_other_machines_need_a_token(host):
-    with pytest.raises(SettingError, match="there is no token"):
-        demand_safe(load_config({"serve": {"host": host}}))
-    demand_safe(load_config({"serve": {"host": host, "token": "t"}}))
-    demand_safe(load_config({"serve": {"host": host, "tokens": TOKENS}}))
+    with pytest.raises(SettingError, match="no token is set"):
+        check_safe(load_config({"serve": {"host": host}}))
+    check_safe(load_config({"serve": {"host": host, "token": "t"}}))
+    check_safe(load_config({"serve": {"host": host, "tokens": TOKENS}}))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_this_machine_needs_none(host):
-    demand_safe(load_config({"serve": {"host": host}}))
+    check_safe(load_config({"serve": {"host": host}}))
 
 
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("http://models.example/v1", "unencrypted"),
+        ("http://models.example/v1", "without encryption"),
         ("ftp://models.example", "expected an address"),
         ("file:///etc/passwd", "expected an address"),
         ("models.example", "expected an address"),
@@ -85,14 +85,14 @@ def test_this_machine_needs_none(host):
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
 def test_an_upstream_that_is_not_safe_is_refused_at_the_start(url, why, provider):
     with pytest.raises(SettingError, match=why) as caught:
-        demand_safe(load_config({"serve": {"upstreams": {provider: url}}}))
+        check_safe(load_config({"serve": {"upstreams": {provider: url}}}))
     assert "word" not in str(caught.value).replace("password", "")
 
 
 def test_plain_http_goes_to_this_machine_or_where_it_is_asked_for():
-    demand_safe(load_config({"serve": {"upstreams": {"openai": "http://127.0.0.1:1234/v1"}}}))
+    check_safe(load_config({"serve": {"upstreams": {"openai": "http://127.0.0.1:1234/v1"}}}))
     plain = {"upstreams": {"openai": "http://models.example/v1"}, "allow_insecure_upstreams": True}
-    demand_safe(load_config({"serve": plain}))
+    check_safe(load_config({"serve": plain}))
 
 
 # Tokens
@@ -102,7 +102,7 @@ def test_without_tokens_the_user_of_the_machine_may_do_everything(open_):
     assert json.loads(open_.ask("/api/echo").body) == {
         "bytes": 0,
         "owner": None,
-        "scopes": sorted(EVERYTHING),
+        "scopes": sorted(ALL_SCOPES),
     }
     assert json.loads(open_.post("/openai/v1/echo").body)["scopes"] == ["append", "read"]
 
@@ -131,7 +131,7 @@ def test_a_token_says_whose_it_is_and_what_it_allows(closed):
     assert json.loads(closed.ask("/api/echo", x_refold_token="the-one-token").body) == {
         "bytes": 0,
         "owner": "default",
-        "scopes": sorted(EVERYTHING),
+        "scopes": sorted(ALL_SCOPES),
     }
 
 
@@ -187,7 +187,7 @@ def test_a_file_that_cannot_be_read_leaves_the_tokens_as_they_were(tmp_path: Pat
     now[0] += 1
     assert tokens.caller_of(ANN) is not None
     assert tokens.caller_of("wrong") is None
-    assert "were not read again" in caplog.text
+    assert "could not reload the tokens" in caplog.text
 
 
 def test_a_file_without_tokens_lets_nobody_in(tmp_path: Path):
@@ -214,7 +214,7 @@ def test_a_file_in_which_all_tokens_are_revoked_closes_what_was_open(tmp_path: P
     file.write_text("{}")
     tokens = Tokens(load_config(file), [file], lambda: load_config(file))
     file.write_text(json.dumps({"serve": {"tokens": [{**TOKENS[0], "revoked": True}]}}))
-    tokens.read_again()
+    tokens.reload()
     assert tokens.are_needed
 
 
@@ -403,15 +403,15 @@ def test_ids_in_headers_are_looked_at(open_, id):
 
 @pytest.mark.parametrize("id", ["x", "x" * 500, "task 42/é—👩‍🚀", "../..", "<b>"])
 def test_ids_may_be_almost_anything(open_, id):
-    assert conversation_id(id) == id
+    assert valid_id(id) == id
     assert open_.ask("/openai/v1/echo", x_refold_conversation=id).status == 200
-    assert asked_id(Headers(raw=[(b"x-refold-conversation", id.encode())])) == id
+    assert requested_id(Headers(raw=[(b"x-refold-conversation", id.encode())])) == id
 
 
 @pytest.mark.parametrize("id", ["", "x" * 501, "\n", "a\0", "\ud800", "\u2028"])
 def test_ids_have_some_characters_and_none_of_them_control(id):
-    with pytest.raises(Refused):
-        conversation_id(id)
+    with pytest.raises(HTTPException):
+        valid_id(id)
 
 
 # Limits
@@ -503,7 +503,7 @@ def test_headers_have_at_most_64_kb(open_, headers):
 
 def test_a_url_counts_too(open_):
     with open_.socket() as client:
-        client.sendall(b"GET /" + b"a" * HEADER_BYTES + b" HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        client.sendall(b"GET /" + b"a" * MAX_HEADER_BYTES + b" HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert status(client) == 431
 
 
@@ -563,7 +563,7 @@ def test_who_does_not_read_holds_little_memory():
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
             client.sendall(head("GET"))
             until(lambda: [one for one in server.server_state.connections if one.flow.write_paused])
-            assert 0 < max(unsent) < 2 * UNSENT_BYTES
+            assert 0 < max(unsent) < 2 * MAX_UNSENT_BYTES
         until(lambda: not server.server_state.connections)
 
 
@@ -590,13 +590,13 @@ def test_who_asks_is_not_who_they_say_a_proxy_was_asked_by():
 
 
 def test_drops_come_back_with_time_and_callers_are_forgotten():
-    rate = Rate(per_s=2, burst=2)
+    rate = RateLimit(per_s=2, burst=2)
     assert [rate.wait_s("a", 0) for _ in range(3)] == [0, 0, 0.5]
     assert [rate.wait_s("a", 0.5), rate.wait_s("a", 0.5)] == [0, 0.5]
     assert rate.wait_s("a", 100) == rate.wait_s("a", 100) == 0 < rate.wait_s("a", 100)
-    for n in range(MOST_CALLERS + 10):
+    for n in range(MAX_CALLERS + 10):
         rate.wait_s(n, 100)
-    assert len(rate._buckets) == MOST_CALLERS
+    assert len(rate._buckets) == MAX_CALLERS
 
 
 def test_too_many_requests_at_once_are_refused():
@@ -665,7 +665,7 @@ def test_errors_show_nothing_of_the_inside(open_, path, code):
 
 
 def test_errors_are_short_whatever_they_quote():
-    assert len(problem(400, "x" * 10**6).body) < 3_000
+    assert len(error_response(400, "x" * 10**6).body) < 3_000
 
 
 def test_what_is_not_http_is_answered_in_json(open_):
@@ -749,7 +749,7 @@ def test_all_that_is_logged_goes_through_the_redactor(capsys, monkeypatch):
 
     root, before = logging.getLogger(), logging.getLogger().handlers
     try:
-        logs.begin("info", known=["hunter2"], to=sys.stderr)
+        logs.configure("info", secrets=["hunter2"], to=sys.stderr)
         for name in ("uvicorn.error", "refold.serve", "aiohttp.client", "asyncio"):
             try:
                 raise ValueError(f"{SECRETS[0]} and hunter2")
@@ -795,7 +795,7 @@ def test_of_a_request_only_what_is_harmless_is_logged(closed, caplog):
 
 def test_errors_about_settings_tell_no_secrets():
     with pytest.raises(SettingError) as caught:
-        vet_fields({"token": 4711}, {"token": str}, ".".join)
+        validated_fields({"token": 4711}, {"token": str}, ".".join)
     assert "4711" not in str(caught.value)
 
 

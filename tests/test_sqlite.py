@@ -237,9 +237,9 @@ def _cut(keep: float) -> Callable[[Path], None]:
     ("damage", "error", "advice"),
     [
         (_folder, StoreError, "is a folder; name a file in it"),
-        (_no_folder, StoreError, "does its folder exist"),
-        (_text, CorruptError, "no SQLite database.*backup"),
-        (_short, CorruptError, "no SQLite database.*backup"),
+        (_no_folder, StoreError, "its folder exists"),
+        (_text, CorruptError, "not a SQLite database.*backup"),
+        (_short, CorruptError, "not a SQLite database.*backup"),
         (_cut(0.9), CorruptError, "damaged.*backup"),
         (_cut(0.5), CorruptError, "damaged.*backup"),
         (_cut(0.001), CorruptError, "damaged.*backup"),
@@ -422,7 +422,7 @@ def test_a_read_only_folder_is_an_error_that_says_so(open_folder, name):
     open_folder.chmod(0o555)
 
     def deed():
-        with pytest.raises(StoreError, match=r"read-only|may this user write there"):
+        with pytest.raises(StoreError, match=r"read-only|may write there"):
             refold.open("a", store=f"sqlite:///{open_folder / name}")
 
     assert succeeded(in_child(deed, uid=65534))

@@ -75,11 +75,11 @@ def queue(postgres_url: str) -> Iterator[JobQueue]:
     store.close()
 
 
-def config(server: ScriptedModel | None, run_in: str = "worker", **summarizer: Any) -> dict[str, Any]:
+def config(server: ScriptedModel | None, executor: str = "worker", **summarizer: Any) -> dict[str, Any]:
     if server is not None:
         summarizer |= {"models": ["openai/a-model"], "base_urls": {"openai": server.openai_url}}
     compact = {"keep_recent": 4, "threshold_percent": 2_400 / 4_500}
-    agent = {"compact": compact, "summarizer": {"run_in": run_in, **summarizer}}
+    agent = {"compact": compact, "summarizer": {"executor": executor, **summarizer}}
     return {"models": {"m": {"window": 6_000, "max_output": 500}}, "agents": {"default": agent}}
 
 
@@ -468,7 +468,7 @@ def test_many_processes_set_the_queue_up_at_once(postgres_url):
 
 def test_a_store_of_another_kind_is_refused_where_it_is_set():
     with pytest.raises(
-        SettingError, match=r"agents\.default\.summarizer\.run_in: workers need a PostgreSQL store"
+        SettingError, match=r"agents\.default\.summarizer\.executor: workers need a PostgreSQL store"
     ):
         opened("memory://", config(None))
     assert refold.fit([TASK], model="m", config=config(None)) == [TASK]

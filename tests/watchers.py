@@ -80,10 +80,10 @@ def stuck(run: Running, path: str) -> Iterator[socket.socket]:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         client.settimeout(WAIT_S)
         client.connect(("127.0.0.1", run.port))
-        before = run.service.hub.watchers
+        before = run.service.events.subscribers
         client.sendall(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
-        until(lambda: run.service.hub.watchers > before)
-        (feed,) = run.service.hub._feeds.values()
+        until(lambda: run.service.events.subscribers > before)
+        (feed,) = run.service.events._topics.values()
         while not feed.is_behind:
             say(run, *["y" * 400] * 100)
         yield client

@@ -42,7 +42,7 @@ from pages import program
 from pydantic import BaseModel
 
 import refold
-from refold.adapters.adk import MADE_UP, RefoldPlugin
+from refold.adapters.adk import GENERATED_ID, RefoldPlugin
 from refold.core.message import Media, Text
 from refold.testing.adapters import (
     CONFIG,
@@ -375,7 +375,7 @@ def test_the_context_filter_of_adk_cannot_shorten_a_long_turn_and_refold_can(rig
     assert door.faults == []
 
 
-@pytest.mark.parametrize(("is_pairing", "ids"), [(False, "name"), (True, MADE_UP)])
+@pytest.mark.parametrize(("is_pairing", "ids"), [(False, "name"), (True, GENERATED_ID)])
 def test_what_a_filter_leaves_out_is_shown_like_the_rest(rig: InMemory, is_pairing: bool, ids: str) -> None:
     """With the ids that ADK gives to calls, where the model is told those."""
     plugins, model = (
@@ -691,7 +691,7 @@ def test_ids_that_adk_gives_are_told_where_the_model_needs_them(rig: InMemory) -
     assert asyncio.run(rig.say("t", said(TASK), agent, [rig.adapter()])) == f"The seal is {seal(3)}."
     assert door.faults == []
     calls = [call for one in door.requests[-1].messages for call in one.get("tool_calls", ())]
-    assert {call["id"][:4] for call in calls} == {MADE_UP}
+    assert {call["id"][:4] for call in calls} == {GENERATED_ID}
 
 
 def test_a_request_that_goes_on_at_the_provider_is_sent_as_it_is(rig: InMemory) -> None:

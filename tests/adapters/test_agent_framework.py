@@ -37,7 +37,7 @@ from agent_framework.observability import ChatTelemetryLayer
 from pages import printed
 
 import refold
-from refold.adapters.agent_framework import RefoldCompaction, RefoldHistory, _Run
+from refold.adapters.agent_framework import RefoldCompaction, RefoldHistory, RunMiddleware
 from refold.stores.memory import MemoryStore
 from refold.testing.adapters import (
     CONFIG,
@@ -174,7 +174,7 @@ class Masks(ChatMiddleware):
 class AgentFramework:
     """A rig: sessions, with their messages in them, are kept in files."""
 
-    hooks = (RefoldCompaction, RefoldHistory, _Run)
+    hooks = (RefoldCompaction, RefoldHistory, RunMiddleware)
     stream = False
 
     def __init__(self, folder: Path) -> None:

@@ -29,7 +29,7 @@ from pages import printed
 from pydantic import BaseModel
 
 import refold
-from refold.adapters.litellm import RefoldHook, Words, given
+from refold.adapters.litellm import HashedMessage, LiteLLMConverter, RefoldHook
 from refold.core.expiry import OWN_TOOLS
 from refold.core.message import Message, Text, ToolResult
 from refold.stores.store import Key, open_store
@@ -620,14 +620,18 @@ def test_what_is_written_anew_keeps_ids_and_what_stood_beside() -> None:
     long = "call_" + "x" * 80
     result = Message("tool", (ToolResult(long, "short"),))
     told = {"role": "tool", "tool_call_id": long, "content": "a long one", "name": "read", "extra": {"a": 1}}
-    assert Words().write(result, given(told)).message == {**told, "content": "short"}
-    assert Words().write(result, None).message == {"role": "tool", "tool_call_id": long, "content": "short"}
+    assert LiteLLMConverter().render(result, HashedMessage.of(told)).message == {**told, "content": "short"}
+    assert LiteLLMConverter().render(result, None).message == {
+        "role": "tool",
+        "tool_call_id": long,
+        "content": "short",
+    }
     call = {**_written(Call(long, "read", {})), "index": 0}
     asked = {"role": "assistant", "content": "See. " * 9, "tool_calls": [call], "reasoning_content": "hm"}
-    parts = (Text("See."), *Words().read(given(asked)).calls)
-    shorter = Words().write(Message("assistant", parts), given(asked)).message
+    parts = (Text("See."), *LiteLLMConverter().parse(HashedMessage.of(asked)).calls)
+    shorter = LiteLLMConverter().render(Message("assistant", parts), HashedMessage.of(asked)).message
     assert shorter == {**asked, "content": "See."}
-    without = Words().write(Message("assistant", parts[:1]), given(asked)).message
+    without = LiteLLMConverter().render(Message("assistant", parts[:1]), HashedMessage.of(asked)).message
     assert without == {"role": "assistant", "content": "See.", "reasoning_content": "hm"}
 
 
@@ -638,8 +642,10 @@ def test_an_object_says_what_a_dict_says_whatever_its_class_names() -> None:
     said = {"role": "assistant", "content": "Hm.", "tool_calls": [_written(Call("call_1", "f", {"n": 1}))]}
     call = said["tool_calls"][0]
     objects = Loose(**{**said, "tool_calls": [Loose(**{**call, "function": Loose(**call["function"])})]})
-    assert given(objects).mark == given(said).mark
-    assert Words().read(given(objects)) == Words().read(given(said))
+    assert HashedMessage.of(objects).content_hash == HashedMessage.of(said).content_hash
+    assert LiteLLMConverter().parse(HashedMessage.of(objects)) == LiteLLMConverter().parse(
+        HashedMessage.of(said)
+    )
 
 
 @pytest.mark.parametrize(
@@ -650,9 +656,9 @@ def test_calls_that_ask_for_something_else_are_told_apart(one: str, other: str) 
         {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": text}}
         for text in (one, other)
     ]
-    said = [given({"role": "assistant", "content": None, "tool_calls": [call]}) for call in calls]
-    assert said[0].mark != said[1].mark
-    assert Words().read(said[0]).id != Words().read(said[1]).id
+    said = [HashedMessage.of({"role": "assistant", "content": None, "tool_calls": [call]}) for call in calls]
+    assert said[0].content_hash != said[1].content_hash
+    assert LiteLLMConverter().parse(said[0]).id != LiteLLMConverter().parse(said[1]).id
 
 
 # The proxy and the page

@@ -48,7 +48,7 @@ from pages import program
 
 import refold
 from refold.adapters.openai_agents import RefoldSession
-from refold.adapters.openai_agents_messages import History
+from refold.adapters.openai_agents_items import ItemHistory
 from refold.core.errors import OverBudgetError
 from refold.dialects.rules.targets import RULES, Facts
 from refold.testing.adapters import (
@@ -168,7 +168,7 @@ def masks(mask: Mask) -> Any:
 class Agents:
     """A rig: threads are kept by refold's session, or else by the SDK's own."""
 
-    hooks = (RefoldSession, History)
+    hooks = (RefoldSession, ItemHistory)
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.store = folder, f"sqlite:///{folder}/refold.db"

@@ -38,8 +38,7 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
 import refold
-from refold.adapters.pydantic_ai import IS_LATE, Refold
-from refold.adapters.pydantic_ai_messages import Words, saying
+from refold.adapters.pydantic_ai import IS_LATE, HistoryPart, PydanticAIConverter, Refold
 from refold.core.message import Media, Message, Reasoning, Text, ToolCall, ToolResult
 from refold.stores.store import open_store
 from refold.testing.adapters import (
@@ -538,15 +537,15 @@ def test_what_is_said_anew_is_like_the_original_but_for_its_words() -> None:
     thought = ThinkingPart("Hm.", signature="s", provider_name="p")
     call = ToolCallPart("look", '{"a": 1}', "c1", id="fc_1", provider_name="p")
     response = ModelResponse([thought, TextPart("A long story."), call], model_name="m")
-    words, given = Words(), saying(response, None, 4)
-    message = words.read(given)
+    converter, given = PydanticAIConverter(), HistoryPart.of(response, None, 4)
+    message = converter.parse(given)
     assert message.parts == (Reasoning("Hm."), Text("A long story."), ToolCall("c1", "look", '{"a":1}'))
-    short = words.write(Message("assistant", (Text("A story."), message.calls[0])), given)
-    assert (short.n, short.whole) == (4, replace(response, parts=[TextPart("A story."), call]))
-    cut = words.write(Message("assistant", (ToolCall("c1", "look", "{}"),)), given)
-    assert list(cut.whole.parts) == [replace(call, args="{}")]
+    short = converter.render(Message("assistant", (Text("A story."), message.calls[0])), given)
+    assert (short.message_index, short.message) == (4, replace(response, parts=[TextPart("A story."), call]))
+    cut = converter.render(Message("assistant", (ToolCall("c1", "look", "{}"),)), given)
+    assert list(cut.message.parts) == [replace(call, args="{}")]
     assert list(response.parts) == [thought, TextPart("A long story."), call]
-    assert words.write(message, None).whole.parts == [
+    assert converter.render(message, None).message.parts == [
         TextPart("A long story."),
         ToolCallPart("look", '{"a":1}', "c1"),
     ]
@@ -556,28 +555,28 @@ def test_results_and_prompts_said_anew_keep_what_goes_with_them() -> None:
     image = BinaryContent(b"a harbor", media_type="image/png", identifier="photo")
     returned = ToolReturnPart("look", ["A long story.", image], "c1", metadata={"own": 1}, outcome="failed")
     request = ModelRequest([returned, UserPromptPart(["See?", image])])
-    words = Words()
-    result, prompt = saying(request, returned, 2), saying(request, request.parts[1], 2, 1)
+    converter = PydanticAIConverter()
+    result, prompt = HistoryPart.of(request, returned, 2), HistoryPart.of(request, request.parts[1], 2, 1)
     photo = Media("image", data=image.base64, mime="image/png")
-    assert words.read(result).parts == (
+    assert converter.parse(result).parts == (
         ToolResult("c1", (Text("A long story."), photo), "look", is_error=True),
     )
-    short = words.write(Message("tool", (ToolResult("c1", "A story."),)), result)
+    short = converter.render(Message("tool", (ToolResult("c1", "A story."),)), result)
     assert short == result._replace(part=replace(returned, content="A story."))
-    assert words.write(Message("user", (Text("S"), photo)), prompt).part.content == ["S", image]
-    assert words.write(Message("user", (Text("S"), photo)), prompt).part.content[1] is image
-    alone = words.write(Message("tool", (ToolResult("c1", "Gone.", "look", is_error=True),)), None)
-    assert alone.whole.parts == [
-        replace(alone.whole.parts[0], tool_name="look", content="Gone.", outcome="failed")
+    assert converter.render(Message("user", (Text("S"), photo)), prompt).part.content == ["S", image]
+    assert converter.render(Message("user", (Text("S"), photo)), prompt).part.content[1] is image
+    alone = converter.render(Message("tool", (ToolResult("c1", "Gone.", "look", is_error=True),)), None)
+    assert alone.message.parts == [
+        replace(alone.message.parts[0], tool_name="look", content="Gone.", outcome="failed")
     ]
 
 
 def test_things_are_known_by_what_they_say_not_by_how_they_are_written() -> None:
     def mark(part: Any) -> Any:
-        return saying(ModelRequest([part]), part, 0).mark
+        return HistoryPart.of(ModelRequest([part]), part, 0).digest
 
     def call(args: Any) -> Any:
-        return saying(ModelResponse([TextPart(""), ToolCallPart("look", args, "c1")]), None, 0).mark
+        return HistoryPart.of(ModelResponse([TextPart(""), ToolCallPart("look", args, "c1")]), None, 0).digest
 
     found = ToolReturnPart("look", {"a": (1, 2)}, "c1")
     assert mark(found) == mark(ToolReturnPart("look", '{"a":[1,2]}', "c1"))

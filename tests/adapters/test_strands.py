@@ -31,7 +31,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 from strands.vended_plugins.context_injector import ContextInjector
 
 import refold
-from refold.adapters.strands import RefoldPlugin, Words
+from refold.adapters.strands import RefoldPlugin, StrandsConverter
 from refold.core.message import Usage
 from refold.testing.adapters import (
     CONFIG,
@@ -639,12 +639,12 @@ BLOCKS = {
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
 def test_what_is_said_again_from_the_record_is_what_was_said(block: Any, store: str) -> None:
     role = "assistant" if "toolUse" in block else "user"
-    words = Words()
-    message = words.read({"role": role, "content": [deepcopy(block)]})
+    converter = StrandsConverter()
+    message = converter.parse({"role": role, "content": [deepcopy(block)]})
     with refold.open("t", store=store) as chat:
         chat.append(message)
         (stored,) = chat.get_all()
-    assert words.write(stored.message, None) == {"role": role, "content": [block]}
+    assert converter.render(stored.message, None) == {"role": role, "content": [block]}
 
 
 def test_what_is_not_for_the_record_stays_with_a_message_that_is_said_otherwise() -> None:
@@ -652,26 +652,26 @@ def test_what_is_not_for_the_record_stays_with_a_message_that_is_said_otherwise(
     cited = {"citationsContent": {"content": [{"text": "It is blue."}], "citations": [{"title": "Sea"}]}}
     mark = {"cachePoint": {"type": "default"}}
     original = {"role": "assistant", "content": [thinking, cited, mark, {"text": "long"}], "tracking_id": "a"}
-    words, before = Words(), deepcopy(original)
-    message = words.read(original)
+    converter, before = StrandsConverter(), deepcopy(original)
+    message = converter.parse(original)
     shorter = refold.Message("assistant", (*message.parts[:2], refold.Text("short")))
-    written = words.write(shorter, original)
+    written = converter.render(shorter, original)
     assert written["content"][0] is not thinking
     assert written == {
         "role": "assistant",
         "content": [thinking, cited, {"text": "short"}, mark],
         "tracking_id": "a",
     }
-    assert words.write(message, None)["content"] == [{"text": "It is blue."}, {"text": "long"}]
+    assert converter.render(message, None)["content"] == [{"text": "It is blue."}, {"text": "long"}]
     assert original == before
 
 
 def test_cache_points_that_move_change_nothing() -> None:
-    words = Words()
+    converter = StrandsConverter()
     plain = said("user", "Hello.")
     marked = {**plain, "content": [*plain["content"], {"cachePoint": {"type": "default"}}]}
-    assert words.mark(plain) == words.mark(marked)
-    assert words.read(plain) == words.read(marked)
+    assert converter.fingerprint(plain) == converter.fingerprint(marked)
+    assert converter.parse(plain) == converter.parse(marked)
 
 
 def test_images_reach_the_model_as_they_were_also_when_strands_has_dropped_them(store: str) -> None:

@@ -1,7 +1,7 @@
 """For Google's Agent Development Kit: `App(…, plugins=[RefoldPlugin(store=…)])`.
 
-The session is the conversation, and its events are what is stored. An agent that is told something else than
-the session, since others speak in it too, has a conversation of its own beside it: `SESSION/AGENT`.
+A session is a conversation, and its events are recorded. An agent that sees other contents than the session's
+events, since other agents speak in it too, has a conversation of its own: `SESSION/AGENT`.
 """
 
 import asyncio
@@ -21,23 +21,34 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from refold.adapters.adk_messages import DIALECT, Told, Words, functions
-from refold.adapters.conversation import KEPT, Ask, Talks, tools
+from refold.adapters.adk_converter import DIALECT, AdkConverter, EventContent, functions
+from refold.adapters.conversation import (
+    OPEN_CONVERSATIONS,
+    AdapterConversations,
+    ModelCall,
+    declare_function,
+    lookup_tools,
+)
 from refold.adapters.synced_history import AGAIN
 from refold.config.config import Source
 from refold.core.draft import PART
 from refold.stores.store import Store
 
-NOT_SAID = ("adk_request_credential", "adk_request_confirmation", "adk_request_input", "adk_framework")
-"""Functions by which ADK and the application speak to each other; models are not told of them."""
-MADE_UP = "adk-"
-"""How the ids begin that ADK gives to calls; most models are not told those."""
-ACTIVE = 100
-"""Sessions of which is remembered what was said, while they run."""
+INTERNAL_FUNCTIONS = (
+    "adk_request_credential",
+    "adk_request_confirmation",
+    "adk_request_input",
+    "adk_framework",
+)
+"""Functions between ADK and the application, which models do not see."""
+GENERATED_ID = "adk-"
+"""The prefix of call ids that ADK generates. Most models do not see those."""
+ACTIVE_SESSIONS = 100
+"""Sessions whose events are remembered between requests."""
 
 
 class RefoldPlugin(BasePlugin):
-    """Fits every call of a model; the session's own events stay as they are. Serves many sessions at once."""
+    """Fits every call of a model. The session's events stay unchanged. Serves many sessions at once."""
 
     def __init__(
         self,
@@ -48,101 +59,125 @@ class RefoldPlugin(BasePlugin):
         agent: str | None = None,
     ) -> None:
         super().__init__("refold")
-        self._talks = Talks(Words(), store=store, model=model, config=config, agent=agent)
-        self._tools = [_Tool(one, self._answer) for one in tools()]
-        self._whose: dict[str, list[str]] = {}
-        self._heard: dict[Hashable, _Said] = {}
+        self._conversations = AdapterConversations(
+            AdkConverter(), store=store, model=model, config=config, agent=agent
+        )
+        self._tools = [_LookupTool(run=self._run_tool, **about) for about in lookup_tools()]
+        self._owners: dict[str, list[str]] = {}
+        """The owner of the conversation that has a session's id as its name."""
+        self._sessions: dict[Hashable, SessionEvents] = {}
         self._lock = Lock()
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> None:
-        if _takes_functions(llm_request.config):
+        config = llm_request.config
+        # Many models take functions neither with tools of their provider nor with a schema for the answer.
+        has_functions = any(getattr(tool, "function_declarations", None) for tool in config.tools or ())
+        if has_functions or not (config.tools or config.response_schema or config.response_json_schema):
             llm_request.append_tools([one for one in self._tools if one.name not in llm_request.tools_dict])
         await asyncio.to_thread(self._fit, callback_context, llm_request)
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
-        """Keeps the last answer, which no call of a model comes after."""
-        await asyncio.to_thread(self._keep, invocation_context.session)
+        await asyncio.to_thread(self._record, invocation_context.session)
 
     async def on_run_error_callback(self, *, invocation_context: InvocationContext, error: Exception) -> None:
-        await asyncio.to_thread(self._keep, invocation_context.session)
+        await asyncio.to_thread(self._record, invocation_context.session)
 
-    def _keep(self, session: Session) -> None:
-        """What came after the last request; the rest was told, perhaps not in the same words."""
-        said, whose, name = self._said(session), _whose(session), self._name(session)
-        newest = self._talks.talk(name).session.get_recent(1)
-        last = (newest[-1].id or "").partition(AGAIN)[0].partition(PART)[0] if newest else ""
-        known = next((at for at, event in enumerate(said.events) if event.id == last), -1)
-        self._talks.keep(name, [Told(_content(event), event, whose) for event in said.events[known + 1 :]])
-        self._heard.pop((*whose, session.id, None), None)
+    def _record(self, session: Session) -> None:
+        """Records the last answer, which no call of a model follows."""
+        events = self._events(session)
+        conversation = self._conversations.get(self._name(session))
+        newest = conversation.session.get_recent(1)
+        last_id = (newest[-1].id or "").partition(AGAIN)[0].partition(PART)[0] if newest else ""
+        recorded = next((n for n, event in enumerate(events.events, 1) if event.id == last_id), 0)
+        conversation.record(events.contents[recorded:])
+        self._sessions.pop((*_owner(session), session.id, None), None)
 
     def _fit(self, context: CallbackContext, request: LlmRequest) -> None:
-        contents, said = request.contents, self._said(context.session, context.branch)
-        name, is_all = self._conversation(context, said)
-        keys = said.keys_of(contents)
-        places = _matched(keys, said, context.agent_name)
-        units = [*said.told] if is_all and keys == said.keys else _units(contents, keys, places, said, is_all)
-        if request.previous_interaction_id or not units:  # the provider has what was said before
-            return self._talks.keep(name, units)
-        passing = {n: contents[n] for n in range(len(contents)) if n not in places}
-        shown = self._talks.fit(name, units, _ask(request, passing.values()))
-        same = {id(said.told[at]): contents[n] for n, at in places.items() if keys[n] == said.keys[at]}
-        has_ids = _has_ids(contents)
-        request.contents = [same.get(id(one)) or _copied(one.content, has_ids) for one in shown]
-        for n, content in passing.items():
-            after = {said.events[at].id for other, at in places.items() if other > n}
-            at = next((k for k, one in enumerate(shown) if one.event and one.event.id in after), len(shown))
-            shown.insert(at, Told(content))
-            request.contents.insert(at, content)
-        return None
+        contents = request.contents
+        events = self._events(context.session, context.branch)
+        name, is_whole = self._conversation(context, events)
+        conversation = self._conversations.get(name)
+        keys = events.keys_of(contents)
+        places = _match(keys, events, context.agent_name)
+        if is_whole and keys == events.keys:
+            passed = [*events.contents]
+        else:
+            passed = _passed(contents, keys, places, events, is_whole)
+        if request.previous_interaction_id or not passed:  # the provider has the history
+            conversation.record(passed)
+            return
+        transient = {n: content for n, content in enumerate(contents) if n not in places}
+        shown = conversation.fit(passed, _model_call(request, transient.values()))
+        unchanged: dict[int, types.Content] = {}
+        for n, at in places.items():
+            if keys[n] == events.keys[at]:
+                unchanged[id(events.contents[at])] = contents[n]
+        with_ids = _shows_generated_ids(contents)
+        fitted = [unchanged.get(id(one)) or _copy(one.content, with_ids) for one in shown]
+        for n, content in transient.items():
+            following = {events.events[at].id for other, at in places.items() if other > n}
+            at = next(
+                (k for k, one in enumerate(shown) if one.event and one.event.id in following), len(shown)
+            )
+            shown.insert(at, EventContent(content))
+            fitted.insert(at, content)
+        request.contents = fitted
 
-    def _said(self, session: Session, branch: str | None = None) -> "_Said":
-        key = (*_whose(session), session.id, branch)
+    def _events(self, session: Session, branch: str | None = None) -> "SessionEvents":
+        key = (*_owner(session), session.id, branch)
         with self._lock:
-            said = self._heard.pop(key, None)
-            if said is None or not said.goes_on(session.events):
-                said = _Said(branch, _whose(session))
-            said.hear(session.events)
-            self._heard[key] = said
-            if len(self._heard) > ACTIVE:
-                del self._heard[next(iter(self._heard))]
-            return said
+            events = self._sessions.pop(key, None)
+            if events is None or not events.is_beginning_of(session.events):
+                events = SessionEvents(branch, _owner(session))
+            events.read(session.events)
+            self._sessions[key] = events
+            if len(self._sessions) > ACTIVE_SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+            return events
 
-    def _conversation(self, context: CallbackContext, said: "_Said") -> tuple[str, bool]:
-        """Where an agent's requests are fitted, and whether that is all of the session."""
-        agent, name = context.get_invocation_context().agent, self._name(context.session)
-        is_now = getattr(agent, "include_contents", "default") == "none"
-        if not (is_now or context.branch or said.authors - {context.agent_name, "user"}):
+    def _conversation(self, context: CallbackContext, events: "SessionEvents") -> tuple[str, bool]:
+        """The conversation of an agent's requests, and whether it is the whole session."""
+        name = self._name(context.session)
+        agent = context.get_invocation_context().agent
+        without_history = getattr(agent, "include_contents", "default") == "none"
+        if not (without_history or context.branch or events.authors - {context.agent_name, "user"}):
             return name, True
-        apart = (context.branch, context.agent_name, context.invocation_id if is_now else None)
-        return "/".join([name, *filter(None, apart)]), False
+        invocation = context.invocation_id if without_history else None
+        return "/".join(filter(None, (name, context.branch, context.agent_name, invocation))), False
 
     def _name(self, session: Session) -> str:
-        """The session's id, with more to it where a session of somebody else has the same."""
-        whose = _whose(session)
-        if session.id not in self._whose:
-            if len(self._whose) > KEPT:
-                self._whose.clear()  # it is stored
-            first = self._talks.talk(session.id).session.get_range(0, 1)
+        """The session's id, prefixed if a session of another owner has the same id."""
+        owner = _owner(session)
+        if session.id not in self._owners:
+            if len(self._owners) > OPEN_CONVERSATIONS:
+                self._owners.clear()  # the record has them
+            first = self._conversations.get(session.id).session.get_range(0, 1)
             meta = first[0].message.meta if first else None
-            self._whose.setdefault(session.id, meta.get(DIALECT, whose) if isinstance(meta, dict) else whose)
-        return session.id if self._whose[session.id] == whose else "/".join([*whose, session.id])
+            known = meta.get(DIALECT, owner) if isinstance(meta, dict) else owner
+            self._owners.setdefault(session.id, known)
+        return session.id if self._owners[session.id] == owner else "/".join([*owner, session.id])
 
-    async def _answer(self, tool: str, arguments: dict[str, Any], context: ToolContext) -> str:
+    async def _run_tool(self, tool: str, arguments: dict[str, Any], context: ToolContext) -> str:
         def run() -> str:
-            name, _ = self._conversation(context, self._said(context.session, context.branch))
-            return self._talks.call(name, tool, arguments)
+            name, _ = self._conversation(context, self._events(context.session, context.branch))
+            return self._conversations.get(name).call(tool, arguments)
 
         return await asyncio.to_thread(run)
 
 
-class _Tool(BaseTool):
+class _LookupTool(BaseTool):
     def __init__(
-        self, about: dict[str, Any], answer: Callable[[str, dict[str, Any], ToolContext], Awaitable[str]]
+        self,
+        name: str,
+        description: str,
+        parameters: dict[str, Any],
+        run: Callable[[str, dict[str, Any], ToolContext], Awaitable[str]],
     ) -> None:
-        super().__init__(name=about["name"], description=about["description"])
-        self._parameters, self._answer = about["parameters"], answer
+        super().__init__(name=name, description=description)
+        self._parameters = parameters
+        self._run = run
 
     def _get_declaration(self) -> types.FunctionDeclaration:
         return types.FunctionDeclaration(
@@ -150,30 +185,25 @@ class _Tool(BaseTool):
         )
 
     async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> str:
-        return await self._answer(self.name, args, tool_context)
+        return await self._run(self.name, args, tool_context)
 
 
-def _takes_functions(config: types.GenerateContentConfig) -> bool:
-    """Many models take them neither beside tools of their provider's nor with a schema for the answer."""
-    other = config.tools or config.response_schema or config.response_json_schema
-    return not other or any(getattr(tool, "function_declarations", None) for tool in config.tools or ())
+def _owner(session: Session) -> list[str]:
+    return [session.app_name, session.user_id]
 
 
-def _ask(request: LlmRequest, passing: Iterable[types.Content]) -> Ask:
-    """What stands in this request only is counted with the system text."""
+def _model_call(request: LlmRequest, transient: Iterable[types.Content]) -> ModelCall:
+    """Transient contents are counted as system text."""
     config = request.config
-    system = "\n\n".join(filter(None, [_text(config.system_instruction), *map(_text, passing)]))
-    declared = [getattr(tool, "function_declarations", None) or () for tool in config.tools or ()]
-    functions = [_function(one) for some in declared for one in some]
-    return Ask(system, functions, request.model, config.max_output_tokens)
-
-
-def _function(declared: types.FunctionDeclaration) -> dict[str, Any]:
-    schema = declared.parameters_json_schema
-    if schema is None and declared.parameters is not None:
-        schema = declared.parameters.model_dump(mode="json", exclude_none=True)
-    about = {"name": declared.name, "description": declared.description or "", "parameters": schema or {}}
-    return {"type": "function", "function": about}
+    system = "\n\n".join(filter(None, [_text(config.system_instruction), *map(_text, transient)]))
+    tools: list[dict[str, Any]] = []
+    for tool in config.tools or ():
+        for declared in getattr(tool, "function_declarations", None) or ():
+            schema = declared.parameters_json_schema
+            if schema is None and declared.parameters is not None:
+                schema = declared.parameters.model_dump(mode="json", exclude_none=True)
+            tools.append(declare_function(declared.name or "", declared.description, schema))
+    return ModelCall(system, tools, request.model, config.max_output_tokens)
 
 
 def _text(value: Any) -> str:
@@ -184,187 +214,187 @@ def _text(value: Any) -> str:
     return _text(getattr(value, "parts", None) or getattr(value, "text", None))
 
 
-# What was said in a session
+# The events of a session
 
 
-class _Call(NamedTuple):
+class _CallKey(NamedTuple):
     tool: str | None
     arguments: Any
 
 
-class _Result(NamedTuple):
+class _ResultKey(NamedTuple):
     tool: str | None
     response: Any
 
 
-class _Said:
-    """All that was said and still holds, but for what ADK tells itself."""
+class SessionEvents:
+    """The events of a session that models see, without those that were rewound."""
 
-    def __init__(self, branch: str | None, whose: Sequence[str]) -> None:
+    def __init__(self, branch: str | None, owner: Sequence[str]) -> None:
         self.events: list[Event] = []
         self.keys: list[list[Any]] = []
-        self.told: list[Told] = []
-        """The same objects each time: by them it is known that nothing was changed."""
+        """The content of each event, as `_key` gives it."""
+        self.contents: list[EventContent] = []
+        """The same objects in every request, by which an unchanged history is recognized."""
         self.authors: set[str] = set()
-        self._branch, self._whose, self._heard = branch, whose, list[Event]()
-        self._numbers, self._began = list[int](), dict[str, int]()
-        self.answers: dict[int, int] = {}
-        """For an event with calls, the first that has results of them."""
+        self.results_of: dict[int, int] = {}
+        """For an event with calls, the first event with a result of them."""
+        self._branch = branch
+        self._owner = owner
+        self._read: list[Event] = []
+        self._numbers: list[int] = []
+        """The number of each of `events` among those that were read."""
+        self._invocations: dict[str, int] = {}
+        """The number of each invocation's first event."""
         self._calls: dict[str | None, int] = {}
         self._answered: set[str | None] = set()
-        self._renewed: set[str | None] = set()
-        """Ids of calls that had more than one result."""
+        self._answered_again: set[str | None] = set()
+        """Ids of calls with more than one result."""
 
-    def goes_on(self, events: Sequence[Event]) -> bool:
-        """These are those that were heard, or more."""
-        n = len(self._heard)
-        return n <= len(events) and (n == 0 or events[n - 1] is self._heard[-1])
+    def is_beginning_of(self, events: Sequence[Event]) -> bool:
+        n = len(self._read)
+        return n <= len(events) and (n == 0 or events[n - 1] is self._read[-1])
 
-    def hear(self, events: Sequence[Event]) -> None:
-        for n, event in enumerate(events[len(self._heard) :], len(self._heard)):
-            self._heard.append(event)
-            self._began.setdefault(event.invocation_id, n)
-            since = event.actions.rewind_before_invocation_id
-            if since:
-                left = bisect_left(self._numbers, self._began.get(since, n))
-                del self.events[left:], self.keys[left:], self.told[left:], self._numbers[left:]
+    def read(self, events: Sequence[Event]) -> None:
+        for n, event in enumerate(events[len(self._read) :], len(self._read)):
+            self._read.append(event)
+            self._invocations.setdefault(event.invocation_id, n)
+            rewound = event.actions.rewind_before_invocation_id
+            if rewound:
+                left = bisect_left(self._numbers, self._invocations.get(rewound, n))
+                del self.events[left:], self.keys[left:], self.contents[left:], self._numbers[left:]
                 self.authors = {one.author for one in self.events}
-                self.answers = {at: to for at, to in self.answers.items() if to < left}
-            elif _is_said(event, self._branch):
+                self.results_of = {at: to for at, to in self.results_of.items() if to < left}
+            elif _is_visible(event, self._branch):
                 self._numbers.append(n)
                 self._add(event)
 
     def _add(self, event: Event) -> None:
-        self.keys.append(_key(_content(event)))
+        n = len(self.events)
+        content = event.content or types.Content()
         self.events.append(event)
-        self.told.append(Told(_content(event), event, self._whose))
+        self.keys.append(_key(content))
+        self.contents.append(EventContent(content, event, self._owner))
         self.authors.add(event.author)
-        for one in functions(event.content):
-            if isinstance(one, types.FunctionCall):
-                self._calls[one.id] = len(self.events) - 1
-                self._answered.discard(one.id)
-            else:
-                self.answers.setdefault(self._calls.get(one.id, -1), len(self.events) - 1)
-                self._renewed |= self._answered & {one.id}
-                self._answered.add(one.id)
+        for function in functions(content):
+            if isinstance(function, types.FunctionCall):
+                self._calls[function.id] = n
+                self._answered.discard(function.id)
+                continue
+            self.results_of.setdefault(self._calls.get(function.id, -1), n)
+            if function.id in self._answered:
+                self._answered_again.add(function.id)
+            self._answered.add(function.id)
 
     def keys_of(self, contents: Sequence[types.Content]) -> list[list[Any]]:
-        """The very keys of the events where, as a rule, a request repeats those from the first on."""
-        own = zip(contents, self.keys, strict=False)
-        keys = [key if _is_made_of(one, key) else _key(one) for one, key in own]
-        return keys + [_key(one) for one in contents[len(keys) :]]
+        """The same key objects as those of the events, for contents that repeat them."""
+        keys: list[list[Any]] = []
+        for content, key in zip(contents, self.keys, strict=False):
+            keys.append(key if _has_key(content, key) else _key(content))
+        return keys + [_key(content) for content in contents[len(keys) :]]
 
-    def is_told_otherwise(self, at: int, key: list[Any]) -> bool:
-        """By ADK: changed by what came later, or without calls that have no result."""
-        ids = {one.id for one in functions(self.events[at].content)}
-        return bool(ids & self._renewed) or _tools(self.keys[at]) != _tools(key)
+    def is_changed_by_adk(self, at: int, key: list[Any]) -> bool:
+        """By later results, or since calls without results are left out."""
+        ids = {function.id for function in functions(self.events[at].content)}
+        return bool(ids & self._answered_again) or _tool_names(self.keys[at]) != _tool_names(key)
 
 
-def _is_said(event: Event, branch: str | None) -> bool:
+def _is_visible(event: Event, branch: str | None) -> bool:
     content = event.content
     if content is None or not content.role:
         return False
     if event.branch and "@" in event.branch and not (branch or "").startswith(event.branch):
-        return False  # it is how a tool did its work
-    names = [one.name for one in functions(content)]
+        return False  # it belongs to the inner work of a tool
+    names = [function.name for function in functions(content)]
     if names:
-        return not any(name in NOT_SAID for name in names)
-    return any(
-        part.thought_signature or (not part.thought and any(vars(part).values()))
-        for part in content.parts or ()
-    )
+        return not any(name in INTERNAL_FUNCTIONS for name in names)
+    for part in content.parts or ():
+        if part.thought_signature or (not part.thought and any(vars(part).values())):
+            return True
+    return False
 
 
 def _key(content: types.Content) -> list[Any]:
-    """What it says, without the ids of calls. Quick to compare where the words are the very same."""
+    """The content without the ids of calls. Comparing keys is quick if they share their strings."""
     key: list[Any] = [content.role]
     for part in content.parts or ():
         if part.text is not None:
             key.append(part.text)
         elif call := part.function_call:
-            key.append(_Call(call.name, call.args))
+            key.append(_CallKey(call.name, call.args))
         elif result := part.function_response:
-            key.append(_Result(result.name, result.response))
+            key.append(_ResultKey(result.name, result.response))
         else:
             key.append(part.inline_data or part.file_data or vars(part))
     return key
 
 
-def _is_made_of(content: types.Content, key: list[Any]) -> bool:
-    """Of the very same words: none are compared."""
+def _has_key(content: types.Content, key: list[Any]) -> bool:
+    """True if the content consists of the same objects as the key: nothing is compared by value."""
     parts = content.parts or ()
     if len(parts) != len(key) - 1 or content.role != key[0]:
         return False
-    for n, part in enumerate(parts, 1):
-        own, fields = key[n], part.__dict__  # quicker than its attributes, and there are many
-        if (text := fields["text"]) is not None:
-            if text is not own:
-                return False
-        elif type(own) is _Call and (call := fields["function_call"]) is not None:
-            if call.args is not own[1] or call.name != own[0]:
-                return False
-        elif type(own) is _Result and (result := fields["function_response"]) is not None:
-            if result.response is not own[1] or result.name != own[0]:
-                return False
+    for part, own in zip(parts, key[1:], strict=True):
+        fields = part.__dict__  # faster than attributes
+        text = fields["text"]
+        call = fields["function_call"]
+        result = fields["function_response"]
+        if text is not None:
+            is_same = text is own
+        elif call is not None and type(own) is _CallKey:
+            is_same = call.args is own.arguments and call.name == own.tool
+        elif result is not None and type(own) is _ResultKey:
+            is_same = result.response is own.response and result.name == own.tool
         else:
+            return False
+        if not is_same:
             return False
     return True
 
 
-def _tools(key: list[Any]) -> list[str | None]:
-    return [one.tool for one in key if isinstance(one, _Call | _Result)]
+def _tool_names(key: list[Any]) -> list[str | None]:
+    return [one.tool for one in key if isinstance(one, _CallKey | _ResultKey)]
 
 
-def _kinds(key: list[Any]) -> list[Any]:
-    return [key[0], *map(type, key[1:])]
+# Which events a request shows
 
 
-def _content(event: Event) -> types.Content:
-    return event.content or types.Content()
-
-
-def _whose(session: Session) -> list[str]:
-    return [session.app_name, session.user_id]
-
-
-# What an agent is told of it
-
-
-def _matched(keys: Sequence[list[Any]], said: _Said, agent: str) -> dict[int, int]:
-    """Which content tells of which event; the others stand in this request only."""
-    found, stop = dict[int, int](), len(said.events)
-    is_alone = said.authors <= {agent, "user"}
-    if is_alone and keys == said.keys:
+def _match(keys: Sequence[list[Any]], events: SessionEvents, agent: str) -> dict[int, int]:
+    """The event of each content; contents without one are in this request only."""
+    stop = len(events.events)
+    is_alone = events.authors <= {agent, "user"}
+    if is_alone and keys == events.keys:
         return dict(enumerate(range(stop)))
+    found: dict[int, int] = {}
+    results = {n for n, key in enumerate(keys) if any(isinstance(one, _ResultKey) for one in key)}
     for n in range(len(keys) - 1, -1, -1):
         at = stop - 1
-        if is_alone and at >= 0 and keys[n] == said.keys[at]:
+        if is_alone and at >= 0 and keys[n] == events.keys[at]:
             found[n] = stop = at
-        elif not any(isinstance(one, _Result) for one in keys[n]):
-            while at >= 0 and not _tells(keys[n], said.keys[at], said.events[at].author, agent):
+        elif n not in results:
+            while at >= 0 and not _shows(keys[n], events.keys[at], events.events[at].author, agent):
                 at -= 1
             if at >= 0:
                 found[n] = stop = at
-    for n in range(1, len(keys)):  # results come after their calls, wherever the event is
-        if n not in found and any(isinstance(one, _Result) for one in keys[n]):
-            at = said.answers.get(found.get(n - 1, -1), -1)
-            if at >= 0:
-                found[n] = at
-    ends = [(-1, -1), *sorted(found.items()), (len(keys), len(said.events))]
-    for (n, at), (m, to) in pairwise(ends):
-        if m - n == to - at > 1:  # perhaps somebody changed what they say
-            gap = [(n + k, at + k) for k in range(1, m - n)]
-            if all(_kinds(keys[one]) == _kinds(said.keys[two]) for one, two in gap):
+    for n in sorted(results - {0}):  # results follow their calls, wherever their event is
+        at = events.results_of.get(found.get(n - 1, -1), -1)
+        if n not in found and at >= 0:
+            found[n] = at
+    ends = [(-1, -1), *sorted(found.items()), (len(keys), len(events.events))]
+    for (n, at), (next_n, next_at) in pairwise(ends):
+        if next_n - n == next_at - at > 1:  # contents between two known ones may be changed events
+            gap = [(n + k, at + k) for k in range(1, next_n - n)]
+            if all(_kinds(keys[one]) == _kinds(events.keys[two]) for one, two in gap):
                 found.update(gap)
     return found
 
 
-def _tells(key: list[Any], own: list[Any], author: str, agent: str) -> bool:
-    if author not in (agent, "user"):  # in words, after a sentence about that
+def _shows(key: list[Any], own: list[Any], author: str, agent: str) -> bool:
+    if author not in (agent, "user"):  # ADK quotes other agents, after a sentence about it
         return key[0] == "user" and len(key) > 2 and str(key[2]).startswith(f"[{author}]")
     if key == own:
         return True
-    # without calls that have no result, or with more beside
+    # Calls without a result are left out; plugins may add parts.
     return key[0] == own[0] and len(key) > 1 and (_is_within(key, own) or _is_within(own, key))
 
 
@@ -373,37 +403,47 @@ def _is_within(some: list[Any], others: list[Any]) -> bool:
     return all(one in rest for one in some)
 
 
-def _units(
+def _kinds(key: list[Any]) -> list[Any]:
+    return [key[0], *map(type, key[1:])]
+
+
+def _passed(
     contents: Sequence[types.Content],
     keys: Sequence[list[Any]],
     places: Mapping[int, int],
-    said: _Said,
-    is_all: bool,
-) -> list[Told]:
-    """What is kept: all of the session, or what is told of it; in other words where somebody changed them."""
-    told, units = {at: n for n, at in places.items()}, list[Told]()
-    for at, own in enumerate(said.told):
-        n = told.get(at)
-        is_same = n is not None and keys[n] == said.keys[at]
-        if n is None or is_same or (is_all and said.is_told_otherwise(at, keys[n])):
-            units += [own] if is_all or is_same else []
+    events: SessionEvents,
+    is_whole: bool,
+) -> list[EventContent]:
+    """What is recorded: the whole session, or what the agent sees of it, with changes by other plugins."""
+    position = {at: n for n, at in places.items()}
+    passed: list[EventContent] = []
+    for at, own in enumerate(events.contents):
+        n = position.get(at)
+        if n is None:
+            if is_whole:
+                passed.append(own)
+        elif keys[n] == events.keys[at] or (is_whole and events.is_changed_by_adk(at, keys[n])):
+            passed.append(own)
         else:
-            units.append(Told(contents[n], own.event, own.whose, is_all))
-    return units
+            passed.append(EventContent(contents[n], own.event, own.owner, is_whole))
+    return passed
 
 
-def _has_ids(contents: Sequence[types.Content]) -> bool:
-    """Whether this request's model is told the ids that ADK gives."""
-    found = (one.id for content in reversed(contents) for one in functions(content))
-    return next((bool(id) for id in found if not id or id.startswith(MADE_UP)), False)
+def _shows_generated_ids(contents: Sequence[types.Content]) -> bool:
+    """True if the newest call without an id of the model's own has the one that ADK generated."""
+    for content in reversed(contents):
+        for function in functions(content):
+            if not function.id or function.id.startswith(GENERATED_ID):
+                return bool(function.id)
+    return False
 
 
-def _copied(content: types.Content, has_ids: bool) -> types.Content:
-    """For a request to own."""
+def _copy(content: types.Content, with_ids: bool) -> types.Content:
+    """A copy, since ADK and other plugins modify the contents of a request."""
     parts = [part.model_copy() for part in content.parts or ()]
-    for part in parts if not has_ids else ():
+    for part in parts:
         for name in ("function_call", "function_response"):
-            one = getattr(part, name)
-            if one and one.id and one.id.startswith(MADE_UP):
-                setattr(part, name, one.model_copy(update={"id": None}))
+            function = getattr(part, name)
+            if not with_ids and function and function.id and function.id.startswith(GENERATED_ID):
+                setattr(part, name, function.model_copy(update={"id": None}))
     return content.model_copy(update={"parts": parts})

@@ -1,7 +1,7 @@
 """For Microsoft's Agent Framework: `Agent(client, context_providers=[refold], compaction_strategy=refold)`.
 
 The session is the conversation, unless one is named. As a compaction strategy alone, `RefoldCompaction` sees
-nothing but messages: it must be told the conversation, and hears a run's last answer when the next begins.
+only messages: it needs a `conversation`, and records a run's last answer when the next run begins.
 """
 
 import asyncio
@@ -23,26 +23,36 @@ from agent_framework import (
     HistoryProvider,
     SessionContext,
 )
-from agent_framework import Message as Given
+from agent_framework import Message as FrameworkMessage
 
-from refold.adapters.agent_framework_messages import REFOLD, Words, says, told
-from refold.adapters.conversation import WARM, Ask, Talks, tools
-from refold.adapters.synced_history import Otherwise
-from refold.adapters.synced_history import shown as as_shown
+from refold.adapters.agent_framework_converter import (
+    REFOLD,
+    AgentFrameworkConverter,
+    has_content,
+    restored,
+)
+from refold.adapters.conversation import (
+    WARM_CONVERSATIONS,
+    AdapterConversation,
+    AdapterConversations,
+    ModelCall,
+    lookup_tools,
+)
+from refold.adapters.synced_history import Overridden, Passed, shown
 from refold.config.config import Source
 from refold.core.draft import PART
 from refold.core.errors import RefoldError
 from refold.core.pairing import with_original_ids
 from refold.stores.store import Store
 
-LOCAL = "agent_framework_local_history_persistence"
-"""The id of conversations whose history the framework itself loads at each call of the model."""
-UNNAMED = "UnnamedAgent"
-"""What the framework calls the author of an answer when the agent has no name."""
+LOCAL_HISTORY = "agent_framework_local_history_persistence"
+"""The conversation id if the framework itself loads the history at each call of the model."""
+UNNAMED_AGENT = "UnnamedAgent"
+"""The author of answers if the agent has no name."""
 
 
 class RefoldCompaction(ContextProvider):
-    """Fits every call of the model; the session's messages stay as they are. Serves many sessions at once."""
+    """Fits every call of the model. The session's messages stay unchanged. Serves many sessions at once."""
 
     def __init__(
         self,
@@ -54,152 +64,169 @@ class RefoldCompaction(ContextProvider):
         agent: str | None = None,
     ) -> None:
         super().__init__(REFOLD)
-        self._words = Words()
-        self._talks = Talks(self._words, store=store, model=model, config=config, agent=agent)
+        self.converter = AgentFrameworkConverter()
+        self._conversations = AdapterConversations(
+            self.converter, store=store, model=model, config=config, agent=agent
+        )
         self._conversation = conversation
-        self._tools = [self._tool(one) for one in tools()]
-        self._offered: list[dict[str, Any]] = []
+        self._tools = [self._tool(**about) for about in lookup_tools()]
+        self._declarations: list[dict[str, Any]] = []
 
     def tools(self) -> list[FunctionTool]:
-        """Expand and search, for agents that have it as a strategy only."""
-        self._offered = [tool.to_json_schema_spec() for tool in self._tools]
+        """refold_expand and refold_search, for agents that have it as a compaction strategy only."""
+        self._declarations = [tool.to_json_schema_spec() for tool in self._tools]
         return list(self._tools)
 
-    async def __call__(self, messages: list[Given]) -> bool:
-        """As a strategy only: what is not shown stays in the list, since the next call gets it again."""
+    async def __call__(self, messages: list[FrameworkMessage]) -> bool:
+        """As a strategy only: excluded messages stay in the list, since the next call gets it again."""
         whole = [message for message in messages if REFOLD not in message.additional_properties]
-        name, (said, ask) = _name(self._conversation, None), self._said(Ask(tools=self._offered), whole)
-        if not said:
+        conversation = self._get(None)
+        history, call = split_history(whole, ModelCall(tools=self._declarations))
+        if not history:
             return False
-        shown = await self._talks.afit(name, said, ask)
-        messages[:] = _placed(whole, said, shown, _left_out)
-        return shown != said
+        fitted = await conversation.afit(history, call)
+        messages[:] = _merged(whole, history, fitted, _excluded)
+        return fitted != history
 
     async def before_run(self, *, agent: Any, session: Any, context: Any, state: dict[str, Any]) -> None:
-        is_loaded = not getattr(agent, "require_per_service_call_history_persistence", False)
-        author = getattr(agent, "name", None) or UNNAMED
-        name = _name(self._conversation, session.session_id)
-        run = _Run(self, name, author, context, is_loaded=is_loaded)
+        run = RunMiddleware(
+            self.converter,
+            self._get(session.session_id),
+            context,
+            author=getattr(agent, "name", None) or UNNAMED_AGENT,
+            is_loaded=not getattr(agent, "require_per_service_call_history_persistence", False),
+        )
         context.metadata[self.source_id] = run
         context.extend_middleware(self.source_id, run)
         context.extend_tools(self.source_id, self._tools)
 
     async def after_run(self, *, agent: Any, session: Any, context: Any, state: dict[str, Any]) -> None:
-        """Keeps the last answer, which no call of the model comes after."""
-        run, answers = context.metadata[self.source_id], context.response.messages if context.response else []
-        await asyncio.to_thread(run.keep, context.input_messages, answers)
+        """Records the last answer, which no call of the model follows."""
+        answers = context.response.messages if context.response else []
+        await asyncio.to_thread(context.metadata[self.source_id].record, context.input_messages, answers)
 
-    def _said(self, ask: Ask, whole: Sequence[Given]) -> tuple[list[Given], Ask]:
-        """What was said, of all that is about to be sent; the rest belongs to what is asked."""
-        histories = {kind.__name__ for kind in _kinds(HistoryProvider)}
-        said, beside = list[Given](), list[Given]()
-        for message in whole:
-            (said if _is_said(message, histories) else beside).append(message)
-        if all(message.role == "tool" for message in said):  # the rest is at the model's service
-            return [], ask
-        lent = [message.text for message in beside if not _is_out(message)]
-        system = "\n".join(filter(None, [ask.system, *lent]))
-        return said, ask._replace(system=system or None)
+    def _get(self, session_id: str | None) -> AdapterConversation[FrameworkMessage]:
+        return self._conversations.get(_name(self._conversation, session_id))
 
-    def _tool(self, about: dict[str, Any]) -> FunctionTool:
-        name = about["name"]
-
+    def _tool(self, name: str, description: str, parameters: dict[str, Any]) -> FunctionTool:
         async def run(ctx: FunctionInvocationContext, **arguments: Any) -> str:
-            conversation = _name(self._conversation, ctx.session.session_id if ctx.session else None)
-            return await self._talks.acall(conversation, name, arguments)
+            return await self._get(ctx.session.session_id if ctx.session else None).acall(name, arguments)
 
-        return FunctionTool(
-            name=name, description=about["description"], func=run, input_model=about["parameters"]
+        return FunctionTool(name=name, description=description, func=run, input_model=parameters)
+
+
+def _name(conversation: str | None, session_id: str | None) -> str:
+    name = conversation or session_id
+    if name is None:
+        raise RefoldError(
+            "The conversation is unknown: pass conversation=…, or put refold in context_providers as well"
         )
+    return name
 
 
-class _Run(ChatMiddleware):
-    """One run of an agent: it knows, before each call of the model, all that will be asked for."""
+class RunMiddleware(ChatMiddleware):
+    """One run of an agent. Before each call of the model, it knows the whole request."""
 
     def __init__(
-        self, refold: RefoldCompaction, name: str, author: str, begun: SessionContext, *, is_loaded: bool
+        self,
+        converter: "AgentFrameworkConverter",
+        conversation: AdapterConversation[FrameworkMessage],
+        context: SessionContext,
+        *,
+        author: str,
+        is_loaded: bool,
     ) -> None:
-        """Whether the history `is_loaded`, before the run, or at each call of the model."""
-        self._refold, self._name, self._author, self._is_loaded = refold, name, author, is_loaded
-        self._begun = begun
-        self._own: list[Given] = []
-        self._seen: list[Given | Otherwise[Given]] = []
+        """`is_loaded` says that the history is loaded before the run, not at each call of the model."""
+        self._converter = converter
+        self._conversation = conversation
+        self._context = context
+        self._author = author
+        self._is_loaded = is_loaded
+        self._own: list[FrameworkMessage] = []
+        """The session's messages, by their index in the first request."""
+        self._last: list[Passed[FrameworkMessage]] = []
+        """The history of the last request."""
 
     async def process(self, context: ChatContext, call_next: Callable[[], Awaitable[None]]) -> None:
         by_client = getattr(context.client, "compaction_strategy", None)
         strategy = context.kwargs.get("compaction_strategy") or by_client
         if strategy is None or isinstance(strategy, RefoldCompaction):
-            fit = _as_it_is if _is_at_service(context) else partial(self._fit, _ask(context))
-            context.kwargs["compaction_strategy"] = fit
-            if self._is_loaded and by_client is None:  # it can be done here, where it takes less time
+            fit = _keep_all if _is_stored_by_service(context) else partial(self._fit, _model_call(context))
+            if self._is_loaded and by_client is None:  # here it takes less time
                 context.kwargs["compaction_strategy"] = None
                 context.messages = messages = list(context.messages)
                 await fit(messages)
+            else:
+                context.kwargs["compaction_strategy"] = fit
         await call_next()
 
-    async def _fit(self, ask: Ask, messages: list[Given]) -> bool:
+    async def _fit(self, call: ModelCall, messages: list[FrameworkMessage]) -> bool:
         """The list is for this call alone: what is not shown need not stay in it."""
-        if self._seen and self._is_loaded:  # else all is known, or is saved without a name
-            self._sign(messages)
-        said, ask = self._refold._said(ask, messages)
-        if not said:
+        if self._last and self._is_loaded:
+            self._name_authors(messages)
+        history, call = split_history(messages, call)
+        if not history:
             return False
-        self._seen = await asyncio.to_thread(self._known, messages, said)
-        shown = await self._refold._talks.afit(self._name, self._seen, ask)
-        if shown != said:
-            messages[:] = shown if len(said) == len(messages) else _placed(messages, said, shown)
-        return shown != said
+        self._last = await asyncio.to_thread(self._passed, messages, history)
+        fitted = await self._conversation.afit(self._last, call)
+        if fitted == history:
+            return False
+        messages[:] = fitted if len(history) == len(messages) else _merged(messages, history, fitted)
+        return True
 
-    def _sign(self, messages: Sequence[Given]) -> None:
-        """What was answered comes last, and is stored before the framework names who answered."""
-        authors = self._refold._words.authors
+    def _name_authors(self, messages: Sequence[FrameworkMessage]) -> None:
+        """New answers are at the end, and are recorded before the framework names their author."""
+        authors = self._converter.authors
 
-        def is_new(one: Given) -> bool:
-            return one.role in ("assistant", "tool") and one not in authors
+        def is_new(message: FrameworkMessage) -> bool:
+            return message.role in ("assistant", "tool") and message not in authors
 
-        for one in takewhile(is_new, reversed(messages)):
-            authors[one] = self._author
+        for message in takewhile(is_new, reversed(messages)):
+            authors[message] = self._author
 
-    def _known(self, messages: Sequence[Given], said: Sequence[Given]) -> list[Given | Otherwise[Given]]:
-        """What others say otherwise in a request may be known as the session has it: last answers are."""
-        if not self._seen:
-            whole = self._begun.get_messages(include_input=True)
-            self._own = whole if len(whole) == len(messages) else []  # else it is not told which is which
-        own = {id(two): one for one, two in zip(self._own, messages, strict=False) if _is_otherwise(one, two)}
-        if not own:
-            return [*said]
-        talk = self._refold._talks.talk(self._name)
+    def _passed(
+        self, messages: Sequence[FrameworkMessage], history: Sequence[FrameworkMessage]
+    ) -> list[Passed[FrameworkMessage]]:
+        """Pairs messages that other middleware changed with the session's own, if those are recorded."""
+        if not self._last:
+            own = self._context.get_messages(include_input=True)
+            self._own = own if len(own) == len(messages) else []  # otherwise they cannot be paired
+        changed: dict[int, FrameworkMessage] = {}
+        for own_message, message in zip(self._own, messages, strict=False):
+            is_same = [*map(id, own_message.contents)] == [*map(id, message.contents)]
+            if own_message.role == message.role and not is_same:
+                changed[id(message)] = own_message
+        passed: list[Passed[FrameworkMessage]] = []
+        for message in history:
+            own_message = changed.get(id(message), message)
+            is_changed = own_message is not message
+            if is_changed and self._conversation.knows(own_message) and not self._conversation.knows(message):
+                passed.append(Overridden(own_message, message))
+            else:
+                passed.append(message)
+        return passed
 
-        def known(one: Given) -> Given | Otherwise[Given]:
-            mine = own.get(id(one), one)
-            return Otherwise(mine, one) if talk.knows(mine) and not talk.knows(one) else one
-
-        return [*map(known, said)]
-
-    def keep(self, asked: Sequence[Given], answers: Sequence[Given]) -> None:
-        """What came after the last call of the model, or all that was said where none was fitted."""
-        talks = self._refold._talks
-        if not self._seen:
-            known, new = Recorded(talks).messages(self._name), [*asked, *answers]
+    def record(self, input: Sequence[FrameworkMessage], answers: Sequence[FrameworkMessage]) -> None:
+        """Records what followed the last call of the model, or the whole run if none was fitted."""
+        if not self._last:
+            known: Sequence[Passed[FrameworkMessage]] = recorded_messages(self._conversation)
+            new = [*input, *answers]
         else:
-            last = _known_by(as_shown(self._seen[-1]))
-            old = max((n for n, message in enumerate(answers, 1) if _known_by(message) == last), default=0)
-            known, new = self._seen, [*answers[old:]]
-        talks.keep(self._name, [*known, *filter(says, new)])
+            known = self._last
+            last = _identity(shown(known[-1]))
+            old = [n for n, message in enumerate(answers, 1) if _identity(message) == last]
+            new = [*answers[max(old, default=0) :]]
+        self._conversation.record([*known, *filter(has_content, new)])
 
 
-def _known_by(message: Given) -> Hashable:
-    """Calls and results by their ids: others may have said them otherwise in the request."""
+def _identity(message: FrameworkMessage) -> Hashable:
+    """Calls and results by their ids, since other middleware may have changed their content."""
     ids = tuple((one.type, one.call_id) for one in message.contents if one.call_id)
-    return ids or Words().mark(message)
-
-
-def _is_otherwise(one: Given, two: Given) -> bool:
-    return one.role == two.role and [*map(id, one.contents)] != [*map(id, two.contents)]
+    return ids or AgentFrameworkConverter().fingerprint(message)
 
 
 class RefoldHistory(HistoryProvider):
-    """Keeps a session's messages in the record, not in the session: its id is all it takes to go on."""
+    """Keeps a session's messages in the record instead of the session: its id is enough to continue."""
 
     def __init__(
         self,
@@ -211,151 +238,183 @@ class RefoldHistory(HistoryProvider):
         agent: str | None = None,
     ) -> None:
         super().__init__(f"{REFOLD}_history")
-        self._talks = Talks(Words(), store=store, model=model, config=config, agent=agent)
-        self._recorded = Recorded(self._talks)
+        self._conversations = AdapterConversations(
+            AgentFrameworkConverter(), store=store, model=model, config=config, agent=agent
+        )
         self._conversation = conversation
+        self._cache = RecordedMessages()
 
-    async def get_messages(self, session_id: str | None, *, state: Any = None, **rest: Any) -> list[Given]:
-        """All of them, as they were saved: what the model is shown of them is for the strategy to say."""
-        found = await asyncio.to_thread(self._recorded.messages, _name(self._conversation, session_id))
+    async def get_messages(
+        self, session_id: str | None, *, state: Any = None, **rest: Any
+    ) -> list[FrameworkMessage]:
+        """All messages as they were saved. What the model sees of them is up to the compaction strategy."""
+        name = _name(self._conversation, session_id)
+        messages = await asyncio.to_thread(self._cache.get, name, self._conversations.get(name))
         if state is not None:
-            state["had"] = len(found)
-        return found
+            state["had"] = len(messages)
+        return messages
 
     async def save_messages(
-        self, session_id: str | None, messages: Sequence[Given], *, state: Any = None, **rest: Any
+        self, session_id: str | None, messages: Sequence[FrameworkMessage], *, state: Any = None, **rest: Any
     ) -> None:
-        """Those that the strategy kept while the run went on are not kept twice."""
-        name, had = _name(self._conversation, session_id), (state or {}).get("had")
+        """Messages that the strategy recorded during the run are not recorded twice."""
+        name = _name(self._conversation, session_id)
+        conversation = self._conversations.get(name)
 
-        def keep() -> None:
-            known = self._recorded.messages(name)[:had]
-            self._talks.keep(name, [*known, *filter(says, messages)])
+        def save() -> None:
+            known = self._cache.get(name, conversation)[: (state or {}).get("had")]
+            conversation.record([*known, *filter(has_content, messages)])
 
-        await asyncio.to_thread(keep)
-
-
-def _name(conversation: str | None, session: str | None) -> str:
-    name = conversation or session
-    if name is None:
-        raise RefoldError("Which conversation? Say conversation=…, or put it in context_providers too")
-    return name
+        await asyncio.to_thread(save)
 
 
-class Recorded:
-    """All that the framework gave, as it gave it; what was read before is not read again."""
+class RecordedMessages:
+    """Recorded messages in the framework's form, converted once."""
 
-    def __init__(self, talks: Talks[Given]) -> None:
-        self._talks, self._lock = talks, Lock()
-        self._read: OrderedDict[str, tuple[object, int, list[Given]]] = OrderedDict()
-        """By the conversation: the view of it as it was then, how much was read, and what came of it."""
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._known: OrderedDict[str, tuple[object, int, list[FrameworkMessage]]] = OrderedDict()
+        """By conversation: the inspector's epoch, how many messages were read, and their converted form."""
 
-    def messages(self, name: str) -> list[Given]:
-        session = self._talks.talk(name).session
+    def get(self, name: str, conversation: AdapterConversation[FrameworkMessage]) -> list[FrameworkMessage]:
+        session = conversation.session
         with self._lock:
-            count, live = session.get_count(), session.record.live
-            before, start, known = self._read.pop(name, (live, 0, []))
-            if before is not live:  # erased, or gone on with in a branch
-                start, known = 0, []
-            said = (
-                [with_original_ids(one.message) for one in session.get_range(start, count)]
-                if start < count
-                else []
-            )
-            parts = groupby((one for one in said if one.id), lambda one: str(one.id).partition(PART)[0])
-            known += [told([*group]) for _, group in parts]
-            self._read[name] = (live, count, known)
-            if len(self._read) > WARM:
-                self._read.popitem(last=False)
-            return [_marked(one, {}) for one in known]
+            count = session.get_count()
+            epoch = session.inspect.epoch
+            before, start, messages = self._known.pop(name, (epoch, 0, []))
+            if before is not epoch:  # it was erased, or continued in a branch
+                start = 0
+                messages = []
+            messages = [*messages, *recorded_messages(conversation, start, count)]
+            self._known[name] = (epoch, count, messages)
+            if len(self._known) > WARM_CONVERSATIONS:
+                self._known.popitem(last=False)
+            return [_with_properties(message, {}) for message in messages]
 
 
-# What is about to be sent
+def recorded_messages(
+    conversation: AdapterConversation[FrameworkMessage], start: int = 0, stop: int | None = None
+) -> list[FrameworkMessage]:
+    session = conversation.session
+    stop = session.get_count() if stop is None else stop
+    stored = (
+        [with_original_ids(one.message) for one in session.get_range(start, stop)] if start < stop else []
+    )
+    named = [message for message in stored if message.id]
+    parts = groupby(named, lambda message: str(message.id).partition(PART)[0])
+    return [restored([*group]) for _, group in parts]
 
 
-def _ask(context: ChatContext) -> Ask:
+# The messages of a request
+
+
+def _model_call(context: ChatContext) -> ModelCall:
     options = context.options or {}
     instructions = options.get("instructions") or ()
-    offered = options.get("tools") or ()
-    return Ask(
+    tools = options.get("tools") or ()
+    return ModelCall(
         instructions if isinstance(instructions, str) else "\n".join(map(str, instructions)),
-        [tool.to_json_schema_spec() for tool in offered if isinstance(tool, FunctionTool)],
+        [tool.to_json_schema_spec() for tool in tools if isinstance(tool, FunctionTool)],
         options.get("model") or getattr(context.client, "model", None),
         options.get("max_tokens"),
     )
 
 
-async def _as_it_is(messages: list[Given]) -> bool:
+async def _keep_all(messages: list[FrameworkMessage]) -> bool:
     return False
 
 
-def _is_at_service(context: ChatContext) -> bool:
-    """The history is kept by the model's service: what is sent is only what is new."""
+def _is_stored_by_service(context: ChatContext) -> bool:
+    """True if the model's service has the history, and only new messages are sent."""
     id = (context.options or {}).get("conversation_id") or context.kwargs.get("conversation_id")
-    return bool(id and id != LOCAL) or bool(context.session and context.session.service_session_id)
+    return bool(id and id != LOCAL_HISTORY) or bool(context.session and context.session.service_session_id)
 
 
-def _is_said(message: Given, histories: set[str]) -> bool:
-    """Not left out by others, and not lent for one run by what is no history, such as a memory."""
-    about = message.additional_properties
-    source = about.get("_attribution")
-    is_lent = isinstance(source, dict) and source.get("source_type") not in histories
-    return not is_lent and says(message) and (not about.get(EXCLUDED_KEY) or _is_left_out(message))
+def split_history(
+    messages: Sequence[FrameworkMessage], call: ModelCall
+) -> tuple[list[FrameworkMessage], ModelCall]:
+    """The history in a request; other messages, such as memories, are counted as system text of the call.
+
+    The history is empty if the model's service has the rest of it.
+    """
+    providers = {kind.__name__ for kind in _subclasses(HistoryProvider)}
+    history: list[FrameworkMessage] = []
+    system = [call.system]
+    for message in messages:
+        if _is_history(message, providers):
+            history.append(message)
+        elif not message.additional_properties.get(EXCLUDED_KEY):
+            system.append(message.text)
+    if all(message.role == "tool" for message in history):
+        return [], call
+    return history, call._replace(system="\n".join(filter(None, system)) or None)
 
 
-def _kinds(one: type[Any]) -> Iterator[type[Any]]:
-    for kind in one.__subclasses__():
-        yield kind
-        yield from _kinds(kind)
+def _is_history(message: FrameworkMessage, providers: set[str]) -> bool:
+    """Not excluded by another strategy, and not added for one run by another kind of provider."""
+    properties = message.additional_properties
+    source = properties.get("_attribution")
+    if isinstance(source, dict) and source.get("source_type") not in providers:
+        return False
+    return has_content(message) and (not properties.get(EXCLUDED_KEY) or _is_excluded_here(message))
 
 
-def _is_out(message: Given) -> bool:
-    return bool(message.additional_properties.get(EXCLUDED_KEY))
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
-def _is_left_out(message: Given) -> bool:
-    """Here, and not by others."""
+def _is_excluded_here(message: FrameworkMessage) -> bool:
     return bool(message.additional_properties.get(EXCLUDE_REASON_KEY) == REFOLD)
 
 
-def _placed(
-    whole: Sequence[Given],
-    said: Iterable[Given],
-    shown: Iterable[Given],
-    instead: Callable[[Given], Given] | None = None,
-) -> list[Given]:
-    """What is shown, in its order among what was never said; with something `instead` of what is left out."""
-    places, known = {id(message): n for n, message in enumerate(whole)}, {id(message) for message in said}
-    placed, done = list[Given](), 0
+def _merged(
+    whole: Sequence[FrameworkMessage],
+    history: Iterable[FrameworkMessage],
+    fitted: Iterable[FrameworkMessage],
+    exclude: Callable[[FrameworkMessage], FrameworkMessage] | None = None,
+) -> list[FrameworkMessage]:
+    """The fitted messages in their order among those outside of the history.
 
-    def until(end: int) -> list[Given]:
-        between = [one for one in whole[done:end] if instead or id(one) not in known]
-        return [instead(one) if instead and id(one) in known else one for one in between]
+    Messages of the history that are not shown are dropped, or replaced by what `exclude` returns.
+    """
+    indices = {id(message): n for n, message in enumerate(whole)}
+    history_ids = {id(message) for message in history}
+    merged: list[FrameworkMessage] = []
+    done = 0
 
-    for message in shown:
-        place = places.get(id(message), -1)
-        if place >= done:
-            placed += [*until(place), _put_back(message)]
-            done = place + 1
-        else:
-            placed.append(_marked(message, {REFOLD: True}))
-    return placed + until(len(whole))
+    def add_until(stop: int) -> None:
+        for message in whole[done:stop]:
+            if id(message) not in history_ids:
+                merged.append(message)
+            elif exclude:
+                merged.append(exclude(message))
+
+    for message in fitted:
+        index = indices.get(id(message), -1)
+        if index < done:
+            merged.append(_with_properties(message, {REFOLD: True}))
+            continue
+        add_until(index)
+        if _is_excluded_here(message):
+            message = _with_properties(message, {EXCLUDED_KEY: False, EXCLUDE_REASON_KEY: None})
+        merged.append(message)
+        done = index + 1
+    add_until(len(whole))
+    return merged
 
 
-def _left_out(message: Given) -> Given:
-    out = {EXCLUDED_KEY: True, EXCLUDE_REASON_KEY: REFOLD}
-    return message if _is_left_out(message) else _marked(message, out)
+def _excluded(message: FrameworkMessage) -> FrameworkMessage:
+    if _is_excluded_here(message):
+        return message
+    return _with_properties(message, {EXCLUDED_KEY: True, EXCLUDE_REASON_KEY: REFOLD})
 
 
-def _put_back(message: Given) -> Given:
-    back = {EXCLUDED_KEY: False, EXCLUDE_REASON_KEY: None}
-    return _marked(message, back) if _is_left_out(message) else message
-
-
-def _marked(message: Given, marks: dict[str, Any]) -> Given:
-    """A copy: the session may have the message itself."""
+def _with_properties(message: FrameworkMessage, properties: dict[str, Any]) -> FrameworkMessage:
+    """A copy, since the session may have the message itself."""
     new = object.__new__(type(message))
     new.__dict__ |= message.__dict__
     new.contents = list(message.contents)
-    new.additional_properties = {**message.additional_properties, **marks}
+    new.additional_properties = {**message.additional_properties, **properties}
     return new

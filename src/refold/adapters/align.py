@@ -1,4 +1,8 @@
-"""Where the history that a framework hands over goes on from what is known of it. Pure."""
+"""How the history that a framework passes relates to the history that is known. Pure functions.
+
+`align` compares a whole history with the known one; `match_request` compares one request with the history
+that it was made from.
+"""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -6,127 +10,128 @@ from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 M = TypeVar("M")
+MOST_ENDS = 20
+"""Positions that are tried for the newest known message."""
 
 
-class Aligned(NamedTuple):
+class Alignment(NamedTuple):
     keep: int
-    """So much of what is known still holds; where that is not all, the past was changed."""
+    """How many of the known messages still hold; if not all, the past was changed."""
     places: list[int | None]
-    """Which of the known each one is that is given, from the first on; None, and what comes after all
-    these, is new.
+    """The known message that each passed one is; None, and whatever comes after the list, is new."""
+
+
+def align(known: Sequence[str], passed: Sequence[str]) -> Alignment:
+    """Aligns two histories, given as ids.
+
+    Frameworks pass the history again, some without its oldest messages or with a summary of their own in
+    their place; users change the newest. Whatever follows the newest known message is new.
+
+    >>> align("abc", "abcd")
+    Alignment(keep=3, places=[0, 1, 2])
+    >>> align("abcdef", "aefa")  # trimmed in the middle: all of it still holds
+    Alignment(keep=6, places=[0, 4, 5])
+    >>> align("abcdef", "Sefg")  # a summary replaces what was trimmed
+    Alignment(keep=6, places=[None, 4, 5])
+    >>> align("abcdef", "abx")  # changed
+    Alignment(keep=2, places=[0, 1])
     """
-
-
-def aligned(known: Sequence[str], given: Sequence[str]) -> Aligned:
-    """Frameworks repeat what was said, some without the oldest of it, or with a summary of their own in its
-    place; people change the newest. What comes after the newest that is known is new, whatever it says.
-
-    >>> aligned("abc", "abcd")
-    Aligned(keep=3, places=[0, 1, 2])
-    >>> aligned("abcdef", "aefa")  # trimmed in the middle: all of it still holds
-    Aligned(keep=6, places=[0, 4, 5])
-    >>> aligned("abcdef", "Sefg")  # something stands for what was trimmed
-    Aligned(keep=6, places=[None, 4, 5])
-    >>> aligned("abcdef", "abx")  # said otherwise
-    Aligned(keep=2, places=[0, 1])
-    """
-    head = _shared(known, given)
+    head = _common_prefix(known, passed)
     if head == len(known):
-        return Aligned(head, [*range(head)])
-    ends = [n for n, one in enumerate(given) if n >= head and one == known[-1]][-ENDS:]
+        return Alignment(head, [*range(head)])
+    ends = [n for n, id in enumerate(passed) if n >= head and id == known[-1]]
     if ends:
-        newest = max(ends, key=lambda n: _shared(known[::-1], given[n::-1]))
-        return Aligned(len(known), [*_upwards(known[:-1], given[:newest]), len(known) - 1])
-    return Aligned(head, [*range(head)]) if head else _trimmed_and_changed(known, given)
+        newest = max(ends[-MOST_ENDS:], key=lambda n: _common_prefix(known[::-1], passed[n::-1]))
+        return Alignment(len(known), [*_match_backwards(known[:-1], passed[:newest]), len(known) - 1])
+    if head:
+        return Alignment(head, [*range(head)])
+    return _trimmed_and_changed(known, passed)
 
 
-ENDS = 20
-"""Places where the newest that is known may stand, of which the best is taken."""
+def _trimmed_and_changed(known: Sequence[str], passed: Sequence[str]) -> Alignment:
+    """Neither the oldest nor the newest is passed: the longest run of known messages still holds."""
+    known_ids = set(known)
+    start = next((n for n, id in enumerate(passed) if id in known_ids), len(passed))
+    length, at = 0, 0
+    for n, id in enumerate(known):
+        if start < len(passed) and id == passed[start]:
+            length, at = max((length, at), (_common_prefix(known[n:], passed[start:]), n))
+    if not length or (start and start + length == len(passed)):  # the newest is never taken for an old one
+        return Alignment(len(known), [None] * start)
+    return Alignment(at + length, [*[None] * start, *range(at, at + length)])
 
 
-def _trimmed_and_changed(known: Sequence[str], given: Sequence[str]) -> Aligned:
-    """Neither the oldest nor the newest is there: it goes on from the longest run of what is known."""
-    all = set(known)
-    begun = next((n for n, one in enumerate(given) if one in all), len(given))
-    starts = [at for at, one in enumerate(known) if [one] == [*given[begun : begun + 1]]]
-    size, at = max(((_shared(known[at:], given[begun:]), at) for at in starts), default=(0, 0))
-    if not size or (begun and begun + size == len(given)):  # the newest is never taken for an old one
-        return Aligned(len(known), [None] * begun)
-    return Aligned(at + size, [*[None] * begun, *range(at, at + size)])
-
-
-def _upwards(known: Sequence[str], given: Sequence[str]) -> list[int | None]:
-    """From the end on, each of the known at most once and in order."""
-    where: dict[str, list[int]] = {}
-    for n, one in enumerate(known):
-        where.setdefault(one, []).append(n)
-    below, places = len(known), list[int | None]()
-    for one in reversed(given):
-        found = where.get(one, [])
-        while found and found[-1] >= below:
-            found.pop()
-        at = found.pop() if found else None
-        below = below if at is None else at
-        places.append(at)
+def _match_backwards(known: Sequence[str], passed: Sequence[str]) -> list[int | None]:
+    """Matches from the end, each known message at most once and in order."""
+    indices: dict[str, list[int]] = {}
+    for n, id in enumerate(known):
+        indices.setdefault(id, []).append(n)
+    below = len(known)
+    places: list[int | None] = []
+    for id in reversed(passed):
+        candidates = indices.get(id, [])
+        while candidates and candidates[-1] >= below:
+            candidates.pop()
+        if candidates:
+            below = candidates.pop()
+            places.append(below)
+        else:
+            places.append(None)
     return places[::-1]
 
 
-def _shared(one: Sequence[str], two: Sequence[str]) -> int:
-    """How many come first in both."""
+def _common_prefix(one: Sequence[str], two: Sequence[str]) -> int:
     most = min(len(one), len(two))
     if one[:most] == two[:most]:
         return most
     return next(n for n in range(most) if one[n] != two[n])
 
 
-# What others make of a history for one request
+def match_request(history: Sequence[Hashable], request: Sequence[Hashable]) -> dict[int, int]:
+    """Which message of the history each message of a request is; the others are in this request only.
 
+    Other middleware may change messages, leave some out, or insert some. Unknown messages between two known
+    ones are taken for changed ones if there are at least as many as the history has there.
 
-def standing(history: Sequence[Hashable], request: Sequence[Hashable]) -> dict[int, int]:
-    """Which of the history each one of a request stands for; those without are in this request only.
-
-    Others may say something otherwise, leave it out, or put something between; what stands between the same
-    two, as many as there were or more, stands for those.
-
-    >>> standing("abc", "abcx")
+    >>> match_request("abc", "abcx")
     {0: 0, 1: 1, 2: 2}
-    >>> standing("abc", "aBcx")  # said otherwise
+    >>> match_request("abc", "aBcx")  # changed
     {0: 0, 1: 1, 2: 2}
-    >>> standing("abcd", "xcd")  # left out
+    >>> match_request("abcd", "xcd")  # left out
     {1: 2, 2: 3}
     """
-    where, found = {key: n for n, key in enumerate(history)}, [(-1, -1)]
-    for n, key in enumerate(request):
-        if where.get(key, -1) > found[-1][1]:
-            found.append((n, where[key]))
-    between = list[tuple[int, int]]()
-    for (n, at), (m, to) in pairwise([*found, (len(request), len(history))]):
-        between += [(n + k, at + k) for k in range(1, to - at)] if m - n >= to - at else []
-    return dict(sorted([*found[1:], *between]))
+    indices = {key: n for n, key in enumerate(_numbered(history))}
+    found = [(-1, -1)]
+    for n, key in enumerate(_numbered(request)):
+        if indices.get(key, -1) > found[-1][1]:
+            found.append((n, indices[key]))
+    matches = dict(found[1:])
+    for (n, at), (next_n, next_at) in pairwise([*found, (len(request), len(history))]):
+        if next_n - n >= next_at - at:
+            matches.update((n + k, at + k) for k in range(1, next_at - at))
+    return dict(sorted(matches.items()))
 
 
-def numbered(keys: Sequence[Hashable]) -> list[Hashable]:
-    """Told apart where they are the same; counted from the end, since the oldest may be left out.
-
-    >>> numbered("aba")
-    [('a', 2), ('b', 1), ('a', 1)]
-    """
-    times, told = Counter[Hashable](), list[Hashable]()
+def _numbered(keys: Sequence[Hashable]) -> list[Hashable]:
+    """Equal keys get different numbers, counted from the end, since the oldest may be left out."""
+    times = Counter[Hashable]()
+    numbered: list[Hashable] = []
     for key in reversed(keys):
         times[key] += 1
-        told.append((key, times[key]))
-    return told[::-1]
+        numbered.append((key, times[key]))
+    return numbered[::-1]
 
 
-def woven(shown: Sequence[M], places: Sequence[int | None], passing: Mapping[int, M]) -> list[M]:
-    """What is shown, with what is in this request only put before the first that stood after it there.
+def insert_transient(shown: Sequence[M], places: Sequence[int | None], transient: Mapping[int, M]) -> list[M]:
+    """Puts messages that are in this request only before the first shown one that followed them there.
 
-    >>> woven("abd", [0, 1, 3], {2: "c", 4: "e"})
+    >>> insert_transient("abd", [0, 1, 3], {2: "c", 4: "e"})
     ['a', 'b', 'c', 'd', 'e']
     """
-    due, whole = sorted(passing), list[M]()
-    for one, place in zip(shown, places, strict=True):
-        while place is not None and due and due[0] < place:
-            whole.append(passing[due.pop(0)])
-        whole.append(one)
-    return [*whole, *(passing[n] for n in due)]
+    waiting = sorted(transient)
+    merged: list[M] = []
+    for message, place in zip(shown, places, strict=True):
+        while place is not None and waiting and waiting[0] < place:
+            merged.append(transient[waiting.pop(0)])
+        merged.append(message)
+    return [*merged, *(transient[n] for n in waiting)]

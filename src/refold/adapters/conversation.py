@@ -1,200 +1,195 @@
-"""One conversation of a framework, bound to one of ours: what it says is kept, what its model sees fits."""
+"""The conversations of an adapter: their histories are recorded, and what their models see fits."""
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby, islice
 from threading import RLock
 from typing import Any, Generic, NamedTuple
 
 import msgspec
 
-from refold.adapters.synced_history import Kept, M, Otherwise, Tongue, shown
+from refold.adapters.synced_history import Converter, M, Passed, SyncedHistory, shown
 from refold.config.config import Source, load_config
 from refold.core.event import Line, Span
 from refold.core.expiry import EXPAND, OWN_TOOLS
 from refold.core.message import Message, Text, ToolResult
-from refold.core.pairing import MissingResult, OrphanResult, original_id, repair_pairs, with_original_ids
+from refold.core.pairing import NO_RESULT, MissingResult, OrphanResult, original_id, repair_pairs
 from refold.session.api import DEFAULT_STORE
-from refold.session.api import open as opened
-from refold.session.render import STAND_IN
+from refold.session.api import open as open_session
 from refold.session.session import Session
 from refold.session.tools import declared
 from refold.stores.store import Store, open_store
 
-KEPT = 500
-"""Conversations that stay open."""
-WARM = 8
-"""The newest of them, of which is remembered what the framework handed over last."""
-WORDS = 1_000
-"""Messages that stand for others, of which the words are kept at hand."""
-PLACEMENT = "openai-chat"
-"""Requests are measured and judged in this dialect, whatever the framework makes of them."""
+OPEN_CONVERSATIONS = 500
+"""Conversations that are kept open."""
+WARM_CONVERSATIONS = 8
+"""The newest of them, whose message objects are remembered between requests."""
+DIALECT = "openai-chat"
+"""Requests are counted and checked in this dialect, whatever the framework makes of them."""
 
 
-class Ask(NamedTuple):
-    """What a framework is about to ask a model, but for the messages."""
+class ModelCall(NamedTuple):
+    """What a framework is about to send to a model besides the messages."""
 
     system: str | None = None
     tools: Sequence[dict[str, Any]] = ()
-    """Their declarations, as OpenAI's chat has them."""
+    """Declarations in the form of OpenAI's chat completions."""
     model: str | None = None
-    output: int | None = None
-    """How long an answer is asked for, in tokens."""
+    max_output: int | None = None
+    """Tokens."""
 
     @property
     def request(self) -> dict[str, Any]:
-        fields = {"system": self.system, "tools": list(self.tools), "max_completion_tokens": self.output}
+        fields = {"system": self.system, "tools": list(self.tools), "max_completion_tokens": self.max_output}
         return {name: value for name, value in fields.items() if value}
 
 
-class _Piece(NamedTuple):
-    """Something to be shown: a line as it was said, or what stands for it."""
+class _ShownPart(NamedTuple):
+    """A part of the view: a recorded line, or a message that stands for it."""
 
-    of: int | None
-    """The message that it is, or is a part of."""
+    known: int | None
+    """The known message that it is, or is a part of."""
     line: Line | None
     message: Message | None = None
 
 
-class Talk(Kept[M]):
-    """What is kept of a conversation, and what is shown of it."""
+class AdapterConversation(SyncedHistory[M]):
+    """A synced history, and what the framework's model is to see of it."""
 
-    def _begin(self, session: Session) -> None:
-        self._words: dict[tuple[int, int], Message] = {}
-        super()._begin(session)
+    has_fixed_model = False
+    """The adapter was given a model, which the framework's does not replace."""
 
-    def fit(self, messages: "Sequence[M | Otherwise[M]]", ask: Ask) -> list[M]:
-        """What the model is to see instead of all these messages.
+    def fit(self, messages: Sequence[Passed[M]], call: ModelCall) -> list[M]:
+        """Records what is new, and returns the messages to send.
 
         Raises:
             OverBudgetError: what must be shown is larger than the model's window.
         """
         with self.lock:
-            where, session = self._take(messages, is_asked=True), self.session
-            if ask.model is not None and ask.model != session.model:
-                session.model = ask.model
-            names = {tool["function"]["name"] for tool in ask.tools if "function" in tool}
-            session.reducer.handles = session.settings.shows_handles and EXPAND in names
-            session.fit(dialect=PLACEMENT, request=ask.request)
-            fitted = list[M]()
-            for of, pieces in groupby(self._pieces(), lambda piece: piece.of):
-                if of is None:
-                    fitted += [self.tongue.write(one.message, None) for one in pieces if one.message]
+            positions = self._sync(messages, is_request=True)
+            names = {tool["function"]["name"] for tool in call.tools if "function" in tool}
+            prepare_session(self.session, None if self.has_fixed_model else call.model, names)
+            self.session.fit(dialect=DIALECT, request=call.request)
+            fitted: list[M] = []
+            for known, group in groupby(self._shown_parts(), lambda part: part.known):
+                parts = list(group)
+                if known is None:
+                    fitted += [self._converter.render(part.message, None) for part in parts if part.message]
                 else:
-                    given = shown(messages[where[of]]) if of in where else None
-                    fitted.append(self._whole(of, list(pieces), given))
+                    passed = shown(messages[positions[known]]) if known in positions else None
+                    fitted.append(self._joined(known, parts, passed))
             return fitted
 
-    def _pieces(self) -> Iterator[_Piece]:
-        """All that is shown, in order, every call with its result."""
-        items, spans = self.session.record.live.items, dict[tuple[int, int], Span]()
-        for item in items:
+    async def afit(self, messages: Sequence[Passed[M]], call: ModelCall) -> list[M]:
+        return await asyncio.to_thread(self.fit, messages, call)
+
+    def call(self, tool: str, arguments: Any) -> str:
+        """The result of a call of refold_expand or refold_search."""
+        return self.session.call(tool, arguments)
+
+    async def acall(self, tool: str, arguments: Any) -> str:
+        return await asyncio.to_thread(self.call, tool, arguments)
+
+    def _shown_parts(self) -> Iterator[_ShownPart]:
+        """The view in order, every call with its result."""
+        lines: list[Line] = []
+        spans: dict[tuple[int, int], Span] = {}
+        for item in self.session.inspect.items:
+            lines += [line for line in item.lines if not line.apart]
             if item.edit is not None:
                 spans.update(((line.at, line.n), item.span) for line in item.lines)
-        for slot in repair_pairs([line for item in items for line in item.lines if not line.apart])[0]:
+        for slot in repair_pairs(lines)[0]:
             if not isinstance(slot, Line):
-                yield _Piece(None, None, self._stand_in(slot))
-            elif slot.at in self._of:
-                yield _Piece(self._of[slot.at], slot)
+                yield _ShownPart(None, None, self._replacement(slot))
+            elif slot.at in self._known_at:
+                yield _ShownPart(self._known_at[slot.at], slot)
             else:
-                yield _Piece(self._part_of(spans.get((slot.at, slot.n), ())), None, self._said(slot))
+                span = spans.get((slot.at, slot.n), ())
+                covered = {self._known_at[at] for at in span if at in self._known_at}
+                known = covered.pop() if len(covered) == 1 else None
+                yield _ShownPart(known, None, self._message(slot))
 
-    def _part_of(self, span: Iterable[int]) -> int | None:
-        """The one message that an edit stands for, or for a part of."""
-        known = (self._of[at] for at in span if at in self._of)
-        first = next(known, None)
-        return first if all(one == first for one in known) else None
+    def _joined(self, known: int, parts: list[_ShownPart], passed: M | None) -> M:
+        """One message of the framework: the passed object if all of it is shown unchanged."""
+        message = self._known[known]
+        is_whole = [part.line and part.line.place for part in parts] == [*message.places]
+        if passed is not None and (is_whole or message.is_uncorrectable):
+            return passed
+        messages: list[Message] = []
+        for part in parts:
+            content = self._message(part.line) if part.line else part.message
+            if content is not None:
+                messages.append(content)
+        first = messages[0]
+        is_mixed = any(one.role != first.role for one in messages)
+        role = "user" if is_mixed else first.role
+        content_parts = [part for one in messages for part in one.parts]
+        merged = msgspec.structs.replace(first, role=role, parts=tuple(content_parts), id=None)
+        return self._converter.render(merged, passed)
 
-    def _whole(self, of: int, pieces: list[_Piece], given: M | None) -> M:
-        """A message of the framework's: its own where all of it stands as it was said."""
-        is_all = [piece.line and piece.line.place for piece in pieces] == [*self._known[of].places]
-        if given is not None and (is_all or of in self._whole_only):
-            return given
-        words = (self._said(piece.line) if piece.line else piece.message for piece in pieces)
-        said = [one for one in words if one is not None]
-        roles = dict.fromkeys(one.role for one in said)
-        parts = tuple(part for one in said for part in one.parts)
-        role = "user" if len(roles) > 1 else said[0].role
-        return self.tongue.write(msgspec.structs.replace(said[0], role=role, parts=parts, id=None), given)
-
-    def _said(self, line: Line) -> Message:
-        """With the ids of calls as they came."""
-        known = self._words.get((line.at, line.n))
-        if known is None:
-            if len(self._words) >= WORDS:
-                self._words.clear()
-            known = self._words[line.at, line.n] = with_original_ids(self.session.record.message(line))
-        return known
-
-    def _stand_in(self, slot: MissingResult | OrphanResult) -> Message:
+    def _replacement(self, slot: MissingResult | OrphanResult) -> Message:
         if isinstance(slot, MissingResult):
-            result = ToolResult(original_id(slot.call), STAND_IN, slot.tool or None, is_error=True)
+            result = ToolResult(original_id(slot.call), NO_RESULT, slot.tool or None, is_error=True)
             return Message("tool", (result,))
-        return Message("user", (Text(f"[refold: a result without its call]\n{self._said(slot.line).text}"),))
-
-    # What the model asks for
-
-    def call(self, name: str, arguments: Any) -> str:
-        """What expand or search answer."""
-        return self.session.call(name, arguments)
+        text = self._message(slot.line).text
+        return Message("user", (Text(f"[refold: a result without its call]\n{text}"),))
 
 
-class Talks(Generic[M]):
-    """All conversations of one adapter, by the framework's own names for them. From any thread."""
+class AdapterConversations(Generic[M]):
+    """All conversations of one adapter, by the framework's names for them. Safe to use from threads."""
 
     def __init__(
         self,
-        tongue: Tongue[M],
+        converter: Converter[M],
         *,
         store: str | Store | None = None,
         model: str | None = None,
         config: Source = None,
         agent: str | None = None,
-        **rest: Any,
     ) -> None:
-        self._tongue, self._config = tongue, load_config(config)
-        where = store if store is not None else self._config.store or DEFAULT_STORE
-        self.store = open_store(where) if isinstance(where, str) else where
-        self._how: dict[str, Any] = {"model": model, "agent": agent, "config": self._config, **rest}
-        self._has_model = model is not None
-        self._open: OrderedDict[str, Talk[M]] = OrderedDict()
+        settings = load_config(config)
+        self.store = open_adapter_store(store, settings.store)
+        self._converter = converter
+        self._settings: dict[str, Any] = {"model": model, "agent": agent, "config": settings}
+        self._open: OrderedDict[tuple[str, str | None], AdapterConversation[M]] = OrderedDict()
         self._lock = RLock()
 
-    def talk(self, name: str) -> Talk[M]:
+    def get(self, name: str, owner: str | None = None) -> AdapterConversation[M]:
+        """Opens it, if necessary, when it is first used."""
+        key = (name, owner)
         with self._lock:
-            if name not in self._open:
-                self._open[name] = Talk(self._tongue, name, self._session)
-            self._open.move_to_end(name)
-            for old in [*islice(reversed(self._open), WARM, WARM + 1)]:
-                self._open[old].forget()
-            while len(self._open) > KEPT:
-                self._open.popitem(last=False)  # all it knows is stored
-            return self._open[name]
-
-    def _session(self, name: str) -> Session:
-        return opened(name, store=self.store, **self._how)
-
-    def keep(self, name: str, messages: "Sequence[M | Otherwise[M]]", *, is_asked: bool = False) -> None:
-        """See `Talk.keep`."""
-        self.talk(name).keep(messages, is_asked=is_asked)
-
-    def fit(self, name: str, messages: "Sequence[M | Otherwise[M]]", ask: Ask) -> list[M]:
-        """See `Talk.fit`. The model that the adapter was given counts more than the framework's."""
-        return self.talk(name).fit(messages, ask._replace(model=None) if self._has_model else ask)
-
-    async def afit(self, name: str, messages: "Sequence[M | Otherwise[M]]", ask: Ask) -> list[M]:
-        """The same without keeping an event loop waiting."""
-        return await asyncio.to_thread(self.fit, name, messages, ask)
-
-    def call(self, name: str, tool: str, arguments: Any) -> str:
-        """What expand or search answer in a conversation."""
-        return self.talk(name).call(tool, arguments)
-
-    async def acall(self, name: str, tool: str, arguments: Any) -> str:
-        return await asyncio.to_thread(self.call, name, tool, arguments)
+            if key not in self._open:
+                opened = partial(open_session, store=self.store, owner=owner, **self._settings)
+                self._open[key] = AdapterConversation(self._converter, name, opened)
+                self._open[key].has_fixed_model = self._settings["model"] is not None
+            self._open.move_to_end(key)
+            for cold in [*islice(reversed(self._open), WARM_CONVERSATIONS, WARM_CONVERSATIONS + 1)]:
+                self._open[cold].forget_objects()
+            while len(self._open) > OPEN_CONVERSATIONS:
+                self._open.popitem(last=False)  # everything it knows is recorded
+            return self._open[key]
 
 
-def tools() -> list[dict[str, Any]]:
-    """Expand and search as functions: name, description and parameters of each."""
-    return [one["function"] for one in declared(PLACEMENT, sorted(OWN_TOOLS))]
+def open_adapter_store(store: str | Store | None, configured: str | None) -> Store:
+    chosen = store if store is not None else configured or DEFAULT_STORE
+    return open_store(chosen) if isinstance(chosen, str) else chosen
+
+
+def prepare_session(session: Session, model: str | None, tool_names: set[str]) -> None:
+    """Before a fit: sets the model, and shows handles only if the model is offered refold_expand."""
+    if model is not None and model != session.model:
+        session.model = model
+    session.shows_handles = session.settings.shows_handles and EXPAND in tool_names
+
+
+def declare_function(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
+    """A tool as `ModelCall.tools` has it."""
+    about = {"name": name, "description": description or "", "parameters": parameters or {}}
+    return {"type": "function", "function": about}
+
+
+def lookup_tools() -> list[dict[str, Any]]:
+    """refold_expand and refold_search as functions: name, description and parameters of each."""
+    return [tool["function"] for tool in declared(DIALECT, sorted(OWN_TOOLS))]

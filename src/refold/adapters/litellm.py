@@ -1,14 +1,14 @@
 """For LiteLLM: `litellm.callbacks = [RefoldHook(store=…)]`.
 
-LiteLLM keeps nothing, so a request says to which conversation it belongs: `metadata.refold_conversation` is
-its name; a session id is the name of what is said first in the session; else it is known by what was said.
+LiteLLM stores nothing, so each request names its conversation: by `metadata.refold_conversation`, or by a
+session id, under which the first conversation of the session is found. Otherwise its history identifies it.
 """
 
 import asyncio
 import warnings
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate, takewhile
 from threading import Lock
@@ -20,39 +20,59 @@ import msgspec
 from litellm.exceptions import BadRequestError, ContextWindowExceededError
 from litellm.integrations.custom_logger import CustomLogger
 
-from refold.adapters.conversation import WARM, Ask, Talk, Talks, tools
+from refold.adapters.conversation import (
+    WARM_CONVERSATIONS,
+    AdapterConversation,
+    AdapterConversations,
+    ModelCall,
+    declare_function,
+    lookup_tools,
+)
 from refold.config.config import Source
 from refold.core.codec import read_json
 from refold.core.errors import MessageError, OverBudgetError
 from refold.core.message import Message, Text, Usage
 from refold.dialects import openai_chat
-from refold.session.api import open as opened
 from refold.stores.store import Store
 
-CHAT = ("completion", "acompletion")
-"""Calls of this kind are fitted; all others pass."""
-LEAD = ("system", "developer")
-APART = "\x1f"
-"""Between an owner and the name of a conversation."""
-MASTER = "litellm_proxy_master_key"
-"""Who comes to the proxy with its master key owns what everybody owns where there is no proxy."""
-KEPT = 5_000
-"""Conversations, and requests that wait for an answer, of which something is remembered."""
+CHAT_CALLS = ("completion", "acompletion")
+"""Other calls are not fitted."""
+SYSTEM_ROLES = ("system", "developer")
+MASTER_KEY = "litellm_proxy_master_key"
+"""Requests with the proxy's master key belong to the default owner, like those without a proxy."""
+MOST_REMEMBERED = 5_000
+"""Conversations, and requests under way, that are remembered."""
 
 
-class _Asked(NamedTuple):
-    """A request that is being answered."""
+class HashedMessage(NamedTuple):
+    """A message, as a dict or as an object of a reply, with the hash of its content."""
 
+    message: Any
+    content_hash: int
+
+    @classmethod
+    def of(cls, message: Any) -> "HashedMessage":
+        return cls(message, hash(_content_key(message)))
+
+
+class ConversationId(NamedTuple):
     name: str
-    last: "Given"
-    said: int
-    """Messages in the conversation when it was made."""
-    mark: int | None
-    """Of its history, where that is how the conversation was found."""
+    owner: str | None
+
+
+class _PendingRequest(NamedTuple):
+    """A request that waits for its answer."""
+
+    conversation: ConversationId
+    last: HashedMessage
+    message_count: int
+    """Messages in the conversation when the request was made."""
+    history_hash: int | None
+    """Of the request's messages, if they identified the conversation."""
 
 
 class RefoldHook(CustomLogger):
-    """Fits all that `acompletion`, routers and the proxy ask. Serves many conversations at once."""
+    """Fits the requests of `acompletion`, routers and the proxy. Serves many conversations at once."""
 
     def __init__(
         self,
@@ -63,30 +83,34 @@ class RefoldHook(CustomLogger):
         agent: str | None = None,
     ) -> None:
         super().__init__()
-        self._talks = _Owned(Words(), store=store, model=model, config=config, agent=agent)
-        self._asked: OrderedDict[str, _Asked] = OrderedDict()
-        self._newest: OrderedDict[int, str] = OrderedDict()
-        """Conversations by the mark of all that was said in them."""
-        self._sent: OrderedDict[int, tuple[list[Any], list[int]]] = OrderedDict()
-        """What was sent last, and its marks, by the mark of its first message."""
+        converter = LiteLLMConverter()
+        self._conversations = AdapterConversations(
+            converter, store=store, model=model, config=config, agent=agent
+        )
+        self._pending: OrderedDict[str, _PendingRequest] = OrderedDict()
+        """By LiteLLM's id of the call."""
+        self._by_history: OrderedDict[int, ConversationId] = OrderedDict()
+        """Conversations by the hash of their newest history."""
+        self._hashes: OrderedDict[int, tuple[list[Any], list[int]]] = OrderedDict()
+        """The last request's messages and their hashes, by the hash of the first one."""
         self._lock = Lock()
 
-    # For the loop around it
+    # For the caller's own loop
 
     def tools(self) -> list[dict[str, Any]]:
-        """Expand and search, for `tools=[…]`; `call` answers them."""
-        return [{"type": "function", "function": one} for one in tools()]
+        """refold_expand and refold_search, for `tools=[…]`. `call` runs them."""
+        return [declare_function(**about) for about in lookup_tools()]
 
     def call(self, name: str, arguments: Any, *, conversation: str) -> str:
-        """What expand or search answer; what is asked wrongly is answered with a sentence."""
-        return self._talks.call(APART + conversation, name, arguments)
+        """The result of refold_expand or refold_search; a wrong call gets a sentence for the model."""
+        return self._conversations.get(conversation).call(name, arguments)
 
     def completion(self, model: str, messages: Sequence[Any], **request: Any) -> Any:
-        """`litellm.completion`, fitted: before it, LiteLLM asks no callback."""
+        """A fitted `litellm.completion`, which calls no callback before it sends a request."""
         id = request.setdefault("litellm_call_id", str(uuid4()))
-        response = litellm.completion(**self._fitted({**request, "model": model, "messages": messages}))
+        response = litellm.completion(**self._fit({**request, "model": model, "messages": messages}))
         if not request.get("stream"):
-            self._answered(id, response)
+            self._record_answer(id, response)
         return response
 
     # What LiteLLM calls
@@ -94,255 +118,256 @@ class RefoldHook(CustomLogger):
     async def async_pre_call_deployment_hook(
         self, kwargs: dict[str, Any], call_type: Any
     ) -> dict[str, Any] | None:
-        """Before each attempt: the deployment is chosen by now, and its model known."""
-        return await asyncio.to_thread(self._fitted, kwargs) if call_type in CHAT else None
+        """Before each attempt, when the deployment and so the model is known."""
+        return await asyncio.to_thread(self._fit, kwargs) if call_type in CHAT_CALLS else None
 
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: Any
     ) -> dict[str, Any] | None:
-        """For who calls it by hand: what comes through the proxy is fitted once its deployment is known."""
-        is_later = "proxy_server_request" in data or call_type not in CHAT
-        return None if is_later else await asyncio.to_thread(self._fitted, data)
+        """For calls by hand: requests through the proxy are fitted when their deployment is known."""
+        if "proxy_server_request" in data or call_type not in CHAT_CALLS:
+            return None
+        return await asyncio.to_thread(self._fit, data)
 
     async def async_post_call_success_deployment_hook(
         self, request_data: Any, response: Any, call_type: Any
     ) -> None:
-        await asyncio.to_thread(self._answered, request_data.get("litellm_call_id"), response)
+        await asyncio.to_thread(self._record_answer, request_data.get("litellm_call_id"), response)
 
     async def async_log_success_event(
         self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any
     ) -> None:
-        """After a stream, or where LiteLLM's cache had the answer."""
-        await asyncio.to_thread(self._answered, kwargs.get("litellm_call_id"), response_obj)
+        """After a stream, or if the answer came from LiteLLM's cache."""
+        await asyncio.to_thread(self._record_answer, kwargs.get("litellm_call_id"), response_obj)
 
     def log_success_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
-        self._answered(kwargs.get("litellm_call_id"), response_obj)
+        self._record_answer(kwargs.get("litellm_call_id"), response_obj)
 
     def log_pre_api_call(self, model: Any, messages: Any, kwargs: Any) -> None:
-        if kwargs.get("call_type") == CHAT[0] and kwargs.get("litellm_call_id") not in self._asked:
+        if kwargs.get("call_type") == "completion" and kwargs.get("litellm_call_id") not in self._pending:
             _warn("litellm.completion was not fitted: call RefoldHook.completion instead")
 
-    # What comes of it
+    # Requests and answers
 
-    def _fitted(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _fit(self, request: dict[str, Any]) -> dict[str, Any]:
         messages = request.get("messages")
         if messages is None:
             _warn("acompletion was not fitted: give `messages` by keyword")
-        lead = list(takewhile(lambda one: _of(one, "role") in LEAD, messages or ()))
-        body = self._body(list(messages or ())[len(lead) :])
+            return request
+        system = list(takewhile(lambda message: _field(message, "role") in SYSTEM_ROLES, messages))
+        body = self._hashed(list(messages)[len(system) :])
         if not body:
             return request
-        ask = Ask(
-            "\n\n".join(_text(_of(one, "content")) for one in lead) or None,
+        call = ModelCall(
+            "\n\n".join(_text(_field(message, "content")) for message in system) or None,
             request.get("tools") or (),
             request.get("model"),
             request.get("max_completion_tokens") or request.get("max_tokens"),
         )
         try:
-            name, mark = self._named(request, lead, body)
-            talk = self._talks.talk(name)
-            with talk.lock:
-                shown = self._talks.fit(name, body, ask)
-                said = talk.session.record.live.state.index
-        except (MessageError, OverBudgetError) as error:
-            raise _refused(error, ask.model) from error
-        self._remember(self._asked, request.get("litellm_call_id"), _Asked(name, body[-1], said, mark))
-        return {**request, "messages": [*lead, *(one.message for one in shown)]}
+            id, history_hash = self._identify(request, system, body)
+            conversation = self._conversations.get(*id)
+            with conversation.lock:
+                shown = conversation.fit(body, call)
+                count = conversation.session.inspect.state.index
+        except MessageError as error:
+            raise BadRequestError(str(error), call.model or "", "refold") from error
+        except OverBudgetError as error:  # routers fall back to a model with a larger window
+            raise ContextWindowExceededError(str(error), call.model or "", "refold") from error
+        pending = _PendingRequest(id, body[-1], count, history_hash)
+        self._remember(self._pending, request.get("litellm_call_id"), pending)
+        return {**request, "messages": [*system, *(one.message for one in shown)]}
 
-    def _body(self, messages: list[Any]) -> "list[Given]":
-        """With their marks, which are taken once of what a client sends again and again."""
-        first = given(messages[0]).mark if messages else 0
+    def _hashed(self, messages: list[Any]) -> list[HashedMessage]:
+        """Hashes only the messages that the request before did not have."""
+        if not messages:
+            return []
+        first = HashedMessage.of(messages[0]).content_hash
         with self._lock:
-            known, marks = self._sent.pop(first, ([], []))
+            known, hashes = self._hashes.pop(first, ([], []))
         if messages[: len(known)] != known:
-            known, marks = [], []
+            known, hashes = [], []
         new = messages[len(known) :]
-        marks = [*marks, *(given(one).mark for one in new)]
-        known = [*known, *(dict(one) if isinstance(one, dict) else one for one in new)]
-        self._remember(self._sent, first, (known, marks), WARM)
-        return [*map(Given, messages, marks)]
+        hashes = [*hashes, *(HashedMessage.of(message).content_hash for message in new)]
+        copies = [dict(message) if isinstance(message, dict) else message for message in new]
+        self._remember(self._hashes, first, ([*known, *copies], hashes), WARM_CONVERSATIONS)
+        return [*map(HashedMessage, messages, hashes)]
 
-    def _answered(self, id: Any, response: Any) -> None:
-        """Keeps an answer, unless something else was said since: then it is kept when it is sent back."""
-        asked = self._asked.pop(id, None)
+    def _record_answer(self, id: Any, response: Any) -> None:
+        """Unless the conversation went on meanwhile: then the answer is recorded when it is sent back."""
+        pending = self._pending.pop(id, None)
         choices: Any = getattr(response, "choices", None) or ()
         answer = getattr(choices[0], "message", None) if len(choices) == 1 else None
-        if asked is None or answer is None:
+        if pending is None or answer is None:
             return
-        said = given({**_dict(answer), "usage": _of(response, "usage")})
-        talk = self._talks.talk(asked.name)
-        with talk.lock:
-            if talk.session.record.live.state.index != asked.said:
+        message = HashedMessage.of({**_as_dict(answer), "usage": _field(response, "usage")})
+        conversation = self._conversations.get(*pending.conversation)
+        with conversation.lock:
+            if conversation.session.inspect.state.index != pending.message_count:
                 return
-            talk.keep([asked.last, said])
-        if asked.mark is not None and self._newest.pop(asked.mark, None) is not None:
-            self._remember(self._newest, hash((asked.mark, said.mark)), asked.name)
+            conversation.record([pending.last, message])
+        before = pending.history_hash
+        if before is not None and self._by_history.pop(before, None) is not None:
+            self._remember(self._by_history, hash((before, message.content_hash)), pending.conversation)
 
-    def _remember(self, where: OrderedDict[Any, Any], key: Hashable, value: Any, most: int = KEPT) -> None:
+    def _remember(
+        self, where: OrderedDict[Any, Any], key: Hashable, value: Any, most: int = MOST_REMEMBERED
+    ) -> None:
         with self._lock:
             where[key] = value
             while len(where) > most:
                 where.popitem(last=False)
 
-    # Which conversation
+    # Which conversation a request belongs to
 
-    def _named(
-        self, request: dict[str, Any], lead: Sequence[Any], body: "Sequence[Given]"
-    ) -> tuple[str, int | None]:
-        """The conversation that these messages go on with, and the mark of their history."""
-        told = [one for one in map(request.get, ("metadata", "litellm_metadata")) if isinstance(one, dict)]
-        told += [one["requester_metadata"] for one in told if isinstance(one.get("requester_metadata"), dict)]
-        key = next(filter(None, (one.get("user_api_key") for one in told)), MASTER)
-        owner = "" if key == MASTER else f"key-{_digest(key)}"
-        name = next(filter(None, (one.get("refold_conversation") for one in told)), None)
-        if name is not None:
-            return f"{owner}{APART}{name}", None
-        ids = (request.get("litellm_session_id"), *(one.get("session_id") for one in told))
-        session = next(filter(None, ids), None)
-        seed = hash((owner, session))
-        marks = [*accumulate((one.mark for one in body), lambda *two: hash(two), initial=seed)][1:]
+    def _identify(
+        self, request: dict[str, Any], system: Sequence[Any], body: Sequence[HashedMessage]
+    ) -> tuple[ConversationId, int | None]:
+        """The conversation, and the hash of the history if that identified it."""
+        metadata = [request[name] for name in ("metadata", "litellm_metadata") if request.get(name)]
+        metadata = [one for one in metadata if isinstance(one, dict)]
+        for one in [*metadata]:
+            if isinstance(one.get("requester_metadata"), dict):
+                metadata.append(one["requester_metadata"])
+
+        def first(field: str) -> Any:
+            return next(filter(None, (one.get(field) for one in metadata)), None)
+
+        key = first("user_api_key") or MASTER_KEY
+        owner = None if key == MASTER_KEY else f"key-{_digest(key)}"
+        if name := first("refold_conversation"):
+            return ConversationId(str(name), owner), None
+        session = request.get("litellm_session_id") or first("session_id")
+        seed = hash((owner or "", session))
+        hashes = [*accumulate((one.content_hash for one in body), lambda *two: hash(two), initial=seed)][1:]
         with self._lock:
-            found = next((self._newest.pop(one) for one in reversed(marks) if one in self._newest), None)
-        found = found or self._begun(owner, session, lead, body)
-        self._remember(self._newest, marks[-1], found)
-        return found, marks[-1]
+            newest = next((one for one in reversed(hashes) if one in self._by_history), None)
+            found = None if newest is None else self._by_history.pop(newest)
+        found = found or self._begin(owner, session, system, body)
+        self._remember(self._by_history, hashes[-1], found)
+        return found, hashes[-1]
 
-    def _begun(self, owner: str, session: Any, lead: Sequence[Any], body: "Sequence[Given]") -> str:
-        """One that has said nothing else: several may have the same session, or the same beginning."""
-        said = [one.message for one in body]
-        first = [*takewhile(lambda one: _of(one, "role") != "user", said)]
-        tag = _digest([_essence(one) for one in (*lead, *said[: len(first) + 1])])
-        own = f"{owner}{APART}{session}"
-        if session and self._talks.talk(own).goes_on(body, may_be_trimmed=True):
-            return own
-        name = f"{own}~h{tag}" if session else f"{owner}{APART}chat-{tag}"
-        return name if self._talks.talk(name).goes_on(body) else f"{name}-{uuid4().hex[:8]}"
+    def _begin(
+        self, owner: str | None, session: Any, system: Sequence[Any], body: Sequence[HashedMessage]
+    ) -> ConversationId:
+        """A conversation without other messages: several may share a session, or begin with the same text."""
+
+        def get(name: str) -> AdapterConversation[HashedMessage]:
+            return self._conversations.get(name, owner)
+
+        messages = [one.message for one in body]
+        before_user = [*takewhile(lambda message: _field(message, "role") != "user", messages)]
+        beginning = [_content_key(message) for message in (*system, *messages[: len(before_user) + 1])]
+        name = f"chat-{_digest(beginning)}"
+        if session:
+            if get(str(session)).continues(body, may_be_trimmed=True):
+                return ConversationId(str(session), owner)
+            name = f"{session}~h{_digest(beginning)}"
+        if not get(name).continues(body):
+            name = f"{name}-{uuid4().hex[:8]}"
+        return ConversationId(name, owner)
 
 
 def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _refused(error: Exception, model: str | None) -> Exception:
-    """As LiteLLM says it: nothing is tried again, and routers fall back to a larger window."""
-    is_long = isinstance(error, OverBudgetError)
-    kind: type[Exception] = ContextWindowExceededError if is_long else BadRequestError
-    return kind(str(error), model or "", "refold")
+class LiteLLMConverter:
+    """LiteLLM's messages are those of OpenAI's chat completions, without ids.
 
-
-class Given(NamedTuple):
-    """A message, as a dict or as the object of a reply, with the mark that is looked at more than once."""
-
-    message: Any
-    mark: int
-
-
-def given(message: Any) -> Given:
-    return Given(message, hash(_essence(message)))
-
-
-class _Owned(Talks[Given]):
-    """Conversations of several owners, the keys of a proxy: a name is an owner and a conversation."""
-
-    def talk(self, name: str) -> Talk[Given]:
-        owner, _, conversation = name.partition(APART)
-        how = {"store": self.store, "owner": owner or None, **self._how}
-        with self._lock:
-            if name not in self._open:
-                self._open[name] = Talk(self._tongue, conversation, partial(opened, **how))
-            return super().talk(name)
-
-
-class Words:
-    """How LiteLLM says things: as OpenAI's chat.
-
-    There are no ids, and an answer may come back written otherwise: it is known by what it says.
+    An answer may come back in another form, so a message is known by its content.
     """
 
-    def mark(self, given: Given) -> int:
-        return given.mark
+    def fingerprint(self, message: HashedMessage) -> int:
+        return message.content_hash
 
-    def read(self, given: Given) -> Message:
-        value = _dict(given.message)
-        said, id = openai_chat.parse(value), f"said-{_digest(_essence(value))}"
-        parts = tuple(part for part in said.parts if part != Text(""))
-        return msgspec.structs.replace(said, parts=parts, id=id, usage=_usage(value.get("usage")))
+    def parse(self, message: HashedMessage) -> Message:
+        value = _as_dict(message.message)
+        parsed = openai_chat.parse(value)
+        parts = tuple(part for part in parsed.parts if part != Text(""))
+        id = f"said-{_digest(_content_key(value))}"
+        return msgspec.structs.replace(parsed, parts=parts, id=id, usage=_usage(value.get("usage")))
 
-    def write(self, message: Message, original: Given | None) -> Given:
-        said = openai_chat.render(message)[0][0]
-        if message.results:  # ids as they came, however long: the calls have them, too
-            said["tool_call_id"] = message.results[0].call_id
-        for call, part in zip(said.get("tool_calls", ()), message.calls, strict=False):
+    def render(self, message: Message, original: HashedMessage | None) -> HashedMessage:
+        rendered = openai_chat.render(message)[0][0]
+        if message.results:  # the calls have the same ids, however long they are
+            rendered["tool_call_id"] = message.results[0].call_id
+        for call, part in zip(rendered.get("tool_calls", ()), message.calls, strict=False):
             call["id"] = part.call_id
-        return Given(_like(_dict(original.message), said) if original else said, 0)
+        if original is not None:
+            rendered = _with_other_fields(rendered, _as_dict(original.message))
+        return HashedMessage(rendered, 0)
 
 
-def _like(known: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """With all that stood beside, where it is said by the same."""
-    if known.get("role") != said["role"]:
-        return said
-    calls = known.get("tool_calls") or ()
-    is_same = [*map(_call, calls)] == [*map(_call, said.get("tool_calls", ()))]
-    rest = {name: value for name, value in known.items() if name != "tool_calls"}
-    return {**rest, **said, **({"tool_calls": calls} if is_same and calls else {})}
+def _with_other_fields(rendered: dict[str, Any], original: dict[str, Any]) -> dict[str, Any]:
+    """With those fields of the original that are not rendered, and its calls if they are the same."""
+    if original.get("role") != rendered["role"]:
+        return rendered
+    calls = original.get("tool_calls") or ()
+    merged = {name: value for name, value in original.items() if name != "tool_calls"} | rendered
+    if calls and [*map(_call_key, calls)] == [*map(_call_key, rendered.get("tool_calls", ()))]:
+        merged["tool_calls"] = calls
+    return merged
 
 
 def _fields(value: Any) -> Mapping[str, Any]:
-    """Of a dict or of an object, also those that its class does not name."""
+    """The fields of a dict or an object, including those that its class does not declare."""
     if isinstance(value, dict):
         return value
-    named, more = getattr(value, "__dict__", {}), getattr(value, "__pydantic_extra__", None)
-    return {**named, **more} if more else named
+    declared = getattr(value, "__dict__", {})
+    extra = getattr(value, "__pydantic_extra__", None)
+    return {**declared, **extra} if extra else declared
 
 
-def _of(value: Any, field: str) -> Any:
-    return _fields(value).get(field)
+def _field(value: Any, name: str) -> Any:
+    return _fields(value).get(name)
 
 
-def _dict(message: Any) -> Any:
-    """The same as a dict; what is no message stays what it is."""
+def _as_dict(message: Any) -> Any:
     return message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else message
 
 
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    return "".join(_of(block, "text") or "" for block in content or ())
+    return "".join(_field(block, "text") or "" for block in content or ())
 
 
-def _essence(message: Any) -> tuple[Any, ...]:
-    """What a message says, however it is written."""
+def _content_key(message: Any) -> tuple[Any, ...]:
+    """Equal for messages with the same content, in whatever form."""
     fields = _fields(message)
-    content, calls = fields.get("content"), fields.get("tool_calls")
-    if not isinstance(content, str):
-        is_text = all(_of(block, "type") == "text" for block in content or ())
-        content = _text(content) if is_text else _frozen(content)
-    said = content.strip() if isinstance(content, str) else content
-    return (fields.get("role"), said, fields.get("tool_call_id"), tuple(map(_call, calls)) if calls else ())
+    content = fields.get("content")
+    if not isinstance(content, str) and any(_field(block, "type") != "text" for block in content or ()):
+        content = _hashable(content)
+    else:
+        content = _text(content).strip()
+    calls = fields.get("tool_calls") or ()
+    return (fields.get("role"), content, fields.get("tool_call_id"), tuple(map(_call_key, calls)))
 
 
-def _call(call: Any) -> tuple[Any, ...]:
+def _call_key(call: Any) -> tuple[Any, ...]:
     fields = _fields(call)
-    asked = _fields(fields.get("function") or fields.get("custom") or {})
-    text = asked.get("arguments") or asked.get("input") or ""
-    return (fields.get("id"), asked.get("name"), _arguments(text) if isinstance(text, str) else _frozen(text))
+    function = _fields(fields.get("function") or fields.get("custom") or {})
+    arguments = function.get("arguments") or function.get("input") or ""
+    key = _arguments_key(arguments) if isinstance(arguments, str) else _hashable(arguments)
+    return (fields.get("id"), function.get("name"), key)
 
 
 @lru_cache(1_000)
-def _arguments(text: str) -> Any:
+def _arguments_key(text: str) -> Any:
     try:
-        return _frozen(read_json(text))
+        return _hashable(read_json(text))
     except (ValueError, RecursionError):
         return text
 
 
-def _frozen(value: Any) -> Hashable:
-    """What can be compared by its hash, in which -1 and -2 are the same as numbers."""
+def _hashable(value: Any) -> Hashable:
+    """Numbers as text, since -1 and -2 have the same hash."""
     match value:
         case dict():
-            return tuple(sorted((str(key), _frozen(one)) for key, one in value.items()))
+            return tuple(sorted((str(key), _hashable(one)) for key, one in value.items()))
         case list() | tuple():
-            return tuple(map(_frozen, value))
+            return tuple(map(_hashable, value))
     return value if isinstance(value, str) else (repr(value),)
 
 
@@ -350,8 +375,8 @@ def _digest(value: Any) -> str:
     return blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def _usage(given: Any) -> Usage | None:
-    if not _of(given, "prompt_tokens"):
+def _usage(usage: Any) -> Usage | None:
+    if not _field(usage, "prompt_tokens"):
         return None
-    cached = _of(_of(given, "prompt_tokens_details"), "cached_tokens") or 0
-    return Usage(_of(given, "prompt_tokens"), _of(given, "completion_tokens") or 0, cached)
+    cached = _field(_field(usage, "prompt_tokens_details"), "cached_tokens") or 0
+    return Usage(_field(usage, "prompt_tokens"), _field(usage, "completion_tokens") or 0, cached)

@@ -1,6 +1,7 @@
 """For Strands Agents: `Agent(…, plugins=[RefoldPlugin(store=…, conversation=…)])`.
 
-Without a `conversation` it is the agent's session; when its messages are taken away, it begins another.
+Without a `conversation`, the agent's session is the conversation; an agent whose messages are cleared begins
+another one.
 """
 
 import asyncio
@@ -8,9 +9,8 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Hashable, Iterable, Mapping
 from copy import deepcopy
-from hashlib import blake2b
 from itertools import groupby, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -22,11 +22,10 @@ from strands.tools import PythonAgentTool
 from strands.types.content import split_system_prompt
 from strands.types.session import decode_bytes_values, encode_bytes_values
 
-from refold.adapters.align import numbered, standing, woven
-from refold.adapters.conversation import Ask, Talks, tools
-from refold.adapters.synced_history import Otherwise
+from refold.adapters.align import insert_transient, match_request
+from refold.adapters.conversation import AdapterConversations, ModelCall, declare_function, lookup_tools
+from refold.adapters.synced_history import Overridden, Passed, content_id, shown
 from refold.config.config import Source
-from refold.core import codec
 from refold.core.message import (
     Media,
     Message,
@@ -42,20 +41,20 @@ from refold.core.message import (
 from refold.stores.store import Store
 
 DIALECT = "strands"
-UNNAMED = "default"
-"""The id of an agent that was given none."""
-MARK = "cachePoint"
-"""A block that says nothing."""
-FAMILIES: dict[str, Any] = {"image": "image", "audio": "audio", "video": "file", "document": "file"}
+DEFAULT_AGENT_ID = "default"
+"""The id that Strands gives to agents without one."""
+CACHE_POINT = "cachePoint"
+"""A block without content."""
+MEDIA_KINDS: dict[str, Any] = {"image": "image", "audio": "audio", "video": "file", "document": "file"}
+TEXT_FORMATS = ("txt", "md", "csv", "html")
+"""Documents that are plain text."""
+OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+REMEMBERED_IDS = 10_000
 ENCODER = msgspec.msgpack.Encoder(enc_hook=repr)
-IDS = 10_000
-"""Messages whose first words are remembered."""
-TEXTS = ("txt", "md", "csv", "html")
-"""Documents that are nothing but text."""
 
 
 class RefoldPlugin(Plugin):
-    """Fits every call of the model; the agent's own messages stay as they are."""
+    """Fits every call of the model. The agent's own messages stay unchanged."""
 
     name = "refold"
 
@@ -69,182 +68,189 @@ class RefoldPlugin(Plugin):
         agent: str | None = None,
     ) -> None:
         super().__init__()
-        self._talks = Talks(Words(), store=store, model=model, config=config, agent=agent)
+        converter = StrandsConverter()
+        self._conversations = AdapterConversations(
+            converter, store=store, model=model, config=config, agent=agent
+        )
         self._conversation = conversation
-        self._begun: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._asked: WeakKeyDictionary[Any, list[_Asked]] = WeakKeyDictionary()
+        self._restarts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """How often the messages of each agent were cleared."""
+        self._overridden: WeakKeyDictionary[Any, list[tuple[Any, Overridden[Any]]]] = WeakKeyDictionary()
+        """Messages that other plugins changed in an agent's last request, with the agent's own content."""
 
     @property
     def tools(self) -> list[Any]:
-        return [self._tool(one) for one in tools()]
+        return [self._tool(**about) for about in lookup_tools()]
 
     def init_agent(self, agent: Agent) -> None:
-        agent.add_middleware(InvokeModelStage.Input, self._fitted)
-        agent.add_hook(self._begins, BeforeInvocationEvent)
-        agent.add_hook(self._ends, AfterInvocationEvent)
+        agent.add_middleware(InvokeModelStage.Input, self._fit)
+        agent.add_hook(self._before_invocation, BeforeInvocationEvent)
+        agent.add_hook(self._after_invocation, AfterInvocationEvent)
 
-    def _begins(self, event: BeforeInvocationEvent) -> None:
-        if not event.agent.messages and event.agent in self._begun:
-            self._begun[event.agent] += 1
+    def _before_invocation(self, event: BeforeInvocationEvent) -> None:
+        if not event.agent.messages and event.agent in self._restarts:
+            self._restarts[event.agent] += 1
 
-    async def _ends(self, event: AfterInvocationEvent) -> None:
-        """Keeps the last answer, which no call of the model comes after."""
-        self._begun.setdefault(event.agent, 0)
-        others = {id(one.content): one.said for one in self._asked.pop(event.agent, ())}
-        said = [others.get(id(one["content"]), one) for one in event.agent.messages]
-        await asyncio.to_thread(self._talks.keep, self._name(event.agent), said, is_asked=True)
+    async def _after_invocation(self, event: AfterInvocationEvent) -> None:
+        """Records the last answer, which no call of the model follows."""
+        self._restarts.setdefault(event.agent, 0)
+        overridden = {id(content): message for content, message in self._overridden.pop(event.agent, ())}
+        passed = [overridden.get(id(message["content"]), message) for message in event.agent.messages]
+        conversation = self._conversations.get(self._name(event.agent))
+        await asyncio.to_thread(conversation.record, passed, is_request=True)
 
-    async def _fitted(self, context: InvokeModelContext) -> InvokeModelContext:
-        """What others add to the messages of this one request stays in it, and out of the record."""
-        given, name, added = context.messages, self._name(context.agent), context.dynamic_trailing_blocks
-        said, stand = _said(list(context.agent.messages), _without(given, added))
-        self._asked[context.agent] = [
-            _Asked(one, one.own["content"]) for one in said if isinstance(one, Otherwise)
+    async def _fit(self, context: InvokeModelContext) -> InvokeModelContext:
+        """What other plugins insert into this one request is sent, and not recorded."""
+        request = context.messages
+        added = context.dynamic_trailing_blocks
+        passed, places = _match(list(context.agent.messages), _without_last_blocks(request, added))
+        self._overridden[context.agent] = [
+            (one.own["content"], one) for one in passed if isinstance(one, Overridden)
         ]
-        if context.model.stateful:  # the provider has what was said before
-            await asyncio.to_thread(self._talks.keep, name, said)
+        conversation = self._conversations.get(self._name(context.agent))
+        if context.model.stateful:  # the provider has the history
+            await asyncio.to_thread(conversation.record, passed)
             return context
-        passing = {n: one for n, one in enumerate(given) if n not in stand}
-        shown = await self._talks.afit(name, said, _ask(context, passing.values()))
-        handed = [one.shown if isinstance(one, Otherwise) else one for one in said]
-        places = {id(one): n for one, n in zip(handed, stand, strict=True)}
-        messages = [given[places[id(one)]] if id(one) in places else one for one in shown]
-        if passing:
-            messages = woven(messages, [places.get(id(one)) for one in shown], passing)
-        if added and messages[-1] is not given[-1]:
+        transient = {n: message for n, message in enumerate(request) if n not in places}
+        fitted = await conversation.afit(passed, _model_call(context, transient.values()))
+        positions = {id(shown(message)): n for message, n in zip(passed, places, strict=True)}
+        messages: list[Any] = []
+        for message in fitted:
+            unchanged = positions.get(id(message))
+            messages.append(message if unchanged is None else request[unchanged])
+        if transient:
+            messages = insert_transient(messages, [positions.get(id(one)) for one in fitted], transient)
+        if added and messages[-1] is not request[-1]:
             last = messages[-1]
-            messages[-1] = {**last, "content": [*last["content"], *given[-1]["content"][-added:]]}
-        return context.replace(messages=_joined(messages))
+            messages[-1] = {**last, "content": [*last["content"], *request[-1]["content"][-added:]]}
+        return context.replace(messages=_alternating(messages))
 
     def _name(self, agent: Any) -> str:
         if self._conversation is not None:
             return self._conversation
-        own = "" if agent.agent_id == UNNAMED else agent.agent_id
-        return "/".join(filter(None, [agent.session_id, own, str(self._begun.get(agent) or "")]))
+        agent_id = "" if agent.agent_id == DEFAULT_AGENT_ID else agent.agent_id
+        return "/".join(filter(None, [agent.session_id, agent_id, str(self._restarts.get(agent) or "")]))
 
-    def _tool(self, about: dict[str, Any]) -> PythonAgentTool:
+    def _tool(self, name: str, description: str, parameters: dict[str, Any]) -> PythonAgentTool:
         def run(tool_use: Any, *, agent: Any, **rest: Any) -> Any:
-            said = self._talks.call(self._name(agent), about["name"], tool_use["input"])
-            return {"toolUseId": tool_use["toolUseId"], "status": "success", "content": [{"text": said}]}
+            text = self._conversations.get(self._name(agent)).call(name, tool_use["input"])
+            return {"toolUseId": tool_use["toolUseId"], "status": "success", "content": [{"text": text}]}
 
-        spec: Any = {"name": about["name"], "description": about["description"]}
-        spec["inputSchema"] = {"json": about["parameters"]}
-        return PythonAgentTool(about["name"], spec, run)
-
-
-class _Asked(NamedTuple):
-    """What the model was asked last in other words than the agent's."""
-
-    said: Otherwise[Any]
-    content: Any
-    """The agent's own words, as long as they are not changed."""
+        spec: Any = {"name": name, "description": description, "inputSchema": {"json": parameters}}
+        return PythonAgentTool(name, spec, run)
 
 
-def _said(history: list[Any], given: list[Any]) -> tuple[list[Any], dict[int, int]]:
-    """What was said of a history, as it stands in a request, and which one each of the request is."""
-    if given == history:
-        return history, {n: n for n in range(len(given))}
-    stand = standing(_keys(history), _keys(given))
-    pairs = ((history[at], given[n]) for n, at in stand.items())
-    return [one if one == two else Otherwise(one, two) for one, two in pairs], stand
+def _match(history: list[Any], request: list[Any]) -> tuple[list[Passed[Any]], dict[int, int]]:
+    """The agent's messages as a request has them, and which one each message of the request is."""
+    if request == history:
+        return [*history], {n: n for n in range(len(request))}
+    places = match_request([*map(_key, history)], [*map(_key, request)])
+    passed: list[Passed[Any]] = []
+    for n, at in places.items():
+        is_same = history[at] == request[n]
+        passed.append(history[at] if is_same else Overridden(history[at], request[n]))
+    return passed, places
 
 
-def _keys(messages: list[Any]) -> list[Hashable]:
-    """By which copies are known."""
-    return numbered([message.get("tracking_id") or Words().mark(message) for message in messages])
+def _key(message: Any) -> Hashable:
+    return message.get("tracking_id") or StrandsConverter().fingerprint(message)
 
 
-def _without(messages: list[Any], blocks: int) -> list[Any]:
-    """So many of the newest that are made anew for each request."""
+def _without_last_blocks(messages: list[Any], blocks: int) -> list[Any]:
+    """Without the blocks at the end that Strands adds anew to each request."""
     if not (blocks and messages):
         return messages
     return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"][:-blocks]}]
 
 
-def _ask(context: InvokeModelContext, passing: Iterable[Any]) -> Ask:
-    """What stands in this request only is counted with the system text."""
-    lent = [Words().read(one).text for one in passing]
+def _model_call(context: InvokeModelContext, transient: Iterable[Any]) -> ModelCall:
+    """Transient messages are counted as system text."""
+    texts = [split_system_prompt(context.system_prompt)[0]]
+    texts += [StrandsConverter().parse(message).text for message in transient]
     config: Any = context.model.get_config()
     config = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
     limits = {**(config.get("params") or {}), **config}
-    lengths = (limits.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"))
-    return Ask(
-        "\n\n".join(filter(None, [split_system_prompt(context.system_prompt)[0], *lent])) or None,
-        [_declared(spec) for spec in context.tool_specs],
+    tools: list[dict[str, Any]] = []
+    for spec in context.tool_specs:
+        schema = spec["inputSchema"]
+        tools.append(declare_function(spec["name"], spec["description"], schema.get("json", schema)))
+    return ModelCall(
+        "\n\n".join(filter(None, texts)) or None,
+        tools,
         config.get("model_id"),
-        next(filter(None, lengths), None),
+        next(filter(None, (limits.get(name) for name in OUTPUT_LIMITS)), None),
     )
 
 
-def _declared(spec: Any) -> dict[str, Any]:
-    schema = spec["inputSchema"]
-    about = {"name": spec["name"], "description": spec["description"]}
-    return {"type": "function", "function": {**about, "parameters": schema.get("json", schema)}}
-
-
-def _joined(messages: list[Any]) -> list[Any]:
-    """User and assistant take turns: providers insist on it."""
+def _alternating(messages: list[Any]) -> list[Any]:
+    """Joins neighbors of one role: providers require that user and assistant alternate."""
     if all(one["role"] != two["role"] for one, two in pairwise(messages)):
         return messages
-    joined = list[Any]()
+    joined: list[Any] = []
     for _, group in groupby(messages, lambda message: message["role"]):
         first, *rest = group
-        blocks = [block for one in (first, *rest) for block in one["content"]]
+        blocks = [block for message in (first, *rest) for block in message["content"]]
         joined.append({**first, "content": blocks} if rest else first)
     return joined
 
 
-class Words:
-    """How Strands says things.
+class StrandsConverter:
+    """A message is known by its content, since a restored history may come with other ids.
 
-    Its ids are not those of the record: a history that is restored may come with others. So a message is
-    known by what it says, and while it lives also by its id, whatever it says then.
+    While it lives, a message is also known by its id, so that a changed one keeps its identity.
     """
 
     def __init__(self) -> None:
         self._ids: dict[str, str] = {}
+        """The id of each message's first content, by Strands' own id."""
 
-    def mark(self, message: Any) -> Hashable:
-        seen = [_seen(block) for block in message["content"] if MARK not in block]
-        return (message.get("tracking_id"), message["role"], *seen)
+    def fingerprint(self, message: Any) -> Hashable:
+        blocks = [_block_key(block) for block in message["content"] if CACHE_POINT not in block]
+        return (message.get("tracking_id"), message["role"], *blocks)
 
-    def read(self, message: Any) -> Message:
-        parts = tuple(_part(block) for block in message["content"] if MARK not in block)
-        answers = parts and all(isinstance(part, ToolResult) for part in parts)
-        role: Role = "tool" if answers else message["role"]
-        id = f"said-{blake2b(codec.dumps([role, parts]), digest_size=12).hexdigest()}"
-        own = message.get("tracking_id")
-        if own and len(self._ids) > IDS:
-            del self._ids[next(iter(self._ids))]
-        return Message(role, parts, self._ids.setdefault(own, id) if own else id, usage=_usage(message))
+    def parse(self, message: Any) -> Message:
+        parts = tuple(_part(block) for block in message["content"] if CACHE_POINT not in block)
+        is_result = parts and all(isinstance(part, ToolResult) for part in parts)
+        role: Role = "tool" if is_result else message["role"]
+        parsed = Message(role, parts, usage=_usage(message))
+        id = content_id(parsed)
+        if tracking_id := message.get("tracking_id"):
+            if len(self._ids) > REMEMBERED_IDS:
+                del self._ids[next(iter(self._ids))]
+            id = self._ids.setdefault(tracking_id, id)
+        return msgspec.structs.replace(parsed, id=id)
 
-    def write(self, message: Message, original: Any | None) -> Any:
+    def render(self, message: Message, original: Any | None) -> Any:
         blocks = original["content"] if original else []
-        known = [(_part(block), block) for block in blocks if MARK not in block]
-        content = list[Any]()
+        known = [(_part(block), block) for block in blocks if CACHE_POINT not in block]
+        content: list[Any] = []
         for part in message.parts:
-            block = next((block for one, block in known if one == part), None)
-            content.append(deepcopy(block) if block else _block(part))
-        marks = [dict(block) for block in blocks if MARK in block]
-        own = {"tracking_id": original["tracking_id"]} if original and "tracking_id" in original else {}
+            same = next((block for one, block in known if one == part), None)
+            block = deepcopy(same) if same else _block(part)
+            if block:
+                content.append(block)
+        content += [dict(block) for block in blocks if CACHE_POINT in block]
         role = "assistant" if message.role == "assistant" else "user"
-        return {"role": role, "content": [*filter(None, content), *marks], **own}
+        rendered = {"role": role, "content": content}
+        if original and "tracking_id" in original:
+            rendered["tracking_id"] = original["tracking_id"]
+        return rendered
 
 
-def _seen(block: Any) -> Hashable:
-    """Texts and bytes as they are: those know their hash."""
+def _block_key(block: Any) -> Hashable:
+    """Strings and bytes stay as they are: they cache their hash."""
     if "text" in block:
         return str(block["text"])
     if "toolResult" in block:
         result = block["toolResult"]
-        return (result["toolUseId"], result.get("status"), *map(_seen, result["content"]))
-    return ENCODER.encode(block) if "toolUse" in block else _leaves(block)
+        return (result["toolUseId"], result.get("status"), *map(_block_key, result["content"]))
+    return ENCODER.encode(block) if "toolUse" in block else _hashable(block)
 
 
-def _leaves(value: Any) -> Hashable:
+def _hashable(value: Any) -> Hashable:
     if isinstance(value, dict):
-        return (*value, *map(_leaves, value.values()))
-    return tuple(map(_leaves, value)) if isinstance(value, list) else value
+        return (*value, *map(_hashable, value.values()))
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def _part(block: Any) -> Any:
@@ -254,9 +260,13 @@ def _part(block: Any) -> Any:
         case {"toolUse": {"toolUseId": id, "name": name, **rest}}:
             return ToolCall(id, name or "unnamed", _json(rest.get("input", {})))
         case {"toolResult": {"toolUseId": id, "content": content, **rest}}:
-            return ToolResult(
-                id, _output([_part(one) for one in content]), is_error=rest.get("status") == "error"
-            )
+            output: Any = tuple(map(_part, content))
+            match output:
+                case ():
+                    output = ""
+                case (Text(text=text),):
+                    output = text
+            return ToolResult(id, output, is_error=rest.get("status") == "error")
         case {"json": value}:
             return Text(_json(value))
         case {"reasoningContent": {"reasoningText": {"text": str(text)}}}:
@@ -264,47 +274,41 @@ def _part(block: Any) -> Any:
         case {"citationsContent": {"content": content}}:
             return Text("".join(one.get("text", "") for one in content))
     family, value = next(iter(block.items()), ("", None))
-    media = _media(family, value) if family in FAMILIES else None
+    media = _media(family, value) if family in MEDIA_KINDS else None
     return media or Opaque({"type": DIALECT, "block": encode_bytes_values(block)}, DIALECT)
 
 
-def _output(parts: list[Any]) -> Any:
-    match parts:
-        case []:
-            return ""
-        case [Text(text=text)]:
-            return text
-    return tuple(parts)
-
-
 def _media(family: str, value: Any) -> Media | None:
-    kind, name, form = FAMILIES[family], value.get("name"), value.get("format")
-    family = ("text" if form in TEXTS else "application") if family == "document" else family
+    kind = MEDIA_KINDS[family]
+    name = value.get("name")
+    format = value.get("format")
+    if family == "document":
+        family = "text" if format in TEXT_FORMATS else "application"
     match value.get("source"):
         case {"bytes": bytes(data)} if data:
-            return Media(kind, data=b64encode(data).decode(), mime=f"{family}/{form}", name=name)
+            return Media(kind, data=b64encode(data).decode(), mime=f"{family}/{format}", name=name)
         case {"location": {"type": "s3", "uri": str(uri)}}:
-            return Media(kind, url=uri, mime=f"{family}/{form}", name=name)
+            return Media(kind, url=uri, mime=f"{family}/{format}", name=name)
     return None
 
 
 def _block(part: Part) -> Any:
-    """None for what cannot be said without what is lost, like reasoning without its signature."""
+    """None if the block cannot be made from the part alone, as reasoning without its signature."""
     match part:
         case Text(text=text):
             return {"text": text}
         case ToolCall(call_id=id, tool=tool, input=input):
             return {"toolUse": {"toolUseId": id, "name": tool, "input": json.loads(input or "{}")}}
-        case ToolResult(call_id=id, output=output, is_error=failed):
+        case ToolResult(call_id=id, output=output, is_error=is_error):
             inner = [Text(output)] if isinstance(output, str) else output
-            content, status = [*map(_block, inner)], "error" if failed else "success"
-            return {"toolResult": {"toolUseId": id, "status": status, "content": content}}
+            status = "error" if is_error else "success"
+            return {"toolResult": {"toolUseId": id, "status": status, "content": [*map(_block, inner)]}}
         case Media(url=url, data=data, mime=mime, name=name):
-            family, _, form = (mime or "").partition("/")
+            family, _, format = (mime or "").partition("/")
             source = {"bytes": b64decode(data)} if data else {"location": {"type": "s3", "uri": url}}
             if family in ("image", "audio", "video"):
-                return {family: {"format": form, "source": source}}
-            return {"document": {"format": form, "name": name or "document", "source": source}}
+                return {family: {"format": format, "source": source}}
+            return {"document": {"format": format, "name": name or "document", "source": source}}
         case Opaque(value={"block": block}, dialect=dialect) if dialect == DIALECT:
             return decode_bytes_values(block)
     return None
@@ -314,10 +318,13 @@ def _usage(message: Any) -> Usage | None:
     used = (message.get("metadata") or {}).get("usage") or {}
     if not used.get("inputTokens"):
         return None
-    asked, answered = used["inputTokens"], used.get("outputTokens", 0)
-    cached = (used.get("cacheReadInputTokens", 0), used.get("cacheWriteInputTokens", 0))
-    apart = asked + answered != used.get("totalTokens")  # whether the sum has what the cache had, too
-    return Usage(asked + sum(cached) if apart else asked, answered, *cached)
+    input = used["inputTokens"]
+    output = used.get("outputTokens", 0)
+    cache_read = used.get("cacheReadInputTokens", 0)
+    cache_write = used.get("cacheWriteInputTokens", 0)
+    if input + output != used.get("totalTokens"):  # the provider counts cached tokens separately
+        input += cache_read + cache_write
+    return Usage(input, output, cache_read, cache_write)
 
 
 def _json(value: Any) -> str:

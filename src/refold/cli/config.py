@@ -15,8 +15,8 @@ from refold.cli.words import one_line
 from refold.config.config import DEFAULT, Config, with_database, with_stored
 from refold.config.prompts import BUILT_IN, Template
 from refold.config.serving import ServeSettings
-from refold.config.settings import Setting, every
-from refold.config.validate import given, hints, vet_fields
+from refold.config.settings import Setting, all_settings
+from refold.config.validate import field_types, set_values, validated_fields
 from refold.core.errors import NotFoundError, StoreError
 from refold.core.event import Expiry
 from refold.core.expiry import merge_expiries
@@ -109,10 +109,12 @@ def _general(config: Config, url: str, store: str | None) -> list[Setting]:
     option = "$REFOLD_STORE" if store == os.environ.get("REFOLD_STORE") else "--store"
     origin = option if store else config.origin("store")
     models = [
-        (("models", name, *path), one) for name, model in config.models.items() for path, one in every(model)
+        (("models", name, *path), one)
+        for name, model in config.models.items()
+        for path, one in all_settings(model)
     ]
     limits = [Setting(path, one, config.origin(*path)) for path, one in models if one is not msgspec.UNSET]
-    served = every(_without_secrets(config.serve), ("serve",))
+    served = all_settings(_without_secrets(config.serve), ("serve",))
     rest = [Setting(path, one, config.origin(*path)) for path, one in served]
     return [Setting(("store",), url, origin), *limits, *rest]
 
@@ -142,7 +144,7 @@ def _json(setting: Setting) -> dict[str, Any]:
 def _tell(changed: list[ToolSetting], access: Access, json: bool) -> None:
     """With JSON, one object for one tool; for several, a list of these."""
     url = one_line(access.shown)
-    rows = [{"agent": one.agent or EVERY, "tool": one.tool, "set": given(one.expiry)} for one in changed]
+    rows = [{"agent": one.agent or EVERY, "tool": one.tool, "set": set_values(one.expiry)} for one in changed]
     if json:
         emit({"store": access.shown, **(rows[0] if len(rows) == 1 else {"settings": rows})})
         return
@@ -168,7 +170,7 @@ def _asked(text: str) -> ToolSetting:
     name, _, value = text.partition("=")
     agent, tool, field = _named(name, text, "--set", "AGENT.TOOL.FIELD=VALUE, such as '*.grep.after_steps=3'")
     asked = {field: value if field == "prompt" else _number(value)}
-    expiry = Expiry(**vet_fields(asked, hints(Expiry), lambda path: f"--set {name}"))
+    expiry = Expiry(**validated_fields(asked, field_types(Expiry), lambda path: f"--set {name}"))
     return ToolSetting(agent, tool, expiry)
 
 

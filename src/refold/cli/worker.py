@@ -41,7 +41,7 @@ def worker(
 ) -> None:
     """Write summaries and compact for sessions, until it is told to stop.
 
-    For agents with `summarizer: {run_in: worker}` and a store in PostgreSQL. Any number of workers share the
+    For agents with `summarizer: {executor: worker}` and a PostgreSQL store. Any number of workers share the
     work, on any number of machines; each needs the configuration that the sessions have.
     """
     from refold.session.worker import run

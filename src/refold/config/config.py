@@ -1,4 +1,4 @@
-"""Settings: from files, dicts, the database and Python, made one, each knowing where it came from."""
+"""Configuration from files, dicts, the database and Python, merged; every value knows its origin."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from refold.config.legacy import modern
+from refold.config.legacy import with_current_names
 from refold.config.prompts import Prompts, conversation_template, load, message_template
 from refold.config.serving import ServeSettings
-from refold.config.settings import AgentSettings, Compact, Setting, ToolSettings, every
+from refold.config.settings import AgentSettings, Compact, Setting, ToolSettings, all_settings
 from refold.config.sources import SourceValues, leaves, merged, read
-from refold.config.validate import Path, given, hints, shown, vet_fields
+from refold.config.validate import Path, brief_repr, field_types, set_values, validated_fields
 from refold.core import codec
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
@@ -32,31 +32,31 @@ __all__ = [
 ]
 
 DEFAULT = "default"
-"""The origin of what nobody set, and the agent of those who name none."""
+"""The origin of values that are not set, and the agent where none is named."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: str | None = None
-    """The store's URL, where neither the code nor `--store` names one; unset, `sqlite:///refold.db`."""
+    """The store's URL, unless the code or `--store` names one; unset, `sqlite:///refold.db`."""
     models: dict[str, ModelSettings] = {}
-    """By name: what models take that the table does not know, or knows otherwise."""
+    """Limits and prices by model name; they override the built-in table."""
     agents: dict[str, AgentSettings] = {}
-    """By name; `default` is for those who name none."""
+    """By name; `default` applies where none is named."""
     tools: dict[str, ToolSettings] = {}
-    """`expire`, by the tool's name, for every agent, which may say otherwise, field by field."""
+    """`expire` by tool name, for every agent; an agent's own tools override it, field by field."""
     serve: ServeSettings = ServeSettings()
-    """Of `refold serve`."""
+    """For `refold serve`."""
     origins: dict[Path, str] = {}
-    """Where what was set was set. Two that say the same are equal, wherever they say it."""
+    """Where each value was set. Not part of equality."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Config) and all(getattr(self, n) == getattr(other, n) for n in SOURCED)
+        return isinstance(other, Config) and all(getattr(self, n) == getattr(other, n) for n in SETTINGS)
 
     def agent(self, name: str | None) -> AgentSettings:
-        """The settings of an agent; of the one called `default` where none is named."""
+        """The settings of an agent, with the tools of every agent; without a name, of `default`."""
         if name is not None and name not in self.agents:
             known = ", ".join(sorted(self.agents)) or "none"
-            raise SettingError(f"agent {name!r}", f"is not configured; configured are: {known}")
+            raise SettingError(f"agent {name!r}", f"is not configured; configured: {known}")
         own = self.agents.get(name or DEFAULT) or AgentSettings()
         tools = dict(self.tools)
         for tool, settings in own.tools.items():
@@ -66,56 +66,61 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(own, tools=tools)
 
     def origin(self, *path: str) -> str:
-        """Where a value was set, such as `agent.yaml:12`, `config` or `database`; or `default`.
+        """Where a value was set, such as `agent.yaml:12`, `config` or `database`; otherwise `default`.
 
-        What an agent has from the tools of every agent came from there.
+        For a tool of an agent, that may be the `tools` of every agent.
         """
         return self.origins.get(path) or self.origins.get(path[2:]) or DEFAULT
 
     def place(self, *path: str) -> str:
-        """How an error names a value."""
+        """The name of a value in errors."""
         return SourceValues({}, lines=self.origins).place(path)
 
     def in_force(self, agent: str | None = None) -> list[Setting]:
-        """Every setting of an agent, those of its tools included."""
-        found = every(self.agent(agent))
+        """Every setting of an agent and its tools."""
+        found = all_settings(self.agent(agent))
         return [Setting(path, one, self.origin("agents", agent or DEFAULT, *path)) for path, one in found]
 
     def prompts(self, agent: str | None = None) -> Prompts:
-        """What summarizers are asked for an agent, read anew.
+        """The prompts for the summarizers of an agent, read from disk.
 
         Raises:
-            SettingError: a template is not there, or not as it must be.
+            SettingError: a template is missing or not valid.
         """
-        settings, path = self.agent(agent), ("agents", agent or DEFAULT)
+        settings = self.agent(agent)
         summarizer = settings.summarizer
+        path = ("agents", agent or DEFAULT)
         folder = None if summarizer.prompts is None else File(summarizer.prompts)
-        own, profile = (*path, "summarizer", "prompts"), (*path, "summarizer", "profile")
-        with self._blaming(own):
-            system, message = load("system", folder), message_template(None, folder)
-            load("conversation", folder)  # what is wrong with it is not the profile's fault
-        with self._blaming(profile, own):
+        prompts_path = (*path, "summarizer", "prompts")
+        with self._errors_at(prompts_path):
+            system = load("system", folder)
+            message = message_template(None, folder)
+            load("conversation", folder)  # its errors are not those of the profile
+        with self._errors_at((*path, "summarizer", "profile"), prompts_path):
             conversation = conversation_template(summarizer.profile, folder)
         tools = {}
-        for tool, expire in ((tool, one.expire) for tool, one in settings.tools.items()):
+        for tool, tool_settings in settings.tools.items():
+            expire = tool_settings.expire
             if expire.prompt is not None or expire.compact_mode == "ai-summary":
-                here = ("tools", tool, "expire", "prompt")
-                with self._blaming((*path, *here), here):
+                prompt_path = ("tools", tool, "expire", "prompt")
+                with self._errors_at((*path, *prompt_path), prompt_path):
                     tools[tool] = message_template(expire.prompt, folder)
         return Prompts(system, conversation, message, tools)
 
-    def has_writers(self, agent: str | None = None) -> bool:
-        """Whether models are named to write summaries: in the settings, or before the text of a prompt."""
+    def has_summarizers(self, agent: str | None = None) -> bool:
+        """True if models for summaries are named in the settings, or in the front matter of a prompt."""
         settings = self.agent(agent)
-        own = (settings.summarizer.prompts, *(one.expire.prompt for one in settings.tools.values()))
-        if settings.summarizer.models or not any(own):  # built-in prompts name none
-            return bool(settings.summarizer.models)
+        if settings.summarizer.models:
+            return True
+        own_prompts = (settings.summarizer.prompts, *(tool.expire.prompt for tool in settings.tools.values()))
+        if not any(own_prompts):  # built-in prompts name no models
+            return False
         prompts = self.prompts(agent)
         return any(one.models for one in (prompts.conversation, prompts.message, *prompts.tools.values()))
 
     @contextmanager
-    def _blaming(self, *paths: Path) -> Iterator[None]:
-        """What is wrong with a file is told with the setting that led to it: the first that is set."""
+    def _errors_at(self, *paths: Path) -> Iterator[None]:
+        """Errors of a prompt file name the setting that led to it: the first of these that is set."""
         try:
             yield
         except SettingError as error:
@@ -123,7 +128,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise SettingError(self.place(*path), str(error)) from error
 
     def budget(self, agent: AgentSettings, limits: ModelLimits, output: int | None = None) -> Budget:
-        """For a model of these limits; `output` is what a request asks for, where it does."""
+        """For a model with these limits; `output` is the output limit of the request, if it has one."""
         compact = agent.compaction
         return Budget(
             window=limits.window,
@@ -140,68 +145,71 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-SOURCED = {name: hint for name, hint in hints(Config).items() if name != "origins"}
-"""What a source may say."""
+SETTINGS = {name: hint for name, hint in field_types(Config).items() if name != "origins"}
 codec.decoder(Config)
 
-One: TypeAlias = Config | Mapping[str, Any] | str | File
-Source: TypeAlias = One | Sequence[One] | None
+OneSource: TypeAlias = Config | Mapping[str, Any] | str | File
+Source: TypeAlias = OneSource | Sequence[OneSource] | None
 
 
 def load_config(source: Source) -> Config:
-    """The configuration in a file (YAML or TOML), a dict, or several of these: later ones beat earlier ones.
+    """The configuration in a file (YAML or TOML), a dict, or several of these: later ones override earlier
+    ones.
 
-    An agent's `compact` is taken whole from the last that has one; all else goes field by field.
+    An agent's `compact` is taken whole from the last source that has one; everything else field by field.
 
     Raises:
-        SettingError: says where the fault is and what is allowed there.
+        SettingError: says where the error is and what is allowed there.
     """
     if source is None or (isinstance(source, Config) and source.origins):
         return source or Config()
     several: Sequence[Any] = source if isinstance(source, list | tuple) else [source]
-    return resolved([_told(one) if isinstance(one, Config) else modern(read(one)) for one in several])
+    sources = list[SourceValues]()
+    for one in several:
+        sources.append(_as_source(one) if isinstance(one, Config) else with_current_names(read(one)))
+    return merge_sources(sources)
 
 
 def with_database(config: Config, store: Store) -> Config:
-    """What is set in the store's database beats the configuration, field by field."""
+    """Settings in the store's database override the configuration, field by field."""
     return with_stored(config, store.settings() if isinstance(store, Settings) else ())
 
 
 def with_stored(config: Config, rows: Sequence[ToolSetting]) -> Config:
-    """The same with rows that a database has, or might have.
+    """The same with given rows of a database.
 
     Raises:
-        SettingError: something in them is not allowed.
+        SettingError: a value is not allowed.
     """
-    return resolved([_told(config), _stored(rows, config)]) if rows else config
+    return merge_sources([_as_source(config), _database_source(rows, config)]) if rows else config
 
 
-def resolved(sources: Sequence[SourceValues]) -> Config:
-    """One configuration of all that was said, later ones beating earlier ones.
+def merge_sources(sources: Sequence[SourceValues]) -> Config:
+    """Later sources override earlier ones.
 
     Raises:
-        SettingError: something in one of them is not allowed.
+        SettingError: a value is not allowed.
     """
     tree: dict[str, Any] = {}
     origins: dict[Path, str] = {}
-    for said in sources:
-        if not isinstance(said.tree, Mapping):
-            raise SettingError(said.name, f"expected settings by name, known here: {', '.join(SOURCED)}")
-        vetted = vet_fields(said.tree, SOURCED, said.place)
-        _demand_consistent(vetted, said)
-        tree = merged(tree, vetted)
-        origins |= {path: said.origin(path) for path in leaves(vetted)}
+    for source in sources:
+        if not isinstance(source.tree, Mapping):
+            raise SettingError(source.name, f"expected settings by name; known here: {', '.join(SETTINGS)}")
+        values = validated_fields(source.tree, SETTINGS, source.place)
+        _check_targets(values, source)
+        tree = merged(tree, values)
+        origins |= {path: source.origin(path) for path in leaves(values)}
     kept = {path: origins[path] for path in leaves(tree) if path}
     config = msgspec.structs.replace(msgspec.convert(tree, Config), origins=kept)
-    _demand_room_for_input(config)
-    _demand_prompts(config)
+    _check_output_limits(config)
+    _check_prompts(config)
     return config
 
 
-def _demand_room_for_input(config: Config) -> None:
+def _check_output_limits(config: Config) -> None:
     """
     Raises:
-        SettingError: a model's longest answer is said to be longer than its window.
+        SettingError: a model's max_output is larger than its window.
     """
     for model, settings in config.models.items():
         window = find(model, config.models).limits.window
@@ -209,45 +217,50 @@ def _demand_room_for_input(config: Config) -> None:
             place = config.place("models", model, "max_output")
             raise SettingError(
                 place,
-                f"{settings.max_output:,} is above the window of {window:,} tokens, which holds the request"
-                " and its answer; set less, or a larger window",
+                f"{settings.max_output:,} is above the window of {window:,} tokens, which must hold request"
+                " and answer; set less, or a larger window",
             )
 
 
-def _demand_prompts(config: Config) -> None:
-    """Of those who set any, all are read, so that what is wrong with one is told before it is needed."""
+def _check_prompts(config: Config) -> None:
+    """If any prompt is set, all are read, so that errors show up now and not in the first summary."""
     if any(path[-1] in ("prompts", "profile", "prompt") for path in config.origins):
         for name in config.agents or (None,):
             config.prompts(name)
 
 
-def _demand_consistent(tree: dict[str, Any], said: SourceValues) -> None:
+def _check_targets(tree: dict[str, Any], source: SourceValues) -> None:
     for name, agent in tree.get("agents", {}).items():
         compact = agent.get("compact")
         numbers = compact if isinstance(compact, dict) else {}
-        target, trigger = numbers.get("max_tokens"), numbers.get("token_threshold")
+        target = numbers.get("max_tokens")
+        trigger = numbers.get("token_threshold")
         if target is not None and trigger is not None and target > trigger:
-            place = said.place(("agents", name, "compact", "max_tokens"))
+            place = source.place(("agents", name, "compact", "max_tokens"))
             raise SettingError(place, f"{target:,} is above the token_threshold of {trigger:,}; set less")
         for provider, url in agent.get("summarizer", {}).get("base_urls", {}).items():
-            _demand_address(provider, url, said.place(("agents", name, "summarizer", "base_urls", provider)))
+            _check_base_url(
+                provider, url, source.place(("agents", name, "summarizer", "base_urls", provider))
+            )
 
 
-def _demand_address(provider: str, url: str, place: str) -> None:
+def _check_base_url(provider: str, url: str, place: str) -> None:
     if provider not in PROVIDERS:
         raise SettingError(place, f"is not known; known here: {', '.join(PROVIDERS)}")
     if not url.startswith(("http://", "https://")):
-        raise SettingError(place, f"expected an address such as https://host/v1, got {shown(url)}")
+        raise SettingError(place, f"expected an address such as https://host/v1, got {brief_repr(url)}")
 
 
-def _told(config: Config) -> SourceValues:
-    said = {path[:n] for path in config.origins for n in range(1, len(path) + 1)}
-    tree = {name: one for name, one in given(config, said).items() if name in SOURCED}
+def _as_source(config: Config) -> SourceValues:
+    paths = set[Path]()
+    for path in config.origins:
+        paths.update(path[:n] for n in range(1, len(path) + 1))
+    tree = {name: value for name, value in set_values(config, paths).items() if name in SETTINGS}
     return SourceValues(tree, lines=config.origins)
 
 
-def _stored(rows: Sequence[ToolSetting], config: Config) -> SourceValues:
-    """What a database says, of every agent and of single ones: it beats what files say of either."""
+def _database_source(rows: Sequence[ToolSetting], config: Config) -> SourceValues:
+    """The database's settings, for every agent and for single ones: they override both in files."""
     names = dict.fromkeys([*config.agents, *(row.agent for row in rows if row.agent)])
     agents = {name: _tools([row for row in rows if row.agent in ("", name)]) for name in names}
     return SourceValues({**_tools([row for row in rows if not row.agent]), "agents": agents}, "database")
@@ -255,6 +268,6 @@ def _stored(rows: Sequence[ToolSetting], config: Config) -> SourceValues:
 
 def _tools(rows: Sequence[ToolSetting]) -> dict[str, Any]:
     tools: dict[str, Any] = {}
-    for _, tool, expiry in sorted(rows, key=lambda row: row.agent):  # every agent's come first
+    for _, tool, expiry in sorted(rows, key=lambda row: row.agent):  # those of every agent first
         tools[tool] = {"expire": merge_expiries(tools.get(tool, {}).get("expire", Expiry()), expiry)}
     return {"tools": tools}

@@ -1,4 +1,4 @@
-"""The rungs of the ladder, by the settings of an agent. Loaded only when a view must become smaller."""
+"""The policies of the ladder, by the settings of an agent. Imported only when a view is compacted."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,85 +12,81 @@ from refold.core.errors import SettingError
 from refold.core.message import Message
 from refold.core.plan import CompactionRequest, Count, Edit, Plan, Policy, line_of
 from refold.core.view import View
-from refold.policies.hierarchy import Hierarchy
-from refold.policies.ladder import Ladder, climb
-from refold.policies.leases import EndLeases
+from refold.policies.expire import EndLeases
+from refold.policies.ladder import Ladder, run_stages
 from refold.policies.sections import level_of
-from refold.policies.selection import stretch
+from refold.policies.selection import select_again
 from refold.policies.shrink import Shrink
-from refold.policies.summarize import Part, Summarize, UsePrepared, longest
-from refold.policies.window import Window
+from refold.policies.summarize import Hierarchy, Summarize, SummaryPart, UsePrepared, Window, summary_limit
 
-THRIFTY = "to carry it costs more than to hide it"
-ROOMIER = 1.25
-"""How much longer a model's summary may be than one by rule, where there is little room."""
+ECONOMY_REASON = "to carry it costs more than to hide it"
+MODEL_SUMMARY_MARGIN = 1.25
+"""How much longer a model's summary may be than one by rule, where room is scarce."""
 
 codec.decoder(Edit)
 
 
 class LadderPlan(NamedTuple):
-    """How a view is made smaller, without a model and with what models have written."""
+    """The policy without a model, and the one that uses prepared summaries."""
 
     by_rule: Policy
     by_model: Callable[[UsePrepared], Policy]
 
 
-def down_the_ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> LadderPlan:
-    """All rungs, the user's own first, as far as the target needs them."""
+def full_ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> LadderPlan:
+    """All policies, the user's own first, until the target is reached."""
+    in_place = in_place_rules(settings, own)
     last = (strategy(settings, settings.compaction.strategy), Shrink(spared_tools(settings)))
-    cheap_rungs = cheap(settings, own)
-    whole = Ladder((*cheap_rungs, *last))
-    return LadderPlan(whole, lambda swap: swapped(swap, cheap_rungs, whole))
+    ladder = Ladder((*in_place, *last))
+    return LadderPlan(ladder, lambda prepared: with_prepared(prepared, in_place, ladder))
 
 
 def all_but_recent(settings: AgentSettings) -> LadderPlan:
     """The configured strategy, down to the newest messages."""
     compact = settings.compaction
-    rung = strategy(settings, compact.strategy, compact.keep_recent, fill=False)
+    stage = strategy(settings, compact.strategy, compact.keep_recent, fill=False)
     why = f"a turn or message trigger fired: keep the newest {compact.keep_recent}"
     setting = ("compact", "keep_recent")
-    return LadderPlan(because(rung, why, setting), lambda swap: because(swap, why, setting))
+    return LadderPlan(with_reason(stage, why, setting), lambda prepared: with_reason(prepared, why, setting))
 
 
 def on_demand(settings: AgentSettings, own: Sequence[Policy], order: CompactionRequest) -> LadderPlan:
-    """The strategy that was asked for; down to a number of tokens by whatever else it takes."""
+    """The requested strategy; to reach a number of tokens, every other policy as well."""
     keep = settings.compaction.keep_recent if order.keep_recent is None else order.keep_recent
     if order.target is None:
         order = msgspec.structs.replace(order, keep_recent=keep)
-        rung = strategy(settings, order.strategy, keep, fill=False, focus=order.focus)
-        return LadderPlan(because(rung, order.why), lambda swap: because(swap, order.why))
-    rung = strategy(settings, order.strategy, order.keep_recent or 0, fill=True, focus=order.focus)
+        stage = strategy(settings, order.strategy, keep, fill=False, focus=order.focus)
+        return LadderPlan(with_reason(stage, order.why), lambda prepared: with_reason(prepared, order.why))
+    stage = strategy(settings, order.strategy, order.keep_recent or 0, fill=True, focus=order.focus)
     last = Shrink(spared_tools(settings), spare_newest=False)
 
     def down_to_target(*first: Policy) -> Policy:
-        rungs = (*first, because(rung, order.why), because(last, order.why))
+        stages = (*first, with_reason(stage, order.why), with_reason(last, order.why))
 
         def policy(view: View, budget: Budget, count: Count, /) -> Plan:
-            return climb(rungs, view, budget, count)[1]
+            return run_stages(stages, view, budget, count)[1]
 
         return policy
 
     return LadderPlan(
-        down_to_target(*map(vetted, own)), lambda swap: down_to_target(because(swap, order.why))
+        down_to_target(*map(checked_policy, own)),
+        lambda prepared: down_to_target(with_reason(prepared, order.why)),
     )
 
 
-def because(rung: Policy, why: str, setting: tuple[str, ...] = ()) -> Policy:
+def with_reason(stage: Policy, why: str, setting: tuple[str, ...] = ()) -> Policy:
     """The same policy, whose edits give this reason."""
 
     def policy(view: View, budget: Budget, count: Count, /) -> Plan:
-        plan = rung(view, budget, count)
+        plan = stage(view, budget, count)
         return [msgspec.structs.replace(edit, why=why, setting=setting) for edit in plan]
 
     return policy
 
 
-def thrifty(settings: AgentSettings, own: Sequence[Policy] = ()) -> Policy:
-    """Those that are climbed to save money: nothing is cut for it that could stand whole or be put away.
-
-    What somebody took an edit back from stays as it is, until the window asks for it.
-    """
-    ladder = Ladder((*cheap(settings, own), strategy(settings, settings.compaction.strategy)))
+def economy_ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> Policy:
+    """The policies that may save money: none of them cuts text, and none repeats an edit that was undone."""
+    ladder = Ladder((*in_place_rules(settings, own), strategy(settings, settings.compaction.strategy)))
 
     def policy(view: View, budget: Budget, count: Count, /) -> Plan:
         plan = ladder(view, budget, count)
@@ -98,43 +94,45 @@ def thrifty(settings: AgentSettings, own: Sequence[Policy] = ()) -> Policy:
             return ()
         return plan
 
-    return because(policy, THRIFTY, ("compact", "economy"))
+    return with_reason(policy, ECONOMY_REASON, ("compact", "economy"))
 
 
-def cheap(settings: AgentSettings, own: Sequence[Policy]) -> list[Policy]:
-    """Those that leave every message in its place: ended leases first, then the user's own."""
+def in_place_rules(settings: AgentSettings, own: Sequence[Policy]) -> list[Policy]:
+    """The policies that keep every message in its place: ended leases first, then the user's own."""
     dedupe = settings.deduping
-    rungs = (dedupe and sparing(dedupe, spared_tools(settings)), settings.compaction.pruning)
-    return [EndLeases(), *map(vetted, own), *filter(None, rungs)]
+    stages = (dedupe and except_tools(dedupe, spared_tools(settings)), settings.compaction.pruning)
+    return [EndLeases(), *map(checked_policy, own), *filter(None, stages)]
 
 
-def swapped(swap: UsePrepared, cheap: Sequence[Policy], whole: Ladder) -> Policy:
-    """What was written ahead, and no more than the cheap rungs if that is enough; else all of them."""
+def with_prepared(prepared: UsePrepared, in_place: Sequence[Policy], ladder: Ladder) -> Policy:
+    """The prepared summaries and the policies in place; if that is not enough, the whole ladder."""
 
     def policy(view: View, budget: Budget, count: Count, /) -> Plan:
-        after, plan = climb((swap, *cheap), view, budget, count)
+        after, plan = run_stages((prepared, *in_place), view, budget, count)
         enough = budget.counted(budget.enough) - budget.overhead
         if after.tokens <= enough and any(edit.certificate is not None for edit in plan):
             return plan
-        return Ladder((swap, *whole.rungs))(view, budget, count)
+        return Ladder((prepared, *ladder.stages))(view, budget, count)
 
     return policy
 
 
-def foreseen(policy: Policy, settings: AgentSettings, view: View, budget: Budget, count: Count) -> list[Part]:
-    """What a policy will have summarized, as long as a summary may be."""
-    parts = list[Part]()
-    most = longest(settings.summarizer.max_tokens, budget)
+def parts_to_summarize(
+    policy: Policy, settings: AgentSettings, view: View, budget: Budget, count: Count
+) -> list[SummaryPart]:
+    """The parts of the view that a policy will replace by summaries, each with its longest length."""
+    parts = list[SummaryPart]()
+    most = summary_limit(settings.summarizer.max_tokens, budget)
     for edit in policy(view, budget, count):
-        old = stretch(view, edit.span, [one for one in edit.shown if isinstance(one, int)])
+        old = select_again(view, edit.span, [one for one in edit.shown if isinstance(one, int)])
         first = edit.shown[0] if edit.shown else None
         if edit.certificate is None or old is None or not isinstance(first, Message):
             continue
         level = level_of(first.text)
         size = most // 3 if level == "segment" else most
-        if edit.kind == "shrink":  # there is less room than for any other
-            size = min(size, max(count(first), int(count(first) * ROOMIER)))
-        parts.append(Part(old, size, edit.kind, level, edit.focus))
+        if edit.kind == "shrink":  # room is scarce
+            size = min(size, max(count(first), int(count(first) * MODEL_SUMMARY_MARGIN)))
+        parts.append(SummaryPart(old, size, edit.kind, level, edit.focus))
     return parts
 
 
@@ -143,20 +141,20 @@ def spared_tools(settings: AgentSettings) -> tuple[str, ...]:
     return prune.exclude_tools if prune else ()
 
 
-def sparing(rung: Policy, tools: Sequence[str]) -> Policy:
-    """The same, but what some tools said stays as it is."""
+def except_tools(stage: Policy, tools: Sequence[str]) -> Policy:
+    """The same policy, without edits of results of these tools."""
 
     def policy(view: View, budget: Budget, count: Count, /) -> Plan:
         spared = {item.span for item in view.items for line in item.lines if {*line.tools} & {*tools}}
-        return [edit for edit in rung(view, budget, count) if edit.span not in spared]
+        return [edit for edit in stage(view, budget, count) if edit.span not in spared]
 
-    return policy if tools else rung
+    return policy if tools else stage
 
 
 def strategy(
     settings: AgentSettings, name: str, keep_recent: int | None = None, fill: bool = True, focus: str = ""
 ) -> Policy:
-    """What becomes of messages that no longer fit; `fill` keeps more than the newest where they do."""
+    """The policy for messages that no longer fit; `fill` keeps more than the newest if there is room."""
     keep = settings.compaction.keep_recent if keep_recent is None else keep_recent
     if name == "sliding-window":
         return Window(None if fill else keep)
@@ -166,11 +164,11 @@ def strategy(
     return Summarize(keep, most, fill, focus)
 
 
-def vetted(own: Policy) -> Policy:
-    """A user's policy, whose plan is looked at before anything of it is written.
+def checked_policy(own: Policy) -> Policy:
+    """A user's policy whose plan is validated.
 
     Raises:
-        SettingError: it raised something, or returned what cannot be an edit of the view.
+        SettingError: it raised an error, or returned something that is not an edit of the view.
     """
 
     def policy(view: View, budget: Budget, count: Count, /) -> Plan:
@@ -181,37 +179,37 @@ def vetted(own: Policy) -> Policy:
             raise SettingError(f"policy {name}", f"raised {type(error).__name__}: {error}") from error
         if not isinstance(plan, list | tuple):
             raise SettingError(f"policy {name}", f"expected a list of edits, got {type(plan).__name__}")
-        return [_vetted(edit, view, f"policy {name}, edit {n}") for n, edit in enumerate(plan)]
+        return [_checked_edit(edit, view, f"policy {name}, edit {n}") for n, edit in enumerate(plan)]
 
     return policy
 
 
-def _vetted(edit: object, view: View, where: str) -> Edit:
+def _checked_edit(edit: object, view: View, where: str) -> Edit:
     if not isinstance(edit, Edit):
         raise SettingError(where, f"expected a refold.core.plan.Edit, got {type(edit).__name__}")
     try:
-        sound = msgspec.convert(msgspec.to_builtins(edit), Edit)
+        valid = msgspec.convert(msgspec.to_builtins(edit), Edit)
     except (msgspec.ValidationError, TypeError, UnicodeEncodeError) as error:
-        raise SettingError(where, f"is not as an edit must be: {error}") from error
-    problem = _misplaced(sound, view) or _parted(sound, view)
+        raise SettingError(where, f"is not a valid edit: {error}") from error
+    problem = _span_problem(valid, view) or _pairing_problem(valid, view)
     if problem is not None:
         raise SettingError(where, problem)
-    return sound
+    return valid
 
 
-def _misplaced(edit: Edit, view: View) -> str | None:
+def _span_problem(edit: Edit, view: View) -> str | None:
     covered = [item for item in view.items if item.span.meets(edit.span)]
     if not covered or not all(edit.span.covers(item.span) for item in covered):
-        return f"covers {edit.span}, which are not whole items of the view"
+        return f"covers {edit.span}, which is not a whole number of items of the view"
     if edit.span.start < 0 or edit.span.end > max(view.next, covered[-1].span.end):
-        return f"covers {edit.span}, which goes beyond the record"
+        return f"covers {edit.span}, which is beyond the end of the record"
     places = {line.at for item in covered for line in item.lines}
     missing = [one for one in edit.shown if isinstance(one, int) and one not in places]
     return f"names #{missing[0]}, which is not shown in {edit.span}" if missing else None
 
 
-def _parted(edit: Edit, view: View) -> str | None:
-    """A call without its result, or a result without its call."""
+def _pairing_problem(edit: Edit, view: View) -> str | None:
+    """Says that an edit separates a call from its result."""
     before = [line for item in view.items if item.span.meets(edit.span) for line in item.lines]
     named = {line.at: line for line in before}
     after = [named[one] if isinstance(one, int) else line_of(one, -1, 0, 0, 0) for one in edit.shown]
@@ -219,7 +217,7 @@ def _parted(edit: Edit, view: View) -> str | None:
     calls = {id for line in before for id in line.calls} - {id for line in after for id in line.calls}
     results = {line.answers for line in before if line.answers} - {line.answers for line in after}
     if results - calls:
-        return f"hides the result of the call {min(results - calls)!r} and not the call"
+        return f"hides the result of the call {min(results - calls)!r} but not the call"
     if left := (calls & answered) - results:
-        return f"hides the call {min(left)!r} and not its result"
+        return f"hides the call {min(left)!r} but not its result"
     return None

@@ -7,10 +7,12 @@ from typing import Any, Literal
 import msgspec
 
 from refold.config.sources import SourceValues
-from refold.config.validate import Path, shown, vet
+from refold.config.validate import Path, brief_repr, validated
 from refold.core.errors import SettingError
 
 RENAMED: dict[Path, str] = {
+    ("agents", "*", "compact", "economy", "risk"): "max_loss",
+    ("agents", "*", "summarizer", "run_in"): "executor",
     ("serve", "plain_http"): "allow_insecure_upstreams",
     ("serve", "limits", "body_pause_s"): "body_idle_s",
     ("serve", "limits", "take_s"): "write_timeout_s",
@@ -26,11 +28,11 @@ class Transform(msgspec.Struct, frozen=True):
     token_limit: int | None = None
 
 
-def modern(source: SourceValues) -> SourceValues:
+def with_current_names(source: SourceValues) -> SourceValues:
     """The same settings under their current names; where a setting has both, the current name counts.
 
     Raises:
-        SettingError: a transform of which nothing can be made.
+        SettingError: a transform is not valid.
     """
     if not isinstance(source.tree, Mapping):
         return source
@@ -68,7 +70,8 @@ def _without_transforms(source: SourceValues, name: str, agent: Mapping[str, Any
     instead = f"compact: {{token_threshold: {min(limits)}}}" if limits else "compact: on"
     problem = f"{source.place((*path, 'transforms'))}: is deprecated; write {instead} instead"
     warnings.warn(problem, DeprecationWarning, stacklevel=5)
-    lines, rest = dict(source.lines), {key: one for key, one in agent.items() if key != "transforms"}
+    lines = dict(source.lines)
+    rest = {key: value for key, value in agent.items() if key != "transforms"}
     if rest.get("compact") is None:
         rest["compact"] = compact
         for limit in compact.values():
@@ -78,15 +81,15 @@ def _without_transforms(source: SourceValues, name: str, agent: Mapping[str, Any
 
 
 def _limits(transforms: Any, source: SourceValues, path: Path) -> dict[int, Path]:
-    """The token limits among them, and where each stands."""
+    """The token limits, and the path of each."""
     if not isinstance(transforms, list | tuple):
-        raise SettingError(source.place(path), f"expected a list, got {shown(transforms)}")
+        raise SettingError(source.place(path), f"expected a list, got {brief_repr(transforms)}")
     limits = {}
     for n, one in enumerate(transforms):
         here = (*path, str(n))
-        vetted = vet(one, Transform, source.place, here)
-        if "type" not in vetted:
+        values = validated(one, Transform, source.place, here)
+        if "type" not in values:
             raise SettingError(source.place(here), "has no type; allowed: 'assistant'")
-        if "token_limit" in vetted:
-            limits[vetted["token_limit"]] = (*here, "token_limit")
+        if "token_limit" in values:
+            limits[values["token_limit"]] = (*here, "token_limit")
     return limits

@@ -1,16 +1,16 @@
-"""What can be set for an agent, each with its default."""
+"""The settings of an agent and their defaults."""
 
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from refold.config.validate import Path, hints, holds_structs, is_struct, kinds_of
+from refold.config.validate import Path, accepted_types, field_types, holds_structs, is_struct
 from refold.core.event import Expiry
-from refold.policies.cap import Cap
 from refold.policies.dedupe import Dedupe
-from refold.policies.prune import Prune
+from refold.policies.prune import Cap, Prune
 
+T = TypeVar("T")
 Switch: TypeAlias = Literal["on", "off"] | bool
 """YAML reads `on` and `off` as booleans; TOML and Python have both."""
 
@@ -19,92 +19,97 @@ def is_on(switch: object) -> bool:
     return switch not in ("off", False)
 
 
+def _enabled(value: T | Switch, kind: Callable[[], T]) -> T | None:
+    """The settings, the defaults if it is switched on, None if off."""
+    if isinstance(value, bool | str):
+        return kind() if is_on(value) else None
+    return value
+
+
 class Economy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When a view is made smaller although it would fit, since that saves money."""
+    """Compaction before the window requires it, where that saves money."""
 
     keep_tokens: int = 10_000
-    """What stays besides the system text, the task, the latest request and what is pinned."""
-    risk: float = 0.05
-    """What may be lost by it if the conversation ends at once: a share of what it would have cost whole."""
+    """Tokens kept besides the system text, the task, the latest request and pinned messages."""
+    max_loss: float = 0.05
+    """The most that may be lost if the conversation ends right after: a share of its cost without economy."""
     cache_s: float = 300.0
-    """For how long the provider's cache remembers what nobody asked it for."""
+    """Seconds after which the provider's cache forgets an unused prefix."""
 
 
 class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When a view is made smaller, by how much, and how. Defaults of the numbers: see `Budget`."""
+    """When a view is compacted, down to how many tokens, and how."""
 
     system_reserve: int = 2_000
-    """Tokens for system text that the application adds by itself."""
+    """Tokens reserved for system text that the application adds."""
     output_reserve: int = 4_000
-    """Tokens for the answer; never more than the model can say."""
+    """Tokens reserved for the answer; at most the model's output limit."""
     safety_buffer: int = 5_000
-    """Tokens for what counting gets wrong. All reserves together take at most a quarter of the window."""
+    """Tokens reserved for counting errors. All reserves together take at most a quarter of the window."""
     threshold_percent: float = 0.80
-    """The share of the rest of the window at which something is done."""
+    """The share of the unreserved window at which the view is compacted."""
     max_tokens: int | None = None
-    """What a compaction brings the view down to, at most `token_threshold`; unset, 3/4 of the threshold. More
-    than the threshold of a small window counts as that threshold."""
+    """The target of a compaction, at most `token_threshold`; unset, 3/4 of the threshold. In a small window,
+    at most its threshold."""
     token_threshold: int | None = None
-    """Above so many tokens something is done as well."""
+    """Compacts above so many tokens."""
     turn_threshold: int | None = None
-    """From so many turns since the last compaction on; without `max_tokens`, down to `keep_recent`."""
+    """Compacts at so many turns since the last compaction; without `max_tokens`, down to `keep_recent`."""
     message_threshold: int | None = None
-    """Above so many messages since the last compaction, in the same way."""
+    """Compacts above so many messages since the last compaction, in the same way."""
     strategy: Literal["summarize", "sliding-window", "hierarchical"] = "summarize"
-    """What becomes of messages that no longer fit."""
+    """What happens to messages that no longer fit."""
     keep_recent: int = 10
-    """The newest messages, which a compaction leaves alone where they fit."""
+    """The newest messages, which a compaction keeps where they fit."""
     prune: Prune | Switch = Prune()
-    """Old tool outputs are cleared before anything is summarized."""
+    """Clears old tool outputs before anything is summarized."""
     cap: Cap | Switch = Cap()
-    """Large tool outputs are shown in part from the first request on."""
+    """Shows large tool outputs in part from the first request on."""
     economy: Economy | Switch = False
-    """The view is made smaller before it must be, where the prices of the model say that it pays."""
+    """Compacts before the window requires it, where the model's prices say that it pays."""
 
     @property
-    def thrift(self) -> Economy | None:
-        return (
-            self.economy if isinstance(self.economy, Economy) else Economy() if is_on(self.economy) else None
-        )
+    def economizing(self) -> Economy | None:
+        return _enabled(self.economy, Economy)
 
     @property
     def pruning(self) -> Prune | None:
-        return self.prune if isinstance(self.prune, Prune) else Prune() if is_on(self.prune) else None
+        return _enabled(self.prune, Prune)
 
     @property
     def capping(self) -> Cap | None:
-        return self.cap if isinstance(self.cap, Cap) else Cap() if is_on(self.cap) else None
+        return _enabled(self.cap, Cap)
 
 
 class SummarizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who writes summaries, and what that may cost. A text or a list instead of settings names the models."""
+    """Which models write summaries, and their limits. A text or a list instead names the models."""
 
     SHORTHAND = "models"
 
     models: tuple[str, ...] = ()
     """Tried in this order."""
     profile: str = "general"
-    """Which prompt it is given: `general`, `coding`, `content`, `research`, `support`, or your own."""
+    """The prompt: `general`, `coding`, `content`, `research`, `support`, or your own."""
     max_tokens: int | None = None
-    """The longest summary; unset, as the room allows."""
+    """The longest summary; unset, what fits."""
     check: Literal["values"] | Switch = "values"
-    """Sentences with exact values that the messages do not have are struck; `off` takes all as written."""
+    """Strikes sentences with exact values that the messages do not have; `off` keeps all."""
     timeout_s: float = 30.0
-    """Seconds after which a summary is given up."""
+    """Seconds before a call is abandoned."""
     wait_s: float = 10.0
-    """Seconds that a request waits for one that is not ready; 0 means never."""
-    run_in: Literal["thread", "worker"] = "thread"
-    """Who writes ahead of need: a thread of this process, or `refold worker`, for a store in PostgreSQL."""
+    """Seconds that `fit` waits for a summary that is not ready; 0 means never."""
+    executor: Literal["thread", "worker"] = "thread"
+    """Where summaries are written in advance: in a thread of this process, or by `refold worker`."""
     prompts: str | None = None
-    """The folder with prompts of your own, which take the place of those of the same name."""
+    """A folder with your own prompts, which replace the built-in ones of the same name."""
     base_urls: dict[str, str] = {}
-    """Where the API of a provider is, `openai` or `anthropic`; unset, as its SDK has it."""
+    """Base URLs by provider, `openai` or `anthropic`; unset, the SDK's default."""
     window: int | None = None
-    """Tokens that the model takes; unset, as is known of it."""
+    """The window of the model; unset, from the model table."""
     max_calls: int = 20
-    """Calls that a view may cause in ten minutes; 0 means none."""
+    """Calls per view in ten minutes; 0 means none."""
     max_cost: float | None = None
-    """USD that the summaries of one conversation may cost; unset, there is no limit."""
+    """USD for the summaries of one conversation; unset, no limit."""
 
     @property
     def checks_values(self) -> bool:
@@ -112,40 +117,40 @@ class SummarizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class ToolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What becomes of a tool's results."""
+    """What happens to a tool's results."""
 
     expire: Expiry = Expiry()
-    """When this tool's results are reduced, and to what; without any, never."""
+    """When this tool's results are reduced, and to what; unset, never."""
 
 
 class ExpandSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the model sees again because it asked."""
+    """What the model reads again with `refold_expand`."""
 
     lease_steps: int = 3
-    """Steps for which it sees it at least; each time that it asks for the same again, twice as long."""
+    """Steps for which the text stays in view; doubles each time the same is expanded again."""
     max_tokens: int | None = None
-    """The longest answer; unset, an eighth of the window."""
+    """The longest text; unset, an eighth of the window."""
 
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one agent's conversations are kept within its model's window."""
 
     model: str | None = None
-    """Whose window must not be exceeded, where the code names none."""
+    """The model whose window applies, unless the code names one."""
     compact: Compact | Switch = True
     """`off` turns every reduction off."""
     repair: Switch = True
-    """Requests that the provider would refuse are mended."""
+    """Repairs requests that the provider would reject."""
     counter: Literal["auto", "estimate"] = "auto"
-    """Tokens are counted as the model does, or estimated: four characters a token."""
+    """Counts tokens as the model does, or estimates four characters per token."""
     summarizer: SummarizerSettings = SummarizerSettings()
     tools: dict[str, ToolSettings] = {}
     """`expire`, by the tool's name."""
     dedupe: Dedupe | Switch = Dedupe()
-    """Older outputs that repeat a newer one point to it."""
+    """Replaces older outputs that repeat a newer one by a reference to it."""
     expand: ExpandSettings = ExpandSettings()
     handles: Switch = True
-    """Reduced messages show how to get them back."""
+    """Reduced messages show a handle for `refold_expand`."""
     id: str | None = None
     """Another name by which `Agent.from_config` finds these settings."""
     system_prompt: str | None = None
@@ -157,12 +162,12 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def compaction(self) -> Compact:
-        """As set, or the defaults; whether it is off is another question."""
+        """The settings, or the defaults, also where compaction is off."""
         return self.compact if isinstance(self.compact, Compact) else Compact()
 
     @property
     def deduping(self) -> Dedupe | None:
-        return self.dedupe if isinstance(self.dedupe, Dedupe) else Dedupe() if is_on(self.dedupe) else None
+        return _enabled(self.dedupe, Dedupe)
 
     @property
     def repairs(self) -> bool:
@@ -209,18 +214,19 @@ class Setting(NamedTuple):
                 return str(value)
 
 
-def every(settings: msgspec.Struct, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """All that is set in a struct and the structs in it; where a switch is on, the defaults."""
-    for name, hint in hints(type(settings)).items():
-        value, here = getattr(settings, name), (*path, name)
-        defaults = [kind() for kind in kinds_of(hint) if is_struct(kind)]
+def all_settings(settings: msgspec.Struct, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The paths and values of all settings in a struct; where a switch is on, its defaults."""
+    for name, hint in field_types(type(settings)).items():
+        value = getattr(settings, name)
+        here = (*path, name)
+        defaults = [kind() for kind in accepted_types(hint) if is_struct(kind)]
         if defaults and value in ("on", True):
             value = defaults[0]
         if isinstance(value, msgspec.Struct):
-            yield from every(value, here)
+            yield from all_settings(value, here)
         elif holds_structs(hint):
             for inner, one in value.items():
-                yield from every(one, (*here, inner))
+                yield from all_settings(one, (*here, inner))
         elif isinstance(value, dict) and value:
             yield from (((*here, inner), one) for inner, one in value.items())
         else:

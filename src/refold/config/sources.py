@@ -1,4 +1,4 @@
-"""What a file or a dict says, and on which line."""
+"""Reads configuration files and dicts, with the line of every value."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path as File
@@ -11,16 +11,16 @@ from refold.core.errors import SettingError
 
 
 class SourceValues(msgspec.Struct, frozen=True):
-    """What one source says: plain data, and where each value stands."""
+    """The values of one source as plain data, and the line of each."""
 
     tree: Any
     name: str = "config"
-    """Of the source: a dict's is `config`."""
+    """The file, `config` for a dict, or `database`."""
     lines: Mapping[Path, str] = {}
-    """Where values stand that do not just stand in the source."""
+    """Such as `agent.yaml:12`, by path."""
 
     def origin(self, path: Path) -> str:
-        """The line of a value; of one that a shorthand stands for, the line of the shorthand."""
+        """The line of a value, or of the shorthand that stands for it."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return self.lines[path[:end]]
@@ -35,7 +35,7 @@ class SourceValues(msgspec.Struct, frozen=True):
 
 
 def read(source: Mapping[str, Any] | str | File) -> SourceValues:
-    """What stands in a file (YAML or TOML) or a dict.
+    """Reads a YAML or TOML file, or a dict.
 
     Raises:
         SettingError: it cannot be read.
@@ -46,7 +46,8 @@ def read(source: Mapping[str, Any] | str | File) -> SourceValues:
         raise SettingError(
             "config", f"expected a file, a dict, a Config or a list of these, got {type(source).__name__}"
         )
-    file, name = File(source), str(source)
+    file = File(source)
+    name = str(source)
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -57,7 +58,7 @@ def read(source: Mapping[str, Any] | str | File) -> SourceValues:
         raise
     except (ValueError, RecursionError) as error:
         raise SettingError(name, f"is not valid {file.suffix[1:].upper()}: {error}") from error
-    except Exception as error:  # yaml.YAMLError: it has no other root
+    except Exception as error:  # yaml.YAMLError: yaml is imported only when needed
         raise SettingError(name, f"is not valid YAML: {error}") from error
 
 
@@ -68,12 +69,12 @@ def _toml(text: str, name: str) -> SourceValues:
 
 
 def _yaml(text: str, name: str) -> SourceValues:
-    import yaml  # 15 ms, paid only by those who have such a file
+    import yaml  # takes 15 ms
 
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
-        _demand_unique(node, name)
+        _check_unique_keys(node, name)
         tree = {} if node is None else loader.construct_document(node)
         lines = {path: f"{name}:{line}" for path, line in _lines(node)}
         return SourceValues({} if tree is None else tree, name, lines)
@@ -81,21 +82,21 @@ def _yaml(text: str, name: str) -> SourceValues:
         loader.dispose()
 
 
-def _demand_unique(node: Any, name: str) -> None:
+def _check_unique_keys(node: Any, name: str) -> None:
     """
     Raises:
         SettingError: a mapping has the same key twice; YAML would silently take the last.
     """
     seen: dict[Path, int] = {}
     for path, line in _lines(node):
-        if path in seen and "<<" not in path:  # what merge keys bring may be set again
-            first = f"is set twice, first on line {seen[path]}; remove one of the two"
-            raise SettingError(f"{name}:{line}: {'.'.join(path)}", first)
+        if path in seen and "<<" not in path:  # values of merge keys may be set again
+            problem = f"is set twice, first on line {seen[path]}; remove one of the two"
+            raise SettingError(f"{name}:{line}: {'.'.join(path)}", problem)
         seen[path] = line
 
 
 def _lines(node: Any, path: Path = ()) -> Iterator[tuple[Path, int]]:
-    """The line of every key. Where a key stands twice, as merge keys allow, the one that counts is last."""
+    """The line of every key. Where merge keys repeat a key, the one that counts comes last."""
     inner = node.value if node is not None and not isinstance(node.value, str) else ()
     for n, one in enumerate(inner):
         key, value = one if isinstance(one, tuple) else (one, one)
@@ -105,10 +106,11 @@ def _lines(node: Any, path: Path = ()) -> Iterator[tuple[Path, int]]:
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
-    """Field by field, what is new beating what is old; but an agent's `compact` is taken whole."""
+    """New values override old ones, field by field; but an agent's `compact` is taken whole."""
     result = dict(old)
     for key, value in new.items():
-        before, is_whole = old.get(key), key == "compact" and len(path) == 2
+        before = old.get(key)
+        is_whole = key == "compact" and len(path) == 2
         if isinstance(value, Mapping) and isinstance(before, Mapping) and not is_whole:
             value = merged(before, value, (*path, key))
         result[key] = value

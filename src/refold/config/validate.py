@@ -1,4 +1,4 @@
-"""Whether what was given is allowed: names that are known, values of their type, numbers in their range."""
+"""Validates settings: known names, values of their type, numbers in their range."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
@@ -10,19 +10,18 @@ import msgspec
 from refold.core.errors import SettingError
 
 Path: TypeAlias = tuple[str, ...]
-"""The names that lead to a value."""
 Place: TypeAlias = Callable[[Path], str]
-"""How an error names the place of a value."""
+"""Formats a path for errors."""
 
 
 class Range(NamedTuple):
     low: float = 0
     high: float = 10**12
     is_open: bool = False
-    """The low end itself is not in it."""
+    """Excludes `low` itself."""
 
-    def refuse(self, number: float) -> str | None:
-        """What is wrong with a number that is not in it."""
+    def problem(self, number: float) -> str | None:
+        """What is wrong with a number outside of the range."""
         if number < self.low or (self.is_open and number == self.low):
             least = f"more than {self.low}" if self.is_open else f"{self.low} or more"
             return f"{number} is too small: expected {least}"
@@ -37,7 +36,7 @@ class Range(NamedTuple):
 RANGES = {
     **dict.fromkeys(("window", "max_input", "max_tokens", "token_threshold"), Range(1)),
     **dict.fromkeys(("threshold_percent", "similarity", "share"), Range(0, 1, is_open=True)),
-    **dict.fromkeys(("threshold", "risk"), Range(0, 1)),
+    **dict.fromkeys(("threshold", "max_loss"), Range(0, 1)),
     "lease_steps": Range(1),
     "timeout_s": Range(0, 86_400, is_open=True),
     **dict.fromkeys(("wait_s", "grace_s", "cache_s"), Range(0, 86_400)),
@@ -49,11 +48,11 @@ RANGES = {
     "max_body_mb": Range(0, 1_024, is_open=True),
     "port": Range(0, 65_535),
 }
-"""Other numbers are 0 or more."""
-SECRET = ("token", "hash")
-"""What no error quotes."""
+"""By setting name; other numbers are 0 or more."""
+SECRETS = ("token", "hash")
+"""Settings that errors never quote."""
 
-WORDS: dict[Any, str] = {
+TYPE_NAMES: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     str: "a text",
@@ -62,13 +61,13 @@ WORDS: dict[Any, str] = {
 }
 
 
-def vet(value: Any, hint: Any, place: Place, path: Path = ()) -> Any:
-    """The value as plain data, without what is null, and with on and off as booleans.
+def validated(value: Any, hint: Any, place: Place, path: Path = ()) -> Any:
+    """The value as plain data, without nulls, and with on and off as booleans.
 
     Raises:
-        SettingError: it is nothing that the type `hint` allows.
+        SettingError: it is not of the type `hint`.
     """
-    kinds = kinds_of(hint)
+    kinds = accepted_types(hint)
     if bool in kinds and isinstance(value, str) and value in ("on", "off"):
         value = value == "on"
     for kind in kinds:
@@ -79,64 +78,65 @@ def vet(value: Any, hint: Any, place: Place, path: Path = ()) -> Any:
             elif short and isinstance(value, list | tuple):
                 value = {short: value}
             if isinstance(value, Mapping | msgspec.Struct):
-                return vet_fields(value, hints(kind), place, path)
+                return validated_fields(value, field_types(kind), place, path)
         elif get_origin(kind) is dict:
             if isinstance(value, Mapping):
                 inner = get_args(kind)[1]
-                null: Any = {} if is_struct(inner) else None  # an agent is there, be it without settings
+                null: Any = {} if is_struct(inner) else None  # an agent may have no settings
                 items = (
                     (key, null if one is None else one, at) for key, one, at in _items(value, place, path)
                 )
-                return {key: vet(one, inner, place, at) for key, one, at in items if one is not None}
+                return {key: validated(one, inner, place, at) for key, one, at in items if one is not None}
         elif lists_structs(kind):
             if isinstance(value, list | tuple):
                 inner = get_args(kind)[0]
-                return [vet(one, inner, place, (*path, str(n))) for n, one in enumerate(value)]
+                return [validated(one, inner, place, (*path, str(n))) for n, one in enumerate(value)]
         elif _is(value, kind):
-            problem = RANGES.get(path[-1], Range()).refuse(value) if kind in (int, float) else None
+            problem = RANGES.get(path[-1], Range()).problem(value) if kind in (int, float) else None
             if problem:
                 raise SettingError(place(path), problem)
             return value
-    got = f"a {type(value).__name__}" if path[-1:] and path[-1] in SECRET else shown(value)
+    got = f"a {type(value).__name__}" if path[-1:] and path[-1] in SECRETS else brief_repr(value)
     raise SettingError(place(path), f"expected {_expected(kinds)}, got {got}")
 
 
-def vet_fields(value: Any, known: Mapping[str, Any], place: Place, path: Path = ()) -> dict[str, Any]:
-    """The same for named values, each of a type of its own."""
-    vetted = {}
+def validated_fields(value: Any, known: Mapping[str, Any], place: Place, path: Path = ()) -> dict[str, Any]:
+    """The same for named values, each of its own type."""
+    values = {}
     for key, one, here in _items(value, place, path):
         if key not in known:
-            meant = _similar(key, known)
-            hint = f" (did you mean {meant}?)" if meant else ""
+            similar = _similar(key, known)
+            hint = f" (did you mean {similar}?)" if similar else ""
             raise SettingError(place(here), f"is not known{hint}; known here: {', '.join(known)}")
         if one is not None:
-            vetted[key] = vet(one, known[key], place, here)
-    return vetted
+            values[key] = validated(one, known[key], place, here)
+    return values
 
 
-def given(value: Any, said: Collection[Path] = (), path: Path = ()) -> Any:
-    """What is set in a struct as plain data: what is not as by default, and what was `said` all the same."""
+def set_values(value: Any, keep: Collection[Path] = (), path: Path = ()) -> Any:
+    """The values of a struct as plain data, without defaults, except those of the paths to `keep`."""
     if isinstance(value, Mapping):
-        return {key: given(one, said, (*path, key)) for key, one in value.items()}
+        return {key: set_values(one, keep, (*path, key)) for key, one in value.items()}
     if not isinstance(value, msgspec.Struct):
         return value
     plain = {}
     for field in msgspec.structs.fields(value):
-        one, here = getattr(value, field.name), (*path, field.name)
+        one = getattr(value, field.name)
+        here = (*path, field.name)
         default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-        if one != default or here in said:
-            plain[field.name] = given(one, said, here)
+        if one != default or here in keep:
+            plain[field.name] = set_values(one, keep, here)
     return plain
 
 
 @cache
-def hints(struct: type[msgspec.Struct]) -> dict[str, Any]:
+def field_types(struct: type[msgspec.Struct]) -> dict[str, Any]:
     return get_type_hints(struct)
 
 
 @cache
-def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The types that a value may have, but for those that mean it is unset."""
+def accepted_types(hint: Any) -> tuple[Any, ...]:
+    """The types that a value may have, without None and UNSET."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return tuple(kind for kind in kinds if kind not in (NoneType, msgspec.UnsetType))
 
@@ -146,33 +146,33 @@ def is_struct(kind: Any) -> bool:
 
 
 def _shorthand(struct: type[msgspec.Struct]) -> str | None:
-    """The field that a text or a list stands for, where it is given instead of the settings by name."""
+    """The field that a bare text or list is for."""
     return getattr(struct, "SHORTHAND", None)
 
 
 def holds_structs(hint: Any) -> bool:
-    """Whether it is for structs by name."""
-    return any(get_origin(kind) is dict and is_struct(get_args(kind)[1]) for kind in kinds_of(hint))
+    """True for structs by name."""
+    return any(get_origin(kind) is dict and is_struct(get_args(kind)[1]) for kind in accepted_types(hint))
 
 
 def lists_structs(kind: Any) -> bool:
     return get_origin(kind) is tuple and is_struct(get_args(kind)[0])
 
 
-def shown(value: object) -> str:
-    """How a sentence mentions a value that may be anything."""
+def brief_repr(value: object) -> str:
+    """A value for an error message; of anything but plain values, the type."""
     return repr(value)[:64] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
 def _similar(key: str, known: Mapping[str, Any]) -> str | None:
-    """The known name most like an unknown one; of a name one level further down, the path to it."""
+    """The known name that is most similar, or the path to one a level further down."""
     from difflib import get_close_matches  # only when something is wrong
 
     paths = dict[str, str]()
     for name, hint in known.items():
-        for kind in kinds_of(hint):
+        for kind in accepted_types(hint):
             if is_struct(kind):
-                for inner in hints(kind):
+                for inner in field_types(kind):
                     paths.setdefault(inner, f"{name}.{inner}")
     paths.update({name: name for name in known})
     found = get_close_matches(key.lower(), paths, n=1, cutoff=0.7)
@@ -182,9 +182,9 @@ def _similar(key: str, known: Mapping[str, Any]) -> str | None:
 
 
 def _items(value: Any, place: Place, path: Path) -> Iterator[tuple[str, Any, Path]]:
-    for key, one in (given(value) if isinstance(value, msgspec.Struct) else value).items():
+    for key, one in (set_values(value) if isinstance(value, msgspec.Struct) else value).items():
         if not isinstance(key, str):
-            raise SettingError(place((*path, shown(key))), "is no name; write it in quotes")
+            raise SettingError(place((*path, brief_repr(key))), "is not a name; write it in quotes")
         yield key, one, (*path, key)
 
 
@@ -202,7 +202,7 @@ def _expected(kinds: tuple[Any, ...]) -> str:
         if is_struct(kind):
             short = _shorthand(kind)
             words += [f"a text or a list of texts ({short})"] if short else []
-            words.append(f"some of {', '.join(hints(kind))}")
+            words.append(f"some of {', '.join(field_types(kind))}")
         elif get_origin(kind) is dict:
             inner = get_args(kind)[1]
             words.append(f"names, each with {'its settings' if is_struct(inner) else _expected((inner,))}")
@@ -215,5 +215,5 @@ def _expected(kinds: tuple[Any, ...]) -> str:
         elif get_origin(kind) is tuple and get_origin(get_args(kind)[0]) is Literal:
             words.append(f"a list of {', '.join(map(repr, get_args(get_args(kind)[0])))}")
         elif kind is not bool or kinds == (bool,):
-            words.append(WORDS.get(kind, str(kind)))
+            words.append(TYPE_NAMES.get(kind, str(kind)))
     return ", or ".join(words)

@@ -87,6 +87,10 @@ def _with_id(part: ToolCall | ToolResult, id: str) -> ToolCall | ToolResult:
     return msgspec.structs.replace(part, call_id=id)
 
 
+NO_RESULT = "The call was interrupted: it never returned a result."
+"""Shown as the result of a call that has none."""
+
+
 class MissingResult(msgspec.Struct, frozen=True):
     """Stands for the result of a call that has none."""
 

@@ -18,8 +18,8 @@ from refold.core.lazy import regex
 from refold.core.message import Message, ToolResult
 from refold.policies.extract import Written
 from refold.policies.importance import all_text
-from refold.policies.outline import PLAIN, clip, words, worth
-from refold.policies.sections import SECTIONS, WORTH, SummaryEntry, read
+from refold.policies.outline import PLAIN, clip, exactness, words
+from refold.policies.sections import SECTION_SCORES, SECTIONS, SummaryEntry, read
 
 TITLES: dict[str, tuple[str, ...]] = {
     "requests": ("requests of the user", "user requests", "requests", "request states"),
@@ -34,21 +34,20 @@ TITLES: dict[str, tuple[str, ...]] = {
     "values": ("exact values", "exact identifiers", "identifiers"),
     "files": ("files and resources", "files"),
 }
-"""How models write the titles of sections."""
+"""Titles that models write for each section."""
 COMMANDING = ("decisions", "pending", "next")
-"""Sections that an agent acts upon."""
-FIRST = 9.0
-"""What a line of a summarizer's own narrative is worth: only the user's rules come before it."""
-MOST_STRUCK = 0.5
-"""Of its sentences; where more are struck, the rest is not used either."""
-LONGEST = 600
-"""Characters of one entry in a section."""
-NAMED = 3
+"""Sections that an agent acts on."""
+NARRATIVE_SCORE = 9.0
+"""Of a line of a model's narrative; only the user's rules score higher."""
+MAX_STRUCK = 0.5
+"""If a larger share of sentences is struck, the whole summary is rejected."""
+ENTRY_CHARS = 600
+NAMED_VALUES = 3
 """Missing values that a problem names."""
 RUN = 4
-"""Words in a row that are not the same by chance."""
-LEAST_LETTERS = 4
-"""Of a word in quotes that is compared, where it is an ordinary one."""
+"""Words in a row that do not match by chance."""
+MIN_LETTERS = 4
+"""Shorter words in quotes are not compared."""
 
 _THINKING = regex(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 _TITLE = regex(r"(#{1,6}\s+|\*\*|__)?(?:\d+[.)]\s+)?(.+)")
@@ -69,7 +68,7 @@ _SENTENCES = regex(
 )
 
 _ESCAPED = regex(r"\\u([0-9a-f]{4})")
-_UNSPACED = r"\u2e80-\u9fff\uac00-\ud7af"  # scripts in which words are not parted by spaces
+_UNSPACED = r"\u2e80-\u9fff\uac00-\ud7af"  # scripts without spaces between words
 _ATOM, _ASCII_ATOM = regex(rf"[^\W_{_UNSPACED}]+|[{_UNSPACED}]"), regex(r"[a-z0-9]+")  # the second is faster
 _BETWEEN = regex(rf"[{_UNSPACED}\uff00-\uffef]+")
 _THOUSANDS = regex(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -102,45 +101,45 @@ _ORDINARY = frozenset(
         " open failed important warning note"
     )
 ).union(_MONTHS, (name[:3] for name in _MONTHS), ("i'm", "i've", "i'll", "i'd"))
-"""Words that are no values, though they look like one."""
+"""Words that look like values and are none."""
 
 
 class Evidence(msgspec.Struct, frozen=True, dict=True):
-    """The texts that a summary was made of, and whether they have a value."""
+    """The texts that a summary was written from, to look up values in them."""
 
     texts: tuple[str, ...]
-    """What people and the agent said, and earlier summaries."""
+    """Messages of people and the agent, and earlier summaries."""
     outputs: tuple[str, ...] = ()
-    """What tools said."""
+    """Tool outputs."""
     places: frozenset[int] = frozenset()
-    """Of the messages, as the model was told them."""
+    """Places of the messages, as the model saw them."""
 
     @staticmethod
-    def of(messages: Iterable[Message], *told: str, places: Iterable[int] = ()) -> "Evidence":
-        """From the originals, and from what else the model was told: the summary before, the task."""
+    def of(messages: Iterable[Message], *prompt_texts: str, places: Iterable[int] = ()) -> "Evidence":
+        """From the original messages, and from other texts in the prompt: the previous summary, the task."""
         texts, outputs = list[str](), list[str]()
         for message in messages:
             for part in message.parts:
                 known = outputs if isinstance(part, ToolResult) else texts
                 known.append(all_text(Message(message.role, (part,))))
-        for text in told:
+        for text in prompt_texts:
             quotes = [entry.text for entry in _entries(text) if entry.section in ("quotes", "errors")]
             outputs += quotes
             texts += [line for line in text.split("\n") if line.removeprefix("- ") not in quotes]
         return Evidence(tuple(texts), tuple(outputs), frozenset(places))
 
     @cached_property
-    def _plain(self) -> list[str]:
-        return [_plain(text) for text in (*self.texts, *self.outputs)]
+    def _normalized_texts(self) -> list[str]:
+        return [_normalized(text) for text in (*self.texts, *self.outputs)]
 
     @cached_property
     def text(self) -> str:
-        return "\n".join(self._plain)
+        return "\n".join(self._normalized_texts)
 
     @cached_property
     def _atoms(self) -> list[list[str]]:
-        """The words of each text, also those that identifiers are made of."""
-        return [(_ASCII_ATOM if text.isascii() else _ATOM).findall(text) for text in self._plain]
+        """The words of each text, and the parts of its identifiers."""
+        return [(_ASCII_ATOM if text.isascii() else _ATOM).findall(text) for text in self._normalized_texts]
 
     @cached_property
     def known(self) -> frozenset[str]:
@@ -153,12 +152,12 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _shape(self) -> str:
-        """The text with any number as the same."""
+        """The text with 0 in place of every number."""
         return _DIGITS.sub("0", self.text)
 
     @cached_property
     def _flat(self) -> tuple[str, str]:
-        """The words in a row, of people and of tools."""
+        """The words of people and of tools, in a row."""
         many = len(self.texts)
         parts = (self._atoms[:many], self._atoms[many:])
         said, put_out = (" ".join(chain.from_iterable(atoms)) for atoms in parts)
@@ -166,13 +165,13 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _dated(self) -> str:
-        """The text with date and time of timestamps apart."""
+        """The text with date and time of timestamps separated."""
         return _STAMPED.sub(" ", self.text)
 
     @cached_property
     def _days(self) -> set[tuple[int, int, int]]:
         days = set(map(_day, _DAY.finditer(self._dated)))
-        for one, two in _SLASHED.findall(self._dated):  # which is the month, nobody knows
+        for one, two in _SLASHED.findall(self._dated):  # either may be the month
             days |= {(0, int(one), int(two)), (0, int(two), int(one))}
         return days
 
@@ -182,13 +181,13 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _looked_up(self) -> dict[str, bool]:
-        """An answer may name the same again and again."""
+        """Results of `has`; a summary often repeats a value."""
         return {}
 
     def stands(self, word: str) -> bool:
-        """It stands there, and is not a part of a longer word or number."""
-        *whole, last = _ATOM.findall(word) or [""]  # looking through all of the text is slow
-        may_stand = self.known.issuperset(whole) and (last in self.known or _begins(last, self._ordered))
+        """True if it occurs and is not part of a longer word or number."""
+        *whole, last = _ATOM.findall(word) or [""]  # searching all of the text is slow
+        may_stand = self.known.issuperset(whole) and (last in self.known or _is_prefix(last, self._ordered))
         start = self.text.find(word) if word and may_stand else -1
         while start >= 0:
             end = start + len(word)
@@ -200,13 +199,13 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
         return False
 
     def has(self, word: str) -> bool:
-        """A name, a number, a path or an identifier, in one form or another."""
+        """True if the texts have the value, in any of its forms."""
         if word not in self._looked_up:
             self._looked_up[word] = self._has(word)
         return self._looked_up[word]
 
     def _has(self, word: str) -> bool:
-        value = _plain(word).strip("'\".*_,?!$€£¥~≈/%#").removesuffix("'s").removesuffix("()")
+        value = _normalized(word).strip("'\".*_,?!$€£¥~≈/%#").removesuffix("'s").removesuffix("()")
         if not value or value in self.known or self.stands(value):
             return True
         if quantity := _QUANTITY.fullmatch(value):
@@ -214,13 +213,13 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
         if _VERSION.fullmatch(value):
             return self.stands(value[1:])
         folder, slash, name = value.rpartition("/")
-        if slash:  # a file that is only ever called by its name may be anywhere
+        if slash:  # a file that the texts name without a folder may be in any
             return self.stands(name) and f"/{name}" not in self.text and self.has(folder)
         if value[-1] == "s" and self.stands(value[:-1]):
             return True
         has_digit = _DIGITS.search(value) is not None
         if has_digit and len(value) > 6 and value.isalnum():  # the beginning of a long one
-            return _begins(value, self._ordered)
+            return _is_prefix(value, self._ordered)
         if has_digit and _LETTER.search(value) and _DIGITS.sub("0", value) in self._shape:
             return False  # there is the same with other digits
         parts = [part for part in _SPLIT.split(value) if part]
@@ -229,7 +228,7 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
         return len(parts) > 1 and all(map(self.has, parts))
 
     def _has_quantity(self, number: str, unit: str) -> bool:
-        """The same number as it is written elsewhere: with separators, zeros, or thousands as k."""
+        """True if the number occurs, with or without separators and zeros, or with k for thousands."""
         bare = (number.rstrip("0").rstrip(".") if "." in number else number).lstrip("0") or "0"
         forms = [bare, f"{bare}0"] if "." in bare else [bare, f"{int(bare):,}", f"{bare}.0"]
         if unit[:1] == "k":
@@ -237,7 +236,7 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
         return any(form in self.known or self.stands(form) for form in forms)
 
     def missing(self, sentence: str, names: bool = True) -> list[str]:
-        """Its exact values that the texts do not have; with `names`, capitalized words too."""
+        """The exact values of a sentence that the texts do not have; with `names`, capitalized words too."""
         found = list[str]()
         rest = _BETWEEN.sub(" ", _THOUSANDS.sub("", sentence.replace("\\n", " ")))
         for place in _PLACE.finditer(rest):
@@ -259,7 +258,7 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
         return [*found, *(word for word in dict.fromkeys(exact) if not self.has(word))]
 
     def _has_day(self, day: tuple[int, int, int]) -> bool:
-        """A day without its year, there or here, is any year's that is named at all."""
+        """A day without a year matches that day of any year."""
         if day in self._days:
             return True
         year, *rest = day
@@ -268,22 +267,22 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
         return any(known[1:] == (*rest,) for known in self._days)
 
     def only_tools_say(self, sentence: str) -> bool:
-        """A tool's output has it word for word, and nobody else does."""
-        own = _ATOM.findall(_plain(sentence))
+        """True if only a tool output has the sentence, word for word."""
+        own = _ATOM.findall(_normalized(sentence))
         run = f" {' '.join(own)} "
         said, put_out = self._flat
         return len(own) >= RUN and run in put_out and run not in said
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What is left of a text once sentences with missing values are struck."""
+    """A model's text without the sentences that have missing values."""
 
     written: Written
     kept: int
-    """Sentences."""
+    """Number of sentences."""
     struck: tuple[str, ...]
     problem: str | None = None
-    """Why none of it is used."""
+    """Why the text is rejected."""
 
     @property
     def text(self) -> str:
@@ -291,10 +290,10 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def checked(text: str, evidence: Evidence, *, is_off: bool = False, is_plain: bool = False) -> Verdict:
-    """What a model wrote, in sections and as a narrative; with `is_off` nothing is struck.
+    """Check what a model wrote; with `is_off` nothing is struck.
 
-    What stands under refold's own headings goes into their sections, unless it `is_plain`; all the rest is
-    narrative, line by line as it stands.
+    Text under refold's own headings goes into their sections, unless `is_plain`; the rest is narrative and
+    stays line by line.
     """
     check = _Check(evidence, is_off)
     narrative, entries, states = list[str](), list[SummaryEntry](), dict[int, str]()
@@ -307,12 +306,12 @@ def checked(text: str, evidence: Evidence, *, is_off: bool = False, is_plain: bo
             narrative += check.line(line)
         elif section != "requests" and section != "rules":  # these are kept by rule, word for word
             entries += check.entries(section, line)
-    written = Written((*_as_it_stands(narrative), *entries), states)
+    written = Written((*_narrative_entries(narrative), *entries), states)
     return Verdict(written, check.kept, tuple(check.struck), check.problem())
 
 
 class _Check:
-    """Counts what it keeps and remembers what it strikes."""
+    """Counts kept sentences and collects struck ones."""
 
     def __init__(self, evidence: Evidence, is_off: bool) -> None:
         self.evidence, self._is_off = evidence, is_off
@@ -320,7 +319,7 @@ class _Check:
         self.struck, self._missing = list[str](), list[str]()
 
     def line(self, line: str) -> list[str]:
-        """A line of a narrative without what is struck of it: none where nothing is left."""
+        """A line of a narrative without its struck sentences; empty if nothing is left."""
         bullet = _BULLET.match(line)
         start = bullet.end() if bullet else 0
         is_heading = line.lstrip().startswith("#") or not any(map(str.isalnum, line))
@@ -333,52 +332,52 @@ class _Check:
         return [f"{line[:start]}{' '.join(good)}".rstrip()] if good else []
 
     def entries(self, section: str, line: str) -> Iterator[SummaryEntry]:
-        """The entries that a line makes in a section. What only a tool ordered is quoted, not repeated."""
-        worth, good = WORTH[section] + 1.0, ""
+        """The entries of a line in a section. What only a tool output says is quoted."""
+        score, good = SECTION_SCORES[section] + 1.0, ""
         for sentence in filter(None, map(str.strip, _SENTENCES.split(line))):
             if not self._passes(sentence):
                 continue
             self.kept += 1
             sentence = sentence.replace("**", "")
             if section in COMMANDING and not self._is_off and self.evidence.only_tools_say(sentence):
-                yield SummaryEntry("quotes", f"“{clip(sentence, LONGEST)}”", WORTH["quotes"])
+                yield SummaryEntry("quotes", f"“{clip(sentence, ENTRY_CHARS)}”", SECTION_SCORES["quotes"])
                 continue
-            if good and len(good) + len(sentence) >= LONGEST:
-                yield SummaryEntry(section, good, worth)
+            if good and len(good) + len(sentence) >= ENTRY_CHARS:
+                yield SummaryEntry(section, good, score)
                 good = ""
-            good = f"{good} {clip(sentence, LONGEST)}".lstrip()
+            good = f"{good} {clip(sentence, ENTRY_CHARS)}".lstrip()
         if good:
-            yield SummaryEntry(section, good, worth)
+            yield SummaryEntry(section, good, score)
 
     def _passes(self, sentence: str, is_heading: bool = False) -> bool:
         missing = [] if self._is_off else self.evidence.missing(sentence, not is_heading)
         if missing:
-            self.struck.append(clip(sentence.strip().replace("**", ""), LONGEST))
+            self.struck.append(clip(sentence.strip().replace("**", ""), ENTRY_CHARS))
             self._missing += missing
         return not missing
 
     def problem(self) -> str | None:
-        """Why none of it is used, for whoever is to write it again."""
+        """Why the text is rejected, for the model that writes it again; None if it is not."""
         struck, total = len(self.struck), self.kept + len(self.struck)
         if not total:
             return "it says nothing"
-        if struck <= MOST_STRUCK * total:
+        if struck <= MAX_STRUCK * total:
             return None
-        values = ", ".join(list(dict.fromkeys(self._missing))[:NAMED])
+        values = ", ".join(list(dict.fromkeys(self._missing))[:NAMED_VALUES])
         return (
             f"{struck} of its {total} sentences have values that the messages do not have, such as {values}"
         )
 
 
 class _Title(NamedTuple):
-    """What begins a part of a text."""
+    """A heading in a model's text."""
 
     section: str
-    """Of ours; `narrative` where it is somebody's own."""
+    """One of refold's sections, or `narrative` for any other heading."""
     rest: str
-    """What follows it on its line."""
+    """The rest of its line."""
     is_asked_for: bool
-    """It is one of ours word for word."""
+    """It is a title of the prompt, word for word."""
 
 
 def _parsed(text: str) -> Iterator[tuple[str, str]]:
@@ -406,7 +405,7 @@ def _parsed(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _titles(lines: Sequence[str]) -> Iterator[tuple[int, _Title]]:
-    """Which lines are or begin with a title; none within a block of code that is closed again."""
+    """The lines that are or begin with a heading, outside of code blocks."""
     fences = [n for n, line in enumerate(lines) if line.startswith("```")]
     code = {n for start, end in zip(fences[::2], fences[1::2], strict=False) for n in range(start, end)}
     for n, line in enumerate(lines):
@@ -433,7 +432,7 @@ def _title(line: str) -> _Title | None:
 
 
 def _states(line: str) -> Iterator[tuple[int, str]]:
-    """Requests that it tells of, by their places, and how far each is."""
+    """Places and states of the requests in a line."""
     for one in _EACH.split(line):
         found = _BRACKETED.match(one) or _REQUEST.match(one)
         if found and not _NEGATED.search(one):
@@ -441,15 +440,15 @@ def _states(line: str) -> Iterator[tuple[int, str]]:
             yield int(found[1]), _STATES.get(state, state)
 
 
-def _as_it_stands(lines: Iterable[str]) -> Iterator[SummaryEntry]:
-    """The entries of a narrative: its lines, the last of which go first where there is no room."""
+def _narrative_entries(lines: Iterable[str]) -> Iterator[SummaryEntry]:
+    """The entries of a narrative, one per line; the last lines are left out first."""
     text = _BLANK.sub("\n\n", "\n".join(lines).strip("\n"))
     for n, line in enumerate(text.split("\n") if text else ()):
-        yield SummaryEntry("narrative", line, FIRST - n / 1000)
+        yield SummaryEntry("narrative", line, NARRATIVE_SCORE - n / 1000)
 
 
 def _entries(text: str) -> Iterator[SummaryEntry]:
-    """Of a summary without its fences; none where it has no sections of ours."""
+    """The entries of a summary without its fence; none if it has no sections of refold's."""
     return read(f"[refold summary:]\n<record note=>\n{text}")
 
 
@@ -459,30 +458,30 @@ def _section(title: str) -> str | None:
 
 
 def _is_exact(word: str) -> bool:
-    """A number or an identifier: it is wrong if a single character is."""
-    if _plain(word) in _ORDINARY:
+    """True for a number or an identifier."""
+    if _normalized(word) in _ORDINARY:
         return False
-    return _DIGITS.search(word) is not None or (worth(word) >= PLAIN and not _PROSE.fullmatch(word))
+    return _DIGITS.search(word) is not None or (exactness(word) >= PLAIN and not _PROSE.fullmatch(word))
 
 
 def _is_long(word: str) -> bool:
-    return sum(map(str.isalpha, word)) >= LEAST_LETTERS and _plain(word) not in _ORDINARY
+    return sum(map(str.isalpha, word)) >= MIN_LETTERS and _normalized(word) not in _ORDINARY
 
 
 def _names(sentence: str) -> Iterator[str]:
-    """Words with a capital that they do not have for where they stand."""
-    if len(_GERMAN.intersection(sentence.split())) > 1:  # every noun has one
+    """Capitalized words, except at the beginning of sentences and clauses."""
+    if len(_GERMAN.intersection(sentence.split())) > 1:  # German nouns are capitalized
         return
     label, begins = _LABEL.match(sentence), True
     for piece in (sentence[label.end() :] if label else sentence).split():
         for word in () if begins or piece[0] == "(" else words(piece):
-            if word[:1].isupper() and len(word) > 2 and _plain(word) not in _ORDINARY:
+            if word[:1].isupper() and len(word) > 2 and _normalized(word) not in _ORDINARY:
                 yield word
         begins = piece.endswith((":", ";", "“", '"', "—")) or not any(map(str.isalnum, piece))
 
 
 def _day(match: re.Match[str]) -> tuple[int, int, int]:
-    """Year, month and day; a year that is not named is 0."""
+    """Year, month and day; the year is 0 if there is none."""
     if match[1]:
         return int(match[1]), int(match[2]), int(match[3])
     name = (match[4] or match[8]).casefold()[:3]
@@ -491,7 +490,7 @@ def _day(match: re.Match[str]) -> tuple[int, int, int]:
 
 
 def _times(match: re.Match[str]) -> set[tuple[int, int]]:
-    """Hour and minute; 9:05 may be either half of the day's, 09:05 and 21:05 may not."""
+    """Hours and minutes that a time can mean: 9:05 may be in the evening, 09:05 may not."""
     digits = match[1] or match[4]
     hour = int(digits)
     minute = int(match[2] or match[5] or 0)
@@ -502,14 +501,14 @@ def _times(match: re.Match[str]) -> set[tuple[int, int]]:
     return {(hour, minute)} if is_plain else {morning, evening}
 
 
-def _begins(start: str, ordered: Sequence[str]) -> bool:
-    """Whether one of them goes on where this ends."""
+def _is_prefix(start: str, ordered: Sequence[str]) -> bool:
+    """True if a longer word begins with `start`."""
     after = bisect_right(ordered, start)
     return after < len(ordered) and ordered[after].startswith(start)
 
 
-def _plain(text: str) -> str:
-    """In one case, with one kind of dashes and apostrophes, with spaces between scripts, without escapes."""
+def _normalized(text: str) -> str:
+    """Normalize case, dashes, apostrophes and escapes, and put spaces between scripts."""
     text = text.casefold()
     if "\\" in text:
         text = text.replace("\\n", "\n").replace("\\t", "\t")
@@ -518,5 +517,5 @@ def _plain(text: str) -> str:
 
 
 def flattened(text: str) -> str:
-    """Its words alone."""
-    return " ".join(_ATOM.findall(_plain(text)))
+    """The words of a text, separated by spaces."""
+    return " ".join(_ATOM.findall(_normalized(text)))

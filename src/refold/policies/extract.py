@@ -1,6 +1,6 @@
-"""A summary without a model: what was asked, what was tried on what, what went wrong, and every exact value.
+"""Summaries by rule, without a model: requests, rules, tool calls, errors and exact values.
 
-It is put together by rule from the messages it stands for, and from summaries of the same kind before it.
+They are extracted from the messages that the summary covers, and from earlier summaries.
 """
 
 import re
@@ -14,41 +14,51 @@ from refold.core.event import Line
 from refold.core.lazy import regex
 from refold.core.message import Message, Text, ToolCall
 from refold.core.plan import Count
-from refold.policies.outline import DENSE, LONG, clip, outline, reread, vocabulary, words, worth
+from refold.policies.outline import (
+    DENSE,
+    LONG,
+    clip,
+    exactness,
+    outline,
+    outline_of_skeleton,
+    vocabulary,
+    words,
+)
 from refold.policies.sections import (
-    BETWEEN,
+    CALL_SEPARATOR,
     OLDER,
     PROSE,
-    WORTH,
+    SECTION_SCORES,
     SummaryEntry,
-    narrated,
+    narrative_entries,
     pair,
+    quote_line,
     read,
     render,
-    tame,
 )
 
-REQUEST, SENTENCE, CALL, ERROR = 400, 240, 100, 240
-"""Characters that stay of each."""
-OVER, DONE = 120, 3.4
-"""Characters that stay of a request that is over, and what it is worth."""
-RULE = 2_000
-"""Characters from which on a rule of the user is a document."""
+REQUEST_CHARS = 400
+SENTENCE_CHARS = 240
+CALL_CHARS = 100
+ERROR_CHARS = 240
+DONE_REQUEST_CHARS = 120
+DONE_REQUEST_SCORE = 3.4
+RULE_CHARS = 2_000
 TASK = "the task, which stands above as it was said"
-NAMED = 1.6
-"""What a path or an address is worth at least."""
-LEAST = 1.2
-"""What a value is worth that is named at all."""
-MOST_VALUES, LEAST_VALUES = 12_000, 80
-"""Values that are looked at: of all messages together, and of each at least."""
-EARLY = 200
-"""Characters within which a result says that it is an error, if it is one."""
-COVERED = 0.6
-"""Of the words of an earlier statement, that a newer text has if it says the same."""
-FOCUS = 2.0
-"""What an entry is worth more that speaks of what was asked for in particular."""
-PASSING = ("state", "pending", "next")
-"""Sections that are true only of their time."""
+MIN_PATH_SCORE = 1.6
+MIN_VALUE_SCORE = 1.2
+MAX_VALUES = 12_000
+"""Values of all messages together that are considered."""
+MIN_VALUES = 80
+"""Values of each message that are considered at least."""
+ERROR_WITHIN = 200
+"""A result that is an error says so within its first characters."""
+SAME_STATEMENT = 0.6
+"""The share of an earlier statement's words that a newer text has if it says the same."""
+FOCUS_SCORE = 2.0
+"""Added for an entry about the focus."""
+TEMPORARY = ("state", "pending", "next")
+"""Sections that hold only at the time they are written."""
 EARLIER = "earlier: "
 _DEMAND = regex(
     r"\b(?:must(?:n['’]t)?|never|always|make sure|ensure|should not|shouldn['’]t|shall not|may not|required"
@@ -81,25 +91,25 @@ _FILE = regex(r"[\w-]+\.[a-z]{1,4}")
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What a model wrote, without what was struck."""
+    """What a model wrote, without the sentences that were struck."""
 
     entries: tuple[SummaryEntry, ...] = ()
     states: Mapping[int, str] = {}
-    """Of requests, by their places."""
+    """States of requests, by place."""
 
 
 NOTHING = Written()
 
 
 class Extract(msgspec.Struct, frozen=True):
-    """What a summary may have in it; how much of it there is in the end is a matter of room."""
+    """All entries that a summary may have."""
 
     entries: tuple[SummaryEntry, ...]
 
     def within(self, header: str, chars: int, fits: Callable[[str], bool]) -> list[SummaryEntry]:
-        """As many as fit, the most valuable first; `chars` is a guess at how much that is."""
+        """As many entries as fit, by score; `chars` is an estimate of what fits."""
         ranked = sorted(
-            range(len(self.entries)), key=lambda n: (not self.entries[n].must, -self.entries[n].worth)
+            range(len(self.entries)), key=lambda n: (not self.entries[n].must, -self.entries[n].score)
         )
 
         def of(most: int) -> list[SummaryEntry]:
@@ -108,7 +118,7 @@ class Extract(msgspec.Struct, frozen=True):
         def fit(most: int) -> bool:
             return fits(render(header, of(most)))
 
-        # by measure first, since a long text is costly to put together and to count
+        # begin with the estimate, since rendering and counting a long text is slow
         sizes = accumulate((len(self.entries[n].text) + 2 for n in ranked), initial=len(header))
         most = max(sum(size < chars for size in sizes), sum(entry.must for entry in self.entries))
         step = max(1, len(ranked) // 16)
@@ -128,32 +138,32 @@ def extract(
     focus: Set[str] = frozenset(),
     following: Sequence[tuple[Line, Message]] = (),
 ) -> Extract:
-    """From messages and summaries in their order, and from what a model `written` of them.
+    """The entries from messages and earlier summaries in their order, and from what a model has `written`.
 
-    `active` is the place of the request that is being worked on; what stands `elsewhere` in the view anyway
-    need not be repeated, and the `task` is named only: it is in every view as it was said. What has a word
-    of the `focus` in it is worth more. What was said `following` on it may answer its last request.
+    `active` is the place of the current request. Values that are `elsewhere` in the view are not repeated,
+    and the `task` is only named, since every view shows it. Entries with a word of the `focus` score higher.
+    Messages `following` the covered ones may answer the last request.
     """
     entries = list(written.entries)
     told = vocabulary("\n".join(entry.text for entry in entries))
     if task is not None:
         state = "active" if task == active else written.states.get(task) or _known_state(task, said)
-        entries.append(SummaryEntry("requests", f"#{task} ({state}) {TASK}", WORTH["requests"]))
+        entries.append(SummaryEntry("requests", f"#{task} ({state}) {TASK}", SECTION_SCORES["requests"]))
     size = max(1, len(said))
-    most = max(LEAST_VALUES, MOST_VALUES // size)
+    most = max(MIN_VALUES, MAX_VALUES // size)
     for n, (line, message) in enumerate(said):
         fresh = n / size  # the newer the better
         later = [*islice(said, n + 1, None), *following]
         if message.summaries:
-            known = [entry for entry in _earlier(message) if not entry.text.endswith(TASK)]
-            entries += _renewed(known, later, active, written.states)
+            known = [entry for entry in _earlier_entries(message) if not entry.text.endswith(TASK)]
+            entries += _updated_entries(known, later, active, written.states)
             if told:  # a newer narrative takes the place of the older one, but may lack its values
                 narrative = "\n".join(entry.text for entry in known if entry.section == "narrative")
                 entries += _values(Message("assistant", (Text(narrative),)), line, fresh, most)
         if line.summary:
             continue
         if (line.asks or line.role == "system") and not line.tools:
-            entries += _asked(line, message, later, active, fresh, written.states)
+            entries += _request_and_rules(line, message, later, active, fresh, written.states)
         if line.role == "assistant":
             entries += [entry for call in message.calls for entry in _call(call, fresh)]
             entries += _decisions(message.text, fresh)
@@ -161,33 +171,33 @@ def extract(
             entries += _errors(line, message, later)
         entries += _values(message, line, fresh, most)
     if told:
-        entries = [entry for entry in entries if entry in written.entries or not _is_told(entry, told)]
-    return Extract(tuple(_once(entries, elsewhere | told, focus)))
+        entries = [entry for entry in entries if entry in written.entries or not _is_replaced(entry, told)]
+    return Extract(tuple(_without_duplicates(entries, elsewhere | told, focus)))
 
 
-def _earlier(message: Message) -> Iterator[SummaryEntry]:
-    """The entries of a summary in a message; nobody but refold writes sections of refold's."""
-    return narrated(message.summaries.split("\n")) if message.markers else read(message.text)
+def _earlier_entries(message: Message) -> Iterator[SummaryEntry]:
+    """The entries of a summary in a message; only refold's own summaries have sections."""
+    return narrative_entries(message.summaries.split("\n")) if message.markers else read(message.text)
 
 
 def _known_state(task: int, said: Sequence[tuple[Line, Message]]) -> str:
-    """What the newest summary says of the task."""
+    """The state of the task in the newest summary."""
     known = "".join(message.text for line, message in reversed(said) if line.summary)
     found = re.search(rf"^- #{task} \((\w+)\) {re.escape(TASK)}", known, re.MULTILINE)
     return found[1] if found and found[1] != "active" else "open"
 
 
-def _is_told(entry: SummaryEntry, told: set[str]) -> bool:
-    """A newer text says the same, or knows better."""
+def _is_replaced(entry: SummaryEntry, told: set[str]) -> bool:
+    """True if a newer text replaces the entry."""
     if entry.section in ("done", "decisions"):
         own = [word for word in words(entry.text) if len(word) > 3]
-        return sum(word in told for word in own) >= COVERED * len(own)
+        return sum(word in told for word in own) >= SAME_STATEMENT * len(own)
     if entry.section == "files":
         return entry.text in told
-    return entry.section in (*PASSING, "notes", "narrative")
+    return entry.section in (*TEMPORARY, "notes", "narrative")
 
 
-def _asked(
+def _request_and_rules(
     line: Line,
     message: Message,
     later: Sequence[tuple[Line, Message]],
@@ -195,35 +205,37 @@ def _asked(
     fresh: float,
     states: Mapping[int, str],
 ) -> Iterator[SummaryEntry]:
-    """A request and its state, and what the user demands in it, word for word."""
+    """A request and its state, and its rules, word for word."""
     shown = list[str]()
     if line.role == "user":
         known = _state(later)
         state = "active" if line.at == active else known if known != "open" else states.get(line.at, known)
-        text = _short(message.text, REQUEST)
+        text = _short(message.text, REQUEST_CHARS)
         yield _request(line.at, state, text, fresh)
         shown = [*demands(text)]
     for rule in demands(message.text):
         if not any(rule in one for one in shown):
-            yield SummaryEntry("rules", clip(rule, RULE), WORTH["rules"] + fresh + 1.0, must=True)
+            yield SummaryEntry(
+                "rules", clip(rule, RULE_CHARS), SECTION_SCORES["rules"] + fresh + 1.0, must=True
+            )
 
 
 def _request(at: int, state: str, text: str, fresh: float) -> SummaryEntry:
-    """One that is over is worth less, and short; unless it has a rule in it, which holds on."""
+    """A request that is done or superseded is shortened and scores lower, unless it has a rule in it."""
     must, is_over = any(demands(text)), state in ("done", "superseded")
-    text = clip(text, OVER) if is_over and not must else text
-    worth = (DONE if is_over else WORTH["requests"]) + fresh
-    return SummaryEntry("requests", f"#{at} ({state}) {text}", worth, must)
+    text = clip(text, DONE_REQUEST_CHARS) if is_over and not must else text
+    score = (DONE_REQUEST_SCORE if is_over else SECTION_SCORES["requests"]) + fresh
+    return SummaryEntry("requests", f"#{at} ({state}) {text}", score, must)
 
 
 def demands(text: str) -> Iterator[str]:
-    """Sentences that demand something or rule it out, on one line, each with the list that it announces."""
+    """Sentences that demand or forbid something, each on one line with the list that it introduces."""
     listed = ""
     for line in _unwrapped(text):
         bare, flat = _ITEM.sub("", line), line.replace("\n", " ")
         found, is_item = [*_demanding(bare)], bare != line
         if listed and not found and (is_item or _announces(listed)):
-            listed = clip(f"{listed} {flat}", RULE)
+            listed = clip(f"{listed} {flat}", RULE_CHARS)
             continue
         if listed and not is_item:
             yield listed
@@ -247,10 +259,10 @@ def _announces(line: str) -> bool:
 
 
 def _unwrapped(text: str) -> Iterator[str]:
-    """Its lines, each with the next if its last sentence goes on in that and is no longer than any."""
+    """The lines of a text; a line is joined with the next one if its last sentence goes on there."""
     lines, size = list[str](), 0
     for line in map(str.strip, (*text.splitlines(), "")):
-        goes_on = line[:1].islower() and size < SENTENCE
+        goes_on = line[:1].islower() and size < SENTENCE_CHARS
         if lines and (not goes_on or lines[-1].endswith(_ENDED)):
             yield "\n".join(lines)
             lines, size = [], 0
@@ -261,10 +273,10 @@ def _unwrapped(text: str) -> Iterator[str]:
 
 
 def _state(later: Iterable[tuple[Line, Message]]) -> str:
-    """Of a request, by what was said up to the next one."""
+    """The state of a request, by the messages up to the next request."""
     state = "open"
     for line, other in later:
-        if line.retry:  # what it follows on was no answer
+        if line.retry:  # the message before it was no answer
             state = "open"
         elif other.role == "assistant" and not other.calls and state == "open":
             state = "done"
@@ -273,63 +285,71 @@ def _state(later: Iterable[tuple[Line, Message]]) -> str:
     return state
 
 
-def _renewed(
+def _updated_entries(
     known: Iterable[SummaryEntry],
     later: Sequence[tuple[Line, Message]],
     active: int | None,
     states: Mapping[int, str],
 ) -> Iterator[SummaryEntry]:
-    """The entries of an earlier summary, with what became of them."""
+    """The entries of an earlier summary, with their present states."""
     known = list(known)
     places = [int(at[1]) for at in map(_REQUEST.match, (entry.text for entry in known)) if at]
-    newest = max(places, default=None) if _state(later) == "done" else None  # it alone was answered since
+    newest = (
+        max(places, default=None) if _state(later) == "done" else None
+    )  # only this one was answered since
     for entry in known:
         found = _REQUEST.match(entry.text) if entry.section == "requests" else None
         if found is not None:
             at, state = int(found[1]), found[2]
             now = "active" if at == active else "done" if at == newest else states.get(at, "open")
             yield _request(at, now if state in ("open", "active") else state, found[3], -OLDER)
-        elif entry.section in PASSING and later:
+        elif entry.section in TEMPORARY and later:
             text = f"{EARLIER}{entry.text.removeprefix(EARLIER)}"
-            yield entry._replace(section="notes", text=text, worth=WORTH["notes"])
+            yield entry._replace(section="notes", text=text, score=SECTION_SCORES["notes"])
         else:
             yield entry._replace(must=entry.section == "rules")
 
 
 def _call(call: ToolCall, fresh: float) -> Iterator[SummaryEntry]:
-    given = _short(outline(call.input).cut(CALL) or call.input, CALL).replace(BETWEEN, " ")
-    yield SummaryEntry("calls", f"{call.tool.replace(': ', ' ')}: {given}", WORTH["calls"] + fresh)
+    given = _short(outline(call.input).cut(CALL_CHARS) or call.input, CALL_CHARS).replace(CALL_SEPARATOR, " ")
+    yield SummaryEntry("calls", f"{call.tool.replace(': ', ' ')}: {given}", SECTION_SCORES["calls"] + fresh)
     for word in words(call.input):
-        if ("/" in word or _FILE.fullmatch(word)) and worth(word) >= NAMED and len(word) < CALL:
-            yield SummaryEntry("files", word, WORTH["files"] + fresh)
+        if (
+            ("/" in word or _FILE.fullmatch(word))
+            and exactness(word) >= MIN_PATH_SCORE
+            and len(word) < CALL_CHARS
+        ):
+            yield SummaryEntry("files", word, SECTION_SCORES["files"] + fresh)
 
 
 def _decisions(text: str, fresh: float) -> Iterator[SummaryEntry]:
-    """Sentences of the agent that decide something."""
+    """Sentences of the agent that state a decision."""
     for sentence in chain.from_iterable(map(_SENTENCES.split, text[:20_000].split("\n"))):
         if len(sentence) > 12 and (_DECISION.search(sentence) or _DEMAND.search(sentence)):
-            yield SummaryEntry("decisions", _short(sentence, SENTENCE), WORTH["decisions"] + fresh - 1.0)
+            yield SummaryEntry(
+                "decisions", _short(sentence, SENTENCE_CHARS), SECTION_SCORES["decisions"] + fresh - 1.0
+            )
 
 
 def _errors(line: Line, message: Message, later: Iterable[tuple[Line, Message]]) -> Iterator[SummaryEntry]:
     text = message.text
     thrown = _THROWN.search(text)
     found = thrown or _FAILED.search(text[:20_000])
-    told = any(result.is_error for result in message.results) or (found and found.start() < EARLY)
+    told = any(result.is_error for result in message.results) or (found and found.start() < ERROR_WITHIN)
     if not told and not thrown:
         return
     next_call = next((call for _, other in later for call in other.calls), None)
     then = f" → {next_call.tool} {_short(next_call.input, 60)}" if next_call else ""
     tool = line.tools[0] if line.tools else "tool"
-    what = found.group() if found and len(text) > ERROR else text
-    yield SummaryEntry("errors", f"{tool}: {_short(what, ERROR)}{then}", WORTH["errors"])
+    what = found.group() if found and len(text) > ERROR_CHARS else text
+    yield SummaryEntry("errors", f"{tool}: {_short(what, ERROR_CHARS)}{then}", SECTION_SCORES["errors"])
 
 
 def _values(message: Message, line: Line, fresh: float, most: int) -> Iterator[SummaryEntry]:
-    """The exact words of a message, as many as there are to be of each; its lines have no others."""
+    """The exact values of a message, at most `most` of each text."""
     more = {"user": 1.5, "assistant": 1.0}.get(line.role, 0.0) + fresh
     for text in (message.text, *(call.input for call in message.calls)):
-        found = reread(text.partition("\n")[2]) if text.startswith("[refold ") else outline(text)
+        found = outline_of_skeleton(text.partition("\n")[2]) if text.startswith("[refold ") else outline(text)
         pieces = [piece for piece in found.pieces if not piece.is_line and len(piece.text) <= 2 * LONG]
         if len(pieces) > most:
             best = sorted(range(len(pieces)), key=lambda n: -pieces[n].rank)[:most]
@@ -339,31 +359,33 @@ def _values(message: Message, line: Line, fresh: float, most: int) -> Iterator[S
                 yield SummaryEntry("values", f"{key}={value}" if key else value, min(rank, 4.0) + more)
 
 
-def _once(entries: Iterable[SummaryEntry], elsewhere: set[str], focus: Set[str]) -> Iterator[SummaryEntry]:
-    """Each thing once, with what it is worth most, where it was said first."""
+def _without_duplicates(
+    entries: Iterable[SummaryEntry], elsewhere: set[str], focus: Set[str]
+) -> Iterator[SummaryEntry]:
+    """Each entry once, with its highest score, at its first position."""
     found = dict[tuple[str, str], SummaryEntry]()
     times = Counter[tuple[str, str]]()
     for entry in entries:
-        if entry.section == "narrative":  # as it stands, blank lines and all
-            yield entry._replace(text=tame(entry.text))
+        if entry.section == "narrative":  # unchanged, with its blank lines
+            yield entry._replace(text=quote_line(entry.text))
             continue
         key = (entry.section, pair(entry.text)[1] if entry.section == "values" else entry.text)
         times[key] += 1
         old = found.get(key)
-        if old is None or entry.worth > old.worth:
+        if old is None or entry.score > old.score:
             has_key = old is not None and pair(old.text)[0]  # a value keeps its key, if it had one
             found[key] = entry._replace(text=old.text) if old is not None and has_key else entry
     for key, (section, text, value, must) in found.items():
-        if section == "values" and (key[1] in elsewhere or value < LEAST):
+        if section == "values" and (key[1] in elsewhere or value < MIN_VALUE_SCORE):
             continue
         rank = value + min(0.9, 0.3 * (times[key] - 1)) - len(text) / (400 if section in PROSE else 80)
         if focus and not vocabulary(text.casefold()).isdisjoint(focus):
-            rank += FOCUS
-        yield SummaryEntry(section, tame(text), rank, must)
+            rank += FOCUS_SCORE
+        yield SummaryEntry(section, quote_line(text), rank, must)
 
 
 def _short(text: str, chars: int) -> str:
-    """On one line."""
+    """The text on one line."""
     return clip(" ".join(filter(None, map(str.strip, text.split("\n")))), chars)
 
 
@@ -372,7 +394,7 @@ class Summary(msgspec.Struct, frozen=True):
     entries: tuple[SummaryEntry, ...]
     """What is in it."""
     left_out: int = 0
-    """How many that should stay whatever happens, and do not fit."""
+    """How many entries that must stay do not fit."""
 
 
 def summary(
@@ -389,9 +411,9 @@ def summary(
     focus: Set[str] = frozenset(),
     later: Sequence[tuple[Line, Message]] = (),
 ) -> Summary:
-    """Of so many tokens, or `at_most` of so many if what must stay in it needs them.
+    """A summary of at most `tokens`, or `at_most` if the entries that must stay need them.
 
-    `header` makes its first line from how much is shown.
+    `header` makes the first line from how much is shown.
     """
 
     def message(text: str) -> Message:

@@ -1,7 +1,7 @@
-"""What is worth keeping, without asking a model: what was used, what is new, what went wrong, what is gone.
+"""Importance and relevance of results, without a model.
 
-All of it is read off the words: a result whose exact values the agent takes up in later calls matters, and
-so do the other results of the same tool.
+A result is important if the agent uses its exact values in later calls, and so are other results of the same
+tool; new values and errors count as well.
 """
 
 import re
@@ -17,20 +17,18 @@ from refold.core.lazy import regex
 from refold.core.message import CompactionMarker, Message, Reasoning, Text, ToolCall, ToolResult
 from refold.core.query import fold
 from refold.core.view import Item, View
-from refold.policies.outline import PLAIN, SHORT, vocabulary, worth
+from refold.policies.outline import PLAIN, SHORT, exactness, vocabulary
 
 SOON = 3
-"""Steps within which a use tells that a result was what the agent was after."""
+"""A use within so many steps says that the agent wanted the result."""
 ENOUGH = 4
-"""Values taken up that make a result as important as it can be."""
+"""Used values that make a result as important as it can be."""
 IDENTIFIER = 3.0
-"""How much more an identifier counts than a word of prose."""
-LEAST_WEIGHT, MOST_WEIGHT = 4.0, 12.0
-"""What a message's words count together, at least and at most: one word of a short message is not the whole
-of it, and not every word of a long one has to be met.
-"""
+"""Weight of an identifier, in words of prose."""
+MIN_WEIGHT = 4.0  # one word of a short message is not all of it
+MAX_WEIGHT = 12.0  # not every word of a long message has to match
 QUOTED = 6
-"""Words in a row that are a quotation."""
+"""So many words in a row are a quotation."""
 _MARKED = regex(r"[\"“„«`]([^\"“”„«»`\n]{3,}?\s[^\"“”„«»`\n]{3,})[\"”“»`]")
 _PROSE = regex(r"[^\W\d_]{3,}")
 _STOP_WORDS = """
@@ -56,19 +54,19 @@ _READS = regex(
 
 
 def exact_words(text: str) -> frozenset[str]:
-    """The words of a text that could not be guessed. What stays in a view is looked at again and again."""
+    """The words of a text that could not be guessed; cached for short texts."""
     return _known(text) if len(text) < SHORT else _exact(text)
 
 
 def _exact(text: str) -> frozenset[str]:
-    return frozenset(word for word in vocabulary(text) if worth(word) >= PLAIN)
+    return frozenset(word for word in vocabulary(text) if exactness(word) >= PLAIN)
 
 
 _known = lru_cache(maxsize=256)(_exact)
 
 
 def plain_words(text: str) -> frozenset[str]:
-    """The words of prose, without stop words, in lower case and without the s of a plural."""
+    """The words of prose in lower case, without stop words and plural s; cached for short texts."""
     return _known_plain(text) if len(text) < SHORT else _plain(text)
 
 
@@ -86,7 +84,7 @@ _known_plain = lru_cache(maxsize=256)(_plain)
 
 
 def quotes(text: str, source: str) -> bool:
-    """True if a text quotes a source: six words in a row, or what it has in quotation marks.
+    """True if a text quotes a source: six words in a row, or a phrase in quotation marks.
 
     >>> quotes('It says "late fee applies" there.', "From May on a late fee applies to all.")
     True
@@ -95,16 +93,16 @@ def quotes(text: str, source: str) -> bool:
         return True
     terms = fold(text).split()
     rows = (" ".join(terms[n : n + QUOTED]) for n in range(len(terms) - QUOTED + 1))
-    return any(f" {row} " in _in_one_row(source) for row in rows)
+    return any(f" {row} " in _terms_in_a_row(source) for row in rows)
 
 
 @lru_cache(maxsize=256)
-def _in_one_row(text: str) -> str:
+def _terms_in_a_row(text: str) -> str:
     return f" {' '.join(fold(text).split())} "
 
 
 def all_text(message: Message) -> str:
-    """Everything a message says, calls and reasoning included."""
+    """All text of a message, with calls and reasoning."""
     parts = list[str]()
     for part in message.parts:
         match part:
@@ -122,7 +120,7 @@ def all_text(message: Message) -> str:
 
 
 class ViewReading(msgspec.Struct, frozen=True, dict=True):
-    """A view whose words were looked at. Each message is read once, when it is asked for."""
+    """The words of a view's messages; each message is read once, on first use."""
 
     view: View
 
@@ -142,7 +140,7 @@ class ViewReading(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def used(self) -> dict[str, list[int]]:
-        """In which steps the agent itself wrote a word."""
+        """The steps in which the agent wrote each word."""
         used = dict[str, list[int]]()
         for line in self.view.lines:
             if line.role == "assistant":
@@ -152,30 +150,30 @@ class ViewReading(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def first(self) -> dict[str, int]:
-        """Where a word occurs for the first time."""
+        """The place where each word occurs first."""
         first = dict[str, int]()
         for line in self.view.lines:
             for word in self.words(line):
                 first.setdefault(word, line.at)
         return first
 
-    def taken_up(self, line: Line) -> int:
-        """How many of its exact values the agent wrote later."""
+    def used_later(self, line: Line) -> int:
+        """How many exact values of a result the agent used later."""
         return sum(any(step > line.step for step in self.used.get(word, ())) for word in self.words(line))
 
     @cached_property
     def reuse(self) -> dict[str, float]:
-        """For each tool, the share of its results that were taken up later."""
+        """For each tool, the share of its results that were used later."""
         seen = dict[str, list[bool]]()
         for line in self.view.lines:
             if line.answers is not None and line.tools and line.step + 1 < self.view.step:
-                seen.setdefault(line.tools[0], []).append(self.taken_up(line) > 0)
+                seen.setdefault(line.tools[0], []).append(self.used_later(line) > 0)
         return {tool: sum(found) / len(found) for tool, found in seen.items()}
 
     def importance(self, line: Line) -> float:
         """From 0 to 1."""
         words = self.words(line)
-        taken = self.taken_up(line)
+        taken = self.used_later(line)
         soon = any(0 < step - line.step <= SOON for word in words for step in self.used.get(word, ()))
         new = sum(self.first.get(word) == line.at for word in words)
         tool = line.tools[0] if line.tools else ""
@@ -194,7 +192,7 @@ class ViewReading(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def frequency(self) -> Counter[str]:
-        """In how many results a word occurs, an identifier or one of prose."""
+        """In how many results each word occurs."""
         found = Counter[str]()
         for line in self._results:
             found.update(self.words(line) | self.prose(line))
@@ -205,7 +203,7 @@ class ViewReading(msgspec.Struct, frozen=True, dict=True):
         return [line for line in self.view.lines if line.answers is not None]
 
     def _weight(self, words: Iterable[str]) -> float:
-        """What words count together: the more results have one, the less it says about any of them."""
+        """The sum of the words' weights; words that many results have weigh less."""
         most = log(len(self._results) + 1) or 1.0
         return sum((most - log(max(1, self.frequency[word]))) / most for word in words)
 
@@ -214,22 +212,19 @@ class ViewReading(msgspec.Struct, frozen=True, dict=True):
         exact, prose = self.words(message), self.prose(message)
         whole = IDENTIFIER * self._weight(exact) + self._weight(prose)
         shared = IDENTIFIER * self._weight(exact & self.words(line)) + self._weight(prose & self.prose(line))
-        return min(1.0, shared / min(max(whole, LEAST_WEIGHT), MOST_WEIGHT))
+        return min(1.0, shared / min(max(whole, MIN_WEIGHT), MAX_WEIGHT))
 
     def relevance(self, line: Line, recent: Sequence[Line]) -> float:
-        """How much a result has to do with the newest messages of the user and the agent, from 0 to 1.
-
-        1 if the agent's latest message quotes it.
-        """
+        """How much a result has to do with recent messages, from 0 to 1; 1 if the agent just quoted it."""
         agent = [message for message in recent if message.role == "assistant"]
         if agent and quotes(self._items[agent[-1].at, agent[-1].n].words(agent[-1]).text, self.text([line])):
             return 1.0
         words = self.words(line)
         exact = exact_words(self.text(recent))
         shared = len(words & exact) / min(len(words), ENOUGH) if words else 0.0
-        used = 0.7 * min(1.0, shared) + 0.3 * min(1.0, self.taken_up(line) / ENOUGH)
+        used = 0.7 * min(1.0, shared) + 0.3 * min(1.0, self.used_later(line) / ENOUGH)
         return max([used, *(self._covered(line, message) for message in recent)])
 
     def text(self, lines: Iterable[Line]) -> str:
-        """All that stands in some of its lines."""
+        """All text of some lines."""
         return "\n".join(all_text(self._items[line.at, line.n].words(line)) for line in lines)

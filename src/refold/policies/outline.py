@@ -1,4 +1,4 @@
-"""What a text was about, in as few characters as wanted: its exact values before its prose.
+"""Skeletons of texts: the exact values first, then prose, in a given number of characters.
 
 JSON becomes `key=value` pairs, other text its head, its errors, its identifiers and its tail.
 
@@ -22,31 +22,34 @@ import msgspec
 from refold.core.lazy import regex
 
 Bonus: TypeAlias = Callable[[str], float]
-"""What is known of a word besides its shape."""
+"""Added to the score of a word, by what is known of it besides its shape."""
 
-MOST_PIECES = 4_000
-"""Of one text, that are looked at: no skeleton is that long."""
-HEAD, TAIL, LINE = 2, 2, 160
-"""Lines that stay of the beginning and of the end, and how much of each."""
+MAX_PIECES = 4_000
+"""Pieces of one text that are considered."""
+HEAD_LINES = 2
+TAIL_LINES = 2
+LINE_CHARS = 160
 LONG = 80
-"""A value of more characters is a text of its own."""
+"""A value of more characters is outlined as a text."""
 DENSE = 2.6
-"""Characters a token, in text of exact values."""
+"""Characters per token in a text of exact values."""
 SHORT = 8_000
-"""Characters of a text that is remembered with what was found in it."""
-LONGEST_WORD = 300
-"""What is longer is no value but data."""
+"""Outlines of texts with fewer characters are cached."""
+MAX_WORD_CHARS = 300
+"""A longer word is data, not a value."""
 SHORTEST = 16
-"""Characters that are worth filling."""
-TABLE = 3
-"""Lines that make a table at least, besides the one that names its columns."""
-ERROR, EDGE, PROSE = 10.0, 7.0, 1.3
-"""What a line is worth that tells of an error, that begins or ends a text, or that is prose among data."""
-MOST_ERRORS = 40
+"""Room with fewer characters is not filled."""
+MIN_TABLE_ROWS = 3
+ERROR_SCORE = 10.0
+EDGE_SCORE = 7.0
+"""Of the first and last lines."""
+PROSE_SCORE = 1.3
+"""Of prose among data."""
+MAX_ERRORS = 40
 MANY = 12
-"""Words of one shape in one text, from which on each counts less."""
+"""If a text has more words of one shape, each of them counts less."""
 PLAIN = 1.0
-"""What is worth less is left out of a skeleton: words that anybody could have used."""
+"""Words with a lower score are common words, and left out of skeletons."""
 
 _WORD = regex(r"""https?://[^\s"'`<>\\\])}]+|[^\s"'`<>()\[\]{},;|=\\]+""")
 _PAIR = regex(r"(?:^|(?<=\s))([A-Za-z_][\w.-]*)=([^\s,;&\"'<>()\[\]{}|=]+)(?=\s|$|,)", re.MULTILINE)
@@ -76,100 +79,107 @@ _ESCAPED = regex(r"""\\+([n"'])""")
 
 class OutlinePiece(NamedTuple):
     text: str
-    worth: float
+    score: float
     key: str = ""
-    """What it is the value of. Neighbors with the same key stand behind it together."""
+    """Neighbors with the same key are written after it together."""
     is_line: bool = False
-    """It stands on a line of its own."""
+    """It is written on a line of its own."""
 
     @property
     def rank(self) -> float:
-        """What it is worth for the room it takes."""
-        return self.worth - len(self.text) / 80
+        """The score, less a penalty for length."""
+        return self.score - len(self.text) / 80
 
 
 class Outline(msgspec.Struct, frozen=True, dict=True):
-    """The pieces of a text in their order, each with what it is worth."""
+    """The pieces of a text in their order, with their scores."""
 
     pieces: tuple[OutlinePiece, ...]
     size: str = ""
-    """How much it was, in its own measure: `50 items`, `310 lines`."""
+    """The size of the text, such as `50 items` or `310 lines`."""
     is_data: bool = False
-    """It was JSON, not prose: its pairs say more than its beginning."""
+    """The text is JSON, so that its pairs say more than its beginning."""
 
     @cached_property
     def _ranked(self) -> list[int]:
         return sorted(range(len(self.pieces)), key=lambda n: -self.pieces[n].rank)
 
     def cut(self, chars: int, share: int = 3) -> str:
-        """The most valuable pieces that fit, in their order."""
-        chosen, keys, left, text = dict[int, OutlinePiece](), set[str](), chars + 1, ""
+        """The pieces with the highest ranks that fit, in their order."""
+        chosen: dict[int, OutlinePiece] = {}
+        keys: set[str] = set()
+        left = chars + 1
+        text = ""
         for n in self._ranked:
             piece = self.pieces[n]
-            if piece.is_line and len(piece.text) > (most := min(left - 2, chars // share)) > SHORTEST:
-                piece = piece._replace(text=clip(piece.text, most))
-            size = len(piece.text) + 1 + (len(piece.key) + 1 if piece.key and piece.key not in keys else 0)
+            if piece.is_line:
+                limit = min(left - 2, chars // share)
+                if len(piece.text) > limit > SHORTEST:
+                    piece = piece._replace(text=clip(piece.text, limit))
+            size = len(piece.text) + 1
+            if piece.key and piece.key not in keys:
+                size += len(piece.key) + 1
             if size > left:
                 if left < SHORTEST:
                     break
                 continue
             if not piece.key and len(piece.text) > 4 and not piece.text.isdigit() and piece.text in text:
-                continue  # a line that stays has it already
+                continue  # a chosen line contains it
             chosen[n] = piece
             keys.add(piece.key)
             left -= size
             text += piece.text + "\n"
-        return joined(chosen[n] for n in sorted(chosen))
+        return join_pieces(chosen[n] for n in sorted(chosen))
 
 
-def joined(pieces: Iterable[OutlinePiece]) -> str:
-    """Values behind their keys, words in a row, lines as lines."""
-    parts, last, several = list[str](), OutlinePiece("", 0.0, is_line=True), False
+def join_pieces(pieces: Iterable[OutlinePiece]) -> str:
+    """Values after their keys, words in a row, lines on lines of their own."""
+    parts: list[str] = []
+    last = OutlinePiece("", 0.0, is_line=True)
+    has_several_values = False  # such a key has a line of its own
     for piece in pieces:
-        goes_on = bool(piece.key) and piece.key == last.key
-        glue = " " if goes_on or not (piece.is_line or last.is_line or several) else "\n"
-        if goes_on and not several:  # keys with several values have a line of their own
-            several = True
-            if len(parts) > 1:
-                parts[-2] = "\n"
-        elif not goes_on:
-            several = False
-        parts += [glue, piece.text if goes_on or not piece.key else f"{piece.key}={piece.text}"]
+        is_same_key = bool(piece.key) and piece.key == last.key
+        begins_line = not is_same_key and (piece.is_line or last.is_line or has_several_values)
+        if is_same_key and not has_several_values and len(parts) > 1:
+            parts[-2] = "\n"
+        has_several_values = is_same_key
+        parts.append("\n" if begins_line else " ")
+        parts.append(f"{piece.key}={piece.text}" if piece.key and not is_same_key else piece.text)
         last = piece
     return "".join(parts[1:])
 
 
 def excerpt(text: str, outline: Outline, chars: int) -> str:
-    """Head, skeleton and tail of a text: what a reader wants of one that is much too long."""
+    """Head, skeleton and tail of a text that is much too long."""
     text = unescaped(text)
     part = chars // 8
     head, tail = (part, part // 2) if outline.is_data else (2 * part, part)
     middle = outline.cut(chars - head - tail)
-    left = max(0, chars - head - tail - len(middle))  # what it has no values for is text
+    left = max(0, chars - head - tail - len(middle))  # room that the values do not fill
     parts = [clip(text, head + 2 * left // 3), middle, clip(text, tail + left // 3, end=True)]
     return "\n".join(parts)
 
 
 def outline(text: str, bonus: Bonus | None = None) -> Outline:
-    """`bonus` adds to what a word is worth, or takes from it where it is known already."""
-    if bonus is None:  # what stays in a view is looked at again and again
-        return _remembered(text) if len(text) < SHORT else _outline(text, _nothing)
+    """The outline of a text; `bonus` is added to the scores of its words."""
+    if bonus is None:  # the same texts are outlined in every step
+        return _cached_outline(text) if len(text) < SHORT else _outline(text, _no_bonus)
     return _outline(text, bonus)
 
 
-def _nothing(word: str) -> float:
+def _no_bonus(word: str) -> float:
     return 0.0
 
 
 def _outline(text: str, bonus: Bonus) -> Outline:
     value = _json(text)
     if value is None:
-        return Outline(_by_key(_mixed(unescaped(text), bonus)), _size(text, None))
-    return Outline(_by_key(_values(value, bonus)), _size(text, value), is_data=True)
+        return Outline(_grouped_by_key(_text_or_embedded_data(unescaped(text), bonus)), _size(text, None))
+    return Outline(_grouped_by_key(_values(value, bonus)), _size(text, value), is_data=True)
 
 
 def size_of(text: str) -> str:
-    """How much it is, in its own measure, by which parts of it can be asked for."""
+    """The size of a text in items or lines, by which parts can be expanded; empty for one line."""
     return _size(text, _json(text))
 
 
@@ -182,30 +192,33 @@ def _size(text: str, value: dict[str, Any] | list[Any] | None) -> str:
 
 
 @lru_cache(maxsize=256)
-def _remembered(text: str) -> Outline:
-    return _outline(text, _nothing)
+def _cached_outline(text: str) -> Outline:
+    return _outline(text, _no_bonus)
 
 
-def reread(text: str, bonus: Bonus | None = None) -> Outline:
-    """Of what an outline left: its pairs are pairs again."""
-    return Outline(_by_key(_left(text, bonus or _nothing)))
+def outline_of_skeleton(text: str, bonus: Bonus | None = None) -> Outline:
+    """The outline of a text that is a skeleton already: its pairs are pairs again."""
+    return Outline(_grouped_by_key(_pieces_of_outline(text, bonus or _no_bonus)))
 
 
-def _left(text: str, bonus: Bonus) -> Iterator[OutlinePiece]:
-    pairs, rest = list[str](), list[str]()
+def _pieces_of_outline(text: str, bonus: Bonus) -> Iterator[OutlinePiece]:
+    pairs: list[str] = []
+    rest: list[str] = []
     for line in text.split("\n"):
         (pairs if _PAIRS.match(line) else rest).append(line)
     yield from _text("\n".join(rest), bonus)
     for line in pairs:
         for pair in _NEXT.split(line):
             key, _, value = pair.partition("=")
-            several = value.split(" ")
-            many = several if all(worth(one) >= PLAIN for one in several) else [value]
-            yield from (OutlinePiece(one, _value_worth(one, one, bonus), key) for one in many)
+            values = value.split(" ")
+            if not all(exactness(one) >= PLAIN for one in values):
+                values = [value]
+            for one in values:
+                yield OutlinePiece(one, _value_score(one, one, bonus), key)
 
 
-def _by_key(pieces: Iterable[OutlinePiece]) -> tuple[OutlinePiece, ...]:
-    """The values of a key together, where the first of them stood."""
+def _grouped_by_key(pieces: Iterable[OutlinePiece]) -> tuple[OutlinePiece, ...]:
+    """The values of a key together, at the position of the first."""
     groups = dict[tuple[str, int], list[OutlinePiece]]()
     for n, piece in enumerate(pieces):
         groups.setdefault((piece.key, 0 if piece.key else n), []).append(piece)
@@ -227,7 +240,7 @@ def _longest(value: dict[str, Any]) -> int:
 
 
 def _leaves(value: Any, outer: str, key: str) -> Iterator[tuple[str, Any]]:
-    """Keys and values; what is nested has the outer key before its own."""
+    """Keys and values; nested keys are prefixed by the key around them."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _leaves(inner, key, str(name))
@@ -246,7 +259,7 @@ def _values(value: Any, bonus: Bonus) -> Iterator[OutlinePiece]:
             continue
         late = min(0.4, len(seen) / 1_000)
         seen.add((key, text))
-        if len(seen) > MOST_PIECES:
+        if len(seen) > MAX_PIECES:
             return
         if len(text) > LONG or "\n" in text:
             inside = _json(text)
@@ -256,20 +269,20 @@ def _values(value: Any, bonus: Bonus) -> Iterator[OutlinePiece]:
                 else _text(unescaped(f"{key}={text}" if key else text), bonus, head=1, tail=0)
             )
             for piece in inner:
-                is_head = piece.is_line and piece.worth < ERROR
-                yield piece._replace(worth=(PROSE if is_head else piece.worth - 0.3) - late)
+                is_head = piece.is_line and piece.score < ERROR_SCORE
+                yield piece._replace(score=(PROSE_SCORE if is_head else piece.score - 0.3) - late)
         else:
-            yield OutlinePiece(text, _value_worth(text, leaf, bonus) - late, "" if text in key else key)
+            yield OutlinePiece(text, _value_score(text, leaf, bonus) - late, "" if text in key else key)
 
 
-def _value_worth(text: str, value: Any, bonus: Bonus) -> float:
+def _value_score(text: str, value: Any, bonus: Bonus) -> float:
     if value is None or isinstance(value, bool):
         return 0.8
-    return max([1.4, *(worth(word) + bonus(word) for word in words(text))])
+    return max([1.4, *(exactness(word) + bonus(word) for word in words(text))])
 
 
-def _mixed(text: str, bonus: Bonus) -> Iterator[OutlinePiece]:
-    """A text, and the JSON in it if that is most of it."""
+def _text_or_embedded_data(text: str, bonus: Bonus) -> Iterator[OutlinePiece]:
+    """A text; or JSON, if that is most of the text; or a table."""
     start = next((m.start() for m in _OPENING.finditer(text)), None)
     if start is not None:
         try:
@@ -283,16 +296,16 @@ def _mixed(text: str, bonus: Bonus) -> Iterator[OutlinePiece]:
             return
     table = _table(text)
     if table:
-        yield from _cells(table, bonus)
+        yield from _table_cells(table, bonus)
     else:
         yield from _text(text, bonus)
 
 
 def _table(text: str) -> list[list[str]]:
-    """Rows of cells, if the text is nearly nothing else: the first row names the columns."""
+    """Rows of cells, if nearly all of the text is a table; the first row names the columns."""
     lines = [line for line in text.strip().split("\n") if line.strip()]
     for mark in ("|", "\t", ",", ";"):
-        width = lines[0].count(mark) if len(lines) > TABLE else 0
+        width = lines[0].count(mark) if len(lines) > MIN_TABLE_ROWS else 0
         if width and sum(line.count(mark) == width for line in lines) > 0.9 * len(lines):
             rows = [[cell.strip() for cell in line.strip().strip("|").split(mark)] for line in lines]
             named = all(len(cell) <= LONG // 2 and _LETTERS.search(cell) for cell in rows[0] if cell)
@@ -300,7 +313,7 @@ def _table(text: str) -> list[list[str]]:
     return []
 
 
-def _cells(rows: list[list[str]], bonus: Bonus) -> Iterator[OutlinePiece]:
+def _table_cells(rows: list[list[str]], bonus: Bonus) -> Iterator[OutlinePiece]:
     seen = set[tuple[str, str]]()
     for n, row in enumerate(rows[1:]):
         for key, text in zip(rows[0], row, strict=False):
@@ -308,94 +321,97 @@ def _cells(rows: list[list[str]], bonus: Bonus) -> Iterator[OutlinePiece]:
                 seen.add((key, text))
                 late = min(0.4, n / 100)
                 yield OutlinePiece(
-                    clip(text, LONG), _value_worth(text, text, bonus) - late, _NAME.sub("_", key)
+                    clip(text, LONG), _value_score(text, text, bonus) - late, _NAME.sub("_", key)
                 )
 
 
-def _text(text: str, bonus: Bonus, head: int = HEAD, tail: int = TAIL) -> Iterator[OutlinePiece]:
-    """A text's own beginning and end, its errors, and the words in it that are exact."""
+def _text(text: str, bonus: Bonus, head: int = HEAD_LINES, tail: int = TAIL_LINES) -> Iterator[OutlinePiece]:
+    """The first and last lines of a text, its errors, and its exact values."""
     lines = [line.strip() for line in text.strip().split("\n")]
-    first, last = lines[:head], lines[max(head, len(lines) - tail) :]
-    yield from (OutlinePiece(clip(line, LINE), EDGE, is_line=True) for line in first if line)
-    errors = dict.fromkeys(clip(match.group().strip(), 2 * LINE) for match in _ERROR.finditer(text))
-    yield from (OutlinePiece(line, ERROR, is_line=True) for line in islice(errors, MOST_ERRORS))
-    pairs = {value: key for key, value in _PAIR.findall(text) if worth(value) >= PLAIN}
-    most = islice(pairs.items(), MOST_PIECES)
-    yield from (OutlinePiece(value, worth(value) + bonus(value) + 0.2, key) for value, key in most)
+    for line in filter(None, lines[:head]):
+        yield OutlinePiece(clip(line, LINE_CHARS), EDGE_SCORE, is_line=True)
+    errors = dict.fromkeys(clip(match.group().strip(), 2 * LINE_CHARS) for match in _ERROR.finditer(text))
+    for line in islice(errors, MAX_ERRORS):
+        yield OutlinePiece(line, ERROR_SCORE, is_line=True)
+    pairs = {value: key for key, value in _PAIR.findall(text) if exactness(value) >= PLAIN}
+    for value, key in islice(pairs.items(), MAX_PIECES):
+        yield OutlinePiece(value, exactness(value) + bonus(value) + 0.2, key)
     defined = _definitions(lines)
-    for word, value in islice(exact(text).items(), MOST_PIECES):
-        if word not in pairs:
-            where = f":{defined[word]}" if word in defined else ""
-            yield OutlinePiece(f"{word}{where}", value + bonus(word) + (1.0 if where else 0.0))
-    yield from (OutlinePiece(clip(line, LINE), EDGE, is_line=True) for line in last if line)
+    for word, score in islice(exact_values(text).items(), MAX_PIECES):
+        if word in defined and word not in pairs:
+            yield OutlinePiece(f"{word}:{defined[word]}", score + bonus(word) + 1.0)
+        elif word not in pairs:
+            yield OutlinePiece(word, score + bonus(word))
+    for line in filter(None, lines[max(head, len(lines) - tail) :]):
+        yield OutlinePiece(clip(line, LINE_CHARS), EDGE_SCORE, is_line=True)
 
 
 def _definitions(lines: list[str]) -> dict[str, str]:
-    """What code defines, and in which line: its own number, where the lines are numbered."""
+    """Names that code defines, and their line numbers: those in the text, if its lines are numbered."""
     found = dict[str, str]()
     for n, line in enumerate(lines, 1):
-        for name in _DEFINED.findall(line) if len(line) < 2 * LINE else ():
+        for name in _DEFINED.findall(line) if len(line) < 2 * LINE_CHARS else ():
             number = _NUMBERED.match(line)
             found.setdefault(name, number[1] if number else str(n))
     return found
 
 
-def exact(text: str) -> dict[str, float]:
-    """The words that could not be guessed, in their order, with what they are worth: more if repeated."""
+def exact_values(text: str) -> dict[str, float]:
+    """The words that could not be guessed, in their order, with their scores; repeated words score higher."""
     found = dict[str, float]()
     for raw, times in Counter(_WORD.findall(text)).items():
-        word = _bare(raw)
-        value = worth(word)
+        word = _without_punctuation(raw)
+        value = exactness(word)
         if value >= PLAIN:
             value += min(0.9, 0.3 * log2(times))
             found[word] = max(found.get(word, 0.0), value)
     shapes = Counter(map(shape, found))
-    return {word: value - crowd(shapes[shape(word)]) for word, value in found.items()}
+    return {word: value - _crowding_penalty(shapes[shape(word)]) for word, value in found.items()}
 
 
 def shape(word: str) -> str:
-    """Words of one shape are of one kind: 14:00 and 09:30, HAT078 and HAT118."""
+    """The pattern of letters and digits, the same for 14:00 and 09:30, or HAT078 and HAT118."""
     return _LETTERS.sub("a", _DIGITS.sub("9", word))
 
 
-def crowd(alike: int) -> float:
-    """Where a text has very many of a kind, each is less likely to be the one."""
+def _crowding_penalty(alike: int) -> float:
+    """If a text has very many words of one shape, each is less likely to matter."""
     return 0.15 * log2(alike / MANY) if alike > MANY else 0.0
 
 
 def words(text: str) -> list[str]:
-    return list(map(_bare, _WORD.findall(text)))
+    return list(map(_without_punctuation, _WORD.findall(text)))
 
 
 def vocabulary(text: str) -> set[str]:
-    return set(map(_bare, set(_WORD.findall(text))))
+    return set(map(_without_punctuation, set(_WORD.findall(text))))
 
 
-def _bare(word: str) -> str:
+def _without_punctuation(word: str) -> str:
     return word.rstrip(".:!?*").lstrip("*#&!")
 
 
 def clip(text: str, chars: int, end: bool = False) -> str:
-    """Its beginning or its end, with a mark where it was cut: a word that is not whole is no value."""
+    """The beginning or end of a text, with … where it was cut."""
     if len(text) <= chars:
         return text
     return f"…{text[len(text) - chars + 1 :]}" if end else f"{text[: chars - 1]}…"
 
 
 def unescaped(text: str) -> str:
-    """JSON or a program's own notation inside a text: its line ends and quotes as they were meant."""
+    """Decode escaped line ends and quotes in a text that is full of them."""
     if text.count("\\n") <= max(2, text.count("\n")):
         return text
     return _ESCAPED.sub(lambda match: "\n" if match.group(1) == "n" else match.group(1), text)
 
 
-def worth(word: str) -> float:
-    """How exact a word is: from 0 for any word to 3 for one that could not be guessed."""
-    return _worth(word) if 1 < len(word) <= LONGEST_WORD else 0.0
+def exactness(word: str) -> float:
+    """From 0 for a common word to 3 for one that could not be guessed."""
+    return _exactness(word) if 1 < len(word) <= MAX_WORD_CHARS else 0.0
 
 
 @lru_cache(maxsize=1 << 13)
-def _worth(word: str) -> float:
+def _exactness(word: str) -> float:
     size = len(word)
     if "…" in word:
         return 0.0

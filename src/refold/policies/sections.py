@@ -1,14 +1,15 @@
-"""How a summary looks: entries in sections, fenced and labelled as a record; and how one is read back."""
+"""The format of a summary: entries in sections inside a fence, and how they are read back."""
 
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from refold.core.lazy import regex
-from refold.policies.outline import words, worth
+from refold.policies.outline import exactness, words
 from refold.policies.shorten import quoted
 
-OPEN, CLOSE = '<record note="what happened before; not an instruction">', "</record>"
+OPEN = '<record note="what happened before; not an instruction">'
+CLOSE = "</record>"
 SECTIONS = {
     "requests": "Requests of the user",
     "rules": "Rules of the user",
@@ -25,7 +26,7 @@ SECTIONS = {
     "files": "Files and resources",
     "values": "Exact values",
 }
-WORTH = {
+SECTION_SCORES = {
     "requests": 6.0,
     "rules": 4.5,
     "narrative": 6.0,
@@ -41,19 +42,17 @@ WORTH = {
     "files": 3.0,
     "values": 0.0,
 }
-"""What an entry is worth, where more is not known of it."""
+"""The score of an entry, where nothing more is known of it."""
 PROSE = ("done", "state", "pending", "next", "notes")
-"""Sections that only models write: statements, longer than values and no less worth for that."""
-DOT = " · "
-"""Stands between values of one key."""
-BETWEEN = " | "
-"""Stands between calls of one tool."""
-FADES = 1_000
-"""Characters of a narrative after which a line is worth one less."""
+"""Sections of statements, which only models write; their length costs less."""
+VALUE_SEPARATOR = " · "
+CALL_SEPARATOR = " | "
+CHARS_PER_POINT = 1_000
+"""Characters of a narrative after which a line scores one point less."""
 LONG_LINE = 400
-"""Characters from which on a line of a narrative is parted."""
+"""A longer line of a narrative is split between sentences."""
 OLDER = 1.0
-"""What an entry of an earlier summary is worth less than a new one."""
+"""How much less an entry of an earlier summary scores."""
 _OURS = ("[refold ", "[refold:")
 _HEADER = regex(r"\[refold (?:#\d+ )?(summary|segment|era): [^\n\]]*\](?:\n|$)")
 _FENCE = regex(r"<(\s*/?\s*)record", re.IGNORECASE)
@@ -68,9 +67,9 @@ class SummaryEntry(NamedTuple):
     section: str
     text: str
     """On one line."""
-    worth: float
+    score: float
     must: bool = False
-    """It stays, whatever else has to go."""
+    """It stays, whatever else is left out."""
 
 
 def render(header: str, entries: Sequence[SummaryEntry]) -> str:
@@ -78,45 +77,49 @@ def render(header: str, entries: Sequence[SummaryEntry]) -> str:
 
 
 def listed(entries: Sequence[SummaryEntry]) -> str:
-    """The entries in their sections, as they stand between the fences."""
-    parts = list[str]()
+    """The entries in their sections, without the fence."""
+    parts: list[str] = []
     for section, title in SECTIONS.items():
         texts = [entry.text for entry in entries if entry.section == section]
-        if texts and section == "narrative":
-            parts += [f"{title}:", *(_untitled(text) for text in texts)]
-        elif texts and section == "values":
-            parts += [f"{title}:", _grouped(texts)]
-        elif texts and section == "calls":
-            parts += [f"{title}:", *_by_tool(texts)]
-        elif texts and section == "files":
-            parts += [f"{title}:", " ".join(texts)]
-        elif texts:
-            parts += [f"{title}:", *(f"- {text}" for text in texts)]
-    return "\n".join(tame(line) for line in "\n".join(parts).split("\n"))
+        if not texts:
+            continue
+        parts.append(f"{title}:")
+        match section:
+            case "narrative":
+                parts += map(_untitled, texts)
+            case "values":
+                parts.append(_grouped(texts))
+            case "calls":
+                parts += _by_tool(texts)
+            case "files":
+                parts.append(" ".join(texts))
+            case _:
+                parts += [f"- {text}" for text in texts]
+    return "\n".join(quote_line(line) for line in "\n".join(parts).split("\n"))
 
 
 def body(text: str) -> str:
-    """What a summary says: what stands between the fences, or all of one that was made elsewhere."""
+    """The text inside the fence, or all of a summary that refold did not write."""
     if not text.startswith(_OURS):
         return text.strip()
     return text.partition(f"{OPEN}\n")[2].rpartition(f"\n{CLOSE}")[0]
 
 
 def is_summary(text: str) -> bool:
-    """It was made here, by the looks of it."""
+    """True if it looks like a summary of refold's."""
     return _HEADER.match(text) is not None and text.endswith(("]", CLOSE))
 
 
 def level_of(text: str) -> str:
-    """What kind of summary it is: summary, segment or era."""
+    """`summary`, `segment` or `era`."""
     found = _HEADER.match(text)
     return found[1] if found else "summary"
 
 
 def read(text: str) -> Iterator[SummaryEntry]:
-    """The entries of a summary that was made before, a little less worth than new ones.
+    """The entries of an earlier summary, with slightly lower scores than new ones.
 
-    One that was made elsewhere is all narrative.
+    A summary that refold did not write is all narrative.
     """
     is_ours = text.startswith(_OURS)
     section = "" if is_ours else "narrative"
@@ -129,36 +132,38 @@ def read(text: str) -> Iterator[SummaryEntry]:
             narrative.append(line)
         elif section == "values":
             key, values = pair(line)
-            several = line.removeprefix(DOT.lstrip())
-            words_only = [several] if several != line else line.split(" ")
-            found = [f"{key}={value}" for value in values.split(DOT)] if key else words_only
-            yield from (
-                SummaryEntry(section, one, _value(one) - n / 400) for n, one in enumerate(found) if one
-            )
+            phrase = line.removeprefix(VALUE_SEPARATOR.lstrip())
+            if key:
+                found = [f"{key}={value}" for value in values.split(VALUE_SEPARATOR)]
+            else:
+                found = [phrase] if phrase != line else line.split(" ")
+            for n, one in enumerate(found):
+                if one:
+                    yield SummaryEntry(section, one, _value_score(one) - n / 400)
         elif section == "files":
-            yield from (SummaryEntry(section, one, WORTH[section] - OLDER) for one in line.split(" ") if one)
+            yield from (
+                SummaryEntry(section, one, SECTION_SCORES[section] - OLDER) for one in line.split(" ") if one
+            )
         elif section and (listed := _ENTRY.match(line)):
-            tool, _, given = listed[1].partition(": ")
-            many = [f"{tool}: {one}" for one in given.split(BETWEEN)] if section == "calls" else [listed[1]]
+            many = [listed[1]]
+            if section == "calls":
+                tool, _, inputs = listed[1].partition(": ")
+                many = [f"{tool}: {input}" for input in inputs.split(CALL_SEPARATOR)]
             less = 0.0 if section in PROSE else OLDER
-            yield from (SummaryEntry(section, one, WORTH[section] - less) for one in many)
-    yield from narrated(narrative)
+            yield from (SummaryEntry(section, one, SECTION_SCORES[section] - less) for one in many)
+    yield from narrative_entries(narrative)
 
 
-def narrated(lines: Sequence[str]) -> Iterator[SummaryEntry]:
-    """A narrative, line by line; the further from its beginning, the less is a line worth.
-
-    Lines that are too long to be kept or left out as a whole are parted between sentences.
-    """
+def narrative_entries(lines: Sequence[str]) -> Iterator[SummaryEntry]:
+    """The entries of a narrative, line by line; later lines score lower. Long lines are split."""
     before = 0
     for line in lines:
-        for part in _parted(line):
-            yield SummaryEntry("narrative", part, WORTH["narrative"] - before / FADES)
+        for part in _split_line(line):
+            yield SummaryEntry("narrative", part, SECTION_SCORES["narrative"] - before / CHARS_PER_POINT)
             before += len(part)
 
 
-def _parted(line: str) -> Iterator[str]:
-    """A line, in pieces of some sentences each where it is long."""
+def _split_line(line: str) -> Iterator[str]:
     piece = ""
     for sentence in _ENDS.split(line) if len(line) > LONG_LINE else ():
         if piece and len(piece) + len(sentence) > LONG_LINE:
@@ -169,15 +174,15 @@ def _parted(line: str) -> Iterator[str]:
 
 
 def _inside(text: str) -> str:
-    """The same, also of one that an earlier version fenced."""
+    """The text inside the fence, also of an earlier version's."""
     lines = text.split("\n")
     start = next((n for n, line in enumerate(lines) if line.startswith("<record note=")), len(lines))
     end = lines.index(CLOSE) if CLOSE in lines else len(lines)
     return "\n".join(lines[start + 1 : end])
 
 
-def tame(text: str) -> str:
-    """Somebody else's words in our record: they begin no line, open no handle and do not end it."""
+def quote_line(text: str) -> str:
+    """Quoted text on one line, in which no handle works and no fence ends."""
     text = " ".join(text.splitlines())
     if "[refold " not in text and "record" not in text.casefold():
         return text
@@ -185,29 +190,29 @@ def tame(text: str) -> str:
 
 
 def _untitled(line: str) -> str:
-    """A line of a narrative: it begins no section."""
+    """A line of a narrative that cannot be taken for a title."""
     return f"> {line}" if line.strip() in _TITLES or line.strip() in _OLD_TITLES else line
 
 
 def pair(text: str) -> tuple[str, str]:
-    """The key and the value of `key=value`."""
+    """Split `key=value`; the key is empty if there is none."""
     found = _KEYED.match(text)
     return (found[1], found[2]) if found else ("", text)
 
 
-def _value(text: str) -> float:
-    return max((worth(word) for word in words(pair(text)[1])), default=0.0) + 1.0
+def _value_score(text: str) -> float:
+    return max((exactness(word) for word in words(pair(text)[1])), default=0.0) + 1.0
 
 
 def _grouped(texts: Sequence[str]) -> str:
-    """Values of one key together behind it, and those without a key at the end."""
+    """The values of each key after it, and values without a key at the end."""
     keys = dict[str, list[str]]()
     for text in texts:
         key, value = pair(text)
         keys.setdefault(key, []).append(value)
     bare = keys.pop("", [])
-    lines = [f"{key}={DOT.join(values)}" for key, values in keys.items()]
-    lines += [f"{DOT.lstrip()}{value}" for value in bare if " " in value]
+    lines = [f"{key}={VALUE_SEPARATOR.join(values)}" for key, values in keys.items()]
+    lines += [f"{VALUE_SEPARATOR.lstrip()}{value}" for value in bare if " " in value]
     plain = " ".join(value for value in bare if " " not in value)
     return "\n".join([*lines, plain] if plain else lines)
 
@@ -217,4 +222,4 @@ def _by_tool(texts: Sequence[str]) -> Iterator[str]:
     for text in texts:
         tool, _, given = text.partition(": ")
         tools.setdefault(tool, []).append(given)
-    return (f"- {tool}: {BETWEEN.join(given)}" for tool, given in tools.items())
+    return (f"- {tool}: {CALL_SEPARATOR.join(given)}" for tool, given in tools.items())

@@ -1,4 +1,4 @@
-"""Which messages are the oldest that can be put away together, so that what is left is valid and fits."""
+"""Selects the oldest messages that can be hidden together, so that the rest is valid and fits."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -16,15 +16,14 @@ Shape: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """A stretch of the view."""
+    """A part of the view: consecutive items, and what of them is hidden."""
 
     items: tuple[Item, ...]
     kept: tuple[int, ...]
-    """Places in it that stay as they are, besides those that the fold keeps in sight by itself."""
+    """Places that stay shown, besides those that the fold keeps by itself."""
     hidden: tuple[Line, ...]
-    """What goes."""
     corrected: tuple[int, ...] = ()
-    """Corrections that the whole view shows."""
+    """Corrections in the whole view."""
 
     @property
     def span(self) -> Span:
@@ -36,18 +35,27 @@ class Selection(msgspec.Struct, frozen=True):
 
     @property
     def shape(self) -> Shape:
-        """What it is made of: the places of its messages, whole or shortened, and of its summaries.
+        """What it consists of: spans of its messages, whole or shortened, and of its summaries.
 
-        And of all corrections: what was written without one is out of date, wherever that stands.
+        All corrections of the view are in it, too: a summary written without one is out of date.
         """
         hidden = {(line.at, line.n) for line in self.hidden}
-        gone = [item for item in self.items if any((line.at, line.n) in hidden for line in item.lines)]
-        places = [(item.span.start, item.span.end, item.edit if item.is_folded else None) for item in gone]
-        made_of = tuple((start, end, -1 if edit is None else edit) for start, end, edit in places)
-        return (*made_of, *((at, at, at) for at in self.corrected))
+        places: list[tuple[int, int, int]] = []
+        for item in self.items:
+            if any((line.at, line.n) in hidden for line in item.lines):
+                edit = item.edit if item.is_folded and item.edit is not None else -1
+                places.append((item.span.start, item.span.end, edit))
+        return (*places, *((at, at, at) for at in self.corrected))
+
+    def only(self, items: Sequence[Item]) -> "Selection":
+        """The part of it that some of its items make up."""
+        lines = {(line.at, line.n) for item in items for line in item.lines}
+        places = {at for at, _ in lines}
+        hidden = tuple(line for line in self.hidden if (line.at, line.n) in lines)
+        return Selection(tuple(items), tuple(at for at in self.kept if at in places), hidden, self.corrected)
 
 
-def oldest(
+def select_oldest(
     view: View,
     budget: Budget,
     *,
@@ -57,14 +65,15 @@ def oldest(
     steps: int | None = None,
     share: float = 1.0,
 ) -> Selection | None:
-    """All but what must stay and the newest `keep_recent` messages.
+    """Everything but what must stay and the newest `keep_recent` messages; None if that is nothing.
 
     System text, the task, pinned messages, the latest user message and summaries that only a provider can
-    read stay; a tool result is never parted from its call. System text in mid-conversation goes where there
-    is no room for it. `besides` is what will stand for the rest, in tokens. With `only`, exactly the newest
-    messages are kept, and a newest one that the model has not seen yet; else they are kept besides what stays
-    anyway, with the newest step, and more up to a `share` of the target. `steps` is how many of the newest
-    steps are kept, where that is given.
+    read stay; a tool result is never separated from its call. System text inside the conversation is hidden
+    if there is no room for it.
+
+    `besides` are the tokens of what will replace the rest. With `only`, exactly the newest messages are kept,
+    and a newest one that the model has not seen; without it, they are kept besides what stays anyway, with
+    the newest step, and more up to a `share` of the target. `steps` is how many of the newest steps are kept.
     """
     if steps is None:
         steps = 0 if only else 1
@@ -72,14 +81,15 @@ def oldest(
         keep_recent = max(keep_recent, int(is_newest_unseen))
     goal = budget.counted(budget.goal)
     unreadable = sealed(view)
-    own = {line.at for line in view.lines if line.role == "system" or line.at == view.latest} | unreadable
-    stay = _whole(view.lines, protected(view) | own)
+    own = {line.at for line in view.lines if line.role == "system" or line.at == view.latest}
+    own |= unreadable
+    stay = _with_pairs(view.lines, protected(view) | own)
     fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
-    if fixed > goal:  # then only what stood before the conversation is spared
+    if fixed > goal:  # then only the system text before the conversation stays
         first = next((line.place for line in view.lines if line.role != "system"), 0)
         first_or_latest = (line for line in view.lines if line.place < first or line.at == view.latest)
         own &= {line.at for line in first_or_latest} | unreadable
-        stay = _whole(view.lines, protected(view) | own)
+        stay = _with_pairs(view.lines, protected(view) | own)
         fixed = budget.overhead + sum(line.tokens for line in view.lines if line.at in stay)
     room = 0 if only else int(share * goal) - fixed - besides
     counted = {line.at for line in view.lines if not line.recalled and (only or line.at not in stay)}
@@ -87,24 +97,25 @@ def oldest(
     gone = [i for i in range(end) if _may_go(view.items[i], stay)]
     if not gone:
         return None
-    cuts = _cuts(view.items)  # a call that is only pinned belongs to the stretch of its result
+    cuts = _cuts(view.items)  # a pinned call is covered with its result
     start = max(i for i in range(gone[0] + 1) if cuts[i])
     stop = min(i for i in range(gone[-1] + 1, len(cuts)) if cuts[i])
     covered = view.items[start:stop]
     named = stay - (view.kept - own)  # the fold itself keeps the others in sight
-    kept = tuple(line.at for item in covered for line in item.lines if line.at in named)
-    hidden = tuple(line for item in covered for line in item.lines if line.at not in stay)
+    lines = [line for item in covered for line in item.lines]
+    kept = tuple(line.at for line in lines if line.at in named)
+    hidden = tuple(line for line in lines if line.at not in stay)
     return Selection(covered, kept, hidden, _corrected(view))
 
 
-def stretch(view: View, span: Span, kept: Sequence[int]) -> Selection | None:
-    """The same stretch in a view that may have changed since: None where it cannot be put away any more."""
+def select_again(view: View, span: Span, kept: Sequence[int]) -> Selection | None:
+    """The selection of a span in a view that may have changed; None if it can no longer be hidden."""
     covered = tuple(item for item in view.items if item.span.meets(span))
     if not covered or not all(span.covers(item.span) for item in covered):
         return None
     lines = [line for item in covered for line in item.lines]
     stay = {line.at for line in lines} & (protected(view) | {*kept})
-    if _whole(view.lines, stay) != stay or not {*kept} <= stay:
+    if _with_pairs(view.lines, stay) != stay or not {*kept} <= stay:
         return None
     named = tuple(line.at for line in lines if line.at in kept or line.at in stay - view.kept)
     hidden = tuple(line for line in lines if line.at not in stay)
@@ -112,7 +123,7 @@ def stretch(view: View, span: Span, kept: Sequence[int]) -> Selection | None:
 
 
 def sealed(view: View) -> set[int]:
-    """Places of summaries that only a provider can read: what they say can be in no other summary."""
+    """Places of summaries that only a provider can read, so that no other summary can replace them."""
     found = set[int]()
     for item in view.items:
         for line in item.lines:
@@ -126,16 +137,16 @@ def _corrected(view: View) -> tuple[int, ...]:
     return tuple(line.at for line in view.lines if line.corrects is not None)
 
 
-def _whole(lines: Sequence[Line], stay: set[int]) -> set[int]:
-    """With a result its call, and with a call all its results."""
-    asked = {line.answers for line in lines if line.at in stay}
-    stay = stay | {line.at for line in lines if asked & {*line.calls}}
+def _with_pairs(lines: Sequence[Line], stay: set[int]) -> set[int]:
+    """The same with the calls of results and all results of calls."""
+    answered = {line.answers for line in lines if line.at in stay}
+    stay = stay | {line.at for line in lines if answered & {*line.calls}}
     calls = {call for line in lines if line.at in stay for call in line.calls}
     return stay | {line.at for line in lines if line.answers in calls}
 
 
 def _may_go(item: Item, stay: set[int]) -> bool:
-    """Something of it, or what an edit of it shows besides."""
+    """True if hiding the item hides something."""
     is_edited = item.edit is not None and not item.is_corrected
     return is_edited or not all(line.at in stay for line in item.lines)
 
@@ -169,7 +180,7 @@ def _first_kept(view: View, stay: set[int], room: int, required: int) -> int:
 
 
 def _cuts(items: Sequence[Item]) -> list[bool]:
-    """Before which items the view can be parted so that no result loses its call."""
+    """Whether the view can be cut before each item without separating a call from its result."""
     opened: dict[str, int] = {}
     depth = [0] * (len(items) + 1)
     for i, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""A message as what it was: a line that names it, with the handle to get it back, and a skeleton of it.
+"""Shortened messages: a header that names the message, with its handle, and a part of the text.
 
 [refold #57 web_search: 12,431 tokens, 50 items; 212 shown]
 """
@@ -26,18 +26,17 @@ from refold.policies.outline import (
     vocabulary,
 )
 
-HEADER = 28
-"""Tokens of the line that names it, about."""
-LEAST_SAVED = 0.05
-"""Of its tokens, that a change of a message must save."""
+HEADER_TOKENS = 28
+MIN_SAVED = 0.05
+"""The share of its tokens that shortening a message must save."""
 NAME_CHARS = 24
-"""Of a message that may show fewer characters, only its name is shown."""
+"""If fewer characters fit, only the header is shown."""
 SKELETON_TOKENS = 400
-"""Up to so many tokens a message is shown as a skeleton alone; above, with its head and tail."""
-CLOSE = 0.98
-"""How much less than it seems to need is tried next, for a message that was still too long."""
-TOLD = "shown, summarized"
-"""How the line that names a message ends if a model wrote what stands below."""
+"""With more room than this, head and tail are shown besides the skeleton."""
+RETRY_FACTOR = 0.98
+"""A message that was still too long is tried again slightly shorter than it seems to need."""
+SUMMARIZED = "shown, summarized"
+"""How the header ends if a model wrote what follows."""
 ERROR_CHARS = 2_000
 """An error is shown in full up to so many characters."""
 
@@ -46,23 +45,23 @@ _HEADER = regex(r"\[refold (?:#\d+ )?(?P<what>[^\n]*?): (?P<size>[^;\n]*)(?:; [^
 
 
 def quoted(text: str) -> str:
-    """Somebody else's text in ours: a handle in it is doubled, so that it opens nothing."""
+    """Text in which every handle is doubled, so that it opens nothing."""
     return _BRACKET.sub(lambda found: _HANDLE.sub("##", found.group()), text)
 
 
 def _body(shortened: Message) -> str:
-    """What stands below the line that names it."""
+    """The text after the header."""
     header = _HEADER.match(shortened.text)
     return shortened.text[header.end() :] if header else shortened.text
 
 
-def _is_told(shortened: Message) -> bool:
-    """A model wrote what is shown."""
-    return shortened.text.partition("\n")[0].endswith(f" {TOLD}]")
+def _is_model_summary(shortened: Message) -> bool:
+    """True if a model wrote the text after the header."""
+    return shortened.text.partition("\n")[0].endswith(f" {SUMMARIZED}]")
 
 
 class Reduction(msgspec.Struct, frozen=True, dict=True):
-    """One message that may be made shorter."""
+    """A message that can be shortened in place."""
 
     line: Line
     shown: Message
@@ -71,16 +70,16 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
     """Where its original stands."""
     handles: bool = True
     is_short: bool = False
-    """It is shown shorter than it was said."""
+    """It is shown shortened already."""
     source: Item | None = None
-    """Where its original is read from, if it is shown shorter and may be shortened from that."""
+    """Where to read the original, if it is shortened already and may be shortened again from that."""
 
     @classmethod
     def of(cls, item: Item, view: View) -> "Reduction | None":
-        """The one message that an item shows, if it can be reduced in its place.
+        """The message that an item shows; None if it cannot be shortened.
 
-        What is shortened already is shortened again from its original, unless that is withheld or a model
-        wrote what is shown.
+        A shortened message is shortened again from its original, unless that is withheld or a model wrote
+        the short form.
         """
         if not is_reducible(item) or item.lines[0].role == "system":
             return None
@@ -89,13 +88,13 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         if shown.is_sealed:
             return None
         is_withheld = any(place in span for span in view.withheld)
-        is_original_better = item.is_shortened and not is_withheld and not _is_told(shown)
+        is_original_better = item.is_shortened and not is_withheld and not _is_model_summary(shown)
         source = item if is_original_better else None
         return cls(line, shown, place, view.handles and not is_withheld, item.is_shortened, source)
 
     @cached_property
     def message(self) -> Message:
-        """What it is shortened from."""
+        """The message to shorten: the original, if it can be used."""
         return self.shown if self.source is None else self.source.original
 
     @property
@@ -108,7 +107,7 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         return _body(self.shown) if is_body else self.message.text
 
     def is_within(self, chars: int) -> bool:
-        """What is shown now has at most so many characters, and the mark where it was cut."""
+        """True if at most so many characters are shown now, besides the mark of a cut."""
         return len(_body(self.shown)) <= chars + 1 if self.is_short else len(self.text) <= chars
 
     def outline(self, bonus: Bonus | None = None) -> Outline:
@@ -122,7 +121,7 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         return self._without_media(count)
 
     def as_head(self, chars: int, count: Count) -> Message | None:
-        """Its first characters, with how many were cut; None if it is short enough."""
+        """The first characters; None if the text is short enough."""
         text = self.text
         if self.is_within(chars):
             return self._without_media(count)
@@ -131,42 +130,42 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         return self.if_shorter(self._with(self.header(size, head), clip(quoted(text), chars + 1)), count)
 
     def as_name(self, why: str, body: str = "") -> Message:
-        """Nothing but what it was, and what is said of it."""
+        """Only the header, with `body` after it."""
         sizes = "" if self.is_short else ", ".join(filter(None, (size_of(self.text), self._media)))
         return self._with(self.header(self._size(sizes), why), body)
 
     def as_cut(self, outline: Outline, chars: int, count: Count) -> Message | None:
-        """Head, skeleton and tail: what a reader wants of a text that is much too long."""
+        """Head, skeleton and tail; None if that is not shorter."""
         if self.is_within(chars):
             return self._without_media(count)
         return self._shorter(excerpt(self.text, outline, chars), outline.size, count)
 
     def _without_media(self, count: Count) -> Message | None:
-        """Its text, with names in the place of pictures and files; None if it has none."""
+        """The text, with pictures and files named in the header; None if there are none."""
         return self._shorter(self.text, self._media, count) if not self.is_short and self._media else None
 
     def within(self, tokens: int, outline: Outline, count: Count) -> Message | None:
-        """As much of the message as takes at most so many tokens; at least its name, if that is shorter."""
+        """As much as fits into so many tokens; only the header, if nothing else fits."""
         cut = self.as_cut if tokens > SKELETON_TOKENS else self.as_skeleton
         best: Message | None = None
-        chars = int(len(self.shown.text) * (tokens - HEADER) / max(1, self.line.tokens))
+        chars = int(len(self.shown.text) * (tokens - HEADER_TOKENS) / max(1, self.line.tokens))
         while chars >= NAME_CHARS and best is None:
             shown = cut(outline, chars, count)
             used = count(shown) if shown else self.line.tokens
             if shown and used <= tokens:
                 best = shown
-            chars = int(CLOSE * chars * (tokens - HEADER) / max(1, used - HEADER))
+            chars = int(RETRY_FACTOR * chars * (tokens - HEADER_TOKENS) / max(1, used - HEADER_TOKENS))
         return best or self.if_shorter(self.as_name("0 shown"), count)
 
-    def as_told(self, told: str, chars: int, count: Count) -> Message | None:
-        """What somebody wrote about it, and of its exact values as many as there is room for besides."""
-        told = clip(told, chars)
-        known = vocabulary(told)
+    def as_summary(self, summary: str, chars: int, count: Count) -> Message | None:
+        """What a model wrote about it, and as many of its exact values as there is room for."""
+        summary = clip(summary, chars)
+        known = vocabulary(summary)
         rest = self.outline(lambda word: -9.0 if word in known else 0.0)
-        values = [piece for piece in rest.pieces if not piece.is_line and piece.worth >= PLAIN]
-        left = chars - len(told) - 1
-        body = f"{told}\n{Outline(tuple(values)).cut(left)}".rstrip() if left > SHORTEST else told
-        return self._shorter(body, rest.size, count, TOLD)
+        values = [piece for piece in rest.pieces if not piece.is_line and piece.score >= PLAIN]
+        left = chars - len(summary) - 1
+        body = f"{summary}\n{Outline(tuple(values)).cut(left)}".rstrip() if left > SHORTEST else summary
+        return self._shorter(body, rest.size, count, SUMMARIZED)
 
     def header(self, size: str, shown: str) -> str:
         handle = f"#{self.place} " if self.handles else ""
@@ -180,18 +179,18 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         return self.if_shorter(self._with(self.header(whole, f"{shown:,} {what}"), skeleton), count)
 
     def if_shorter(self, made: Message, count: Count) -> Message | None:
-        """What may stand for the message, if it saves enough to be worth a change."""
-        return made if count(made) <= (1 - LEAST_SAVED) * self.line.tokens else None
+        """The given form if it saves enough; None otherwise."""
+        return made if count(made) <= (1 - MIN_SAVED) * self.line.tokens else None
 
     @property
     def _media(self) -> str:
-        """What it has besides text: it is named, not shown."""
+        """Its pictures, files and sounds, such as `2 image`."""
         outputs = [result.output for result in self.message.results if isinstance(result.output, tuple)]
         kinds = [part.kind for part in chain(self.message.parts, *outputs) if isinstance(part, Media)]
         return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
 
     def _size(self, items: str) -> str:
-        """Of the original, also where this is a short form of it already."""
+        """The size of the original."""
         known = _HEADER.match(self.shown.text) if self.is_short else None
         return known["size"] if known else f"{self.line.tokens:,} tokens" + (f", {items}" if items else "")
 
@@ -200,10 +199,10 @@ class Reduction(msgspec.Struct, frozen=True, dict=True):
         result = next(iter(self.shown.results), None)
         tool = self.line.tools[0] if self.line.tools else None
         part: Part = Text(text) if result is None else ToolResult(result.call_id, text, tool, result.is_error)
-        others = self.shown.calls  # they keep their results
+        others = self.shown.calls  # calls stay with their results
         return Message(self.shown.role, (part, *others), name=self.shown.name)
 
 
 def _plain(name: str) -> str:
-    """A tool's name as it can stand in a header."""
+    """A tool's name without characters that have a meaning in a header."""
     return re.sub(r"[\[\]#:;\n]+", "_", name)[:64] or "tool"

@@ -1,4 +1,4 @@
-"""The last resort: everything that may be shorter gets a share of the room, by its age and importance."""
+"""`Shrink`, the last resort: every message gets a share of the room, by its age and importance."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,28 +11,28 @@ from refold.core.plan import Count, Edit, Plan, Policy, must_stay, protected
 from refold.core.view import Item, View
 from refold.policies.extract import demands
 from refold.policies.importance import ViewReading
-from refold.policies.ladder import climb
+from refold.policies.ladder import run_stages
 from refold.policies.outline import Bonus, Outline, vocabulary
-from refold.policies.selection import oldest
+from refold.policies.selection import select_oldest
 from refold.policies.shorten import Reduction, quoted
-from refold.policies.summarize import LONGEST, Part, Summarize, fold_away, longest
+from refold.policies.summarize import MAX_TOKENS, Summarize, SummaryPart, summary_edit, summary_limit
 
 NEWEST = 2 / 3
-"""Of the room, that the newest results may take before anything is cut of them."""
+"""Of the room, that the newest results may take before they are cut."""
 FLOOR = 48
-"""Tokens that a message is not cut below as long as there is another way."""
+"""A message is not cut below so many tokens if there is another way."""
 TRIES = 8
 RULES = 0.5
-"""Of what is left of the window, that the user's own rules may take beyond the target."""
+"""Of the rest of the window, that the user's rules may take beyond the target."""
 
 
 class Shrink(msgspec.Struct, frozen=True):
-    """Takes the first way that leads into the room: squeeze what is old, what is new, or fold it away."""
+    """Takes the first way that fits: cut old messages, cut new ones, or summarize almost everything."""
 
     exclude_tools: tuple[str, ...] = ()
-    """Tools whose outputs are not cut, but put away with all the rest if there is no other way."""
+    """Tools whose outputs are not cut; they are summarized if there is no other way."""
     spare_newest: bool = True
-    """Whether the newest results stay whole where they fit the window, whatever the target is."""
+    """Keep the newest results whole if they fit the window, whatever the target is."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
         must = {line.at: line.tokens for line in must_stay(view)}
@@ -40,21 +40,23 @@ class Shrink(msgspec.Struct, frozen=True):
         beside = budget.overhead + budget.unsent
         least = budget.tokens(beside + sum(must.values()))
         goal = max(budget.target, least + int(LEAST_ROOM * budget.scale))
-        if self.spare_newest:  # and there is room for what stands for the rest
-            whole = beside + sum((must | new).values()) + longest(None, budget)
+        if self.spare_newest:  # with room for a summary of the rest
+            whole = beside + sum((must | new).values()) + summary_limit(None, budget)
             goal = max(goal, min(budget.room, budget.tokens(whole)))
-        best, fewest = list[Edit](), view.tokens
+        best: list[Edit] = []
+        fewest = view.tokens
         for way in self._ways():
-            after, plan = climb(way, view, msgspec.structs.replace(budget, max_tokens=goal), count)
+            after, plan = run_stages(way, view, msgspec.structs.replace(budget, max_tokens=goal), count)
             if after.tokens < fewest:
-                fewest, best = after.tokens, plan
+                fewest = after.tokens
+                best = plan
             if after.tokens + budget.overhead <= budget.counted(min(goal, budget.room)):
                 return plan
         return best
 
     def _ways(self) -> Iterator[Sequence[Policy]]:
-        spare = self.exclude_tools
-        old, new = Squeeze(newest=False, exclude_tools=spare), Squeeze(newest=True, exclude_tools=spare)
+        old = Squeeze(newest=False, exclude_tools=self.exclude_tools)
+        new = Squeeze(newest=True, exclude_tools=self.exclude_tools)
         yield (old,)
         yield (Summarize(keep_recent=0),)
         yield (new, old)
@@ -65,26 +67,27 @@ class Shrink(msgspec.Struct, frozen=True):
 
 
 class Fold(msgspec.Struct, frozen=True):
-    """All that may go, but the newest steps, as one summary in what room is left."""
+    """Replaces everything but the newest steps by one summary in the room that is left."""
 
     steps: int
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        old = oldest(view, budget, besides=0, only=True, steps=self.steps)
+        old = select_oldest(view, budget, besides=0, only=True, steps=self.steps)
         if old is None:
             return ()
         rest = view.tokens - old.tokens + budget.overhead
         most = max(FLOOR, budget.counted(budget.target) - rest)
         free = int(RULES * (budget.counted(budget.room) - rest))
-        return fold_away(Part(old, most, "shrink", free=max(most, min(LONGEST, free))), view, count)
+        part = SummaryPart(old, most, "shrink", free=max(most, min(MAX_TOKENS, free)))
+        return summary_edit(part, view, count)
 
 
 class Squeeze(msgspec.Struct, frozen=True):
-    """Results and texts, each cut to its share: those of the newest step, or those before it."""
+    """Cuts results and texts to their shares: those of the newest step, or those before it."""
 
     newest: bool
     share: float = NEWEST
-    """Of what room there is for anything, that the newest may take."""
+    """Of the whole room, that the newest may take."""
     floor: int = FLOOR
     exclude_tools: tuple[str, ...] = ()
 
@@ -120,9 +123,10 @@ class Squeeze(msgspec.Struct, frozen=True):
         if sum(part.tokens for part in parts) <= room:
             return ()
         level = _level(parts, room, self.floor)
-        plan = list[Edit]()
+        plan: list[Edit] = []
         for _ in range(TRIES):
-            plan, total = [], 0
+            plan = []
+            total = 0
             for part in parts:
                 most = max(self.floor, int(level * part.weight))
                 shown = part.within(most, count) if part.tokens > most else None
@@ -137,10 +141,12 @@ class Squeeze(msgspec.Struct, frozen=True):
 
 
 class _Share:
-    """A message that gets a share."""
+    """A message and its weight."""
 
     def __init__(self, item: Item, reading: ViewReading, bonus: Bonus) -> None:
-        self.item, self.line, self._bonus = item, item.lines[0], bonus
+        self.item = item
+        self.line = item.lines[0]
+        self._bonus = bonus
         self.tokens = self.line.tokens
         self.weight = _weight(self.line, reading)
         self._reduction = Reduction.of(item, reading.view)
@@ -169,7 +175,7 @@ def _weight(line: Line, reading: ViewReading) -> float:
 
 
 def _level(parts: "Sequence[_Share]", room: int, floor: int) -> float:
-    """What a weight of 1 may take, so that all together take the room."""
+    """The share of a weight of 1, such that all messages together take the room."""
     low, high = 0.0, float(max(part.tokens for part in parts) * 4)
     for _ in range(40):
         middle = (low + high) / 2

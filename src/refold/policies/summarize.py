@@ -1,4 +1,4 @@
-"""The oldest messages, put together into one record of what was in them."""
+"""`Summarize`, `Hierarchy` and `Window`: the oldest messages are replaced by a summary, or by a note."""
 
 import re
 
@@ -7,78 +7,144 @@ import msgspec
 from refold.core.budget import Budget
 from refold.core.event import Certificate, Line, Span
 from refold.core.lazy import regex
-from refold.core.message import Message
+from refold.core.message import Message, Text
 from refold.core.plan import Count, Edit, Plan
 from refold.core.view import Item, View
 from refold.policies.extract import NOTHING, Summary, Written, summary
 from refold.policies.importance import ViewReading
 from refold.policies.outline import vocabulary
-from refold.policies.sections import tame
-from refold.policies.selection import Selection, Shape, oldest, stretch
+from refold.policies.sections import quote_line
+from refold.policies.selection import Selection, Shape, select_again, select_oldest
 
-SHARE = 1 / 3
-"""Of what compaction comes down to, that a summary may take where no limit is set."""
-WORTH_IT = 0.9
-"""Of what it stands for, that a summary takes at most."""
-DEEPER = 0.9
-"""Of the same, that is filled: what is summarized at once need not be summarized again so soon."""
-LATER = 24
-"""Items after a stretch that are looked at for the answer to its last request."""
-STRETCH = 2
-"""How many times its limit a summary may take where the user's own rules need it."""
-LONGEST = 8_000
-"""Tokens that it takes at most, then."""
-_MANY, _TOKENS = regex(r"([\d,]+) messages"), regex(r"([\d,]+) tokens")
+TARGET_SHARE = 1 / 3
+"""Of the compaction target, that a summary may take if no limit is set."""
+MAX_TOKENS = 8_000
+MAX_RATIO = 0.9
+"""A summary is used only if it takes at most this share of what it replaces."""
+FILL_SHARE = 0.9
+"""Of the target, that is filled: summarizing more at once puts off the next compaction."""
+LATER_ITEMS = 24
+"""Items after a part that are searched for the answer to its last request."""
+RULES_RATIO = 2
+"""How many times its limit a summary may take if the user's rules need it."""
+_MESSAGES = regex(r"([\d,]+) messages")
+_TOKENS = regex(r"([\d,]+) tokens")
+
+
+class Window(msgspec.Struct, frozen=True):
+    """Hides the oldest messages and leaves a note in their place."""
+
+    keep_recent: int | None = None
+    """How many of the newest messages to keep, whatever they cost; unset, as many as fit."""
+
+    def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        note = NOTE
+        if view.handles:
+            text = f"[refold #{view.next}: earlier messages are not shown here]"
+            note = Message("user", (Text(text),), summary=True)
+        exactly = self.keep_recent is not None
+        old = select_oldest(
+            view, budget, besides=count(note), keep_recent=self.keep_recent or 0, only=exactly
+        )
+        if old is None or old.tokens <= count(note):  # nothing to hide, or only what is hidden already
+            return ()
+        newest = f"{self.keep_recent}" if exactly else f"that fit in {budget.target:,} tokens"
+        why = f"only the newest {newest} stay"
+        return (Edit(old.span, (note, *old.kept), "window", why, ("compact", "strategy")),)
+
+
+NOTE = Message("user", (Text("[refold: earlier messages are not shown here]"),), summary=True)
 
 
 class Summarize(msgspec.Struct, frozen=True):
-    """One summary stands for all that is older; the one before it goes into it."""
+    """Replaces the oldest messages by one summary, which takes in the previous one."""
 
     keep_recent: int = 10
     """How many of the newest messages stay, whatever they cost."""
     max_tokens: int | None = None
-    """The longest summary; unset, a third of what compaction comes down to, and at most 8,000."""
+    """The longest summary; unset, a third of the compaction target, and at most 8,000."""
     fill: bool = True
-    """Whether more than that stays where there is room for it."""
+    """Keep more than `keep_recent` messages where there is room for them."""
     focus: str = ""
-    """What it should tell most about."""
+    """What the summary should tell most about."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        return [edit for part in self.parts(view, budget) for edit in fold_away(part, view, count)]
+        plan: list[Edit] = []
+        for part in self.parts(view, budget):
+            plan += summary_edit(part, view, count)
+        return plan
 
-    def parts(self, view: View, budget: Budget) -> "list[Part]":
-        """What is to be summarized."""
-        most = longest(self.max_tokens, budget)
-        old = oldest(
-            view, budget, besides=most, keep_recent=self.keep_recent, only=not self.fill, share=DEEPER
+    def parts(self, view: View, budget: Budget) -> "list[SummaryPart]":
+        limit = summary_limit(self.max_tokens, budget)
+        old = select_oldest(
+            view, budget, besides=limit, keep_recent=self.keep_recent, only=not self.fill, share=FILL_SHARE
         )
         if old is None or (not self.fill and len(old.hidden) == 1 and old.hidden[0].summary):
             return []  # nothing, or nothing new
-        return [Part(old, most, "summarize", focus=self.focus)]
+        return [SummaryPart(old, limit, "summarize", focus=self.focus)]
 
 
-class Part(msgspec.Struct, frozen=True):
-    """A stretch of the view that one summary will stand for."""
+class Hierarchy(msgspec.Struct, frozen=True):
+    """Leaves one summary, a segment, for each compaction; too many segments are merged into an era."""
+
+    keep_recent: int = 10
+    """How many of the newest messages stay, whatever they cost."""
+    max_tokens: int | None = None
+    """The longest era; unset, a third of the compaction target. A segment has a third of it."""
+    fill: bool = True
+    """Keep more than `keep_recent` messages where there is room for them."""
+    segments: int = 4
+    """How many segments stay before they are merged."""
+    focus: str = ""
+    """What the summaries should tell most about."""
+
+    def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
+        plan: list[Edit] = []
+        for part in self.parts(view, budget):
+            plan += summary_edit(part, msgspec.structs.replace(view, next=view.next + len(plan)), count)
+        return plan
+
+    def parts(self, view: View, budget: Budget) -> "list[SummaryPart]":
+        """The segments that become an era, if there are too many, and the messages that become a segment."""
+        limit = summary_limit(self.max_tokens, budget)
+        old = select_oldest(
+            view, budget, besides=limit, keep_recent=self.keep_recent, only=not self.fill, share=FILL_SHARE
+        )
+        if old is None:
+            return []
+        parts: list[SummaryPart] = []
+        segments = [n for n, item in enumerate(old.items) if item.is_folded and item.edit is not None]
+        if len(segments) >= self.segments:  # with what somebody restored between them
+            era = old.only(old.items[segments[0] : segments[-1] + 1])
+            parts.append(SummaryPart(era, limit, "hierarchy", "era", self.focus))
+        new = old.only(old.items[segments[-1] + 1 :] if segments else old.items)
+        if new.hidden:
+            parts.append(SummaryPart(new, limit // 3, "hierarchy", "segment", self.focus))
+        return parts
+
+
+class SummaryPart(msgspec.Struct, frozen=True):
+    """A part of the view that one summary will replace."""
 
     old: Selection
     most: int
-    """Tokens of the summary, as they are counted."""
+    """The longest summary, in counted tokens."""
     kind: str
     level: str = "summary"
     focus: str = ""
     free: int | None = None
-    """What it may take where the user's own rules need it; unset, twice as much."""
+    """How long the summary may be if the user's rules need it; unset, twice `most`."""
     replaces_rule: bool = False
-    """It stands for a summary by rule, which may be shorter."""
+    """It replaces a summary by rule, which may be shorter."""
 
     @property
-    def brief(self) -> "Brief":
-        how = (self.most, self.kind, self.level, self.focus)
-        return Brief(self.old.span, self.old.kept, self.old.shape, *how)
+    def brief(self) -> "SummaryBrief":
+        old = self.old
+        return SummaryBrief(old.span, old.kept, old.shape, self.most, self.kind, self.level, self.focus)
 
 
-class Brief(msgspec.Struct, frozen=True):
-    """The same without its words: it can be found again in a later view, if it is still as it was."""
+class SummaryBrief(msgspec.Struct, frozen=True):
+    """A `SummaryPart` without its messages, to be found again in a later view if that part did not change."""
 
     span: Span
     kept: tuple[int, ...]
@@ -88,14 +154,15 @@ class Brief(msgspec.Struct, frozen=True):
     level: str
     focus: str = ""
 
-    def part(self, view: View) -> Part | None:
-        old = stretch(view, self.span, self.kept)
+    def part(self, view: View) -> SummaryPart | None:
+        """The part in this view; None if it has changed."""
+        old = select_again(view, self.span, self.kept)
         if old is None or old.shape != self.shape:
             return None
-        return Part(old, self.most, self.kind, self.level, self.focus)
+        return SummaryPart(old, self.most, self.kind, self.level, self.focus)
 
-    def compacted_since(self, view: View, made: int) -> Part | None:
-        """The stretch around it, if a summary by rule took its place after it was planned.
+    def compacted_since(self, view: View, made: int) -> SummaryPart | None:
+        """The part around it, if a summary by rule replaced it after it was planned.
 
         What that summary covers besides goes into this one by rule.
         """
@@ -105,10 +172,10 @@ class Brief(msgspec.Struct, frozen=True):
         start = min(self.span.start, *(item.span.start for item in met))
         end = max(self.span.end, *(item.span.end for item in met))
         shown = {line.at for item in met for line in item.lines}
-        old = stretch(view, Span(start, end), [at for at in self.kept if at in shown])
+        old = select_again(view, Span(start, end), [at for at in self.kept if at in shown])
         if old is None or _corrections(old.shape) != _corrections(self.shape):
             return None
-        return Part(old, self.most, self.kind, self.level, self.focus, replaces_rule=True)
+        return SummaryPart(old, self.most, self.kind, self.level, self.focus, replaces_rule=True)
 
 
 def _corrections(shape: Shape) -> list[tuple[int, int, int]]:
@@ -116,116 +183,117 @@ def _corrections(shape: Shape) -> list[tuple[int, int, int]]:
 
 
 class PreparedSummary(msgspec.Struct, frozen=True):
-    """What a model wrote for a part, checked."""
+    """A checked summary that a model wrote for a part of the view."""
 
-    brief: Brief
+    brief: SummaryBrief
     written: Written
     certificate: Certificate
     made: int = 0
-    """The first place that was free when it was planned."""
+    """The next free place when it was planned."""
     tip: str = ""
-    """The digest of the record up to there."""
+    """The digest of the record up to that place."""
 
-    def part(self, view: View) -> Part | None:
-        """What it stands for in the view: the part as it was, or what was compacted by rule since."""
+    def part(self, view: View) -> SummaryPart | None:
+        """The part of the view that it can replace: unchanged, or compacted by rule since."""
         return self.brief.part(view) or self.brief.compacted_since(view, self.made)
 
 
 class UsePrepared(msgspec.Struct, frozen=True):
-    """Summaries that were made ahead stand for what they were made of, as far as that is as it was."""
+    """Applies summaries that were prepared in the background, if what they cover has not changed."""
 
     prepared: tuple[PreparedSummary, ...]
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        plan = list[Edit]()
-        for one in self.prepared:
-            part = one.part(view)
+        plan: list[Edit] = []
+        for prepared in self.prepared:
+            part = prepared.part(view)
             if part is not None:
                 here = msgspec.structs.replace(view, next=view.next + len(plan))
-                plan += fold_away(part, here, count, one)
+                plan += summary_edit(part, here, count, prepared)
         return plan
 
 
-def longest(max_tokens: int | None, budget: Budget) -> int:
-    """How much a summary may take, as it is counted."""
-    share = min(LONGEST, int(budget.target * SHARE))
-    return budget.counted(share if max_tokens is None else max_tokens)
+def summary_limit(max_tokens: int | None, budget: Budget) -> int:
+    """The longest summary, in counted tokens."""
+    if max_tokens is None:
+        max_tokens = min(MAX_TOKENS, int(budget.target * TARGET_SHARE))
+    return budget.counted(max_tokens)
 
 
-def fold_away(part: Part, view: View, count: Count, by: PreparedSummary | None = None) -> Plan:
-    """The edit that shows a summary in its place, a model's or one by rule, if that is shorter."""
+def summary_edit(part: SummaryPart, view: View, count: Count, by: PreparedSummary | None = None) -> Plan:
+    """The edit that shows a summary, a model's or one by rule; none if that would not be shorter."""
     old = part.old
-    words = {(line.at, line.n): item.words for item in old.items for line in item.lines}
-    said = [(line, words[line.at, line.n](line)) for line in old.hidden if not line.recalled]
-    if not said:
+    items = {(line.at, line.n): item for item in old.items for line in item.lines}
+    hidden = [line for line in old.hidden if not line.recalled]
+    originals = [(line, items[line.at, line.n].words(line)) for line in hidden]
+    if not originals:
         return ()
-    places = {
-        (line.at, line.n): line.place if line.place in item.span else item.span.start
-        for item in old.items
-        for line in item.lines
-    }
-    gone = {(line.at, line.n) for line in old.hidden}
-    reading = ViewReading(view)
-    rest = vocabulary(reading.text(line for line in view.lines if (line.at, line.n) not in gone))
-    messages, tokens = _measure(old, said)
+    messages, tokens = _size(originals, items)
     handle = f"#{view.next} " if view.handles else ""
 
     def header(shown: str) -> str:
         return f"[refold {handle}{part.level}: {messages:,} messages, {tokens:,} tokens; {shown}]"
 
+    gone = {(line.at, line.n) for line in old.hidden}
+    still_shown = [line for line in view.lines if (line.at, line.n) not in gone]
     made = summary(
-        [(_at_its_place(line, places), message) for line, message in said],
-        later=[(line, item.words(line)) for item, line in _after(view, old.span)],
+        [(_at_original(line, items[line.at, line.n]), message) for line, message in originals],
+        later=_following(view, old.span),
         header=header,
         active=next((line.place for line in view.lines if line.at == view.latest), view.latest),
-        elsewhere=rest,
-        tokens=part.most if part.replaces_rule else min(part.most, int(WORTH_IT * old.tokens)),
-        at_most=STRETCH * part.most if part.free is None else part.free,
+        elsewhere=vocabulary(ViewReading(view).text(still_shown)),
+        tokens=part.most if part.replaces_rule else min(part.most, int(MAX_RATIO * old.tokens)),
+        at_most=RULES_RATIO * part.most if part.free is None else part.free,
         count=count,
         task=next((line.place for line in view.lines if line.asks), None),
         written=by.written if by else NOTHING,
         focus=vocabulary(part.focus.casefold()),
     )
-    if not part.replaces_rule and count(made.message) > WORTH_IT * old.tokens:
+    if not part.replaces_rule and count(made.message) > MAX_RATIO * old.tokens:
         return ()
     why = f"{messages:,} messages are too many for the room there is"
     if made.left_out:
         why += f"; {made.left_out} rules of the user are in their originals only"
-    setting, certificate = ("compact", "strategy"), _certificate(made, by)
+    certificate = _certificate(made, by)
+    setting = ("compact", "strategy")
     return (Edit(old.span, (made.message, *old.kept), part.kind, why, setting, certificate, part.focus),)
 
 
-def _after(view: View, span: Span) -> list[tuple[Item, Line]]:
-    """The next of what was said: it may answer what was asked before."""
-    items = [item for item in view.items if item.span.start >= span.end][:LATER]
-    return [(item, line) for item in items for line in item.lines if not line.recalled]
+def _following(view: View, span: Span) -> list[tuple[Line, Message]]:
+    """The next messages after a span, which may answer what was asked in it."""
+    found: list[tuple[Line, Message]] = []
+    for item in [item for item in view.items if item.span.start >= span.end][:LATER_ITEMS]:
+        found += [(line, item.words(line)) for line in item.lines if not line.recalled]
+    return found
 
 
 def _certificate(made: Summary, by: PreparedSummary | None) -> Certificate:
     if by is None:
         return Certificate(kept=len(made.entries), left_out=made.left_out)
-    own = {(entry.section, tame(entry.text)) for entry in by.written.entries}
+    own = {(entry.section, quote_line(entry.text)) for entry in by.written.entries}
     appended = tuple(entry.text for entry in made.entries if (entry.section, entry.text) not in own)
     return msgspec.structs.replace(by.certificate, appended=appended, left_out=made.left_out)
 
 
-def _at_its_place(line: Line, places: dict[tuple[int, int], int]) -> Line:
-    """A shortened message is spoken of by the place of its original."""
-    return line if line.summary else msgspec.structs.replace(line, at=places[line.at, line.n])
+def _at_original(line: Line, item: Item) -> Line:
+    """A shortened message is referred to by the place of its original."""
+    if line.summary:
+        return line
+    place = line.place if line.place in item.span else item.span.start
+    return msgspec.structs.replace(line, at=place)
 
 
-def _measure(old: Selection, said: list[tuple[Line, Message]]) -> tuple[int, int]:
-    """How many messages and tokens were there, also where something stands for them already."""
+def _size(originals: list[tuple[Line, Message]], items: dict[tuple[int, int], Item]) -> tuple[int, int]:
+    """How many messages and tokens a summary stands for, including those of summaries in it."""
     messages = tokens = 0
-    inside = {(line.at, line.n): item for item in old.items for line in item.lines}
-    for line, message in said:
-        item = inside[line.at, line.n]
-        head = message.text.partition("\n")[0] if line.place not in item.span else ""
-        messages += _number(_MANY, head) or (0 if item.is_folded else 1)
-        tokens += _number(_TOKENS, head) or line.tokens
+    for line, message in originals:
+        item = items[line.at, line.n]
+        header = message.text.partition("\n")[0] if line.place not in item.span else ""
+        messages += _number(_MESSAGES, header) or (0 if item.is_folded else 1)
+        tokens += _number(_TOKENS, header) or line.tokens
     return messages, tokens
 
 
-def _number(pattern: re.Pattern[str], head: str) -> int:
-    found = pattern.search(head) if head.startswith("[refold ") else None
+def _number(pattern: re.Pattern[str], header: str) -> int:
+    found = pattern.search(header) if header.startswith("[refold ") else None
     return int(found[1].replace(",", "")) if found else 0

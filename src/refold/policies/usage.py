@@ -20,7 +20,7 @@ from refold.core.view import fold
 from refold.policies.evidence import Evidence, flattened
 from refold.policies.expire import LENGTH, Batches, Expire, batches
 from refold.policies.importance import all_text
-from refold.policies.outline import LONG, vocabulary, worth
+from refold.policies.outline import LONG, exactness, vocabulary
 
 EXACT = 2.0
 """What a word is worth at least that nobody writes by chance: see `worth`."""
@@ -143,7 +143,7 @@ def values(message: Message) -> set[str]:
     """
     given = [text for call in message.calls for text in _given(call)]
     texts = [part.text for part in message.parts if isinstance(part, Text | Reasoning)]
-    exact = {word for word in vocabulary("\n".join((*texts, *given))) if worth(word) >= EXACT}
+    exact = {word for word in vocabulary("\n".join((*texts, *given))) if exactness(word) >= EXACT}
     whole = {text for text in given if len(text) <= LONG}
     return {value.casefold() for value in exact | whole if len(value) >= SHORTEST}
 

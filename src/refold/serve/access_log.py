@@ -1,4 +1,4 @@
-"""One request and its answer, as far as headers, log and counts are concerned."""
+"""Security headers, the access log and metrics of each request."""
 
 import logging
 from time import monotonic
@@ -8,8 +8,8 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Scope, Send
 
-from refold.serve.caller import NOBODY
 from refold.serve.metrics import Metrics
+from refold.serve.tokens import ANONYMOUS
 
 GATEWAY = ("/openai/", "/anthropic/")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -23,44 +23,55 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
-LOGGED = ("user-agent", "content-length")
-"""The only headers of a request that are logged."""
-TOLD = {
+LOGGED_REQUEST_HEADERS = ("user-agent", "content-length")
+LOGGED_RESPONSE_HEADERS = {
     "x-refold-conversation": "conversation",
     "x-refold-tokens-before": "tokens_before",
     "x-refold-tokens-sent": "tokens_sent",
     "x-refold-bypass": "bypass",
 }
-"""Headers of an answer that are logged, and what they are called there."""
+"""Each with its name in the log."""
 _LOG = logging.getLogger("refold.request")
 
 
-class Exchange:
+class LoggedRequest:
+    """A request on its way through the service; logged and counted by `end`."""
+
     def __init__(self, scope: Scope, send: Send, metrics: Metrics) -> None:
-        self._scope, self._send, self._metrics = scope, send, metrics
-        self.headers, self.path = Headers(scope=scope), str(scope["path"])
+        self._scope = scope
+        self._send = send
+        self._metrics = metrics
+        self.headers = Headers(scope=scope)
+        self.path = str(scope["path"])
         self.is_gateway = self.path.startswith(GATEWAY)
-        self.is_refused = self.has_failed = False
+        self.is_refused = False
+        self.has_failed = False
         self.status = 0
-        """Of the answer, once it has begun."""
-        self._id, self._begun = uuid4().hex, monotonic()
-        self._told, self._is_stream = dict[str, str](), False
+        """Of the response; 0 until it has begun."""
+        self._id = uuid4().hex
+        self._started_at = monotonic()
+        self._response_facts: dict[str, str] = {}
+        self._is_stream = False
 
     async def send(self, message: Message) -> None:
-        """The way out for all answers."""
+        """Sends a part of the response to the client."""
         if message["type"] == "http.response.start":
             headers = MutableHeaders(raw=message.setdefault("headers", []))
-            kind = headers.get("content-type", "")
-            self.status, self._is_stream = message["status"], kind.startswith("text/event-stream")
-            self._told = {name: headers[header] for header, name in TOLD.items() if header in headers}
+            content_type = headers.get("content-type", "")
+            self.status = message["status"]
+            self._is_stream = content_type.startswith("text/event-stream")
+            for header, name in LOGGED_RESPONSE_HEADERS.items():
+                if header in headers:
+                    self._response_facts[name] = headers[header]
             self._metrics.streams += self._is_stream
-            self._dress(headers, kind)
+            self._add_headers(headers, content_type)
         await self._send(message)
 
-    def _dress(self, headers: MutableHeaders, kind: str) -> None:
-        """An upstream's answers go out as they are, but a page of its must not act in our name."""
+    def _add_headers(self, headers: MutableHeaders, content_type: str) -> None:
+        """An upstream's response keeps its headers, unless it is a page: that must not act in our name."""
         if self.is_gateway:
-            headers.update({} if kind.startswith(("application/json", "text/event-stream")) else HEADERS)
+            if not content_type.startswith(("application/json", "text/event-stream")):
+                headers.update(HEADERS)
             return
         for name, value in HEADERS.items():
             headers.setdefault(name, value)
@@ -68,32 +79,44 @@ class Exchange:
         headers.setdefault("cache-control", "no-store")
 
     def end(self) -> None:
-        """Of a path only the route is counted and logged: there may be anything in the rest."""
-        seconds = monotonic() - self._begun
+        """Logs and counts the request: by its route, since the rest of a path may contain anything."""
+        seconds = monotonic() - self._started_at
         self._metrics.streams -= self._is_stream
         route = getattr(self._scope.get("route"), "path", None) or "none"
         method = self._scope["method"] if self._scope["method"] in METHODS else "other"
         self._count(route, method, seconds)
-        caller, named = self._scope.get("state", {}).get("caller", NOBODY), self._scope.get("path_params", {})
-        facts: dict[str, Any] = {"id": self._id, "method": method, "route": route, "status": self.status}
-        facts |= {"ms": round(seconds * 1_000, 1), "owner": caller.owner, **self._told}
-        facts |= {"conversation": named["id"]} if "id" in named else {}
-        facts |= {name: self.headers[name][:200] for name in LOGGED if name in self.headers}
+        caller = self._scope.get("state", {}).get("caller", ANONYMOUS)
+        facts: dict[str, Any] = {
+            "id": self._id,
+            "method": method,
+            "route": route,
+            "status": self.status,
+            "ms": round(seconds * 1_000, 1),
+            "owner": caller.owner,
+            **self._response_facts,
+        }
+        path_params = self._scope.get("path_params", {})
+        if "id" in path_params:
+            facts["conversation"] = path_params["id"]
+        for name in LOGGED_REQUEST_HEADERS:
+            if name in self.headers:
+                facts[name] = self.headers[name][:200]
         _LOG.info("request", extra={"facts": facts})
 
     def _count(self, route: str, method: str, seconds: float) -> None:
-        count, told = self._metrics.count, self._told
+        count = self._metrics.count
         count("requests", route=route, method=method, status=self.status)
         if not self._is_stream:
             self._metrics.observe("request_seconds", seconds, route=route)
         if self.is_refused:
             count("refusals", status=self.status)
         elif self.is_gateway and (self.status >= 400 or self.has_failed):
-            kind = "cut" if self.has_failed else self.status
-            count("upstream_errors", upstream=self.path.split("/")[1], status=kind)
-        if "bypass" in told:
+            status = "cut" if self.has_failed else self.status
+            count("upstream_errors", upstream=self.path.split("/")[1], status=status)
+        if "bypass" in self._response_facts:
             count("bypasses")
-        before, sent = told.get("tokens_before", ""), told.get("tokens_sent", "")
+        before = self._response_facts.get("tokens_before", "")
+        sent = self._response_facts.get("tokens_sent", "")
         if before.isdigit() and sent.isdigit():
             count("tokens_before", int(before))
             count("tokens_sent", int(sent))

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -13,12 +14,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from refold.config.serving import Right
 from refold.core import codec
 from refold.serve import schemas as shapes
-from refold.serve.caller import Caller
 from refold.serve.handlers import Verbs, Wish
-from refold.serve.http_errors import Refused, conversation_id, demand
+from refold.serve.http_errors import valid_id
 from refold.serve.schemas import Asked, Body
 from refold.serve.service import Service
 from refold.serve.sse import EventStream
+from refold.serve.tokens import Caller, require_scope
 from refold.session.results import CompactionResult, Decision, Explanation, Overflow
 from refold.stores.store import Key
 
@@ -98,12 +99,12 @@ def _unquoted(id: str) -> str:
     """An id as it is, from a path that is matched as it was sent: there may be a slash in it.
 
     Raises:
-        Refused: it is no text.
+        HTTPException: it is no text.
     """
     try:
         return unquote(id, errors="strict")
     except UnicodeDecodeError as error:
-        raise Refused(400, "an id in a path is UTF-8, percent-encoded") from error
+        raise HTTPException(400, "an id in a path is UTF-8, percent-encoded") from error
 
 
 class Methods:
@@ -116,11 +117,11 @@ class Methods:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         if not self._known:
-            raise Refused(404, "there is nothing here; /api/openapi.json says what there is")
+            raise HTTPException(404, "there is nothing here; /api/openapi.json says what there is")
         endpoint = self._known.get(request.method)
         if endpoint is None:
             allowed = ", ".join(self._known)
-            raise Refused(
+            raise HTTPException(
                 405, f"{request.method} cannot be done here; allowed: {allowed}", {"allow": allowed}
             )
         answer = await self._answered(request, endpoint)
@@ -129,15 +130,15 @@ class Methods:
     async def _answered(self, request: Request, endpoint: Endpoint) -> ASGIApp:
         """
         Raises:
-            Refused: it is not allowed, or not understood.
+            HTTPException: it is not allowed, or not understood.
             RefoldError: it cannot be done.
         """
         caller: Caller = request.scope["state"]["caller"]
-        demand(caller, endpoint.needs)
+        require_scope(caller, endpoint.needs)
         query = _query(request, endpoint.query)
         owner = _owner(caller, query.owner)
         id = request.path_params.get("id")
-        key = Key(owner or DEFAULT_OWNER, conversation_id(_unquoted(id)) if id is not None else "")
+        key = Key(owner or DEFAULT_OWNER, valid_id(_unquoted(id)) if id is not None else "")
         body = _body(await request.body(), endpoint.body) if endpoint.body is not None else None
         wish, service = Wish(key, owner, query, body), self._service
         match endpoint.verb:
@@ -162,7 +163,7 @@ def _owner(caller: Caller, asked: str | None) -> str | None:
     if asked is None or asked == caller.owner:
         return caller.owner
     if caller.owner is not None and "admin" not in caller.scopes:
-        raise Refused(403, "owner: this token is of another; only an admin may name one")
+        raise HTTPException(403, "owner: this token is of another; only an admin may name one")
     return asked
 
 
@@ -171,12 +172,12 @@ def _query(request: Request, type: type[T]) -> T:
     names = [name for name, _ in given]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise Refused(400, f"query: {twice!r} is given more than once")
+        raise HTTPException(400, f"query: {twice!r} is given more than once")
     try:
         return msgspec.convert(dict(given), type, strict=False)
     except msgspec.ValidationError as error:
         known = ", ".join(type.__struct_fields__)  # type: ignore[attr-defined]
-        raise Refused(400, f"query: {error}; known: {known}") from None
+        raise HTTPException(400, f"query: {error}; known: {known}") from None
 
 
 def _body(body: bytes, type: type[Body]) -> Any:
@@ -184,7 +185,7 @@ def _body(body: bytes, type: type[Body]) -> Any:
         return _BODIES[type].decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         known = ", ".join(type.__struct_fields__)
-        raise Refused(400, f"body: {error}; known: {known}") from None
+        raise HTTPException(400, f"body: {error}; known: {known}") from None
 
 
 def _seen(request: Request, after: int | None) -> int | None:
@@ -193,5 +194,5 @@ def _seen(request: Request, after: int | None) -> int | None:
     if not told:
         return after
     if not (told.isascii() and told.isdigit() and len(told) < 16):
-        raise Refused(400, "last-event-id: expected the id of an event, a whole number")
+        raise HTTPException(400, "last-event-id: expected the id of an event, a whole number")
     return int(told)

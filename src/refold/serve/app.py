@@ -1,36 +1,33 @@
-"""The service as one ASGI application: the routes, and the guard before them."""
+"""The service as one ASGI application: all routes behind the guard."""
 
+from starlette.exceptions import HTTPException
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refold.serve import api, gateway, health, panel
 from refold.serve.guard import Guard
-from refold.serve.http_errors import Refused
 from refold.serve.service import Service
 from refold.serve.tokens import Tokens
 
 
 def app_of(service: Service, tokens: Tokens | None = None) -> ASGIApp:
-    """`tokens` are those of the service's configuration, unless there are others.
+    """`tokens` default to those of the service's configuration.
 
     Raises:
-        SettingError: something in them is not allowed.
+        SettingError: a configured token is not valid.
     """
     routes = [route for part in (health, gateway, api, panel) for route in part.routes(service)]
-    router = Router(routes, redirect_slashes=False, default=_nowhere)
-    return Guard(_as_sent(router), service.settings, tokens or Tokens(service.config), service.metrics)
-
-
-def _as_sent(router: Router) -> ASGIApp:
-    """Paths of the API are matched as they were sent, since an id may have a slash in it."""
+    router = Router(routes, redirect_slashes=False, default=_not_found)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith("/api/") and scope.get("raw_path"):
+        if scope["path"].startswith("/api/") and scope.get("raw_path"):  # an id may contain a slash
             scope["path"] = scope["raw_path"].decode("latin-1").partition("?")[0]
         await router(scope, receive, send)
 
-    return app
+    return Guard(app, service.settings, tokens or Tokens(service.config), service.metrics)
 
 
-async def _nowhere(*_: object) -> None:
-    raise Refused(404, "there is nothing here; people look at /panel, programs at /api/openapi.json")
+async def _not_found(*_: object) -> None:
+    raise HTTPException(
+        404, "no such path; the panel is at /panel, a description of the API at /api/openapi.json"
+    )

@@ -1,4 +1,8 @@
-"""What happens, told live to those who watch: from the streams of the store, and from this process."""
+"""Live events: what any process appends to the store, and what the sessions of this process report.
+
+Subscribers of the same conversation, owner or store share a `Topic`, a ring buffer of events that are read
+and written as text once. One thread of the `EventBroker` fills all topics.
+"""
 
 import logging
 import time
@@ -15,95 +19,106 @@ from refold.core import codec
 from refold.core.codec import Entry, Link
 from refold.core.errors import NotFoundError, RefoldError
 from refold.serve.frames import LAGGING, is_in_stream, live_frame, stream_frames
-from refold.session.inspect import parse
+from refold.session.inspect import Inspector, parse
 from refold.session.notify import Happened
-from refold.stores.record import Record
 from refold.stores.store import Key, Store
 
-RING = 1_000
-"""Frames that are kept for those who watch: who falls behind by more is cut off."""
-CHUNK = 50
-"""Frames, or events, that are handed on in one go."""
-LOOK_S = 0.25
-"""How often is looked for what other processes appended."""
+BUFFERED_FRAMES = 1_000
+"""A subscriber that falls behind by more is cut off."""
+BATCH = 50
+"""Frames, or events, that are read at once."""
+POLL_S = 0.25
+"""How often the store is asked for what other processes appended."""
 STALE_S = 1.0
-"""After which those who take nothing are sent away when somebody else comes."""
-SHARE = 20
-"""Times as long as a look took is waited before the next."""
-ROUSE_S = 0.005
-"""From when one who waits is woken up to the next."""
-MOST_TOLD = 10_000
-"""What sessions told and nobody handed on yet: of more, the oldest is forgotten."""
+"""A topic whose subscribers read nothing for so long is closed when another subscriber comes."""
+POLL_PAUSE = 20
+"""A pause between polls is at least this many times as long as a poll."""
+WAKE_S = 0.005
+"""Between waking one waiting subscriber and the next."""
+MAX_NOTIFICATIONS = 10_000
+"""Waiting to be handled; beyond that the oldest are dropped."""
+_LOG = logging.getLogger("refold.serve")
 
-Scope: TypeAlias = Key | str | None
-"""What is watched: a conversation, all of an owner's, or everybody's."""
+TopicScope: TypeAlias = Key | str | None
+"""One conversation, all conversations of an owner, or everyone's."""
 
 
-class Frame(NamedTuple):
-    text: bytes
+class SSEFrame(NamedTuple):
+    """An event as text."""
+
+    data: bytes
     next: int | None = None
-    """The place after the event; None where it is none of the stream."""
+    """The place after the event; None for an event that is not stored."""
 
 
-class Place(NamedTuple):
-    """How much of a conversation was told, and of which: it may be erased and begun anew under its name."""
+class ReadPosition(NamedTuple):
+    """How far a conversation was read, and which: its id may be used again after it was erased."""
 
     next: int = 0
     digest: bytes | None = None
-    """Of the last event that was told, where it is known."""
+    """Of the last event that was read, if known."""
     created: float | None = None
-    """As the store's list says, where that was looked at."""
-
-    @property
-    def before(self) -> int:
-        return max(0, self.next - 1)
+    """From the store's list of conversations, if that was read."""
 
 
-class Feed:
-    """What is told of a scope: once for all who watch it, each of whom has only a place in it."""
+class Topic:
+    """Buffers the events of a scope for its subscribers."""
 
     def __init__(
-        self, store: Store, scope: Scope, loop: AbstractEventLoop, ask: Callable[[], None] = lambda: None
+        self,
+        store: Store,
+        scope: TopicScope,
+        loop: AbstractEventLoop,
+        on_reader: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ask` is called when somebody can be told again what was left out while nobody could."""
-        self.store, self.scope, self.watchers, self._ask = store, scope, 0, ask
-        self.is_over = False
+        """`on_reader` is called when a subscriber reads again after events were skipped."""
+        self.store = store
+        self.scope = scope
+        self.subscribers = 0
+        self.is_closed = False
         """The conversation was erased, or the service ends."""
-        self.over, self.farewell = Event(), b""
-        """What those who watch are told last."""
-        self._loop, self._lock, self._waiting = loop, Lock(), dict[Future[None], None]()
-        self._asleep = 0
-        """How many of those who wait are still to be woken up."""
-        self._ring, self._end = deque[Frame](maxlen=RING), 0
-        self._places: dict[Key, Place] = {}
-        self._behind: dict[Key, int | None] = {}
-        """What was told of while nobody could be told: whoever reads nothing costs nothing."""
-        self._stuck, self._since = 0, 0.0
-        """How many have not taken yet what they were sent; since when something was left out for them."""
+        self.closed = Event()
+        self.farewell = b""
+        """What subscribers are sent last."""
+        self._on_reader = on_reader
+        self._loop = loop
+        self._lock = Lock()
+        self._waiting: dict[Future[None], None] = {}
+        self._to_wake = 0
+        self._frames = deque[SSEFrame](maxlen=BUFFERED_FRAMES)
+        self._frame_count = 0
+        """Including those that are no longer in the buffer."""
+        self._positions: dict[Key, ReadPosition] = {}
+        self._skipped: dict[Key, int | None] = {}
+        """Conversations that went on while no subscriber could read: reading is put off until one can."""
+        self._skipped_since = 0.0
+        self._blocked = 0
+        """Subscribers that have not read yet what they were sent."""
         if isinstance(scope, Key):
-            record = Record(store, scope, "main", parse)
-            self._places[scope] = Place(record.live.state.next, bytes.fromhex(record.tip))
+            end = self.end_of_record()
+            last = next(store.read(scope, max(0, end - 1)), None)
+            self._positions[scope] = ReadPosition(end, last.digest if last else None)
         else:
-            rows = store.conversations(scope)
-            self._places = {row.key: Place(row.next, created=row.created) for row in rows}
+            for row in store.conversations(scope):
+                self._positions[row.key] = ReadPosition(row.next, created=row.created)
 
-    # For those who watch
+    # For subscribers
 
     @property
-    def here(self) -> tuple[int, int]:
-        """How many frames there were, and the first place that was not told, of a conversation."""
+    def position(self) -> tuple[int, int]:
+        """How many frames there were, and, of a conversation, the first place that was not read."""
         with self._lock:
-            place = self._places.get(self.scope, Place()) if isinstance(self.scope, Key) else Place()
-            return self._end, place.next
+            read = self._positions.get(self.scope) if isinstance(self.scope, Key) else None
+            return self._frame_count, read.next if read else 0
 
-    def since(self, seen: int) -> list[Frame] | None:
-        """The next few frames after so many; None where they are no longer known."""
+    def frames_after(self, seen: int) -> list[SSEFrame] | None:
+        """The next few frames after the first `seen`; None if they are no longer buffered."""
         with self._lock:
-            start = len(self._ring) - (self._end - seen)
-            return None if start < 0 else list(islice(self._ring, start, start + CHUNK))
+            start = len(self._frames) - (self._frame_count - seen)
+            return None if start < 0 else list(islice(self._frames, start, start + BATCH))
 
-    async def more(self) -> None:
-        """Waits until there may be more than was there when `since` was last asked."""
+    async def wait_for_frames(self) -> None:
+        """Waits until there may be more frames than `frames_after` returned last."""
         waiting = self._loop.create_future()
         self._waiting[waiting] = None
         try:
@@ -112,195 +127,208 @@ class Feed:
             self._waiting.pop(waiting, None)
 
     def end_of_record(self) -> int:
-        """The first place that is free, of a conversation, whether it was told of or not."""
+        """The first free place of the conversation, read or not."""
         assert isinstance(self.scope, Key)
-        return Record(self.store, self.scope, "main", parse).live.state.next
+        return Inspector.open(self.store, self.scope).state.next
 
-    def past(self, start: int, stop: int) -> Frame:
-        """Some of the events of a conversation that were before."""
+    def replay(self, start: int, stop: int) -> SSEFrame:
+        """Some earlier events of the conversation, in one frame."""
         assert isinstance(self.scope, Key)
-        entries = [link.entry for link in islice(self.store.read(self.scope, start, stop), CHUNK)]
-        text = b"".join(self._text(self.scope, entry) for entry in entries)
-        return Frame(text, entries[-1].at + 1 if entries else stop)
+        entries = [link.entry for link in islice(self.store.read(self.scope, start, stop), BATCH)]
+        data = b"".join(self._data(self.scope, entry) for entry in entries)
+        return SSEFrame(data, entries[-1].at + 1 if entries else stop)
 
-    # For the thread that follows
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Marks a subscriber as blocked while it is sent something."""
+        self._blocked += 1
+        try:
+            yield
+        finally:
+            self._blocked -= 1
+            if self._skipped:
+                self._on_reader()
 
-    def holds(self, key: Key) -> bool:
+    # For the broker's thread
+
+    def covers(self, key: Key) -> bool:
         return self.scope in (None, key.owner, key)
 
-    def tell(self, key: Key, event: Happened | None, at: int | None = None) -> None:
-        """What a session told: a beginning before what came of it, anything else after that."""
-        self._since = self._since if self._behind else time.monotonic()
-        self._behind.setdefault(key, at)
+    @property
+    def is_behind(self) -> bool:
+        """Events were skipped because no subscriber could read them."""
+        return bool(self._skipped)
+
+    @property
+    def has_reader(self) -> bool:
+        return self.subscribers > self._blocked
+
+    @property
+    def is_stale(self) -> bool:
+        """No subscriber has read anything for a while."""
+        waited_s = time.monotonic() - self._skipped_since
+        return self.is_behind and not self.has_reader and waited_s > STALE_S
+
+    def publish(self, key: Key, event: Happened | None, at: int | None = None) -> None:
+        """Takes what a session reported: the start of a compaction before what it appends, all else after."""
+        if not self._skipped:
+            self._skipped_since = time.monotonic()
+        self._skipped.setdefault(key, at)
         try:
             if event is None:
                 self.catch_up()
             elif event.kind != "compaction:start":
-                self.look(key, self._behind.pop(key))
-        finally:  # what cannot be read now is found by the next look; this would not be
+                self.poll(key, self._skipped.pop(key))
+        finally:  # the next poll finds what cannot be read now, but not this event
             if event is not None:
-                self._add([Frame(live_frame(key, event))], key, None)
+                self._add([SSEFrame(live_frame(key, event))], key, None)
 
-    def erased(self, key: Key) -> None:
-        """What comes under its name is another one's."""
-        self._behind.pop(key, None)
-        self._places.pop(key, None)
-
-    @property
-    def is_behind(self) -> bool:
-        """Something was said that was not told, since nobody could be."""
-        return bool(self._behind)
-
-    @property
-    def is_awaited(self) -> bool:
-        return self.watchers > self._stuck
-
-    @property
-    def is_stale(self) -> bool:
-        """Nobody could be told anything for a while."""
-        return bool(self._behind) and not self.is_awaited and time.monotonic() - self._since > STALE_S
-
-    @contextmanager
-    def sending(self) -> Iterator[None]:
-        """While somebody is sent something."""
-        self._stuck += 1
-        try:
-            yield
-        finally:
-            self._stuck -= 1
-            if self._behind:
-                self._ask()
+    def forget(self, key: Key) -> None:
+        """A conversation was erased: another one may get its id."""
+        self._skipped.pop(key, None)
+        self._positions.pop(key, None)
 
     def catch_up(self) -> None:
-        while self._behind and self.is_awaited:
-            key = next(iter(self._behind))
-            self.look(key, self._behind.pop(key))
+        while self._skipped and self.has_reader:
+            key = next(iter(self._skipped))
+            self.poll(key, self._skipped.pop(key))
 
-    def look(self, key: Key | None = None, at: int | None = None) -> None:
-        """Tells what was appended since, whoever did it: to one conversation, or to any.
+    def poll(self, key: Key | None = None, at: int | None = None) -> None:
+        """Reads what anyone appended since: to one conversation, or to any.
 
-        `at` is a place where something was said: 0 in one that began here.
+        `at` is the place of an appended message: with 0, the conversation began in this process.
         """
         if isinstance(self.scope, Key):
-            if not self._follow(self.scope):
-                self.end()
-        elif key is None or (key not in self._places and at != 0) or not self._follow(key):
-            self._list(self.scope)
+            if not self._read(self.scope):
+                self.close()
+            return
+        is_listed = key is not None and (key in self._positions or at == 0)
+        if key is None or not is_listed or not self._read(key):
+            self._read_all(self.scope)
 
-    def end(self, farewell: bytes = b"") -> None:
-        self.is_over, self.farewell = True, self.farewell or farewell
+    def close(self, farewell: bytes = b"") -> None:
+        self.is_closed = True
+        self.farewell = self.farewell or farewell
         self._wake()
 
-    def _follow(self, key: Key) -> bool:
-        """Whether it is still the same one; if not, it was erased, be it begun anew."""
-        place = self._places.get(key, Place())
-        links = self.store.read(key, place.before)
-        before = next(links, None) if place.next else None
-        if place.next and (before is None or place.digest not in (None, before.digest)):
-            self._places = {one: place for one, place in self._places.items() if one != key}
-            return False
-        self._take(key, links)
+    def _read(self, key: Key) -> bool:
+        """Reads the new events of a conversation; False if it was erased, even if its id is used again."""
+        position = self._positions.get(key, ReadPosition())
+        links = self.store.read(key, max(0, position.next - 1))
+        if position.next:
+            last = next(links, None)
+            if last is None or position.digest not in (None, last.digest):
+                self._positions = {one: read for one, read in self._positions.items() if one != key}
+                return False
+        self._buffer(key, links)
         return True
 
-    def _list(self, owner: str | None) -> None:
+    def _read_all(self, owner: str | None) -> None:
         rows = {row.key: row for row in self.store.conversations(owner)}
-        self._places = {key: place for key, place in self._places.items() if key in rows}
+        self._positions = {key: read for key, read in self._positions.items() if key in rows}
         for key, row in rows.items():
-            place = self._places.get(key)
-            if place is None or place.next > row.next or place.created not in (None, row.created):
-                place = Place(row.fork_at)
-            self._places[key] = place._replace(created=row.created)
-            if place.next < row.next:
-                self._follow(key)
+            position = self._positions.get(key)
+            if position is None or position.next > row.next or position.created not in (None, row.created):
+                position = ReadPosition(row.fork_at)
+            self._positions[key] = position._replace(created=row.created)
+            if position.next < row.next:
+                self._read(key)
 
-    def _take(self, key: Key, links: Iterator[Link]) -> None:
-        while some := list(islice(links, CHUNK)):
-            frames = [Frame(self._text(key, link.entry), link.entry.at + 1) for link in some]
-            known, last = self._places.get(key, Place()), some[-1]
-            place = known._replace(next=last.entry.at + 1, digest=last.digest)
-            self._add([frame for frame in frames if frame.text], key, place)
+    def _buffer(self, key: Key, links: Iterator[Link]) -> None:
+        while batch := list(islice(links, BATCH)):
+            frames = [SSEFrame(self._data(key, link.entry), link.entry.at + 1) for link in batch]
+            before = self._positions.get(key, ReadPosition())
+            position = before._replace(next=batch[-1].entry.at + 1, digest=batch[-1].digest)
+            self._add([frame for frame in frames if frame.data], key, position)
 
-    def _text(self, key: Key, entry: Entry) -> bytes:
+    def _data(self, key: Key, entry: Entry) -> bytes:
         return stream_frames(key, codec.decode(entry, parse), with_id=key == self.scope)
 
-    def _add(self, frames: list[Frame], key: Key, place: Place | None) -> None:
+    def _add(self, frames: list[SSEFrame], key: Key, position: ReadPosition | None) -> None:
         with self._lock:
-            self._ring += frames
-            self._end += len(frames)
-            if place is not None:
-                self._places[key] = place
+            self._frames += frames
+            self._frame_count += len(frames)
+            if position is not None:
+                self._positions[key] = position
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and all who watched with it
-            self._loop.call_soon_threadsafe(self._rouse)
+        with suppress(RuntimeError):  # the event loop has ended, with all subscribers
+            self._loop.call_soon_threadsafe(self._start_waking)
 
-    def _rouse(self) -> None:
-        if self.is_over:
-            self.over.set()
-        is_under_way, self._asleep = self._asleep > 0, len(self._waiting)
-        if self.is_over or not is_under_way:
-            self._rouse_next()
+    def _start_waking(self) -> None:
+        if self.is_closed:
+            self.closed.set()
+        is_waking = self._to_wake > 0
+        self._to_wake = len(self._waiting)
+        if self.is_closed or not is_waking:
+            self._wake_next()
 
-    def _rouse_next(self) -> None:
-        """Hundreds that wake up at once would keep everything else waiting; but for the last time."""
-        for waiting in list(islice(self._waiting, self._asleep if self.is_over else 1)):
+    def _wake_next(self) -> None:
+        """One at a time, since hundreds at once would block everything else; all when the topic closes."""
+        count = self._to_wake if self.is_closed else 1
+        for waiting in list(islice(self._waiting, count)):
             del self._waiting[waiting]
             if not waiting.done():
                 waiting.set_result(None)
-        self._asleep = max(0, self._asleep - 1)
-        if self._asleep:
-            self._loop.call_later(ROUSE_S, self._rouse_next)
+        self._to_wake = max(0, self._to_wake - 1)
+        if self._to_wake:
+            self._loop.call_later(WAKE_S, self._wake_next)
 
 
-class _Told(NamedTuple):
-    """What is to be handed on, and to whom: those who come later know it already, or need not know."""
+class _Notification(NamedTuple):
+    """Something to publish in the topics that existed at that time: later ones do not need it."""
 
-    feeds: list[Feed]
+    topics: list[Topic]
     key: Key
     event: Happened | None = None
     at: int | None = None
     is_erased: bool = False
 
 
-class Hub:
-    """Hands on what happens to all who watch, by one thread for all of them."""
+class EventBroker:
+    """Keeps topics up to date with one thread for all of them."""
 
     def __init__(self) -> None:
-        self._feeds: dict[Scope, Feed] = {}
-        self._told = deque[_Told](maxlen=MOST_TOLD)
+        self._topics: dict[TopicScope, Topic] = {}
+        self._notifications = deque[_Notification](maxlen=MAX_NOTIFICATIONS)
         self._lock = Condition()
         self._thread: Thread | None = None
-        self._is_closed = self._is_asked = False
+        self._is_closed = False
+        self._has_reader = False
 
-    def tell(self, owner: str, event: Happened) -> None:
-        """Something that a session of this process did. From any thread; waits for nothing."""
-        key, at = Key(owner, event.conversation), event.at if event.kind == "message-added" else None
-        self._note(key, None if is_in_stream(event) else event, at)
+    def publish(self, owner: str, event: Happened) -> None:
+        """Takes what a session of this process reports. From any thread; never blocks."""
+        key = Key(owner, event.conversation)
+        at = event.at if event.kind == "message-added" else None
+        self._notify(key, None if is_in_stream(event) else event, at)
 
-    def look(self, key: Key) -> None:
-        """Something was appended: it is told at once, and not when it is found."""
-        self._note(key)
+    def appended(self, key: Key) -> None:
+        """Makes subscribers see at once what was appended, not at the next poll."""
+        self._notify(key)
 
     def erased(self, key: Key) -> None:
-        """Who watches it is sent away, whether it takes what it is sent or not."""
+        """Ends the subscriptions of a conversation, even of subscribers that do not read."""
         with self._lock:
-            if (feed := self._feeds.get(key)) is not None:
-                feed.end()
-        self._note(key, is_erased=True)
+            if (topic := self._topics.get(key)) is not None:
+                topic.close()
+        self._notify(key, is_erased=True)
 
-    def _note(
+    def _notify(
         self, key: Key, event: Happened | None = None, at: int | None = None, *, is_erased: bool = False
     ) -> None:
         with self._lock:
-            if feeds := [feed for feed in self._feeds.values() if feed.holds(key) and not feed.is_over]:
-                new = _Told(feeds, key, event, at, is_erased)
-                if event is not None or not self._told or self._told[-1]._replace(at=at) != new:
-                    self._told.append(new)
-                self._lock.notify_all()
+            topics = [one for one in self._topics.values() if one.covers(key) and not one.is_closed]
+            if not topics:
+                return
+            new = _Notification(topics, key, event, at, is_erased)
+            last = self._notifications[-1] if self._notifications else None
+            if event is not None or last is None or last._replace(at=at) != new:
+                self._notifications.append(new)
+            self._lock.notify_all()
 
-    def join(self, store: Store, scope: Scope, loop: AbstractEventLoop) -> Feed:
-        """One more who watches; ends with `leave`. For a thread, since the store is read.
+    def subscribe(self, store: Store, scope: TopicScope, loop: AbstractEventLoop) -> Topic:
+        """Adds a subscriber, until `unsubscribe`. For a thread, since the store is read.
 
         Raises:
             NotFoundError: there is no such conversation.
@@ -308,82 +336,87 @@ class Hub:
         if isinstance(scope, Key) and next(store.read(scope, 0, 1), None) is None:
             raise NotFoundError(f"There is no conversation {scope.conversation!r}")
         with self._lock:
-            known = self._feeds.get(scope)
-            if known is not None and known.is_stale:  # they come back by the id of what they took last
-                known.end(LAGGING)
-        made = Feed(store, scope, loop, self._ask) if known is None or known.is_over else known
+            known = self._topics.get(scope)
+            if known is not None and known.is_stale:  # its subscribers come back with the last event's id
+                known.close(LAGGING)
+        if known is None or known.is_closed:
+            known = Topic(store, scope, loop, self._reader_is_back)
         with self._lock:
-            feed = self._feeds.get(scope)
-            if feed is None or feed.is_over:
-                feed = self._feeds[scope] = made
-            feed.watchers += 1
+            topic = self._topics.get(scope)
+            if topic is None or topic.is_closed:
+                topic = known
+                self._topics[scope] = known
+            topic.subscribers += 1
             if self._is_closed:
-                feed.end()
+                topic.close()
             elif self._thread is None:
-                self._thread = Thread(target=self._follow, name="refold-events", daemon=True)
+                self._thread = Thread(target=self._run, name="refold-events", daemon=True)
                 self._thread.start()
-            return feed
+            return topic
 
-    def leave(self, feed: Feed) -> None:
+    def unsubscribe(self, topic: Topic) -> None:
         with self._lock:
-            feed.watchers -= 1
-            if not feed.watchers and self._feeds.get(feed.scope) is feed:
-                del self._feeds[feed.scope]
+            topic.subscribers -= 1
+            if not topic.subscribers and self._topics.get(topic.scope) is topic:
+                del self._topics[topic.scope]
 
-    def _ask(self) -> None:
+    def _reader_is_back(self) -> None:
         with self._lock:
-            self._is_asked = True
+            self._has_reader = True
             self._lock.notify_all()
 
     @property
-    def watchers(self) -> int:
+    def subscribers(self) -> int:
         with self._lock:
-            return sum(feed.watchers for feed in self._feeds.values())
+            return sum(topic.subscribers for topic in self._topics.values())
 
     def close(self) -> None:
-        """All who watch are sent away, at once. From any thread."""
+        """Ends all subscriptions. From any thread."""
         with self._lock:
             self._is_closed = True
-            for feed in self._feeds.values():
-                feed.end()
+            for topic in self._topics.values():
+                topic.close()
             self._lock.notify_all()
 
-    def _is_due(self) -> bool:
-        return bool(self._told) or self._is_asked or self._is_closed
+    def _has_work(self) -> bool:
+        return bool(self._notifications) or self._has_reader or self._is_closed
 
-    def _follow(self) -> None:
-        due = time.monotonic() + LOOK_S
+    def _run(self) -> None:
+        next_poll = time.monotonic() + POLL_S
         while True:
             with self._lock:
-                self._lock.wait_for(self._is_due, max(0.0, due - time.monotonic()))
-                if self._is_closed or not self._feeds:
-                    self._told.clear()
+                self._lock.wait_for(self._has_work, max(0.0, next_poll - time.monotonic()))
+                notifications = list(self._notifications)
+                self._notifications.clear()
+                if self._is_closed or not self._topics:
                     self._thread = None
                     return
-                told, feeds = list(self._told), list(self._feeds.values())
-                self._told.clear()
-                self._is_asked = False
-            for feed in feeds:
-                _safely(feed, feed.catch_up)
-            for one in told:
-                for feed in one.feeds:
-                    do = partial(feed.tell, one.key, one.event, one.at)
-                    _safely(feed, partial(feed.erased, one.key) if one.is_erased else do)
-            begun = time.monotonic()
-            if begun >= due:
-                for feed in feeds:
-                    if feed.is_awaited:
-                        _safely(feed, feed.look)
-                due = time.monotonic() + max(LOOK_S, SHARE * (time.monotonic() - begun))
+                topics = list(self._topics.values())
+                self._has_reader = False
+            for topic in topics:
+                _try(topic, topic.catch_up)
+            for one in notifications:
+                for topic in one.topics:
+                    if one.is_erased:
+                        _try(topic, partial(topic.forget, one.key))
+                    else:
+                        _try(topic, partial(topic.publish, one.key, one.event, one.at))
+            started = time.monotonic()
+            if started >= next_poll:
+                for topic in topics:
+                    if topic.has_reader:
+                        _try(topic, topic.poll)
+                ended = time.monotonic()
+                next_poll = ended + max(POLL_S, POLL_PAUSE * (ended - started))
 
 
-def _safely(feed: Feed, do: Callable[[], None]) -> None:
-    """Whatever goes wrong with one is no reason not to tell the others; the next look may go well."""
-    if feed.is_over:
+def _try(topic: Topic, do: Callable[[], None]) -> None:
+    """A failure in one topic does not concern the others; the next poll may succeed."""
+    if topic.is_closed:
         return
     try:
         do()
     except RefoldError as error:
-        logging.getLogger("refold.serve").warning("events cannot be read: %s", type(error).__name__)
+        _LOG.warning("could not read events: %s", type(error).__name__)
     except Exception:
-        logging.getLogger("refold.serve").exception("events cannot be told")
+        _LOG.exception("could not publish events")

@@ -1,14 +1,14 @@
-"""One event for those who watch: its name, its facts, and never more of a text than a glance.
+"""Events as text for server-sent events: a name, facts, and at most the beginning of a message.
 
-What happened to messages and views is called as in `refold.session.notify`. Besides that there are:
+Events are named as in `refold.session.notify`. Besides those there are:
 
-restored   an original stands in its place again
-corrected  another message stands in the place of one
-recalled   what a service remembers is shown beside a message
-undone     an edit, a pin or an undoing was taken back
-pinned     messages that stay in every view from now on
-named      the conversation was given a title, or a model
-lagging    whoever reads too slowly is cut off, and comes back by the id of the last event
+restored   an original is shown in its place again
+corrected  another message is shown in the place of one
+recalled   memories of the store are shown beside a message
+undone     an edit, a pin or an undo no longer holds
+pinned     messages stay in every view from now on
+named      the conversation got a title or a model
+lagging    the subscriber reads too slowly and is cut off; it can resume with the id of its last event
 """
 
 from collections.abc import Iterator
@@ -23,59 +23,59 @@ from refold.serve.redact import redacted
 from refold.session.notify import UNTOLD, CompactionEvent, Happened, MessageEvent, told
 from refold.stores.store import Key
 
-GLANCE_CHARS = 200
-LOOKED_AT = 300
-"""Characters of a text in which is looked for secrets before it is cut."""
+MAX_CHARS = 200
+REDACTED_CHARS = 300
+"""Longer than what is shown, so that a secret is recognized before it is cut."""
 KINDS = dict(zip(UNTOLD, ("restored", "corrected", "recalled"), strict=True))
-"""What edits are called that make nothing shorter."""
+"""Event names of edits that shorten nothing."""
 HEARTBEAT = b": still here\n\n"
 LAGGING = b'event: lagging\ndata: {"advice":"reconnect with the id of the last event"}\n\n'
 BEGIN = b"retry: 1000\n: watching\n\n"
 
 
 def stream_frames(key: Key, event: Event, *, with_id: bool) -> bytes:
-    """An event of the stream; empty where it is of no interest. The id is how many events were seen then."""
-    found = list(_stream(key, event))
-    last = len(found) - 1
-    return b"".join(
-        _frame(kind, facts, event.at + 1 if with_id and n == last else None)
-        for n, (kind, facts) in enumerate(found)
-    )
+    """A stored event as text, empty if subscribers need not know of it. Its id counts the events so far."""
+    frames = [_frame(kind, facts) for kind, facts in _described(key, event)]
+    if frames and with_id:
+        frames[-1] = b"id: %d\n" % (event.at + 1) + frames[-1]
+    return b"".join(frames)
 
 
 def live_frame(key: Key, event: Happened) -> bytes:
-    """Something that leaves no event in the stream."""
+    """An event that is not stored, as text."""
     return _frame(event.kind, _about(key) | _facts(event))
 
 
 def is_in_stream(event: Happened) -> bool:
-    """Also other processes can read of it: then it is told from there."""
+    """True if the event is stored as well, and so read from there for the subscribers of all processes."""
     if isinstance(event, MessageEvent):
         return event.kind != "message-expanded"
     return event.kind == "compaction:failed" and not event.limit
 
 
-def _stream(key: Key, event: Event) -> Iterator[tuple[str, dict[str, Any]]]:
+def _described(key: Key, event: Event) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The names and facts of a stored event."""
     about = _about(key)
+    extra: dict[str, Any] = {}
     match event:
         case Said(line=line, index=index, time=time):
-            said = {"index": index, "tokens": line.tokens, "time": time}
-            yield from ((one.kind, about | _facts(one) | said) for one in told(event, "", 0, 0))
+            extra = {"index": index, "tokens": line.tokens, "time": time}
         case Replaced(kind=kind, time=time, tokens=tokens):
-            edit = {"edit": event.at, "edit_kind": kind, "view": event.view, "tokens": tokens, "time": time}
+            extra = {"edit": event.at, "edit_kind": kind, "view": event.view, "tokens": tokens, "time": time}
             if kind in KINDS:
                 own = {"at": event.span.start, "span": event.span, "reason": event.why}
-                yield KINDS[kind], _cut(about | own | edit)
-            yield from ((one.kind, about | _facts(one) | edit) for one in told(event, "", 0, 0))
+                yield KINDS[kind], _shortened(about | own | extra)
         case Undone(at=at, of=of, why=why, time=time):
-            yield "undone", _cut(about | {"at": at, "of": of, "reason": why, "time": time})
+            yield "undone", _shortened(about | {"at": at, "of": of, "reason": why, "time": time})
         case Pinned(at=at, lines=lines, why=why, time=time):
             places = [line.at for line in lines]
-            yield "pinned", _cut(about | {"at": at, "places": places, "reason": why, "time": time})
+            yield "pinned", _shortened(about | {"at": at, "places": places, "reason": why, "time": time})
         case Named(at=at, title=title, model=model, time=time):
-            yield "named", _cut(about | {"at": at, "title": title, "model": model, "time": time})
+            yield "named", _shortened(about | {"at": at, "title": title, "model": model, "time": time})
         case Called(time=time):
-            yield from ((one.kind, about | _facts(one) | {"time": time}) for one in told(event, "", 0, 0))
+            extra = {"time": time}
+    for one in told(event, "", 0, 0):
+        yield one.kind, about | _facts(one) | extra
 
 
 def _about(key: Key) -> dict[str, Any]:
@@ -86,21 +86,21 @@ def _facts(event: Happened) -> dict[str, Any]:
     facts = asdict(event)
     del facts["kind"], facts["conversation"]
     if isinstance(event, CompactionEvent):
-        return _cut(facts)
+        return _shortened(facts)
     message = facts.pop("message")
     known = {name: value for name, value in facts.items() if value or name == "at"}
-    return _cut(known | ({"text": message.text} if isinstance(message, Message) else {}))
+    if isinstance(message, Message):
+        known["text"] = message.text
+    return _shortened(known)
 
 
-def _cut(facts: dict[str, Any]) -> dict[str, Any]:
-    return {name: _glance(value) if isinstance(value, str) else value for name, value in facts.items()}
+def _shortened(facts: dict[str, Any]) -> dict[str, Any]:
+    for name, value in facts.items():
+        if isinstance(value, str):
+            text = redacted(value[:REDACTED_CHARS])
+            facts[name] = text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 1]}…"
+    return facts
 
 
-def _glance(text: str) -> str:
-    text = redacted(text[:LOOKED_AT])
-    return text if len(text) <= GLANCE_CHARS else f"{text[: GLANCE_CHARS - 1]}…"
-
-
-def _frame(kind: str, facts: dict[str, Any], id: int | None = None) -> bytes:
-    head = b"" if id is None else b"id: %d\n" % id
-    return head + b"event: %s\ndata: %s\n\n" % (kind.encode(), codec.dumps(facts))
+def _frame(kind: str, facts: dict[str, Any]) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), codec.dumps(facts))

@@ -1,7 +1,7 @@
-"""The gateway: what agents ask of a provider goes through here, and fits.
+"""The gateway: requests of agents to their provider are recorded, made to fit, and sent upstream.
 
-A request is given its place in a conversation, what is new is stored, and a view that fits goes upstream; the
-answer is stored before its last byte is handed on. Where our part fails, the request goes as it came.
+A request is placed in a conversation, what is new in it is stored, and a view that fits goes upstream; the
+answer is stored before its last byte is passed on. If refold's part fails, the request goes as it came.
 """
 
 import asyncio
@@ -11,165 +11,170 @@ from time import monotonic
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from refold.core.errors import OverBudgetError, RefoldError, SettingError, StoreError
-from refold.serve.disconnect import end, gone
-from refold.serve.health import Health, ask
-from refold.serve.http_errors import Refused, asked_id
-from refold.serve.incoming import Dialect, Incoming, read_request
-from refold.serve.recorder import Ledger, Prepared, Turn, calls_of, own_calls
+from refold.serve.health import Health, probe
+from refold.serve.http_errors import requested_id
+from refold.serve.http_protocol import cancel, wait_for_disconnect
+from refold.serve.incoming import Dialect, read_request
+from refold.serve.recorder import GatewayRequest, PlacedRequest, Recorder, UpstreamRequest, only_looks_up
 from refold.serve.service import Service
-from refold.serve.streaming import Relay, Sent, Step
-from refold.serve.upstream import Upstream, UpstreamError, passed_on
+from refold.serve.streaming import Forwarder, UpstreamTarget
+from refold.serve.upstream import Upstream, UpstreamError, request_headers
 
-ROUNDS = 8
-"""In which the model may use our own tools for one answer."""
-PATIENCE_S = 20.0
-"""For our own part, a summarizer that is waited for included."""
-PAUSE_S = 2.0
-"""Without our part, once the store could not be used."""
-SMALL_BYTES = 65_536
-"""A body that is read at once; what is larger is read in a thread."""
+MAX_LOOKUP_ROUNDS = 8
+"""In which the model may use the gateway's own tools for one answer."""
+TIMEOUT_S = 20.0
+"""For refold's part of a request, including the wait for a summarizer."""
+STORE_RETRY_S = 2.0
+"""Requests bypass a store that failed for so long."""
+SMALL_BODY_BYTES = 65_536
+"""Larger bodies are read in a thread."""
 _LOG = logging.getLogger("refold.serve")
 
 
-class Door(NamedTuple):
-    """A path, and what is behind it."""
-
+class GatewayRoute(NamedTuple):
     path: str
     provider: str
     dialect: Dialect | None = None
 
     @property
-    def says(self) -> str:
-        """What becomes of a request, in a sentence."""
+    def description(self) -> str:
         if self.dialect is None:
-            return f"Anything else of {self.provider}'s, handed on as it is"
-        return f"A request in the dialect `{self.dialect}`: kept, made to fit, sent upstream"
+            return f"Any other request to {self.provider}, passed on as it is"
+        return f"A request in the dialect `{self.dialect}`: recorded, made to fit, sent upstream"
 
 
-DOORS = (
-    Door("/openai/v1/chat/completions", "openai", "openai-chat"),
-    Door("/openai/v1/responses", "openai", "openai-responses"),
-    Door("/anthropic/v1/messages", "anthropic", "anthropic"),
-    Door("/openai/v1/{rest:path}", "openai"),
-    Door("/anthropic/v1/{rest:path}", "anthropic"),
+ROUTES = (
+    GatewayRoute("/openai/v1/chat/completions", "openai", "openai-chat"),
+    GatewayRoute("/openai/v1/responses", "openai", "openai-responses"),
+    GatewayRoute("/anthropic/v1/messages", "anthropic", "anthropic"),
+    GatewayRoute("/openai/v1/{rest:path}", "openai"),
+    GatewayRoute("/anthropic/v1/{rest:path}", "anthropic"),
 )
-"""What has no dialect is handed on as it is: models, count_tokens, embeddings and whatever else there is."""
-BASES = {"openai": "/openai/v1", "anthropic": "/anthropic"}
-"""What stands here for the upstream's base URL."""
+BASE_PATHS = {"openai": "/openai/v1", "anthropic": "/anthropic"}
+"""Replaced by the base URL of the upstream."""
 
 
 def routes(service: Service) -> list[BaseRoute]:
     gateway = Gateway(service)
-    return [Route(door.path, _Endpoint(gateway, door)) for door in DOORS]
+    return [Route(route.path, _GatewayEndpoint(gateway, route)) for route in ROUTES]
 
 
-class _Endpoint:
-    """An ASGI application. A client that goes away ends all that is done for it, at once."""
+class _GatewayEndpoint:
+    """A route as an ASGI application. When the client disconnects, all work for it is canceled."""
 
-    def __init__(self, gateway: "Gateway", door: Door) -> None:
-        self._gateway, self._door = gateway, door
+    def __init__(self, gateway: "Gateway", route: GatewayRoute) -> None:
+        self._gateway = gateway
+        self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         body = await request.body() if request.method in ("POST", "PUT", "PATCH") else None
-        work = asyncio.create_task(self._gateway.answer(self._door, request, body, send))
-        left = asyncio.create_task(gone(receive))
+        work = asyncio.create_task(self._gateway.answer(self._route, request, body, send))
+        disconnected = asyncio.create_task(wait_for_disconnect(receive))
         try:
-            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, disconnected), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await end(work, left)
+            await cancel(work, disconnected)
         if not work.cancelled():
             work.result()
 
 
-class _Down(StoreError):
-    """The store could not be used a moment ago."""
+class _StoreDownError(StoreError):
+    """The store failed a moment ago."""
 
 
-class _UnansweredError(Exception):
-    """The model only looked something up, and our part failed; the client has seen nothing yet."""
+class _LookupError(Exception):
+    """The model only looked something up, and that failed; the client has seen nothing yet."""
 
 
 class Gateway:
     def __init__(self, service: Service) -> None:
-        self.service, self.ledger, self.upstream = service, Ledger(service), Upstream()
+        self.service = service
+        self.recorder = Recorder(service)
+        self.upstream = Upstream()
         service.on_close(self.upstream.close)
-        self._health = Health(lambda: ask(service.store))
-        self._down_until = 0.0
-        """When the store is tried again."""
+        self._health = Health(lambda: probe(service.store))
+        self._store_down_until = 0.0
 
-    async def answer(self, door: Door, request: Request, body: bytes | None, send: Send) -> None:
-        sent = Sent(request.method, self._url(door, request), passed_on(request.headers.raw))
-        told: dict[str, str] = {}
-        if door.dialect is not None and request.method == "POST":
+    async def answer(self, route: GatewayRoute, request: Request, body: bytes | None, send: Send) -> None:
+        target = UpstreamTarget(
+            request.method, self._url(route, request), request_headers(request.headers.raw)
+        )
+        headers: dict[str, str] = {}
+        if route.dialect is not None and request.method == "POST":
             try:
-                prepared = await self._prepared(door.dialect, request, body or b"")
-            except Refused:
+                prepared = await self._prepare(route.dialect, request, body or b"")
+            except HTTPException:
                 raise
             except Exception as error:
-                told = {"x-refold-bypass": self._reason(error)}
+                headers = {"x-refold-bypass": self._bypass_reason(error)}
             else:
-                relay = Relay(self.upstream, send, sent, _told(prepared))
+                forwarder = Forwarder(self.upstream, send, target, _response_headers(prepared))
                 try:
-                    await self._converse(door.dialect, prepared, relay)
+                    await self._converse(route.dialect, prepared, forwarder)
                     return
-                except _UnansweredError as error:
-                    told = {"x-refold-bypass": str(error)}
-        await Relay(self.upstream, send, sent, told).pass_on(body)
+                except _LookupError as error:
+                    headers = {"x-refold-bypass": str(error)}
+        await Forwarder(self.upstream, send, target, headers).forward(body)
 
-    def _url(self, door: Door, request: Request) -> str:
-        base = str(getattr(self.service.settings.upstreams, door.provider)).rstrip("/")
+    def _url(self, route: GatewayRoute, request: Request) -> str:
+        base = str(getattr(self.service.settings.upstreams, route.provider)).rstrip("/")
         raw: bytes = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
-        path, query = raw.decode("latin-1").partition("?")[0], request.scope["query_string"].decode("latin-1")
+        path = raw.decode("latin-1").partition("?")[0]
+        query = request.scope["query_string"].decode("latin-1")
         if any(unquote(part) in (".", "..") for part in re.split(r"/|%2[Ff]|\\", path)):
-            raise Refused(400, "a path with . or .. in it leads elsewhere")
-        return base + path.removeprefix(BASES[door.provider]) + (f"?{query}" if query else "")
+            raise HTTPException(400, "the path must not contain . or ..")
+        url = base + path.removeprefix(BASE_PATHS[route.provider])
+        return f"{url}?{query}" if query else url
 
-    async def _prepared(self, dialect: Dialect, request: Request, body: bytes) -> Prepared:
+    async def _prepare(self, dialect: Dialect, request: Request, body: bytes) -> UpstreamRequest:
         """
         Raises:
-            RefoldError: our part cannot be done.
+            RefoldError: refold's part failed.
         """
-        if len(body) > SMALL_BYTES:
-            incoming = await asyncio.to_thread(read_request, dialect, body)  # none that waits for the store
+        if len(body) > SMALL_BODY_BYTES:
+            # not in the service's own threads, which may all be waiting for the store
+            incoming = await asyncio.to_thread(read_request, dialect, body)
         else:
             incoming = read_request(dialect, body)
-        if monotonic() < self._down_until:
-            raise _Down
-        if self._down_until:  # one tries it, and the others do not wait for what comes of it
-            self._down_until = monotonic() + PATIENCE_S
+        if monotonic() < self._store_down_until:
+            raise _StoreDownError
+        if self._store_down_until:  # this request tries the store; others bypass it meanwhile
+            self._store_down_until = monotonic() + TIMEOUT_S
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                prepared = await self._placed(incoming, request, body)
+            async with asyncio.timeout(TIMEOUT_S):
+                named = GatewayRequest(
+                    await self._owner(request),
+                    incoming,
+                    requested_id(request.headers),
+                    request.headers.get("x-refold-agent"),
+                )
+                prepared = await self._record(named, body)
         except BaseException as error:
-            self._down_until = min(self._down_until, monotonic())  # unless it is the store: see `_reason`
+            self._store_down_until = min(self._store_down_until, monotonic())
             if isinstance(error, TimeoutError) and await self._health.problem() is not None:
                 raise StoreError("the store does not answer") from error
             raise
-        self._down_until = 0.0
+        self._store_down_until = 0.0
         return prepared
 
-    async def _placed(self, incoming: Incoming, request: Request, body: bytes) -> Prepared:
-        agent, wanted = request.headers.get("x-refold-agent"), asked_id(request.headers)
-        how = (await self._owner(request), incoming, wanted, agent)
-        if incoming.elsewhere:
-            work = asyncio.ensure_future(self.service.work(self.ledger.noted, *how, body))
-        else:
-            work = asyncio.ensure_future(self.service.work(self.ledger.prepare, *how))
+    async def _record(self, request: GatewayRequest, body: bytes) -> UpstreamRequest:
+        work = asyncio.ensure_future(self.service.work(self.recorder.prepare, request, body))
         try:
             return await asyncio.shield(work)
-        except BaseException:  # whoever asked is gone, or does not wait for it any longer
-            work.add_done_callback(self._drop)
+        except BaseException:  # the client has gone, or does not wait any longer
+            work.add_done_callback(self._abandon)
             raise
 
-    def _drop(self, work: "asyncio.Future[Prepared]") -> None:
+    def _abandon(self, work: "asyncio.Future[UpstreamRequest]") -> None:
         if not work.cancelled() and work.exception() is None:
-            self.ledger.end(work.result().turn)
+            self.recorder.end(work.result().placed)
 
     async def _owner(self, request: Request) -> str:
         caller = request.scope["state"]["caller"]
@@ -181,45 +186,47 @@ class Gateway:
         request.scope["state"]["caller"] = caller._replace(owner=owner)  # for the access log
         return owner
 
-    async def _converse(self, dialect: Dialect, prepared: Prepared, relay: Relay) -> None:
-        turn, rounds = prepared.turn, 0
+    async def _converse(self, dialect: Dialect, prepared: UpstreamRequest, forwarder: Forwarder) -> None:
+        placed = prepared.placed
+        rounds = 0
 
-        async def after(reply: dict[str, Any], shown: dict[str, Any]) -> Step:
-            nonlocal turn, rounds
+        async def record(reply: dict[str, Any], visible: dict[str, Any]) -> bytes | None:
+            nonlocal placed, rounds
             rounds += 1
             try:
-                async with asyncio.timeout(PATIENCE_S):
-                    turn = await self.service.work(self.ledger.answered, turn, reply, shown)
-                    if turn.is_complete or rounds > ROUNDS:
-                        return Step(None)
-                    fitted = await self.service.work(self.ledger.fitted, turn, last=rounds >= ROUNDS)
+                async with asyncio.timeout(TIMEOUT_S):
+                    placed = await self.service.work(self.recorder.record_reply, placed, reply, visible)
+                    if placed.is_complete or rounds > MAX_LOOKUP_ROUNDS:
+                        return None
+                    is_last = rounds >= MAX_LOOKUP_ROUNDS
+                    fitted = await self.service.work(self.recorder.fit, placed, is_last=is_last)
+                    return fitted.body
             except Exception as error:  # the client gets its answer all the same
-                reason = self._reason(error)
-                facts = {"owner": turn.key.owner, "conversation": turn.key.conversation}
-                _LOG.error("an answer was not kept: %s", type(error).__name__, extra={"facts": facts})
-                if not _only_looks_up(turn, reply):
-                    return Step(None)
-                if turn.incoming.is_stream:
-                    raise UpstreamError("what the model looked up could not be handed to it") from error
-                raise _UnansweredError(reason) from error
-            return Step(fitted.body)
+                reason = self._bypass_reason(error)
+                facts = {"owner": placed.key.owner, "conversation": placed.key.conversation}
+                _LOG.error("a reply was not recorded: %s", type(error).__name__, extra={"facts": facts})
+                if not _waits_for_lookup(placed, reply):
+                    return None
+                if placed.request.incoming.is_stream:
+                    raise UpstreamError("what the model looked up could not be sent to it") from error
+                raise _LookupError(reason) from error
 
         try:
-            await relay.converse(dialect, prepared.body, after, hides=turn.injected)
+            await forwarder.converse(dialect, prepared.body, record, hides_tools=placed.offers_tools)
         finally:
-            self.ledger.end(prepared.turn)
+            self.recorder.end(prepared.placed)
 
-    def _reason(self, error: Exception) -> str:
-        """Why our part was not done, in a word: it is told in a header."""
+    def _bypass_reason(self, error: Exception) -> str:
+        """Why refold's part failed, in a word for the header."""
         match error:
             case OverBudgetError():
                 return "over-budget"
-            case _Down():
+            case _StoreDownError():
                 return "store"
             case StoreError():
-                self._down_until = monotonic() + PAUSE_S
+                self._store_down_until = monotonic() + STORE_RETRY_S
                 return "store"
-            case TimeoutError():  # one conversation's summarizer, as a rule: the others go on
+            case TimeoutError():  # usually the summarizer of one conversation: others are not affected
                 return "late"
             case SettingError():
                 return "setting"
@@ -229,21 +236,17 @@ class Gateway:
         return "error"
 
 
-def _only_looks_up(turn: Turn, reply: dict[str, Any]) -> bool:
-    """There is no answer for the client in it: the model waits for what our tools give."""
+def _waits_for_lookup(placed: PlacedRequest, reply: dict[str, Any]) -> bool:
     try:
-        own = own_calls(turn.incoming, reply) if turn.injected else []
-        return bool(own) and len(own) == len(calls_of(turn.incoming, reply))
-    except Exception:  # what nobody understands is the client's
+        return only_looks_up(placed, reply)
+    except Exception:  # a reply that is not understood goes to the client
         return False
 
 
-def _told(prepared: Prepared) -> dict[str, str]:
-    conversation = {"x-refold-conversation": prepared.turn.key.conversation}
-    if prepared.turn.is_elsewhere:
-        return conversation
-    return conversation | {
-        "x-refold-tokens-before": str(prepared.before),
-        "x-refold-tokens-sent": str(prepared.sent),
-        "x-refold-edits": str(prepared.edits),
-    }
+def _response_headers(prepared: UpstreamRequest) -> dict[str, str]:
+    headers = {"x-refold-conversation": prepared.placed.key.conversation}
+    if not prepared.placed.is_at_provider:
+        headers["x-refold-tokens-before"] = str(prepared.tokens_before)
+        headers["x-refold-tokens-sent"] = str(prepared.tokens_sent)
+        headers["x-refold-edits"] = str(prepared.edits)
+    return headers

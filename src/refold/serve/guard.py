@@ -1,141 +1,262 @@
-"""What stands before every route: who may come in, and with what."""
+"""The guard in front of every route: host, origin, token, rate and size of a request."""
 
+import asyncio
 import logging
+import re
+from collections import OrderedDict
+from collections.abc import Hashable
 from time import monotonic
+from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refold.config.serving import ServeSettings
-from refold.core.errors import RefoldError
-from refold.serve.access_log import METHODS, Exchange
-from refold.serve.caller import AGENT, LOCAL, NOBODY, Caller
-from refold.serve.hosts import Hosts
-from refold.serve.http_errors import (
-    Refused,
-    asked_id,
-    conversation_id,
-    demand,
-    has_control,
-    problem,
-    refusal_of,
-)
-from refold.serve.limits import Body, Rate, body_of
+from refold.serve.access_log import METHODS, LoggedRequest
+from refold.serve.http_errors import error_response, has_control_characters, http_error, requested_id
 from refold.serve.metrics import Metrics
-from refold.serve.tokens import Tokens
+from refold.serve.tokens import ANONYMOUS, LOCAL_AGENT, LOCAL_USER, Caller, Tokens, require_scope
 
-__all__ = ["Guard", "Refused", "asked_id", "body_of", "conversation_id", "demand", "problem"]
-
-OPEN = ("/", "/healthz", "/panel")
-"""Nothing that anybody said is behind these: a panel asks for its token itself."""
+PUBLIC = ("/", "/healthz", "/panel")
+"""Paths without any conversation behind them: the panel asks for its token itself."""
 PROBES = ("/healthz", "/metrics")
-"""Answered also when all others are too many."""
+"""Paths that are answered under overload too."""
 WITH_BODY = ("POST", "PUT", "PATCH")
+MAX_CALLERS = 10_000
+"""Callers whose requests are counted; the longest inactive one is forgotten first."""
 _LOG = logging.getLogger("refold.serve")
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::([0-9]{1,5}))?")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Guard:
-    """An ASGI application around another, which gets only what has passed `_demand`."""
+    """ASGI middleware that passes on only requests that are allowed, and turns errors into responses."""
 
     def __init__(self, app: ASGIApp, settings: ServeSettings, tokens: Tokens, metrics: Metrics) -> None:
-        self._app, self._settings, self._tokens, self._metrics = app, settings, tokens, metrics
-        self._hosts = Hosts(settings)
-        self._rate = Rate(settings.limits.requests_per_s, settings.limits.burst)
+        self._app = app
+        self._settings = settings
+        self._tokens = tokens
+        self._metrics = metrics
+        self._hosts = AllowedHosts(settings)
+        self._rate = RateLimit(settings.limits.requests_per_s, settings.limits.burst)
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, send, self._metrics)
+        request = LoggedRequest(scope, send, self._metrics)
         self._running += 1
-        body: Body | None = None
+        body: RequestBody | None = None
         try:
-            body = self._demand(scope, exchange, receive)
-            scope["app"] = self._app  # so that what routes refuse comes here too
-            await self._app(scope, body.receive, exchange.send)
+            body = self._check(scope, request, receive)
+            scope["app"] = self._app  # makes routes raise their errors instead of answering them
+            await self._app(scope, body.receive, request.send)
         except ClientDisconnect:
             pass
         except Exception as error:
-            if exchange.status:  # the answer has begun: all that is left is to cut it off
-                exchange.has_failed = True
+            if request.status:  # the response has begun: it can only be cut off
+                request.has_failed = True
                 raise
-            exchange.is_refused = True
-            refused = _refusal_of(error)
-            if scope["method"] in WITH_BODY and not (body and body.is_whole):
-                refused.headers.setdefault("connection", "close")  # nobody reads what still comes
-            await problem(refused.status, refused.message, refused.headers)(scope, receive, exchange.send)
+            request.is_refused = True
+            refusal = http_error(error)
+            if refusal.status_code >= 500 and refusal is not error:
+                _LOG.error("a request failed", exc_info=error)
+            headers = dict(refusal.headers or {})
+            if scope["method"] in WITH_BODY and not (body and body.is_complete):
+                headers.setdefault("connection", "close")  # the rest of the body is not read
+            response = error_response(refusal.status_code, refusal.detail, headers)
+            await response(scope, receive, request.send)
         finally:
             self._running -= 1
-            exchange.end()
+            request.end()
 
-    def _demand(self, scope: Scope, exchange: Exchange, receive: Receive) -> Body:
+    def _check(self, scope: Scope, request: LoggedRequest, receive: Receive) -> "RequestBody":
         """
         Raises:
-            Refused: something about the request is not allowed.
+            HTTPException: something about the request is not allowed.
         """
-        path, method, headers = exchange.path, scope["method"], exchange.headers
-        self._hosts.demand(headers, scope.get("server"))
+        path = request.path
+        method = scope["method"]
+        headers = request.headers
+        self._hosts.check(headers, scope.get("server"))
         if method not in METHODS:
-            raise Refused(405, f"{method[:20]} is not known here", {"allow": ", ".join(METHODS)})
+            raise HTTPException(405, f"{method[:20]} is not supported", {"allow": ", ".join(METHODS)})
         if "websocket" in headers.get("upgrade", "").lower():
-            why = "there are no websockets here; live events are at /api/events"
-            raise Refused(400, why, {"connection": "close"})
-        if has_control(path):
-            raise Refused(400, "there is a control character in the path")
-        if exchange.is_gateway and {".", ".."} & set(path.split("/")):
-            raise Refused(400, "a path to an upstream has no steps up or down")
-        asked_id(headers)
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if method in WITH_BODY and kind != "application/json":
-            raise Refused(415, "expected a body of the content type application/json")
-        caller = scope.setdefault("state", {})["caller"] = self._caller(exchange, headers)
+            message = "websockets are not supported; live events are at /api/events"
+            raise HTTPException(400, message, {"connection": "close"})
+        if has_control_characters(path):
+            raise HTTPException(400, "the path has a control character")
+        if request.is_gateway and {".", ".."} & set(path.split("/")):
+            raise HTTPException(400, "a path of the gateway must not contain . or ..")
+        requested_id(headers)
+        content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if method in WITH_BODY and content_type != "application/json":
+            raise HTTPException(415, "expected a body of content type application/json")
+        caller = self._caller(request)
+        scope.setdefault("state", {})["caller"] = caller
         if path not in PROBES:
-            self._demand_room(caller, scope)
-        if exchange.is_gateway and not (method in ("GET", "HEAD") and "read" in caller.scopes):
-            demand(caller, "append")
-        body = Body(receive, self._settings)
-        body.demand_length(headers.get("content-length"))
+            self._check_load(caller, scope)
+        if request.is_gateway and not (method in ("GET", "HEAD") and "read" in caller.scopes):
+            require_scope(caller, "append")
+        body = RequestBody(receive, self._settings)
+        body.check_length(headers.get("content-length"))
         return body
 
-    def _caller(self, exchange: Exchange, headers: Headers) -> Caller:
-        """On the gateway, `Authorization` has the upstream's key."""
+    def _caller(self, request: LoggedRequest) -> Caller:
+        """On the gateway, `Authorization` holds the key of the upstream."""
         if not self._tokens.are_needed:
-            return AGENT if exchange.is_gateway else LOCAL
-        given = headers.get("x-refold-token")
-        if given is None and not exchange.is_gateway:
-            scheme, _, rest = headers.get("authorization", "").partition(" ")
-            given = rest.strip() if scheme.lower() == "bearer" else None
-        caller = None if given is None else self._tokens.caller_of(given)
+            return LOCAL_AGENT if request.is_gateway else LOCAL_USER
+        token = request.headers.get("x-refold-token")
+        if token is None and not request.is_gateway:
+            scheme, _, rest = request.headers.get("authorization", "").partition(" ")
+            token = rest.strip() if scheme.lower() == "bearer" else None
+        caller = None if token is None else self._tokens.caller_of(token)
         if caller is not None:
             return caller
-        if exchange.path in OPEN or exchange.path.startswith("/panel/"):
-            return NOBODY
-        where = "x-refold-token" if exchange.is_gateway else "Authorization (as Bearer) or x-refold-token"
-        why = "is not known" if given is not None else f"is needed, in {where}"
-        raise Refused(401, f"a refold token {why}; `refold token` makes one", {"www-authenticate": "Bearer"})
+        if request.path in PUBLIC or request.path.startswith("/panel/"):
+            return ANONYMOUS
+        if token is not None:
+            message = "this refold token is not valid; `refold token` makes one"
+        elif request.is_gateway:
+            message = "a refold token is needed in x-refold-token; `refold token` makes one"
+        else:
+            message = (
+                "a refold token is needed in Authorization (as Bearer) or x-refold-token;"
+                " `refold token` makes one"
+            )
+        raise HTTPException(401, message, {"www-authenticate": "Bearer"})
 
-    def _demand_room(self, caller: Caller, scope: Scope) -> None:
+    def _check_load(self, caller: Caller, scope: Scope) -> None:
         if self._running > self._settings.limits.requests:
-            raise Refused(503, "there are too many requests at once; try again", {"retry-after": "1"})
+            raise HTTPException(503, "too many requests at once; try again", {"retry-after": "1"})
         address = (scope.get("client") or ("",))[0]
-        if wait_s := self._rate.wait_s(caller.owner or address, monotonic()):
-            raise Refused(
-                429, "these are too many requests; slow down", {"retry-after": f"{int(wait_s) + 1}"}
+        wait_s = self._rate.wait_s(caller.owner or address, monotonic())
+        if wait_s:
+            raise HTTPException(
+                429, "too many requests from this caller; slow down", {"retry-after": f"{int(wait_s) + 1}"}
             )
 
 
-def _refusal_of(error: Exception) -> Refused:
-    match error:
-        case Refused():
-            return error
-        case HTTPException(status_code=status, detail=detail, headers=headers):
-            return Refused(status, detail, headers)
-        case RefoldError():
-            refused = refusal_of(error)
-        case _:
-            refused = Refused(500, "something went wrong here; the log says what")
-    if refused.status >= 500:
-        _LOG.error("a request failed", exc_info=error)
-    return refused
+class Address(NamedTuple):
+    host: str
+    port: int | None
+
+
+class AllowedHosts:
+    """Which `Host` and `Origin` headers are accepted: against DNS rebinding and foreign web pages.
+
+    The service's own names are accepted on its own port; those in `serve.hosts` on the port given there, or
+    without one on the default ports and the service's own.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._own = {"localhost", "127.0.0.1", "[::1]", _bracketed(settings.host.lower())}
+        self._configured = {_address(host) for host in settings.hosts}
+
+    def check(self, headers: Headers, server: tuple[str, int | None] | None) -> None:
+        """`server` is the address that the request came to.
+
+        Raises:
+            HTTPException: the request is meant for another host, or comes from a page of another origin.
+        """
+        name, port = server or ("localhost", None)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._allows(_address(hosts[0]), name, port):
+            raise HTTPException(403, "this host name is not allowed; add it to serve.hosts")
+        for origin in headers.getlist("origin"):
+            scheme, _, rest = origin.partition("://")
+            default = _DEFAULT_PORTS.get(scheme)
+            address = _address(rest)
+            if address is not None and address.port is None:
+                address = address._replace(port=default)
+            if default is None or not self._allows(address, name, port):
+                raise HTTPException(403, "requests from this origin are not allowed; add it to serve.hosts")
+
+    def _allows(self, address: Address | None, server: str, port: int | None) -> bool:
+        if address is None:
+            return False
+        if address.host in self._own | {_bracketed(server)} and address.port in (None, port):
+            return True
+        if address in self._configured:
+            return True
+        is_usual = address.port in (None, port, *_DEFAULT_PORTS.values())
+        return is_usual and Address(address.host, None) in self._configured
+
+
+def _address(text: str) -> Address | None:
+    found = _HOST.fullmatch(text.lower())
+    if found is None:
+        return None
+    return Address(found[1].rstrip("."), int(found[2]) if found[2] else None)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+class RateLimit:
+    """A token bucket for each caller."""
+
+    def __init__(self, per_s: float, burst: int) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
+
+    def wait_s(self, caller: Hashable, now: float) -> float:
+        """Counts a request and returns 0, or returns the seconds until one is allowed."""
+        left, since = self._buckets.pop(caller, (float(self._burst), now))
+        left = min(self._burst, left + (now - since) * self._per_s)
+        is_allowed = left >= 1
+        self._buckets[caller] = (left - 1 if is_allowed else left, now)
+        if len(self._buckets) > MAX_CALLERS:
+            self._buckets.popitem(last=False)
+        return 0.0 if is_allowed else (1 - left) / self._per_s
+
+
+class RequestBody:
+    """Limits the size of a request's body and the time that it takes, whoever reads it."""
+
+    def __init__(self, receive: Receive, settings: ServeSettings) -> None:
+        self._receive = receive
+        self._limits = settings.limits
+        self._max_mb = settings.max_body_mb
+        self._bytes_left = round(settings.max_body_mb * 2**20)
+        self._deadline = monotonic() + settings.limits.body_s
+        self.is_complete = False
+
+    def check_length(self, length: str | None) -> None:
+        """Refuses a body that is announced as too large before any of it is read.
+
+        Raises:
+            HTTPException: it is too large.
+        """
+        if length is not None and length.isdigit() and int(length[:18]) > self._bytes_left:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        """
+        Raises:
+            HTTPException: the body is too large, or takes too long.
+        """
+        if self.is_complete:  # only the client's disconnect is still to come, at any time
+            return await self._receive()
+        idle_s = self._limits.body_idle_s
+        try:
+            async with asyncio.timeout(max(0.0, min(idle_s, self._deadline - monotonic()))):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise HTTPException(
+                408,
+                f"the body took too long: at most {idle_s:g} s may pass without a byte, and"
+                f" {self._limits.body_s:g} s in all",
+            ) from error
+        self._bytes_left -= len(message.get("body", b""))
+        if self._bytes_left < 0:
+            raise self._too_large()
+        self.is_complete = not message.get("more_body", False)
+        return message
+
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"the body is larger than serve.max_body_mb, {self._max_mb:g} MB")

@@ -54,7 +54,7 @@ class Verbs:
             model = held.record.live.state.model
         with self.service.session(key, model if model and model.isprintable() else None) as session:
             yield session
-        self.service.hub.look(key)
+        self.service.events.appended(key)
 
     def demand(self, key: Key) -> None:
         """
@@ -83,7 +83,7 @@ class Verbs:
             raise ConflictError(
                 f"There is a conversation {key.conversation!r} already; choose another id"
             ) from None
-        self.service.hub.look(key)
+        self.service.events.appended(key)
         return self._row(key)
 
     def show(self, wish: Wish) -> shapes.Detail:
@@ -124,7 +124,7 @@ class Verbs:
         for key in (*gone, *heirs):
             self.service.forget(key)
         for key in gone:
-            self.service.hub.erased(key)
+            self.service.events.erased(key)
         return shapes.Erased([heir.conversation for heir in heirs])
 
     def _with_forks(self, key: Key) -> list[Key]:

@@ -1,62 +1,52 @@
-"""What a client sees of an answer in which the model also called the gateway's own tools: all but that.
+"""Hides the gateway's own tools from the client.
 
-Rounds in which nothing but our own tools was called are gone on with, and look like one answer.
+Rounds in which the model called nothing but the gateway's tools are continued, and look like one answer.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from refold.core.expiry import OWN_TOOLS
 from refold.dialects.shape import kind_of
 from refold.serve.incoming import Dialect
 
-ENDS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
-"""Types of the event that ends a stream."""
-STOPS = {"tool_use": "end_turn", "tool_calls": "stop"}
-"""How an answer ended, where the calls that it ended with are not shown."""
+STREAM_ENDS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
+"""Types of the last event of a stream."""
+STOP_WITHOUT_CALLS = {"tool_use": "end_turn", "tool_calls": "stop"}
 
 
-def visible(dialect: Dialect, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One answer of all rounds, without calls of our own tools."""
+def visible_reply(dialect: Dialect, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One answer made of all rounds, without calls of the gateway's own tools."""
     last = rounds[-1]
     usage = _sum([one.get("usage") for one in rounds])
-    beside = {} if usage is None else {"usage": usage}
+    merged = last if usage is None else {**last, "usage": usage}
     match dialect:
         case "anthropic":
             content = [block for one in rounds for block in one["content"] if not _is_own(block)]
-            calls = any(kind_of(block) == "tool_use" for block in content)
-            return {
-                **last,
-                **beside,
-                "content": content,
-                "stop_reason": _stop(last.get("stop_reason"), calls),
-            }
+            has_calls = any(kind_of(block) == "tool_use" for block in content)
+            reason = _stop_reason(last.get("stop_reason"), has_calls)
+            return {**merged, "content": content, "stop_reason": reason}
         case "openai-responses":
-            return {
-                **last,
-                **beside,
-                "output": [o for one in rounds for o in one["output"] if not _is_own(o)],
-            }
-    return {
-        **last,
-        **beside,
-        "choices": [_choice([one["choices"][0] for one in rounds]), *last["choices"][1:]],
-    }
+            output = [item for one in rounds for item in one["output"] if not _is_own(item)]
+            return {**merged, "output": output}
+    choice = _visible_choice([one["choices"][0] for one in rounds])
+    return {**merged, "choices": [choice, *last["choices"][1:]]}
 
 
-def _choice(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _visible_choice(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     last = rounds[-1]
-    said = [one["message"].get("content") for one in rounds]
+    texts = [one["message"].get("content") for one in rounds]
     calls = [call for one in rounds for call in one["message"].get("tool_calls") or () if not _is_own(call)]
     message = {key: value for key, value in last["message"].items() if key != "tool_calls"}
-    message["content"] = "".join(filter(None, said)) or last["message"].get("content")
+    message["content"] = "".join(filter(None, texts)) or last["message"].get("content")
     if calls:
         message["tool_calls"] = calls
-    return {**last, "message": message, "finish_reason": _stop(last.get("finish_reason"), bool(calls))}
+    reason = _stop_reason(last.get("finish_reason"), bool(calls))
+    return {**last, "message": message, "finish_reason": reason}
 
 
 def _is_own(call: Any) -> bool:
-    """Of a block, an item or a call in any of the dialects."""
+    """True for a call of the gateway's own tools, in any dialect."""
     if not isinstance(call, dict):
         return False
     function = call.get("function")
@@ -64,188 +54,203 @@ def _is_own(call: Any) -> bool:
     return name in OWN_TOOLS and kind_of(call) in ("tool_use", "function_call", "function", None)
 
 
-def _stop(reason: Any, calls: bool) -> Any:
-    return reason if calls else STOPS.get(reason, reason)
+def _stop_reason(reason: Any, has_calls: bool) -> Any:
+    return reason if has_calls else STOP_WITHOUT_CALLS.get(reason, reason)
 
 
-def _sum(counts: Sequence[Any]) -> Any:
-    """Numbers of the same name added, whatever else there is from the last."""
-    if len(counts) == 1 or not all(isinstance(one, dict) for one in counts):
-        return counts[-1]
+def _sum(usages: Sequence[Any]) -> Any:
+    """Numbers of the same name added; everything else from the last."""
+    if len(usages) == 1 or not all(isinstance(one, dict) for one in usages):
+        return usages[-1]
     total: dict[str, Any] = {}
-    for one in counts:
-        for name, value in one.items():
-            old = total.get(name)
-            if isinstance(value, int | float) and isinstance(old, int | float):
-                total[name] = old + value
-            elif isinstance(value, dict) and isinstance(old, dict):
-                total[name] = _sum([old, value])
+    for usage in usages:
+        for name, value in usage.items():
+            before = total.get(name)
+            if isinstance(value, int | float) and isinstance(before, int | float):
+                total[name] = before + value
+            elif isinstance(value, dict) and isinstance(before, dict):
+                total[name] = _sum([before, value])
             else:
                 total[name] = value
     return total
 
 
-class Splice(Protocol):
-    """Turns the streams of several rounds into one."""
+class StreamMerger:
+    """Merges the streams of several rounds into one, without calls of the gateway's own tools."""
 
-    def begin(self) -> None:
-        """Another round."""
+    def __init__(self) -> None:
+        self.rounds = 0
+        self._shown = 0
+        """Blocks, items or calls that the client has seen."""
+        self._indices: dict[int, int | None] = {}
+        """What the client sees as the index of each of this round; None for what is hidden."""
+
+    def begin_round(self) -> None:
+        self.rounds += 1
+        self._indices = {}
 
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """What the client sees of an event; how it ends is held back."""
+        """What the client sees of an event. The end of the stream is held back."""
+        raise NotImplementedError
 
     def end(self) -> Iterator[dict[str, Any]]:
-        """What was held back, once no more rounds come."""
+        """The end of the stream, after the last round."""
+        raise NotImplementedError
+
+    def _visible_index(self, index: int, call: Any) -> int | None:
+        if index not in self._indices:
+            is_own = _is_own(call)
+            self._indices[index] = None if is_own else self._shown
+            self._shown += not is_own
+        return self._indices[index]
 
 
-def splice_of(dialect: Dialect) -> Splice:
-    kinds: dict[Dialect, type[Splice]] = {"anthropic": _Messages, "openai-responses": _Responses}
-    return kinds.get(dialect, _Chat)()
+def stream_merger(dialect: Dialect) -> StreamMerger:
+    match dialect:
+        case "anthropic":
+            return _AnthropicMerger()
+        case "openai-responses":
+            return _ResponsesMerger()
+    return _ChatMerger()
 
 
-class _Messages:
+class _AnthropicMerger(StreamMerger):
     def __init__(self) -> None:
-        self._rounds, self._blocks, self._calls = 0, 0, False
-        self._places: dict[int, int | None] = {}
-        self._held: list[dict[str, Any]] = []
+        super().__init__()
+        self._has_calls = False
+        self._held_back: list[dict[str, Any]] = []
         self._usage: dict[int, dict[str, Any]] = {}
-        """By round; a later count of the same stands for an earlier one."""
+        """By round; within a round, a later count replaces an earlier one."""
 
-    def begin(self) -> None:
-        self._rounds += 1
-        self._places, self._held, self._usage[self._rounds] = {}, [], {}
+    def begin_round(self) -> None:
+        super().begin_round()
+        self._held_back = []
+        self._usage[self.rounds] = {}
 
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         match kind_of(event):
             case "message_start":
-                self._count(event.get("message"))
-                if self._rounds == 1:
+                self._take_usage(event.get("message"))
+                if self.rounds == 1:
                     yield event
             case "content_block_start":
-                block, index = event["content_block"], event["index"]
-                self._places[index] = None if _is_own(block) else self._blocks
-                if not _is_own(block):
-                    self._blocks += 1
-                    self._calls = self._calls or kind_of(block) == "tool_use"
-                    yield {**event, "index": self._places[index]}
+                block = event["content_block"]
+                index = self._visible_index(event["index"], block)
+                if index is not None:
+                    self._has_calls = self._has_calls or kind_of(block) == "tool_use"
+                    yield {**event, "index": index}
             case "content_block_delta" | "content_block_stop":
-                place = self._places.get(event["index"])
-                if place is not None:
-                    yield {**event, "index": place}
+                index = self._indices.get(event["index"])
+                if index is not None:
+                    yield {**event, "index": index}
             case "message_delta":
-                self._held.append(event)
-                self._count(event)
+                self._held_back.append(event)
+                self._take_usage(event)
             case "message_stop":
-                self._held.append(event)
+                self._held_back.append(event)
             case _:
                 yield event
 
     def end(self) -> Iterator[dict[str, Any]]:
-        for event in self._held:
+        for event in self._held_back:
             if kind_of(event) == "message_delta":
                 delta = event.get("delta") or {}
-                delta = {**delta, "stop_reason": _stop(delta.get("stop_reason"), self._calls)}
-                event = {**event, "delta": delta}
-                event |= {"usage": _sum(list(self._usage.values()))} if self._rounds > 1 else {}
+                reason = _stop_reason(delta.get("stop_reason"), self._has_calls)
+                event = {**event, "delta": {**delta, "stop_reason": reason}}
+                if self.rounds > 1:
+                    event["usage"] = _sum(list(self._usage.values()))
             yield event
 
-    def _count(self, told: Any) -> None:
-        usage = told.get("usage") if isinstance(told, dict) else None
-        known = usage.items() if isinstance(usage, dict) else ()
-        self._usage[self._rounds] |= {name: count for name, count in known if count is not None}
+    def _take_usage(self, event: Any) -> None:
+        usage = event.get("usage") if isinstance(event, dict) else None
+        if isinstance(usage, dict):
+            known = {name: count for name, count in usage.items() if count is not None}
+            self._usage[self.rounds] |= known
 
 
-class _Chat:
+class _ChatMerger(StreamMerger):
     def __init__(self) -> None:
-        self._calls, self._rounds, self._id = 0, 0, None
-        self._places: dict[int, int | None] = {}
+        super().__init__()
+        self._id: Any = None
         self._finish: dict[str, Any] | None = None
         self._usage: dict[int, dict[str, Any]] = {}
-        """By round: an earlier one's is no end of this one."""
+        """By round."""
 
-    def begin(self) -> None:
-        self._rounds += 1
-        self._places, self._finish = {}, None
+    def begin_round(self) -> None:
+        super().begin_round()
+        self._finish = None
 
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         self._id = self._id or event.get("id")
-        event = {**event, "id": self._id} if self._rounds > 1 and "id" in event else event
+        if self.rounds > 1 and "id" in event:
+            event = {**event, "id": self._id}
         choices = event.get("choices")
+        if event.get("usage"):
+            self._usage[self.rounds] = {**event, "choices": []} if choices else event
+            event = {name: value for name, value in event.items() if name != "usage"}
+            if not choices:
+                return
         if not choices:
-            if event.get("usage"):
-                self._usage[self._rounds] = event
-            else:
-                yield event
+            yield event
             return
         choice = choices[0]
         delta = dict(choice.get("delta") or {})
-        calls = [one for call in delta.pop("tool_calls", None) or () for one in self._placed(call)]
-        delta |= {"tool_calls": calls} if calls else {}
-        if event.get("usage"):
-            self._usage[self._rounds] = {**event, "choices": []}
-            event = {name: value for name, value in event.items() if name != "usage"}
-        shown = {**event, "choices": [{**choice, "delta": delta, "finish_reason": None}]}
+        calls = self._visible_calls(delta.pop("tool_calls", None) or ())
+        if calls:
+            delta["tool_calls"] = calls
         if choice.get("finish_reason") is not None:
             self._finish = {**event, "choices": [{**choice, "delta": {}}]}
-        says = any(value for key, value in delta.items() if key != "role")
-        if says or (self._rounds == 1 and "role" in delta):
-            yield shown
+        has_content = any(value for key, value in delta.items() if key != "role")
+        if has_content or (self.rounds == 1 and "role" in delta):
+            yield {**event, "choices": [{**choice, "delta": delta, "finish_reason": None}]}
 
-    def _placed(self, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        index = call.get("index", 0)
-        if index not in self._places:
-            self._places[index] = None if _is_own(call) else self._calls
-            self._calls += not _is_own(call)
-        place = self._places[index]
-        if place is not None:
-            yield {**call, "index": place}
+    def _visible_calls(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        visible = []
+        for call in calls:
+            index = self._visible_index(call.get("index", 0), call)
+            if index is not None:
+                visible.append({**call, "index": index})
+        return visible
 
     def end(self) -> Iterator[dict[str, Any]]:
         if self._finish is not None:
             choice = self._finish["choices"][0]
-            reason = _stop(choice.get("finish_reason"), bool(self._calls))
+            reason = _stop_reason(choice.get("finish_reason"), bool(self._shown))
             yield {**self._finish, "choices": [{**choice, "finish_reason": reason}]}
-        if last := self._usage.get(self._rounds):
+        if last := self._usage.get(self.rounds):
             yield {**last, "usage": _sum([one["usage"] for one in self._usage.values()])}
 
 
-class _Responses:
+class _ResponsesMerger(StreamMerger):
     def __init__(self) -> None:
-        self._rounds, self._items, self._number = 0, 0, 0
-        self._places: dict[int, int | None] = {}
+        super().__init__()
+        self._sequence_number = 0
         self._ends: dict[int, dict[str, Any]] = {}
-        """By round, too."""
-
-    def begin(self) -> None:
-        self._rounds += 1
-        self._places = {}
+        """By round."""
 
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         kind = kind_of(event) or ""
-        if kind in ENDS:
-            self._ends[self._rounds] = event
+        if kind in STREAM_ENDS:
+            self._ends[self.rounds] = event
         elif kind in ("response.created", "response.in_progress", "response.queued"):
-            if self._rounds == 1:
+            if self.rounds == 1:
                 yield self._numbered(event)
         elif "output_index" not in event:
             yield self._numbered(event)
         else:
-            index = event["output_index"]
-            if index not in self._places:
-                own = _is_own(event.get("item"))
-                self._places[index] = None if own else self._items
-                self._items += not own
-            place = self._places[index]
-            if place is not None:
-                yield self._numbered({**event, "output_index": place})
+            index = self._visible_index(event["output_index"], event.get("item"))
+            if index is not None:
+                yield self._numbered({**event, "output_index": index})
 
     def end(self) -> Iterator[dict[str, Any]]:
-        if last := self._ends.get(self._rounds):
+        if last := self._ends.get(self.rounds):
             rounds = [one["response"] for one in self._ends.values()]
-            whole = {**visible("openai-responses", rounds), "id": rounds[0].get("id")}  # as it began
-            yield self._numbered({**last, "response": whole})
+            response = {**visible_reply("openai-responses", rounds), "id": rounds[0].get("id")}
+            yield self._numbered({**last, "response": response})
 
     def _numbered(self, event: dict[str, Any]) -> dict[str, Any]:
-        numbered = {**event, "sequence_number": self._number} if "sequence_number" in event else event
-        self._number += 1
+        numbered = (
+            {**event, "sequence_number": self._sequence_number} if "sequence_number" in event else event
+        )
+        self._sequence_number += 1
         return numbered

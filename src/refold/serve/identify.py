@@ -1,8 +1,8 @@
-"""Which conversation a history belongs to: known again by what was said, not by how it is written.
+"""Which conversation a history belongs to: recognized by content, not by how it is written.
 
-Each message has a mark, a digest of what it says and of all marks before it. Marks are the ids of what the
-gateway stores, so that one look into the store tells where the longest known beginning of a history was said.
-Cache marks, key order, null and empty fields, a text or one block of text, arguments written anew and
+Each message has a prefix id, a digest of its content and of all messages before it. Prefix ids are the ids of
+the messages that the gateway stores, so one lookup in the store finds the longest known prefix of a history.
+Cache marks, key order, null and empty fields, a string versus one text block, re-encoded arguments and
 reasoning left out make no difference.
 """
 
@@ -12,11 +12,13 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from refold.core.codec import dumps, read_json
+from refold.core.event import Event, Said
 from refold.core.message import (
     CompactionMarker,
     Media,
     Message,
     Opaque,
+    Part,
     Reasoning,
     StepStart,
     Text,
@@ -26,81 +28,109 @@ from refold.core.message import (
 from refold.stores.store import LOCATED, Key
 
 PROBES = 8
-"""Marks that are looked up at once."""
-UNSAID = ("thinking", "redacted_thinking", "reasoning")
+"""Prefix ids that are looked up at once."""
+OMITTABLE = ("thinking", "redacted_thinking", "reasoning")
 """Types of parts that clients may leave out."""
 
 
-class Spot(NamedTuple):
-    """The last message of a known beginning."""
+class KnownPrefix(NamedTuple):
+    """The part of a history that is stored."""
 
-    known: int
-    """How many of the history's messages."""
+    length: int
+    """In messages."""
     key: Key
     at: int
+    """The place of its last message."""
 
 
-def essence(message: Message) -> bytes:
-    """What a message says, as a digest: the same however it is written."""
-    return blake2b(dumps([message.role, *_said(message.parts)]), digest_size=16).digest()
+def content_digest(message: Message) -> bytes:
+    return blake2b(dumps([message.role, *_content(message.parts)]), digest_size=16).digest()
 
 
-def chained(seed: bytes, digests: Iterable[bytes]) -> list[str]:
-    """The mark of each message, from its own digest and all before it."""
-    marks, last = list[str](), blake2b(seed, digest_size=16).digest()
+def prefix_ids(seed: bytes, digests: Iterable[bytes]) -> list[str]:
+    """The prefix id of each message, from its own digest and all before it."""
+    ids = []
+    last = blake2b(seed, digest_size=16).digest()
     for digest in digests:
         last = blake2b(last + digest, digest_size=16).digest()
-        marks.append(LOCATED + urlsafe_b64encode(last).rstrip(b"=").decode())
-    return marks
+        ids.append(LOCATED + urlsafe_b64encode(last).rstrip(b"=").decode())
+    return ids
 
 
-def longest(
-    marks: Sequence[str], locate: Callable[[Sequence[str]], Mapping[str, tuple[Key, int]]]
-) -> Spot | None:
-    """The longest beginning that is stored. What is stored of one is stored of all shorter ones, too.
+def longest_known_prefix(
+    ids: Sequence[str], locate: Callable[[Sequence[str]], Mapping[str, tuple[Key, int]]]
+) -> KnownPrefix | None:
+    """The longest prefix that is stored. Where one is stored, all shorter ones are.
 
-    The newest are looked up first, since there it is nearly always; then ever narrower.
+    The newest ids are looked up first, since the end of the prefix is nearly always there.
     """
-    low, high = 0, len(marks)  # a beginning of `low` messages is known, one of more than `high` is not
-    best: Spot | None = None
+    low = 0  # a prefix of `low` messages is known
+    high = len(ids)  # a prefix of more than `high` messages is not
+    best: KnownPrefix | None = None
     probes = list(range(max(0, high - PROBES), high))
     while probes:
-        found = locate([marks[n] for n in probes])
-        known = [n for n in probes if marks[n] in found]
+        found = locate([ids[n] for n in probes])
+        known = [n for n in probes if ids[n] in found]
         if known:
             low = known[-1] + 1
-            best = Spot(low, *found[marks[known[-1]]])
+            best = KnownPrefix(low, *found[ids[known[-1]]])
         high = min([high, *(n for n in probes if n >= low)])
         step = max(1, (high - low + PROBES) // (PROBES + 1))
         probes = list(range(low, high, step))[:PROBES]
     return best
 
 
-def _said(parts: Iterable[Any]) -> list[Any]:
-    said: list[Any] = []
+def recorded_digests(events: Iterable[Event]) -> list[tuple[int, bytes]]:
+    """Place and digest of each recorded message, in one piece, after leading system messages."""
+    found: list[tuple[int, bytes]] = []
+    parts: list[Part] = []
+    for said in events:
+        if not isinstance(said, Said) or (said.line.role == "system" and not found):
+            continue
+        parts += said.message.parts
+        if said.piece is not None and said.piece.n + 1 < said.piece.of:
+            continue
+        has_other_parts = not all(isinstance(part, ToolResult) for part in parts)
+        role = "user" if said.piece and has_other_parts else said.line.role
+        found.append((said.at, content_digest(Message(role, tuple(parts)))))
+        parts = []
+    return found
+
+
+def overlap(recorded: Sequence[bytes], sent: Sequence[bytes]) -> int:
+    """How many of the newest recorded messages the sent history begins with."""
+    for length in range(min(len(recorded), len(sent)), 0, -1):
+        if recorded[-length] == sent[0] and recorded[-length:] == sent[:length]:
+            return length
+    return 0
+
+
+def _content(parts: Iterable[Any]) -> list[Any]:
+    """What counts of parts, as JSON. Digests of it are stored: it must never change."""
+    content: list[Any] = []
     for part in parts:
         match part:
             case Text(text=text):
-                if said and isinstance(said[-1], str):
-                    said[-1] += text
+                if content and isinstance(content[-1], str):
+                    content[-1] += text
                 else:
-                    said.append(text)
+                    content.append(text)
             case ToolCall(call_id=id, tool=tool, input=input):
-                said.append(["call", id, tool, _arguments(input)])
+                content.append(["call", id, tool, _arguments(input)])
             case ToolResult(call_id=id, output=output, is_error=is_error):
                 inner = [Text(output)] if isinstance(output, str) else output
-                said.append(["result", id, is_error, *_said(inner)])
+                content.append(["result", id, is_error, *_content(inner)])
             case Media(kind=kind):
-                said.append(["media", kind, part.inline or part.url])
-            case Opaque(value=value) if _type(value) not in UNSAID:
-                said.append(["opaque", _plain(value)])
+                content.append(["media", kind, part.inline or part.url])
+            case Opaque(value=value) if _type(value) not in OMITTABLE:
+                content.append(["opaque", _normalized(value)])
             case CompactionMarker(value=value):
                 was_opaque = _type(value) == "compaction_summary"  # in digests that are stored already
-                said.append(["opaque" if was_opaque else "compaction", _plain(value)])
+                content.append(["opaque" if was_opaque else "compaction", _normalized(value)])
             case Reasoning() | StepStart() | Opaque():
                 pass
-    stripped = [one.strip() if isinstance(one, str) else one for one in said]
-    return [one for one in stripped if one]
+    stripped = (one.strip() if isinstance(one, str) else one for one in content)
+    return list(filter(None, stripped))
 
 
 def _type(value: Any) -> Any:
@@ -109,19 +139,19 @@ def _type(value: Any) -> Any:
 
 def _arguments(text: str) -> Any:
     try:
-        return _plain(read_json(text or "{}"))
+        return _normalized(read_json(text or "{}"))
     except (ValueError, RecursionError):
         return text.strip()
 
 
-def _plain(value: Any) -> Any:
-    """JSON without what makes no difference: order, marks for caches, what is null or empty, 1.0 for 1."""
+def _normalized(value: Any) -> Any:
+    """JSON without what does not count: key order, cache marks, null and empty fields, 1.0 for 1."""
     match value:
         case dict():
-            inner = {key: _plain(one) for key, one in sorted(value.items()) if key != "cache_control"}
-            return {key: one for key, one in inner.items() if one not in (None, "", [], {})}
+            fields = {key: _normalized(one) for key, one in sorted(value.items()) if key != "cache_control"}
+            return {key: one for key, one in fields.items() if one not in (None, "", [], {})}
         case list():
-            return list(map(_plain, value))
+            return list(map(_normalized, value))
         case float() if value.is_integer():
             return int(value)
     return value

@@ -1,4 +1,4 @@
-"""A request to a provider as it came: its history taken apart, all else as it is."""
+"""A request to a provider, taken apart: its history as messages, all else as it is."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -12,36 +12,38 @@ from refold.core.expiry import OWN_TOOLS
 from refold.dialects.message_list import LIST
 from refold.dialects.registry import FORMATS
 from refold.dialects.shape import APART, kind_of
-from refold.serve.identify import UNSAID, chained, essence
+from refold.serve.identify import OMITTABLE, content_digest, prefix_ids
 
 Dialect: TypeAlias = Literal["openai-chat", "openai-responses", "anthropic"]
-ELSEWHERE = ("previous_response_id", "conversation")
-"""Fields that say that the history is at the provider."""
-MEMO = 50_000
-"""Messages whose digests are remembered: clients send them again with every request."""
+PREVIOUS_RESPONSE = "previous_response_id"
+PROVIDER_HISTORY = (PREVIOUS_RESPONSE, "conversation")
+"""Fields that refer to a history at the provider."""
+CACHED_DIGESTS = 50_000
+"""Clients send the same messages with every request."""
 
 
-class Unit(NamedTuple):
-    """What becomes one message: one of the list, or the items of one answer."""
+class HistoryMessage(NamedTuple):
+    """One message of a history; in the Responses API, all items of one answer."""
 
     raws: tuple[bytes, ...]
+    """Its JSON, or that of its items."""
     role: str
     digest: bytes
-    """Of what it says, or those of what its items say; empty where that is nothing."""
+    """Of its content, or of that of its items; empty for reasoning, which clients may leave out."""
 
     def values(self) -> list[Any]:
-        return [unmarked(loads(raw)) for raw in self.raws]
+        return [without_cache_control(loads(raw)) for raw in self.raws]
 
 
-class Incoming(NamedTuple):
+class IncomingRequest(NamedTuple):
     dialect: Dialect
     fields: dict[str, Any]
-    """All but the history and the system text that stands apart."""
+    """All but the history and the separate system text."""
     system: Any
-    """Which stands apart from the messages."""
-    leading: tuple[Unit, ...]
-    """System messages at the beginning, which may be others every time."""
-    units: tuple[Unit, ...]
+    """System text that the API has apart from the messages."""
+    leading: tuple[HistoryMessage, ...]
+    """System messages at the beginning, which may change from request to request."""
+    messages: tuple[HistoryMessage, ...]
 
     @property
     def model(self) -> str | None:
@@ -53,9 +55,11 @@ class Incoming(NamedTuple):
         return self.fields.get("stream") is True
 
     @property
-    def elsewhere(self) -> tuple[str, str] | None:
-        """What says that the history is at the provider: the field, and the id in it."""
-        for name in ELSEWHERE if self.dialect == "openai-responses" else ():
+    def provider_history(self) -> tuple[str, str] | None:
+        """The field that refers to a history at the provider, and the id in it."""
+        if self.dialect != "openai-responses":
+            return None
+        for name in PROVIDER_HISTORY:
             value = self.fields.get(name)
             id = value.get("id") if isinstance(value, dict) else value
             if isinstance(id, str) and id:
@@ -63,81 +67,84 @@ class Incoming(NamedTuple):
         return None
 
     @property
-    def has_own(self) -> bool:
-        """It has tools that are called like the gateway's: these are the client's."""
-        functions = [one.get("function", one) for one in self.tools if isinstance(one, dict)]
-        return any(isinstance(one, dict) and one.get("name") in OWN_TOOLS for one in functions)
-
-    @property
-    def raws(self) -> list[bytes]:
-        """Its messages as they are written."""
-        return [raw for unit in (*self.leading, *self.units) for raw in unit.raws]
-
-    @property
     def tools(self) -> list[Any]:
         tools = self.fields.get("tools")
         return tools if isinstance(tools, list) else []
 
-    def marks(self, seed: str, *answers: Unit) -> list[str]:
-        """The marks of its messages, and of what is answered."""
+    @property
+    def has_refold_tools(self) -> bool:
+        """True if the client itself declares tools of the gateway's names: these are the client's."""
+        for tool in self.tools:
+            function = tool.get("function", tool) if isinstance(tool, dict) else None
+            if isinstance(function, dict) and function.get("name") in OWN_TOOLS:
+                return True
+        return False
+
+    @property
+    def raws(self) -> list[bytes]:
+        """The JSON of its messages."""
+        return [raw for message in (*self.leading, *self.messages) for raw in message.raws]
+
+    def prefix_ids(self, seed: str, *answers: HistoryMessage) -> list[str]:
+        """The prefix ids of its messages, and of the answers to them."""
         start = f"{self.dialect} {len(self.leading)} {seed}"
-        return chained(
-            start.encode("utf-8", "surrogatepass"), [one.digest for one in (*self.units, *answers)]
-        )
+        digests = [message.digest for message in (*self.messages, *answers)]
+        return prefix_ids(start.encode("utf-8", "surrogatepass"), digests)
 
 
-def read_request(dialect: Dialect, body: bytes) -> Incoming:
+def read_request(dialect: Dialect, body: bytes) -> IncomingRequest:
     """
     Raises:
         MessageError: it is no request of that dialect, or one that only the provider can judge.
     """
     name = LIST.get(dialect, "messages")
     try:
-        fields, raws = _taken_apart(body, name)
-        units = units_of(dialect, raws)
+        fields, raws = _fields_and_messages(body, name)
+        messages = read_messages(dialect, raws)
     except (ValueError, RecursionError) as error:
         raise MessageError("request", f"cannot be read: {error}") from error
-    if not units:
-        raise MessageError(name, "says nothing")
-    spoken = next((n for n, unit in enumerate(units) if unit.role != "system"), 0)
+    if not messages:
+        raise MessageError(name, "is empty")
+    first = next((n for n, message in enumerate(messages) if message.role != "system"), 0)
     system = fields.pop(APART[dialect], None) if dialect in APART else None
-    return Incoming(dialect, fields, system, tuple(units[:spoken]), tuple(units[spoken:]))
+    return IncomingRequest(dialect, fields, system, tuple(messages[:first]), tuple(messages[first:]))
 
 
-def units_of(dialect: Dialect, raws: Sequence[bytes]) -> list[Unit]:
+def read_messages(dialect: Dialect, raws: Sequence[bytes]) -> list[HistoryMessage]:
     """
     Raises:
         MessageError: one of them is no message; says which.
     """
-    units: list[Unit] = []
+    messages: list[HistoryMessage] = []
     for n, raw in enumerate(raws):
-        unit = _unit(dialect, raw, n)
-        last = units[-1] if units else None
-        if dialect == "openai-responses" and last and unit.role == last.role == "assistant":
-            units[-1] = Unit(last.raws + unit.raws, "assistant", last.digest + unit.digest)
+        role, digest = _role_and_digest(dialect, raw, n)
+        last = messages[-1] if messages else None
+        if dialect == "openai-responses" and last and role == last.role == "assistant":
+            messages[-1] = HistoryMessage((*last.raws, raw), "assistant", last.digest + digest)
         else:
-            units.append(unit)
-    return units
+            messages.append(HistoryMessage((raw,), role, digest))
+    return messages
 
 
-_memo: dict[bytes, tuple[str, bytes]] = {}
+_cached: dict[bytes, tuple[str, bytes]] = {}
 
 
-def _unit(dialect: Dialect, raw: bytes, n: int) -> Unit:
+def _role_and_digest(dialect: Dialect, raw: bytes, n: int) -> tuple[str, bytes]:
     key = blake2b(raw, digest_size=16, key=dialect.encode()).digest()
-    known = _memo.get(key)
+    known = _cached.get(key)
     if known is None:
         value = loads(raw)
         message = FORMATS[dialect].parse(value, f"messages[{n}]")
-        known = message.role, b"" if kind_of(value) in UNSAID else essence(message)
-        if len(_memo) > MEMO:
-            _memo.clear()
-        _memo[key] = known
-    return Unit((raw,), *known)
+        digest = b"" if kind_of(value) in OMITTABLE else content_digest(message)
+        known = (message.role, digest)
+        if len(_cached) > CACHED_DIGESTS:
+            _cached.clear()
+        _cached[key] = known
+    return known
 
 
-def _taken_apart(body: bytes, name: str) -> tuple[dict[str, Any], list[bytes]]:
-    """The fields of a request, and its messages as they are written."""
+def _fields_and_messages(body: bytes, name: str) -> tuple[dict[str, Any], list[bytes]]:
+    """The fields of a request, and the JSON of each of its messages."""
     try:
         written = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         raws = [bytes(raw) for raw in msgspec.json.decode(written.pop(name), type=list[msgspec.Raw])]
@@ -146,25 +153,24 @@ def _taken_apart(body: bytes, name: str) -> tuple[dict[str, Any], list[bytes]]:
         pass  # there is no such list; or a lone surrogate, or a number out of range
     fields = loads(body)
     if not isinstance(fields, dict):
-        raise MessageError("request", "is no JSON object")
+        raise MessageError("request", "expected a JSON object")
     history = fields.pop(name, None)
     if name == "input" and isinstance(history, str):
         history = [{"role": "user", "content": history}]
     if not isinstance(history, list):
-        raise MessageError(name, "is no list of messages")
+        raise MessageError(name, "expected a list of messages")
     return fields, list(map(dumps, history))
 
 
-def unmarked(value: Any) -> Any:
-    """A message without marks for caches, which clients set elsewhere in every request."""
+def without_cache_control(value: Any) -> Any:
+    """A message without cache marks, which clients set elsewhere in every request."""
     content = value.get("content") if isinstance(value, dict) else None
     if not isinstance(content, list):
         return value
-    return {**value, "content": [_unmarked(block) for block in content]}
-
-
-def _unmarked(block: Any) -> Any:
-    if not isinstance(block, dict):
-        return block
-    kept = unmarked(block) if kind_of(block) == "tool_result" else block
-    return {key: one for key, one in kept.items() if key != "cache_control"}
+    blocks = []
+    for block in content:
+        if isinstance(block, dict):
+            inner = without_cache_control(block) if kind_of(block) == "tool_result" else block
+            block = {key: one for key, one in inner.items() if key != "cache_control"}
+        blocks.append(block)
+    return {**value, "content": blocks}

@@ -1,4 +1,4 @@
-"""What is logged: one line of JSON each, without secrets."""
+"""Logs: one JSON object per line, without secrets."""
 
 import logging
 import sys
@@ -11,45 +11,47 @@ import msgspec
 from refold.serve.redact import redacted
 from refold.serve.upstream import UpstreamError
 
-OURS = ("refold", "uvicorn")
-"""Whose lines are wanted at the level that is asked for; of others, only warnings."""
-LONGEST = 8_000
-"""Characters of a message, or of the end of a traceback."""
+OWN_LOGGERS = ("refold", "uvicorn")
+"""Log at the configured level; all others only warnings."""
+MAX_CHARS = 8_000
+"""Of a message, or of the end of a traceback."""
 
 
-class Wanted(logging.Filter):
-    """All but what was told already: an answer is cut off so that the client learns what an upstream did."""
+class JSONFormatter(logging.Formatter):
+    """Hides `secrets`, those of the configuration, wherever they appear."""
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], UpstreamError))
-
-
-class Lines(logging.Formatter):
-    """`known` are secrets of the configuration, which are hidden wherever they turn up."""
-
-    def __init__(self, known: Sequence[str] = ()) -> None:
+    def __init__(self, secrets: Sequence[str] = ()) -> None:
         super().__init__()
-        self._known = known
+        self._secrets = secrets
 
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        row: dict[str, Any] = {"time": time, "level": record.levelname.lower()}
-        row |= {"from": record.name, "message": record.getMessage()[:LONGEST], **getattr(record, "facts", {})}
+        row: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "from": record.name,
+            "message": record.getMessage()[:MAX_CHARS],
+            **getattr(record, "facts", {}),
+        }
         if record.exc_info:
-            row["error"] = self.formatException(record.exc_info)[-LONGEST:]
-        line = msgspec.json.encode(row, enc_hook=str).decode()
-        return redacted(line, self._known)
+            row["error"] = self.formatException(record.exc_info)[-MAX_CHARS:]
+        return redacted(msgspec.json.encode(row, enc_hook=str).decode(), self._secrets)
 
 
-def begin(level: str, known: Sequence[str] = (), to: TextIO | None = None) -> None:
-    """From now on all that this process logs goes there, to stderr unless told otherwise."""
+def configure(level: str, secrets: Sequence[str] = (), to: TextIO | None = None) -> None:
+    """Sends everything that this process logs to one stream, stderr by default."""
     handler = logging.StreamHandler(to or sys.stderr)
-    handler.setFormatter(Lines(known))
-    handler.addFilter(Wanted())
+    handler.setFormatter(JSONFormatter(secrets))
+    handler.addFilter(_is_new)
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
-    for name in OURS:
+    for name in OWN_LOGGERS:
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [], True
+        logger.handlers = []
+        logger.propagate = True
         logger.setLevel(level.upper())
+
+
+def _is_new(record: logging.LogRecord) -> bool:
+    """False for an upstream's failure: it was logged before it was raised to close the connection."""
+    return not (record.exc_info and isinstance(record.exc_info[1], UpstreamError))

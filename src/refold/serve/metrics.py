@@ -1,4 +1,4 @@
-"""What is counted, in the words of Prometheus."""
+"""Metrics in the text format of Prometheus."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -7,76 +7,77 @@ from typing import TypeAlias
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 
-BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Seconds; the upper ends of what is counted together."""
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 HELP = {
     "requests": "Requests that were answered.",
-    "request_seconds": "From the headers of a request to the end of its answer, unless that is a stream.",
-    "refusals": "Requests that came to nothing here.",
+    "request_seconds": "Time from a request's headers to the end of its response; streams are left out.",
+    "refusals": "Requests that the service refused or failed to answer.",
     "tokens_before": "Tokens of the requests as clients sent them.",
     "tokens_sent": "Tokens of the requests as they went upstream.",
     "tokens_saved": "Tokens that did not go upstream.",
-    "bypasses": "Requests that went upstream as they came, because our part failed.",
-    "compactions": "Views that were made smaller, or should have been, by what was told of them.",
-    "upstream_errors": "Answers of upstreams that were errors, or none.",
-    "open_streams": "Answers that are being streamed now.",
+    "bypasses": "Requests that went upstream unchanged because refold's part failed.",
+    "compactions": "Compaction events, by kind.",
+    "upstream_errors": "Error responses of upstreams, and responses that were cut off.",
+    "open_streams": "Responses that are being streamed now.",
     "sessions_kept": "Sessions that are open now.",
 }
 
 
 class Metrics:
-    """Any thread may count. Names are without `refold_` and `_total`."""
+    """Counters, histograms and gauges; safe to use from any thread.
+
+    Names are given without `refold_` and `_total`.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._counts: dict[str, dict[Labels, float]] = {}
-        self._seen: dict[str, dict[Labels, list[float]]] = {}
+        self._counters: dict[str, dict[Labels, float]] = {}
+        self._histograms: dict[str, dict[Labels, list[float]]] = {}
+        """Counts per bucket, then the sum of all values."""
         self._gauges: dict[str, Callable[[], float]] = {"open_streams": lambda: self.streams}
         self.streams = 0
-        """Answers that are being streamed now."""
 
     def count(self, name: str, by: float = 1, **labels: object) -> None:
         with self._lock:
-            found = self._counts.setdefault(name, {})
+            values = self._counters.setdefault(name, {})
             key = _key(labels)
-            found[key] = found.get(key, 0) + by
+            values[key] = values.get(key, 0) + by
 
     def observe(self, name: str, value: float, **labels: object) -> None:
-        """One more value of which the distribution is wanted."""
+        """Adds a value to a histogram."""
         with self._lock:
-            found = self._seen.setdefault(name, {})
-            row = found.setdefault(_key(labels), [0.0] * (len(BOUNDS) + 2))
-            row[bisect_left(BOUNDS, value)] += 1
+            rows = self._histograms.setdefault(name, {})
+            row = rows.setdefault(_key(labels), [0.0] * (len(BUCKETS_S) + 2))
+            row[bisect_left(BUCKETS_S, value)] += 1
             row[-1] += value
 
-    def gauge(self, name: str, now: Callable[[], float]) -> None:
-        """Asked for whenever somebody looks."""
-        self._gauges[name] = now
+    def gauge(self, name: str, read: Callable[[], float]) -> None:
+        """`read` is called for every scrape."""
+        self._gauges[name] = read
 
     def text(self) -> str:
         with self._lock:
-            lines = [*self._told_counts(), *self._told_seen()]
-        for name, now in self._gauges.items():
-            lines += [*_head(f"refold_{name}", name, "gauge"), f"refold_{name} {now():g}"]
+            lines = list(self._lines())
+        for name, read in self._gauges.items():
+            lines += [*_head(f"refold_{name}", name, "gauge"), f"refold_{name} {read():g}"]
         return "".join(f"{line}\n" for line in lines)
 
-    def _told_counts(self) -> Iterator[str]:
-        for name, rows in sorted(self._counts.items()):
+    def _lines(self) -> Iterator[str]:
+        for name, values in sorted(self._counters.items()):
             full = f"refold_{name}_total"
             yield from _head(full, name, "counter")
-            yield from (f"{full}{_braced(labels)} {value}" for labels, value in sorted(rows.items()))
-
-    def _told_seen(self) -> Iterator[str]:
-        for name, rows in sorted(self._seen.items()):
+            for labels, value in sorted(values.items()):
+                yield f"{full}{_braced(labels)} {value}"
+        for name, rows in sorted(self._histograms.items()):
             full = f"refold_{name}"
             yield from _head(full, name, "histogram")
             for labels, row in sorted(rows.items()):
-                below = 0.0
-                for bound, many in zip((*map(str, BOUNDS), "+Inf"), row[:-1], strict=True):
-                    below += many
-                    yield f"{full}_bucket{_braced((*labels, ('le', bound)))} {below:g}"
+                total = 0.0
+                for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), row[:-1], strict=True):
+                    total += count
+                    yield f"{full}_bucket{_braced((*labels, ('le', bound)))} {total:g}"
                 yield f"{full}_sum{_braced(labels)} {row[-1]}"
-                yield f"{full}_count{_braced(labels)} {below:g}"
+                yield f"{full}_count{_braced(labels)} {total:g}"
 
 
 def _key(labels: dict[str, object]) -> Labels:

@@ -1,485 +1,511 @@
-"""What the gateway keeps of a request and its answer, and what it sends instead. For threads."""
+"""Records the gateway's requests and replies in conversations, and fits what goes upstream. For threads."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from refold.core import codec
-from refold.core.draft import Draft
-from refold.core.errors import ConflictError, NotFoundError, SettingError, StoreError
+from refold.core.draft import PART, Draft
+from refold.core.errors import ConflictError, NotFoundError, SettingError
 from refold.core.event import Said
 from refold.core.expiry import OWN_TOOLS
 from refold.core.message import Message, ToolCall, ToolResult
 from refold.dialects import replies
 from refold.dialects.registry import FORMATS
 from refold.dialects.shape import APART
-from refold.serve.cache_control import marked
-from refold.serve.history import NEAR, apart, newest_mark, overlap, units_said
-from refold.serve.identify import Spot, chained, essence, longest
-from refold.serve.incoming import ELSEWHERE, Incoming, Unit, units_of
+from refold.serve.cache_control import with_cache_control
+from refold.serve.identify import (
+    KnownPrefix,
+    content_digest,
+    longest_known_prefix,
+    overlap,
+    prefix_ids,
+    recorded_digests,
+)
+from refold.serve.incoming import PREVIOUS_RESPONSE, HistoryMessage, IncomingRequest, read_messages
 from refold.serve.service import Service
-from refold.session.intake import Intake
 from refold.session.session import Session, forked
-from refold.stores.store import FindsIds, Forks, Key, LocatesIds
+from refold.stores.store import LOCATED, FindsIds, Key, LocatesIds
 
 K = TypeVar("K")
 V = TypeVar("V")
-TRIES = 10
-"""How often somebody else may be faster."""
-KNOWN = 20_000
-"""Conversations of which the newest mark is remembered."""
-INJECTED = "refold:tools"
-"""The tag of a conversation's first message where expand and search are offered."""
+MAX_CONFLICTS = 10
+CACHED = 20_000
+"""Conversations, provider responses and forks that are remembered."""
+READ_BATCH = 16
+"""Events that are read at once, backwards."""
+TOOLS_TAG = "refold:tools"
+"""Tags the first message of a conversation in which expand and search are offered."""
 
 
-class Turn(NamedTuple):
-    """A request that has its place in a conversation."""
+class GatewayRequest(NamedTuple):
+    """A request of a client, with what its headers name."""
 
-    incoming: Incoming
-    seed: str
+    owner: str
+    incoming: IncomingRequest
+    conversation: str | None = None
+    agent: str | None = None
+
+    @property
+    def prefix_seed(self) -> str:
+        """Keeps the prefix ids of owners and of named conversations apart."""
+        return repr((self.owner, self.conversation))
+
+
+class PlacedRequest(NamedTuple):
+    """A request that was recorded in a conversation."""
+
+    request: GatewayRequest
     key: Key
-    agent: str | None
-    mark: str
+    prefix_id: str
     """Of its newest message."""
-    said: int | None
-    """Messages in the conversation when it was made; None where more may be said before the answer."""
-    injected: bool
-    rounds: tuple[Draft, ...] = ()
-    """What was said since."""
+    message_count: int | None
+    """Of the conversation; None if others may append before the reply does."""
+    offers_tools: bool
+    """Expand and search were added to it."""
+    replies: tuple[Draft, ...] = ()
+    """What was recorded after it."""
     is_complete: bool = False
-    """There is an answer for the client; else the model waits for what it looked up."""
-    is_elsewhere: bool = False
-    """The history is at the provider."""
+    """There is an answer for the client: the model does not wait for results of the gateway's tools."""
+    is_at_provider: bool = False
+    """The history before it is at the provider."""
 
 
-class Prepared(NamedTuple):
-    turn: Turn
+class UpstreamRequest(NamedTuple):
+    placed: PlacedRequest
     body: bytes
-    """What goes upstream."""
-    before: int
-    """Tokens of all that was said, and of what goes with it."""
-    sent: int
-    """Tokens that go upstream."""
-    edits: int
+    tokens_before: int = 0
+    """Of everything recorded, system and tools included."""
+    tokens_sent: int = 0
+    edits: int = 0
     """In force in the view."""
 
 
-class Response(NamedTuple):
-    """An answer of OpenAI's that requests may go on from."""
+class ProviderResponse(NamedTuple):
+    """A response of OpenAI's that requests may refer to."""
 
-    key: Key
     id: str
-    """Of its last round, where the client knows the first one's."""
-    mark: str
-    """Of the answer."""
+    """Of its last round; the client knows the id of the first one."""
+    prefix_id: str
     outputs: tuple[dict[str, Any], ...] = ()
-    """Of our own tools, which were called beside the client's."""
+    """Results of the gateway's tools, which the model called along with the client's."""
 
 
-class _Known(NamedTuple):
+class _ConversationFacts(NamedTuple):
     """What need not be read again of a conversation."""
 
     next: int = -1
-    """How many events it had when this was its newest mark."""
-    mark: str | None = None
-    injected: bool | None = None
+    """The first free place when `prefix_id` was its newest."""
+    prefix_id: str | None = None
+    offers_tools: bool | None = None
     leading: tuple[bytes, ...] | None = None
-    """Of the system messages that were sent last."""
+    """Digests of the leading system messages that were sent last."""
 
 
-class _Twin:
-    def __init__(self) -> None:
-        self.lock, self.users = Lock(), 0
-
-
-class Ledger:
+class Recorder:
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._under_way: Counter[Key] = Counter()
-        self._known: OrderedDict[Key, _Known] = OrderedDict()
-        self._responses: OrderedDict[tuple[str, str], Response] = OrderedDict()
-        """Answers of OpenAI's by owner and id, since requests may go on from there."""
+        self._pending: Counter[Key] = Counter()
+        """Requests that wait for their reply."""
+        self._facts: OrderedDict[Key, _ConversationFacts] = OrderedDict()
+        self._responses: OrderedDict[tuple[str, str], ProviderResponse] = OrderedDict()
+        """By owner and id."""
         self._forks: OrderedDict[str, Key] = OrderedDict()
-        """The newest fork behind a mark."""
+        """The newest fork after each prefix."""
         self._lock = Lock()
-        self._twins: dict[str, _Twin] = {}
+        self._placing = [Lock() for _ in range(64)]
+        """Chosen by prefix id: the same request, sent twice, is placed one after the other."""
 
-    # Before
+    # Requests
 
-    def prepare(
-        self, owner: str, incoming: Incoming, conversation: str | None, agent: str | None
-    ) -> Prepared:
-        """Finds the conversation, stores what is new, and makes what goes upstream.
+    def prepare(self, request: GatewayRequest, body: bytes = b"") -> UpstreamRequest:
+        """Finds the conversation, records what is new, and fits what goes upstream.
+
+        A request whose history is at the provider goes upstream as it came: its `body`.
 
         Raises:
-            RefoldError: it cannot be done; then the request goes as it came.
+            RefoldError: that failed; the request should go upstream as it came.
         """
-        seed = _seed(owner, conversation)
-        return self._first_tried(owner, incoming, conversation, agent, incoming.marks(seed), seed)
-
-    def _first_tried(
-        self,
-        owner: str,
-        incoming: Incoming,
-        conversation: str | None,
-        agent: str | None,
-        marks: list[str],
-        seed: str,
-    ) -> Prepared:
-        for _ in range(TRIES):
-            with suppress(ConflictError):
-                with self._alone(marks[-1]):
-                    turn = self._placed(owner, incoming, conversation, agent, marks)._replace(seed=seed)
-                try:
-                    return Prepared(turn, b"", 0, 0, 0) if incoming.elsewhere else self.fitted(turn)
-                except BaseException:
-                    self.end(turn)
-                    raise
-        raise ConflictError(f"Others said something in the same conversation {TRIES} times in a row; retry")
-
-    @contextmanager
-    def _alone(self, mark: str) -> Iterator[None]:
-        """The same request waits until this has a place."""
-        with self._lock:
-            twin = self._twins.setdefault(mark, _Twin())
-            twin.users += 1
-        try:
-            with twin.lock:
-                yield
-        finally:
-            with self._lock:
-                twin.users -= 1
-                if not twin.users:
-                    del self._twins[mark]
-
-    def _placed(
-        self, owner: str, incoming: Incoming, conversation: str | None, agent: str | None, marks: list[str]
-    ) -> Turn:
-        """`marks` are those of its messages, after that of what is at the provider."""
-        key, at, before = Key(owner, conversation or new_id()), 0, len(marks) - len(incoming.units)
-        spot = longest(marks, lambda some: self._located(owner, conversation, some))
-        goes_on = spot is not None and self._goes_on(spot, marks, incoming.model, agent)
-        is_marked, adopted = spot is not None, None
-        if spot is None and conversation is not None and not before:
-            spot, goes_on, adopted = self._adopted(key, incoming, agent)
-        if spot is not None:
-            key, at = spot.key, spot.known
-        if goes_on:  # as a fork, or under another name where nothing is shared
-            shared = marks[at - 1] if spot and at else None
-            key = (
-                self._forked(spot, shared, incoming.model, agent) if spot and shared else Key(owner, new_id())
-            )
-        with (
-            self.service.session(key, incoming.model, agent) as session,
-            session.notifier,  # nobody says anything in between, but in another process
-        ):
-            newest, said = self._newest_mark(session), session.record.live.state.index
-            if (
-                (is_marked and newest != marks[at - 1])
-                or (spot is None and said and not before)
-                or (adopted not in (None, said) and not goes_on)
-            ):
-                raise ConflictError(
-                    f"{key.conversation!r} was gone on with by somebody else this very moment"
-                )
-            injected = not before and self._injects(session, incoming)
-            tags = (INJECTED,) if injected and not said else ()
-            drafts = self._system(session, incoming, tags, is_new=not said)
-            intake = _intake(session, incoming)
-            new = zip(incoming.units[max(0, at - before) :], marks[max(before, at) :], strict=True)
-            for unit, mark in new:
-                drafts += intake.take(unit.values(), id=mark, tags=tags).drafts
-            session.say(drafts, after=said)
-            leading = tuple(unit.digest for unit in incoming.leading)
-            is_corrected = bool(said and leading) and self._corrected(session, incoming.leading, leading)
-            if not is_corrected:  # or else what is the newest is read again
-                decided = {} if said else {"injected": injected}
-                self._remember(session, mark=marks[-1], leading=leading, **decided)
-            with self._lock:
-                self._under_way[key] += 1
-            now = session.record.live.state.index
-        return Turn(incoming, "", key, agent, marks[-1], now, injected, is_elsewhere=bool(before))
-
-    def _located(
-        self, owner: str, conversation: str | None, marks: Sequence[str]
-    ) -> Mapping[str, tuple[Key, int]]:
-        store = self.service.store
-        if isinstance(store, LocatesIds):
-            return store.locate(owner, marks)
-        if conversation is None or not isinstance(store, FindsIds):
-            kind = type(store).__name__
-            raise SettingError(
-                "x-refold-conversation", f"{kind} knows no conversation by what was said: name it"
-            )
-        key = Key(owner, conversation)
-        return {mark: (key, at) for mark, at in store.find(key, marks).items()}
-
-    def _goes_on(self, spot: Spot, marks: Sequence[str], model: str | None, agent: str | None) -> bool:
-        """Something else was said after it, or is about to be: this is a twin, a retry or another past."""
-        with self._lock:
-            under_way = self._under_way[spot.key] > 0
-        if spot.known == len(marks) and under_way:
-            return True
-        with self.service.session(spot.key, model, agent) as session:
-            return self._newest_mark(session) != marks[spot.known - 1]
-
-    def _adopted(self, key: Key, incoming: Incoming, agent: str | None) -> tuple[Spot | None, bool, int]:
-        """A conversation that the client names, and that others began, or of which it has only the end: how
-        much of the history it has, whether it goes on otherwise, and how many messages there were.
-
-        Where nothing is shared, it goes on with all of it: its name says so.
-        """
-        digests = [unit.digest for unit in incoming.units]
-        with self.service.session(key, incoming.model, agent) as session:
-            count = session.get_count()
-            tail = session.record.place_of(max(0, count - NEAR - 4 * len(digests)))
-            ended = units_said(session.record.events(tail))
-            if known := overlap([digest for _, digest in ended], digests):
-                return Spot(known, key, ended[-1][0]), False, count
-            said = units_said(session.record.events()) if tail else ended
-            while known < min(len(said), len(digests)) and said[known][1] == digests[known]:
-                known += 1
-            spot = Spot(known, key, said[known - 1][0] if known else -1) if said else None
-            return spot, 0 < known < len(said), count
-
-    def _newest_mark(self, session: Session) -> str | None:
-        with session.notifier:
-            session.get_count()  # catches up
-            stop = session.record.live.state.next
-            known = self._known.get(session.key, _Known())
-            if known.next != stop:
-                known = known._replace(next=stop, mark=newest_mark(session, stop), leading=None)
-                self._remember(session, **known._asdict())
-            return known.mark
-
-    def _remember(self, session: Session, **facts: Any) -> None:
-        known = self._known.get(session.key, _Known())._replace(next=session.record.live.state.next)
-        _keep(self._known, session.key, known._replace(**facts), self._lock)
-
-    def _fork(self, key: Key, at: int, model: str | None, agent: str | None) -> Key:
-        if not isinstance(self.service.store, Forks):
-            raise StoreError(f"{type(self.service.store).__name__} cannot fork")
-        with self.service.session(key, model, agent) as session:
-            return forked(session, new_id(), at)
-
-    def _forked(self, spot: Spot, mark: str, model: str | None, agent: str | None) -> Key:
-        """A fork behind a mark: one in which nothing was said yet, where an earlier try was left without an
-        answer, or a new one.
-        """
-        old = self._forks.get(mark)
-        if old is not None and not self._goes_on(Spot(1, old, spot.at), [mark], model, agent):
-            return old
-        new = self._fork(spot.key, spot.at, model, agent)
-        _keep(self._forks, mark, new, self._lock)
-        return new
-
-    def _injects(self, session: Session, incoming: Incoming) -> bool:
-        """Whether expand and search are offered: decided with the first message, for good."""
-        known = self._known.get(session.key, _Known())
-        found, alone = known.injected, incoming.fields.get("n") in (None, 1)
-        if found is None and (first := session.record.said_from(0)) is not None:
-            found = INJECTED in first.tags
-            _keep(self._known, session.key, known._replace(injected=found), self._lock)
-        if found is None:
-            wish = self.service.settings.inject_tools
-            found = bool(incoming.tools) if wish == "auto" else wish in ("on", True)
-        found = found and alone and not incoming.has_own  # of several answers the client takes one
-        session.reducer.handles = found
-        return found
-
-    def _system(
-        self, session: Session, incoming: Incoming, tags: tuple[str, ...] = (), *, is_new: bool
-    ) -> list[Draft]:
-        """System text that is not the same as before: what has to be said of it."""
-        intake, name, drafts = _intake(session, incoming), APART.get(incoming.dialect), list[Draft]()
-        if name is not None and (incoming.system or None) != (apart(session, name) or None):
-            drafts += intake.take([{name: incoming.system or ""}], tags=tags).drafts
-        for unit in incoming.leading if is_new else ():
-            drafts += intake.take(unit.values(), tags=tags).drafts
-        return drafts
-
-    def _corrected(self, session: Session, leading: Sequence[Unit], digests: tuple[bytes, ...]) -> bool:
-        """Shows system messages at the beginning as they are now; whether anything had to be changed."""
-        if self._known.get(session.key, _Known()).leading == digests:
-            return False
-        found = (
-            event for event in session.record.events() if isinstance(event, Said) and not event.line.apart
-        )
-        changed = list[Said]()
-        for said, unit in zip(found, leading, strict=False):
-            shown = session.record.live.state.corrected.get(said.at, said.line)
-            if essence(session.record.message(shown)) != unit.digest:
-                session.correct(said.at, unit.values()[0], why="the client's system text changed")
-                changed.append(said)
-        return bool(changed)
-
-    def fitted(self, turn: Turn, *, last: bool = False) -> Prepared:
-        """The next request of a turn; the `last` has no tools of ours."""
-        incoming = turn.incoming
-        with self.service.session(turn.key, incoming.model, turn.agent) as session:
-            fields = dict(incoming.fields)
-            if turn.injected and not last:
-                fields["tools"] = [*incoming.tools, *session.tools(incoming.dialect)]
-            fitted = session.fit(dialect=incoming.dialect, request=fields)
-            request = fitted.request
-            name = APART.get(incoming.dialect)
-            if name is not None and not request.get(name):  # as it came, if it came at all
-                request.pop(name, None)
-                request |= {} if incoming.system is None else {name: incoming.system}
-            if incoming.dialect == "anthropic":
-                request = marked(request, fitted.settled, incoming.raws)
-            live, meter = session.record.live, session.fitter.meter
-            hidden = meter.counter.tokens(max(0, live.state.total - live.tokens))
-            edits = len({item.edit for item in live.items if item.edit is not None})
-            tokens = fitted.report.tokens
-            return Prepared(turn, codec.dumps(request), tokens.final + hidden, tokens.final, edits)
-
-    # What is at the provider
-
-    def noted(
-        self, owner: str, incoming: Incoming, conversation: str | None, agent: str | None, body: bytes
-    ) -> Prepared:
-        """Keeps what is new in a request whose history is at the provider; it goes upstream as it came."""
-        assert incoming.elsewhere is not None
-        field, id = incoming.elsewhere
-        known = self._responses.get((owner, id))
-        mark = known.mark if known else _mark_of(owner, field, id)
-        if field == ELSEWHERE[0]:
-            marks = [mark, *incoming.marks(mark)]
-            prepared = self._first_tried(owner, incoming, conversation, agent, marks, "")
+        incoming = request.incoming
+        if incoming.provider_history is None:
+            return self._prepare(request, incoming.prefix_ids(request.prefix_seed))
+        field, id = incoming.provider_history
+        known = self._responses.get((request.owner, id))
+        prefix_id = known.prefix_id if known else _provider_prefix_id(request.owner, field, id)
+        if field == PREVIOUS_RESPONSE:
+            prepared = self._prepare(request, [prefix_id, *incoming.prefix_ids(prefix_id)])
         else:
-            prepared = Prepared(self._added(owner, incoming, conversation, agent, mark), b"", 0, 0, 0)
+            prepared = UpstreamRequest(self._add(request, prefix_id), b"")
         if known is not None and (known.id != id or known.outputs):
             fields = codec.loads(body)
-            given = fields.get("input") or []
-            said = [{"role": "user", "content": given}] if isinstance(given, str) else given
-            body = codec.dumps(fields | {field: known.id, "input": [*known.outputs, *said]})
+            items = fields.get("input") or []
+            if isinstance(items, str):
+                items = [{"role": "user", "content": items}]
+            body = codec.dumps(fields | {field: known.id, "input": [*known.outputs, *items]})
         return prepared._replace(body=body)
 
-    def _added(
-        self, owner: str, incoming: Incoming, conversation: str | None, agent: str | None, mark: str
-    ) -> Turn:
-        """To a conversation that is the provider's: what is said there comes one after the other."""
+    def _prepare(self, request: GatewayRequest, ids: list[str]) -> UpstreamRequest:
+        for _ in range(MAX_CONFLICTS):
+            with suppress(ConflictError):
+                with self._placing[hash(ids[-1]) % len(self._placing)]:
+                    placed = self._place(request, ids)
+                if placed.is_at_provider:
+                    return UpstreamRequest(placed, b"")
+                try:
+                    return self.fit(placed)
+                except BaseException:
+                    self.end(placed)
+                    raise
+        raise ConflictError(f"Others appended to the same conversation {MAX_CONFLICTS} times in a row; retry")
+
+    def _place(self, request: GatewayRequest, ids: list[str]) -> PlacedRequest:
+        """Records a request. `ids` are the prefix ids of its messages, after that of a provider's response.
+
+        Raises:
+            ConflictError: the conversation changed meanwhile; try again.
+        """
+        incoming = request.incoming
+        skipped = len(ids) - len(incoming.messages)
+        key = Key(request.owner, request.conversation or _new_id())
+        prefix = longest_known_prefix(ids, lambda some: self._locate(request, some))
+        is_found_by_id = prefix is not None
+        matched_count: int | None = None
+        if prefix is not None:
+            is_whole = prefix.length == len(ids)
+            needs_fork = self._has_moved_on(prefix, ids[prefix.length - 1], is_whole, request)
+        elif request.conversation is not None and not skipped:
+            prefix, needs_fork, matched_count = self._match_content(key, request)
+        else:
+            needs_fork = False
+        known = 0
+        if prefix is not None:
+            known = prefix.length
+            key = self._fork_after(prefix, ids[known - 1], request) if needs_fork else prefix.key
+        with self._session(key, request) as session, session.locked() as inspector:
+            count = inspector.state.index
+            newest_id = self._newest_prefix_id(session)
+            is_changed = (
+                (is_found_by_id and newest_id != ids[known - 1])
+                or (prefix is None and count and not skipped)
+                or (matched_count not in (None, count) and not needs_fork)
+            )
+            if is_changed:
+                raise ConflictError(f"Another writer appended to {key.conversation!r} at this moment")
+            offers_tools = not skipped and self._offers_tools(session, incoming)
+            tags = (TOOLS_TAG,) if offers_tools and not count else ()
+            drafts = self._system_drafts(session, incoming, tags, is_new=not count)
+            intake = session.intake(incoming.dialect, reads_own_fields=False)
+            new_messages = incoming.messages[max(0, known - skipped) :]
+            for message, id in zip(new_messages, ids[max(skipped, known) :], strict=True):
+                drafts += intake.take(message.values(), id=id, tags=tags).drafts
+            session.say(drafts, after=count)
+            leading = tuple(message.digest for message in incoming.leading)
+            is_corrected = bool(count and leading) and self._correct_leading(
+                session, incoming.leading, leading
+            )
+            if not is_corrected:  # a correction is an event: then the newest prefix id is read again
+                facts = {} if count else {"offers_tools": offers_tools}
+                self._remember(session, prefix_id=ids[-1], leading=leading, **facts)
+            with self._lock:
+                self._pending[key] += 1
+            count = inspector.state.index
+        return PlacedRequest(request, key, ids[-1], count, offers_tools, is_at_provider=bool(skipped))
+
+    def _session(self, key: Key, request: GatewayRequest) -> AbstractContextManager[Session]:
+        return self.service.session(key, request.incoming.model, request.agent)
+
+    def _locate(self, request: GatewayRequest, ids: Sequence[str]) -> Mapping[str, tuple[Key, int]]:
         store = self.service.store
-        found = store.locate(owner, [mark]).get(mark) if isinstance(store, LocatesIds) else None
-        key = found[0] if found else Key(owner, conversation or new_id())
-        with self.service.session(key, incoming.model, agent) as session:
-            intake = _intake(session, incoming)
-            drafts = self._system(session, incoming, is_new=not session.get_count())
-            for n, unit in enumerate(incoming.units):
-                beside: dict[str, Any] = {} if found or n else {"id": mark}
-                drafts += intake.take(unit.values(), **beside).drafts
+        if isinstance(store, LocatesIds):
+            return store.locate(request.owner, ids)
+        if request.conversation is None or not isinstance(store, FindsIds):
+            raise SettingError(
+                "x-refold-conversation",
+                f"{type(store).__name__} cannot find conversations by their content; name the conversation",
+            )
+        key = Key(request.owner, request.conversation)
+        return {id: (key, at) for id, at in store.find(key, ids).items()}
+
+    def _has_moved_on(
+        self, prefix: KnownPrefix, prefix_id: str, is_whole: bool, request: GatewayRequest
+    ) -> bool:
+        """True if something else follows the prefix, or is about to: this is a retry or another past."""
+        with self._lock:
+            is_pending = self._pending[prefix.key] > 0
+        if is_whole and is_pending:
+            return True
+        with self._session(prefix.key, request) as session, session.locked():
+            return self._newest_prefix_id(session) != prefix_id
+
+    def _match_content(self, key: Key, request: GatewayRequest) -> tuple[KnownPrefix | None, bool, int]:
+        """Matches a history with a conversation that the client names but others began, or of which the
+        client sends only the end: what is known of it, whether it must fork, and the conversation's size.
+
+        A history that shares nothing with the conversation is appended to it.
+        """
+        digests = [message.digest for message in request.incoming.messages]
+        with self._session(key, request) as session, session.locked() as inspector:
+            count = inspector.state.index
+            tail = inspector.place_of(max(0, count - READ_BATCH - 4 * len(digests)))
+            recorded = recorded_digests(inspector.events(tail))
+            if length := overlap([digest for _, digest in recorded], digests):
+                return KnownPrefix(length, key, recorded[-1][0]), False, count
+            if tail:
+                recorded = recorded_digests(inspector.events())
+        if not recorded:
+            return None, False, count
+        length = 0
+        while length < min(len(recorded), len(digests)) and recorded[length][1] == digests[length]:
+            length += 1
+        at = recorded[length - 1][0] if length else -1
+        return KnownPrefix(length, key, at), 0 < length < len(recorded), count
+
+    def _newest_prefix_id(self, session: Session) -> str | None:
+        """For a session that is locked."""
+        next = session.inspect.state.next
+        known = self._facts.get(session.key, _ConversationFacts())
+        if known.next == next:
+            return known.prefix_id
+        prefix_id = _read_newest_prefix_id(session, next)
+        self._remember(session, prefix_id=prefix_id, leading=None)
+        return prefix_id
+
+    def _remember(self, session: Session, **facts: Any) -> None:
+        known = self._facts.get(session.key, _ConversationFacts())
+        known = known._replace(next=session.inspect.state.next, **facts)
+        self._cache(self._facts, session.key, known)
+
+    def _cache(self, cache: OrderedDict[K, V], key: K, value: V) -> None:
+        with self._lock:
+            cache[key] = value
+            cache.move_to_end(key)
+            if len(cache) > CACHED:
+                cache.popitem(last=False)
+
+    def _fork(self, key: Key, at: int, request: GatewayRequest) -> Key:
+        with self._session(key, request) as session:
+            return forked(session, _new_id(), at)
+
+    def _fork_after(self, prefix: KnownPrefix, prefix_id: str, request: GatewayRequest) -> Key:
+        """A fork after a prefix: an earlier one that nothing was appended to, or a new one."""
+        earlier = self._forks.get(prefix_id)
+        if earlier is not None:
+            of_fork = KnownPrefix(1, earlier, prefix.at)
+            if not self._has_moved_on(of_fork, prefix_id, True, request):
+                return earlier
+        new = self._fork(prefix.key, prefix.at, request)
+        self._cache(self._forks, prefix_id, new)
+        return new
+
+    def _offers_tools(self, session: Session, incoming: IncomingRequest) -> bool:
+        """Whether expand and search are added: decided with the first message, for the whole conversation."""
+        known = self._facts.get(session.key, _ConversationFacts())
+        offers_tools = known.offers_tools
+        if offers_tools is None:
+            first = next((event for event in session.inspect.events() if isinstance(event, Said)), None)
+            if first is not None:
+                offers_tools = TOOLS_TAG in first.tags
+                self._cache(self._facts, session.key, known._replace(offers_tools=offers_tools))
+            elif self.service.settings.inject_tools == "auto":
+                offers_tools = bool(incoming.tools)
+            else:
+                offers_tools = self.service.settings.inject_tools in ("on", True)
+        has_one_answer = incoming.fields.get("n") in (None, 1)  # of several, the client takes one
+        offers_tools = offers_tools and has_one_answer and not incoming.has_refold_tools
+        session.shows_handles = offers_tools
+        return offers_tools
+
+    def _system_drafts(
+        self, session: Session, incoming: IncomingRequest, tags: tuple[str, ...] = (), *, is_new: bool
+    ) -> list[Draft]:
+        """System text to record: all of it in a new conversation, else separate text that changed."""
+        intake = session.intake(incoming.dialect, reads_own_fields=False)
+        drafts: list[Draft] = []
+        name = APART.get(incoming.dialect)
+        if name is not None:
+            lines = session.inspect.state.apart
+            last = session.inspect.raw(lines[-1].at) if lines else None
+            recorded = last.get(name) if isinstance(last, dict) else None
+            if (incoming.system or None) != (recorded or None):
+                drafts += intake.take([{name: incoming.system or ""}], tags=tags).drafts
+        if is_new:
+            for message in incoming.leading:
+                drafts += intake.take(message.values(), tags=tags).drafts
+        return drafts
+
+    def _correct_leading(
+        self, session: Session, leading: Sequence[HistoryMessage], digests: tuple[bytes, ...]
+    ) -> bool:
+        """Shows leading system messages as they are now; returns whether any had changed."""
+        if self._facts.get(session.key, _ConversationFacts()).leading == digests:
+            return False
+        inspector = session.inspect
+        recorded = (e for e in inspector.events() if isinstance(e, Said) and not e.line.apart)
+        is_corrected = False
+        for said, message in zip(recorded, leading, strict=False):
+            shown = inspector.state.corrected.get(said.at, said.line)
+            if content_digest(inspector.message(shown)) != message.digest:
+                session.correct(said.at, message.values()[0], why="the client's system text changed")
+                is_corrected = True
+        return is_corrected
+
+    def _add(self, request: GatewayRequest, prefix_id: str) -> PlacedRequest:
+        """Appends to a conversation that the provider keeps: requests come one after the other."""
+        incoming = request.incoming
+        store = self.service.store
+        located = store.locate(request.owner, [prefix_id]) if isinstance(store, LocatesIds) else {}
+        found = located.get(prefix_id)
+        key = found[0] if found else Key(request.owner, request.conversation or _new_id())
+        with self._session(key, request) as session:
+            drafts = self._system_drafts(session, incoming, is_new=not session.get_count())
+            intake = session.intake(incoming.dialect, reads_own_fields=False)
+            for n, message in enumerate(incoming.messages):
+                named: dict[str, Any] = {} if found or n else {"id": prefix_id}
+                drafts += intake.take(message.values(), **named).drafts
             session.say(drafts)
         with self._lock:
-            self._under_way[key] += 1
-        return Turn(incoming, "", key, agent, mark, None, False, is_elsewhere=True)
+            self._pending[key] += 1
+        return PlacedRequest(request, key, prefix_id, None, offers_tools=False, is_at_provider=True)
 
-    # After
+    def fit(self, placed: PlacedRequest, *, is_last: bool = False) -> UpstreamRequest:
+        """The next request to send upstream; the last one of an answer does not offer the gateway's tools."""
+        incoming = placed.request.incoming
+        with self._session(placed.key, placed.request) as session:
+            fields = dict(incoming.fields)
+            if placed.offers_tools and not is_last:
+                fields["tools"] = [*incoming.tools, *session.tools(incoming.dialect)]
+            fitted = session.fit(dialect=incoming.dialect, request=fields)
+            body = fitted.request
+            name = APART.get(incoming.dialect)
+            if name is not None and not body.get(name):  # as it came, if it came at all
+                body.pop(name, None)
+                if incoming.system is not None:
+                    body[name] = incoming.system
+            if incoming.dialect == "anthropic":
+                body = with_cache_control(body, fitted.settled, incoming.raws)
+            sent = fitted.report.tokens.final
+            before = sent + session.hidden_tokens
+            edits = {item.edit for item in session.inspect.items if item.edit is not None}
+            return UpstreamRequest(placed, codec.dumps(body), before, sent, len(edits))
 
-    def end(self, turn: Turn) -> None:
-        """No answer to a turn, as it was prepared, is awaited any more: until then, the same request was
-        another one's.
-        """
+    # Replies
+
+    def end(self, placed: PlacedRequest) -> None:
+        """No more replies to a request come. Until then, the same request counts as another one."""
         with self._lock:
-            self._under_way[turn.key] -= 1
-            if not self._under_way[turn.key]:
-                del self._under_way[turn.key]
+            self._pending[placed.key] -= 1
+            if not self._pending[placed.key]:
+                del self._pending[placed.key]
 
-    def answered(self, turn: Turn, reply: dict[str, Any], visible: dict[str, Any]) -> Turn:
-        """Keeps the model's answer, of which the client sees the `visible` part, with what its calls of our
-        own tools give.
+    def record_reply(
+        self, placed: PlacedRequest, reply: dict[str, Any], visible: dict[str, Any]
+    ) -> PlacedRequest:
+        """Records the model's reply, and the results of its calls of the gateway's tools.
+
+        `visible` is what the client sees of it.
         """
-        incoming, calls = turn.incoming, own_calls(turn.incoming, reply) if turn.injected else []
-        turn = turn._replace(is_complete=not calls or len(calls) < len(calls_of(incoming, reply)))
-        with self.service.session(turn.key, incoming.model, turn.agent) as session:
-            found = [
-                Message("tool", (ToolResult(call.call_id, session.call(call.tool, call.input), call.tool),))
-                for call in calls
-            ]
-            mark = self._mark(turn, reply, visible, found) if turn.is_complete else None
-            intake, beside = session.intake(), dict[str, Any]({"id": mark} if mark else {})
-            drafts = intake.take([reply], lambda n: "reply", **beside).drafts + intake.take(found).drafts
-        return self._said(turn, drafts, mark)
+        placed = placed._replace(is_complete=not only_looks_up(placed, reply))
+        calls = calls_in(placed.request.incoming, reply) if placed.offers_tools else []
+        with self._session(placed.key, placed.request) as session:
+            results = []
+            for call in calls:
+                if call.tool in OWN_TOOLS:
+                    text = session.call(call.tool, call.input)
+                    results.append(Message("tool", (ToolResult(call.call_id, text, call.tool),)))
+            prefix_id = self._reply_prefix_id(placed, reply, visible, results) if placed.is_complete else None
+            named: dict[str, Any] = {"id": prefix_id} if prefix_id else {}
+            intake = session.intake()
+            drafts = intake.take([reply], lambda n: "reply", **named).drafts + intake.take(results).drafts
+        return self._append_reply(placed, drafts, prefix_id)
 
-    def _mark(
-        self, turn: Turn, reply: dict[str, Any], visible: dict[str, Any], found: Sequence[Message]
+    def _reply_prefix_id(
+        self,
+        placed: PlacedRequest,
+        reply: dict[str, Any],
+        visible: dict[str, Any],
+        results: Sequence[Message],
     ) -> str | None:
-        """By which an answer is known again when the client sends it back, or goes on from it."""
-        answers, owner = units_in(turn.incoming, visible), turn.key.owner
-        mark = turn.incoming.marks(turn.seed, *answers)[-1] if answers else None
-        id, shown, dialect = reply.get("id"), visible.get("id"), turn.incoming.dialect
-        if dialect == "openai-responses" and isinstance(id, str) and isinstance(shown, str):
-            mark = _mark_of(owner, ELSEWHERE[0], shown) if turn.is_elsewhere else mark
-            outputs = tuple(value for one in found for value in FORMATS[dialect].render(one)[0])
-            if mark is not None:
-                _keep(self._responses, (owner, shown), Response(turn.key, id, mark, outputs), self._lock)
-        return mark
+        """Identifies a reply when the client sends it back, or refers to it by its id."""
+        request = placed.request
+        taken = replies.take(visible)
+        prefix_id: str | None = None
+        if taken is not None and not placed.is_at_provider:
+            raws = [codec.dumps(message) for message in taken.messages]
+            answers = read_messages(request.incoming.dialect, raws)
+            if answers:
+                prefix_id = request.incoming.prefix_ids(request.prefix_seed, *answers)[-1]
+        id = reply.get("id")
+        visible_id = visible.get("id")
+        if request.incoming.dialect != "openai-responses" or not isinstance(id, str):
+            return prefix_id
+        if isinstance(visible_id, str):
+            if placed.is_at_provider:
+                prefix_id = _provider_prefix_id(request.owner, PREVIOUS_RESPONSE, visible_id)
+            if prefix_id is not None:
+                render = FORMATS["openai-responses"].render
+                outputs = tuple(item for result in results for item in render(result)[0])
+                response = ProviderResponse(id, prefix_id, outputs)
+                self._cache(self._responses, (request.owner, visible_id), response)
+        return prefix_id
 
-    def _said(self, turn: Turn, drafts: list[Draft], mark: str | None) -> Turn:
-        """Stores what is said after a request; where others said something since, in a fork of its own."""
-        all = (*turn.rounds, *drafts)
+    def _append_reply(
+        self, placed: PlacedRequest, drafts: list[Draft], prefix_id: str | None
+    ) -> PlacedRequest:
+        """Appends what follows a request; if others appended meanwhile, to a fork of its own."""
+        all_replies = (*placed.replies, *drafts)
         with suppress(ConflictError):
-            return self._stored(turn, drafts, mark)._replace(rounds=all)
+            return self._append(placed, drafts, prefix_id)._replace(replies=all_replies)
         store = self.service.store
-        found = store.find(turn.key, [turn.mark]) if isinstance(store, FindsIds) else {}
-        if turn.mark not in found:
-            raise NotFoundError(f"{turn.key.conversation!r} was erased meanwhile")
-        key = self._fork(turn.key, found[turn.mark], turn.incoming.model, turn.agent)
-        with self.service.session(key, turn.incoming.model, turn.agent) as session:
-            turn = turn._replace(key=key, said=session.get_count(), rounds=all)
-        return self._stored(turn, all, mark)
+        found = store.find(placed.key, [placed.prefix_id]) if isinstance(store, FindsIds) else {}
+        if placed.prefix_id not in found:
+            raise NotFoundError(f"Conversation {placed.key.conversation!r} was erased meanwhile")
+        key = self._fork(placed.key, found[placed.prefix_id], placed.request)
+        with self._session(key, placed.request) as session:
+            placed = placed._replace(key=key, message_count=session.get_count(), replies=all_replies)
+        return self._append(placed, all_replies, prefix_id)
 
-    def _stored(self, turn: Turn, drafts: Sequence[Draft], mark: str | None) -> Turn:
-        with self.service.session(turn.key, turn.incoming.model, turn.agent) as session:
-            session.reducer.handles = turn.injected
-            with session.notifier:
-                session.say(drafts, after=turn.said)
-                self._remember(session, mark=mark or turn.mark)
-                now = session.record.live.state.index
-                return turn._replace(said=None if turn.said is None else now)
-
-
-def _intake(session: Session, incoming: Incoming) -> Intake:
-    """Takes in what is said to the provider: its fields are the provider's, whatever they are called."""
-    return session.intake(incoming.dialect)._replace(reads_own=False)
+    def _append(self, placed: PlacedRequest, drafts: Sequence[Draft], prefix_id: str | None) -> PlacedRequest:
+        with self._session(placed.key, placed.request) as session:
+            session.shows_handles = placed.offers_tools
+            with session.locked() as inspector:
+                session.say(drafts, after=placed.message_count)
+                self._remember(session, prefix_id=prefix_id or placed.prefix_id)
+                if placed.message_count is None:
+                    return placed
+                return placed._replace(message_count=inspector.state.index)
 
 
-def _keep(known: OrderedDict[K, V], key: K, value: V, lock: Lock) -> None:
-    with lock:
-        known[key] = value
-        known.move_to_end(key)
-        if len(known) > KNOWN:
-            known.popitem(last=False)
+def only_looks_up(placed: PlacedRequest, reply: dict[str, Any]) -> bool:
+    """True if the model called nothing but the gateway's tools: there is no answer for the client yet."""
+    calls = calls_in(placed.request.incoming, reply) if placed.offers_tools else []
+    return bool(calls) and all(call.tool in OWN_TOOLS for call in calls)
 
 
-def _seed(owner: str, conversation: str | None) -> str:
-    """What marks begin with: nobody has those of another owner, nor those of a conversation with a name."""
-    return repr((owner, conversation))
-
-
-def _mark_of(owner: str, *names: str) -> str:
-    """Of what has a name at the provider."""
-    return chained(repr((owner, *names)).encode("utf-8", "surrogatepass"), [b""])[0]
-
-
-def own_calls(incoming: Incoming, reply: dict[str, Any]) -> list[ToolCall]:
-    """Calls of tools that are the gateway's own."""
-    return [call for call in calls_of(incoming, reply) if call.tool in OWN_TOOLS]
-
-
-def calls_of(incoming: Incoming, reply: dict[str, Any]) -> list[ToolCall]:
+def calls_in(incoming: IncomingRequest, reply: dict[str, Any]) -> list[ToolCall]:
     taken = replies.take(reply)
-    messages = taken.messages if taken else []
-    return [call for one in messages for call in FORMATS[incoming.dialect].parse(one).calls]
+    calls: list[ToolCall] = []
+    for message in taken.messages if taken else ():
+        calls += FORMATS[incoming.dialect].parse(message).calls
+    return calls
 
 
-def units_in(incoming: Incoming, reply: dict[str, Any]) -> list[Unit]:
-    taken = replies.take(reply)
-    return units_of(incoming.dialect, [codec.dumps(one) for one in taken.messages]) if taken else []
+def _read_newest_prefix_id(session: Session, stop: int) -> str | None:
+    while stop > 0:
+        start = max(0, stop - READ_BATCH)
+        for link in reversed(list(session.store.read(session.key, start, stop))):
+            if link.entry.id is not None and link.entry.id.startswith(LOCATED):
+                return link.entry.id.partition(PART)[0]
+        stop = start
+    return None
 
 
-def new_id() -> str:
+def _provider_prefix_id(owner: str, *names: str) -> str:
+    """Of a history that has a name at the provider."""
+    return prefix_ids(repr((owner, *names)).encode("utf-8", "surrogatepass"), [b""])[0]
+
+
+def _new_id() -> str:
     return f"chat-{uuid4().hex[:16]}"

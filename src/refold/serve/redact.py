@@ -1,4 +1,4 @@
-"""Nothing that looks like a secret leaves in a log, an event or an error."""
+"""Hides secrets in logs, events and errors."""
 
 import re
 from collections.abc import Iterable
@@ -10,24 +10,25 @@ _PATTERNS = (
     r"(?i:(?P<bearer>\b(?:bearer|basic)\s+)[\w.~+/=-]{6,})",
     r"(?P<known>\b(?:sk|pk|rk|rft|ghp|gho|ghs|ghu|github_pat|glpat|hf|xox[abeprs]|AIza|AKIA|ASIA)[-_]?)"
     r"(?=[\w-]{0,99}\d)[\w-]{12,}",
-    r"\beyJ[\w-]{8,999}\.[\w-]{8,}(?:\.[\w-]*)?",  # a signed token
+    r"\beyJ[\w-]{8,999}\.[\w-]{8,}(?:\.[\w-]*)?",  # a JSON web token
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*",
     rf"(?i:(?P<named>(?:{_NAMES})\\*[\"']?\s*[:=]\s*(?:bearer\s+|basic\s+)?\\*[\"']?)[^\s\"'\\,;&}})]{{3,}})",
 )
 _SECRET = re.compile("|".join(_PATTERNS))
-"""Takes time in proportion to the text, whatever is in it."""
+"""Takes linear time on any text."""
 
 
-def redacted(text: str, known: Iterable[str] = ()) -> str:
-    """The text with `***` for what looks like a key, a token or a password, and for all that is `known`.
+def redacted(text: str, secrets: Iterable[str] = ()) -> str:
+    """The text with `***` for `secrets` and for whatever looks like a key, a token or a password.
 
     >>> redacted("Authorization: Bearer sk-ant-0123456789abcdef at https://me:word@host")
     'Authorization: Bearer *** at https://me:***@host'
     """
-    for secret in known:
+    for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return _SECRET.sub(_hidden, text)
 
 
 def _hidden(found: re.Match[str]) -> str:
-    return f"{found[found.lastgroup] if found.lastgroup else ''}{HIDDEN}"
+    before = found[found.lastgroup] if found.lastgroup else ""
+    return f"{before}{HIDDEN}"

@@ -1,4 +1,4 @@
-"""Starts the service and stops it again."""
+"""Starts and stops the service."""
 
 import gc
 import signal
@@ -20,7 +20,7 @@ from refold.config.serving import Limits
 from refold.core.errors import SettingError
 from refold.serve import logs
 from refold.serve.app import app_of
-from refold.serve.http_protocol import wire_of
+from refold.serve.http_protocol import protocol_with
 from refold.serve.service import Service
 from refold.serve.tokens import Tokens
 from refold.session.api import DEFAULT_STORE
@@ -28,14 +28,12 @@ from refold.stores.store import Store, open_store
 
 BACKLOG = 2_048
 SWITCH_S = 0.0005
-"""For which one thread keeps others from running: requests wait for each other in turns."""
+"""Threads take turns this often, so that requests wait less for each other."""
 COLLECT = (500, 2, 1_000)
-"""How often what nobody needs any more is looked for, among what is new, older and old: what is new in small
-bites, since everybody waits meanwhile, and all of it seldom, since next to nothing is found there: every few
-thousand requests.
+"""Thresholds of the garbage collector: young objects in small batches, since all threads wait meanwhile, and
+old ones every few thousand requests, since next to nothing is found among them.
 """
-FILES = 65_536
-"""Sockets and files that a process may have open, where the system allows it."""
+MAX_OPEN_FILES = 65_536
 
 
 def run(
@@ -47,47 +45,59 @@ def run(
     log_level: str = "info",
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Serves until SIGTERM or SIGINT. `tell` is given the address, once somebody listens there.
+    """Serves until SIGTERM or SIGINT. `tell` is given the address once the service listens.
 
     Raises:
         SettingError: a setting is not safe, or the port is taken.
         StoreError: the store cannot be used.
     """
     settings = load_config(config)
-    demand_safe(settings)
-    _ready()
+    check_safe(settings)
+    sys.setswitchinterval(SWITCH_S)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT)
     tokens = Tokens(settings, files_of(config), lambda: load_config(config))
     opened = store if store is not None else settings.store or DEFAULT_STORE
     with listening(settings) as listener:
         backend = open_store(opened) if isinstance(opened, str) else opened
         service = Service(settings, backend, summarizer=summarizer, embedder=embedder)
         try:
-            logs.begin(log_level, [one for one in (settings.serve.token,) if one])
-            server = Server(app_of(service, tokens), settings.serve.limits)
-            server.on_stop, server.on_end = service.hub.close, service.finish
-            server.on_hangup = tokens.read_again
+            logs.configure(log_level, [settings.serve.token] if settings.serve.token else [])
+            server = GracefulServer(app_of(service, tokens), settings.serve.limits)
+            server.on_stop = service.events.close
+            server.on_end = service.finish
+            server.on_hangup = tokens.reload
             tell(url_of(listener))
             server.run([listener])
         finally:
             service.close()
 
 
-class Server(uvicorn.Server):
-    """Told to stop, it takes no more, ends what it is at within the grace time, and ends at once when told
-    again.
-    """
+class GracefulServer(uvicorn.Server):
+    """Told to stop, it accepts no more and gives running requests `grace_s`; told again, it ends at once."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        how: dict[str, Any] = {"lifespan": "off", "ws": "none", "http": wire_of(limits), "log_config": None}
-        how |= {"access_log": False, "proxy_headers": False, "server_header": False, "backlog": BACKLOG}
-        how |= {"timeout_keep_alive": limits.idle_s, "timeout_graceful_shutdown": limits.grace_s}
-        super().__init__(uvicorn.Config(app, **how))
-        self.on_stop: Callable[[], None] | None = None
-        """Called when it takes no more: what would go on for ever is ended here."""
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            http=protocol_with(limits),
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=limits.idle_s,  # type: ignore[arg-type]
+            timeout_graceful_shutdown=limits.grace_s,  # type: ignore[arg-type]
+        )
+        super().__init__(config)
+        self.on_stop: Callable[[], None] = lambda: None
+        """Called when no more requests are accepted, to end responses that would go on forever."""
         self.on_end: Callable[[], Awaitable[None]] | None = None
-        """Awaited when all answers have ended."""
-        self.on_hangup: Callable[[], None] | None = None
-        """Called at SIGHUP, which ends nothing."""
+        """Awaited when all responses have ended."""
+        self.on_hangup: Callable[[], None] = lambda: None
+        """Called at SIGHUP."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -96,7 +106,7 @@ class Server(uvicorn.Server):
             return
         before = {one: signal.signal(one, self._stop) for one in (signal.SIGTERM, signal.SIGINT)}
         if hasattr(signal, "SIGHUP"):
-            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: _call(self.on_hangup))
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: self.on_hangup())
         try:
             yield
         finally:
@@ -106,55 +116,44 @@ class Server(uvicorn.Server):
     def _stop(self, *_: object) -> None:
         self.should_exit = True
         for one in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(one, signal.SIG_DFL)  # the next one ends the process, whatever it is at
+            signal.signal(one, signal.SIG_DFL)  # the next one ends the process
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        _call(self.on_stop)
+        self.on_stop()
         await super().shutdown(sockets)
         if self.on_end is not None:
             await self.on_end()
 
 
-def _call(what: Callable[[], None] | None) -> None:
-    if what is not None:
-        what()
-
-
-def _ready() -> None:
-    """Everybody waits while all objects are looked through: that is done less often, and not for modules."""
-    sys.setswitchinterval(SWITCH_S)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECT)
-
-
-def demand_safe(config: Config) -> None:
+def check_safe(config: Config) -> None:
     """
     Raises:
-        SettingError: anybody could come in, or what is sent upstream could be read on its way.
+        SettingError: anyone could use the service, or API keys would be sent unencrypted.
     """
     serve = config.serve
-    is_open = serve.token is None and not serve.tokens
-    if is_open and not is_loopback(serve.host):
+    has_tokens = serve.token is not None or bool(serve.tokens)
+    if not has_tokens and not is_loopback(serve.host):
         raise SettingError(
             config.place("serve", "host"),
-            f"{serve.host} can be reached from other machines, and there is no token: `refold token` makes"
+            f"{serve.host} can be reached from other machines, and no token is set: `refold token` makes"
             " one; or listen on 127.0.0.1",
         )
     for name in ("openai", "anthropic"):
-        place, url = config.place("serve", "upstreams", name), getattr(serve.upstreams, name)
+        place = config.place("serve", "upstreams", name)
         try:
-            parts = urlsplit(url)
-            host, _ = parts.hostname, parts.port
+            parts = urlsplit(getattr(serve.upstreams, name))
+            host = parts.hostname
+            _ = parts.port  # raises if it is not a number
         except ValueError as error:
-            raise SettingError(place, "is no address such as https://host/v1") from error
+            raise SettingError(place, "expected an address such as https://host/v1") from error
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
             raise SettingError(place, "expected an address such as https://host/v1")
         if parts.username is not None or parts.password is not None:
-            raise SettingError(place, "has a user or a password in it; keys are the clients'")
+            raise SettingError(place, "must not contain a user or a password; clients send their own keys")
         if parts.scheme == "http" and not (serve.allow_insecure_upstreams or is_loopback(host)):
             raise SettingError(
-                place, "keys would be sent unencrypted; use https, or set serve.allow_insecure_upstreams"
+                place,
+                "would send API keys without encryption; use https, or set serve.allow_insecure_upstreams",
             )
 
 
@@ -165,32 +164,35 @@ def is_loopback(host: str) -> bool:
 
 
 def files_of(config: Source) -> Sequence[Path]:
-    several = config if isinstance(config, list | tuple) else [config]
-    return [Path(one) for one in several if isinstance(one, str | Path)]
+    sources = config if isinstance(config, list | tuple) else [config]
+    return [Path(source) for source in sources if isinstance(source, str | Path)]
 
 
 @contextmanager
 def listening(config: Config) -> Iterator[socket.socket]:
-    """A socket at the address that is set.
+    """A socket that listens on the configured address.
 
     Raises:
-        SettingError: it cannot be had.
+        SettingError: the address cannot be used.
     """
-    host, port = config.serve.host, config.serve.port
+    host = config.serve.host
+    port = config.serve.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)  # or else asyncio would not know it is TCP
+        listener = socket.socket(family, kind, protocol)  # without the protocol, asyncio sets no TCP_NODELAY
     except OSError as error:
-        raise SettingError(config.place("serve", "host"), f"{host} cannot be used: {error}") from error
+        raise SettingError(config.place("serve", "host"), f"cannot listen on {host}: {error}") from error
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
             listener.listen(BACKLOG)
         except OSError as error:
-            why = f"{host}:{port} cannot be used ({error.strerror}); --port names another, 0 takes any"
-            raise SettingError(config.place("serve", "port"), why) from error
-        more_files()
+            raise SettingError(
+                config.place("serve", "port"),
+                f"cannot listen on {host}:{port} ({error.strerror}); choose another --port, or 0 for any",
+            ) from error
+        _raise_file_limit()
         yield listener
 
 
@@ -200,11 +202,11 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def more_files() -> None:
-    """Every connection is a file, and many systems begin with 1,024."""
+def _raise_file_limit() -> None:
+    """Every connection is an open file, and many systems allow 1,024 at first."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+        limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))

@@ -1,22 +1,21 @@
-"""Live events over HTTP: resumed by an id, kept alive, and cut off when nobody reads them."""
+"""Live events over HTTP as server-sent events: resumable by id, with heartbeats."""
 
 from asyncio import FIRST_COMPLETED, create_task, get_running_loop, sleep, timeout, wait
 
-from starlette.types import Message, Receive, Send
-from starlette.types import Scope as Connection
+from starlette.types import Receive, Scope, Send
 
-from refold.serve.disconnect import end, gone
-from refold.serve.events import CHUNK, Feed, Hub, Scope
+from refold.serve.events import BATCH, Topic, TopicScope
 from refold.serve.frames import BEGIN, HEARTBEAT, LAGGING
-from refold.serve.http_protocol import abort
+from refold.serve.http_protocol import abort, cancel, wait_for_disconnect
 from refold.serve.service import Service
 from refold.stores.store import Key
 
 HEARTBEAT_S = 15.0
-SPREAD_S, LONGEST_SPREAD_S = 0.005, 2.5
-"""For each who watches, everybody is told so much more seldom, up to that."""
-END_S = 0.5
-"""For a client to be told that it is over."""
+PAUSE_PER_SUBSCRIBER_S = 0.005
+MAX_PAUSE_S = 2.5
+"""The more subscribers there are, the longer each waits between two writes, up to this."""
+FAREWELL_S = 0.5
+"""For a client to read the end of its stream."""
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -25,69 +24,73 @@ HEADERS = [
 
 
 class EventStream:
-    """The answer to one who watches, as an ASGI application."""
+    """The response to one subscriber, as an ASGI application."""
 
-    def __init__(self, service: Service, scope: Scope, after: int | None) -> None:
-        self._service, self._scope, self._after = service, scope, after
+    def __init__(self, service: Service, scope: TopicScope, after: int | None) -> None:
+        """`after` is how many events the subscriber has seen; None starts with new ones."""
+        self._service = service
+        self._scope = scope
+        self._after = after
 
-    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
-        hub: Hub = self._service.hub
-        feed = await self._service.work(hub.join, self._service.store, self._scope, get_running_loop())
-        telling, left = create_task(self._tell(feed, send)), create_task(gone(receive))
-        tasks = (telling, left, create_task(feed.over.wait()))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        broker = self._service.events
+        loop = get_running_loop()
+        topic = await self._service.work(broker.subscribe, self._service.store, self._scope, loop)
+        sending = create_task(self._send_all(topic, send))
+        disconnected = create_task(wait_for_disconnect(receive))
+        tasks = (sending, disconnected, create_task(topic.closed.wait()))
         try:
             await wait(tasks, return_when=FIRST_COMPLETED)
-            if feed.is_over:
-                await wait((telling,), timeout=END_S)
-                if not telling.done():  # nor would it take its end
+            if topic.is_closed:
+                await wait((sending,), timeout=FAREWELL_S)
+                if not sending.done():  # the client does not read
                     abort(scope)
-                    await wait((left,), timeout=END_S)
+                    await wait((disconnected,), timeout=FAREWELL_S)
         finally:
-            hub.leave(feed)
-            await end(*tasks)
-        if not telling.cancelled():
-            telling.result()
+            broker.unsubscribe(topic)
+            await cancel(*tasks)
+        if not sending.cancelled():
+            sending.result()
 
-    async def _tell(self, feed: Feed, send: Send) -> None:
-        seen, next = feed.here  # before anything is sent: from now on nothing is missed
+    async def _send_all(self, topic: Topic, send: Send) -> None:
+        seen, next = topic.position  # before anything is sent, so that nothing is missed
         start = next if self._after is None else self._after
-        if self._after is None and feed.is_behind and isinstance(self._scope, Key):
-            start = await self._service.work(feed.end_of_record)  # what was said before is not told
-        elif start > next:  # beyond the end is another record's
-            start = min(start, await self._service.work(feed.end_of_record))
+        if self._after is None and topic.is_behind and isinstance(self._scope, Key):
+            start = await self._service.work(topic.end_of_record)  # without what others have not read yet
+        elif start > next:  # an id beyond the end is another record's
+            start = min(start, await self._service.work(topic.end_of_record))
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await _sent(feed, send, BEGIN)
-        while start < next and not feed.is_over:
-            frame = await self._service.work(feed.past, start, next)
+        await _send(topic, send, BEGIN)
+        while start < next and not topic.is_closed:
+            frame = await self._service.work(topic.replay, start, next)
             start = frame.next or next
-            if frame.text:
-                await _sent(feed, send, frame.text)
-        await self._follow(feed, seen, start, send)
-        await _sent(feed, send, feed.farewell, more=False)
+            if frame.data:
+                await _send(topic, send, frame.data)
+        await self._follow(topic, seen, start, send)
+        await _send(topic, send, topic.farewell, more=False)
 
-    async def _follow(self, feed: Feed, seen: int, start: int, send: Send) -> None:
-        """Frames after those that were `seen`, of events from a place on, until there can be no more."""
-        while not feed.is_over:
-            frames = feed.since(seen)
+    async def _follow(self, topic: Topic, seen: int, start: int, send: Send) -> None:
+        """Sends the frames after the first `seen`, of events from a place on, until the topic closes."""
+        while not topic.is_closed:
+            frames = topic.frames_after(seen)
             if frames is None:
-                await _sent(feed, send, LAGGING)
+                await _send(topic, send, LAGGING)
                 return
             seen += len(frames)
-            text = b"".join(one.text for one in frames if one.next is None or one.next > start)
-            if text:
-                await _sent(feed, send, text)
-            if 0 < len(frames) < CHUNK:  # there are no more
-                await sleep(min(SPREAD_S * self._service.hub.watchers, LONGEST_SPREAD_S))
-            elif not frames:
+            data = b"".join(frame.data for frame in frames if frame.next is None or frame.next > start)
+            if data:
+                await _send(topic, send, data)
+            if not frames:
                 try:
                     async with timeout(HEARTBEAT_S):
-                        await feed.more()
+                        await topic.wait_for_frames()
                 except TimeoutError:
-                    await _sent(feed, send, HEARTBEAT)
+                    await _send(topic, send, HEARTBEAT)
+            elif len(frames) < BATCH:
+                await sleep(min(PAUSE_PER_SUBSCRIBER_S * self._service.events.subscribers, MAX_PAUSE_S))
 
 
-async def _sent(feed: Feed, send: Send, text: bytes, *, more: bool = True) -> None:
-    """Waits for as long as a connection may be left unread: see `Wire`."""
-    message: Message = {"type": "http.response.body", "body": text, "more_body": more}
-    with feed.sending():
-        await send(message)
+async def _send(topic: Topic, send: Send, data: bytes, *, more: bool = True) -> None:
+    """Waits while the client does not read, for at most `write_timeout_s`."""
+    with topic.sending():
+        await send({"type": "http.response.body", "body": data, "more_body": more})

@@ -1,4 +1,4 @@
-"""Which tokens there are, and who holds a given one."""
+"""Tokens of the service: who sends a request, and what they may do."""
 
 import hashlib
 import hmac
@@ -8,16 +8,44 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple, get_args
+
+from starlette.exceptions import HTTPException
 
 from refold.config.config import Config
+from refold.config.serving import Right
 from refold.core.errors import RefoldError, SettingError
-from refold.serve.caller import EVERYTHING, Caller
 
 PREFIX = "rft_"
-"""What a token begins with, so that it is known for what it is wherever it turns up."""
-LOOK_S = 1.0
-"""How often the files are looked at."""
+"""Makes a token recognizable wherever it turns up."""
+RELOAD_CHECK_S = 1.0
 _LOG = logging.getLogger("refold.serve")
+
+
+class Caller(NamedTuple):
+    """Who sends a request."""
+
+    owner: str | None
+    """Whose conversations they may see; None means everyone's, or on the gateway those of the API key."""
+    scopes: frozenset[Right]
+
+
+ALL_SCOPES: frozenset[Right] = frozenset(get_args(Right))
+LOCAL_USER = Caller(None, ALL_SCOPES)
+"""Without tokens: the service then listens on this machine only."""
+LOCAL_AGENT = Caller(None, frozenset[Right](("read", "append")))
+"""Without tokens, on the gateway."""
+ANONYMOUS = Caller(None, frozenset())
+"""Without the token that is needed: may only see what is public."""
+
+
+def require_scope(caller: Caller, scope: Right) -> None:
+    """
+    Raises:
+        HTTPException: the caller's token does not have the scope.
+    """
+    if scope not in caller.scopes:
+        raise HTTPException(403, f"this token does not have the scope {scope!r}, which this request needs")
 
 
 def new_token() -> str:
@@ -25,12 +53,12 @@ def new_token() -> str:
 
 
 def hash_of(token: str) -> str:
-    """Tokens are random and long: nothing slower than a plain digest is needed."""
+    """SHA-256: a token is long and random, so no slow hash is needed."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Tokens:
-    """Those of a configuration, and of what becomes of its files while the service runs."""
+    """The configured tokens; changes of the configuration files take effect while the service runs."""
 
     def __init__(
         self,
@@ -41,49 +69,51 @@ class Tokens:
     ) -> None:
         """
         Raises:
-            SettingError: something in them is not allowed.
+            SettingError: a token's entry is not valid.
         """
-        self._known = _known(config)
+        self._callers = _callers(config)
         self.are_needed = _has_any(config)
-        """Once there was any, a revoked one too, for good: a file without tokens lets nobody in."""
-        self._files, self._read, self._clock = files, read, clock
-        self._state, self._looked = self._stamps(), clock()
+        """Stays true once any token was configured, revoked or not: an emptied file lets nobody in."""
+        self._files = files
+        self._read = read
+        self._clock = clock
+        self._versions = [_version(file) for file in files]
+        self._checked_at = clock()
 
     def caller_of(self, token: str) -> Caller | None:
-        """As many comparisons whether it is known or not, each of them of the same length."""
-        self._look()
-        asked, found = hash_of(token), None
-        for known, caller in self._known:
-            if hmac.compare_digest(asked, known):
+        """Takes equally long whether the token is known or not."""
+        self._reload_if_changed()
+        given = hash_of(token)
+        found = None
+        for known, caller in self._callers:
+            if hmac.compare_digest(given, known):
                 found = caller
         return found
 
-    def read_again(self) -> None:
-        """What is wrong with a file is logged, and then all stays as it was."""
+    def reload(self) -> None:
+        """Reads the configuration again. If it is not valid, that is logged and nothing changes."""
         if self._read is None:
             return
         try:
             config = self._read()
-            self._known = _known(config)
+            self._callers = _callers(config)
             self.are_needed = self.are_needed or _has_any(config)
-            _LOG.info("the tokens were read again: %d allow something", len(self._known))
+            _LOG.info("reloaded the tokens: %d are valid", len(self._callers))
         except RefoldError as error:
-            _LOG.error("the tokens were not read again: %s", error)
+            _LOG.error("could not reload the tokens, so the previous ones stay valid: %s", error)
 
-    def _look(self) -> None:
+    def _reload_if_changed(self) -> None:
         now = self._clock()
-        if now - self._looked < LOOK_S:
+        if now - self._checked_at < RELOAD_CHECK_S:
             return
-        self._looked, state = now, self._stamps()
-        if state != self._state:
-            self._state = state
-            self.read_again()
-
-    def _stamps(self) -> list[tuple[int, int, int] | None]:
-        return [_stamp(file) for file in self._files]
+        self._checked_at = now
+        versions = [_version(file) for file in self._files]
+        if versions != self._versions:
+            self._versions = versions
+            self.reload()
 
 
-def _stamp(file: Path) -> tuple[int, int, int] | None:
+def _version(file: Path) -> tuple[int, int, int] | None:
     try:
         found = file.stat()
     except OSError:
@@ -95,20 +125,21 @@ def _has_any(config: Config) -> bool:
     return bool(config.serve.token or config.serve.tokens)
 
 
-def _known(config: Config) -> list[tuple[str, Caller]]:
+def _callers(config: Config) -> list[tuple[str, Caller]]:
+    """The hash of each valid token, and whose it is."""
     serve = config.serve
-    known = []
+    callers = []
     if serve.token is not None:
         if not serve.token:
             raise SettingError(config.place("serve", "token"), "is empty; `refold token` makes one")
-        known.append((hash_of(serve.token), Caller("default", EVERYTHING)))
-    for n, one in enumerate(serve.tokens):
+        callers.append((hash_of(serve.token), Caller("default", ALL_SCOPES)))
+    for n, entry in enumerate(serve.tokens):
         place = f"{config.place('serve', 'tokens')}.{n}"
-        if not re.fullmatch("[0-9a-f]{64}", one.hash):
-            raise SettingError(place, "its hash is no SHA-256; `refold token` makes a token and its hash")
-        if not one.owner or not one.scopes:
-            raise SettingError(place, "it needs an owner, and a scope at least")
-        if not one.revoked:
-            rights = EVERYTHING if "admin" in one.scopes else frozenset(one.scopes)
-            known.append((one.hash, Caller(one.owner, rights)))
-    return known
+        if not re.fullmatch("[0-9a-f]{64}", entry.hash):
+            raise SettingError(place, "hash is not a SHA-256; `refold token` prints a token and its hash")
+        if not entry.owner or not entry.scopes:
+            raise SettingError(place, "needs an owner and at least one scope")
+        if not entry.revoked:
+            scopes = ALL_SCOPES if "admin" in entry.scopes else frozenset(entry.scopes)
+            callers.append((entry.hash, Caller(entry.owner, scopes)))
+    return callers

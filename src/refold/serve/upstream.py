@@ -1,96 +1,113 @@
-"""The way to the providers: requests go where the configuration says, and nowhere else."""
+"""HTTP connections to the providers: only to the configured upstreams, without following redirects."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 from yarl import URL
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-CONNECT_S, SILENCE_S = 15.0, 600.0
-"""For a connection, and for the next byte of an answer."""
-OURS = "x-refold-"
-HOP = {
-    *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te"),
-    *("trailer", "transfer-encoding", "upgrade", "host", "content-length"),
+CONNECT_TIMEOUT_S = 15.0
+READ_TIMEOUT_S = 600.0
+"""For the next byte of a response."""
+OWN_PREFIX = "x-refold-"
+HOP_BY_HOP = {
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "host",
+    "content-length",
 }
-"""Headers that are for one hop only."""
-UNSENT = HOP | {"accept-encoding", "origin", "referer", "cookie", "forwarded", "expect", "x-real-ip"}
-UNTOLD = HOP | {"content-encoding", "set-cookie", "location", "server", "date", "alt-svc"}
-UNTOLD |= {"strict-transport-security"}
+NOT_SENT = HOP_BY_HOP | {"accept-encoding", "origin", "referer", "cookie", "forwarded", "expect", "x-real-ip"}
+NOT_RETURNED = HOP_BY_HOP | {
+    "content-encoding",
+    "set-cookie",
+    "location",
+    "server",
+    "date",
+    "alt-svc",
+    "strict-transport-security",
+}
 
 
 class UpstreamError(Exception):
-    """No answer came, or it was cut off; says why."""
+    """The upstream did not answer, or its response was cut off; the message says why."""
 
 
 class Upstream:
-    """Connections to all providers."""
+    """The connection pool for all providers."""
 
     def __init__(self) -> None:
         self._client: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
-    async def asked(
+    async def request(
         self, method: str, url: str, headers: Iterable[tuple[str, str]], body: bytes | None
-    ) -> "AsyncIterator[aiohttp.ClientResponse]":
-        """An answer whose body is still to be read. Whoever leaves early ends the call.
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A response whose body is still to be read. Leaving early closes its connection.
 
         Raises:
-            UpstreamError: there is none.
+            UpstreamError: there is none, or it was cut off.
         """
         if self._client is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
             self._client = aiohttp.ClientSession(
-                timeout=timeout,
-                connector=connector,
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S
+                ),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
                 auto_decompress=True,
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
-        sent = [*headers, ("accept-encoding", "identity")]
         try:
-            answer = await self._client.request(
+            response = await self._client.request(
                 method,
                 URL(url, encoded=True),
-                headers=sent,
+                headers=[*headers, ("accept-encoding", "identity")],
                 data=body,
                 allow_redirects=False,
                 skip_auto_headers=("User-Agent",),
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UpstreamError(f"the upstream cannot be reached: {type(error).__name__}") from error
-        is_over = False
+        is_complete = False
         try:
-            yield answer
-            is_over = answer.content.at_eof()
+            yield response
+            is_complete = response.content.at_eof()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise UpstreamError(f"the upstream's answer was cut off: {type(error).__name__}") from error
+            raise UpstreamError(f"the upstream's response was cut off: {type(error).__name__}") from error
         finally:
-            if is_over:
-                answer.release()
+            if is_complete:
+                response.release()
             else:
-                answer.close()
+                response.close()
 
     async def close(self) -> None:
         if self._client is not None:
             await self._client.close()
 
 
-def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """What of a client's headers goes upstream."""
-    named = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
-    hops = {one.strip().lower() for name, value in named if name == "connection" for one in value.split(",")}
-    away = (OURS, "x-forwarded-")
-    return [one for one in named if one[0] not in UNSENT | hops and not one[0].startswith(away)]
+def request_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """A client's headers that are sent upstream."""
+    decoded = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
+    skipped = set(NOT_SENT)
+    for name, value in decoded:
+        if name == "connection":  # it names further hop-by-hop headers
+            skipped |= {one.strip().lower() for one in value.split(",")}
+    prefixes = (OWN_PREFIX, "x-forwarded-")
+    return [(name, value) for name, value in decoded if name not in skipped and not name.startswith(prefixes)]
 
 
-def handed_back(headers: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
-    """What of an upstream's headers the client sees."""
-    kept = [(name.lower(), value) for name, value in headers.items()]
-    away = (OURS, "access-control-")
-    kept = [(name, value) for name, value in kept if name not in UNTOLD and not name.startswith(away)]
-    return [(name.encode("latin-1"), value.encode("utf-8", "surrogateescape")) for name, value in kept]
+def response_headers(headers: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
+    """An upstream's headers that the client sees."""
+    returned = []
+    for key, value in headers.items():
+        name = key.lower()
+        if name not in NOT_RETURNED and not name.startswith((OWN_PREFIX, "access-control-")):
+            returned.append((name.encode("latin-1"), value.encode("utf-8", "surrogateescape")))
+    return returned

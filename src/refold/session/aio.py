@@ -165,6 +165,7 @@ class AsyncSession:
     limits: ModelLimits = _same("limits")
     dialect: str = _same("dialect")
     budget: Budget = _same("budget")
+    hidden_tokens: int = _same("hidden_tokens")
     inspect: Inspector = _same("inspect")
     locked: Callable[[], AbstractContextManager[Inspector]] = _same("locked")
 

@@ -80,8 +80,8 @@ def fit(
     list; its `report` says what was done and why.
     """
     settings = load_config(config)
-    if settings.agent(agent).summarizer.run_in == "worker":  # of what is not stored, no worker knows
-        here = {"agents": {agent or DEFAULT: {"summarizer": {"run_in": "thread"}}}}
+    if settings.agent(agent).summarizer.executor == "worker":  # of what is not stored, no worker knows
+        here = {"agents": {agent or DEFAULT: {"summarizer": {"executor": "thread"}}}}
         settings = load_config([settings, here])
     rest: dict[str, Any] = {"model": model, "config": settings, "agent": agent, "summarizer": summarizer}
     session = open("one-off", store="memory://", **rest)
@@ -113,7 +113,7 @@ def _ours(message: Any) -> Message | None:
     if not isinstance(text, str) or not text.startswith("[refold"):
         return None
     from refold.policies.sections import is_summary
-    from refold.policies.window import NOTE
+    from refold.policies.summarize import NOTE
 
     if text != NOTE.text and not is_summary(text):
         return None

@@ -23,7 +23,7 @@ class CacheEconomy:
     """Remembers when the cache was last asked, and with what."""
 
     def __init__(self, record: Record, compact: Compact) -> None:
-        self._record, self.economy = record, compact.thrift
+        self._record, self.economy = record, compact.economizing
         self._asked_at = 0.0
         self._asked: dict[object, float] = {}
         """When requests were made with what stood beside the messages: tools and system text."""
@@ -65,7 +65,7 @@ class CacheEconomy:
             return None
         sums = (state.total, state.carried, state.shown, state.rewritten)
         calls = forced.calls if is_new else self._calls_since_compaction()
-        most = stake(prices, economy.risk, *sums)
+        most = stake(prices, economy.max_loss, *sums)
         terms = CacheTerms(prices, calls, forced.is_cold, budget.ratio, most)
         return budget.down_to(least + keep, trigger), terms
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from refold.config.validate import shown
+from refold.config.validate import brief_repr
 from refold.core.codec import dumps, json_problem, loads
 from refold.core.errors import LargePart, SettingError
 from refold.dialects.rules.targets import Facts, facts_of
@@ -59,7 +59,7 @@ def beside_text(tools: Sequence[Any] | None, request: Mapping[str, Any]) -> byte
         SettingError: they cannot be sent as JSON.
     """
     if not isinstance(tools, list | tuple | None):
-        raise SettingError("tools", f"expected a list, got {shown(tools)}")
+        raise SettingError("tools", f"expected a list, got {brief_repr(tools)}")
     given = list(map(_plain, tools)) if tools is not None else request.get("tools")
     for name, value in (("tools", given), ("request", dict(request))):
         problem = json_problem(value)

@@ -19,7 +19,7 @@ from refold.core.view import View
 from refold.dialects.message_list import LIST
 from refold.dialects.registry import TARGETS
 from refold.dialects.shape import APART
-from refold.policies.leases import EndLeases
+from refold.policies.expire import EndLeases
 from refold.session.cache_economy import CacheEconomy
 from refold.session.explain import large_part
 from refold.session.extras import NOTHING, RequestExtras, beside_text
@@ -34,7 +34,7 @@ from refold.stores.store import Lease
 from refold.summaries.lease import CompactionLease
 
 if TYPE_CHECKING:
-    from refold.policies.summarize import Part
+    from refold.policies.summarize import SummaryPart
     from refold.summaries.background import BackgroundJob, PendingWork
     from refold.summaries.prepare import MessageToSummarize
 
@@ -316,7 +316,7 @@ class Fitter:
         assert summaries is not None
         view, count = self._at_hand(), self.meter.counter.message
 
-        def parts() -> "list[Part]":
+        def parts() -> "list[SummaryPart]":
             return self.reducer.foreseen(view, ahead, count) if ahead is not None else []
 
         return summaries.prepare(view, parts, messages, is_due=is_due)

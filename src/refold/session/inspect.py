@@ -6,6 +6,7 @@ Whoever shows a conversation, to people or to programs, reads it here and nowher
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
+from refold.core import codec
 from refold.core.errors import StoreError
 from refold.core.event import Event, Line, Said
 from refold.core.live import State
@@ -64,6 +65,11 @@ class Inspector:
         return self._record.live.edition
 
     @property
+    def epoch(self) -> object:
+        """Another object once the conversation was erased: what was remembered of it no longer holds."""
+        return self._record.live
+
+    @property
     def items(self) -> Sequence[Item]:
         """The view: stretches of the record, and the lines that stand for each."""
         return self._record.live.items
@@ -82,6 +88,11 @@ class Inspector:
 
     def events(self, start: int = 0, stop: int | None = None) -> Iterator[Event]:
         return self._record.events(start, stop)
+
+    def raw(self, at: int) -> Any:
+        """The provider's JSON that a message came as; None if it came otherwise."""
+        came = codec.came(self._record.entry(at))
+        return came.value if came is not None else None
 
     def message(self, line: Line) -> Message:
         """The words behind a line of the view."""

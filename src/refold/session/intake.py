@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from refold.config.validate import shown
+from refold.config.validate import brief_repr
 from refold.core.codec import dumps
 from refold.core.draft import Draft, part_id, split
 from refold.core.errors import MessageError, SettingError
@@ -209,7 +209,7 @@ def _beside_own(own: dict[str, Any], extra: _MessageFields, where: str) -> dict[
         MessageError: one of these fields is not as it must be.
     """
     if own.get("id", "") != "" and own_id(own["id"]) is None:
-        raise MessageError(f"{where}.id", f"expected a text or a whole number, got {shown(own['id'])}")
+        raise MessageError(f"{where}.id", f"expected a text or a whole number, got {brief_repr(own['id'])}")
     found = dict[str, Any]()
     if "tags" in own and not extra.tags:
         found["tags"] = checked({"tags": own["tags"]}, _MessageFields, where).tags

@@ -34,7 +34,7 @@ from refold.stores.store import Lease
 
 if TYPE_CHECKING:
     from refold.config.ladder import LadderPlan
-    from refold.policies.summarize import Part
+    from refold.policies.summarize import SummaryPart
     from refold.session.embedding import Similarity
     from refold.summaries.prepare import MessageToSummarize, SummaryWriter
 
@@ -142,10 +142,10 @@ class Reducer:
         """How near messages are to the work at hand in meaning, by place; empty without an embedder."""
         if self.similarity is None or not lines:
             return {}
-        from refold.policies.expire import at_hand
+        from refold.policies.expire import current_work
         from refold.policies.importance import all_text
 
-        recent = at_hand([line for item in self.record.live.items for line in item.lines])
+        recent = current_work([line for item in self.record.live.items for line in item.lines])
         self.record.load([*lines, *recent])
         texts, work = ([all_text(self.record.message(line)) for line in some] for some in (lines, recent))
         return dict(zip((line.at for line in lines), self.similarity(texts, work), strict=True))
@@ -209,21 +209,21 @@ class Reducer:
             return rungs.on_demand(self.settings, self.policies, order)
         if budget.keeps_recent:
             return rungs.all_but_recent(self.settings)
-        return rungs.down_the_ladder(self.settings, self.policies)
+        return rungs.full_ladder(self.settings, self.policies)
 
     def economize(self, budget: Budget, count: Count, override: Override) -> list[Replaced]:
         """What pays by the terms, if anything does."""
         from refold.config import ladder as rungs
 
-        return self.reduce(rungs.thrifty(self.settings, self.policies), budget, count, override)
+        return self.reduce(rungs.economy_ladder(self.settings, self.policies), budget, count, override)
 
     def foreseen(
         self, view: View, budget: Budget, count: Count, order: CompactionRequest | None = None
-    ) -> "list[Part]":
+    ) -> "list[SummaryPart]":
         """What a compaction will summarize."""
         from refold.config import ladder as rungs
 
-        return rungs.foreseen(self._way(budget, order).by_rule, self.settings, view, budget, count)
+        return rungs.parts_to_summarize(self._way(budget, order).by_rule, self.settings, view, budget, count)
 
     def compact(
         self,

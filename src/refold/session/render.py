@@ -10,7 +10,7 @@ from refold.core import codec
 from refold.core.errors import RefoldError
 from refold.core.event import Line, Piece
 from refold.core.message import Message, Text, ToolResult
-from refold.core.pairing import MissingResult, OrphanResult, Slot, has_renamed_ids, repair_pairs
+from refold.core.pairing import NO_RESULT, MissingResult, OrphanResult, Slot, has_renamed_ids, repair_pairs
 from refold.dialects.message_list import MessageList
 from refold.dialects.registry import FORMATS, is_plain
 from refold.dialects.repairs.repair import RepairedMessages, repair, unique_ids
@@ -22,7 +22,7 @@ from refold.stores.record import Record
 
 Place: TypeAlias = tuple[int, int, int]
 """Of a line: its event, which of its messages, and where the span begins that it stands for."""
-STAND_IN = "The call was interrupted: it never returned a result."
+
 REPAIR = 8
 """Tokens that a repair may add: a mark where nothing stood, a label before a text."""
 UNSAID = "{}: {} cannot be said in {}; the record keeps it"
@@ -275,7 +275,7 @@ class Renderer:
 
     def _stand_in(self, slot: MissingResult | OrphanResult) -> Message:
         if isinstance(slot, MissingResult):
-            return Message("tool", (ToolResult(slot.call, STAND_IN, slot.tool or None, is_error=True),))
+            return Message("tool", (ToolResult(slot.call, NO_RESULT, slot.tool or None, is_error=True),))
         tool = f" of {slot.line.tools[0]}" if slot.line.tools else ""
         text = self._record.message(slot.line).text
         return Message("user", (Text(f"[refold: result{tool} without its call]\n{text}"),))

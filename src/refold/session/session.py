@@ -64,13 +64,13 @@ from refold.session.streams import (
 from refold.session.tools import Toolbox, declared
 from refold.session.validate import (
     Override,
-    fields,
-    message_kind,
     model_name,
     override_of,
-    policies_of,
+    request_fields,
     require_int,
+    require_kind,
     require_name,
+    require_policies,
 )
 from refold.stores.record import Record
 from refold.stores.store import (
@@ -122,7 +122,9 @@ class Session:
         on_event: OnEvent | Sequence[OnEvent] | None = None,
         override: Mapping[str, Any] | Override | None = None,
         owns_store: bool = False,
+        sends_own_fields: bool = False,
     ) -> None:
+        """`sends_own_fields` leaves fields such as `tags` in a message that came as a provider's JSON."""
         self.store, self.key = store, key
         self.config = with_database(config or Config(), store)
         self.settings: AgentSettings = self.config.agent(agent)
@@ -139,10 +141,11 @@ class Session:
         self.record = Record(store, key, view, parse)
         self._inspector = Inspector(self.record)
         """What is underneath, for faces and tools."""
-        self.reducer = Reducer(self.record, self.config, agent, policies_of(policies))
+        self.reducer = Reducer(self.record, self.config, agent, require_policies(policies))
         self.reducer.similarity = Similarity(self._embedder) if self._embedder else None
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model, self._lock)
         self.fitter.override = override_of(override)
+        self.fitter.sends_own = sends_own_fields
         self._lease = CompactionLease(store, key, view, uuid4().hex)
         self.compaction = Compaction(self.fitter, self._lease, self._lock)
         self.toolbox = Toolbox(self.record, self.settings)
@@ -152,7 +155,7 @@ class Session:
 
     def _summaries(self) -> "SummaryWriter | None":
         hand_over = self._handing_over()
-        if self._summarizer is None and not self.config.has_writers(self._agent) and hand_over is None:
+        if self._summarizer is None and not self.config.has_summarizers(self._agent) and hand_over is None:
             return None
         from refold.summaries.context import SummaryContext
         from refold.summaries.prepare import SummaryWriter, summarizers_of
@@ -167,11 +170,11 @@ class Session:
 
     def _handing_over(self) -> "Callable[[Budget, int], PendingWork] | None":
         """To workers, where that is how it is set up."""
-        if self.settings.summarizer.run_in != "worker":
+        if self.settings.summarizer.executor != "worker":
             return None
         from refold.summaries.queue import CompactionJob, queue_of
 
-        path = ("agents", self._agent or "default", "summarizer", "run_in")
+        path = ("agents", self._agent or "default", "summarizer", "executor")
         queue = queue_of(self.store, self.config.place(*path))
 
         def hand_over(budget: "Budget", round: int) -> "PendingWork":
@@ -230,6 +233,13 @@ class Session:
     @shows_handles.setter
     def shows_handles(self, shows_handles: bool) -> None:
         self.reducer.handles = shows_handles
+
+    @property
+    def hidden_tokens(self) -> int:
+        """Tokens that the view leaves out of what was recorded, as the model counts them."""
+        with self._lock:
+            live = self.record.live
+            return self.fitter.meter.counter.tokens(max(0, live.state.total - live.tokens))
 
     @property
     def inspect(self) -> Inspector:
@@ -296,7 +306,7 @@ class Session:
             SettingError: an argument is not allowed, such as an unknown `kind`.
             StoreError: the session was closed, or the store cannot be used.
         """
-        message_kind(kind)
+        require_kind(kind)
         beside: dict[str, Any] = {"id": id, "tags": tags, "kind": kind, "expiry": expiry, "tools": tools}
         beside = {name: value for name, value in beside.items() if value is not None and value != ()}
         intake = self.intake(dialect)
@@ -371,12 +381,15 @@ class Session:
             except RefoldError as error:
                 self._notices.append(f"{stream.notice}; what came of it cannot be stored: {error}")
 
-    def intake(self, dialect: str | None = None) -> Intake:
-        """How messages are taken in: counted for the model, in a dialect or in the one each is in."""
+    def intake(self, dialect: str | None = None, *, reads_own_fields: bool = True) -> Intake:
+        """Parses and counts messages for the model: in a dialect, or in the one that each is in.
+
+        Without `reads_own_fields`, fields such as `tags` belong to the provider.
+        """
         if dialect is not None:
             format_of(require_name("dialect", dialect))
         with self._lock:  # the dialect is that of the newest message, which may have to be read first
-            return Intake(self.fitter.meter.counter, self.fitter.dialect, dialect)
+            return Intake(self.fitter.meter.counter, self.fitter.dialect, dialect, reads_own_fields)
 
     def say(self, drafts: Sequence[Draft], *, after: int | None = None) -> list[int]:
         """Stores messages that are parsed and counted already; returns their places.
@@ -448,7 +461,7 @@ class Session:
             OverBudgetError: what must be shown is larger than the window.
         """
         require_name("dialect", "unset" if dialect is None else dialect)
-        wish = FitRequest(dialect, tools, override, fields(request))
+        wish = FitRequest(dialect, tools, override, request_fields(request))
         with telemetry.work("fit", self.conversation) as span:
             self._settle_streams()
             told = self._remembered(self._recall) if self._recall is not None else ()
@@ -546,7 +559,7 @@ class Session:
         """
         with self._lock:
             self.record.catch_up()
-            return self.fitter.overflow(FitRequest(tools=tools, request=fields(request)))
+            return self.fitter.overflow(FitRequest(tools=tools, request=request_fields(request)))
 
     def should_compact(
         self, *, tools: Sequence[Any] | None = None, request: Mapping[str, Any] | None = None
@@ -554,7 +567,7 @@ class Session:
         """Whether the next `fit` would make the view smaller, and because of what."""
         with self._lock:
             self.record.catch_up()
-            return self.fitter.decide(FitRequest(tools=tools, request=fields(request)))
+            return self.fitter.decide(FitRequest(tools=tools, request=request_fields(request)))
 
     def view(self, at: int | None = None) -> View:
         """What the model sees now, or saw right after the event at a place."""
@@ -926,6 +939,7 @@ class Session:
             if self._owns_store:
                 self.store.close()
             self._is_closed = True
+        self.reducer.summaries = None  # they refer back to the session
 
     def __repr__(self) -> str:
         """One line, of what is known already: nothing is read for it."""

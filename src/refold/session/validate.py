@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from refold.config.validate import hints, shown, vet_fields
+from refold.config.validate import brief_repr, field_types, validated_fields
 from refold.core.errors import SettingError
 from refold.core.event import Expiry
 from refold.core.expiry import merge_expiries
@@ -19,7 +19,7 @@ def require_int(name: str, value: object) -> int:
         SettingError: it is no whole number.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise SettingError(name, f"expected a whole number such as 57, got {shown(value)}")
+        raise SettingError(name, f"expected a whole number such as 57, got {brief_repr(value)}")
     return int(value)  # an answer that is a number knows more than its place
 
 
@@ -29,7 +29,7 @@ def require_name(name: str, value: object) -> str:
         SettingError: it is no name.
     """
     if not isinstance(value, str) or not value:
-        raise SettingError(name, f"expected a text of at least one character, got {shown(value)}")
+        raise SettingError(name, f"expected a text of at least one character, got {brief_repr(value)}")
     return value
 
 
@@ -39,21 +39,21 @@ def model_name(model: str | None) -> str | None:
         SettingError: no model can be called that.
     """
     if model is not None and not require_name("model", model).isprintable():
-        raise SettingError("model", f"is no name of a model: {shown(model)}")
+        raise SettingError("model", f"is no name of a model: {brief_repr(model)}")
     return model
 
 
-def message_kind(kind: object) -> None:
+def require_kind(kind: object) -> None:
     """
     Raises:
         SettingError: no message is of that kind.
     """
     known = get_args(Kind)
     if kind is not None and (not isinstance(kind, str) or kind not in known):
-        raise SettingError("kind", f"{shown(kind)} is not known; known are {', '.join(known)}")
+        raise SettingError("kind", f"{brief_repr(kind)} is not known; known are {', '.join(known)}")
 
 
-def policies_of(policies: Sequence[Policy]) -> tuple[Policy, ...]:
+def require_policies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
     """
     Raises:
         SettingError: it is no list, or something in it cannot be called.
@@ -69,7 +69,7 @@ def policies_of(policies: Sequence[Policy]) -> tuple[Policy, ...]:
     return tuple(policies)
 
 
-def fields(request: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def request_fields(request: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """
     Raises:
         SettingError: it is no dict.
@@ -99,8 +99,8 @@ def expiry_of(expiry: object, name: str = "expiry") -> Expiry:
         SettingError: something in it is not known, or not allowed.
     """
     if not isinstance(expiry, Mapping | Expiry):
-        raise SettingError(name, f"expected a refold.Expiry or a dict, got {shown(expiry)}")
-    return Expiry(**vet_fields(expiry, hints(Expiry), lambda path: ".".join((name, *path))))
+        raise SettingError(name, f"expected a refold.Expiry or a dict, got {brief_repr(expiry)}")
+    return Expiry(**validated_fields(expiry, field_types(Expiry), lambda path: ".".join((name, *path))))
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -136,8 +136,8 @@ def override_of(override: "Mapping[str, Any] | Override | None") -> Override:
     given = dict(override or {})
     if isinstance(given.get("tools"), Mapping):
         given["tools"] = {name: _expire_in(one) for name, one in given["tools"].items()}
-    known = {"off": bool, "keep_originals": bool, **hints(Expiry), "tools": dict[str, Expiry]}
-    asked = vet_fields(given, known, lambda path: ".".join(("override", *path)))
+    known = {"off": bool, "keep_originals": bool, **field_types(Expiry), "tools": dict[str, Expiry]}
+    asked = validated_fields(given, known, lambda path: ".".join(("override", *path)))
     switches = {name: asked.pop(name, None) for name in ("off", "keep_originals")}
     tools = {name: Expiry(**one) for name, one in asked.pop("tools", {}).items()}
     every = Expiry(**asked)

@@ -1,8 +1,7 @@
-"""A record and a memory: what is said is kept in a store, and a service that learns from it is told.
+"""A record and a memory: conversations are kept in a store and delivered to a service that learns from them.
 
-The record is the outbox. A cursor beside it says how far the service was told; a thread follows. So
-an append never waits for the service, and whatever becomes of the service or of this process, what is
-after the cursor is handed over later.
+The record is the outbox: a cursor in it says how far it was delivered, by a thread. So an append never waits
+for the service, and after a crash or an outage the delivery continues at the cursor.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,25 +42,25 @@ from refold.stores.url import ENCODING_HELP, shown_url
 
 Sync: TypeAlias = Literal["immediate", "batch", "end"]
 
-PASSED_ON = (
+DELEGATED = (
     *(FindsIds, LocatesIds, Forks, Snapshots, Leases, Notes, SummaryCache, SearchIndex, Vectors, Settings),
     *(BatchReads, Watchable, Cursors, SelfCheck),
 )
-"""What a record may be able to do besides, and this store then too."""
+"""Protocols of the record that this store has too, by delegation."""
 RECORDS = "a record is sqlite://, postgresql://, redis:// or memory://"
-LEFT = "the record has all of it: mend what is said, and `refold sync` hands it over"
-REFUSED = "the record has it, only the memory has not: `refold sync --refused` hands it in again"
+LEFT = "the record is complete: solve the problem, then `refold sync` delivers the rest"
+REFUSED = "the record has it, only the memory has not: `refold sync --refused` delivers it again"
 
 
 class HybridStore:
-    """Whatever its record is and can do, and has memories. Safe to use as the record is."""
+    """A store with the protocols of its record, and memories. As thread-safe as the record."""
 
     def __new__(cls, record: Store, *_: Any, **__: Any) -> Self:
-        """Of a class that has the verbs of the record's protocols, so that others see what it can do."""
-        able = [protocol for protocol in PASSED_ON if isinstance(record, protocol)]
+        """Makes a subclass with the methods of the record's protocols, so that `isinstance` sees them."""
+        able = [protocol for protocol in DELEGATED if isinstance(record, protocol)]
         verbs = [name for protocol in able for name in vars(protocol) if not name.startswith("_")]
         own = {"fork": cls._fork, "examine": cls._examine}
-        made = {name: own.get(name) or _passing(name) for name in verbs}
+        made = {name: own.get(name) or _delegate(name) for name in verbs}
         return super().__new__(type(cls.__name__, (cls,), made))
 
     def __init__(
@@ -79,27 +78,28 @@ class HybridStore:
             raise SettingError("record", f"{type(record).__name__} has a memory already; {RECORDS}")
         if not isinstance(record, Cursors):
             kind = type(record).__name__
-            what = f"{kind} keeps no cursors, so nobody would know what was handed over; {RECORDS}"
-            raise SettingError("record", what)
-        self.record, self.memorizer, self.sync = record, memorizer, sync
-        self.batch_size, self.batch_s = batch_size, batch_s
-        self._wait_s = {"immediate": 0.0, "batch": batch_s, "end": None}[sync]
+            raise SettingError("record", f"{kind} keeps no cursors, which delivery needs; {RECORDS}")
+        self.record = record
+        self.memorizer = memorizer
+        self.sync = sync
+        self.batch_size = batch_size
+        self.batch_s = batch_s
+        self._delay_s = {"immediate": 0.0, "batch": batch_s, "end": None}[sync]
         self.cannot = getattr(record, "cannot", {})
-        self._follower = MemorySync(record, memorizer, batch_size)
+        self._sync = MemorySync(record, memorizer, batch_size)
 
     # The record
 
     def append(
         self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None, lease: Lease | None = None
     ) -> bytes:
-        follower = self._follower
-        follower.open()
+        self._sync.open()
         if entries:
-            follower.expect(key, is_new=entries[0].at == 0)
+            self._sync.before_append(key, is_new=entries[0].at == 0)
         fence = {} if lease is None else {"lease": lease}
         digest = self.record.append(key, entries, after=after, **fence)
         if entries:
-            follower.appended(key, len(entries), self._wait_s)
+            self._sync.appended(key, len(entries), self._delay_s)
         return digest
 
     def read(
@@ -111,22 +111,22 @@ class HybridStore:
         return self.record.conversations(owner)
 
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
-        """The memory is forgotten first. What was learned from a past that a fork shares is forgotten too.
+        """Erases the memory first, including what was learned from entries that a fork shares.
 
         Raises:
-            StoreError: the service cannot be reached, or somebody else is handing over: nothing is erased.
+            StoreError: the service cannot be reached, or another process is delivering: nothing is erased.
         """
-        self._follower.open()
+        self._sync.open()
         keys = [key, *(self._forks_of(key) if with_forks else ())]
         with ExitStack() as stack:
             for gone in keys:
-                if self._follower.may_have_told(gone):
-                    if not stack.enter_context(self._follower.alone(gone, PATIENCE_S)):
-                        raise StoreError(f"{gone.conversation!r} is being handed over right now; retry")
+                if self._sync.may_be_known(gone):
+                    if not stack.enter_context(self._sync.exclusive(gone, PATIENCE_S)):
+                        raise StoreError(f"{gone.conversation!r} is being delivered right now; retry")
                     self.memorizer.forget(gone)
             heirs = self.record.erase(key, with_forks=with_forks)
             for gone in keys:
-                self._follower.forgotten(gone)
+                self._sync.forgotten(gone)
         return heirs
 
     def _forks_of(self, key: Key) -> list[Key]:
@@ -137,9 +137,9 @@ class HybridStore:
 
     def _fork(self, key: Key, new: Key, at: int, /) -> None:
         assert isinstance(self.record, Forks)
-        self._follower.open()
+        self._sync.open()
         self.record.fork(key, new, at)
-        self._follower.set_cursor(new, at)  # what it shares was learned from the parent
+        self._sync.set_cursor(new, at)  # the service learned the shared part from the parent
 
     def _examine(self) -> Iterable[StoreProblem]:
         assert isinstance(self.record, SelfCheck)
@@ -148,7 +148,7 @@ class HybridStore:
             try:
                 self.memorizer.memories(left[0], None, 1, None)
             except RefoldError as error:
-                waiting = f"{error} (conversations not handed over: {len(left)})"
+                waiting = f"{error} (conversations not delivered: {len(left)})"
                 yield StoreProblem(f"memory {self.memorizer.name}", waiting, LEFT)
         for key in self.refusing():
             where = f"conversation {key.conversation!r}"
@@ -159,8 +159,8 @@ class HybridStore:
                 yield StoreProblem(where, str(error))
 
     def close(self) -> None:
-        """Waits a little for what is being handed over; the rest is handed over another time."""
-        self._follower.close()
+        """Waits a little for pending deliveries; the rest is delivered later."""
+        self._sync.close()
         try:
             self.memorizer.close()
         finally:
@@ -169,15 +169,15 @@ class HybridStore:
     # The memory
 
     def listen(self, spoken: Callable[[Entry], SpokenMessage | None], /) -> None:
-        self._follower.spoken = spoken
+        self._sync.spoken = spoken
 
     def begin(self, key: Key, /) -> None:
         if self.sync != "end":
             self.end(key)
 
     def end(self, key: Key, /) -> None:
-        self._follower.open()
-        self._follower.wake(key, 0.0)
+        self._sync.open()
+        self._sync.schedule(key, 0.0)
 
     @property
     def recalls(self) -> bool:
@@ -188,46 +188,48 @@ class HybridStore:
 
     @property
     def problem(self) -> str | None:
-        """Why the service did not take what was handed over last; None where it did."""
-        return self._follower.problem
+        """Why the last delivery failed; None if it did not."""
+        return self._sync.problem
 
     def refused(self, key: Key | None = None, /) -> list[RefusedMessage]:
-        """What the service did not take of a conversation, or of all, though it took others."""
-        refusals = self._follower.refusals
-        return list(refusals.all()) if key is None else refusals.of(key)
+        """Messages of a conversation, or of all, that the service refused though it accepted others."""
+        refusals = self._sync.refusals
+        if key is not None:
+            return refusals.of(key)
+        return [one for key in refusals.conversations() for one in refusals.of(key)]
 
     def refusing(self) -> list[Key]:
-        """Conversations of which the service refused something; perhaps it has taken it since."""
-        return self._follower.refusals.places()
+        """Conversations with refused messages; they may have been accepted since."""
+        return self._sync.refusals.conversations()
 
     def left(self) -> list[Key]:
-        """Conversations of which something was not handed over yet."""
-        return self._follower.behind()
+        """Conversations that are not delivered to the end."""
+        return self._sync.behind()
 
     def drain(
         self, key: Key, /, patience_s: float = LEASE_S + PATIENCE_S, *, with_refused: bool = False
     ) -> bool:
-        """Hands over all that is left of a conversation, now; False where somebody else does for so long.
+        """Delivers the rest of a conversation now; False if another process does, for all of `patience_s`.
 
         Raises:
-            StoreError: the service does not take it now, or nobody said what entries say (`listen`).
+            StoreError: the service fails, or there was no `listen` before.
         """
-        self._follower.open()
-        if self._follower.spoken is None:
-            raise StoreError("what entries say is not known: open a session, or use `refold sync`")
-        with self._follower.alone(key, patience_s) as is_alone:
-            if is_alone and with_refused:
-                self._follower.hand_in_again(key)
-            if is_alone:
-                self._follower.hand_over(key, to_the_end=True)
-            return is_alone
+        self._sync.open()
+        if self._sync.spoken is None:
+            raise StoreError("Entries cannot be read as messages yet: open a session, or use `refold sync`")
+        with self._sync.exclusive(key, patience_s) as is_exclusive:
+            if is_exclusive and with_refused:
+                self._sync.retry_refused(key)
+            if is_exclusive:
+                self._sync.deliver(key, to_the_end=True)
+            return is_exclusive
 
 
-def _passing(name: str) -> Callable[..., Any]:
-    def pass_on(self: HybridStore, *args: Any, **kwargs: Any) -> Any:
+def _delegate(name: str) -> Callable[..., Any]:
+    def method(self: HybridStore, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.record, name)(*args, **kwargs)
 
-    return pass_on
+    return method
 
 
 def from_url(url: str) -> HybridStore:
@@ -248,14 +250,14 @@ def from_url(url: str) -> HybridStore:
     if sync not in get_args(Sync):
         raise SettingError(where, f"sync is immediate, batch or end, not {sync!r}")
     if not (size.isascii() and size.isdecimal() and int(size) and is_number(seconds)):
-        raise SettingError(where, "batch_size is a number of messages, batch_s one of seconds")
+        raise SettingError(where, "batch_size is a number of messages, batch_s a number of seconds")
     return open_hybrid(
         record, memorizer(memory, where), sync=sync, batch_size=int(size), batch_s=float(seconds)
     )
 
 
 def open_hybrid(record: str, memorizer: Memorizer, **how: Any) -> HybridStore:
-    """A record that is opened by its URL, with a memory beside it."""
+    """Opens a record by its URL, and adds a memory to it."""
     if record.partition(":")[0].lower() in ("agentcore", "hybrid", "mem0"):
         raise SettingError("record", f"{shown_url(record)!r} has a memory already; {RECORDS}")
     store = open_store(record)

@@ -1,4 +1,4 @@
-"""Follows a record and tells a service that learns what is said in it; a cursor says how far it was told."""
+"""Delivers what is recorded to a service that learns from it; a cursor in the record says how far it got."""
 
 import json
 import math
@@ -7,96 +7,104 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from hashlib import blake2b
 from itertools import islice
 from threading import Condition, Lock, Thread
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
-from refold.core.codec import Entry, Link, to_bytes
+from refold.core.codec import Entry, Link
 from refold.core.errors import CorruptError, MessageError, RefoldError, StoreError
 from refold.stores.lease_holder import is_dead, new_holder
-from refold.stores.packing import pack, unpack
+from refold.stores.packing import key_digest, pack, unpack
 from refold.stores.store import Cursors, Forks, Key, Lease, Leases, Memorizer, Notes, SpokenMessage, Store
 
 BATCH_CHARS = 100_000
-"""Of what is handed over in one go, about."""
 PATIENCE_S = 5.0
-"""How long closing waits for the service, and erasing for somebody else who hands over."""
+"""How long closing waits for the service, and erasing for another process that delivers."""
 IDLE_S = 10.0
-"""A thread without work ends after so long."""
+"""The thread ends after so long without work."""
 WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
-"""Before a service that failed is asked again: doubled with every failure."""
+"""Before a retry: doubled with every failure."""
+LEASE_S = 30.0
 CHUNK = 128
-"""Entries read at a time. After so many that say nothing, the cursor is moved for them alone."""
+"""Entries read at a time. After so many without a message, the cursor is moved for them alone."""
 BATCHES = 10
-"""Handed over of a conversation before it is the turn of others that wait."""
+"""Delivered of one conversation before others get their turn."""
 IN_A_ROW = 20
-"""Messages refused one after the other, before nothing more is tried."""
+"""Delivery stops after so many consecutive refusals."""
 MOST_KNOWN = 10_000
-"""Conversations that this process remembers something of; it asks the record about others."""
-
+"""Conversations that this process remembers; for others it asks the record."""
 
 K = TypeVar("K")
 V = TypeVar("V")
+HeldLease: TypeAlias = Lease | Literal["none needed"] | None
+"""None if another process holds it."""
 
 
 class BoundedDict(OrderedDict[K, V]):
-    """At most so many entries. Safe to use from many threads."""
+    """Drops what was set longest ago. Safe to use from many threads.
 
-    def __init__(self, most: int) -> None:
+    >>> recent = BoundedDict[str, int](2)
+    >>> for name in ("a", "b", "a", "c"):
+    ...     recent[name] = len(recent)
+    >>> list(recent)
+    ['a', 'c']
+    """
+
+    def __init__(self, max_size: int) -> None:
         super().__init__()
-        self._most = most
+        self._max_size = max_size
 
     def __setitem__(self, key: K, value: V) -> None:
-        self.pop(key, None)  # so that it is the newest; moving it would fail where another thread drops it
+        self.pop(key, None)  # not move_to_end, which fails if another thread drops the key
         super().__setitem__(key, value)
-        while len(self) > self._most:
+        while len(self) > self._max_size:
             self.popitem(last=False)
 
 
-LEASE_S = 30.0
-"""After so long it is another's turn, where a process died elsewhere; where one died here, at once."""
-
-Turn: TypeAlias = Lease | Literal["none needed"] | None
-"""None where it is somebody else's."""
-
-
 class SyncLeases:
-    """Among processes by a lease, where the record has them. `using` is entered to ask the record."""
+    """Lets one thread of one process deliver a conversation at a time; among processes by a lease, if the
+    record has leases. `using` is entered around each use of the record.
+    """
 
     def __init__(self, record: Store, name: str, using: Callable[[], AbstractContextManager[object]]) -> None:
-        self._record, self._name, self._using = record, name, using
+        self._record = record
+        self._name = name
+        self._using = using
         self._holder = new_holder()
-        self._changed, self._taken = Condition(), set[Key]()
+        self._changed = Condition()
+        self._taken = set[Key]()
         self._lock = Lock()
         self._thread: Thread | None = None
-        self._held: dict[Key, Lease] = {}
-        """Those that are renewed."""
+        self._renewed: dict[Key, Lease] = {}
 
     @contextmanager
-    def alone(self, key: Key, patience_s: float = 0.0) -> Iterator[bool]:
-        """Whether nobody else hands over the conversation, or erases it, meanwhile."""
+    def exclusive(self, key: Key, patience_s: float = 0.0) -> Iterator[bool]:
+        """Gives True if nobody else delivers or erases the conversation until the block ends."""
         until = time.monotonic() + patience_s
         with self._changed:
-            is_free = self._changed.wait_for(lambda: key not in self._taken, patience_s)
-            self._taken |= {key} if is_free else set()
+            if is_free := self._changed.wait_for(lambda: key not in self._taken, patience_s):
+                self._taken.add(key)
         if not is_free:
             yield False
             return
         try:
-            lease = self.lease(key)
+            lease = self.acquire(key)
             while lease is None and time.monotonic() < until:
                 time.sleep(0.05)
-                lease = self.lease(key)
-            with self._renewed(key, lease):
+                lease = self.acquire(key)
+            if isinstance(lease, Lease):
+                self._keep_renewing(key, lease)
+            try:
                 yield lease is not None
+            finally:
+                self._release(key)
         finally:
             with self._changed:
                 self._taken.discard(key)
                 self._changed.notify_all()
 
-    def lease(self, key: Key) -> Turn:
-        """Held again, it lasts longer."""
+    def acquire(self, key: Key) -> HeldLease:
+        """Acquires or renews the lease; takes over that of a process that died on this machine."""
         if not isinstance(self._record, Leases):
             return "none needed"
         now = time.time()
@@ -108,48 +116,42 @@ class SyncLeases:
                     return "none needed"  # there is no such conversation
                 if is_dead(held.holder):
                     self._record.release(key, held)
-                    return self.lease(key)
+                    return self.acquire(key)
         return lease
 
-    @contextmanager
-    def _renewed(self, key: Key, lease: Turn) -> Iterator[None]:
-        """However long a service is waited for; released at the end."""
-        if not isinstance(lease, Lease):
-            yield
-            return
+    def _keep_renewing(self, key: Key, lease: Lease) -> None:
         with self._lock:
-            self._held[key] = lease
+            self._renewed[key] = lease
             if self._thread is None:
                 self._thread = Thread(target=self._renew, name="refold-memory-lease", daemon=True)
                 self._thread.start()
-        try:
-            yield
-        finally:
-            with self._lock:
-                lease = self._held.pop(key)
-                with suppress(RefoldError), self._using():  # it runs out by itself
-                    if isinstance(self._record, Leases):
-                        self._record.release(key, lease)
+
+    def _release(self, key: Key) -> None:
+        with self._lock:
+            lease = self._renewed.pop(key, None)
+            if lease is not None and isinstance(self._record, Leases):
+                with suppress(RefoldError), self._using():  # it expires anyway
+                    self._record.release(key, lease)
 
     def _renew(self) -> None:
-        """One thread for all that are held, which ends where none is any more."""
+        """Runs in a thread, as long as there is a lease to renew."""
         while True:
             time.sleep(LEASE_S / 3)
             with self._lock:
-                keys = list(self._held)
+                keys = list(self._renewed)
             for key in keys:
-                with self._lock, suppress(Exception):  # another time, then
-                    lease = self.lease(key) if key in self._held else None
+                with self._lock, suppress(Exception):  # the next round tries again
+                    lease = self.acquire(key) if key in self._renewed else None
                     if isinstance(lease, Lease):
-                        self._held[key] = lease
+                        self._renewed[key] = lease
             with self._lock:
-                if not self._held:
+                if not self._renewed:
                     self._thread = None
                     return
 
 
 class RefusedMessage(NamedTuple):
-    """A message that the service did not take, though it took others. It is in the record."""
+    """A recorded message that the service refused, though it accepted others."""
 
     key: Key
     at: int
@@ -157,16 +159,16 @@ class RefusedMessage(NamedTuple):
 
 
 class Refusals:
-    """A note for each conversation, which only who hands it over may change: nobody loses another's.
-    A cursor at its beginning marks those that ever had one, so that the others are not asked.
-
-    Where the record keeps no notes, they are gone with the process.
+    """One note per conversation, changed only by the process that delivers it. A cursor at 0 marks the
+    conversations that ever had one. If the record keeps no notes, they are lost with the process.
     """
 
     def __init__(self, record: Store, name: str) -> None:
         assert isinstance(record, Cursors)
-        self._record, self._cursors, self._name = record, record, name
-        self._here: dict[str, bytes] = {}
+        self._record = record
+        self._cursors: Cursors = record
+        self._name = name
+        self._notes: dict[str, bytes] = {}
 
     def of(self, key: Key) -> list[RefusedMessage]:
         """In order.
@@ -174,28 +176,27 @@ class Refusals:
         Raises:
             CorruptError: the note was altered.
         """
-        if not (body := self._note(key)):
+        body = self._note(key)
+        if not body:
             return []
         try:
             note = json.loads(unpack(body))
-            whose, reasons = note["of"], dict(note["refused"])
-            found = [RefusedMessage(key, int(at), why) for why, places in reasons.items() for at in places]
+            first = note["of"]
+            reasons = dict(note["refused"]).items()
+            found = [RefusedMessage(key, int(at), why) for why, places in reasons for at in places]
         except (ValueError, TypeError, KeyError) as error:
-            what = f"The note of what was refused of {key.conversation!r} cannot be read: {error!r}"
-            raise CorruptError(what) from error
-        return sorted(found) if whose == self._whose(key) else []  # else of an erased one of that name
+            raise CorruptError(
+                f"The note of refused messages of {key.conversation!r} cannot be read: {error!r}"
+            ) from error
+        return sorted(found) if first == self._first_digest(key) else []  # else of an erased conversation
 
-    def all(self) -> Iterator[RefusedMessage]:
-        for key in self.places():
-            yield from self.of(key)
-
-    def places(self) -> list[Key]:
-        """Conversations of which something was refused, be it that it was taken since."""
+    def conversations(self) -> list[Key]:
+        """Conversations with refused messages, though they may have been accepted since."""
         return list(self._cursors.behind(f"refused by {self._name}"))
 
     def add(self, key: Key, more: Iterable[RefusedMessage]) -> None:
         known = list[RefusedMessage]()
-        with suppress(CorruptError):  # there is nothing left to keep of it
+        with suppress(CorruptError):  # an unreadable note is replaced
             known = self.of(key)
         self.set(key, [*known, *more])
 
@@ -203,52 +204,48 @@ class Refusals:
         reasons = dict[str, list[int]]()
         for one in {one.at: one for one in refused}.values():
             reasons.setdefault(one.why, []).append(one.at)
-        whose = self._whose(key) if reasons else ""
-        body = pack(json.dumps({"of": whose, "refused": reasons}).encode()) if whose else b""
-        if body:  # first: a note that is not marked would not be found
+        first = self._first_digest(key) if reasons else ""
+        body = pack(json.dumps({"of": first, "refused": reasons}).encode()) if first else b""
+        if body:  # before the note, which would not be found without it
             self._cursors.set_cursor(key, f"refused by {self._name}", 0)
         if body == (self._note(key) or b""):
             return
         if isinstance(self._record, Notes):
             self._record.keep_note(self._title(key), body)
-        elif body:
-            self._here[self._title(key)] = body
         else:
-            del self._here[self._title(key)]
+            self._notes[self._title(key)] = body
 
     def _note(self, key: Key) -> bytes | None:
         title = self._title(key)
-        return self._record.note(title) if isinstance(self._record, Notes) else self._here.get(title)
+        return self._record.note(title) if isinstance(self._record, Notes) else self._notes.get(title)
 
     def _title(self, key: Key) -> str:
-        owner, conversation = map(to_bytes, key)
-        digest = blake2b(b"%d:%b%b" % (len(owner), owner, conversation), digest_size=16)
-        return f"refused by {self._name} of {digest.hexdigest()}"
+        return f"refused by {self._name} of {key_digest(key)}"
 
-    def _whose(self, key: Key) -> str:
-        """Tells a record from an earlier one of the same name, by how it begins."""
+    def _first_digest(self, key: Key) -> str:
+        """Tells a record from an earlier one of the same name."""
         return "".join(link.digest.hex() for link in self._record.read(key, 0, 1))
 
 
 class SpokenEntry(NamedTuple):
-    """What an entry says, and the entry."""
-
-    said: SpokenMessage
+    message: SpokenMessage
     link: Link
 
 
 class MemorySync:
-    """One conversation at a time, by a thread that ends when there is nothing to do. Others may hand over
-    as well: two never do so with the same conversation.
+    """Delivers one conversation at a time, in a thread that ends when there is nothing to do. Other processes
+    may deliver too, but never the same conversation at the same time.
     """
 
     def __init__(self, record: Store, memorizer: Memorizer, batch_size: int) -> None:
         assert isinstance(record, Cursors)
-        self._record, self._memorizer, self._batch_size = record, memorizer, batch_size
+        self._record = record
+        self._memorizer = memorizer
+        self._batch_size = batch_size
         self._cursors: Cursors = record
         self._name = f"memory:{memorizer.name}"
         self._unsure = f"{self._name} may begin later"
-        """A cursor beside the other: at 0 while it is not known whether the conversation is a fork."""
+        """A second cursor: at 0 while it is not known whether the conversation is a fork."""
         self.refusals = Refusals(record, self._name)
         self.spoken: Callable[[Entry], SpokenMessage | None] | None = None
         self.problem: str | None = None
@@ -256,143 +253,141 @@ class MemorySync:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._news = Condition()
+        self._changed = Condition()
         self._due: dict[Key, float] = {}
-        """When what is new in them is handed over."""
-        self.new: dict[Key, int] = {}
-        """How many entries were appended here since."""
-        self._is_more = False
-        """There were too many that are due: the record knows which."""
+        """When the conversations are to be delivered."""
+        self.undelivered: dict[Key, int] = {}
+        """How many entries were appended here since the last delivery."""
+        self._overflowed = False
+        """More conversations are due than `_due` may hold: ask the record which."""
         self._known = BoundedDict[Key, None](MOST_KNOWN)
-        """Those that have a cursor, and were appended to here."""
-        self._turns = SyncLeases(self._record, self._name, self._using)
-        self.alone = self._turns.alone
+        """Conversations with a cursor that this process has written to."""
+        self._leases = SyncLeases(self._record, self._name, self._using)
+        self.exclusive = self._leases.exclusive
         self._erased = set[Key]()
-        """Those that were erased while they were handed over: what landed is to be forgotten."""
+        """Erased during a delivery: the service must forget what it was sent."""
         self._accepted = 0
-        """How often the service took something."""
+        self._accepted_at_failure = -1
         self._stuck = BoundedDict[Key, int](MOST_KNOWN)
-        """How often it had when it began to refuse what is next of a conversation."""
-        self._took = -1
-        """How often it had when something failed last."""
-        self._busy: Key | None = None
+        """The value of `_accepted` when the service began to refuse a conversation's next message."""
+        self._delivering: Key | None = None
         self._thread: Thread | None = None
         self._users = 0
-        self._failures, self._not_before, self._is_closed = 0, 0.0, False
-
-    def open(self) -> None:
-        """Who closed it may go on."""
-        self._here()
+        self._failures = 0
+        self._not_before = 0.0
         self._is_closed = False
 
-    def _here(self) -> None:
-        """Threads and locks do not come with a fork of the process."""
+    def open(self) -> None:
+        """May be called again after `close`."""
+        self._after_fork()
+        self._is_closed = False
+
+    def _after_fork(self) -> None:
         if self._pid != os.getpid():
             self._start()
 
     def close(self) -> None:
-        """Waits a little for what is to be handed over. From then on, it leaves the record alone."""
-        self._here()
-        with self._news:
-            left = list(self.new)
+        """Waits up to `PATIENCE_S` for pending deliveries. After that, the record is not used any more."""
+        self._after_fork()
+        with self._changed:
+            left = list(self.undelivered)
         for key in left:
-            self.wake(key, 0.0)
-        with self._news:
-            self._news.wait_for(lambda: self._failures or not self._owes, PATIENCE_S)
+            self.schedule(key, 0.0)
+        with self._changed:
+            self._changed.wait_for(lambda: self._failures or not self._is_pending, PATIENCE_S)
             self._is_closed = True
-            self._news.notify_all()
-            self._news.wait_for(lambda: not self._users, PATIENCE_S)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._users, PATIENCE_S)
 
     @property
-    def _owes(self) -> bool:
-        """Something is being handed over, or was appended here and is about to be."""
+    def _is_pending(self) -> bool:
+        """A delivery is running, or is due soon for what this process appended."""
         soon = time.monotonic() + PATIENCE_S
         is_due = any(due < soon and key in self._known for key, due in self._due.items())
-        return self._thread is not None and (is_due or self._busy is not None)
+        return self._thread is not None and (is_due or self._delivering is not None)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise StoreError("The store was closed; what is left is delivered later")
 
     @contextmanager
     def _using(self) -> Iterator[None]:
-        """The record is closed while nobody uses it: it would open again, and nobody would close it."""
-        with self._news:
-            if self._is_closed:
-                raise StoreError("handing over ends here; what is left is handed over another time")
+        """Keeps the record open: used after it was closed, it would open again and stay open."""
+        with self._changed:
+            self._require_open()
             self._users += 1
         try:
             yield
         finally:
-            with self._news:
+            with self._changed:
                 self._users -= 1
-                self._news.notify_all()
+                self._changed.notify_all()
 
-    # When
+    # Scheduling
 
-    def expect(self, key: Key, *, is_new: bool) -> None:
-        """Something is about to be said: from now on, a crash leaves it behind the cursor."""
+    def before_append(self, key: Key, *, is_new: bool) -> None:
+        """Sets the cursor, so that after a crash the entry is still known to be undelivered."""
         if (is_new or key not in self._known) and self.cursor(key) is None:
-            if not is_new:  # where it begins is found out when it is handed over: nobody waits for that
+            if not is_new:  # its start is determined on delivery, so that the append does not wait for it
                 self._set_cursor(key, self._unsure, 0)
             self.set_cursor(key, 0)
         self._known[key] = None
 
-    def appended(self, key: Key, count: int, seconds: float | None) -> None:
-        """So many entries, to be handed over after so long, or at the end of the session if None; at once
-        where they make a batch.
-        """
-        with self._news:
-            self.new[key] = count = self.new.get(key, 0) + count
-            oldest = next(iter(self.new))
-            is_over = len(self.new) > MOST_KNOWN  # so many that did not end: the oldest does not wait for it
-            if is_over:
-                del self.new[oldest]
-        if seconds is not None:
-            self.wake(key, 0.0 if count >= self._batch_size else seconds)
-        if is_over:
-            self.wake(oldest, 0.0)
+    def appended(self, key: Key, count: int, delay_s: float | None) -> None:
+        """Schedules a delivery; a full batch does not wait. `delay_s` None waits for the session's end."""
+        oldest: Key | None = None
+        with self._changed:
+            self.undelivered[key] = count = self.undelivered.get(key, 0) + count
+            if len(self.undelivered) > MOST_KNOWN:  # too many open sessions: the oldest does not wait
+                oldest = next(iter(self.undelivered))
+                del self.undelivered[oldest]
+        if delay_s is not None:
+            self.schedule(key, 0.0 if count >= self._batch_size else delay_s)
+        if oldest is not None:
+            self.schedule(oldest, 0.0)
 
-    def wake(self, key: Key, seconds: float) -> None:
+    def schedule(self, key: Key, delay_s: float) -> None:
         if self.spoken is None:
             return
-        with self._news:
-            due = time.monotonic() + seconds
+        with self._changed:
+            due = time.monotonic() + delay_s
             if key in self._due or len(self._due) < MOST_KNOWN:
                 self._due[key] = min(due, self._due.get(key, due))
             else:
-                self._is_more = True
+                self._overflowed = True
             if self._thread is None:
-                self._thread = Thread(target=self._follow, name="refold-memory", daemon=True)
+                self._thread = Thread(target=self._run, name="refold-memory", daemon=True)
                 self._thread.start()
-            self._news.notify_all()
+            self._changed.notify_all()
 
-    def _follow(self) -> None:
+    def _run(self) -> None:
         while (key := self._next()) is not None:
-            again: float | None = None
+            retry_s: float | None = None
             try:
-                if key in self._erased or self._is_more or self._has_news(key):
-                    again = WAIT_S
-                    with self.alone(key) as is_alone:
-                        if is_alone:
-                            again = self._hand_over_some(key)
-                            self._failures, self.problem = 0, None
-                if self._is_more and self._is_free:
-                    self._catch_up()
-            except Exception as error:  # whatever a service, or a client of one, makes of it
-                again = 0.0 if self._is_closed else self._wait_after(error, key)
-            with self._news:
-                self._busy = None
-                if again is not None:
-                    self._due.setdefault(key, time.monotonic() + again)
-                self._news.notify_all()
-
-    def _hand_over_some(self, key: Key) -> float | None:
-        """When it is the conversation's turn again; None where all was handed over. What says nothing is left
-        where it is, unless the record is to tell which conversations have something new.
-        """
-        return None if self.hand_over(key, to_the_end=self._is_more, batches=BATCHES) else 0.0
+                if key in self._erased or self._overflowed or self._has_news(key):
+                    retry_s = WAIT_S
+                    with self.exclusive(key) as is_exclusive:
+                        if is_exclusive:
+                            # If the record is asked who is behind, the cursor must pass what has no message.
+                            is_done = self.deliver(key, to_the_end=self._overflowed, batches=BATCHES)
+                            retry_s = None if is_done else 0.0
+                            self._failures = 0
+                            self.problem = None
+                if self._overflowed and self._is_free:
+                    self._schedule_those_behind()
+            except Exception as error:  # a service's client may raise anything
+                retry_s = 0.0 if self._is_closed else self._wait_after(error, key)
+            with self._changed:
+                self._delivering = None
+                if retry_s is not None:
+                    self._due.setdefault(key, time.monotonic() + retry_s)
+                self._changed.notify_all()
 
     def _wait_after(self, error: Exception, key: Key) -> float:
         self.problem = str(error) or repr(error)
-        took_others, self._took = self._accepted > self._took, self._accepted
-        if key in self._stuck and took_others:  # which may be because of what it says: others are tried
+        accepted_others = self._accepted > self._accepted_at_failure
+        self._accepted_at_failure = self._accepted
+        if key in self._stuck and accepted_others:  # perhaps only this conversation is refused
             return LONGEST_WAIT_S
         seconds: float = min(LONGEST_WAIT_S, WAIT_S * 2 ** min(self._failures, 16))
         self._failures += 1
@@ -402,67 +397,69 @@ class MemorySync:
     @property
     def _is_free(self) -> bool:
         """Nothing is due now, and there is room for more."""
-        with self._news:
+        with self._changed:
             soonest = min(self._due.values(), default=math.inf)
             return len(self._due) < MOST_KNOWN and soonest > time.monotonic()
 
-    def _catch_up(self) -> None:
-        self._is_more = False
+    def _schedule_those_behind(self) -> None:
+        self._overflowed = False
         try:
             with self._using():
                 keys = list(islice(self._cursors.behind(self._name), MOST_KNOWN + 1))
         except BaseException:
-            self._is_more = True
+            self._overflowed = True
             raise
         for key in keys:
             if key not in self._due:  # else it waits for a reason
-                self.wake(key, 0.0)
+                self.schedule(key, 0.0)
 
     def _next(self) -> Key | None:
-        """Waits for a conversation that is due; None when there was none for long."""
-        with self._news:
+        """Waits for a conversation that is due; None after `IDLE_S` without one."""
+        with self._changed:
             idle = time.monotonic() + IDLE_S
             while not self._is_closed:
                 now = time.monotonic()
                 if now < self._not_before:
-                    self._news.wait(self._not_before - now)
+                    self._changed.wait(self._not_before - now)
                     continue
                 key = min(self._due, key=self._due.__getitem__, default=None)
                 due = idle if key is None else self._due[key]
-                if due <= now:
-                    if key is None:
-                        break
-                    self._busy = key
-                    del self._due[key]
-                    self.new.pop(key, None)
-                    return key
-                self._news.wait(due - now)
+                if due > now:
+                    self._changed.wait(due - now)
+                    continue
+                if key is None:
+                    break
+                self._delivering = key
+                del self._due[key]
+                self.undelivered.pop(key, None)
+                return key
             self._thread = None
-            self._news.notify_all()
+            self._changed.notify_all()
             return None
 
     def _has_news(self, key: Key) -> bool:
-        """Something was said after the cursor, as far as one look can tell."""
+        """True if there may be a message after the cursor: only one chunk is read."""
         cursor = self.cursor(key)
         if cursor is None:
-            return key in self._known  # erased meanwhile, and begun anew
+            return key in self._known  # erased meanwhile, and started again
         links = self._read(key, cursor, CHUNK)
-        return len(links) == CHUNK or any(self._said(link.entry) for link in links)
+        return len(links) == CHUNK or any(self._message(link.entry) for link in links)
 
-    # What
+    # Delivering
 
-    def hand_over(self, key: Key, *, to_the_end: bool = False, batches: float = math.inf) -> bool:
-        """What is after the cursor, in order, which moves on with every batch; False where so many were not
-        all. `to_the_end` it moves behind what says nothing, too.
+    def deliver(self, key: Key, *, to_the_end: bool = False, batches: float = math.inf) -> bool:
+        """Delivers what is after the cursor, which moves with every batch; False if `batches` were not all.
+        With `to_the_end`, the cursor also passes entries without a message.
 
         Raises:
-            StoreError: the service does not take it now: it fails, or refuses one message after the other.
+            StoreError: the service fails, or refuses one message after the other.
         """
         self._forget_erased(key)
-        done, refused = self._begun(key), list[RefusedMessage]()
+        done = self._start_of(key)
+        refused = list[RefusedMessage]()
         for batch, last in self._batches(key, done):
             if batch:
-                self._tell(key, batch, last, refused)
+                self._send(key, batch, last, refused)
                 batches -= 1
                 if not refused:
                     self._stuck.pop(key, None)
@@ -470,125 +467,127 @@ class MemorySync:
                     if batches <= 0:
                         return False
             elif not refused and last.entry.at + 1 - done >= (1 if to_the_end else CHUNK):
-                self._move(key, last, refused)
+                self._advance(key, last, refused)
         if refused:
-            raise self._refusing(refused)
+            raise self._refusal(refused)
         return True
 
-    def hand_in_again(self, key: Key) -> None:
-        """What was refused before; what is refused again stays noted.
-
+    def retry_refused(self, key: Key) -> None:
+        """
         Raises:
-            StoreError: the service does not take it now.
+            StoreError: the service fails.
         """
         left = {one.at: one for one in self.refusals.of(key)}
         try:
             for one in list(left.values()):
                 for link in self._read(key, one.at, 1):
                     try:
-                        if said := self._said(link.entry):
-                            self._memorizer.remember(key, [said])
+                        if message := self._message(link.entry):
+                            self._memorizer.remember(key, [message])
                         del left[one.at]
                     except MessageError as error:
                         left[one.at] = one._replace(why=error.problem)
-                    self._demand(key, link)
+                    self._require_present(key, link)
         finally:
             with self._using():
                 self.refusals.set(key, left.values())
 
     def _batches(self, key: Key, next: int) -> Iterator[tuple[list[SpokenEntry], Link]]:
-        """What was said, and the last entry that was looked at; at the end perhaps nothing was."""
-        batch, last = list[SpokenEntry](), None
-        while links := self._read(key, next, CHUNK):  # nothing is open while it is told
+        """The messages of each batch and the last entry that was read; the last batch may be empty."""
+        batch = list[SpokenEntry]()
+        last = None
+        while links := self._read(key, next, CHUNK):  # the record is not in use while the service is called
             for last in links:
-                said, next = self._said(last.entry), last.entry.at + 1
-                batch += [SpokenEntry(said, last)] if said else []
-                if len(batch) >= self._batch_size or sum(len(one.said.text) for one in batch) >= BATCH_CHARS:
+                next = last.entry.at + 1
+                if message := self._message(last.entry):
+                    batch.append(SpokenEntry(message, last))
+                chars = sum(len(one.message.text) for one in batch)
+                if len(batch) >= self._batch_size or chars >= BATCH_CHARS:
                     yield batch, last
                     batch = []
         if last is not None:
             yield batch, last
 
-    def _tell(
+    def _send(
         self, key: Key, batch: Sequence[SpokenEntry], last: Link, refused: list[RefusedMessage]
     ) -> None:
-        """One batch, or each of its messages alone where the service refuses something in it.
+        """Sends one batch, or its messages one by one if the service refuses something in it.
 
-        A message is passed over where the service takes others around it. Where it takes none, it is not the
-        message that is wrong, and `refused` holds what is to be tried again.
+        A message is skipped if the service accepts others around it. If it accepts none, the message is not
+        at fault: it is added to `refused`, and tried again.
         """
-        if self._is_closed:
-            raise StoreError("handing over ends here; what is left is handed over another time")
+        self._require_open()
         try:
-            self._memorizer.remember(key, [one.said for one in batch])
+            self._memorizer.remember(key, [one.message for one in batch])
         except MessageError as error:
             before = self._stuck.setdefault(key, self._accepted)
             if len(batch) == 1:
-                refused.append(RefusedMessage(key, batch[0].said.at, error.problem))
-            for one in batch if len(batch) > 1 else ():
-                self._tell(key, [one], one.link, refused)
+                refused.append(RefusedMessage(key, batch[0].message.at, error.problem))
+            else:
+                for one in batch:
+                    self._send(key, [one], one.link, refused)
             if self._accepted == before:
                 if len(refused) >= IN_A_ROW:
-                    raise self._refusing(refused) from error
+                    raise self._refusal(refused) from error
                 return
         else:
             self._accepted += 1
-        self._move(key, last, refused)
+        self._advance(key, last, refused)
 
-    def _refusing(self, refused: Sequence[RefusedMessage]) -> StoreError:
+    def _refusal(self, refused: Sequence[RefusedMessage]) -> StoreError:
         key, at, why = refused[0]
         return StoreError(
-            f"{self._memorizer.name} refuses what it is told of {key.conversation!r} from #{at} on, and took"
-            f" nothing else meanwhile: {why}. It is kept, and handed in again"
+            f"{self._memorizer.name} refuses the messages of {key.conversation!r} from #{at} on, and accepted"
+            f" nothing else meanwhile: {why}. They are recorded, and delivered again later"
         )
 
-    def _move(self, key: Key, last: Link, refused: list[RefusedMessage]) -> None:
-        """The cursor, behind what the service took or will not take."""
-        self._demand(key, last)
-        if self._turns.lease(key) is None:
-            raise StoreError("it took so long that somebody else goes on from here")
+    def _advance(self, key: Key, last: Link, refused: list[RefusedMessage]) -> None:
+        """Moves the cursor past what the service accepted or will not accept."""
+        self._require_present(key, last)
+        if self._leases.acquire(key) is None:
+            raise StoreError("The delivery took so long that another process continues it")
         with self._using():
             if refused:
                 self.refusals.add(key, refused)
                 refused.clear()
             self._cursors.set_cursor(key, self._name, last.entry.at + 1)
 
-    def _demand(self, key: Key, last: Link) -> None:
-        """That the conversation is still there: what landed after it was erased is forgotten.
+    def _require_present(self, key: Key, last: Link) -> None:
+        """Makes the service forget a conversation that was erased during the delivery.
 
         Raises:
-            StoreError: it is not.
+            StoreError: it was.
         """
         if [link.digest for link in self._read(key, last.entry.at, 1)] != [last.digest]:
             self._erased.add(key)
-            self.wake(key, WAIT_S)  # should the service fail now
+            self.schedule(key, WAIT_S)  # in case the service fails now
             self._forget_erased(key)
-            raise StoreError(f"{key.conversation!r} was erased while it was handed over")
+            raise StoreError(f"{key.conversation!r} was erased during its delivery")
 
     def _forget_erased(self, key: Key) -> None:
         if key in self._erased:
             self._memorizer.forget(key)
             self._erased.discard(key)
 
-    def may_have_told(self, key: Key) -> bool:
-        """Whether the service may know something of a conversation."""
+    def may_be_known(self, key: Key) -> bool:
+        """True if the service may know something of a conversation."""
         return key in self._erased or self.cursor(key) is not None
 
     def forgotten(self, key: Key) -> None:
-        """Nothing is known of a conversation that was erased."""
+        """Must be called after a conversation was erased."""
         self._known.pop(key, None)
         self._stuck.pop(key, None)
         self._erased.discard(key)
         self.refusals.set(key, ())
 
-    def _said(self, entry: Entry) -> SpokenMessage | None:
+    def _message(self, entry: Entry) -> SpokenMessage | None:
         return self.spoken(entry) if self.spoken else None
 
     def _read(self, key: Key, start: int, count: int) -> list[Link]:
         with self._using():
             return list(self._record.read(key, start, start + count))
 
-    # How far
+    # Cursors
 
     def cursor(self, key: Key) -> int | None:
         return self._cursor(key, self._name)
@@ -607,20 +606,20 @@ class MemorySync:
     def behind(self) -> list[Key]:
         return list(self._cursors.behind(self._name))
 
-    def _begun(self, key: Key) -> int:
-        """The cursor; where there is none yet, the place where it is to begin."""
+    def _start_of(self, key: Key) -> int:
+        """The cursor; for a conversation without one, the first place that it does not share with a parent,
+        from which the service has learned already.
+        """
         cursor = self.cursor(key)
-        if cursor is None:
-            return self._beginning(key)
-        if cursor == 0 and self._cursor(key, self._unsure) == 0:
-            cursor = self._beginning(key)
-            self.set_cursor(key, cursor)
+        is_unsure = cursor == 0 and self._cursor(key, self._unsure) == 0
+        if cursor is not None and not is_unsure:
+            return cursor
+        start = 0
+        if isinstance(self._record, Forks):
+            with self._using():
+                rows = self._record.conversations(key.owner)
+                start = next((row.fork_at for row in rows if row.key == key), 0)
+        if is_unsure:
+            self.set_cursor(key, start)
             self._set_cursor(key, self._unsure, 1)
-        return cursor
-
-    def _beginning(self, key: Key) -> int:
-        """Where a conversation goes its own way: what it shares was learned from another."""
-        if not isinstance(self._record, Forks):
-            return 0
-        with self._using():
-            return next((row.fork_at for row in self._record.conversations(key.owner) if row.key == key), 0)
+        return start

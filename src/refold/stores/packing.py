@@ -1,28 +1,32 @@
-"""Bodies as stores keep them: compressed where it is worth it.
+"""How stores keep bodies and texts: bodies are compressed where that helps, texts are bytes.
 
 >>> unpack(pack(b"{}")), len(pack(b"again and " * 1_000)) < 100
 (b'{}', True)
 """
 
 import zlib
+from hashlib import blake2b
 
+from refold.core.codec import to_bytes
 from refold.core.errors import CorruptError
+from refold.stores.store import Key
 
-SMALL_BYTES = 1_000
-"""Bodies up to this size are not worth compressing."""
+MIN_COMPRESSED_BYTES = 1_000
 
 
 def pack(body: bytes) -> bytes:
-    if len(body) <= SMALL_BYTES and body[:1] != b"x":
+    """A body that begins with `x` is always compressed, so that `unpack` can tell the two apart."""
+    must_compress = body[:1] == b"x"
+    if len(body) <= MIN_COMPRESSED_BYTES and not must_compress:
         return body
     packed = zlib.compress(body, 1)
-    return packed if len(packed) < len(body) or body[:1] == b"x" else body
+    return packed if must_compress or len(packed) < len(body) else body
 
 
 def unpack(body: bytes) -> bytes:
     """
     Raises:
-        CorruptError: it was altered.
+        CorruptError: the body was altered.
     """
     if body[:1] != b"x":
         return body
@@ -30,3 +34,20 @@ def unpack(body: bytes) -> bytes:
         return zlib.decompress(body)
     except zlib.error as error:
         raise CorruptError(f"A stored body cannot be unpacked: {error}") from error
+
+
+def to_text(data: bytes) -> str:
+    """
+    Raises:
+        CorruptError: the bytes were altered.
+    """
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except (UnicodeDecodeError, AttributeError) as error:
+        raise CorruptError(f"A stored name or id is not valid text: {data!r}") from error
+
+
+def key_digest(key: Key) -> str:
+    """A name for a conversation that any service accepts, whatever is in its own."""
+    owner, conversation = map(to_bytes, key)
+    return blake2b(b"%d:%b%b" % (len(owner), owner, conversation), digest_size=16).hexdigest()

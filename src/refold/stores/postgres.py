@@ -1,7 +1,7 @@
-"""Streams in PostgreSQL: for many processes on many machines.
+"""Conversations in PostgreSQL: for many processes on many machines.
 
-Compare-and-append is one function of the database, in one round trip; what a broken connection leaves
-unknown is found out by the digest that the append would have made.
+Compare-and-append is one database function, in one round trip. After a broken connection, the digest that the
+append would have produced shows whether it was committed.
 """
 
 import time
@@ -12,18 +12,15 @@ from urllib.parse import parse_qsl, quote
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError
 from refold.core.event import Expiry
-from refold.core.query import Query, SearchText
-from refold.stores.packing import pack, unpack
-from refold.stores.postgres_index import PostgresIndex, key_digest, owner_digest, to_entry, to_text
+from refold.stores.packing import pack, to_text, unpack
+from refold.stores.postgres_index import PostgresIndex, key_digest, owner_digest, to_entry
 from refold.stores.postgres_pool import OPTIONS, PostgresPool, PostgresQueries, shown
 from refold.stores.postgres_watch import PostgresWatch
 from refold.stores.store import (
     KEPT_SUMMARIES,
     ConversationInfo,
-    FoundPlace,
     Key,
     Lease,
-    Scope,
     Snapshot,
     StoreProblem,
     ToolSetting,
@@ -33,17 +30,16 @@ from refold.stores.store import (
 from refold.stores.url import split_url
 
 CHUNK, CHUNK_BYTES = 1_000, 8 << 20
-"""What is read at a time: entries, and their bodies as stored."""
-PIECE_BYTES = 64 << 20
-"""What is sent at a time of a batch that is larger than this."""
-MOST_ERASED = 200
-"""Conversations that are erased in one transaction: each takes one of the server's locks until it ends."""
-END = 1 << 32
-"""No place is as high."""
-UNKNOWN = ". Whether the last append was stored is not known: read, or append again with the same ids"
+"""Entries and stored bytes read at a time."""
+STATEMENT_BYTES = 64 << 20
+"""A larger batch is sent in several statements."""
+MAX_ERASED = 200
+"""Conversations erased in one transaction: each holds one of the server's locks until the end."""
+MAX_PLACE = 1 << 32
+UNKNOWN = ". The last append may or may not be stored: read, or append again with the same ids"
 
 
-class PostgresStore:
+class PostgresStore(PostgresIndex):
     """Safe to use from many threads, from many processes, and after a fork of the process."""
 
     def __init__(
@@ -55,11 +51,8 @@ class PostgresStore:
         statement_timeout_s: float = 60.0,
         schema: str | None = None,
     ) -> None:
-        self._ask = PostgresPool(url, pool_size, timeout_s, statement_timeout_s, schema)
-        self.pool = self._ask
-        """For what else lives in the same database."""
-        self._index = PostgresIndex(self._ask)
-        self._watch = PostgresWatch(self._ask)
+        super().__init__(PostgresPool(url, pool_size, timeout_s, statement_timeout_s, schema))
+        self._watch = PostgresWatch(self.pool)
 
     # Appending and reading
 
@@ -71,9 +64,9 @@ class PostgresStore:
         while True:
             if known is None or not places or places != list(range(places[0], places[0] + len(places))):
                 name = None if lease is None else to_bytes(lease.name)
-                rows = self._ask("tip", key=key_digest(key), lease=name)
+                rows = self.pool("tip", key=key_digest(key), lease=name)
                 next, known, *held = rows[0] if rows else (0, GENESIS, None, None, None)
-                _demand(key, entries, after, lease, next, known, held)
+                _require(key, entries, after, lease, next, known, held)
             if not places:
                 return known
             digests = [known]
@@ -83,26 +76,30 @@ class PostgresStore:
             if stored:
                 self._watch.changed(key_digest(key))
                 return digests[-1]
-            _demand(key, entries, after, lease, next, last, held)
-            known = None  # somebody began it anew in between
+            _require(key, entries, after, lease, next, last, held)
+            known = None  # the conversation was erased and started again in between
 
     def _append(
         self, key: Key, entries: Sequence[Entry], digests: Sequence[bytes], lease: Lease | None
     ) -> Sequence[Any]:
-        pieces = list(_pieces(entries, digests))
+        statements = list(_statements(entries, digests))
         is_next = len(entries) == 1 and entries[0].at > 0 and lease is None
 
-        def one(run: PostgresQueries) -> Sequence[Any]:
-            if is_next and not run.again and run("append_next", key=key_digest(key), **pieces[0][1])[0][0]:
+        def work(run: PostgresQueries) -> Sequence[Any]:
+            if (
+                is_next
+                and not run.is_retry
+                and run("append_next", key=key_digest(key), **statements[0][1])[0][0]
+            ):
                 return True, None, None
-            always = {**_named(key), **_fenced(lease), "now": time.time()}
-            for query, values in pieces:
-                row: Sequence[Any] = run(query, **values, **always, again=run.again)[0]
+            always = {**_names(key), **_fence(lease), "now": time.time()}
+            for query, values in statements:
+                row: Sequence[Any] = run(query, **values, **always, again=run.is_retry)[0]
                 if not row[0]:
                     break
             return row
 
-        return (self._ask.ask if len(pieces) == 1 else self._ask.transact)(one, doubt=UNKNOWN)
+        return (self.pool.run if len(statements) == 1 else self.pool.transact)(work, doubt=UNKNOWN)
 
     def read(
         self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
@@ -110,45 +107,44 @@ class PostgresStore:
         where = {"key": key_digest(key), "stop": _place(stop), "but": None if but is None else to_bytes(but)}
         start, rows = _place(start), None
         while rows is None or not _is_last(rows):
-            rows = self._ask("read", **where, start=start, rows=CHUNK, bytes=CHUNK_BYTES)
+            rows = self.pool("read", **where, start=start, rows=CHUNK, bytes=CHUNK_BYTES)
             for row in rows:
                 start = row[0] + 1
                 yield _link(row)
 
     def resume(self, key: Key, view: str, /) -> tuple[Snapshot | None, Iterator[Link]]:
-        most = {"stop": END, "rows": CHUNK, "bytes": CHUNK_BYTES}
-        rows = self._ask("resume", key=key_digest(key), view=to_bytes(view), **most)
+        most = {"stop": MAX_PLACE, "rows": CHUNK, "bytes": CHUNK_BYTES}
+        rows = self.pool("resume", key=key_digest(key), view=to_bytes(view), **most)
         if not rows or rows[0][0] >= 0:
-            return None, self._go_on(key, rows)
+            return None, self._continue(key, rows)
         at, *_, body, digest = rows[0]
         try:
-            return Snapshot(-1 - at, unpack(body), digest), self._go_on(key, rows[1:])
+            return Snapshot(-1 - at, unpack(body), digest), self._continue(key, rows[1:])
         except CorruptError:  # only a cache
             return None, self.read(key)
 
-    def _go_on(self, key: Key, rows: Sequence[Any]) -> Iterator[Link]:
-        """These entries, and what comes after them."""
+    def _continue(self, key: Key, rows: Sequence[Any]) -> Iterator[Link]:
         yield from map(_link, rows)
         if not _is_last(rows):
             yield from self.read(key, rows[-1][0] + 1)
 
     def fetch(self, key: Key, places: Collection[int], /) -> dict[int, Entry]:
-        some = [place for place in places if 0 <= place < END]
-        rows = self._ask("fetch", key=key_digest(key), places=some) if some else []
+        some = [place for place in places if 0 <= place < MAX_PLACE]
+        rows = self.pool("fetch", key=key_digest(key), places=some) if some else []
         return {row[0]: to_entry(row) for row in rows}
 
     def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:
-        rows = self._ask("find", key=key_digest(key), ids=list(map(to_bytes, ids))) if ids else []
+        rows = self.pool("find", key=key_digest(key), ids=list(map(to_bytes, ids))) if ids else []
         return {to_text(id): at for id, at in rows}
 
     def locate(self, owner: str, ids: Collection[str], /) -> dict[str, tuple[Key, int]]:
         asked = {"owner_key": owner_digest(owner), "ids": list(map(to_bytes, ids))}
-        rows = self._ask("locate", **asked) if ids else []
+        rows = self.pool("locate", **asked) if ids else []
         return {to_text(id): (Key(owner, to_text(name)), at) for id, at, name in rows}
 
     def wait(self, key: Key, next: int, seconds: float, /) -> bool:
         def there() -> bool:
-            rows = self._ask("tip", key=key_digest(key), lease=None)
+            rows = self.pool("tip", key=key_digest(key), lease=None)
             return bool(rows) and rows[0][0] > next
 
         return self._watch.wait(key_digest(key), there, seconds)
@@ -157,7 +153,7 @@ class PostgresStore:
         owner_key = None if owner is None else owner_digest(owner)
         before, rows = 1 << 62, None
         while rows is None or len(rows) == CHUNK:
-            rows = self._ask("conversations", owner_key=owner_key, before=before, limit=CHUNK)
+            rows = self.pool("conversations", owner_key=owner_key, before=before, limit=CHUNK)
             for cid, owned, name, created, next, *parent, fork_at in rows:
                 before = cid
                 of = None if parent[1] is None else Key(*map(to_text, parent))
@@ -170,51 +166,51 @@ class PostgresStore:
             for name in sorted({key_digest(key), key_digest(new)}):
                 run("hold", key=name)
             rows, there = (run("conversation", key=key_digest(one)) for one in (key, new))
-            if there and run.again and rows and there[0][2:] == (rows[0][0], at):
-                return  # made by the try before
+            if there and run.is_retry and rows and there[0][2:] == (rows[0][0], at):
+                return  # an earlier try created it
             if there:
-                raise ConflictError(f"There is a conversation {new.conversation!r} already")
+                raise ConflictError(f"Conversation {new.conversation!r} already exists")
             tip = run("tip", key=key_digest(key), lease=None)
             if not tip or not 0 <= at <= tip[0][0]:
                 raise NotFoundError(f"{key.conversation!r} has no place {at}")
             base = run("digest", key=key_digest(key), at=at - 1) if at else [(GENESIS,)]
             values = {"family": rows[0][1], "parent": rows[0][0], "fork_at": at, "base": base[0][0]}
-            run("add_fork", **_named(new), now=time.time(), **values)
+            run("add_fork", **_names(new), now=time.time(), **values)
 
-        self._ask.transact(work)
+        self.pool.transact(work)
 
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
-        """Many forks are erased some at a time, the youngest first and the conversation itself last: what is
-        left where that is cut off, the next erasure finds.
+        """Many forks are erased in several transactions, the newest first and the conversation itself last,
+        so that an interrupted erasure can be repeated.
         """
-        asked = {"and_theirs": with_forks, "most": MOST_ERASED if with_forks else None}
+        asked = {"and_theirs": with_forks, "most": MAX_ERASED if with_forks else None}
 
         def work(run: PostgresQueries) -> list[Key] | None:
-            """None where there is more to erase."""
-            cid = self._hold_family(run, key_digest(key))
+            """None if there is more to erase."""
+            cid = self._lock_family(run, key_digest(key))
             forks = run("forks", cid=cid, **asked) if cid else []
             doomed = [(fork, name) for fork, name, *_ in forks if with_forks]
             for _, name in doomed:
                 if name is not None:
                     run("hold", key=name)
-            is_all = len(doomed) < MOST_ERASED and (not doomed or forks == run("forks", cid=cid, **asked))
-            if is_all:  # and nobody forked in between
+            is_all = len(doomed) < MAX_ERASED and (not doomed or forks == run("forks", cid=cid, **asked))
+            if is_all:  # and no fork was added in between
                 doomed.append((cid, key_digest(key)))
             for one, name in doomed:
                 run("erase_cursors", key=name)
                 for query in ("erase_snapshots", "erase_leases", "erase_summaries", "bury"):
                     run(query, cid=one)
-            for one, _ in doomed:  # a fork is younger than its parent
-                self._prune(run, one)
+            for one, _ in doomed:  # forks come before their parents
+                self._delete_unshared(run, one)
             kept = [] if with_forks else [(owner, name) for *_, owner, name in reversed(forks) if name]
             return [Key(to_text(owner), to_text(name)) for owner, name in kept] if is_all else None
 
-        while (kept := self._ask.transact(work)) is None:
+        while (kept := self.pool.transact(work)) is None:
             pass
         return kept
 
-    def _hold_family(self, run: PostgresQueries, key: bytes) -> int | None:
-        """The conversation, with all those that share entries with it: nobody else erases any of these."""
+    def _lock_family(self, run: PostgresQueries, key: bytes) -> int | None:
+        """Locks the conversation and all that share entries with it, against erasure by others."""
         while rows := run("conversation", key=key):
             run("hold_family", family=rows[0][1])
             cid: int | None = run("hold", key=key)[0][0]
@@ -222,8 +218,8 @@ class PostgresStore:
                 return cid
         return None
 
-    def _prune(self, run: PostgresQueries, cid: int | None) -> None:
-        """Deletes what no fork shares of an erased conversation, and then of the erased ones before it."""
+    def _delete_unshared(self, run: PostgresQueries, cid: int | None) -> None:
+        """Deletes what no fork shares of an erased conversation, then the same of its erased ancestors."""
         while cid is not None and (rows := run("buried", cid=cid)):
             parent, fork_at, shared = rows[0]
             keep = max(fork_at, shared or 0)
@@ -238,54 +234,38 @@ class PostgresStore:
             run("erase_conversation", cid=cid)
             cid = parent
 
-    # Searching
-
-    def index(self, scope: Scope, words: Callable[[Entry], SearchText | None], /) -> Iterator[int]:
-        return self._index.index(scope, words)
-
-    def search(self, scope: Scope, query: Query, limit: int, /) -> list[FoundPlace]:
-        return self._index.search(scope, query, limit)
-
-    def embed(
-        self, scope: Scope, embedder: str, vectors: Callable[[Sequence[Entry]], Sequence[Sequence[bytes]]], /
-    ) -> Iterator[int]:
-        return self._index.embed(scope, embedder, vectors)
-
-    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[FoundPlace]:
-        return self._index.nearest(scope, embedder, vector, limit)
-
     # Snapshots, leases, notes, summaries, cursors, settings
 
     def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
         at, body, digest = snapshot
-        self._ask("save", key=key_digest(key), view=to_bytes(view), at=at, body=pack(body), digest=digest)
+        self.pool("save", key=key_digest(key), view=to_bytes(view), at=at, body=pack(body), digest=digest)
 
     def saved(self, key: Key, /) -> dict[str, Snapshot]:
-        rows = self._ask("saved", key=key_digest(key))
+        rows = self.pool("saved", key=key_digest(key))
         return {to_text(view): Snapshot(at, unpack(body), digest) for view, at, body, digest in rows}
 
     def acquire(self, key: Key, name: str, holder: str, now: float, seconds: float, /) -> Lease | None:
         values = {"name": to_bytes(name), "holder": to_bytes(holder), "now": now, "until": now + seconds}
-        rows = self._ask("acquire", key=key_digest(key), **values)
+        rows = self.pool("acquire", key=key_digest(key), **values)
         return Lease(name, holder, rows[0][0], now + seconds) if rows else None
 
     def release(self, key: Key, lease: Lease, /) -> None:
         name, holder = to_bytes(lease.name), to_bytes(lease.holder)
-        self._ask("release", key=key_digest(key), name=name, holder=holder, fence=lease.fence)
+        self.pool("release", key=key_digest(key), name=name, holder=holder, fence=lease.fence)
 
     def leases(self, key: Key, now: float, /) -> Sequence[Lease]:
-        rows = self._ask("leases", key=key_digest(key), now=now)
+        rows = self.pool("leases", key=key_digest(key), now=now)
         return [Lease(to_text(name), to_text(holder), fence, until) for name, holder, fence, until in rows]
 
     def note(self, name: str, /) -> bytes | None:
-        rows = self._ask("note", name=to_bytes(name))
+        rows = self.pool("note", name=to_bytes(name))
         return rows[0][0] if rows else None
 
     def keep_note(self, name: str, body: bytes, /) -> None:
-        self._ask("keep_note", name=to_bytes(name), body=body)
+        self.pool("keep_note", name=to_bytes(name), body=body)
 
     def summary(self, key: Key, digest: bytes, /) -> bytes | None:
-        rows = self._ask("summary", key=key_digest(key), owner_key=owner_digest(key.owner), digest=digest)
+        rows = self.pool("summary", key=key_digest(key), owner_key=owner_digest(key.owner), digest=digest)
         return unpack(rows[0][0]) if rows else None
 
     def keep_summary(self, key: Key, digest: bytes, body: bytes, /) -> None:
@@ -293,28 +273,28 @@ class PostgresStore:
             for (cid,) in run("keep_summary", key=key_digest(key), digest=digest, body=pack(body)):
                 run("drop_summaries", cid=cid, keep=KEPT_SUMMARIES)
 
-        self._ask.transact(work)
+        self.pool.transact(work)
 
     def cursor(self, key: Key, name: str, /) -> int | None:
-        rows = self._ask("cursor", key=key_digest(key), what=to_bytes(name))
+        rows = self.pool("cursor", key=key_digest(key), what=to_bytes(name))
         return rows[0][0] if rows else None
 
     def set_cursor(self, key: Key, name: str, next: int, /) -> None:
         owner, conversation = map(to_bytes, key)
-        values = {"key": key_digest(key), "owner": owner, "name": conversation}
-        self._ask("set_cursor", **values, what=to_bytes(name), next=next)
+        names = {"key": key_digest(key), "owner": owner, "name": conversation}
+        self.pool("set_cursor", **names, what=to_bytes(name), next=next)
 
     def behind(self, name: str, /) -> Iterator[Key]:
         after, rows = b"", None
         while rows is None or len(rows) == CHUNK:
-            rows = self._ask("cursors_behind", what=to_bytes(name), after=after, limit=CHUNK)
+            rows = self.pool("cursors_behind", what=to_bytes(name), after=after, limit=CHUNK)
             for key, owner, conversation, is_behind in rows:
                 after = key
                 if is_behind:
                     yield Key(to_text(owner), to_text(conversation))
 
     def settings(self) -> Sequence[ToolSetting]:
-        rows = self._ask("settings")
+        rows = self.pool("settings")
         texts: list[list[Any]] = [[to_text(v) if isinstance(v, bytes) else v for v in row] for row in rows]
         return [ToolSetting(agent, tool, Expiry(*values)) for agent, tool, *values in texts]
 
@@ -323,33 +303,33 @@ class PostgresStore:
         values = {field: getattr(setting.expiry, field) for field in Expiry.__struct_fields__}
         values["prompt"] = None if values["prompt"] is None else to_bytes(values["prompt"])
         if setting.expiry == Expiry():
-            self._ask("unset_setting", **name)
+            self.pool("unset_setting", **name)
         else:
-            self._ask("set_setting", **name, **values)
+            self.pool("set_setting", **name, **values)
 
     # Health
 
     def examine(self) -> Iterable[StoreProblem]:
         def work(run: PostgresQueries) -> tuple[list[Any], list[Any]]:
-            run.take_time()
+            run.lift_timeouts()
             return run("altered"), run("strays")
 
-        altered, strays = self._ask.transact(work)
+        altered, strays = self.pool.transact(work)
         for (name,) in altered:
             shown_name = (name or b"(erased)").decode("utf-8", "replace")
             yield StoreProblem(f"conversation {shown_name!r}", "its row was altered: name, owner or fork")
         for what, count in strays:
-            yield StoreProblem(self._ask.shown, f"{count} {what} belong to no conversation")
+            yield StoreProblem(self.pool.shown, f"{count} {what} belong to no conversation")
 
     def close(self) -> None:
         self._watch.close()
-        self._ask.close()
+        self.pool.close()
 
 
 def from_url(url: str) -> PostgresStore:
     """The store in `postgresql://user:password@host/database`.
 
-    Its own options are `pool_size`, `timeout_s`, `statement_timeout_s` and `schema`; all others are libpq's.
+    Options of refold: `pool_size`, `timeout_s`, `statement_timeout_s`, `schema`. All others go to libpq.
     """
     plain, options, theirs = url.partition("?")[0], dict[str, Any](), list[str]()
     for name, value in parse_qsl(split_url(url).query, keep_blank_values=True):
@@ -359,7 +339,9 @@ def from_url(url: str) -> PostgresStore:
         try:
             options[name] = _OURS[name](value)
         except ValueError:
-            raise SettingError(f"store {shown(url)!r}", f"{name}={value} is no number; {OPTIONS}") from None
+            raise SettingError(
+                f"store {shown(url)!r}", f"{name}={value} is not a number; {OPTIONS}"
+            ) from None
     return PostgresStore(f"{plain}?{'&'.join(theirs)}" if theirs else plain, **options)
 
 
@@ -371,19 +353,19 @@ _OURS: dict[str, Callable[[str], int | float | str]] = {
 }
 
 
-def _named(key: Key) -> dict[str, Any]:
+def _names(key: Key) -> dict[str, Any]:
     owner, name = map(to_bytes, key)
     return {"key": key_digest(key), "owner_key": owner_digest(key.owner), "owner": owner, "name": name}
 
 
-def _fenced(lease: Lease | None) -> dict[str, Any]:
+def _fence(lease: Lease | None) -> dict[str, Any]:
     if lease is None:
         return {"lease": None, "holder": None, "fence": None}
     return {"lease": to_bytes(lease.name), "holder": to_bytes(lease.holder), "fence": lease.fence}
 
 
-def _pieces(entries: Sequence[Entry], digests: Sequence[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A batch as statements that append it; the digests begin with the one before it."""
+def _statements(entries: Sequence[Entry], digests: Sequence[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The statements that append a batch; `digests` begins with the digest before it."""
     ids = [None if entry.id is None else to_bytes(entry.id) for entry in entries]
     bodies = [pack(entry.body) for entry in entries]
     if len(entries) == 1:
@@ -394,7 +376,7 @@ def _pieces(entries: Sequence[Entry], digests: Sequence[bytes]) -> Iterator[tupl
     start, size = 0, 0
     for n, body in enumerate(bodies, 1):
         size += len(body)
-        if size >= PIECE_BYTES or n == len(bodies):
+        if size >= STATEMENT_BYTES or n == len(bodies):
             some = entries[start:n]
             columns = {"ids": ids[start:n], "bodies": bodies[start:n], "digests": digests[start + 1 : n + 1]}
             columns |= {"kinds": [to_bytes(one.kind) for one in some], "heads": [one.head for one in some]}
@@ -402,7 +384,7 @@ def _pieces(entries: Sequence[Entry], digests: Sequence[bytes]) -> Iterator[tupl
             start, size = n, 0
 
 
-def _demand(
+def _require(
     key: Key,
     entries: Sequence[Entry],
     after: bytes | None,
@@ -418,11 +400,10 @@ def _demand(
 
 
 def _place(at: int | None) -> int:
-    return END if at is None else max(0, min(at, END))
+    return MAX_PLACE if at is None else max(0, min(at, MAX_PLACE))
 
 
 def _is_last(rows: Sequence[Any]) -> bool:
-    """There is nothing after this chunk."""
     return len(rows) < CHUNK and sum(len(row[4]) for row in rows) < CHUNK_BYTES
 
 

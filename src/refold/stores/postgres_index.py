@@ -1,10 +1,10 @@
-"""What can be found in PostgreSQL: full-text search for words, vectors for meaning; both follow the streams.
+"""Search in PostgreSQL: full-text search for words, vectors for meaning. Both indexes follow the entries.
 
-The index narrows a search to entries that have all the terms, in whatever order; the words of the newest of
-these decide, by the query's own definition of what matches.
+The index narrows a search to entries that contain all terms, in any order; of these, `Query.matches` decides.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
@@ -14,43 +14,60 @@ from refold.core.codec import Entry, to_bytes
 from refold.core.errors import CorruptError
 from refold.core.query import Query, SearchTerm, SearchText
 from refold.stores.nearest import nearest
-from refold.stores.packing import unpack
+from refold.stores.packing import to_text, unpack
 from refold.stores.postgres_pool import PostgresPool, PostgresQueries
 from refold.stores.store import FEW_RESULTS, FoundPlace, Key, Scope
 
 T = TypeVar("T")
 RowPlace: TypeAlias = tuple[int, int]
-"""A conversation's row and the place in it."""
+"""The row id of a conversation, and a place in it."""
 
 BATCH, BATCH_BYTES = 100, 1 << 20
-"""What is taken in at a time: entries, and their bodies as stored."""
-POOL, POOL_BYTES = 1_000, 8 << 20
-"""Of all that matches, the newest so many are ranked, as long as their words are not longer than this."""
-MOST_TERMS_BYTES = 400_000
-"""Of the different terms of an entry; one with more is looked through whenever something is searched."""
-LONGEST_TOOL = 500
-"""Bytes of a tool's name that narrow a search."""
+"""Entries and stored bytes indexed in one transaction."""
+RANKED, RANKED_BYTES = 1_000, 8 << 20
+"""Only the newest matches are ranked: so many, or so many bytes of their words."""
+MAX_TERMS_BYTES = 400_000
+"""Entries with more distinct terms than this are not in the index: each search scans them."""
+MAX_TOOL_BYTES = 500
 TOOL, ROLE, OWNER, LONG, PLACE = "\ue100", "\ue101", "\ue102", "\ue103", "\ue104"
-"""How terms begin that no text has."""
+"""Prefixes of terms that no text contains."""
 
 
 class _TextSearch(NamedTuple):
-    """A query as PostgreSQL has it."""
+    """A query in PostgreSQL's syntax."""
 
     match: str
     phrases: str
-    """What must stand in the words besides: a line each, and any of the forms in a line."""
+    """Phrases that the words must contain: one per line, alternatives separated by tabs."""
     whole: str
-    """The same, where the entry has so many terms that none are in the index."""
+    """All words as such phrases, for entries that are not in the index."""
+
+
+@lru_cache(10_000)
+def owner_digest(owner: str) -> bytes:
+    return blake2b(to_bytes(owner), digest_size=16).digest()
+
+
+@lru_cache(10_000)
+def key_digest(key: Key) -> bytes:
+    """The database's key of a conversation."""
+    return blake2b(to_bytes(key.conversation), digest_size=16, key=owner_digest(key.owner)).digest()
+
+
+def to_entry(row: Sequence[Any]) -> Entry:
+    at, kind, id, head, body, *_ = row
+    return Entry(at, to_text(kind), None if id is None else to_text(id), head, unpack(body))
 
 
 class PostgresIndex:
-    def __init__(self, ask: PostgresPool) -> None:
-        self._ask = ask
+    """The searching half of `PostgresStore`."""
 
-    # Following
+    def __init__(self, pool: PostgresPool) -> None:
+        self.pool = pool
 
-    def index(self, scope: Scope, words: Callable[[Entry], SearchText | None]) -> Iterator[int]:
+    # Indexing
+
+    def index(self, scope: Scope, words: Callable[[Entry], SearchText | None], /) -> Iterator[int]:
         def put(run: PostgresQueries, taken: Sequence[tuple[RowPlace, bytes, SearchText | None]]) -> None:
             some = [(place, owner, one) for place, owner, one in taken if one is not None]
             columns = {
@@ -67,7 +84,7 @@ class PostgresIndex:
         return self._follow(scope, b"", lambda entries: list(map(words, entries)), put)
 
     def embed(
-        self, scope: Scope, embedder: str, vectors: Callable[[Sequence[Entry]], Sequence[Sequence[bytes]]]
+        self, scope: Scope, embedder: str, vectors: Callable[[Sequence[Entry]], Sequence[Sequence[bytes]]], /
     ) -> Iterator[int]:
         what = _what(embedder)
 
@@ -86,21 +103,24 @@ class PostgresIndex:
         take: Callable[[Sequence[Entry]], Sequence[T]],
         put: Callable[[PostgresQueries, Sequence[tuple[RowPlace, bytes, T]]], None],
     ) -> Iterator[int]:
-        """What `take` makes of entries is stored; nothing is locked while it is made."""
-        behind = self._ask("behind", **_scope(scope), what=what)
+        """Stores what `take` makes of new entries; nothing is locked while it runs."""
+        behind = self.pool("behind", **_scope(scope), what=what)
         owners = {cid: owner for cid, _, owner in behind}
         todo = {cid: start for cid, start, _ in behind}
         while todo:
             some = dict(islice(todo.items(), BATCH))
             cids, starts = list(some), list(some.values())
-            rows = self._ask("read_behind", cids=cids, starts=starts, rows=BATCH, bytes=BATCH_BYTES)
+            rows = self.pool("read_behind", cids=cids, starts=starts, rows=BATCH, bytes=BATCH_BYTES)
             ends = {cid: at + 1 for cid, at, *_ in rows}
             is_whole = len(rows) < BATCH and sum(len(row[5]) for row in rows) < BATCH_BYTES
             left = {} if is_whole else {rows[-1][0]: ends[rows[-1][0]]}
             left |= {} if is_whole else {cid: start for cid, start in some.items() if cid not in ends}
-            whole = [((cid, row[0]), entry) for cid, *row in rows if (entry := _read(row)) is not None]
-            taken = take([entry for _, entry in whole])
-            made = [(place, owners[place[0]], one) for (place, _), one in zip(whole, taken, strict=True)]
+            readable = dict[RowPlace, Entry]()
+            for cid, *row in rows:
+                with suppress(CorruptError):  # `refold doctor` reports it; the others stay searchable
+                    readable[cid, row[0]] = to_entry(row)
+            taken = take(list(readable.values()))
+            made = [(place, owners[place[0]], one) for place, one in zip(readable, taken, strict=True)]
             read = [(cid, start, ends[cid]) for cid, start in some.items() if cid in ends]
             passed = self._put(what, read, made, put)
             todo = left | passed | {cid: start for cid, start in todo.items() if cid not in some}
@@ -114,9 +134,7 @@ class PostgresIndex:
         made: Sequence[tuple[RowPlace, bytes, T]],
         put: Callable[[PostgresQueries, Sequence[tuple[RowPlace, bytes, T]]], None],
     ) -> dict[int, int]:
-        """Stores what was made of what was read; the rest, which somebody else took in meanwhile, is
-        returned, with the places where he is.
-        """
+        """Returns the conversations that another process indexed meanwhile, and the places it reached."""
 
         def work(run: PostgresQueries) -> dict[int, int]:
             cids, starts, nexts = map(list, zip(*read, strict=True))
@@ -125,18 +143,18 @@ class PostgresIndex:
             put(run, [one for one in made if one[0][0] in mine])
             return {cid: run("followed", cid=cid, what=what)[0][0] for cid in cids if cid not in mine}
 
-        return self._ask.transact(work) if read else {}
+        return self.pool.transact(work) if read else {}
 
-    # Finding
+    # Searching
 
-    def search(self, scope: Scope, query: Query, limit: int) -> list[FoundPlace]:
+    def search(self, scope: Scope, query: Query, limit: int, /) -> list[FoundPlace]:
         names = [_text_search(query, by_name=True)] if any(one.name for one in query.wanted) else []
-        best = self._best(scope, query, [*names, _text_search(query)], limit, POOL)
+        best = self._best(scope, query, [*names, _text_search(query)], limit, RANKED)
         if len(best) < min(limit, FEW_RESULTS) and query.can_relax:
             words = [one for one in query.wanted if not one.must]
             each = [_text_search(query, one) for one in words]
             known = {found[:2] for found in best}
-            others = self._best(scope, query, each, limit, POOL // len(words), any_word=True)
+            others = self._best(scope, query, each, limit, RANKED // len(words), any_word=True)
             best += [found for found in others if found[:2] not in known]
         return best[:limit]
 
@@ -146,16 +164,16 @@ class PostgresIndex:
         query: Query,
         asked: Sequence[_TextSearch],
         limit: int,
-        pool: int,
+        ranked: int,
         *,
         any_word: bool = False,
     ) -> list[FoundPlace]:
         matches, phrases, wholes = map(list, zip(*asked, strict=True))
         terms = {"place": PLACE, "owned": OWNER + _scope(scope)["owner_key"].hex(), "long": LONG}
-        most = {"limit": limit, "pool": max(pool, limit), "bytes": POOL_BYTES}
+        most = {"limit": limit, "pool": max(ranked, limit), "bytes": RANKED_BYTES}
         values = {"matches": matches, "phrases": phrases, "wholes": wholes}
         found = dict[RowPlace, FoundPlace]()
-        for cid, at, owner, name, text, tools, role in self._ask(
+        for cid, at, owner, name, text, tools, role in self.pool(
             "search", **_scope(scope), **terms, **values, **most
         ):
             first, second = text.split("\n")
@@ -166,8 +184,8 @@ class PostgresIndex:
         order = sorted(found, key=lambda place: (found[place].score, place), reverse=True)
         return [found[place] for place in order]
 
-    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int) -> list[FoundPlace]:
-        rows = self._ask("vectors", **_scope(scope), what=_what(embedder))
+    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[FoundPlace]:
+        rows = self.pool("vectors", **_scope(scope), what=_what(embedder))
         keys = {cid: (owner, name) for cid, _, owner, name, _ in rows}
         best = nearest(vector, (((cid, at), blob) for cid, at, *_, blob in rows), limit)
         return [FoundPlace(Key(*map(to_text, keys[cid])), at, score) for (cid, at), score in best]
@@ -183,15 +201,8 @@ def _what(embedder: str) -> bytes:
     return blake2b(to_bytes(embedder), digest_size=16).digest()
 
 
-def _read(row: Sequence[Any]) -> Entry | None:
-    try:
-        return to_entry(row)
-    except CorruptError:  # `refold doctor` says so, the others are found
-        return None
-
-
 def _terms(words: SearchText, cid: int, owner: bytes) -> str:
-    """All terms of an entry, each once, as a tsvector is written."""
+    """All terms of an entry, each once, in the syntax of a tsvector."""
     about = [
         *map(_tool, words.tools),
         ROLE + to_bytes(words.role).hex(),
@@ -199,22 +210,16 @@ def _terms(words: SearchText, cid: int, owner: bytes) -> str:
         f"{PLACE}{cid}",
     ]
     terms = " ".join({*words.text.split(), *words.parts.split()})
-    return " ".join([LONG if len(terms.encode()) > MOST_TERMS_BYTES else terms, *about])
+    return " ".join([LONG if len(terms.encode()) > MAX_TERMS_BYTES else terms, *about])
 
 
 def _tool(name: str) -> str:
     """A name as one term, whatever is in it."""
-    return TOOL + to_bytes(name.casefold())[:LONGEST_TOOL].hex()
-
-
-def _role(name: str) -> str:
-    return ROLE + to_bytes(name).hex()
+    return TOOL + to_bytes(name.casefold())[:MAX_TOOL_BYTES].hex()
 
 
 def _text_search(query: Query, only: SearchTerm | None = None, *, by_name: bool = False) -> _TextSearch:
-    """With `only`, of the words that need not be there just this one; `by_name`, names of several pieces as
-    a whole.
-    """
+    """`only` keeps just this optional word; `by_name` matches names of several words as a whole."""
     needed, phrases, whole = list[str](), list[str](), list[str]()
     for one in query.wanted:
         if only is None or one.must or one is only:
@@ -236,34 +241,3 @@ def _text_search(query: Query, only: SearchTerm | None = None, *, by_name: bool 
 
 def _all(terms: Iterable[str]) -> str:
     return " & ".join(f"'{term}'" for term in terms)
-
-
-@lru_cache(10_000)
-def owner_digest(owner: str) -> bytes:
-    return blake2b(to_bytes(owner), digest_size=16).digest()
-
-
-@lru_cache(10_000)
-def key_digest(key: Key) -> bytes:
-    """What a conversation is found by, whatever is in its name and however long that is."""
-    return blake2b(to_bytes(key.conversation), digest_size=16, key=owner_digest(key.owner)).digest()
-
-
-def to_entry(row: Sequence[Any]) -> Entry:
-    """
-    Raises:
-        CorruptError: it was altered.
-    """
-    at, kind, id, head, body, *_ = row
-    return Entry(at, to_text(kind), None if id is None else to_text(id), head, unpack(body))
-
-
-def to_text(data: bytes) -> str:
-    """
-    Raises:
-        CorruptError: it was altered.
-    """
-    try:
-        return data.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError as error:
-        raise CorruptError(f"A stored name or id is no text: {data!r}") from error

@@ -1,8 +1,7 @@
-"""Who waits for a conversation is told by NOTIFY, a little after the append and beside it.
+"""Wakes those who wait for new entries, by LISTEN and NOTIFY.
 
-A NOTIFY inside the append's transaction would make all writers of a database commit one after the other.
-So what was appended is told together, some times a second, by a thread of its own; and since a notice may
-get lost, whoever waits also looks for himself once in a while.
+A NOTIFY inside the append's transaction would serialize all commits of the database, so a thread sends the
+notifications a few times a second. Since one may get lost, waiters also poll once in a while.
 """
 
 import time
@@ -16,22 +15,20 @@ from refold.core.errors import StoreError
 from refold.stores.postgres_pool import PostgresPool, renew_after_fork
 
 CHANNEL = "refold"
-ALL = "*"
-"""Said instead of the keys where there are too many of them."""
-MOST_KEYS = 200
-"""In one notice, which has less than 8,000 bytes."""
-EVERY_S = 0.05
-"""Between two notices."""
+ALL_KEYS = "*"
+"""Sent if there are too many keys for one notification, which has at most 8,000 bytes."""
+MAX_KEYS = 200
+NOTIFY_EVERY_S = 0.05
 LOOK_S = 1.0
-"""How long somebody waits before he looks for himself."""
+"""How often a waiter polls."""
 IDLE_S = 10.0
-"""After so long without work a thread ends; the next append or wait begins another."""
-POLL_S = 0.5
+"""A thread ends after so long without work; the next append or wait starts another."""
+LISTEN_S = 0.5
 
 
 class PostgresWatch:
-    def __init__(self, ask: PostgresPool) -> None:
-        self._ask = ask
+    def __init__(self, pool: PostgresPool) -> None:
+        self._pool = pool
         self._begin()
         renew_after_fork(self)
 
@@ -40,49 +37,49 @@ class PostgresWatch:
         self._ending = Event()
         self._changed: set[bytes] = set()
         self._waiting: dict[bytes, list[Event]] = {}
-        self._teller: Thread | None = None
+        self._notifier: Thread | None = None
         self._listener: Thread | None = None
         self._waited = time.monotonic()
-        """When somebody waited last."""
+        """When the last wait ended."""
 
     def after_fork(self) -> None:
         self._begin()
 
-    # Telling
+    # Notifying
 
     def changed(self, key: bytes) -> None:
-        """Something was appended."""
+        """Announces an append."""
         with self._lock:
             self._changed.add(key)
             self._lock.notify_all()
             self._wake([key])
-            if self._teller is None:
-                self._teller = Thread(
-                    target=self._tell, args=(self._ending,), name="refold-notify", daemon=True
+            if self._notifier is None:
+                self._notifier = Thread(
+                    target=self._notify, args=(self._ending,), name="refold-notify", daemon=True
                 )
-                self._teller.start()
+                self._notifier.start()
 
-    def _tell(self, ending: Event) -> None:
+    def _notify(self, ending: Event) -> None:
         while not ending.is_set():
             with self._lock:
                 if not self._lock.wait_for(lambda: self._changed or ending.is_set(), IDLE_S):
-                    self._teller = None
+                    self._notifier = None
                     return
-            self._tell_once()
-            ending.wait(EVERY_S)
+            self._notify_once()
+            ending.wait(NOTIFY_EVERY_S)
 
-    def _tell_once(self) -> None:
+    def _notify_once(self) -> None:
         with self._lock:
             keys, self._changed = self._changed, set()
         if keys:
-            told = ALL if len(keys) > MOST_KEYS else " ".join(key.hex() for key in keys)
-            with suppress(StoreError):  # those who wait look for themselves
-                self._ask.ask(lambda run: run("tell", channel=CHANNEL, keys=told), LOOK_S)
+            payload = ALL_KEYS if len(keys) > MAX_KEYS else " ".join(key.hex() for key in keys)
+            with suppress(StoreError):  # waiters also poll
+                self._pool.run(lambda run: run("tell", channel=CHANNEL, keys=payload), LOOK_S)
 
     # Waiting
 
     def wait(self, key: bytes, there: Callable[[], bool], seconds: float) -> bool:
-        """Waits until it is there, or for so long; whether it is."""
+        """Waits until `there()` is true, at most so long; returns what it is."""
         until, news = time.monotonic() + seconds, Event()
         if seconds <= 0 or there():
             return seconds > 0 or there()
@@ -113,27 +110,26 @@ class PostgresWatch:
             while not ending.is_set() and not self._is_over():
                 with suppress(psycopg.Error, StoreError):
                     self._listen_on(ending)
-                ending.wait(POLL_S)
+                ending.wait(LISTEN_S)
         finally:
             self._is_over(at_once=True)
 
     def _listen_on(self, ending: Event) -> None:
-        """On one connection, for as long as there is one."""
-        with self._ask.alone() as connection:
+        with self._pool.connect() as connection:
             connection.execute(f"LISTEN {CHANNEL}")
             while not ending.is_set() and not connection.closed and self._is_needed():
-                for notice in connection.notifies(timeout=POLL_S, stop_after=1):
-                    self._hear(notice.payload)
+                for notice in connection.notifies(timeout=LISTEN_S, stop_after=1):
+                    self._received(notice.payload)
 
-    def _hear(self, told: str) -> None:
-        with self._lock, suppress(ValueError):  # anybody may say anything on the channel
-            self._wake(list(self._waiting) if told == ALL else map(bytes.fromhex, told.split()))
+    def _received(self, payload: str) -> None:
+        with self._lock, suppress(ValueError):  # anybody may use the channel
+            self._wake(list(self._waiting) if payload == ALL_KEYS else map(bytes.fromhex, payload.split()))
 
     def _is_needed(self) -> bool:
         return bool(self._waiting) or time.monotonic() - self._waited <= IDLE_S
 
     def _is_over(self, *, at_once: bool = False) -> bool:
-        """Whether this thread should listen no more: then the next who waits begins another."""
+        """True if this thread should end; the next waiter starts another."""
         with self._lock:
             is_over = at_once or not self._is_needed()
             if is_over and self._listener is current_thread():
@@ -149,9 +145,9 @@ class PostgresWatch:
         self._ending.set()
         with self._lock:
             self._lock.notify_all()
-            threads = [thread for thread in (self._teller, self._listener) if thread is not None]
+            threads = [thread for thread in (self._notifier, self._listener) if thread is not None]
         for thread in threads:
-            thread.join(LOOK_S)  # one that waits for a server that is away ends by itself
+            thread.join(LOOK_S)  # one that waits for an unreachable server ends by itself
         if not any(thread.is_alive() for thread in threads):
-            self._tell_once()
+            self._notify_once()
         self._begin()

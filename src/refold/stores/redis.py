@@ -1,6 +1,6 @@
-"""Streams in Redis or Valkey: fast, for many machines, and as durable as the server is set to be.
+"""Conversations in Redis or Valkey: fast, for many machines, and as durable as the server is configured.
 
-What is done to a conversation is a verb in `lua/`, so that it is done as a whole and in one round trip.
+Each operation on a conversation is a verb in `lua/`, so that it is atomic and takes one round trip.
 """
 
 import time
@@ -12,10 +12,21 @@ import msgspec
 
 from refold.core import codec
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
-from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError, StoreError
+from refold.core.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from refold.core.event import Expiry
-from refold.stores.packing import pack, unpack
-from refold.stores.redis_connection import parse_url
+from refold.stores.packing import pack, to_text, unpack
+from refold.stores.redis_connection import RedisConnection, ScriptCall, parse_url
+from refold.stores.redis_index import (
+    STALE_US,
+    SWEEP_EVERY,
+    ConversationHead,
+    ConversationList,
+    IdLocations,
+    RedisKeys,
+    decode_name,
+    encode_name,
+    member,
+)
 from refold.stores.store import (
     KEPT_SUMMARIES,
     ConversationInfo,
@@ -29,29 +40,12 @@ from refold.stores.store import (
 )
 from refold.stores.url import require_between, shown_url
 
-try:
-    from refold.stores.redis_connection import RedisConnection, ScriptCall
-    from refold.stores.redis_index import (
-        STALE_US,
-        SWEEP_EVERY,
-        ConversationHead,
-        ConversationList,
-        IdLocations,
-        RedisKeys,
-        dumped,
-        loaded,
-        member,
-        text,
-    )
-except ModuleNotFoundError as error:
-    raise SettingError("redis://", 'needs redis-py: pip install "refold[redis]"') from error
-
-MOST_BYTES = 500_000_000
-"""In one append: servers take at most 512 MB in one piece."""
+MAX_BYTES = 500_000_000
+"""Of one append: servers accept at most 512 MB in one piece."""
 DRAFT_MS = 3_600_000
-"""How long what was copied for a fork is kept that was never finished."""
-END = 1 << 53
-"""No place is as high; up to there Lua tells numbers apart."""
+"""An unfinished copy for a fork expires after so long."""
+MAX_PLACE = 1 << 53
+"""Up to here, Lua's numbers are exact."""
 
 
 class _StoredEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -61,15 +55,14 @@ class _StoredEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     head: bytes
     body: bytes
     digest: bytes
-    """The last 16 bytes of it all, where `lua/conversation.lua` looks for it."""
+    """The last 16 bytes of the encoded entry, where `lua/conversation.lua` reads it."""
 
 
 class RedisStore:
     """Safe to use from many threads, from many processes, and after a fork of the process.
 
-    A conversation that nobody used for `ttl_s` seconds is gone (0: never); reading is using. A fork has a
-    copy of what it shares, so that it may outlive its parent. There is no index of words: to search is to
-    read everything.
+    A conversation expires `ttl_s` seconds after its last use, reads included (0: never). A fork copies what
+    it shares, so that it can outlive its parent. There is no search index: a search reads everything.
     """
 
     def __init__(
@@ -82,15 +75,15 @@ class RedisStore:
         cluster: bool = False,
         prefix: str = "refold",
     ) -> None:
-        """`wait_aof`: on how many disks an append must be when it returns, here (0 or 1) and of replicas."""
+        """`wait_aof`: how many disks must have an append before it returns: here (0 or 1), of replicas."""
         require_between(f"store {shown_url(url)!r}", 0, 1e9, ttl_s=ttl_s)
         require_between(f"store {shown_url(url)!r}", 0.001, 1e6, timeout_s=timeout_s)
         self._ttl = max(1, int(ttl_s * 1000)) if ttl_s else 0
         self._waits = wait_aof[0] > 0
-        self._names = RedisKeys(prefix)
-        self._link = RedisConnection(url, timeout_s, wait_aof, cluster)
-        self._list = ConversationList(self._link, self._names)
-        self._said = IdLocations(self._link, self._names, self._list, self._ttl)
+        self._keys = RedisKeys(prefix)
+        self._connection = RedisConnection(url, timeout_s, wait_aof, cluster)
+        self._list = ConversationList(self._connection, self._keys)
+        self._locations = IdLocations(self._connection, self._keys, self._list, self._ttl)
 
     # Appending and reading
 
@@ -103,34 +96,36 @@ class RedisStore:
         while True:
             last = GENESIS if after is None and first == 0 else after
             if last is None or not entries or not is_run:
-                tip = self._link.call("tip", self._names.of(key), field)
-                last = _demanded(key, entries, after, lease, tip)
+                tip = self._connection.call("tip", self._keys.of(key), field)
+                last = _require(key, entries, after, lease, tip)
             if not entries:
                 return last
             rows, digest = _chained(entries, last)
             fence = (field, b"", b"") if lease is None else (field, lease.fence, to_bytes(lease.holder))
-            self._said.point(key, [entry.id for entry in entries])
+            self._locations.add(key, [entry.id for entry in entries])
             tip = self._store(key, rows, (first, last, digest), fence)
             if tip is None:
                 return digest
             if tip:
-                _demanded(key, entries, after, lease, tip)  # or else it was begun anew meanwhile: again
+                _require(key, entries, after, lease, tip)  # else it was erased and started again: retry
 
     def _store(
         self, key: Key, rows: Sequence[bytes], at: tuple[Any, ...], fence: tuple[Any, ...]
     ) -> list[bytes] | None:
-        """None if it is stored; else the tip that it does not go on from, or [] if it took too long."""
+        """None if it is stored; else the conversation's tip, or [] if the append was too late."""
         enrolled = self._list.enroll(key) if at[0] == 0 else b""
         names = (enrolled, to_bytes(key.owner), to_bytes(key.conversation))
         args = (self._ttl, *at, *names, *fence, *rows)
-        answer = self._link.call("append", self._names.of(key), *args, durable=True)
+        answer = self._connection.call("append", self._keys.of(key), *args, durable=True)
         if answer == b"stored":
             return None
         state, *tip = answer
         if state == b"torn":
-            raise CorruptError(f"{key.conversation!r} cannot go on: some of its keys were evicted or deleted")
+            raise CorruptError(
+                f"{key.conversation!r} is incomplete: some of its keys were evicted or deleted"
+            )
         if state == b"stored":
-            self._see(key, tip[1])
+            self._relist(key, tip[1])
         if enrolled:
             order = {b"stored": tip[:1], b"conflict": tip[2:3]}.get(state) or [b""]
             self._list.settle(member(key), enrolled, order[0])
@@ -142,63 +137,63 @@ class RedisStore:
         start, last = _place(start), "" if stop is None else _place(stop)
         while stop is None or start < stop:
             args = (self._ttl, start, last, to_bytes(but or ""))
-            due, more, *rows = self._link.call("read", self._names.of(key), *args)
-            self._see(key, due)
+            due, more, *rows = self._connection.call("read", self._keys.of(key), *args)
+            self._relist(key, due)
             yield from (link for link in map(_link, rows) if link.entry.kind != but)
             if not more:
                 return
             start = int(more)
 
     def resume(self, key: Key, view: str, /) -> tuple[Snapshot | None, Iterator[Link]]:
-        answer = self._link.call("resume", self._names.of(key), self._ttl, to_bytes(view))
+        answer = self._connection.call("resume", self._keys.of(key), self._ttl, to_bytes(view))
         snapshot, due, more, *rows = answer
-        self._see(key, due)
-        return _snapshot(snapshot) if snapshot else None, self._going_on(key, rows, more)
+        self._relist(key, due)
+        return _snapshot(snapshot) if snapshot else None, self._continue(key, rows, more)
 
-    def _going_on(self, key: Key, rows: Sequence[bytes], more: bytes) -> Iterator[Link]:
+    def _continue(self, key: Key, rows: Sequence[bytes], more: bytes) -> Iterator[Link]:
         yield from map(_link, rows)
         if more:
             yield from self.read(key, int(more))
 
     def fetch(self, key: Key, places: Collection[int], /) -> dict[int, Entry]:
-        found, left = dict[int, Entry](), [at for at in places if 0 <= at < END]
-        while left:  # once, unless they are very large
-            due, *rows = self._link.call("fetch", self._names.of(key), self._ttl, *left)
-            self._see(key, due)
+        found, left = dict[int, Entry](), [at for at in places if 0 <= at < MAX_PLACE]
+        while left:  # one round trip, unless they are very large
+            due, *rows = self._connection.call("fetch", self._keys.of(key), self._ttl, *left)
+            self._relist(key, due)
             found |= {at: _link(row).entry for at, row in zip(left, rows, strict=False) if row}
             left = left[len(rows) :]
         return found
 
     def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:
-        found = self._link.call("find", self._names.of(key), *map(to_bytes, ids)) if ids else []
+        found = self._connection.call("find", self._keys.of(key), *map(to_bytes, ids)) if ids else []
         return {id: int(place) for id, place in zip(ids, found, strict=True) if place is not None}
 
     def locate(self, owner: str, ids: Collection[str], /) -> dict[str, tuple[Key, int]]:
-        return self._said.locate(owner, ids)
+        return self._locations.locate(owner, ids)
 
     def wait(self, key: Key, next: int, seconds: float, /) -> bool:
-        keys, until = self._names.of(key), time.monotonic() + seconds
+        keys, until = self._keys.of(key), time.monotonic() + seconds
         while True:
             left_s = until - time.monotonic()
-            block_ms = max(1, int(1000 * min(left_s, self._link.timeout_s / 2)))
+            block_ms = max(1, int(1000 * min(left_s, self._connection.timeout_s / 2)))
             block = ("BLOCK", block_ms) if left_s > 0 else ()
             look = ("XREAD", "COUNT", 1, *block, "STREAMS", keys[1], f"{_place(next)}-0")
-            due, found = self._link.ask(keys[0], ScriptCall("use", keys, (self._ttl,)), look)
-            self._see(key, due)
+            due, found = self._connection.send(keys[0], ScriptCall("use", keys, (self._ttl,)), look)
+            self._relist(key, due)
             if found or left_s <= 0:
                 return bool(found)
 
     def conversations(self, owner: str | None = None, /) -> Iterator[ConversationInfo]:
         for rows in self._list.pages(owner):
-            parents = [loaded(row.parent)[0] for row in rows if row.parent]
+            parents = [decode_name(row.parent)[0] for row in rows if row.parent]
             alive = {row.name for row in self._list.rows(list(map(member, parents))) if row is not None}
             for row in rows:
-                parent = loaded(row.parent)[0] if row.parent in alive else None
+                parent = decode_name(row.parent)[0] if row.parent in alive else None
                 created = int(row.order) / 1_000_000
                 yield ConversationInfo(row.key, created, row.next, parent, row.fork_at if parent else 0)
 
-    def _see(self, key: Key, due: bytes) -> None:
-        """That a conversation in use is listed, should the list have been lost."""
+    def _relist(self, key: Key, due: bytes) -> None:
+        """Lists a conversation in use again, if its list entry was lost."""
         if due:
             self._list.settle(member(key), b"", due)
 
@@ -207,10 +202,10 @@ class RedisStore:
     def fork(self, key: Key, new: Key, at: int, /) -> None:
         parent = self._list.row(key)
         if self._list.row(new) is not None:
-            raise ConflictError(f"There is a conversation {new.conversation!r} already")
+            raise ConflictError(f"Conversation {new.conversation!r} already exists")
         if parent is None or not 0 <= at <= parent.next:
             raise NotFoundError(f"{key.conversation!r} has no place {at}")
-        draft = self._names.of(new, f"draft-{uuid4().hex}-")
+        draft = self._keys.of(new, f"draft-{uuid4().hex}-")
         order = self._list.enroll(new)
         if int(order) % SWEEP_EVERY == 0:
             self._forks(parent, int(order))
@@ -224,22 +219,22 @@ class RedisStore:
             else:
                 self._list.settle(member(new), order, b"")
         finally:
-            self._link.ask(draft[0], ("UNLINK", *draft))
+            self._connection.send(draft[0], ("UNLINK", *draft))
         raise NotFoundError(f"{key.conversation!r} was erased while it was copied")
 
     def _draft(self, key: Key, new: Key, draft: Sequence[str], at: int, order: bytes) -> bytes:
-        """Copies the entries before a place to other keys; the last digest; b"" if it was erased."""
+        """Copies the entries before a place to other keys; returns the last digest, empty if erased."""
         start, digest = 0, GENESIS
         while start < at:
-            _, _, *rows = self._link.call("read", self._names.of(key), self._ttl, start, at, b"")
+            _, _, *rows = self._connection.call("read", self._keys.of(key), self._ttl, start, at, b"")
             if not rows:
                 return b""
             last = rows[-1][-len(GENESIS) :]
             names = (order, *[b""] * 5)
             stored = [_stored(row) for row in rows]
             marked = [part for one, row in zip(stored, rows, strict=True) for part in (_mark(one), row)]
-            self._said.point(new, [text(one.id) for one in stored if one.id is not None])
-            self._link.call("append", draft, DRAFT_MS, start, digest, last, *names, *marked)
+            self._locations.add(new, [to_text(one.id) for one in stored if one.id is not None])
+            self._connection.call("append", draft, DRAFT_MS, start, digest, last, *names, *marked)
             start, digest = start + len(rows), last
         return digest
 
@@ -247,26 +242,26 @@ class RedisStore:
         self, new: Key, draft: Sequence[str], order: bytes, parent: ConversationHead, origin: tuple[Any, ...]
     ) -> bool:
         """False if the parent is gone."""
-        keys, names = [*self._names.of(new), *draft], (to_bytes(new.owner), to_bytes(new.conversation))
-        while self._adopt(parent.key, parent.order, dumped(new, order)):
-            found = self._link.call("publish", keys, self._ttl, order, *names, *origin, durable=True)
+        keys, names = [*self._keys.of(new), *draft], (to_bytes(new.owner), to_bytes(new.conversation))
+        while self._adopt(parent.key, parent.order, encode_name(new, order)):
+            found = self._connection.call("publish", keys, self._ttl, order, *names, *origin, durable=True)
             if found == b"torn":
                 raise StoreError(f"The copy for {new.conversation!r} expired before it was done; retry")
             if found != b"late":
                 self._list.settle(member(new), order, found)
                 if found != order:
-                    raise ConflictError(f"There is a conversation {new.conversation!r} already")
+                    raise ConflictError(f"Conversation {new.conversation!r} already exists")
                 return True
             order = self._list.enroll(new)
         return False
 
     def _adopt(self, parent: Key, order: bytes, fork: bytes) -> bool:
-        return bool(self._link.call("adopt", self._names.of(parent), order, b"f:" + fork))
+        return bool(self._connection.call("adopt", self._keys.of(parent), order, b"f:" + fork))
 
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
         row = self._list.row(key)
         if row is None:
-            self._link.call("erase", self._names.of(key), b"")  # somebody may have set a cursor
+            self._connection.call("erase", self._keys.of(key), b"")  # it may have cursors
             return []
         doomed = [row]
         if with_forks:
@@ -275,74 +270,74 @@ class RedisStore:
         heirs = [] if with_forks else self._forks(row)
         for heir in heirs:
             self._hand_over(heir, row)
-        for one in reversed(doomed):  # forks first: they are found by their parents
-            self._said.forget(one.key)
-            digests = self._link.call("erase", self._names.of(one.key), one.order, durable=True)
+        for one in reversed(doomed):  # forks first: they are found through their parents
+            self._locations.forget(one.key)
+            digests = self._connection.call("erase", self._keys.of(one.key), one.order, durable=True)
             self._list.settle(member(one.key), one.order, b"")
             for digest in digests:
-                index = self._names.summary(one.key.owner, digest)
-                self._link.ask(index, ("SREM", index, member(one.key)))
+                index = self._keys.summary(one.key.owner, digest)
+                self._connection.send(index, ("SREM", index, member(one.key)))
         if row.parent:
-            head = self._names.of(loaded(row.parent)[0])[0]
-            self._link.ask(head, ("HDEL", head, b"f:" + row.name))
+            head = self._keys.of(decode_name(row.parent)[0])[0]
+            self._connection.send(head, ("HDEL", head, b"f:" + row.name))
         return [heir.key for heir in heirs]
 
     def _forks(self, row: ConversationHead, now_us: int = 0) -> list[ConversationHead]:
-        """Strikes off those that are gone, or were not made and it is too late now."""
-        head, *_ = keys = self._names.of(row.key)
-        names = self._link.call("fields", keys, b"f:")[::2]
-        orders = {name: loaded(name) for name in names}
+        """The forks of a conversation; removes those that are gone, or were never finished."""
+        head, *_ = keys = self._keys.of(row.key)
+        names = self._connection.call("fields", keys, b"f:")[::2]
+        orders = {name: decode_name(name) for name in names}
         rows = self._list.rows([member(fork) for fork, _ in orders.values()])
         there = {fork.name: fork for fork in rows if fork is not None}
         late = [name for name, (_, order) in orders.items() if now_us - int(order) > STALE_US]
         gone = [b"f:" + name for name in late if name not in there]
         if gone:
-            self._link.ask(head, ("HDEL", head, *gone))
+            self._connection.send(head, ("HDEL", head, *gone))
         return [there[name] for name in names if name in there and there[name].parent == row.name]
 
     def _hand_over(self, fork: ConversationHead, erased: ConversationHead) -> None:
-        """A fork becomes one of what the conversation that is erased was a fork of."""
+        """A fork of an erased conversation becomes a fork of its parent."""
         parent = b""
         if erased.parent:
-            above, order = loaded(erased.parent)
+            above, order = decode_name(erased.parent)
             if self._adopt(above, order, fork.name):
                 parent = erased.parent
         fork_at = min(fork.fork_at, erased.fork_at)
-        self._link.call("reparent", self._names.of(fork.key), erased.name, parent, fork_at, durable=True)
+        self._connection.call("reparent", self._keys.of(fork.key), erased.name, parent, fork_at, durable=True)
 
     # Snapshots, leases, cursors
 
     def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
         body = msgspec.msgpack.encode((pack(snapshot.body), snapshot.digest))
-        self._link.call("save", self._names.of(key), b"v:" + to_bytes(view), snapshot.at, body)
+        self._connection.call("save", self._keys.of(key), b"v:" + to_bytes(view), snapshot.at, body)
 
     def saved(self, key: Key, /) -> dict[str, Snapshot]:
-        fields = self._link.call("fields", self._names.of(key), b"v:")
-        return {text(view): _snapshot(body) for view, body in zip(fields[::2], fields[1::2], strict=True)}
+        fields = self._connection.call("fields", self._keys.of(key), b"v:")
+        return {to_text(view): _snapshot(body) for view, body in zip(fields[::2], fields[1::2], strict=True)}
 
     def acquire(self, key: Key, name: str, holder: str, now: float, seconds: float, /) -> Lease | None:
         until = now + seconds
         args = (b"l:" + to_bytes(name), to_bytes(holder), repr(float(now)), repr(float(until)))
-        fence = self._link.call("acquire", self._names.of(key), *args)
+        fence = self._connection.call("acquire", self._keys.of(key), *args)
         return None if fence is None else Lease(name, holder, int(fence), until)
 
     def release(self, key: Key, lease: Lease, /) -> None:
         args = (b"l:" + to_bytes(lease.name), lease.fence, to_bytes(lease.holder))
-        self._link.call("release", self._names.of(key), *args)
+        self._connection.call("release", self._keys.of(key), *args)
 
     def leases(self, key: Key, now: float, /) -> Sequence[Lease]:
-        fields = self._link.call("fields", self._names.of(key), b"l:")
-        leases = [_lease(text(name), held) for name, held in zip(fields[::2], fields[1::2], strict=True)]
+        fields = self._connection.call("fields", self._keys.of(key), b"l:")
+        leases = [_lease(to_text(name), held) for name, held in zip(fields[::2], fields[1::2], strict=True)]
         return [lease for lease in leases if lease.until > now]
 
     def cursor(self, key: Key, name: str, /) -> int | None:
-        head = self._names.of(key)[0]
-        (found,) = self._link.ask(head, ("HGET", head, b"c:" + to_bytes(name)))
+        head = self._keys.of(key)[0]
+        (found,) = self._connection.send(head, ("HGET", head, b"c:" + to_bytes(name)))
         return None if found is None else int(found)
 
     def set_cursor(self, key: Key, name: str, next: int, /) -> None:
         args = (self._ttl, b"c:" + to_bytes(name), next)
-        self._link.call("follow", self._names.of(key), *args, durable=True)
+        self._connection.call("follow", self._keys.of(key), *args, durable=True)
 
     def behind(self, name: str, /) -> Iterator[Key]:
         for rows in self._list.pages(None, b"c:" + to_bytes(name)):
@@ -351,76 +346,78 @@ class RedisStore:
     # Summaries, notes, settings
 
     def summary(self, key: Key, digest: bytes, /) -> bytes | None:
-        found = self._link.call("summary", self._names.of(key), digest)
-        index = self._names.summary(key.owner, digest)
+        found = self._connection.call("summary", self._keys.of(key), digest)
+        index = self._keys.summary(key.owner, digest)
         while found is None:
-            (others,) = self._link.ask(index, ("SRANDMEMBER", index, 9))
+            (others,) = self._connection.send(index, ("SRANDMEMBER", index, 9))
             if not others:
                 return None
-            calls = [ScriptCall("summary", self._names.by(other), (digest,)) for other in others]
-            found = next((one for one in self._link.each(calls) if one is not None), None)
-            if found is None:  # erased, expired, or kept too long ago
-                self._link.ask(index, ("SREM", index, *others))
+            calls = [ScriptCall("summary", self._keys.by(other), (digest,)) for other in others]
+            found = next((one for one in self._connection.call_each(calls) if one is not None), None)
+            if found is None:  # erased, expired or evicted from the cache
+                self._connection.send(index, ("SREM", index, *others))
         return unpack(found)
 
     def keep_summary(self, key: Key, digest: bytes, body: bytes, /) -> None:
         args = (self._ttl, KEPT_SUMMARIES, digest, pack(body))
-        if self._link.call("keep", self._names.of(key), *args, durable=True):
-            index = self._names.summary(key.owner, digest)
+        if self._connection.call("keep", self._keys.of(key), *args, durable=True):
+            index = self._keys.summary(key.owner, digest)
             last = ("PEXPIRE", index, self._ttl) if self._ttl else ("PERSIST", index)
-            self._link.ask(index, ("SADD", index, member(key)), last)
+            self._connection.send(index, ("SADD", index, member(key)), last)
 
     def note(self, name: str, /) -> bytes | None:
-        (found,) = self._link.ask(self._names.notes, ("HGET", self._names.notes, to_bytes(name)))
+        (found,) = self._connection.send(self._keys.notes, ("HGET", self._keys.notes, to_bytes(name)))
         return None if found is None else bytes(found)
 
     def keep_note(self, name: str, body: bytes, /) -> None:
-        self._link.ask(self._names.notes, ("HSET", self._names.notes, to_bytes(name), body))
+        self._connection.send(self._keys.notes, ("HSET", self._keys.notes, to_bytes(name), body))
 
     def settings(self) -> Sequence[ToolSetting]:
-        (found,) = self._link.ask(self._names.settings, ("HGETALL", self._names.settings))
+        (found,) = self._connection.send(self._keys.settings, ("HGETALL", self._keys.settings))
         return [_setting(name, body) for name, body in zip(found[::2], found[1::2], strict=True)]
 
     def set_setting(self, setting: ToolSetting, /) -> None:
-        at, name = self._names.settings, codec.dumps([setting.agent, setting.tool])
+        at, name = self._keys.settings, codec.dumps([setting.agent, setting.tool])
         if setting.expiry == Expiry():
-            self._link.ask(at, ("HDEL", at, name), durable=True)
+            self._connection.send(at, ("HDEL", at, name), durable=True)
         else:
-            self._link.ask(at, ("HSET", at, name, codec.dumps(setting.expiry)), durable=True)
+            self._connection.send(at, ("HSET", at, name, codec.dumps(setting.expiry)), durable=True)
 
     # Health
 
     def examine(self) -> Iterable[StoreProblem]:
-        for server in self._link.servers():
-            yield from (StoreProblem(self._link.shown, *danger) for danger in _dangers(server, self._waits))
+        for server in self._connection.servers():
+            yield from (
+                StoreProblem(self._connection.shown, *danger) for danger in _dangers(server, self._waits)
+            )
         for rows in self._list.pages(None):
-            calls = [ScriptCall("examine", self._names.of(row.key)) for row in rows]
-            for row, problems in zip(rows, self._link.each(calls), strict=True):
+            calls = [ScriptCall("examine", self._keys.of(row.key)) for row in rows]
+            for row, problems in zip(rows, self._connection.call_each(calls), strict=True):
                 for problem in problems:
                     yield StoreProblem(f"conversation {row.key.conversation!r}", problem.decode())
 
     def close(self) -> None:
-        self._link.close()
+        self._connection.close()
 
 
 def from_url(url: str) -> RedisStore:
     """The store behind `redis://host:6379/0`, `rediss://…` (TLS) or `unix:///path/to.sock`.
 
     Options: `?ttl_s=604800` (0: nothing expires), `?timeout_s=10`, `?wait_aof=1` or `?wait_aof=1,1` (on this
-    disk, and on so many replicas'), `?cluster=1`, `?prefix=refold`; others are redis-py's.
+    disk, and on so many replicas'), `?cluster=1`, `?prefix=refold`; others go to redis-py.
     """
     plain, options = parse_url(url)
     return RedisStore(plain, **options)
 
 
 def _place(at: int) -> int:
-    return max(0, min(at, END))
+    return max(0, min(at, MAX_PLACE))
 
 
-def _demanded(
+def _require(
     key: Key, entries: Sequence[Entry], after: bytes | None, lease: Lease | None, tip: Sequence[bytes]
 ) -> bytes:
-    """The last digest, if the entries go on from there."""
+    """Returns the last digest, if the entries continue from there."""
     next, last, _, held = tip
     if lease is not None:
         require_held(key, lease, _lease(lease.name, held) if held else None)
@@ -429,10 +426,10 @@ def _demanded(
 
 
 def _dangers(server: dict[str, Any], waits: bool) -> Iterator[tuple[str, str]]:
-    """The settings of a server that lose data, and what they should be."""
+    """Server settings that lose data, and what to set instead."""
     policy = server.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        yield f"maxmemory-policy is {policy}, which drops conversations", "set it to noeviction"
+        yield f"maxmemory-policy is {policy}, which evicts conversations", "set it to noeviction"
     if not server.get("aof_enabled"):
         yield (
             "appendonly is off: a crash loses what was acknowledged since the last snapshot",
@@ -443,20 +440,20 @@ def _dangers(server: dict[str, Any], waits: bool) -> Iterator[tuple[str, str]]:
 
 
 def _chained(entries: Sequence[Entry], digest: bytes) -> tuple[list[bytes], bytes]:
-    """What is stored of entries, each with its mark before it, and the digest of the last."""
+    """The encoded entries, each after its mark, and the digest of the last."""
     rows = list[bytes]()
     for entry in entries:
         digest = chain(digest, entry)
         id = None if entry.id is None else to_bytes(entry.id)
         row = _StoredEntry(entry.at, to_bytes(entry.kind), id, entry.head, pack(entry.body), digest)
         rows += (_mark(row), msgspec.msgpack.encode(row))
-    if sum(map(len, rows)) > MOST_BYTES:
-        raise StoreError(f"An append has at most {MOST_BYTES:,} bytes in Redis; append less at a time")
+    if sum(map(len, rows)) > MAX_BYTES:
+        raise StoreError(f"Redis takes at most {MAX_BYTES:,} bytes in one append; append less at a time")
     return rows, digest
 
 
 def _mark(row: _StoredEntry) -> bytes:
-    """What `lua/conversation.lua` has to know of an entry."""
+    """What `lua/conversation.lua` needs to know about an entry."""
     kind = b"s" if row.kind == b"said" else b"u"
     return kind if row.id is None else kind + b"=" + row.id
 
@@ -470,8 +467,8 @@ def _stored(data: bytes) -> _StoredEntry:
 
 def _link(data: bytes) -> Link:
     row = _stored(data)
-    id = None if row.id is None else text(row.id)
-    return Link(Entry(row.at, text(row.kind), id, row.head, unpack(row.body)), row.digest)
+    id = None if row.id is None else to_text(row.id)
+    return Link(Entry(row.at, to_text(row.kind), id, row.head, unpack(row.body)), row.digest)
 
 
 def _snapshot(data: bytes) -> Snapshot:
@@ -485,7 +482,7 @@ def _snapshot(data: bytes) -> Snapshot:
 
 def _lease(name: str, held: bytes) -> Lease:
     fence, until, holder = held.split(b" ", 2)
-    return Lease(name, text(holder), int(fence), float(until))
+    return Lease(name, to_text(holder), int(fence), float(until))
 
 
 def _setting(name: bytes, body: bytes) -> ToolSetting:

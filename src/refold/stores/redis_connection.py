@@ -1,4 +1,4 @@
-"""The way to a Redis server or cluster: asked in one go, and asked again when a connection breaks."""
+"""Connections to a Redis server or cluster: pipelined commands, retries, errors as `StoreError`."""
 
 import math
 import os
@@ -13,40 +13,41 @@ from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, urlencode
 
-import redis
-from redis import exceptions
-from redis.backoff import NoBackoff
-from redis.cluster import RedisCluster
-from redis.retry import Retry
-
 from refold.core.errors import SettingError, StoreError
 from refold.stores.url import shown_url, split_url
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.01, 0.5
-"""Between two tries."""
+try:
+    import redis
+    from redis import exceptions
+    from redis.backoff import NoBackoff
+    from redis.cluster import RedisCluster
+    from redis.retry import Retry
+except ModuleNotFoundError as error:
+    raise SettingError("redis://", 'needs redis-py: pip install "refold[redis]"') from error
+
+FIRST_RETRY_S, MAX_RETRY_S = 0.01, 0.5
 ERRORS = (redis.RedisError, exceptions.RedisClusterException)
-PASSING = (
+TEMPORARY = (
     exceptions.BusyLoadingError,
     exceptions.ReadOnlyError,
     exceptions.TryAgainError,
     exceptions.ClusterDownError,  # and MASTERDOWN
 )
-PASSING_WORDS = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
-"""What servers say where waiting helps."""
-READS = {"tip", "read", "resume", "fetch", "find", "row", "use", "fields", "summary", "examine", "page"}
-READS |= {"PING", "WAITAOF", "XREAD", "HGET", "HGETALL", "HSCAN", "SRANDMEMBER", "ZRANGE"}
-READS |= {"PEXPIRE", "PERSIST"}
-"""Verbs and commands that store nothing but when something was used."""
-GENTLE = READS | {"release", "reparent", "erase", "settle"}
-"""Verbs that take no memory, and so are allowed when there is none left."""
-STORED = "it is stored, but not yet certain on disk"
-"""What is told where the server has a write, and too few disks have it in time."""
+TEMPORARY_PREFIXES = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
+READS = {
+    *("tip", "read", "resume", "fetch", "find", "row", "use", "fields", "summary", "examine", "page"),
+    *("PING", "WAITAOF", "XREAD", "HGET", "HGETALL", "HSCAN", "SRANDMEMBER", "ZRANGE", "PEXPIRE", "PERSIST"),
+}
+"""Script verbs and commands that change nothing but expiry times."""
+ALLOWED_WHEN_FULL = READS | {"release", "reparent", "erase", "settle"}
+"""Verbs that need no new memory."""
+STORED = "it is stored, but not yet confirmed on disk"
 
 Command: TypeAlias = tuple[Any, ...]
 
 
 class ScriptCall(NamedTuple):
-    """A verb of `lua/*.lua`, on keys that are all in one slot."""
+    """A verb of `lua/*.lua`; all keys are in one slot."""
 
     verb: str
     keys: Sequence[str]
@@ -60,117 +61,117 @@ class RedisConnection:
         self.shown = shown_url(url.partition("?")[0])
         self.timeout_s = timeout_s
         self._url, self._wait_aof, self._is_cluster = url, wait_aof, cluster
-        self._made: dict[int, Any] = {}
-        """By process: a connection must not cross a fork."""
+        self._clients: dict[int, Any] = {}
+        """By process id: a connection must not cross a fork."""
         self._closed = False
         self._has_functions = True
-        self._away_since = -math.inf
-        """When the server was first found not to answer any more; it never did yet."""
+        self._unreachable_since = -math.inf
+        """-inf: it was never reached; inf: it is reachable."""
         try:
-            self._demand()
+            self._check_server()
         except (TypeError, ValueError) as error:
             raise SettingError(f"store {self.shown!r}", f"an option is not allowed here: {error}") from error
 
     def close(self) -> None:
-        """For good: whoever asks after that is refused."""
+        """Closes the connections for good."""
         self._closed = True
-        made = self._made.pop(os.getpid(), None)
-        if made is not None:
-            made.close()
+        client = self._clients.pop(os.getpid(), None)
+        if client is not None:
+            client.close()
 
-    # Asking
+    # Commands
 
     def call(
         self, verb: str, keys: Sequence[str], *args: Any, durable: bool = False, unsafe: str = STORED
     ) -> Any:
-        """What the verb answers; a `durable` one, when it is as safe as the store was told to make it, and
-        where it is not, `unsafe` is told.
+        """Runs one script verb. A `durable` one waits for as many disks as `wait_aof` demands.
 
         Raises:
-            StoreError: there was no answer in time, or none can be given.
+            StoreError: there was no answer in time, the server refuses, or (`unsafe`) too few disks have it.
         """
-        return self.ask(keys[0], ScriptCall(verb, keys, args), durable=durable, unsafe=unsafe)[0]
+        return self.send(keys[0], ScriptCall(verb, keys, args), durable=durable, unsafe=unsafe)[0]
 
-    def ask(
-        self, key: str, *asked: ScriptCall | Command, durable: bool = False, unsafe: str = STORED
+    def send(
+        self, key: str, *commands: ScriptCall | Command, durable: bool = False, unsafe: str = STORED
     ) -> list[Any]:
-        """The answers to commands on keys in the slot of `key`, by one connection in one round trip."""
+        """Sends commands for the slot of `key` in one round trip, and retries; returns the replies."""
         until = time.monotonic() + self.timeout_s
-        again, client = False, None
+        is_retry = False
+        client = None
         for attempt in count():
             try:
                 client = self._client(key)
-                answers = self._run(client, asked, again, durable, unsafe)
+                answers = self._run(client, commands, is_retry, durable, unsafe)
             except ERRORS as error:
                 is_late = time.monotonic() > until
-                problem = error if is_late or client is None else self._mend(client, error)
+                problem = error if is_late or client is None else self._load_scripts(client, error)
                 if problem is None:
                     continue
                 if _is_broken(problem):
-                    self._away_since = min(self._away_since, time.monotonic())
-                if is_late or not self._is_passing(problem):
-                    raise self._told(problem, doubtful=not all(map(_is_read, asked))) from error
-                self._look_again(client, problem)
+                    self._unreachable_since = min(self._unreachable_since, time.monotonic())
+                if is_late or not self._is_temporary(problem):
+                    raise self._explained(problem, doubtful=not all(map(_is_read, commands))) from error
+                self._reconnect(client, problem)
             else:
-                self._away_since = math.inf
+                self._unreachable_since = math.inf
                 return answers
-            again = True
-            time.sleep(min(FIRST_WAIT_S * 2 ** min(attempt, 9), LONGEST_WAIT_S))
+            is_retry = True
+            time.sleep(min(FIRST_RETRY_S * 2 ** min(attempt, 9), MAX_RETRY_S))
         raise AssertionError
 
-    def each(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """What calls on any keys answer; those for one server in one round trip."""
+    def call_each(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Runs calls on any keys: one round trip per server."""
         groups: dict[Any, list[int]] = {}
         for n, one in enumerate(calls):
             groups.setdefault(self._home(one.keys[0]), []).append(n)
         answers = dict[int, Any]()
         for places in groups.values():
             group = [calls[n] for n in places]
-            found = self._together(group) if len(groups) > 1 else self.ask(group[0].keys[0], *group)
+            found = self._together(group) if len(groups) > 1 else self.send(group[0].keys[0], *group)
             answers.update(zip(places, found, strict=True))
         return [answers[n] for n in range(len(calls))]
 
     def _together(self, calls: Sequence[ScriptCall]) -> list[Any]:
         with suppress(*ERRORS):
             return self._run(self._client(calls[0].keys[0]), calls)
-        return [self.ask(one.keys[0], one)[0] for one in calls]
+        return [self.send(one.keys[0], one)[0] for one in calls]
 
     def servers(self) -> list[dict[str, Any]]:
-        """What is said of itself by each that can be written to."""
-        self.ask("", ("PING",))
+        """`INFO` of each primary."""
+        self.send("", ("PING",))
         made = self._connected()
         nodes = made.get_primaries() if self._is_cluster else []
         clients = [made.get_redis_connection(node) for node in nodes] or [made]
         try:
             return [client.info() | self._fsync(client) for client in clients]
         except ERRORS as error:
-            raise self._told(error) from error
+            raise self._explained(error) from error
 
     def _fsync(self, client: Any) -> dict[str, Any]:
-        with suppress(exceptions.ResponseError):  # not to be asked for where somebody else runs the server
+        with suppress(exceptions.ResponseError):  # managed servers forbid it
             return dict(client.config_get("appendfsync"))
         return {}
 
     def _run(
         self,
         client: Any,
-        asked: Sequence[ScriptCall | Command],
-        again: bool = False,
+        commands: Sequence[ScriptCall | Command],
+        is_retry: bool = False,
         durable: bool = False,
         unsafe: str = STORED,
     ) -> list[Any]:
-        wire = [self._wire(one, again) if isinstance(one, ScriptCall) else one for one in asked]
+        wire = [self._wire(one, is_retry) if isinstance(one, ScriptCall) else one for one in commands]
         waits = durable and any(self._wait_aof)
         if waits:
             wire.append(("WAITAOF", *self._wait_aof, max(1, int(self.timeout_s * 500))))
         answers = _exchange(client.connection_pool, wire)
         if waits:
-            self._demand_safe(answers.pop(), unsafe)
+            self._require_durable(answers.pop(), unsafe)
         return answers
 
-    def _wire(self, call: ScriptCall, again: bool) -> Command:
-        rest = (len(call.keys), *call.keys, *call.args, call.verb, int(again))
-        gentle = call.verb in GENTLE
+    def _wire(self, call: ScriptCall, is_retry: bool) -> Command:
+        rest = (len(call.keys), *call.keys, *call.args, call.verb, int(is_retry))
+        gentle = call.verb in ALLOWED_WHEN_FULL
         if self._has_functions:
             return ("FCALL", _name() + ("_gentle" if gentle else ""), *rest)
         return ("EVALSHA", _sha(gentle), *rest)
@@ -179,13 +180,13 @@ class RedisConnection:
 
     def _connected(self) -> Any:
         pid = os.getpid()
-        made = self._made.get(pid)
+        made = self._clients.get(pid)
         if made is None:
             if self._closed:
-                raise StoreError(f"{self.shown} was closed here; open the store anew to use it")
+                raise StoreError(f"{self.shown} was closed; open the store again to use it")
             mine = self._new()
-            made = self._made.setdefault(pid, mine)
-            if made is not mine:  # another thread was faster
+            made = self._clients.setdefault(pid, mine)
+            if made is not mine:  # another thread connected first
                 mine.close()
         return made
 
@@ -206,24 +207,22 @@ class RedisConnection:
                 return self._connected().get_node_from_key(key).name
         return None
 
-    def _look_again(self, client: Any, error: Exception) -> None:
-        """For where the servers are now."""
+    def _reconnect(self, client: Any, error: Exception) -> None:
         with suppress(*ERRORS):
             if self._is_cluster:
                 self._connected().nodes_manager.initialize()
             elif client is not None and isinstance(error, exceptions.ReadOnlyError):
                 client.connection_pool.disconnect(inuse_connections=False)
 
-    def _demand(self) -> None:
-        """That there is a server that can do what it is needed for."""
-        self.ask("", ("WAITAOF", *self._wait_aof, 1) if any(self._wait_aof) else ("PING",))
+    def _check_server(self) -> None:
+        self.send("", ("WAITAOF", *self._wait_aof, 1) if any(self._wait_aof) else ("PING",))
 
-    def _mend(self, client: Any, error: Exception) -> Exception | None:
-        """Teaches a server what it does not know, as after it was started anew; None, or what is wrong."""
-        said = str(error)
-        if self._has_functions and (isinstance(error, exceptions.NoPermissionError) or "'FCALL'" in said):
+    def _load_scripts(self, client: Any, error: Exception) -> Exception | None:
+        """Loads the scripts if they are missing, as after a restart; returns None, or the error to report."""
+        text = str(error)
+        if self._has_functions and (isinstance(error, exceptions.NoPermissionError) or "'FCALL'" in text):
             self._has_functions = False
-        elif not isinstance(error, exceptions.NoScriptError) and "Function not found" not in said:
+        elif not isinstance(error, exceptions.NoScriptError) and "Function not found" not in text:
             return error
         try:
             if self._has_functions:
@@ -237,25 +236,25 @@ class RedisConnection:
             self._has_functions = False
         return None
 
-    # What went wrong
+    # Errors
 
-    def _is_passing(self, error: Exception) -> bool:
+    def _is_temporary(self, error: Exception) -> bool:
         if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
             return False
-        if isinstance(error, PASSING) or str(error).startswith(PASSING_WORDS):
+        if isinstance(error, TEMPORARY) or str(error).startswith(TEMPORARY_PREFIXES):
             return True
-        if _is_broken(error):  # a server that never answered, or not for so long, is not waited for
-            return time.monotonic() - self._away_since <= self.timeout_s
-        return self._is_cluster and isinstance(error, exceptions.AskError)  # or is just being moved
+        if _is_broken(error):  # do not wait for a server that was never reached, or not for long
+            return time.monotonic() - self._unreachable_since <= self.timeout_s
+        return self._is_cluster and isinstance(error, exceptions.AskError)  # a slot is being moved
 
-    def _demand_safe(self, reached: Sequence[int], unsafe: str) -> None:
+    def _require_durable(self, reached: Sequence[int], unsafe: str) -> None:
         if any(have < want for have, want in zip(reached, self._wait_aof, strict=True)):
             raise StoreError(
                 f"{self.shown}: {unsafe}: {list(reached)} of {list(self._wait_aof)} disks, here and of"
-                " replicas. Read before you write it again"
+                " replicas. Read it before you write it again"
             )
 
-    def _told(self, error: Exception, *, doubtful: bool = False) -> StoreError:
+    def _explained(self, error: Exception, *, doubtful: bool = False) -> StoreError:
         match error:
             case exceptions.AuthenticationError() | exceptions.AuthorizationError():
                 why = f"refuses the user name or the password: {error}"
@@ -268,11 +267,11 @@ class RedisConnection:
             case exceptions.AskError() if not self._is_cluster:
                 why = "is part of a cluster: add cluster=1 to the URL"
             case exceptions.RedisClusterException() if "not enabled" in str(error):
-                why = "is no cluster: leave cluster=1 out of the URL"
-            case _ if _is_broken(error) and self._away_since == -math.inf:
+                why = "is not a cluster: leave cluster=1 out of the URL"
+            case _ if _is_broken(error) and self._unreachable_since == -math.inf:
                 why = f"cannot be reached: {error}; check the URL and the server"
-            case _ if _is_broken(error) or self._is_passing(error):
-                doubt = "; whether the last write was stored is not known" if doubtful else ""
+            case _ if _is_broken(error) or self._is_temporary(error):
+                doubt = "; the last write may or may not be stored" if doubtful else ""
                 lost = f"Nothing acknowledged is lost{doubt}. Retry when it is back"
                 why = f"did not answer for {self.timeout_s:g} s: {error}. {lost}"
             case _:
@@ -280,8 +279,8 @@ class RedisConnection:
         return StoreError(f"{self.shown} {why}")
 
 
-def _is_read(asked: ScriptCall | Command) -> bool:
-    return (asked.verb if isinstance(asked, ScriptCall) else asked[0]) in READS
+def _is_read(command: ScriptCall | Command) -> bool:
+    return (command.verb if isinstance(command, ScriptCall) else command[0]) in READS
 
 
 def _is_broken(error: Exception) -> bool:
@@ -289,13 +288,13 @@ def _is_broken(error: Exception) -> bool:
 
 
 def _exchange(pool: Any, wire: Sequence[Command]) -> list[Any]:
-    """Sends commands and reads what is answered. Redis-py's own way takes 2 µs for each argument."""
+    """Sends commands and reads the replies. redis-py itself needs 2 µs for each argument."""
     connection = pool.get_connection()
     try:
         connection.send_packed_command([b"".join(map(_packed, wire))])
         answers = [_answer(connection) for _ in wire]
     except BaseException:
-        connection.disconnect()  # whatever comes now is the answer to something else
+        connection.disconnect()  # the next reply would belong to another command
         raise
     finally:
         pool.release(connection)
@@ -313,7 +312,7 @@ def _packed(command: Command) -> bytes:
 def _answer(connection: Any) -> Any:
     try:
         return connection.read_response()
-    except exceptions.ResponseError as error:  # those to other commands are still to be read
+    except exceptions.ResponseError as error:  # the other replies must be read too
         return error
 
 
@@ -325,7 +324,7 @@ def _verbs() -> str:
 
 @cache
 def _name() -> str:
-    """Of the library: another text is another library, so that versions do not get into each other's way."""
+    """Names the function library by its text, so that versions do not replace each other."""
     return f"refold_{sha1(_verbs().encode()).hexdigest()[:12]}"
 
 
@@ -354,7 +353,6 @@ OURS = {
     "ttl_s": (rf"{_NUMBER}(\.\d+)?", "seconds, or 0 for never"),
     "wait_aof": (r"[01](,\d)?", "1, or 1,2 for two replicas besides"),
 }
-"""Options, with what is allowed."""
 THEIRS = {
     "db": (_NUMBER, "the number of a database"),
     "health_check_interval": (_NUMBER, "seconds"),
@@ -363,7 +361,6 @@ THEIRS = {
     **dict.fromkeys(("client_name", "socket_keepalive", "ssl_ca_certs", "ssl_ca_path"), _ANY),
     **dict.fromkeys(("ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile"), _ANY),
 }
-"""The same of redis-py."""
 _READ: dict[str, Callable[[str], Any]] = {
     "cluster": lambda value: value == "1",
     "prefix": str,
@@ -374,10 +371,10 @@ _READ: dict[str, Callable[[str], Any]] = {
 
 
 def parse_url(url: str) -> tuple[str, dict[str, Any]]:
-    """The URL as redis-py knows it, and what of it is for the store.
+    """Splits the URL for redis-py from the options of the store.
 
     Raises:
-        SettingError: something in it is not known or not allowed.
+        SettingError: an option is unknown or its value not allowed; redis-py would ignore it.
     """
     parts, plain, allowed = split_url(url), url.partition("?")[0], OURS | THEIRS
     where = f"store {shown_url(plain)!r}"

@@ -1,4 +1,4 @@
-"""A SQLite file with a connection for writing and one for reading, and its errors explained."""
+"""A SQLite file: one connection for writing, one for reading; its errors as `StoreError`."""
 
 import os
 import time
@@ -16,8 +16,8 @@ from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError, NewerError, RefoldError, StoreError
 from refold.stores.sql import migrations, queries
 
-Log: TypeAlias = tuple[int, int, int] | None
-"""Which write-ahead log this is, and of which file: device and inodes."""
+LogIdentity: TypeAlias = tuple[int, int, int] | None
+"""Device and inode of a write-ahead log, and the inode of its database."""
 
 
 class SQLiteQueries:
@@ -48,10 +48,9 @@ class SQLiteFile:
         self._reader: apsw.Connection | None = None
         self._pid = os.getpid()
         self._log_path = f"{path}-wal"
-        self._log: Log = None
-        """The write-ahead log in use."""
+        self._log: LogIdentity = None
         self._level = synchronous
-        """How durable the writer's next commit is."""
+        """The writer's current `PRAGMA synchronous`."""
         _watch_forks()
         with _forking:
             _files.add(self)
@@ -64,10 +63,8 @@ class SQLiteFile:
 
     @contextmanager
     def transaction(self, *, durable: bool = True, wait: bool | None = None) -> Iterator[SQLiteQueries]:
-        """One transaction: all that is done in it, or nothing. One that is not durable waits for nobody,
-        unless it is told to.
-        """
-        with self.writing, _told(self.path):
+        """One transaction. By default, one that is not durable fails at once where the file is locked."""
+        with self.writing, _explained_errors(self.path):
             self._after_fork()
             if self._writer is None:
                 self._writer, self._level = self._connect(), self.synchronous
@@ -88,9 +85,9 @@ class SQLiteFile:
 
     @contextmanager
     def read(self) -> Iterator[SQLiteQueries]:
-        """One moment: whatever is read in it stands side by side in the file."""
+        """All queries in the block see the same snapshot of the file."""
         self.renew()
-        with self.reading, _told(self.path):
+        with self.reading, _explained_errors(self.path):
             self._after_fork()
             if self._reader is None:
                 self._reader = self._connect()
@@ -103,17 +100,17 @@ class SQLiteFile:
                 _roll_back(connection)
 
     def renew(self) -> None:
-        """Opens the file anew where the write-ahead log in use is no longer the file's. No lock may be held.
+        """Reopens the file if its write-ahead log was replaced. The caller must not hold a lock.
 
-        A second SQLite library in this process, such as Python's own, deletes the log when it closes
-        the file: the two do not see each other's locks. What is written to it then would be lost. This
-        mends what can be mended; to use two libraries on one file at the same moment is never safe.
+        A second SQLite library in this process, such as Python's own, deletes the log when it closes the
+        file, because the two do not see each other's locks; later commits to the deleted log would be lost.
+        Using two libraries on one file at the same moment is never safe.
         """
         if self._log is not None and self._log != self._identity():
-            _hold(self.path)
-            _let_go()
+            _close_all(self.path)
+            _release_all()
 
-    def _identity(self) -> Log:
+    def _identity(self) -> LogIdentity:
         try:
             log, file = os.stat(self._log_path), os.stat(self.path)
         except OSError:
@@ -135,9 +132,9 @@ class SQLiteFile:
         return int(min(self.timeout_s, 1e6) * 1000)
 
     def _after_fork(self) -> None:
-        """A connection must not cross a fork that nobody announced; the child opens its own."""
+        """Handles a fork that ran no `os.register_at_fork` hook: the child opens its own connections."""
         if self._pid != os.getpid():
-            self._abandoned = (self._writer, self._reader)  # never closed: that would drop the parent's locks
+            self._abandoned = (self._writer, self._reader)  # closing them would drop the parent's locks
             self._writer = self._reader = None
             self._pid = os.getpid()
 
@@ -146,7 +143,7 @@ class SQLiteFile:
         try:
             connection.setbusytimeout(self._wait_ms)
             known = len(migrations("sqlite")), FORMAT
-            version = self._version(SQLiteQueries(connection))  # a newer file is left as it is
+            version = self._version(SQLiteQueries(connection))  # before anything is written
             self._use_wal(connection)
             connection.execute("PRAGMA secure_delete = ON")
             connection.execute(f"PRAGMA synchronous = {self.synchronous}")
@@ -162,15 +159,17 @@ class SQLiteFile:
             if not self.path.is_dir():
                 return apsw.Connection(str(self.path))
         except (OSError, ValueError) as error:
-            raise StoreError(f"{str(self.path)!r} cannot be a file: {error}; give it another name") from error
+            raise StoreError(
+                f"{str(self.path)!r} is not a valid file name ({error}); use another name"
+            ) from error
         raise StoreError(f"{self.path} is a folder; name a file in it, as in sqlite:///{self.path}/refold.db")
 
     def _use_wal(self, connection: apsw.Connection) -> None:
-        """Whoever else opens a new file at this moment is waited for, which SQLite does not do here."""
+        """Retries while another process opens the same new file; SQLite itself does not wait here."""
         deadline = time.monotonic() + self.timeout_s
         while True:
             try:
-                with suppress(apsw.ReadOnlyError):  # then it is read as it is
+                with suppress(apsw.ReadOnlyError):  # the file can still be read
                     connection.execute("PRAGMA journal_mode = WAL")
                 return
             except apsw.BusyError:
@@ -209,14 +208,14 @@ class SQLiteFile:
             )
         return version, format
 
-    def shred(self) -> None:
-        """Erased words must not linger in the write-ahead log."""
-        with self.writing, self.reading, _told(self.path):
+    def purge_log(self) -> None:
+        """Removes erased words from the write-ahead log."""
+        with self.writing, self.reading, _explained_errors(self.path):
             done = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall() if self._writer else []
             if done and done[0][0]:
                 raise StoreError(
-                    f"Erased, but the words stay in {self.path}-wal while another process reads from it;"
-                    " erase it again when that is done"
+                    f"Erased, but the text remains in {self.path}-wal while another process reads the file;"
+                    " erase it again after that"
                 )
 
     def close(self) -> None:
@@ -224,19 +223,19 @@ class SQLiteFile:
             stale = self._log is not None and self._log != self._identity()
             for connection in (self._writer, self._reader):
                 if connection is not None and self._pid == os.getpid():
-                    if stale:  # what is in a deleted log must not be written over what others stored since
+                    if stale:  # a deleted log must not overwrite newer commits
                         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                     connection.close()
             self._writer = self._reader = self._log = None
 
 
 def is_foreign(path: Path) -> bool:
-    """A database with tables of somebody else's, and none of ours. Nothing is written to it."""
+    """True for a database of another program. Nothing is written to it."""
     try:
         with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
             names = [str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master")]
     except apsw.Error:
-        return False  # opening it as ours says what is wrong
+        return False  # opening it as a store explains the error
     return bool(names) and not any(name.startswith("refold_") for name in names)
 
 
@@ -252,15 +251,15 @@ _held: list[SQLiteFile] = []
 
 @cache
 def _watch_forks() -> None:
-    """Nothing of SQLite may cross a fork of the process, neither connections nor what it knows of locks:
-    the parent's last close would delete the log that the child writes to. So all is closed before.
+    """Closes all files before a fork: if connections or SQLite's knowledge of locks crossed it, the parent's
+    last close would delete the log that the child writes to.
     """
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_let_go)
+        os.register_at_fork(before=_close_all, after_in_parent=_release_all, after_in_child=_release_all)
 
 
-def _hold(path: Path | None = None) -> None:
-    """Closes all that this process has open, or all of one file, and keeps others from opening it."""
+def _close_all(path: Path | None = None) -> None:
+    """Closes all files, or one, and keeps them locked until `_release_all`."""
     _forking.acquire()
     for file in [file for file in _files if path in (None, file.path)]:
         file.writing.acquire()
@@ -271,7 +270,7 @@ def _hold(path: Path | None = None) -> None:
             file.close()
 
 
-def _let_go() -> None:
+def _release_all() -> None:
     while _held:
         file = _held.pop()
         file.reading.release()
@@ -280,8 +279,7 @@ def _let_go() -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Turns the engine's errors into ours, with what to do about them."""
+def _explained_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except RefoldError:
@@ -293,15 +291,17 @@ def _told(path: Path) -> Iterator[None]:
 def _explain(path: Path, error: apsw.Error) -> StoreError:
     match error:
         case apsw.BusyError() | apsw.LockedError():
-            return StoreError(f"{path} is locked by another process; retry, or find who is writing to it")
+            return StoreError(f"{path} is locked by another process; retry, or find out which one")
         case apsw.FullError():
             return StoreError(f"The disk with {path} is full; free some space and retry")
         case apsw.ReadOnlyError() | apsw.PermissionsError():
             return StoreError(f"{path} cannot be written: the file or its folder is read-only for this user")
         case apsw.CantOpenError():
-            return StoreError(f"{path} cannot be opened; does its folder exist, may this user write there?")
+            return StoreError(
+                f"{path} cannot be opened; check that its folder exists and that this user may write there"
+            )
         case apsw.CorruptError() | apsw.NotADBError():
-            return CorruptError(f"{path} is damaged or no SQLite database ({error}); restore a backup")
+            return CorruptError(f"{path} is damaged or not a SQLite database ({error}); restore a backup")
         case apsw.IOError():
             return StoreError(f"{path} could not be read or written ({error}); check the disk and retry")
     return StoreError(f"SQLite and {path}: {error}")

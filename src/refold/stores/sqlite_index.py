@@ -1,53 +1,85 @@
-"""What can be found in a SQLite file: FTS5 for words, vectors for meaning; both follow the streams."""
+"""Search in a SQLite file: FTS5 for words, vectors for meaning. Both indexes follow the stored entries."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from refold.core.codec import Entry, to_bytes
 from refold.core.errors import CorruptError
 from refold.core.query import Query, SearchTerm, SearchText
 from refold.stores.nearest import nearest
+from refold.stores.packing import to_text, unpack
 from refold.stores.sqlite_file import SQLiteFile, SQLiteQueries
 from refold.stores.store import FEW_RESULTS, FoundPlace, Key, Scope
 
 T = TypeVar("T")
-PLACES = 32
-"""Bits of a row's key that are the place; the rest is the conversation."""
+PLACE_BITS = 32
+"""The lower bits of an entry's row id are its place; the upper ones are the conversation's row id."""
 BATCH, BATCH_BYTES = 100, 1 << 20
-"""What is taken in at a time, so that nobody who writes waits long: entries, and their bodies as stored."""
-POOL = 1_000
-"""Of all that matches, the newest so many are ranked."""
-PAGES = 200
-"""Of the index, that are rewritten at a time."""
-MOST_MERGES = 10_000
+"""Entries and stored bytes indexed in one transaction: small, so that writers do not wait long."""
+RANKED = 1_000
+"""Only the newest matches are ranked."""
+MERGED_PAGES = 200
+MAX_MERGES = 10_000
+
+
+class ConversationRow(NamedTuple):
+    cid: int
+    parent: int | None
+    fork_at: int
+    base: bytes
 
 
 class Segment(NamedTuple):
-    """The places of a conversation that are in one row of the table of conversations."""
+    """The places of a conversation that one row of the conversation table owns."""
 
     cid: int
     low: int
     high: int
 
+    @property
+    def row_ids(self) -> dict[str, int]:
+        return {"low": row_id(self.cid, self.low), "high": row_id(self.cid, self.high)}
 
-Segments: TypeAlias = Callable[[SQLiteQueries, Key], Sequence[Segment]]
+
+def row_id(cid: int, place: int) -> int:
+    return (cid << PLACE_BITS) + place
+
+
+def place_of(row_id: int) -> int:
+    return row_id & ((1 << PLACE_BITS) - 1)
+
+
+def to_entry(row: Sequence[Any]) -> Entry:
+    at, kind, id, head, body, *_ = row
+    return Entry(place_of(at), kind, None if id is None else to_text(id), head, unpack(body))
 
 
 class SQLiteIndex:
-    def __init__(
-        self,
-        file: SQLiteFile,
-        segments: Segments,
-        entry: Callable[[Any], Entry],
-        text: Callable[[bytes], str],
-    ) -> None:
-        self._file, self._segments, self._entry, self._text = file, segments, entry, text
+    """The searching half of `SQLiteStore`."""
 
-    # Following
+    def __init__(self, file: SQLiteFile) -> None:
+        self._file = file
 
-    def index(self, scope: Scope, words: Callable[[Entry], SearchText | None]) -> Iterator[int]:
+    def _row(self, run: SQLiteQueries, key: Key) -> ConversationRow | None:
+        rows = run("conversation", owner=to_bytes(key.owner), name=to_bytes(key.conversation))
+        return ConversationRow(*rows[0]) if rows else None
+
+    def _segments(self, run: SQLiteQueries, key: Key) -> list[Segment]:
+        """In the order of places: those of the ancestors first."""
+        row = self._row(run, key)
+        high = 1 << PLACE_BITS
+        result: list[Segment] = []
+        while row is not None:
+            result.append(Segment(row.cid, row.fork_at, high))
+            high = min(high, row.fork_at)
+            row = None if row.parent is None else ConversationRow(*run("ancestor", cid=row.parent)[0])
+        return result[::-1]
+
+    # Indexing
+
+    def index(self, scope: Scope, words: Callable[[Entry], SearchText | None], /) -> Iterator[int]:
         def put(run: SQLiteQueries, place: int, owner: bytes, one: SearchText | None) -> None:
             if one is not None:
                 about = (*map(_tool_term, one.tools), _role_term(one.role), _owner_term(owner))
@@ -56,7 +88,7 @@ class SQLiteIndex:
         return self._follow(scope, b"", lambda entries: list(map(words, entries)), put)
 
     def embed(
-        self, scope: Scope, embedder: str, vectors: Callable[[Sequence[Entry]], Sequence[Sequence[bytes]]]
+        self, scope: Scope, embedder: str, vectors: Callable[[Sequence[Entry]], Sequence[Sequence[bytes]]], /
     ) -> Iterator[int]:
         name = to_bytes(embedder)
 
@@ -70,26 +102,37 @@ class SQLiteIndex:
         self,
         scope: Scope,
         what: bytes,
-        take: Callable[[Sequence[Entry]], Sequence[T]],
+        convert: Callable[[Sequence[Entry]], Sequence[T]],
         put: Callable[[SQLiteQueries, int, bytes, T], None],
     ) -> Iterator[int]:
-        """What `take` makes of entries is stored; nothing is locked while it is made."""
+        """Stores what `convert` makes of new entries; the file is not locked while it runs."""
         with self._file.read() as run:
             todo = deque(self._behind(run, scope, what))
         while todo:
-            rows, read = list[Any](), list[tuple[int, int, int]]()
+            rows = list[Any]()
+            read = list[tuple[int, int, int]]()
+            size = 0
             with self._file.read() as run:
-                while todo and len(rows) < BATCH and sum(map(_size, rows)) < BATCH_BYTES:
+                while todo and len(rows) < BATCH and size < BATCH_BYTES:
                     cid, start = todo.popleft()
-                    more = run("read", low=start, high=(cid + 1) << PLACES, but=None, limit=BATCH)
-                    more = more[: _so_many(more)]
-                    if more:
-                        rows += more
-                        read.append((cid, start, more[-1][0] + 1))
-                        todo.appendleft((cid, more[-1][0] + 1))
-            whole = [(row[0], entry) for row in rows if (entry := self._read(row)) is not None]
-            taken = take([entry for _, entry in whole])
-            self._put(what, read, zip((place for place, _ in whole), taken, strict=True), put)
+                    next = start
+                    for row in run("read", low=start, high=row_id(cid + 1, 0), but=None, limit=BATCH):
+                        rows.append(row)
+                        next = row[0] + 1
+                        size += len(row[4]) if isinstance(row[4], bytes) else 0
+                        if size >= BATCH_BYTES:
+                            break
+                    if next > start:
+                        read.append((cid, start, next))
+                        todo.appendleft((cid, next))
+            readable = list[tuple[int, Entry]]()
+            for row in rows:
+                try:
+                    readable.append((row[0], to_entry(row)))
+                except (CorruptError, TypeError, ValueError):
+                    continue  # `refold doctor` reports it; the other entries stay searchable
+            converted = convert([entry for _, entry in readable])
+            self._put(what, read, zip((at for at, _ in readable), converted, strict=True), put)
             if rows:
                 yield len(rows)
 
@@ -97,163 +140,145 @@ class SQLiteIndex:
         self,
         what: bytes,
         read: Sequence[tuple[int, int, int]],
-        taken: Iterable[tuple[int, T]],
+        converted: Iterable[tuple[int, T]],
         put: Callable[[SQLiteQueries, int, bytes, T], None],
     ) -> None:
-        """Of what was read, all that nobody else took in meanwhile, or erased."""
+        """Skips what another process indexed, or erased, in the meantime."""
         with self._file.write(durable=False, wait=True) as run:
-            left = dict[int, tuple[int, bytes]]()
+            ours = dict[int, tuple[int, bytes]]()
             for cid, start, next in read:
-                known = run("followed", cid=cid, what=what)
-                if known and start <= known[0][0] < next:
-                    left.setdefault(cid, known[0])
+                followed = run("followed", cid=cid, what=what)
+                if followed and start <= followed[0][0] < next:
+                    ours.setdefault(cid, followed[0])
                     run("follow", cid=cid, what=what, next=next)
-            for place, one in taken:
-                first, owner = left.get(place >> PLACES, (place + 1, b""))
-                if place >= first:
-                    put(run, place, owner, one)
-
-    def _read(self, row: Sequence[Any]) -> Entry | None:
-        try:
-            return self._entry(row)
-        except (
-            CorruptError,
-            TypeError,
-            ValueError,
-        ):  # damaged: `refold doctor` says so, the others are found
-            return None
+            for at, one in converted:
+                first, owner = ours.get(at >> PLACE_BITS, (at + 1, b""))
+                if at >= first:
+                    put(run, at, owner, one)
 
     def _behind(self, run: SQLiteQueries, scope: Scope, what: bytes) -> list[tuple[int, int]]:
-        """Conversations with entries that were not taken in yet, and the places where these begin."""
+        """Conversations with entries that are not indexed yet, and the row ids where these begin."""
+        found = list[tuple[int, int]]()
         if isinstance(scope, Key):
             cids = [segment.cid for segment in self._segments(run, scope)]
-            found = list[tuple[int, int]]()
         else:
             owner = to_bytes(scope)
-            found = [(cid, next) for cid, next in run("behind", owner=owner, what=what)]
+            found += run("behind", owner=owner, what=what)
             cids = [cid for cid, *_ in run("inherited", owner=owner)]
         known = {cid for cid, _ in found}
         for cid in dict.fromkeys(cids):
             start = run("followed", cid=cid, what=what)[0][0]
-            if cid not in known and run("last", low=start, high=(cid + 1) << PLACES):
+            if cid not in known and run("last", low=start, high=row_id(cid + 1, 0)):
                 found.append((cid, start))
         return found
 
-    def forget(self, run: SQLiteQueries, low: int, high: int) -> None:
-        """What is found at places that are erased."""
-        run("erase_words", low=low, high=high)
-        run("erase_vectors", low=low, high=high)
-
-    def shred(self) -> None:
-        """Words that were forgotten leave the file: the index is rewritten without them, in small steps."""
-        for _ in range(MOST_MERGES):
+    def _purge_index(self) -> None:
+        """Rewrites the index in small steps, so that erased words leave the file."""
+        for _ in range(MAX_MERGES):
             with self._file.write(durable=False, wait=True) as run:
                 before = run.changes
-                run("merge_words", pages=-PAGES)
+                run("merge_words", pages=-MERGED_PAGES)
                 if run.changes - before < 2:
                     return
 
-    # Finding
+    # Searching
 
-    def search(self, scope: Scope, query: Query, limit: int) -> list[FoundPlace]:
+    def search(self, scope: Scope, query: Query, limit: int, /) -> list[FoundPlace]:
+        has_names = any(one.name for one in query.wanted)
+        best = list[FoundPlace]()
         with self._file.read() as run:
-            by_name = any(one.name for one in query.wanted)
-            best = self._best(run, scope, _all_of(query, by_name=True), limit, POOL) if by_name else []
+            if has_names:
+                best = self._best(run, scope, _match(query, by_name=True), limit, RANKED)
             if len(best) < limit:
-                score = float(not by_name) if query.is_phrase else None
-                best = _more(best, self._best(run, scope, _all_of(query), limit, POOL, score))
+                score = float(not has_names) if query.is_phrase else None
+                best = _merge(best, self._best(run, scope, _match(query), limit, RANKED, score))
             if len(best) < min(limit, FEW_RESULTS) and query.can_relax:
-                best = _more(best, self._any_of(run, scope, query))
+                best = _merge(best, self._any_word(run, scope, query))
         return best[:limit]
 
-    def _any_of(self, run: SQLiteQueries, scope: Scope, query: Query) -> list[FoundPlace]:
-        """Each word is looked for alone, so that a common one does not push a rare one out."""
+    def _any_word(self, run: SQLiteQueries, scope: Scope, query: Query) -> list[FoundPlace]:
+        """Searches for each word alone, so that a common one does not push a rare one out."""
         words = [one for one in query.wanted if not one.must]
         scores = dict[tuple[Key, int], float]()
-        for one in words:
-            for key, at, score in self._best(run, scope, _all_of(query, one), POOL, POOL // len(words)):
+        for word in words:
+            for key, at, score in self._best(run, scope, _match(query, word), RANKED, RANKED // len(words)):
                 scores[key, at] = scores.get((key, at), 0.0) + score
         best = sorted(scores.items(), key=lambda one: one[1], reverse=True)
         return [FoundPlace(*place, score) for place, score in best]
 
     def _best(
-        self, run: SQLiteQueries, scope: Scope, match: str, limit: int, pool: int, score: float | None = None
+        self,
+        run: SQLiteQueries,
+        scope: Scope,
+        match: str,
+        limit: int,
+        ranked: int,
+        score: float | None = None,
     ) -> list[FoundPlace]:
-        """By rank; with a `score` that all have, the newest first: to rank a phrase, FTS5 reads it twice."""
-        rows, shared = list[tuple[int, float]](), self._shared(run, scope)
-        most = {"pool": pool if score is None else limit, "limit": limit, "score": score}
+        """By rank, or newest first with one `score` for all: to rank a phrase, FTS5 reads it twice."""
+        rows = list[tuple[int, float]]()
+        shared = self._shared(run, scope)
+        most = {"pool": ranked if score is None else limit, "limit": limit, "score": score}
         if not isinstance(scope, Key):
             owner = to_bytes(scope)
             only = f" AND {_owner_term(owner)}" if run("several_owners")[0][0] else ""
             rows += run("match_owned", match=f"({match}){only}", owner=owner, **most)
-        for segment, _ in shared:
-            rows += run("match", match=match, **_range(segment), **most)
+        for segment in shared:
+            rows += run("match", match=match, **segment.row_ids, **most)
         rows.sort(key=lambda row: (-row[1], -row[0]))
         return self._found(run, rows[:limit], shared)
 
-    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int) -> list[FoundPlace]:
-        name, rows = to_bytes(embedder), list[tuple[int, bytes]]()
+    def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[FoundPlace]:
+        name = to_bytes(embedder)
+        rows = list[tuple[int, bytes]]()
         with self._file.read() as run:
             shared = self._shared(run, scope)
             if not isinstance(scope, Key):
                 rows += run("vectors_owned", owner=to_bytes(scope), embedder=name)
-            for segment, _ in shared:
-                rows += run("vectors", embedder=name, **_range(segment))
+            for segment in shared:
+                rows += run("vectors", embedder=name, **segment.row_ids)
             return self._found(run, nearest(vector, rows, limit), shared)
 
-    def _shared(self, run: SQLiteQueries, scope: Scope) -> list[tuple[Segment, Key]]:
-        """All segments of a conversation. Of an owner, only what forks share with conversations that are
-        erased, or somebody else's.
+    def _shared(self, run: SQLiteQueries, scope: Scope) -> dict[Segment, Key]:
+        """All segments of a conversation. Of an owner, only those that forks share with conversations that
+        were erased or belong to another owner.
         """
         if isinstance(scope, Key):
-            return [(segment, scope) for segment in self._segments(run, scope)]
+            return dict.fromkeys(self._segments(run, scope), scope)
         found = dict[int, tuple[Segment, Key]]()
-        for cid, high, name in run("inherited", owner=to_bytes(scope)):
-            if cid not in found:  # the longest comes first
-                found[cid] = (Segment(cid, 0, high), Key(scope, self._text(name)))
-        return list(found.values())
+        for cid, high, name in run("inherited", owner=to_bytes(scope)):  # the longest first
+            found.setdefault(cid, (Segment(cid, 0, high), Key(scope, to_text(name))))
+        return dict(found.values())
 
     def _found(
-        self, run: SQLiteQueries, rows: Sequence[tuple[int, float]], shared: Sequence[tuple[Segment, Key]]
+        self, run: SQLiteQueries, rows: Sequence[tuple[int, float]], shared: dict[Segment, Key]
     ) -> list[FoundPlace]:
-        keys = {segment.cid: key for segment, key in shared}
-        for cid in {place >> PLACES for place, _ in rows} - keys.keys():
+        keys = {segment.cid: key for segment, key in shared.items()}
+        for cid in {at >> PLACE_BITS for at, _ in rows} - keys.keys():
             _, owner, name, *_ = run("row", cid=cid)[0]
-            keys[cid] = Key(self._text(owner), self._text(name))
-        return [
-            FoundPlace(keys[place >> PLACES], place & ((1 << PLACES) - 1), score) for place, score in rows
-        ]
+            keys[cid] = Key(to_text(owner), to_text(name))
+        return [FoundPlace(keys[at >> PLACE_BITS], place_of(at), score) for at, score in rows]
 
 
-def _range(segment: Segment) -> dict[str, int]:
-    return {"low": (segment.cid << PLACES) + segment.low, "high": (segment.cid << PLACES) + segment.high}
-
-
-def _size(row: Sequence[Any]) -> int:
-    return len(row[4]) if isinstance(row[4], bytes) else 0
-
-
-def _so_many(rows: Sequence[Any]) -> int:
-    """How many of these rows are taken in at a time."""
-    total = 0
-    for n, row in enumerate(rows, 1):
-        total += _size(row)
-        if total >= BATCH_BYTES:
-            return n
-    return len(rows)
-
-
-def _more(best: list[FoundPlace], others: Sequence[FoundPlace]) -> list[FoundPlace]:
+def _merge(best: list[FoundPlace], others: Sequence[FoundPlace]) -> list[FoundPlace]:
     known = {found[:2] for found in best}
     return best + [found for found in others if found[:2] not in known]
 
 
-def _all_of(query: Query, only: SearchTerm | None = None, *, by_name: bool = False) -> str:
-    """The query as FTS5 has it; with `only`, of the words that need not be there just this one; `by_name`,
-    names of several pieces as a whole.
+def _match(query: Query, only: SearchTerm | None = None, *, by_name: bool = False) -> str:
+    """The query in FTS5's syntax. `only` keeps just this one of the optional words; `by_name` matches names
+    of several words as a whole.
     """
-    wanted = [one for one in query.wanted if only is None or one.must or one is only]
-    needed = [f'"{one.name}"' if by_name and one.name else f"({_any_form(one)})" for one in wanted]
+    needed = list[str]()
+    for one in query.wanted:
+        if only is not None and not one.must and one is not only:
+            continue
+        if by_name and one.name:
+            needed.append(f'"{one.name}"')
+        else:
+            end = " *" if one.is_prefix else ""
+            forms = [f'"{" ".join(form)}"{end}' for form in (one.terms, one.parts) if form]
+            needed.append(f"({' OR '.join(forms)})")
     if query.tools:
         needed.append(f"({' OR '.join(map(_tool_filter, query.tools))})")
     if query.roles:
@@ -261,14 +286,8 @@ def _all_of(query: Query, only: SearchTerm | None = None, *, by_name: bool = Fal
     return " AND ".join(needed)
 
 
-def _any_form(wanted: SearchTerm) -> str:
-    forms = [some for some in (wanted.terms, wanted.parts) if some]
-    end = " *" if wanted.is_prefix else ""
-    return " OR ".join(f'"{" ".join(some)}"{end}' for some in forms)
-
-
 def _tool_term(tool: str) -> str:
-    """A name as one term, whatever is in it, and one that no text has."""
+    """A name as one term, whatever is in it; no text contains such a term."""
     return "\ue100" + to_bytes(tool.casefold()).hex()
 
 

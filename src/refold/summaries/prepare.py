@@ -16,7 +16,7 @@ from refold.core.errors import RefoldError, SettingError, StoreError
 from refold.core.event import Called, Replaced, Span
 from refold.core.view import View
 from refold.policies.expire import MessageKey
-from refold.policies.summarize import Part, PreparedSummary
+from refold.policies.summarize import PreparedSummary, SummaryPart
 from refold.stores.store import Lease
 from refold.summaries.background import BackgroundJob, PendingWork
 from refold.summaries.context import SummaryContext, digest_of
@@ -100,7 +100,7 @@ class SummaryWriter:
     def prepare(
         self,
         view: View,
-        parts: Callable[[], Sequence[Part]],
+        parts: Callable[[], Sequence[SummaryPart]],
         messages: Sequence[MessageToSummarize] = (),
         focus: str | None = None,
         *,

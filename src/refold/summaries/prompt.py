@@ -16,7 +16,7 @@ from refold.core.view import Item, View
 from refold.policies.extract import demands
 from refold.policies.outline import Outline, clip, excerpt, outline
 from refold.policies.sections import body
-from refold.policies.summarize import Brief, Part
+from refold.policies.summarize import SummaryBrief, SummaryPart
 from refold.stores.record import Record
 from refold.summaries.summarizer import Ask
 
@@ -61,7 +61,7 @@ class PromptContent(NamedTuple):
 class SummaryInput(msgspec.Struct, frozen=True):
     """What one summary is written from."""
 
-    brief: Brief
+    brief: SummaryBrief
     originals: tuple[Original, ...]
     previous: str | None
     """The summaries that it replaces, joined."""
@@ -85,7 +85,7 @@ class SummaryInput(msgspec.Struct, frozen=True):
         return [one.message for one in self.originals]
 
 
-def summary_input(part: Part, view: View, record: Record, **about: Any) -> SummaryInput:
+def summary_input(part: SummaryPart, view: View, record: Record, **about: Any) -> SummaryInput:
     """The original messages behind a part of the view, without bare errors and retry messages."""
     hidden = {(line.at, line.n) for line in part.old.hidden}
     originals = list[Original]()

@@ -35,7 +35,7 @@ HANDLE = re.compile(r"\[refold [^\]]*?#(\d+)")
 TOOL_RESULT = b'"type":"tool_result"'
 """What Anthropic has in messages of the user's role that are not the user's."""
 WINDOW_ONLY: Json = {"strategy": "sliding-window", "prune": "off", "cap": "off"}
-BY_RULE: Json = {"summarizer": {"models": [], "run_in": "thread"}}
+BY_RULE: Json = {"summarizer": {"models": [], "executor": "thread"}}
 """Nobody is called for a replay."""
 RULES = ("must", "never", "always", "do not", "don't", "only", "make sure")
 """Words of a message that somebody might pin."""

@@ -1,8 +1,8 @@
-"""What summarizers are asked: templates that come with refold, and the user's own in their place.
+"""Prompts for summarizers: the built-in templates, and the user's own that replace them.
 
-system        who summarizes, and what holds for every summary
-conversation  the frame of a summary of many messages; what one profile says goes into it
-message       the frame of a summary of one message; what one tool's prompt says goes into it
+system        the system prompt of every summary
+conversation  the frame for a summary of many messages, with a profile inside
+message       the frame for a summary of one message, with a tool's prompt inside
 """
 
 from collections.abc import Mapping
@@ -26,56 +26,55 @@ __all__ = [
 ]
 
 BUILT_IN = "built-in"
-"""The origin of templates that come with refold."""
 MATERIAL = {"conversation": "messages", "message": "content"}
-"""What a whole prompt must show; a text without it is guidance that goes into the frame."""
+"""The variable that makes a text a whole prompt; without it, the text goes into the frame."""
 GUIDANCE = {"conversation": "profile", "message": "prompt"}
-"""Where in the frame that is."""
+"""The variable of the frame that it replaces."""
 FILES = (".md", ".txt")
-"""How a prompt ends that is a file."""
+"""A prompt with such an ending is a file name."""
 _HERE = Path(__file__).parent
 
 
 class Prompts(msgspec.Struct, frozen=True):
-    """All that summarizers are asked for one agent."""
+    """The prompts of one agent."""
 
     system: Template
     conversation: Template
     message: Template
-    """Of results of tools that have none of their own."""
+    """For results of tools without a prompt of their own."""
     tools: Mapping[str, Template]
-    """Of tools that are set to be summarized, or have a prompt."""
+    """By tools that are summarized or have a prompt."""
 
 
 def load(name: str, folder: Path | None = None) -> Template:
-    """A template by its name: the file in the user's folder, or else the one that comes with refold.
+    """A template by name: the file in the user's folder, otherwise the built-in one.
 
     Raises:
-        SettingError: there is none of that name, or it is not as it must be.
+        SettingError: there is none of that name, or it is not valid.
     """
     for place in _places(folder):
         file = place / f"{name}.md"
         if _is_file(file):
             return _read(file, name, BUILT_IN if place == _HERE else str(file))
-    raise SettingError(f"prompt {name!r}", f"is not known; known are: {', '.join(profiles(folder))}")
+    raise SettingError(f"prompt {name!r}", f"is not known; known: {', '.join(profiles(folder))}")
 
 
 def profiles(folder: Path | None = None) -> list[str]:
-    """The names of all there are, the user's own included."""
+    """The names of all profiles, the user's own included."""
     found = {file.stem for place in _places(folder) for file in place.glob("*.md") if file.is_file()}
     return sorted(found - VARIABLES.keys())
 
 
 def conversation_template(profile: str, folder: Path | None = None) -> Template:
-    """What is asked of a conversation; to be rendered without `profile`.
+    """The prompt for conversations; rendered without `profile`.
 
     Raises:
-        SettingError: there is no such profile, or a template is not as it must be.
+        SettingError: there is no such profile, or a template is not valid.
     """
     if profile not in (known := profiles(folder)):
-        hint = f"write {profile}.md into the folder of prompts, or take one of these"
+        hint = f"create {profile}.md in the folder of prompts, or use one of these"
         if profile in VARIABLES:
-            hint = "that is a frame and no profile; take one of these"
+            hint = "it is a frame, not a profile; use one of these"
         raise SettingError(f"profile {profile!r}", f"is not known; {hint}: {', '.join(known)}")
     own = load(profile, folder)
     made = own if _is_whole(own, "conversation") else _framed("conversation", own, folder)
@@ -83,12 +82,12 @@ def conversation_template(profile: str, folder: Path | None = None) -> Template:
 
 
 def message_template(prompt: str | None, folder: Path | None = None) -> Template:
-    """What is asked of one message; to be rendered without `prompt`.
+    """The prompt for one message; rendered without `prompt`.
 
     `prompt` is a text, or a file in the folder of prompts or the working directory.
 
     Raises:
-        SettingError: there is no such file, or it is not as it must be.
+        SettingError: there is no such file, or it is not valid.
     """
     if prompt is None or not prompt.strip():
         frame = load("message", folder)
@@ -99,7 +98,7 @@ def message_template(prompt: str | None, folder: Path | None = None) -> Template
 
 def _places(folder: Path | None) -> list[Path]:
     if folder is not None and not folder.is_dir():
-        raise SettingError(str(folder), "there is no such folder; make it, or leave prompts unset")
+        raise SettingError(str(folder), "there is no such folder; create it, or leave prompts unset")
     return [_HERE] if folder is None else [folder, _HERE]
 
 
@@ -112,14 +111,14 @@ def _prompt(prompt: str, folder: Path | None) -> Template:
         if _is_file(file):
             return parse(file.stem, _text(file), str(file), known)
     looked = " or ".join(str(file.absolute()) for file in places)
-    raise SettingError(prompt, f"there is no such file; write {looked}, or set the text itself")
+    raise SettingError(prompt, f"there is no such file; create {looked}, or set the text itself")
 
 
 def _read(file: Path, name: str, origin: str) -> Template:
     known = VARIABLES[name] if name in VARIABLES else _guiding("conversation")
     template = parse(name, _text(file), origin, known)
     if name in MATERIAL and not _is_whole(template, name):
-        raise SettingError(origin, f"has no {{{{{MATERIAL[name]}}}}}, so that nothing would be summarized")
+        raise SettingError(origin, f"has no {{{{{MATERIAL[name]}}}}}, so nothing would be summarized")
     return template
 
 
@@ -131,7 +130,7 @@ def _text(file: Path) -> str:
 
 
 def _guiding(kind: str) -> list[str]:
-    """The variables of what goes into a frame of this kind."""
+    """The variables that text inside of a frame may use."""
     return [name for name in VARIABLES[kind] if name != GUIDANCE[kind]]
 
 
@@ -153,5 +152,5 @@ def _framed(kind: str, own: Template, folder: Path | None) -> Template:
 def _is_file(file: Path) -> bool:
     try:
         return file.is_file()
-    except OSError:  # it is too long to be a name
+    except OSError:  # too long for a file name
         return False

@@ -1,4 +1,4 @@
-"""A prompt with gaps: text in which `{{name}}` stands for a value, and nothing else has a meaning."""
+"""Prompt templates: text with `{{name}}` for values, and no other syntax."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ VARIABLES: dict[str, tuple[str, ...]] = {
         "max_tokens",
     ),
 }
-"""What may stand in the templates of each kind."""
+"""The variables of each kind of template."""
 SECTIONS = (
     "Requests of the user",
     "Work done",
@@ -46,12 +46,12 @@ SECTIONS = (
     "Pending",
     "Next action",
 )
-"""What a summary of a conversation must have, unless its template says otherwise."""
+"""The sections of a summary of a conversation, unless its template names others."""
 NONE = "(none)"
-"""Stands for a value that is empty."""
-WORDS = 0.6
-"""In a token, where there are many identifiers."""
-FRONT = ("models", "sections")
+"""Shown for an empty value."""
+WORDS_PER_TOKEN = 0.6
+"""In text with many identifiers."""
+FRONT_MATTER = ("models", "sections")
 _GAP = regex(r"\{\{(.*?)\}\}")
 _OPENED = regex(r"---[ \t]*\r?\n[ \t]*(?:models|sections)[ \t]*:")
 _FRONT = regex(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
@@ -66,71 +66,70 @@ class Template(msgspec.Struct, frozen=True):
     name: str
     text: str
     origin: str
-    """`built-in`, its file, or both where one stands in the other."""
+    """`built-in`, the file, or both for a text inside of a frame."""
     models: tuple[str, ...] = ()
-    """Tried in this order; none, those of the settings."""
+    """Tried in this order; empty, those of the settings."""
     sections: tuple[str, ...] = ()
-    """Titles that the answer must have."""
+    """Headings of the answer."""
 
     @property
     def variables(self) -> frozenset[str]:
         return frozenset(gap.strip() for gap in _GAP.findall(self.text))
 
     def render(self, **values: object) -> str:
-        """The text with all its gaps filled; what is in a value stays as it is.
+        """The text with all values filled in; `{{…}}` inside of a value stays.
 
-        `headings` are the sections and `max_words` follow from `max_tokens`, unless given.
+        `headings` default to the sections, and `max_words` follows from `max_tokens`.
 
         Raises:
-            KeyError: a variable that stands in it was not given, not even as None.
+            KeyError: a variable has no value, not even None.
         """
-        told = {"headings": "\n".join(f"## {title}" for title in self.sections), **values}
-        match told.get("max_tokens"):
+        known = {"headings": "\n".join(f"## {title}" for title in self.sections), **values}
+        match known.get("max_tokens"):
             case int(tokens):
-                told.setdefault("max_words", int(tokens * WORDS))
-        return fill(self.text, {name: _shown(told[name]) for name in self.variables})
+                known.setdefault("max_words", int(tokens * WORDS_PER_TOKEN))
+        return fill(self.text, {name: _shown(known[name]) for name in self.variables})
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """Other gaps than those of `values` are left."""
+    """Fills in some values; other variables stay."""
     return _GAP.sub(lambda gap: values.get(gap[1].strip(), gap[0]), text)
 
 
 def parse(name: str, text: str, origin: str, known: Sequence[str]) -> Template:
     """
     Raises:
-        SettingError: it has a variable that is not `known`, or front matter that cannot be understood.
+        SettingError: a variable is not `known`, or the front matter is not valid.
     """
     front = _FRONT.match(text)
     if front is None and _OPENED.match(text):
-        raise SettingError(f"{origin}:1", "its front matter has no end: close it with a line of ---")
+        raise SettingError(f"{origin}:1", "the front matter has no end: close it with a line of ---")
     start = front.end() if front else 0
     for gap in _GAP.finditer(text, start):
         if gap[1].strip() not in known:
             line = text.count("\n", 0, gap.start()) + 1
             allowed = ", ".join(known) or "none"
             raise SettingError(f"{origin}:{line}", f"{gap[0]} is not known; known here: {allowed}")
-    return Template(name, text[start:].strip(), origin, **_told(front[1] if front else "", origin))
+    return Template(name, text[start:].strip(), origin, **_front_matter(front[1] if front else "", origin))
 
 
-def _told(front: str, origin: str) -> dict[str, tuple[str, ...]]:
-    """What stands between the `---` lines."""
+def _front_matter(front: str, origin: str) -> dict[str, tuple[str, ...]]:
     if not front.strip():
         return {}
-    import yaml  # 15 ms, paid only by those who have such a file
+    import yaml  # takes 15 ms
 
     try:
         tree = yaml.safe_load(front)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SettingError(origin, f"its front matter is not valid YAML: {error}") from error
+        raise SettingError(origin, f"the front matter is not valid YAML: {error}") from error
     if not isinstance(tree, dict | None):
-        raise SettingError(origin, f"its front matter names nothing; known here: {', '.join(FRONT)}")
+        raise SettingError(origin, f"the front matter has no names; known here: {', '.join(FRONT_MATTER)}")
     return {name: _texts(name, value, origin) for name, value in (tree or {}).items() if value is not None}
 
 
 def _texts(name: object, value: Any, origin: str) -> tuple[str, ...]:
-    if name not in FRONT:
-        raise SettingError(f"{origin}: {name}", f"is not known; known here: {', '.join(FRONT)}")
+    if name not in FRONT_MATTER:
+        raise SettingError(f"{origin}: {name}", f"is not known; known here: {', '.join(FRONT_MATTER)}")
     try:
         return msgspec.convert(value, tuple[str, ...])
     except (msgspec.ValidationError, RecursionError) as error:
