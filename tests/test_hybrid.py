@@ -42,7 +42,7 @@ from refold.stores.store import (
 )
 from refold.stores.url import shown_url
 from refold.testing import StoreContract
-from refold.testing.words import ODD
+from refold.testing.samples import ODD_NAMES
 
 KEY = Key("default", "chat")
 
@@ -1122,9 +1122,9 @@ def test_no_password_and_no_key_is_shown():
 
 def test_odd_names_are_handed_over_apart(notebook):
     store = HybridStore(MemoryStore(), notebook, sync="end")
-    for name in ODD:
+    for name in ODD_NAMES:
         opened(store, name).append(user(name + "!"))
     store.close()
     assert {key.conversation: texts for key in notebook.said if (texts := notebook.texts(key))} == {
-        name: [name + "!"] for name in ODD
+        name: [name + "!"] for name in ODD_NAMES
     }

@@ -20,7 +20,7 @@ from refold.core.errors import MessageError, SettingError, StoreError
 from refold.stores import mem0 as ours
 from refold.stores.mem0 import Mem0Memorizer
 from refold.stores.store import Key, SpokenMessage, open_store
-from refold.testing.words import ODD
+from refold.testing.samples import ODD_NAMES
 
 KEY = Key("default", "chat")
 
@@ -106,7 +106,7 @@ def test_inference_and_graph_are_switches(stub, options, sent):
 
 def test_odd_names_and_texts_are_safe(stub):
     memorizer = Mem0Memorizer(api_key=stub.key, host=stub.host)
-    names = [*ODD, "*", "refold-" + "0" * 32]
+    names = [*ODD_NAMES, "*", "refold-" + "0" * 32]
     for n, name in enumerate(names):
         memorizer.remember(Key(name, "chat"), said(f"secret{n} of \ud800 \0 {name}"))
     ids = [body["user_id"] for body in adds(stub)]

@@ -15,7 +15,7 @@ from refold.session.extras import RequestExtras, beside_text
 from refold.session.intake import Intake
 from refold.session.meter import Meter
 from refold.session.validate import output_of
-from refold.testing.reply import Reply, body
+from refold.testing.model import Reply, body
 
 __all__ = ["InvalidRequestError", "Reply", "StandIn"]
 
