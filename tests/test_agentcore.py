@@ -422,7 +422,7 @@ def test_of_two_who_claim_a_place_the_first_counts_though_tokens_are_forgotten(s
     store.append(KEY, entries(0, 1))
     assert verified(other, KEY) == entries(0, 1)
     store.append(KEY, entries(1, 2, "first"))
-    with pytest.raises(ConflictError, match="somebody else"):
+    with pytest.raises(ConflictError, match="another writer"):
         other.append(KEY, entries(1, 3, "second"))
     assert verified(other, KEY) == verified(store, KEY) == entries(0, 1) + entries(1, 2, "first")
     assert len(stub.events()) == 2

@@ -219,7 +219,7 @@ def test_a_key_that_is_not_taken_is_named_and_nothing_is_refused(stub, tmp_path,
             stub.fault = "forbid"
         chat.append([{"role": "user", "content": text} for text in ("one", "two")])
         for ask in (chat.memories, chat.clear, lambda: store.drain(chat.key)):
-            with pytest.raises(StoreError, match="does not take the key from MEM0_API_KEY") as error:
+            with pytest.raises(StoreError, match="does not accept the key from MEM0_API_KEY") as error:
                 ask()
             assert "retry" not in str(error.value)
             assert os.environ["MEM0_API_KEY"] not in str(error.value)
@@ -273,7 +273,7 @@ def test_sync_tells_of_a_key_that_is_not_taken(stub, tmp_path):
     made = subprocess.run(command, capture_output=True, text=True, timeout=60)
     (left,) = json.loads(made.stdout)["left"]
     assert made.returncode == 1
-    assert "does not take the key from `api_key` or `key`" in left["problem"]
+    assert "does not accept the key from `api_key` or `key`" in left["problem"]
     assert "a-wrong-key" not in made.stdout + made.stderr
 
 
