@@ -457,8 +457,8 @@ def test_the_answer_of_a_stream_is_kept(store: str, awaits: bool) -> None:
     told = threading.Event()
 
     class Tells(RefoldHook):
-        def _answered(self, id: Any, response: Any) -> None:
-            super()._answered(id, response)
+        def _record_answer(self, id: Any, response: Any) -> None:
+            super()._record_answer(id, response)
             told.set()
 
     hook = Tells(store=store, model=MODEL, config=CONFIG)
