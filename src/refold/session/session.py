@@ -144,7 +144,7 @@ class Session:
         self.reducer.similarity = Similarity(self._embedder) if self._embedder else None
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model, self._lock)
         self.fitter.override = override_of(override)
-        self.fitter.sends_own = sends_own_fields
+        self.fitter.sends_own_fields = sends_own_fields
         self._lease = CompactionLease(store, key, view, uuid4().hex)
         self.compaction = Compaction(self.fitter, self._lease, self._lock)
         self.toolbox = Toolbox(self.record, self.settings)
@@ -420,7 +420,7 @@ class Session:
 
             gauge = self.record.live.state.gauge
             said = [event for event in self.record.append(build) if isinstance(event, Said)]
-            self.fitter.heard(drafts)
+            self.fitter.note_dialect(drafts)
             for usage in [event.message.usage for event in said if event.message.usage]:
                 self.fitter.learn(usage, gauge)
         places |= {event.message.id: event.at for event in said if event.message.id is not None}
@@ -540,7 +540,7 @@ class Session:
         for _ in range(WAITS if summaries is not None else 0):
             with self._lock:
                 self.record.catch_up()
-                awaited = self.fitter.awaited(wish)
+                awaited = self.fitter.pending_summaries(wish)
             if awaited is None or summaries is None:
                 return
             if not awaited.wait(max(0.0, until - time.monotonic())):
@@ -606,7 +606,7 @@ class Session:
             summaries = self.reducer.summaries
             if summaries is not None:
                 summaries.context.progress = on_progress
-            result = self.compaction.carry_out(order, dry_run)
+            result = self.compaction.run(order, dry_run)
             if summaries is not None:
                 result = msgspec.structs.replace(result, problems=tuple(summaries.problems))
             span.note({"refold.tokens.saved": result.tokens_saved, "refold.strategy": strategy})
@@ -615,7 +615,7 @@ class Session:
     def compactions(self) -> Compactions:
         with self._lock:
             self.record.catch_up()
-            return self.compaction.known
+            return self.compaction.summary
 
     # What was said
 
@@ -907,7 +907,7 @@ class Session:
         with self._lock:
             self.record.catch_up()
             record = self.record if view else Record(self.store, self.key, UNEDITED, parse)
-            request = self.fitter.exported(record, format)
+            request = self.fitter.export_request(record, format)
         yield codec.dumps(request).decode()
 
     def clear(self, *, with_forks: bool = False) -> list[Key]:
