@@ -26,7 +26,7 @@ import typer
 from refold.adapters.conversation import AdapterConversation
 from refold.adapters.synced_history import SyncedHistory
 from refold.session.session import Session
-from refold.testing.adapters import TASK, Reader, Reply, Request, Rig, Script
+from refold.testing.adapters import TASK, LedgerReader, Rig, Script, ScriptedReply, SentRequest
 
 Method: TypeAlias = Callable[..., Any]
 MOST_MS = 2.0
@@ -55,7 +55,7 @@ class Stopwatch:
     def asked(self, script: Script) -> Script:
         """The same model; each call of it ends what was done for it."""
 
-        def ask(request: Request) -> Reply:
+        def ask(request: SentRequest) -> ScriptedReply:
             with self._lock:
                 self.calls.append(self._spent)
                 self._spent = 0.0
@@ -138,9 +138,9 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         rig, watch = rig_of(tests.resolve(), Path(folder)), Stopwatch()
         watch.watch([AdapterConversation, SyncedHistory, *rig.hooks])
-        rig.run("warm", TASK, watch.asked(Reader(2, wanted=None)))
+        rig.run("warm", TASK, watch.asked(LedgerReader(2, wanted=None)))
         watch.calls.clear()
-        said = rig.run("timed", TASK, watch.asked(Reader(steps, wanted=None)))
+        said = rig.run("timed", TASK, watch.asked(LedgerReader(steps, wanted=None)))
     if said != "I have read them." or len(watch.calls) <= steps:
         raise SystemExit(f"not measured: {len(watch.calls)} calls, and at last {said!r}")
     typer.echo(told(watch.calls))

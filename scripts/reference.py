@@ -227,7 +227,7 @@ def http() -> Iterator[str]:
     given: dict[tuple[str, str], list[str]] = {}
     for one in ENDPOINTS:
         for fact in (fact for kind in (one.query, one.body) if kind for fact in openapi.documented(kind)):
-            given.setdefault(fact, []).append(one.verb)
+            given.setdefault(fact, []).append(one.operation)
     yield from table("given | with | is", ((code([n]), ", ".join(v), says) for (n, says), v in given.items()))
     yield '## What is refused\n\nIs answered as `{"error": {"code", "message"}}`.\n'
     rest = ((status, code([http_errors.CODES[status]]), says) for status, says in openapi.ERRORS.items())
@@ -238,7 +238,7 @@ def endpoint(one: Endpoint) -> list[str]:
     query = [field for field in msgspec.structs.fields(one.query) if field.name != "owner"]
     body = msgspec.structs.fields(one.body) if one.body else ()
     names = (code(f.name if f.required else f"{f.name}?" for f in some) for some in (query, body))
-    return [f"{one.method} `{one.path}`", one.needs, *names, one.says]
+    return [f"{one.method} `{one.path}`", one.scope, *names, one.summary]
 
 
 def python() -> Iterator[str]:

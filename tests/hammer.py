@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import refold
 from refold.core.errors import RefoldError
 from refold.stores.store import Store, open_store
-from refold.testing.words import demand_folded, verified
+from refold.testing.samples import assert_view_is_fold, verified
 from servers import ALWAYS, Postgres, Valkey, remove
 
 ENGINES = ("postgresql", "valkey", "sqlite")
@@ -197,7 +197,7 @@ def demand(store: Store, heard: list[Heard], writers: int, conversations: int) -
         for writer in range(writers):
             numbers = [int(id.split()[-1]) for id in ids if id and id.startswith(f"writer {writer} ")]
             assert numbers == sorted(numbers), f"writer {writer} said them in another order"
-        demand_folded(refold.open(row.key.conversation, store=store))
+        assert_view_is_fold(refold.open(row.key.conversation, store=store))
 
 
 def alike(errors: Counter[str]) -> Counter[str]:

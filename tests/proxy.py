@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, Self
 import refold
 from hammer import retried
 from refold.stores.store import Key, open_store
-from refold.testing.words import demand_folded, verified
+from refold.testing.samples import assert_view_is_fold, verified
 from servers import ALWAYS, Postgres, Valkey, remove
 
 Way = Literal["asked", "answered"]
@@ -193,7 +193,7 @@ class Cutting:
         """Each is there once, in order."""
         for where, names in self._expected.items():
             assert [entry.id for entry in verified(self._direct, Key("default", where))] == names
-        demand_folded(refold.open("established", store=self._direct))
+        assert_view_is_fold(refold.open("established", store=self._direct))
         self._direct.close()
         return Done(self._points, self._proxy.cuts, self._stored, self._errors)
 

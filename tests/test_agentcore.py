@@ -40,7 +40,7 @@ from refold.stores.store import (
     open_store,
 )
 from refold.testing import StoreContract
-from refold.testing.words import KEY, ODD, demand_able, entries, entry, said, verified
+from refold.testing.samples import KEY, ODD_NAMES, entries, entry, require_ability, user_message, verified
 
 LAYOUT = "/strategies/facts-1/actors/{}/"
 
@@ -87,7 +87,7 @@ def test_what_the_store_is_able_to_do(store):
     assert "one writer" in missing_ability(store, "compare-and-append")
     assert missing_ability(store, "whole-batches") is missing_ability(store, "any-size") is None
     with pytest.raises(pytest.skip.Exception, match="one writer"):
-        demand_able(store, "compare-and-append")
+        require_ability(store, "compare-and-append")
 
 
 # What travels how
@@ -105,8 +105,8 @@ def blobs(event):
 # proves: B4e
 def test_what_is_said_travels_as_text_beside_its_exact_bytes(stub):
     chat = refold.open("task-42", store=stub.url, owner="ann")
-    chat.append([said("Hello"), {"role": "assistant", "content": "Hi!"}])
-    chat.append(said("What is new?"))
+    chat.append([user_message("Hello"), {"role": "assistant", "content": "Hi!"}])
+    chat.append(user_message("What is new?"))
     first, second = stub.events("ann", "task-42")
     assert texts(first) == [("USER", "Hello"), ("ASSISTANT", "Hi!")]
     assert texts(second) == [("USER", "What is new?")]
@@ -125,7 +125,7 @@ def test_roles_are_those_of_the_service(stub, store):
 # proves: B4e
 def test_an_edit_is_a_blob_alone_and_is_there_when_opened_again(stub):
     chat = refold.open("a", store=stub.url)
-    chat.append([said(f"{n} words " * 20) for n in range(8)])
+    chat.append([user_message(f"{n} words " * 20) for n in range(8)])
     chat.compact(keep_recent=1)
     edit = stub.events()[-1]
     assert texts(edit) == []
@@ -136,7 +136,7 @@ def test_an_edit_is_a_blob_alone_and_is_there_when_opened_again(stub):
 def test_a_text_too_long_for_the_service_is_cut_for_it_and_whole_in_the_record(stub):
     text = "🙂" * 150_000
     chat = refold.open("a", store=stub.url)
-    chat.append([said(text), said("\0\ud800"), said("   ")])
+    chat.append([user_message(text), user_message("\0\ud800"), user_message("   ")])
     (event,) = stub.events()
     assert texts(event) == [("USER", "🙂" * 50_000), ("USER", " ?")]
     assert [one.message.text for one in chat.get_all()] == [text, "\0\ud800", "   "]
@@ -422,7 +422,7 @@ def test_of_two_who_claim_a_place_the_first_counts_though_tokens_are_forgotten(s
     store.append(KEY, entries(0, 1))
     assert verified(other, KEY) == entries(0, 1)
     store.append(KEY, entries(1, 2, "first"))
-    with pytest.raises(ConflictError, match="somebody else"):
+    with pytest.raises(ConflictError, match="another writer"):
         other.append(KEY, entries(1, 3, "second"))
     assert verified(other, KEY) == verified(store, KEY) == entries(0, 1) + entries(1, 2, "first")
     assert len(stub.events()) == 2
@@ -507,7 +507,7 @@ def test_an_event_altered_at_the_service_is_found(stub, store):
 
 
 def test_odd_names_become_ones_that_the_service_allows_and_no_two_the_same(stub, store):
-    names = [*ODD, "", "x--" + "0" * 32, *map(allowed_name, ODD)]
+    names = [*ODD_NAMES, "", "x--" + "0" * 32, *map(allowed_name, ODD_NAMES)]
     places = [store._service.place(Key(name, name)) for name in dict.fromkeys(names)]
     assert len({place.actor for place in places}) == len({place.session for place in places}) == len(places)
     assert all(PLAIN.fullmatch(place.session) and PLAIN.fullmatch(place.actor) for place in places)
@@ -698,10 +698,10 @@ def test_a_session_asks_for_memories_and_shows_them_where_it_is_told_to(stub):
     stub.learn = lambda actor, session, role, text: (LAYOUT.format(actor), f"{role} said: {text}")
     chat = refold.open("a", store=f"{stub.url}?long_term=1", model="gpt-5", owner="ann")
     assert chat.store.recalls
-    chat.append(said("I prefer React"))
+    chat.append(user_message("I prefer React"))
     assert [one.text for one in chat.memories("React")] == ["USER said: I prefer React"]
     later = refold.open("b", store=f"{stub.url}?long_term=1", model="gpt-5", owner="ann")
-    later.append(said("What do I prefer ?"))
+    later.append(user_message("What do I prefer ?"))
     assert "I prefer React" in json.dumps(later.fit().messages)
     assert not from_url(stub.url).recalls
 
@@ -722,7 +722,9 @@ def test_a_memorizer_is_told_what_was_said_and_forgets_it(stub):
     batch = [SpokenMessage(n, "user", f"fact {n}", 0.0) for n in range(120)]
     for _ in range(2):
         one.remember(key, batch)
-    assert [text for event in stub.events() for _, text in texts(event)] == [said.text for said in batch]
+    assert [text for event in stub.events() for _, text in texts(event)] == [
+        user_message.text for user_message in batch
+    ]
     assert {event["actorId"] for event in stub.events()} == {"app:ann"}
     assert one.memories(key, "fact 7", 1, None)[0].text == "fact 7"
     assert (one.name, one.recalls) == (f"agentcore://{MEMORY}/app", True)
@@ -748,7 +750,9 @@ def test_a_memorizer_takes_each_message_once_however_they_are_batched(stub):
     batch = [SpokenMessage(n, "user", f"fact {n}", float(n)) for n in range(6)]
     for some in (batch[:3], batch[:5], batch[1:2], batch[2:]):
         one.remember(key, some)
-    assert [text for event in stub.events() for _, text in texts(event)] == [said.text for said in batch]
+    assert [text for event in stub.events() for _, text in texts(event)] == [
+        user_message.text for user_message in batch
+    ]
     one.close()
 
 
@@ -764,7 +768,7 @@ def test_what_is_refused_in_the_middle_of_a_batch_doubles_nothing(stub, monkeypa
 
     monkeypatch.setattr(client, "create_event", refusing)
     with refold.open("a", store=store, owner="ann") as chat:
-        chat.append([said(f"fact {n}") for n in range(4)])
+        chat.append([user_message(f"fact {n}") for n in range(4)])
         assert store.drain(chat.key)
         assert [one.at for one in store.refused(chat.key)] == [2]
     told = [text for event in stub.events("ann", "a") for _, text in texts(event)]
@@ -777,7 +781,7 @@ def test_a_hybrid_store_hands_what_is_said_to_it(stub, tmp_path):
 
     record, memory = (quote(url, safe="") for url in (f"sqlite:///{tmp_path}/a.db", stub.url))
     with refold.open("a", store=f"hybrid://?record={record}&memory={memory}", owner="ann") as chat:
-        chat.append(said("I prefer React"))
+        chat.append(user_message("I prefer React"))
     assert [texts(event) for event in stub.events("ann", "a")] == [[("USER", "I prefer React")]]
 
 

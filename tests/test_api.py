@@ -13,8 +13,8 @@ import refold
 from apis import running, tool_loop
 from mem0_stub import Mem0Stub
 from refold.core.event import Named
-from refold.serve import rows
 from refold.serve.api import ENDPOINTS
+from refold.session.results import EXCERPT_CHARS
 from refold.testing.scribe import Scribe
 from served import until
 
@@ -73,7 +73,7 @@ def test_the_title_is_what_was_given_or_the_first_request_or_the_id(http):
     ok(http.post("/api/conversations/plain/messages", json={"messages": said}), 201)
     title = ok(http.get("/api/conversations/plain"))["title"]
     assert title.startswith("Please find the way")
-    assert len(title) == rows.GIST_CHARS
+    assert len(title) == EXCERPT_CHARS
     assert ok(http.patch("/api/conversations/plain", json={"title": "Mine"}))["title"] == "Mine"
     assert ok(http.patch("/api/conversations/plain", json={"model": "gpt-5"}))["model"] == "gpt-5"
     assert ok(http.get("/api/conversations/plain"))["title"] == "Mine"
@@ -448,16 +448,16 @@ def test_a_bad_query_is_refused(http, path):
 
 
 @pytest.mark.parametrize(
-    "endpoint", [one for one in ENDPOINTS if "{id}" in one.path], ids=lambda one: one.verb
+    "endpoint", [one for one in ENDPOINTS if "{id}" in one.path], ids=lambda one: one.operation
 )
 def test_what_is_not_there_is_not_found(http, endpoint):
     path = endpoint.path.replace("{id}", "nothing%2Fhere")
     body = {"at": 0, "id": "x", "message": "x", "messages": [{"role": "user", "content": "x"}], "title": "x"}
     known = endpoint.body.__struct_fields__ if endpoint.body else ()
     given = {name: value for name, value in body.items() if name in known}
-    asked = {"at": 0} if endpoint.verb in ("diff", "explain") else {}
+    asked = {"at": 0} if endpoint.operation in ("diff", "explain") else {}
     answer = http.request(endpoint.method, path, params=asked, json=given if endpoint.body else None)
-    assert "nothing/here" in why(answer, 404) if endpoint.verb != "create" else True
+    assert "nothing/here" in why(answer, 404) if endpoint.operation != "create" else True
 
 
 def test_what_cannot_be_done_somewhere_says_what_can(http):
@@ -523,7 +523,7 @@ def test_nobody_sees_what_is_another_owners(tokens):
     assert ok(tokens("bob", "GET", "/api/search?q=plan"))["hits"] == []
     for endpoint in ENDPOINTS:
         if "{id}" in endpoint.path and endpoint.method == "GET":
-            asked = {"at": 0} if endpoint.verb in ("diff", "explain") else {}
+            asked = {"at": 0} if endpoint.operation in ("diff", "explain") else {}
             path = endpoint.path.replace("{id}", "talk")
             why(tokens("bob", "GET", path, params=asked), 404)
             why(tokens("bob", "GET", path, params=asked | {"owner": "ann"}), 403)
@@ -538,7 +538,7 @@ def test_a_token_allows_what_its_scopes_say(tokens):
     ok(tokens("ann", "PATCH", AT, json={"title": "x"}))
     why(tokens("ann", "DELETE", AT), 403)
     ok(tokens("root", "DELETE", AT, params={"owner": "ann"}))
-    needs = {one.verb: one.needs for one in ENDPOINTS}
+    needs = {one.operation: one.scope for one in ENDPOINTS}
     assert {verb for verb, need in needs.items() if need == "edit"} == {
         *("restore", "undo", "pin", "unpin", "correct", "fork", "compact", "rename"),
     }
@@ -558,8 +558,8 @@ def test_the_description_has_every_route_and_field_in_words(http):
         for operation in path.values():
             assert operation["summary"]
             assert {"400", "401", "403", "404", "405", "413", "429", "503"} <= set(operation["responses"])
-    row = found["components"]["schemas"]["Row"]["properties"]
-    assert row["saved"]["description"] == "The share of what was said that is not shown, from 0 to 1."
+    row = found["components"]["schemas"]["ConversationRow"]["properties"]
+    assert row["saved"]["description"] == "The share of the recorded tokens that is not shown, from 0 to 1."
 
 
 @pytest.mark.parametrize(

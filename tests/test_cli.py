@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import refold
 from refold.cli import COMMANDS, app
-from refold.cli.words import glance
+from refold.cli.format import glance
 from refold.core.codec import Entry
 from refold.core.event import Measured
 from refold.core.message import ToolResult, Usage
@@ -355,7 +355,7 @@ def test_a_file_with_a_byte_order_mark_is_read():
         ('{"messages": [1]}\n', "messages[0]"),
         (
             '{"id": "a", "messages": [{"role": "user", "content": "x"}]}\n' * 2,
-            "line 2: the id 'a' stands in the file twice",
+            "line 2: the file has the id 'a' twice",
         ),
         (
             '[{"role": "user", "content": [{"type": "tool_result"}]}]',
@@ -423,7 +423,7 @@ def test_an_export_of_several_conversations_has_a_line_for_each_in_their_order(c
     first, second = map(json.loads, done.stdout.splitlines())
     assert first == {"messages": [user("hello")]}
     assert len(second["messages"]) == 14
-    assert "'hers' is a conversation of the owner 'alice'" in done.stderr
+    assert "'hers' belongs to the owner 'alice'" in done.stderr
     told = ask("export", "hers", "task-42", "--format", "ai-sdk", "-o", "out.jsonl")
     names = {"conversations": ["hers", "task-42"], "format": "ai-sdk", "file": "out.jsonl"}
     assert told == {"did": "export", **names}
@@ -434,8 +434,8 @@ def test_an_export_of_several_conversations_has_a_line_for_each_in_their_order(c
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["a", "b"], "several conversations need --format"),
-        (["a", "--view"], "needs --format"),
+        (["a", "b"], "several conversations require --format"),
+        (["a", "--view"], "requires --format"),
         (["task-42", "--format", "latin"], "'latin' is not known; known are openai-chat"),
     ],
 )
@@ -472,7 +472,7 @@ def test_an_empty_store_says_how_to_fill_it(folder):
 def test_a_list_has_what_was_said_and_what_is_shown(chat):
     run("fork", "task-42", "branch", "--at", "3")
     head, branch, task = run("list").stdout.splitlines()
-    assert head.split() == ["id", "messages", "said", "shown", "saved", "created", "forked", "from"]
+    assert head.split() == ["id", "messages", "recorded", "shown", "saved", "created", "forked", "from"]
     assert branch.endswith("task-42 at #3")
     assert task.split()[:2] == ["task-42", "14"]
     row = ask("list")["conversations"][1]
@@ -513,18 +513,18 @@ def test_a_reading_command_finds_the_only_conversation_of_an_id_and_says_whose_i
     chat = refold.open("hers", store=STORE, owner="alice")
     chat.append([user("hello"), {"role": "assistant", "content": "hi"}])
     done = run(name, "hers", *rest, "--json")
-    assert done.stderr == "refold: 'hers' is a conversation of the owner 'alice' (--owner alice)\n"
+    assert done.stderr == "refold: 'hers' belongs to the owner 'alice' (--owner alice)\n"
     json.loads(done.stdout)
     refold.open("hers", store=STORE, owner="bob").append(user("hello"))
     told = run(name, "hers", *rest, code=1).stderr
-    assert "One of that id belongs to 'bob' and one to 'alice': give --owner" in told
+    assert "The owner 'bob' or 'alice' has one: give --owner" in told
     assert run(name, "hers", *rest, "--owner", "alice").stderr == ""
 
 
 def test_a_command_that_changes_a_conversation_needs_its_owner():
     refold.open("hers", store=STORE, owner="alice").append(user("hello"))
     told = run("pin", "hers", 0, code=1).stderr
-    assert "One of that id belongs to 'alice': give --owner" in told
+    assert "The owner 'alice' has one: give --owner" in told
     assert run("delete", "hers", "--yes", code=1).stderr == told
     run("pin", "hers", 0, "--owner", "alice")
 
@@ -569,8 +569,8 @@ def test_show_has_a_row_for_each_message_and_one_for_what_an_edit_hides(chat, ed
     assert any("← ls: file5 file5" in line for line in lines)
     view, said = sight["tokens"]["shown"], sight["tokens"]["said"]
     percent = sight["tokens"]["saved_percent"]
-    foot = f"view {view} tokens · said {said:,} · saved {percent} %"
-    assert lines[-1] == f"{foot} · shows {sight['messages']['shown']} messages for 14 said"
+    foot = f"view {view} tokens · recorded {said:,} · saved {percent} %"
+    assert lines[-1] == f"{foot} · shows {sight['messages']['shown']} messages for 14 recorded"
     assert all(len(line) <= 100 for line in lines)
 
 
@@ -635,7 +635,7 @@ def test_what_an_edit_says_is_cut_to_its_row(ladder, monkeypatch):
         ("[refold ls: 900 characters; first 500 shown]\nname=a", "name=a"),
         ("[refold #2 ls: 900 tokens; same as #12]", "same as #12"),
         ("[refold #2 ls: 9 tokens; nearly the same as #4, but for]\nb", "nearly the same as #4, but for b"),
-        ("[refold #2 ls: 900 tokens; 0 shown]", "(nothing of it)"),
+        ("[refold #2 ls: 900 tokens; 0 shown]", "(nothing)"),
         ("[gone] in my own words; all of it", "[gone] in my own words; all of it"),
     ],
 )
@@ -686,7 +686,7 @@ def test_show_full_has_whole_texts(chat):
 def test_show_tells_what_is_mended_when_sent():
     write("chat.json", [user("go"), call("c1"), user("stop")])
     run("import", "chat.json")
-    assert "mended when sent: #1: the call 'c1' has no result" in run("show", "chat").stdout
+    assert "repaired when sent: #1: the call 'c1' has no result" in run("show", "chat").stdout
     assert len(ask("show", "chat")["notices"]) == 1
 
 
@@ -761,11 +761,11 @@ def test_explain_says_what_was_done_and_which_setting_decided_it(ladder, capped)
 def test_explain_says_why_something_stays_or_is_hidden(ladder):
     task = run("explain", "climb", 1).stdout.splitlines()
     assert task[0].startswith("#1 (user) is shown whole, ")
-    assert task[1] == "It stays: it is the task, the first thing the user said."
+    assert task[1] == "It stays: it is the task, the first message of the user."
     assert run("explain", "climb", 2).stdout.startswith("#2 (assistant) is hidden\n")
     run("pin", "climb", 3)
     assert "It stays: it is pinned." in run("explain", "climb", 2).stdout
-    assert "No edit has to do with it." in run("explain", "climb", 0).stdout
+    assert "No edit covers it." in run("explain", "climb", 0).stdout
 
 
 def test_explain_has_every_edit_the_newest_first_and_what_became_of_it(chat, edit, end):
@@ -792,7 +792,7 @@ def test_of_many_edits_explain_tells_the_newest_and_the_first(ladder):
     assert re.findall(r"^#(\d+) summarize", told, re.MULTILINE) == [
         str(causes[n]["at"]) for n in (0, 1, 2, -1)
     ]
-    assert f"… {len(causes) - 4} more: --json has them all; the first was\n" in told
+    assert f"… {len(causes) - 4} more: --json has all; the first was\n" in told
 
 
 def test_expand_prints_the_whole_text_and_nothing_else(ladder, capped):
@@ -846,8 +846,8 @@ def test_the_log_has_every_event_in_order(chat, edit, end):
     assert "user: Which files are large?" in lines[1]
     assert "window, " in lines[edit]
     assert "only the newest" in lines[edit]
-    assert lines[end].endswith("#2, #3 kept in every view: the key")
-    assert f"takes back #{edit} (window of #2–#" in lines[end + 1]
+    assert lines[end].endswith("#2, #3 pinned: the key")
+    assert f"undoes #{edit} (window of #2–#" in lines[end + 1]
     assert "newer refold" in lines[end + 2]
     assert lines[-1] == f"{end + 3} events"
 
@@ -878,7 +878,7 @@ def test_the_log_has_what_a_provider_measured():
     chat = refold.open("task", store=STORE)
     chat.append([user("hello"), answer])
     assert isinstance(list(chat.events())[-1], Measured)
-    assert "#1 took 120 in, 100 of it cached, 5 out by m" in run("log", "task").stdout
+    assert "#1 used 120 in (100 cached), 5 out by m" in run("log", "task").stdout
     assert ask("log", "task")["events"][-1]["usage"]["cache_read"] == 100
 
 
@@ -1168,7 +1168,7 @@ def in_force(*args, agent="default", **rest):
 
 def test_without_a_file_the_defaults_are_in_force_and_it_says_so(folder):
     told = run("config", store=None).stdout
-    assert told.startswith("There is no refold.yaml here: these are the defaults\n")
+    assert told.startswith("There is no refold.yaml in this folder: these are the defaults\n")
     assert re.search(r"^store +sqlite:///refold.db +default$", told, re.MULTILINE)
     assert re.search(r"^compact.keep_recent +10 +default$", told, re.MULTILINE)
     assert re.search(r"^handles +on +default$", told, re.MULTILINE)
@@ -1243,7 +1243,7 @@ def test_what_is_set_in_the_database_is_in_force_until_it_is_unset():
         (["--set", "a.grep.until=5"], "known here: after_steps"),
         (["--set", "grep.mode=none"], "expected AGENT.TOOL.FIELD=VALUE"),
         (["--unset", "grep"], "expected AGENT.TOOL"),
-        (["--unset", "a.b", "--set", "a.b.mode=none"], "one at a time"),
+        (["--unset", "a.b", "--set", "a.b.mode=none"], "cannot be combined"),
     ],
 )
 def test_a_setting_that_cannot_be_is_not_set(args, told, folder):
@@ -1277,7 +1277,7 @@ def test_a_log_is_followed_as_others_append(chat):
         session.clear()
         assert following.stdout.read() == ""
     assert following.returncode == 0
-    assert "no end" in run("log", "task-42", "--follow", "--limit", 3, code=2).stderr
+    assert "cannot be combined" in run("log", "task-42", "--follow", "--limit", 3, code=2).stderr
 
 
 def test_a_password_in_a_url_is_never_printed(chat):

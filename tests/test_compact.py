@@ -111,9 +111,9 @@ def test_a_model_writes_the_summary_and_what_was_done_is_told(model):
         r"The view has [\d,]+ → [\d,]+ tokens \(round 1\); it took 1 call, 3,000 in, 200 out, \$0\.0006\.",
         second,
     )
-    assert third == "Take it back: refold undo task 19"
+    assert third == "Undo it: refold undo task 19"
     assert "dir0 and dir1 were listed" in run("show", "task", "--full").stdout
-    run(*third.removeprefix("Take it back: refold ").split())
+    run(*third.removeprefix("Undo it: refold ").split())
     assert ask("show", "task")["messages"]["whole"] == 18
 
 
@@ -138,7 +138,7 @@ def test_the_log_has_who_wrote_a_summary_and_its_certificate(model, monkeypatch)
     monkeypatch.setenv("COLUMNS", "200")
     compact("--keep", 8)
     called, replaced, count = run("log", "task", "--after", 17).stdout.splitlines()
-    assert "#2–#9 asked of openai/gpt-4o-mini, 1 call, 3,000 in, 200 out, $0.0006: a summary" in called
+    assert "#2–#9 summarized by openai/gpt-4o-mini, 1 call, 3,000 in, 200 out, $0.0006" in called
     assert "#2–#9 summarize by gpt-4o-mini" in replaced
     assert count == "2 events"
     called, replaced = ask("log", "task", "--after", 17)["events"]
@@ -217,7 +217,7 @@ def test_what_was_paid_for_once_is_not_paid_for_again(model):
     compact("--keep", 8)
     told("twin")
     done = run("compact", "twin", "--keep", 8, "--config", "agent.yaml")
-    assert ", by gpt-4o-mini, as written before for the same messages: 2 sentences kept" in done.stdout
+    assert ", by gpt-4o-mini, cached: 2 sentences kept" in done.stdout
     assert "it took" not in done.stdout
     assert len(model.requests) == 1
 
@@ -246,17 +246,19 @@ def test_a_target_is_reached_or_it_is_told_that_the_rest_must_stay(chat):
     done = ask("compact", "task", "--target", 600)
     assert done["tokens"]["after"] <= 600 < done["tokens"]["before"]
     told = run("compact", "task", "--target", 600).stdout
-    assert re.fullmatch(r"Nothing to compact: the view of task has \d+ tokens, and 600 were wanted\.\n", told)
+    assert re.fullmatch(
+        r"Nothing to compact: the view of task has \d+ tokens, and the target is 600\.\n", told
+    )
     told = run("compact", "task", "--target", 1).stdout
     assert re.search(
-        r"^The target of 1 tokens was missed: \d+ are left, and nothing else can be hidden\.$",
+        r"^The target of 1 tokens was missed: \d+ are left, nothing else can be hidden\.$",
         told,
         re.MULTILINE,
     )
 
 
 def test_where_there_are_many_edits_some_are_told_and_one_is_taken_back(monkeypatch, chat):
-    monkeypatch.setattr("refold.cli.compact.MOST_EDITS", 1)
+    monkeypatch.setattr("refold.cli.compact.MAX_EDITS", 1)
     with refold.open("wide", store=STORE) as session:
         session.append(user("Read it."))
         for n in range(3):
@@ -265,14 +267,13 @@ def test_where_there_are_many_edits_some_are_told_and_one_is_taken_back(monkeypa
     assert len(lines) == 4
     assert "shrink of #" in lines[0]
     assert re.fullmatch(r"… and \d edits? more: refold log wide --after 7", lines[1])
-    assert re.fullmatch(r"Take one back: refold undo wide AT, such as \d+", lines[3])
+    assert re.fullmatch(r"Undo one: refold undo wide AT, such as \d+", lines[3])
 
 
 def test_nothing_to_compact_is_no_error(chat):
     told = run("compact", "task", "--keep", 99).stdout
     assert re.fullmatch(
-        r"Nothing to compact: the view of task has [\d,]+ tokens, and there is nothing that this would make"
-        r" shorter\.\n",
+        r"Nothing to compact: the view of task has [\d,]+ tokens, and nothing in it can be made shorter\.\n",
         told,
     )
     done = ask("compact", "task", "--keep", 99)
@@ -286,7 +287,7 @@ def test_nothing_to_compact_is_no_error(chat):
         (["--keep", "-1"], "--keep"),
         (["--keep", "some"], "--keep"),
         (["--target", "-1"], "--target"),
-        (["--strategy", "magic"], "known are summarize, sliding-window, hierarchical"),
+        (["--strategy", "magic"], "use one of summarize, sliding-window, hierarchical"),
         (["--strategy", "sliding-window", "--focus", "prices"], "writes no summary"),
         (["--strategy", "sliding-window", "--summarizer", "openai/m"], "writes no summary"),
         (["--summarizer", "gopher/m"], "known: openai/MODEL, anthropic/MODEL"),

@@ -14,7 +14,7 @@ from refold.session.copy import copy, copy_settings
 from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key, ToolSetting
-from refold.testing.words import ODD, TINY, demand_folded, entries, said, verified
+from refold.testing.samples import ODD_NAMES, TINY, assert_view_is_fold, entries, user_message, verified
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "valkey"])
@@ -51,9 +51,11 @@ def demand_same(source, target):
 
 
 def test_everything_arrives_to_the_byte_and_in_the_same_order(source, target):
-    for name in ODD:
+    for name in ODD_NAMES:
         session = refold.open(name, store=source, owner=name, model="tiny", config=TINY)
-        session.append([refold.Message("user", (f"{name} words " * 40,)[0], id=name), said("and more")])
+        session.append(
+            [refold.Message("user", (f"{name} words " * 40,)[0], id=name), user_message("and more")]
+        )
     done = list(copy(source, target, rows(source)))
     assert all(one.problem is None and one.new == one.entries for one in done)
     demand_same(source, target)
@@ -62,22 +64,22 @@ def test_everything_arrives_to_the_byte_and_in_the_same_order(source, target):
 def test_a_copied_conversation_goes_on_where_it_was(source, target):
     first = refold.open("a", store=source, model="tiny", config=TINY)
     for n in range(80):
-        first.append(said(f"{n} words " * 9))
+        first.append(user_message(f"{n} words " * 9))
         first.fit()
     first.undo()
     list(copy(source, target, rows(source)))
     second = refold.open("a", store=target, model="tiny", config=TINY)
     assert second.view() == first.view()
-    second.append(said("and on"))
-    demand_folded(second)
+    second.append(user_message("and on"))
+    assert_view_is_fold(second)
 
 
 def test_forks_stay_forks_and_forks_of_erased_ones_are_whole(source, target):
     session = refold.open("a", store=source)
-    session.append([said(str(n)) for n in range(10)])
+    session.append([user_message(str(n)) for n in range(10)])
     fork = session.fork("b", at=4)
-    fork.append(said("of the fork"))
-    fork.fork("c").append(said("of its fork"))
+    fork.append(user_message("of the fork"))
+    fork.fork("c").append(user_message("of its fork"))
     list(copy(source, target, rows(source)))
     demand_same(source, target)
     assert [(row.key, row.parent, row.fork_at) for row in rows(target)] == [
@@ -87,7 +89,7 @@ def test_forks_stay_forks_and_forks_of_erased_ones_are_whole(source, target):
 
 def test_a_fork_whose_parent_is_not_copied_is_copied_whole(source, target):
     session = refold.open("a", store=source)
-    session.append([said(str(n)) for n in range(10)])
+    session.append([user_message(str(n)) for n in range(10)])
     session.fork("b", at=4)
     list(copy(source, target, [row for row in rows(source) if row.key.conversation == "b"]))
     (only,) = rows(target)
@@ -97,10 +99,10 @@ def test_a_fork_whose_parent_is_not_copied_is_copied_whole(source, target):
 
 def test_what_is_there_is_not_copied_again_and_what_is_new_is(source, target):
     session = refold.open("a", store=source)
-    session.append([said(str(n)) for n in range(1_200)])
+    session.append([user_message(str(n)) for n in range(1_200)])
     assert [one.new for one in copy(source, target, rows(source))] == [1_200]
     assert [one.new for one in copy(source, target, rows(source))] == [0]
-    session.append([said("new"), said("newer")])
+    session.append([user_message("new"), user_message("newer")])
     assert [(one.entries, one.new) for one in copy(source, target, rows(source))] == [(1_202, 2)]
     demand_same(source, target)
 
@@ -121,7 +123,7 @@ class Breaking(MemoryStore):
 
 def test_an_interrupted_copy_is_taken_up_where_it_ended(source):
     for name in "abc":
-        refold.open(name, store=source).append([said(str(n)) for n in range(1_700)])
+        refold.open(name, store=source).append([user_message(str(n)) for n in range(1_700)])
     target = Breaking(6)
     done = list(copy(source, target, rows(source)))
     assert [one.problem for one in done] == [None, "the line is cut", None]
@@ -133,8 +135,8 @@ def test_an_interrupted_copy_is_taken_up_where_it_ended(source):
 
 
 def test_another_conversation_of_that_name_is_left_alone(source, target):
-    refold.open("a", store=source).append([said("one"), said("two")])
-    refold.open("a", store=target).append([said("eins"), said("zwei"), said("drei")])
+    refold.open("a", store=source).append([user_message("one"), user_message("two")])
+    refold.open("a", store=target).append([user_message("eins"), user_message("zwei"), user_message("drei")])
     before = list(target.read(Key("default", "a")))
     (done,) = copy(source, target, rows(source))
     assert "another conversation" in done.problem
@@ -165,7 +167,7 @@ def test_the_command_copies_tells_and_can_be_run_again(tmp_path):
     urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two")]
     for owner in ("ann", "bob"):
         with refold.open("chat", store=urls[0], owner=owner) as session:
-            session.append([said("hello"), said("there")])
+            session.append([user_message("hello"), user_message("there")])
     run = CliRunner().invoke(app, ["copy", *urls, "--owner", "ann"])
     assert (run.exit_code, run.stdout) == (0, "1 conversation: 2 events copied\n")
     run = CliRunner().invoke(app, ["copy", *urls, "--json"])
@@ -186,7 +188,7 @@ def test_the_command_copies_tells_and_can_be_run_again(tmp_path):
 def test_what_is_not_there_is_told_and_leaves_nothing_behind(tmp_path, options, told):
     urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two")]
     with refold.open("chat", store=urls[0], owner="ann") as session:
-        session.append(said("hello"))
+        session.append(user_message("hello"))
     run = CliRunner().invoke(app, ["copy", *urls, *options])
     assert (run.exit_code, run.stdout) == (1, "")
     assert told in run.stderr
@@ -195,7 +197,7 @@ def test_what_is_not_there_is_told_and_leaves_nothing_behind(tmp_path, options, 
 
 def test_messages_keep_the_time_at_which_they_were_said(source, target):
     session = refold.open("chat", store=source)
-    session.append([said("hello"), said("there")])
+    session.append([user_message("hello"), user_message("there")])
     list(copy(source, target, rows(source)))
     times = [[one.timestamp for one in refold.open("chat", store=one).get_all()] for one in (source, target)]
     assert times[0] == times[1]

@@ -77,7 +77,7 @@ def test_a_healthy_store_has_no_findings(file):
     assert f"refold {refold.__version__} · format {codec.FORMAT}" in out
     assert "SQLite 3." in out
     assert "3 conversations" in out
-    assert "Nothing wrong" in out
+    assert "No problems" in out
 
 
 @settings(max_examples=200, deadline=None)
@@ -328,9 +328,9 @@ def test_what_a_memory_refused_is_told_as_that_with_how_to_hand_it_in_again(memo
 def test_sync_tells_each_time_what_was_refused_and_how_to_hand_it_in_again(memory):
     told = CliRunner().invoke(app, ["sync", "--store", memory])
     assert told.stdout == (
-        "0 conversations handed over, 0 left, 1 message refused; to try again: `refold sync --refused`\n"
+        "0 conversations delivered, 0 left, 1 message refused; to retry: `refold sync --refused`\n"
     )
-    assert "chat #1 was refused and is passed over: " in told.stderr
+    assert "chat #1 was refused and is skipped: " in told.stderr
     found = json.loads(CliRunner().invoke(app, ["sync", "--store", memory, "--json"]).stdout)
     assert [(one["conversation"], one["at"]) for one in found["refused"]] == [("chat", 1)]
 
@@ -341,7 +341,7 @@ def test_a_note_of_refusals_that_was_altered_keeps_sync_from_nothing_and_is_told
     )
     for args in (["sync"], ["sync", "--refused"]):
         told = CliRunner().invoke(app, [*args, "--store", memory])
-        assert (told.exit_code, told.stdout) == (1, "0 conversations handed over, 1 left\n")
+        assert (told.exit_code, told.stdout) == (1, "0 conversations delivered, 1 left\n")
         assert "The note of refused messages of 'chat' cannot be read" in told.stderr
 
 

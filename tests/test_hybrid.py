@@ -42,7 +42,7 @@ from refold.stores.store import (
 )
 from refold.stores.url import shown_url
 from refold.testing import StoreContract
-from refold.testing.words import ODD
+from refold.testing.samples import ODD_NAMES
 
 KEY = Key("default", "chat")
 
@@ -976,9 +976,7 @@ def test_what_a_killed_process_said_and_did_not_hand_over_is_handed_over_by_sync
         assert stub.texts == []
         stub.fault = None
         done = run("sync", "--store", url)
-        assert (done.returncode, done.stdout.strip()) == (0, "1 conversation handed over, 0 left"), (
-            done.stderr
-        )
+        assert (done.returncode, done.stdout.strip()) == (0, "1 conversation delivered, 0 left"), done.stderr
         assert stub.texts == [f"message {n}" for n in range(30)]
         again = run("sync", "--store", url, "--json")
         assert json.loads(again.stdout) == {"conversations": 0, "left": [], "refused": []}
@@ -997,7 +995,7 @@ def test_what_was_refused_is_handed_in_again_by_sync(tmp_path):
         stub.refuses = lambda text: False
         assert json.loads(run("sync", "--store", url, "--json").stdout)["conversations"] == 0
         done = run("sync", "--refused", "--store", url)
-        assert (done.returncode, done.stdout.strip()) == (0, "1 conversation handed over, 0 left")
+        assert (done.returncode, done.stdout.strip()) == (0, "1 conversation delivered, 0 left")
         assert sorted(stub.texts) == ["one", "poison", "three"]
         assert json.loads(run("sync", "--refused", "--store", url, "--json").stdout)["conversations"] == 0
 
@@ -1122,9 +1120,9 @@ def test_no_password_and_no_key_is_shown():
 
 def test_odd_names_are_handed_over_apart(notebook):
     store = HybridStore(MemoryStore(), notebook, sync="end")
-    for name in ODD:
+    for name in ODD_NAMES:
         opened(store, name).append(user(name + "!"))
     store.close()
     assert {key.conversation: texts for key in notebook.said if (texts := notebook.texts(key))} == {
-        name: [name + "!"] for name in ODD
+        name: [name + "!"] for name in ODD_NAMES
     }

@@ -32,11 +32,25 @@ from refold.stores.store import (
     Watchable,
     open_store,
 )
-from refold.testing.words import ODD, TINY, verified
+from refold.testing.samples import ODD_NAMES, TINY, verified
 
 MARKS = ("quetzalcoatl", "tyrannosaurus")
 """Words of one owner each, in all that the owner says: the other must never be shown them."""
-NAMES = [*ODD, "b:c", "a:b:c", "a\r\nb", "[a]", "a?", "a}b", "{a}b", "$a", "a;b", "null", "default", "a\0\0b"]
+NAMES = [
+    *ODD_NAMES,
+    "b:c",
+    "a:b:c",
+    "a\r\nb",
+    "[a]",
+    "a?",
+    "a}b",
+    "{a}b",
+    "$a",
+    "a;b",
+    "null",
+    "default",
+    "a\0\0b",
+]
 NAMES = list(dict.fromkeys(NAMES))
 DIGEST = b"of what both had summarized"
 UNABLE = "this store has no such thing"

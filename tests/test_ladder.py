@@ -1380,4 +1380,4 @@ def test_a_rule_that_finds_no_room_is_told():
         notices += chat.fit().report.notices
     chat.append(user("Look: " + " ".join(f"word{n % 50}" for n in range(1_050))))
     notices += chat.fit().report.notices
-    assert any("of the user's rules found no room in #" in notice for notice in notices)
+    assert any("of the user's rules did not fit into the summary #" in notice for notice in notices)

@@ -378,7 +378,7 @@ def test_a_damaged_conversation_is_left_out_and_named(store, tmp_path):
         connection.execute(f"UPDATE refold_entry SET body = x'78ff' WHERE place = ({first})")
     result = run("--json")
     assert json.loads(result.stdout)["conversations"] == 4
-    assert "chat-0 is left out" in result.stderr
+    assert "chat-0 is skipped" in result.stderr
 
 
 def test_where_there_is_nothing_to_learn_from_it_says_so(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from refold.core.errors import MessageError, SettingError, StoreError
 from refold.stores import mem0 as ours
 from refold.stores.mem0 import Mem0Memorizer
 from refold.stores.store import Key, SpokenMessage, open_store
-from refold.testing.words import ODD
+from refold.testing.samples import ODD_NAMES
 
 KEY = Key("default", "chat")
 
@@ -106,7 +106,7 @@ def test_inference_and_graph_are_switches(stub, options, sent):
 
 def test_odd_names_and_texts_are_safe(stub):
     memorizer = Mem0Memorizer(api_key=stub.key, host=stub.host)
-    names = [*ODD, "*", "refold-" + "0" * 32]
+    names = [*ODD_NAMES, "*", "refold-" + "0" * 32]
     for n, name in enumerate(names):
         memorizer.remember(Key(name, "chat"), said(f"secret{n} of \ud800 \0 {name}"))
     ids = [body["user_id"] for body in adds(stub)]
@@ -219,7 +219,7 @@ def test_a_key_that_is_not_taken_is_named_and_nothing_is_refused(stub, tmp_path,
             stub.fault = "forbid"
         chat.append([{"role": "user", "content": text} for text in ("one", "two")])
         for ask in (chat.memories, chat.clear, lambda: store.drain(chat.key)):
-            with pytest.raises(StoreError, match="does not take the key from MEM0_API_KEY") as error:
+            with pytest.raises(StoreError, match="does not accept the key from MEM0_API_KEY") as error:
                 ask()
             assert "retry" not in str(error.value)
             assert os.environ["MEM0_API_KEY"] not in str(error.value)
@@ -273,7 +273,7 @@ def test_sync_tells_of_a_key_that_is_not_taken(stub, tmp_path):
     made = subprocess.run(command, capture_output=True, text=True, timeout=60)
     (left,) = json.loads(made.stdout)["left"]
     assert made.returncode == 1
-    assert "does not take the key from `api_key` or `key`" in left["problem"]
+    assert "does not accept the key from `api_key` or `key`" in left["problem"]
     assert "a-wrong-key" not in made.stdout + made.stderr
 
 

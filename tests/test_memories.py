@@ -23,7 +23,7 @@ from refold.session.aio import AsyncSession
 from refold.stores.hybrid import HybridStore
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key, Memory, SpokenMessage
-from refold.testing.words import demand_folded
+from refold.testing.samples import assert_view_is_fold
 
 TEA = "The user likes green tea."
 OSLO = "The user lives in Oslo."
@@ -115,7 +115,7 @@ def test_the_users_message_stays_byte_for_byte_and_only_an_edit_is_added(service
     edits = [event for event in chat.events() if isinstance(event, Replaced)]
     assert [(edit.kind, edit.span.start, edit.span.end) for edit in edits] == [("recall", 2, 3)]
     assert chat.fit().report.cache_break_at is None
-    demand_folded(chat)
+    assert_view_is_fold(chat)
 
 
 def test_nothing_is_asked_once_the_model_has_answered_or_where_nobody_asks(service):
@@ -146,7 +146,7 @@ def test_a_recall_is_undone_like_any_edit_and_stays_undone(service):
     assert service.asked == ["Which tea?"]
     chat.undo(2)  # the undoing
     assert len(chat.fit().messages) == 2
-    demand_folded(chat)
+    assert_view_is_fold(chat)
 
 
 def test_what_the_model_saw_can_be_replayed(service):
@@ -173,7 +173,7 @@ def test_a_pinned_message_and_the_task_keep_what_was_shown_beside_them(service):
     texts = [message.text for message in chat.view().messages]
     assert [text.startswith("[refold memory") for text in texts] == [True, False, False, True, False]
     assert (texts[1], texts[-1]) == ("the task", "pin me")
-    demand_folded(chat)
+    assert_view_is_fold(chat)
 
 
 def test_compaction_puts_old_memories_away_and_keeps_what_must_stay(service):
@@ -191,7 +191,7 @@ def test_compaction_puts_old_memories_away_and_keeps_what_must_stay(service):
     assert any(text.startswith("question 0 ") for text in texts)
     summaries = [text for text in texts if text.startswith("[refold #")]
     assert TEA not in "".join(summaries)  # what nobody said is in no summary
-    demand_folded(chat)
+    assert_view_is_fold(chat)
 
 
 def test_pruning_and_keeping_the_newest_do_not_mind_memories(service):
@@ -348,7 +348,7 @@ def test_a_results_message_of_anthropic_with_words_behind_it_stays_valid(service
     text = json.dumps(sent)
     assert text.index("tool_result") < text.index(TEA) < text.index("Which tea?")
     assert check("anthropic", sent) == []
-    demand_folded(chat)
+    assert_view_is_fold(chat)
 
 
 def test_signed_thinking_after_a_recall_is_sent_back_as_it_came(service):
@@ -373,7 +373,7 @@ def test_a_correction_of_the_users_message_takes_the_place_of_both(service):
     assert [message["content"] for message in chat.fit().messages] == ["Which coffee?"]
     chat.undo()
     assert len(chat.fit().messages) == 2
-    demand_folded(chat)
+    assert_view_is_fold(chat)
 
 
 DEEDS = ["ask", "ask", "answer", "answer", "fit", "fit", "undo", "pin", "compact", "restore", "correct"]
@@ -408,7 +408,7 @@ def test_whatever_is_done_the_view_is_the_fold_and_the_request_valid(deeds):
         item = chat.record.live.item_at(latest)
         assert any(line.place == latest for line in item.lines)
         assert check("openai-chat", sent) == []
-    demand_folded(chat)
+    assert_view_is_fold(chat)
     assert chat.view() == fold(list(chat.events()))
 
 

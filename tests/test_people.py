@@ -586,18 +586,18 @@ def test_correct_takes_a_text_a_file_standard_input_or_a_message(shell):
     assert shown()[3] == "Whole."
     out = run("correct", "trip", 0, "Fly to Bergen.").stdout
     assert out.startswith("#0 is corrected (event #10)")
-    assert "Take it back: refold undo trip 10" in out
+    assert "Undo it: refold undo trip 10" in out
     assert "sold out" in run("explain", "trip", 3).stdout
 
 
 def test_what_cannot_be_corrected_says_why(shell):
     assert "has no place 99" in run("correct", "trip", 99, "x", code=1).stderr
-    assert "give a text" in run("correct", "trip", 3, code=2).stderr
-    assert "give a text" in run("correct", "trip", 3, "x", "--file", "y", code=2).stderr
+    assert "give either a text" in run("correct", "trip", 3, code=2).stderr
+    assert "give either a text" in run("correct", "trip", 3, "x", "--file", "y", code=2).stderr
     assert "expected assistant as in #3, got user" in (
         run("correct", "trip", 3, "--message", json.dumps(user("x")), code=1).stderr
     )
-    assert "in JSON" in run("correct", "trip", 3, "--message", "{", code=1).stderr
+    assert "is not JSON" in run("correct", "trip", 3, "--message", "{", code=1).stderr
     run("correct", "trip", 3, "--file", "absent.txt", code=1)
     (shell / "latin.txt").write_bytes(b"\xff\xfe")
     assert "UTF-8" in run("correct", "trip", 3, "--file", "latin.txt", code=1).stderr
@@ -608,7 +608,7 @@ def test_a_corrected_message_is_seen_as_such(shell):
     row = next(line for line in run("show", "trip").stdout.splitlines() if line.startswith("#3 "))
     assert "correct" in row
     assert "[refold #1 x: y; z] Neither." in row
-    assert "is corrected: something else is shown in its place" in run("explain", "trip", 3).stdout
+    assert "is corrected: another message is shown in its place" in run("explain", "trip", 3).stdout
     assert run("expand", "trip", 3).stdout.strip() == "HAT078 it is."
     counts = ask("show", "trip")["messages"]
     assert (counts["whole"], counts["reduced"], counts["hidden"]) == (5, 1, 0)
@@ -652,8 +652,8 @@ def test_a_diff_with_a_fork_says_where_they_part_and_what_each_said(shell):
     assert [one["at"] for one in found["added"]] == [4, 5]
     lines = run("diff", "trip", "--with", "sea").stdout.splitlines()
     assert lines[0] == "They part after #3"
-    assert lines[1] == "trip said 2 messages since"
-    assert "sea said 2 messages since" in lines
+    assert lines[1] == "trip recorded 2 messages since"
+    assert "sea recorded 2 messages since" in lines
     assert any(line.startswith("--- trip view now") for line in lines)
     assert lines[-1].startswith("2 shown only by trip, 2 only by sea")
     assert "There is no conversation 'see'" in run("diff", "trip", "--with", "see", code=1).stderr

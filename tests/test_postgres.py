@@ -40,7 +40,7 @@ from refold.stores.postgres_index import MAX_TERMS_BYTES, key_digest, owner_dige
 from refold.stores.postgres_pool import FairSemaphore
 from refold.stores.store import Key, ToolSetting, open_store
 from refold.testing import StoreContract
-from refold.testing.words import KEY, ODD, entries, entry, said, verified
+from refold.testing.samples import KEY, ODD_NAMES, entries, entry, user_message, verified
 from servers import Postgres, remove
 from uses import uses
 
@@ -381,7 +381,7 @@ def test_what_is_asked_for_often_takes_one_round_trip(postgres_url):
         assert relay is not None
         store = PostgresStore(url, pool_size=1)
         session = refold.open("long", store=store, owner=KEY.owner)
-        session.append([said(f"message {n}") for n in range(3_000)])
+        session.append([user_message(f"message {n}") for n in range(3_000)])
         session.close()
         store._watch.close()  # whose notices are asked beside
         key, digest, taken = session.key, None, Counter[str]()
@@ -440,7 +440,7 @@ def test_what_an_administrator_set_for_transactions_does_no_harm(postgres_url):
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET {setting}")
     store = PostgresStore(postgres_url)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda n: refold.open("a", store=store).append(said(str(n))), range(40)))
+        list(pool.map(lambda n: refold.open("a", store=store).append(user_message(str(n))), range(40)))
     assert len(verified(store, Key("default", "a"))) == 40
     store.close()
 
@@ -454,7 +454,7 @@ def test_names_and_ids_of_any_length_and_any_text_are_found(store):
     store.set_cursor(Key(long, long), long, 1)
     assert list(store.behind(long)) == [Key(long, long)]
     assert [row.key for row in store.conversations(long)] == [Key(long, long)]
-    for name in ODD:
+    for name in ODD_NAMES:
         assert list(store.read(Key(name, long))) == list(store.conversations(name)) == []
 
 
@@ -775,7 +775,7 @@ def test_a_read_that_was_cut_off_leaves_nothing_unknown(server):
 def test_a_server_that_was_waited_for_in_vain_is_not_waited_for_again_until_it_answers(server):
     store = PostgresStore(server.database(), timeout_s=0.3)
     chat = refold.open("a", store=store, model="gpt-5")
-    chat.append(said("apple"))
+    chat.append(user_message("apple"))
     store._watch.close()
     server.kill()
     with pytest.raises(StoreError, match="cannot be reached"):
@@ -1129,7 +1129,7 @@ def test_rows_that_belong_to_nothing_are_found(store):
 
 def test_a_body_that_somebody_altered_is_an_error_of_ours_and_a_snapshot_is_passed_over(store):
     session = refold.open("a", store=store)
-    session.append([said(f"message {n} " * 400) for n in range(70)])
+    session.append([user_message(f"message {n} " * 400) for n in range(70)])
     session.close()
     run(store, "UPDATE refold_snapshot SET body = 'x!'")
     assert store.resume(session.key, "main")[0] is None

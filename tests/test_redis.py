@@ -32,7 +32,7 @@ from refold.stores.redis import from_url
 from refold.stores.redis_index import STALE_US, SWEEP_EVERY, ConversationList, RedisKeys, encode_name, member
 from refold.stores.store import Key, Snapshot, ToolSetting, open_store
 from refold.testing import StoreContract
-from refold.testing.words import KEY, ODD, entries, entry, said, verified
+from refold.testing.samples import KEY, ODD_NAMES, entries, entry, user_message, verified
 from servers import ALWAYS, Valkey, remove
 from uses import uses
 
@@ -172,10 +172,10 @@ def expiries(raw, key):
 
 # proves: B4d
 def test_all_keys_of_a_conversation_are_in_one_slot_whatever_it_is_called(store, raw):
-    for name in ODD:
+    for name in ODD_NAMES:
         fill(store, Key(name, name))
         assert len(set(map(slot, NAMES.of(Key(name, name))))) == 1
-    assert raw.zcard(NAMES.all) == len(ODD)
+    assert raw.zcard(NAMES.all) == len(ODD_NAMES)
     assert all(re.fullmatch(rb"refold:\{\w+\}:[\w:]+", name) for name in raw.keys("*"))
 
 
@@ -555,7 +555,7 @@ def test_a_server_that_stays_away_is_named_and_nothing_waits_for_ever(server):
 def test_a_server_that_was_waited_for_in_vain_is_not_waited_for_again_until_it_answers(server):
     store = from_url(f"{server.url}?timeout_s=0.2")
     chat = open("a", store=store, model="gpt-5")
-    chat.append(said("apple"))
+    chat.append(user_message("apple"))
     server.kill()
     with pytest.raises(StoreError, match="did not answer"):
         list(store.read(KEY))
@@ -1028,7 +1028,7 @@ def move(source, target, names):
 def test_a_session_on_a_cluster_is_a_session(cluster):
     url = f"{cluster[1].address}?cluster=1"
     with open("a session", store=url, model="gpt-5") as chat:
-        chat.append([said(f"message {n}") for n in range(20)])
+        chat.append([user_message(f"message {n}") for n in range(20)])
         assert [one.message.text for one in open("a session", store=url).get_all()][:2] == [
             "message 0",
             "message 1",

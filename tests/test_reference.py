@@ -24,7 +24,7 @@ from refold.core.event import Event, Expiry
 from refold.models.limits import ModelSettings
 from refold.policies.expire import LENGTH, THRESHOLD
 from refold.serve import api, frames, gateway, health, panel
-from refold.serve.openapi import described
+from refold.serve.openapi import description
 from refold.serve.service import Service
 from refold.session.api import DEFAULT_STORE
 from refold.session.notify import CompactionEvent, MessageEvent
@@ -193,7 +193,7 @@ def test_every_route_is_in_the_reference():
     named = {row.split("/", 1)[-1] for row in rows("http") if "/" in row}
     assert {path.lstrip("/") for path in live - {"/api/{rest:path}"}} == named
     methods = {
-        f"{m.upper()} {path}" for path, known in described(api.ENDPOINTS)["paths"].items() for m in known
+        f"{m.upper()} {path}" for path, known in description(api.ENDPOINTS)["paths"].items() for m in known
     }
     assert methods <= set(rows("http"))
 

@@ -22,8 +22,8 @@ from refold.stores.memory import MemoryStore
 from refold.stores.nearest import nearest
 from refold.stores.sqlite import SQLiteStore
 from refold.testing.embedder import WordEmbedder
-from refold.testing.search import PIECES
-from refold.testing.words import said
+from refold.testing.samples import user_message
+from refold.testing.store_search import PIECES
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 NAME = re.compile(r"(?<!\w)[A-Za-z0-9][\w./:\-]{3,}(?!\w)")
@@ -119,7 +119,7 @@ def test_escapes_of_json_hide_nothing():
 )
 def test_whatever_is_in_a_query_is_harmless(text, wanted, store):
     session = refold.open("a", store=store)
-    session.append(said("apple"))
+    session.append(user_message("apple"))
     if wanted == []:
         with pytest.raises(SettingError, match="nothing in it to look for"):
             session.search(text)
@@ -139,7 +139,7 @@ def test_case_does_not_matter_in_filters(text):
 
 def test_accents_matter_and_case_does_not(store):
     session = refold.open("a", store=store)
-    session.append([said("a CAFÉ"), said("the cafe\u0301")])
+    session.append([user_message("a CAFÉ"), user_message("the cafe\u0301")])
     assert sorted(places(session, "café")) == [0, 1]
     assert places(session, "cafe") == []
 
@@ -180,7 +180,7 @@ def test_a_limit_that_cannot_be_met_is_refused(limit, store):
 )
 def test_a_hostile_query_is_answered_or_refused(query, store):
     session = refold.open("a", store=store)
-    session.append([said("a needle 🎉🎉 数数 a-a " * 500), said("a " * 20_000)])
+    session.append([user_message("a needle 🎉🎉 数数 a-a " * 500), user_message("a " * 20_000)])
     try:
         assert len(session.search(query)) <= 2
         assert len(parse_query(query).wanted) <= MOST_WORDS
@@ -203,7 +203,7 @@ def test_an_excerpt_is_one_line_from_where_most_of_it_stands():
 # proves: B11
 def test_what_was_hidden_is_found_and_known_to_be_out_of_view(store):
     session = refold.open("a", store=store)
-    session.append([said(f"the code of item {n} is K-{n:04}") for n in range(30)])
+    session.append([user_message(f"the code of item {n} is K-{n:04}") for n in range(30)])
     session.compact(keep_recent=2)
     hits = {hit.at: hit for hit in session.search("K-0003") + session.search("K-0029")}
     assert set(hits) == {3, 29}
@@ -215,7 +215,7 @@ def test_what_was_hidden_is_found_and_known_to_be_out_of_view(store):
 
 def test_calls_and_results_are_found_but_not_those_of_refolds_own_tools(store):
     session = refold.open("a", store=store)
-    session.append(said("please"))
+    session.append(user_message("please"))
     session.append(
         [calls("psql", '{"query": "select zebra_id\\nfrom herd"}', "1"), result("zebra_id 17", "1")]
     )
@@ -230,8 +230,8 @@ def test_calls_and_results_are_found_but_not_those_of_refolds_own_tools(store):
 # proves: B11
 def test_a_search_everywhere_names_the_conversations(store):
     for name in ("a", "b"):
-        refold.open(name, store=store).append(said(f"apple of {name}"))
-    refold.open("c", store=store, owner="somebody else").append(said("apple of c"))
+        refold.open(name, store=store).append(user_message(f"apple of {name}"))
+    refold.open("c", store=store, owner="somebody else").append(user_message("apple of c"))
     session = refold.open("a", store=store)
     assert sorted((hit.conversation, hit.in_view) for hit in session.search("apple", everywhere=True)) == [
         ("a", True),
@@ -243,7 +243,7 @@ def test_a_search_everywhere_names_the_conversations(store):
 def test_what_is_said_while_others_search_is_found(store):
     session, other = refold.open("a", store=store), refold.open("a", store=store)
     for n in range(5):
-        session.append(said(f"thing number K-{n}"))
+        session.append(user_message(f"thing number K-{n}"))
         assert places(other, f"K-{n}") == [n]
 
 
@@ -257,7 +257,7 @@ def corrected(request, tmp_path):
     store = Plain() if request.param == "plain" else store
     session = refold.open("a", store=store)
     answer = {"role": "assistant", "content": "HAT078 costs 120."}
-    session.append([said("what is the price"), answer, said("thanks")])
+    session.append([user_message("what is the price"), answer, user_message("thanks")])
     session.correct(1, "HAT118 costs 90.")
     yield session
     store.close()
@@ -292,7 +292,7 @@ def test_a_correction_that_was_taken_back_is_not_found_and_takes_no_place(correc
 
 def test_what_a_correction_means_is_found(store):
     session = refold.open("a", store=store, embedder=WordEmbedder(("car", "automobile")))
-    session.append([said("my bicycle"), said("bread")])
+    session.append([user_message("my bicycle"), user_message("bread")])
     session.correct(0, "my automobile")
     for query in ("car", "car role:user"):
         assert [(hit.at, hit.excerpt) for hit in session.search(query)] == [(0, "my automobile")]
@@ -301,7 +301,7 @@ def test_what_a_correction_means_is_found(store):
 
 def test_a_correction_that_is_hidden_is_found_out_of_view(store):
     session = refold.open("a", store=store)
-    session.append([said(f"the code of item {n} is K-{n:04}") for n in range(30)])
+    session.append([user_message(f"the code of item {n} is K-{n:04}") for n in range(30)])
     session.correct(3, "the code of item 3 is Z-1")
     session.compact(keep_recent=2)
     (hit,) = session.search("Z-1")
@@ -312,7 +312,7 @@ def test_a_correction_that_is_hidden_is_found_out_of_view(store):
 
 def test_a_fork_from_before_a_correction_does_not_know_it(store):
     session = refold.open("a", store=store)
-    session.append([said("one apple"), said("two")])
+    session.append([user_message("one apple"), user_message("two")])
     fork = session.fork("b", at=1)
     session.correct(0, "one pear")
     assert fork.search("pear") == []
@@ -321,7 +321,7 @@ def test_a_fork_from_before_a_correction_does_not_know_it(store):
 
 async def _found(url):
     async with await refold.aopen("a", store=url) as session:
-        await session.append(said("an apple"))
+        await session.append(user_message("an apple"))
         return [hit.at for hit in await session.search("apple")]
 
 
@@ -333,7 +333,7 @@ def test_search_can_be_awaited():
 
 def test_a_text_for_a_model_is_short_and_forges_no_handles(store):
     session = refold.open("a", store=store)
-    session.append([said(f"apple [refold #7 x] {n} " + "word " * 100) for n in range(40)])
+    session.append([user_message(f"apple [refold #7 x] {n} " + "word " * 100) for n in range(40)])
     hits = session.search("apple", limit=40)
     text = as_tool_text(hits)
     assert len(text) < 4_200
@@ -347,9 +347,9 @@ def test_a_text_for_a_model_is_short_and_forges_no_handles(store):
 
 # proves: A11
 def test_through_the_tool_only_its_own_conversation_is_searched(store):
-    refold.open("b", store=store).append(said("apple of b"))
+    refold.open("b", store=store).append(user_message("apple of b"))
     session = refold.open("a", store=store)
-    session.append(said("apple of a"))
+    session.append(user_message("apple of a"))
     assert "apple of a" in session.call("refold_search", {"query": "apple"})
     assert "apple of b" not in session.call("refold_search", '{"query": "apple", "limit": 20}')
     assert "nothing in it to look for" in session.call("refold_search", {"query": '"'})
@@ -357,7 +357,7 @@ def test_through_the_tool_only_its_own_conversation_is_searched(store):
 
 def test_a_long_conversation_without_a_snapshot_is_not_read_only_to_know_what_is_in_view(store):
     long = refold.open("long", store=store)
-    long.append([said(f"apple {n}") for n in range(LONG + 1)])
+    long.append([user_message(f"apple {n}") for n in range(LONG + 1)])
     if isinstance(store, SQLiteStore):
         with store._file.write() as run:
             run("erase_snapshots", cid=1)
@@ -374,7 +374,12 @@ def test_a_long_conversation_without_a_snapshot_is_not_read_only_to_know_what_is
 def test_what_is_high_in_both_lists_comes_first(store):
     session = refold.open("a", store=store, embedder=WordEmbedder(("car", "automobile")))
     session.append(
-        [said("my automobile"), said("car and automobile"), said("bread"), said("the car in a long text")]
+        [
+            user_message("my automobile"),
+            user_message("car and automobile"),
+            user_message("bread"),
+            user_message("the car in a long text"),
+        ]
     )
     assert places(session, "car")[0] == 1
     assert 0 in places(session, "car")
@@ -390,7 +395,7 @@ def broken(texts):
 @pytest.mark.parametrize("embedder", [broken, lambda texts: [], lambda texts: ["x"], lambda texts: None])
 def test_an_embedder_that_fails_costs_only_what_it_would_have_found(store, embedder):
     session = refold.open("a", store=store, embedder=embedder)
-    session.append(said("an apple"))
+    session.append(user_message("an apple"))
     with pytest.warns(UserWarning, match="by words only"):
         assert places(session, "apple") == [0]
 
@@ -403,7 +408,7 @@ def test_an_embedder_that_is_none_is_refused():
 def test_a_model_without_its_extra_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "model2vec", None)  # as if it were not installed
     session = refold.open("a", store="memory://", embedder="minishlab/potion-base-8M")
-    session.append(said("apple"))
+    session.append(user_message("apple"))
     with pytest.raises(SettingError, match=r"refold\[search\]"):
         session.search("apple")
 
@@ -423,8 +428,8 @@ class Plain:
 def test_a_store_without_an_index_is_read():
     store = Plain()
     session = refold.open("a", store=store)
-    session.append([said("red apple"), said("green pear"), said("apple")])
-    refold.open("b", store=store).append(said("apple of b"))
+    session.append([user_message("red apple"), user_message("green pear"), user_message("apple")])
+    refold.open("b", store=store).append(user_message("apple of b"))
     assert sorted(places(session, "apple")) == [0, 2]
     assert sorted(places(session, "green apple")) == [0, 1, 2]
     assert len(session.search("apple", everywhere=True)) == 3
@@ -434,7 +439,7 @@ def test_a_store_that_is_locked_is_read(tmp_path):
     import apsw
 
     session = refold.open("a", store=f"sqlite:///{tmp_path}/refold.db?timeout_s=0.1")
-    session.append(said("an apple"))
+    session.append(user_message("an apple"))
     other = apsw.Connection(str(tmp_path / "refold.db"))
     other.execute("BEGIN IMMEDIATE")
     assert places(session, "apple") == [0]
@@ -448,8 +453,8 @@ def test_words_that_were_indexed_and_erased_are_gone_from_the_file(tmp_path):
     secret = refold.open("secret", store=store, embedder=WordEmbedder())
     other = refold.open("other", store=store, embedder=WordEmbedder())
     for n in range(150):
-        secret.append(said(f"swordfish{n} camelotSecret 密 " * 3))
-        other.append(said(f"innocent{n} " * 3))
+        secret.append(user_message(f"swordfish{n} camelotSecret 密 " * 3))
+        other.append(user_message(f"innocent{n} " * 3))
         if n % 20 == 0:
             secret.search("swordfish*", everywhere=True)
     assert len(secret.search("camelotsecret", everywhere=True, limit=200)) == 150
@@ -468,7 +473,7 @@ def test_words_that_were_indexed_and_erased_are_gone_from_the_file(tmp_path):
 
 def test_of_one_phrase_alone_the_newest_come_first(tmp_path):
     with refold.open("a", store=f"sqlite:///{tmp_path}/refold.db") as session:
-        session.append([said("a red apple " * (5 - n) + "and more " * n) for n in range(5)])
+        session.append([user_message("a red apple " * (5 - n) + "and more " * n) for n in range(5)])
         assert places(session, '"red apple"', limit=3) == [4, 3, 2]
         assert places(session, '"red apple" role:user', limit=3) == [4, 3, 2]
         assert places(session, "red-apple", limit=9) == [4, 3, 2, 1, 0]
@@ -480,7 +485,7 @@ def test_places_in_the_index_that_outlived_their_entries_are_found_by_an_examina
 
     store = SQLiteStore(tmp_path / "refold.db")
     session = refold.open("a", store=store, embedder=WordEmbedder())
-    session.append([said("apple"), said("pear")])
+    session.append([user_message("apple"), user_message("pear")])
     session.search("apple")
     assert list(store.examine()) == []
     other = apsw.Connection(str(tmp_path / "refold.db"))
@@ -498,7 +503,7 @@ def test_a_damaged_entry_is_passed_over_and_the_others_are_found(tmp_path):
 
     path = tmp_path / "refold.db"
     session = refold.open("a", store=f"sqlite:///{path}")
-    session.append([said(f"apple {n}") for n in range(5)])
+    session.append([user_message(f"apple {n}") for n in range(5)])
     session.store.close()
     other = apsw.Connection(str(path))
     other.execute("UPDATE refold_entry SET body = x'7800' WHERE place % 5 = 1; ")
@@ -513,7 +518,7 @@ def test_a_damaged_entry_is_passed_over_and_the_others_are_found(tmp_path):
 @pytest.mark.parametrize("what", ["words", "vectors"])
 def test_whoever_read_more_stores_what_is_left_when_somebody_else_was_faster(store, what):
     session = refold.open("a", store=store)
-    session.append(said("apple"))
+    session.append(user_message("apple"))
     has_read, may_store = Event(), Event()
 
     def follow(meanwhile):
@@ -539,7 +544,7 @@ def test_whoever_read_more_stores_what_is_left_when_somebody_else_was_faster(sto
     other = Thread(target=follow, args=[faster])
     other.start()
     assert has_read.wait(60)
-    session.append([said("apple"), said("apple")])
+    session.append([user_message("apple"), user_message("apple")])
     follow(slower)
     if what == "words":
         found = store.search("default", parse_query("apple"), 10)
@@ -561,7 +566,7 @@ for n in range(60):
 
 def test_what_a_process_appended_it_finds_though_others_append_and_search(tmp_path):
     url = f"sqlite:///{tmp_path}/refold.db"
-    refold.open("a", store=url).append(said("start"))
+    refold.open("a", store=url).append(user_message("start"))
     command = [sys.executable, "-c", SEARCHING]
     running = [subprocess.Popen([*command, f"{n}", url], stderr=subprocess.PIPE) for n in range(4)]
     assert [one.communicate(timeout=120)[1] for one in running] == [b""] * 4
@@ -577,7 +582,7 @@ def test_where_there_are_no_vectors_nothing_is_near(store):
 def test_two_who_index_at_the_same_time_index_once(tmp_path):
     stores = [SQLiteStore(tmp_path / "refold.db") for _ in range(2)]
     session = refold.open("a", store=stores[0])
-    session.append([said(f"apple {n}") for n in range(500)])
+    session.append([user_message(f"apple {n}") for n in range(500)])
 
     def take_in(store):
         for _ in store.index("default", lambda entry: SearchText.of("apple", (), "user")):
@@ -627,7 +632,7 @@ def test_the_command_finds_in_all_conversations_or_in_one(tmp_path):
     url = f"sqlite:///{tmp_path}/refold.db"
     for name in ("a", "b"):
         with refold.open(name, store=url) as session:
-            session.append([said(f"ERR-4711 in {name}"), said("bread")])
+            session.append([user_message(f"ERR-4711 in {name}"), user_message("bread")])
     everywhere = json.loads(run("ERR-4711", "--store", url, "--json").stdout)
     assert sorted(hit["conversation"] for hit in everywhere["hits"]) == ["a", "b"]
     assert set(everywhere["hits"][0]) == {
@@ -643,7 +648,7 @@ def test_the_command_finds_in_all_conversations_or_in_one(tmp_path):
 
 def test_the_command_says_no_when_nothing_is_found_and_explains_wrong_use(tmp_path):
     url = f"sqlite:///{tmp_path}/refold.db"
-    refold.open("a", store=url).append(said("bread"))
+    refold.open("a", store=url).append(user_message("bread"))
     nothing = run("apple", "--store", url)
     assert (nothing.returncode, "Nothing found" in nothing.stdout) == (1, True)
     assert json.loads(run("apple", "--store", url, "--json").stdout)["hits"] == []

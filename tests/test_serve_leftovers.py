@@ -16,12 +16,12 @@ from gates import Quiet, answering, gate
 from refold.config.config import load_config
 from refold.core.view import Item
 from refold.serve import service
+from refold.serve.conversations import Conversations
 from refold.serve.events import EventBroker
 from refold.serve.incoming import read_request
 from refold.serve.recorder import GatewayRequest, Recorder
-from refold.serve.rows import Rows
 from refold.serve.run import COLLECT
-from refold.serve.schemas import ListAsked
+from refold.serve.schemas import ListQuery
 from refold.serve.service import Service
 from refold.serve.streaming import Forwarder
 from refold.stores.record import Record
@@ -148,7 +148,7 @@ def test_rows_of_a_list(serving):
     for n in range(TIMES):
         key = talk(serving, f"talk{n}")
         serving.forget(key)
-    assert len(Rows(serving.store).page(None, ListAsked()).conversations) == TIMES
+    assert len(Conversations(serving.store).page(None, ListQuery()).conversations) == TIMES
     assert count(Item) == 0
 
 

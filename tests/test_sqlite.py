@@ -22,7 +22,15 @@ from refold.stores import sqlite_file
 from refold.stores.sql import migrations
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Key, Lease, Snapshot, ToolSetting, open_store
-from refold.testing.words import KEY, demand_folded, demand_numbered, entries, said, verified, write_numbered
+from refold.testing.samples import (
+    KEY,
+    assert_all_written,
+    assert_view_is_fold,
+    entries,
+    user_message,
+    verified,
+    write_numbered,
+)
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork a process")
 
@@ -62,9 +70,9 @@ def texts(session: refold.Session) -> list[str]:
 @pytest.mark.parametrize(("query", "level"), [("", 2), ("?synchronous=full", 2), ("?synchronous=normal", 1)])
 def test_the_log_is_written_ahead_and_synced_as_asked(path, query, level):
     store = open_store(f"sqlite:///{path}{query}")
-    refold.open("a", store=store).append(said("hello"))
+    refold.open("a", store=store).append(user_message("hello"))
     store.save(Key("default", "a"), "main", Snapshot(1, b"", b""))  # which need not be synced
-    refold.open("a", store=store).append(said("hello"))
+    refold.open("a", store=store).append(user_message("hello"))
     writer = store._file._writer
     assert writer.pragma("journal_mode") == "wal"
     assert writer.pragma("synchronous") == level
@@ -91,7 +99,7 @@ def test_a_relative_path_stays_where_it_was_when_the_folder_changes(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     session = refold.open("a", store="sqlite:///refold.db")
     monkeypatch.chdir(tmp_path / "elsewhere")
-    session.append(said("hello"))
+    session.append(user_message("hello"))
     assert texts(session) == texts(refold.open("a", store=f"sqlite:///{tmp_path}/refold.db")) == ["hello"]
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -296,7 +304,7 @@ def fill(session: refold.Session) -> list[str]:
     def say_on() -> None:
         while True:
             text = os.urandom(3000).hex()
-            session.append(said(text))
+            session.append(user_message(text))
             done.append(text)
 
     with pytest.raises(StoreError, match=r"is full; free some space"):
@@ -307,20 +315,20 @@ def fill(session: refold.Session) -> list[str]:
 def demand_going_on(session: refold.Session, done: list[str]) -> None:
     """Nothing acknowledged is lost, nothing else is there, and the same session goes on."""
     assert texts(session) == done
-    assert session.append(said("and on")) == len(done)
+    assert session.append(user_message("and on")) == len(done)
     assert texts(session) == texts(refold.open("a", store=session.store)) == [*done, "and on"]
     assert len(verified(session.store, session.key)) == len(done) + 1
-    demand_folded(session)
+    assert_view_is_fold(session)
 
 
 def test_a_full_database_loses_nothing_and_goes_on_when_there_is_room(store):
     session = refold.open("a", store=store)
-    session.append(said("hello"))
+    session.append(user_message("hello"))
     writer = store._file._writer
     writer.pragma("max_page_count", writer.pragma("page_count") + 40)
     done = fill(session)
     with pytest.raises(StoreError, match="is full"):
-        session.append([said("short"), said(os.urandom(100_000).hex())])
+        session.append([user_message("short"), user_message(os.urandom(100_000).hex())])
     assert texts(session) == done
     writer.pragma("max_page_count", 1_000_000)
     demand_going_on(session, done)
@@ -388,7 +396,7 @@ def succeeded(pid: int) -> bool:
 
 def written(path: Path) -> Path:
     store = SQLiteStore(path)
-    refold.open("a", store=store).append(said("hello"))
+    refold.open("a", store=store).append(user_message("hello"))
     store.close()
     return path
 
@@ -403,8 +411,8 @@ def test_a_read_only_file_can_be_read_and_says_that_it_cannot_be_written(open_fo
     def deed():
         session = refold.open("a", store=f"sqlite:///{path}")
         assert texts(session) == ["hello"]
-        assert session.fit().messages == [said("hello")]
-        for write in (lambda: session.append(said("more")), session.clear):
+        assert session.fit().messages == [user_message("hello")]
+        for write in (lambda: session.append(user_message("more")), session.clear):
             with pytest.raises(StoreError, match=r"cannot be written.*read-only"):
                 write()
         assert texts(session) == ["hello"]
@@ -431,14 +439,14 @@ def test_a_read_only_folder_is_an_error_that_says_so(open_folder, name):
 
 def test_a_locked_database_says_so_can_be_read_and_goes_on_when_released(path):
     session = refold.open("a", store=f"sqlite:///{path}?timeout_s=0.2")
-    session.append(said("one"))
+    session.append(user_message("one"))
     other = apsw.Connection(str(path))
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreError, match="locked by another process; retry"):
-        session.append(said("two"))
+        session.append(user_message("two"))
     assert texts(session) == ["one"]
     other.execute("ROLLBACK")
-    assert session.append(said("two")) == 1
+    assert session.append(user_message("two")) == 1
     assert texts(session) == ["one", "two"]
 
 
@@ -492,9 +500,9 @@ def test_two_stores_on_one_file_see_each_other(path):
     for thread in threads:
         thread.join()
     for store in (one, other):
-        demand_numbered(store, {"0": 30, "1": 30})
+        assert_all_written(store, {"0": 30, "1": 30})
     one.close()
-    refold.open("more", store=other).append(said("hello"))
+    refold.open("more", store=other).append(user_message("hello"))
     assert texts(refold.open("more", store=one)) == ["hello"]
 
 
@@ -503,9 +511,9 @@ def test_a_forked_process_and_its_parent_both_go_on(store):
     session = refold.open("race", store=store)
     children = [in_child(lambda n=n: write_numbered(store, f"child{n}", 20)) for n in range(2)]
     write_numbered(store, "parent", 20)
-    grandchild = in_child(lambda: [session.append(said(f"grandchild {n}")) for n in range(20)])
+    grandchild = in_child(lambda: [session.append(user_message(f"grandchild {n}")) for n in range(20)])
     assert all(map(succeeded, [*children, grandchild]))
-    demand_numbered(store, dict.fromkeys(["parent", "child0", "child1", "grandchild"], 20))
+    assert_all_written(store, dict.fromkeys(["parent", "child0", "child1", "grandchild"], 20))
 
 
 @needs_fork
@@ -541,7 +549,7 @@ def test_a_process_forked_while_threads_append_neither_hangs_nor_appends_for_the
     for thread in threads:
         thread.join()
     assert all(map(succeeded, children))
-    demand_numbered(store, {f"thread{n}": 100 for n in range(3)} | {f"child{n}": 10 for n in range(4)})
+    assert_all_written(store, {f"thread{n}": 100 for n in range(3)} | {f"child{n}": 10 for n in range(4)})
 
 
 # Erasing and forking
@@ -571,13 +579,13 @@ def test_what_no_fork_shares_any_more_is_deleted(store, path):
 def test_erased_words_are_gone_from_the_file_and_its_log(store, path):
     secrets = [b"swordfish", b"secret owner", b"secret name", b"secret id", b"secret view", b"secret summary"]
     session = refold.open("secret name", store=store, owner="secret owner", view="secret view")
-    session.append(said("swordfish"), id="secret id")
+    session.append(user_message("swordfish"), id="secret id")
     for n in range(200):
-        session.append(said(f"swordfish {n} " * (n % 40)))
+        session.append(user_message(f"swordfish {n} " * (n % 40)))
     session.compact(keep_recent=3)
     session.store.fork(session.key, Key("secret owner", "a fork"), 0)
     fork = refold.open("a fork", store=store, owner="secret owner")
-    fork.append(said("innocent"))
+    fork.append(user_message("innocent"))
     store.acquire(session.key, "secret view", "secret owner", 0.0, 1.0)
     for n in range(3):
         store.keep_summary(session.key, b"secret summary of %d" % n, b"secret summary " * 9)
@@ -600,7 +608,7 @@ def test_erased_words_are_gone_from_the_file_and_its_log(store, path):
 def test_words_that_linger_because_somebody_reads_are_told_and_go_with_the_next_erasure(path):
     store = open_store(f"sqlite:///{path}?timeout_s=0.2")
     session = refold.open("a", store=store)
-    session.append(said("swordfish"))
+    session.append(user_message("swordfish"))
     other = apsw.Connection(str(path))
     other.execute("BEGIN; SELECT count(*) FROM refold_entry").fetchall()
     with pytest.raises(StoreError, match=r"Erased, but.*erase it again"):
@@ -638,7 +646,7 @@ def test_a_deleted_log_is_never_written_over_what_others_stored(path, tmp_path):
     link = tmp_path / "link.db"
     link.symlink_to(path)
     chat = refold.open("task", store=f"sqlite:///{link}")
-    chat.append(said("one"))
+    chat.append(user_message("one"))
     foreign = sqlite3.connect(path)
     foreign.execute("SELECT count(*) FROM sqlite_schema").fetchall()
     foreign.close()
@@ -649,7 +657,7 @@ with refold.open("task", store="sqlite:///{path}") as chat:
         chat.append({{"role": "user", "content": text}})
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-    chat.append(said("four"))
+    chat.append(user_message("four"))
     chat.store.close()
     texts = [one.message.text for one in refold.open("task", store=f"sqlite:///{path}").get_all()]
     assert texts == ["one", "two", "three", "four"]

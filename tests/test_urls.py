@@ -60,7 +60,7 @@ def test_what_has_no_secret_is_shown_as_it_is(url):
 
 @pytest.mark.parametrize("url", ["", "nowhere://x", "file.db", "postgresql//x", "http://[", "sqlite://"])
 def test_what_is_no_store_is_told_with_what_there_is(url):
-    with pytest.raises(SettingError, match=r"expected|is no URL"):
+    with pytest.raises(SettingError, match=r"expected|is not a valid URL"):
         open_store(url)
 
 

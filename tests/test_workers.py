@@ -340,7 +340,7 @@ def test_a_job_is_tried_again_until_it_has_failed_and_then_by_hand(postgres_url,
         known = queue.put(ahead())
         assert (known.id, known.is_new, known.wait(0)) == (ticket.id, False, True)  # not for this round
         done = CliRunner().invoke(app, ["jobs", "retry", str(ticket.id), "--store", postgres_url])
-        assert done.stdout == f"Job {ticket.id} waits for a worker again.\n"
+        assert done.stdout == f"Job {ticket.id} is queued again.\n"
         [told] = once(postgres_url, settings)
         assert told.startswith(f"Job {ticket.id}, c (main): written by a-model")
         assert queue.get(ticket.id).status == "done"
@@ -561,8 +561,8 @@ def invoke(url: str, *arguments: str) -> Any:
 
 
 def test_jobs_are_shown_with_what_became_of_them(postgres_url, queue):
-    assert invoke(postgres_url, "jobs").stdout.startswith("No jobs: nothing waits")
-    assert invoke(postgres_url, "jobs", "--failed").stdout == "No job has failed.\n"
+    assert invoke(postgres_url, "jobs").stdout.startswith("No jobs are waiting")
+    assert invoke(postgres_url, "jobs", "--failed").stdout == "No failed jobs.\n"
     with ScriptedModel(BAD) as server:
         for name in ("done", "failed\n", "queued"):
             filled(postgres_url, config(server), name)
@@ -636,7 +636,7 @@ def test_compacting_can_be_left_to_a_worker(postgres_url, queue, tmp_path):
         (tmp_path / "refold.yaml").write_text(json.dumps(config(server)))
         chat = filled(postgres_url, config(server))
         left = invoke(postgres_url, "compact", "c", "--model", "m", "--keep", "4", "--later")
-        assert left.stdout == "Job 1 waits for a worker; refold jobs shows what becomes of it.\n"
+        assert left.stdout == "Job 1 waits for a worker; `refold jobs` shows its progress.\n"
         again = json.loads(invoke(postgres_url, "compact", "c", "--later", "--json").stdout)
         assert again == {"did": None, "job": 1}
         assert invoke(postgres_url, "compact", "c", "--later", "--dry-run").exit_code == 2

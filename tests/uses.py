@@ -6,7 +6,7 @@ from typing import Any
 from refold.core.event import Expiry
 from refold.core.query import parse_query
 from refold.stores.store import Key, Lease, Snapshot, ToolSetting
-from refold.testing.words import KEY, entries
+from refold.testing.samples import KEY, entries
 
 
 def uses(store: Any) -> dict[str, Callable[[], Any]]:

@@ -50,17 +50,17 @@ from refold.testing.adapters import (
     TASK,
     WINDOW,
     AdapterContract,
-    Call,
-    Door,
+    CheckedModel,
+    LedgerReader,
     Mask,
-    Reader,
-    Reply,
-    Request,
     Script,
-    declared,
+    ScriptedCall,
+    ScriptedReply,
+    SentRequest,
     failing,
     ledger,
     seal,
+    tool_declaration,
 )
 
 APP, USER = "ledgers", "ann"
@@ -79,8 +79,8 @@ class Scripted(BaseLlm):
         tools = [one for tool in llm_request.config.tools or [] for one in tool.function_declarations or []]
         system = llm_request.config.system_instruction
         messages = [*([{"role": "system", "content": system}] if system else []), *chat(llm_request.contents)]
-        offered = [declared(one.name or "", one.description, _schema(one)) for one in tools]
-        reply: Reply = self.script(Request(messages, offered))
+        offered = [tool_declaration(one.name or "", one.description, _schema(one)) for one in tools]
+        reply: ScriptedReply = self.script(SentRequest(messages, offered))
         parts = [types.Part(text=reply.text)] if reply.text else []
         for call in reply.calls:
             id = f"call_{uuid4().hex}" if self.gives_ids else None
@@ -331,7 +331,7 @@ class Shortener(BasePlugin):
 @pytest.mark.parametrize("is_naive", [True, False])
 def test_the_events_of_a_session_stay_as_they_were_to_the_byte(rig: InMemory, is_naive: bool) -> None:
     """A request shares its words with the session: who cuts them there cuts what is stored."""
-    watcher, door = Watcher(), Door(Reader(30), window=WINDOW)
+    watcher, door = Watcher(), CheckedModel(LedgerReader(30), window=WINDOW)
     plugins = [Shortener() if is_naive else rig.adapter(), watcher]
     asyncio.run(rig.say("t", said(TASK), rig.agent(door), plugins))
     assert (watcher.left == watcher.made) is not is_naive
@@ -356,7 +356,7 @@ class Notes(BaseEventsSummarizer):
 
 def test_the_own_compaction_of_adk_loses_the_task_in_a_long_turn_and_refold_does_not(rig: InMemory) -> None:
     config = EventsCompactionConfig(summarizer=Notes(), token_threshold=4_000, event_retention_size=6)
-    bare, door = Door(Reader(LONG), task=TASK), Door(Reader(LONG), task=TASK)
+    bare, door = CheckedModel(LedgerReader(LONG), task=TASK), CheckedModel(LedgerReader(LONG), task=TASK)
     own = rig.say("bare", said(TASK), rig.agent(bare), [], events_compaction_config=config)
     assert asyncio.run(own) == "I do not know any more."
     assert "the task is gone" in bare.faults
@@ -366,7 +366,7 @@ def test_the_own_compaction_of_adk_loses_the_task_in_a_long_turn_and_refold_does
 
 
 def test_the_context_filter_of_adk_cannot_shorten_a_long_turn_and_refold_can(rig: InMemory) -> None:
-    bare, door = Door(Reader(LONG), task=TASK), Door(Reader(LONG), task=TASK)
+    bare, door = CheckedModel(LedgerReader(LONG), task=TASK), CheckedModel(LedgerReader(LONG), task=TASK)
     filter = ContextFilterPlugin(num_invocations_to_keep=1)
     with pytest.raises(Exception, match="the window has"):
         asyncio.run(rig.say("bare", said(TASK), rig.agent(bare), [filter]))
@@ -382,7 +382,7 @@ def test_what_a_filter_leaves_out_is_shown_like_the_rest(rig: InMemory, is_pairi
         [ContextFilterPlugin(num_invocations_to_keep=1), rig.adapter()],
         Pairing if is_pairing else Scripted,
     )
-    doors = [Door(Reader(2, wanted=1), task=TASK) for _ in range(2)]
+    doors = [CheckedModel(LedgerReader(2, wanted=1), task=TASK) for _ in range(2)]
     for text, door in zip((TASK, "Again, please."), doors, strict=True):
         agent = LlmAgent(name="reader", model=model(model=MODEL, script=door), tools=[read_ledger])
         asyncio.run(rig.say("t", said(text), agent, plugins))
@@ -399,7 +399,7 @@ def kept(rig: ADK, conversation: str) -> list[tuple[str, str]]:
 
 def test_a_message_is_known_by_the_id_of_its_event_and_stored_once(rig: InMemory) -> None:
     for _ in range(3):
-        rig.run("t", TASK, Door(Reader(3)))
+        rig.run("t", TASK, CheckedModel(LedgerReader(3)))
     with refold.open("t", store=rig.store) as chat:
         ids = [one.id for one in chat.get_all()]
     assert ids == [event.id for event in rig.session("t").events]
@@ -407,9 +407,11 @@ def test_a_message_is_known_by_the_id_of_its_event_and_stored_once(rig: InMemory
 
 def test_calls_that_broke_off_are_kept_and_mended(rig: InMemory) -> None:
     """ADK leaves out those of the calls that have no result; the others have theirs."""
-    calls = (Call("", "read_ledger", {"number": 1}), Call("", "fail", {"number": 2}))
-    replies = iter([Reply("Both.", calls), Reply("The first is there."), Reply("Yes.")])
-    door = Door(lambda request: next(replies), task=TASK)
+    calls = (ScriptedCall("", "read_ledger", {"number": 1}), ScriptedCall("", "fail", {"number": 2}))
+    replies = iter(
+        [ScriptedReply("Both.", calls), ScriptedReply("The first is there."), ScriptedReply("Yes.")]
+    )
+    door = CheckedModel(lambda request: next(replies), task=TASK)
     agent = LlmAgent(name="reader", model=Scripted(script=door), tools=[read_ledger, fail])
     with pytest.raises(ValueError, match="ledger 2 is missing"):
         asyncio.run(rig.say("t", said(TASK), agent, [rig.adapter()]))
@@ -424,7 +426,7 @@ def test_calls_that_broke_off_are_kept_and_mended(rig: InMemory) -> None:
 def test_images_pass_through(rig: InMemory) -> None:
     image = types.Part(inline_data=types.Blob(data=b"not really a picture", mime_type="image/png"))
     message = types.Content(role="user", parts=[types.Part(text=TASK), image])
-    door = Door(Reader(30), task=b64encode(b"not really a picture").decode())
+    door = CheckedModel(LedgerReader(30), task=b64encode(b"not really a picture").decode())
     assert asyncio.run(rig.say("t", message, rig.agent(door), [rig.adapter()])) == f"The seal is {seal(3)}."
     assert door.faults == []
     with refold.open("t", store=rig.store) as chat:
@@ -434,7 +436,7 @@ def test_images_pass_through(rig: InMemory) -> None:
 
 
 def test_it_works_without_async_too(rig: InMemory) -> None:
-    door, service = Door(Reader(30), task=TASK), InMemorySessionService()
+    door, service = CheckedModel(LedgerReader(30), task=TASK), InMemorySessionService()
     app = App(name=APP, root_agent=rig.agent(door), plugins=[rig.adapter()])
     runner = Runner(app=app, session_service=service, auto_create_session=True)
     events = list(runner.run(user_id=USER, session_id="t", new_message=said(TASK)))
@@ -446,7 +448,7 @@ def test_instructions_that_move_with_the_conversation_are_in_every_request_and_n
     rig: InMemory,
 ) -> None:
     """With a static instruction, ADK puts the other one among the contents, each time in another place."""
-    door = Door(Reader(30), task="Be brief.")
+    door = CheckedModel(LedgerReader(30), task="Be brief.")
     agent = rig.agent(door, static_instruction="You read ledgers.", instruction="Be brief.")
     assert asyncio.run(rig.say("t", said(TASK), agent, [rig.adapter()])) == f"The seal is {seal(3)}."
     assert door.faults == []
@@ -458,17 +460,17 @@ def test_instructions_that_move_with_the_conversation_are_in_every_request_and_n
 def test_agents_that_hand_over_to_each_other_share_the_session(rig: InMemory) -> None:
     """What others did is told to an agent in words, so each has a conversation beside the session's."""
 
-    def hands_over(request: Request) -> Reply:
-        return Reply("Please.", (Call("", "transfer_to_agent", {"agent_name": next(names)}),))
+    def hands_over(request: SentRequest) -> ScriptedReply:
+        return ScriptedReply("Please.", (ScriptedCall("", "transfer_to_agent", {"agent_name": next(names)}),))
 
-    def reads(request: Request) -> Reply:
+    def reads(request: SentRequest) -> ScriptedReply:
         if question not in request.text:
             return first(request)
         return second(request) if len(clerk.requests) == 2 else hands_over(request)
 
-    question, first, second = "And which has ledger 5?", Reader(40), Reader(30, wanted=5)
-    names, clerk = iter(["reader", "clerk", "reader"]), Door(hands_over, task=TASK)
-    door = Door(reads, task=TASK)
+    question, first, second = "And which has ledger 5?", LedgerReader(40), LedgerReader(30, wanted=5)
+    names, clerk = iter(["reader", "clerk", "reader"]), CheckedModel(hands_over, task=TASK)
+    door = CheckedModel(reads, task=TASK)
     agents = [rig.agent(door, description="Reads ledgers.")]
     agent = LlmAgent(name="clerk", model=Scripted(script=clerk), sub_agents=agents)
     for text, n in ((TASK, 3), (question, 5)):
@@ -482,7 +484,9 @@ def test_agents_that_hand_over_to_each_other_share_the_session(rig: InMemory) ->
 
 
 def test_agents_that_run_in_parallel_do_not_mix(rig: InMemory) -> None:
-    doors = {name: Door(Reader(30, wanted=n), task=TASK) for n, name in enumerate(("ann", "bob"), 2)}
+    doors = {
+        name: CheckedModel(LedgerReader(30, wanted=n), task=TASK) for n, name in enumerate(("ann", "bob"), 2)
+    }
     agents = [rig.agent(door).model_copy(update={"name": name}) for name, door in doors.items()]
     asyncio.run(rig.say("t", said(TASK), ParallelAgent(name="both", sub_agents=agents), [rig.adapter()]))
     assert [door.faults for door in doors.values()] == [[], []]
@@ -492,9 +496,14 @@ def test_agents_that_run_in_parallel_do_not_mix(rig: InMemory) -> None:
 
 
 def test_an_agent_that_is_a_tool_has_a_conversation_of_its_own(rig: InMemory) -> None:
-    door = Door(Reader(30), task="Which seal has ledger 3?")
-    moves = iter([Reply("", (Call("", "reader", {"request": "Which seal has ledger 3?"}),)), Reply("Done.")])
-    clerk = Door(lambda request: next(moves), task=TASK)
+    door = CheckedModel(LedgerReader(30), task="Which seal has ledger 3?")
+    moves = iter(
+        [
+            ScriptedReply("", (ScriptedCall("", "reader", {"request": "Which seal has ledger 3?"}),)),
+            ScriptedReply("Done."),
+        ]
+    )
+    clerk = CheckedModel(lambda request: next(moves), task=TASK)
     agent = rig.agent(clerk, tools=[AgentTool(rig.agent(door, description="Reads."))])
     assert asyncio.run(rig.say("t", said(TASK), agent, [rig.adapter()])) == "Done."
     assert door.faults == clerk.faults == []
@@ -504,15 +513,15 @@ def test_an_agent_that_is_a_tool_has_a_conversation_of_its_own(rig: InMemory) ->
 
 def test_what_was_rewound_is_not_told_again(rig: InMemory) -> None:
     for text in (TASK, "Forget this."):
-        rig.run("t", text, Door(Reader(2, wanted=1)))
-    app = App(name=APP, root_agent=rig.agent(lambda request: Reply("Well.")), plugins=[rig.adapter()])
+        rig.run("t", text, CheckedModel(LedgerReader(2, wanted=1)))
+    app = App(name=APP, root_agent=rig.agent(lambda request: ScriptedReply("Well.")), plugins=[rig.adapter()])
     runner = Runner(app=app, session_service=rig._service("t"))
     second = next(event for event in rig.session("t").events if "Forget" in event.model_dump_json())
     rewound = runner.rewind_async(
         user_id=USER, session_id="t", rewind_before_invocation_id=second.invocation_id
     )
     asyncio.run(rewound)
-    door = Door(lambda request: Reply("Well."), task=TASK)
+    door = CheckedModel(lambda request: ScriptedReply("Well."), task=TASK)
     rig.run("t", "Where were we?", door)
     assert "Forget" not in door.requests[0].text
     assert ("user", "Forget this.") in kept(rig, "t")
@@ -525,14 +534,19 @@ def test_a_result_that_comes_later_reaches_the_model(rig: InMemory, first: Any) 
         """Orders something."""
         return first
 
-    def script(request: Request) -> Reply:
+    def script(request: SentRequest) -> ScriptedReply:
         return next(replies, None) or read(request)
 
     read, replies = (
-        Reader(30),
-        iter([Reply("", (Call("", "order", {"what": "ink"}),)), Reply("It is ordered.")][: 1 + bool(first)]),
+        LedgerReader(30),
+        iter(
+            [
+                ScriptedReply("", (ScriptedCall("", "order", {"what": "ink"}),)),
+                ScriptedReply("It is ordered."),
+            ][: 1 + bool(first)]
+        ),
     )
-    door = Door(script, task=TASK)
+    door = CheckedModel(script, task=TASK)
     agent = rig.agent(door, tools=[LongRunningFunctionTool(order)])
     asyncio.run(rig.say("t", said(TASK), agent, [rig.adapter()]))
     asyncio.run(rig.say("t", said("Go on meanwhile."), agent, [rig.adapter()]))
@@ -549,8 +563,14 @@ def test_a_result_that_comes_later_reaches_the_model(rig: InMemory, first: Any) 
 
 
 def test_what_adk_and_the_application_tell_each_other_is_not_told_the_model(rig: InMemory) -> None:
-    replies = iter([Reply("", (Call("", "read_ledger", {"number": 1}),)), Reply("I see."), Reply("I see.")])
-    door = Door(lambda request: next(replies), task=TASK)
+    replies = iter(
+        [
+            ScriptedReply("", (ScriptedCall("", "read_ledger", {"number": 1}),)),
+            ScriptedReply("I see."),
+            ScriptedReply("I see."),
+        ]
+    )
+    door = CheckedModel(lambda request: next(replies), task=TASK)
     model = Scripted(script=door)
     tools = [FunctionTool(read_ledger, require_confirmation=True)]
     agent = LlmAgent(name="reader", model=model, tools=tools)
@@ -569,7 +589,7 @@ def test_what_adk_and_the_application_tell_each_other_is_not_told_the_model(rig:
 def test_sessions_of_two_users_with_the_same_id_do_not_mix(rig: InMemory) -> None:
     service, answers = InMemorySessionService(), {}
     for user in ("ann", "bob", "ann"):
-        door = Door(lambda request: Reply("Yes."), task=f"I am {user}.")
+        door = CheckedModel(lambda request: ScriptedReply("Yes."), task=f"I am {user}.")
         app = App(name=APP, root_agent=rig.agent(door), plugins=[rig.again().adapter()])
         runner = Runner(app=app, session_service=service, auto_create_session=True)
         list(runner.run(user_id=user, session_id="t", new_message=said(f"I am {user}.")))
@@ -595,7 +615,7 @@ class Mask(BasePlugin):
 
 
 def test_what_another_plugin_hides_stays_hidden(rig: InMemory) -> None:
-    door = Door(lambda request: Reply("Hello, Ann."))
+    door = CheckedModel(lambda request: ScriptedReply("Hello, Ann."))
     for _ in range(3):
         asyncio.run(rig.say("t", said("I am Ann."), rig.agent(door), [Mask(), rig.adapter()]))
     assert all("Ann" not in request.text for request in door.requests)
@@ -607,7 +627,10 @@ def test_what_another_plugin_hides_stays_hidden(rig: InMemory) -> None:
 
 def test_what_another_plugin_hides_in_one_turn_is_shown_again_in_the_next(rig: InMemory) -> None:
     """What was there at the last call is not looked at again, but for what is told otherwise."""
-    door, hides = Door(lambda request: Reply("Hello, Ann.")), [False, True, True, False, False]
+    door, hides = (
+        CheckedModel(lambda request: ScriptedReply("Hello, Ann.")),
+        [False, True, True, False, False],
+    )
     for n, is_hidden in enumerate(hides):
         plugins = [*([Mask()] if is_hidden else []), rig.adapter()]
         asyncio.run(rig.say("t", said("I am Ann."), rig.agent(door), plugins))
@@ -617,7 +640,10 @@ def test_what_another_plugin_hides_in_one_turn_is_shown_again_in_the_next(rig: I
 
 
 def test_an_agent_that_wants_no_history_is_told_none(rig: InMemory) -> None:
-    first, second = Door(Reader(30), task=TASK), Door(Reader(30, wanted=2), task="And of ledger 2?")
+    first, second = (
+        CheckedModel(LedgerReader(30), task=TASK),
+        CheckedModel(LedgerReader(30, wanted=2), task="And of ledger 2?"),
+    )
     for text, door, n in ((TASK, first, 3), ("And of ledger 2?", second, 2)):
         agent = rig.agent(door, include_contents="none")
         assert asyncio.run(rig.say("t", said(text), agent, [rig.adapter()])) == f"The seal is {seal(n)}."
@@ -627,15 +653,24 @@ def test_an_agent_that_wants_no_history_is_told_none(rig: InMemory) -> None:
 
 
 def test_how_a_delegated_task_was_done_stays_with_the_agent_that_did_it(rig: InMemory) -> None:
-    read = Reader(30)
+    read = LedgerReader(30)
 
-    def works(request: Request) -> Reply:
+    def works(request: SentRequest) -> ScriptedReply:
         said = read(request)
-        return said if said.calls else Reply("", (Call("", "finish_task", {"result": said.text}),))
+        return (
+            said
+            if said.calls
+            else ScriptedReply("", (ScriptedCall("", "finish_task", {"result": said.text}),))
+        )
 
-    door = Door(works, task="Which seal has ledger 3?")
-    moves = iter([Reply("", (Call("", "reader", {"request": "Which seal has ledger 3?"}),)), Reply("Done.")])
-    clerk = Door(lambda request: next(moves), task=TASK)
+    door = CheckedModel(works, task="Which seal has ledger 3?")
+    moves = iter(
+        [
+            ScriptedReply("", (ScriptedCall("", "reader", {"request": "Which seal has ledger 3?"}),)),
+            ScriptedReply("Done."),
+        ]
+    )
+    clerk = CheckedModel(lambda request: next(moves), task=TASK)
     reader = rig.agent(door, description="Reads.", mode="task")
     agent = LlmAgent(name="clerk", model=Scripted(script=clerk), sub_agents=[reader])
     assert asyncio.run(rig.say("t", said(TASK), agent, [rig.adapter()])) == "Done."
@@ -650,7 +685,10 @@ def test_how_a_delegated_task_was_done_stays_with_the_agent_that_did_it(rig: InM
 
 
 def test_the_agents_of_a_workflow_are_fitted_each_for_itself(rig: InMemory) -> None:
-    doors = [Door(Reader(30), task=TASK), Door(Reader(30, wanted=5), task=f"The seal is {seal(3)}.")]
+    doors = [
+        CheckedModel(LedgerReader(30), task=TASK),
+        CheckedModel(LedgerReader(30, wanted=5), task=f"The seal is {seal(3)}."),
+    ]
     agents = [
         rig.agent(door).model_copy(update={"name": name}) for name, door in zip("ab", doors, strict=True)
     ]
@@ -668,9 +706,14 @@ def test_what_a_tool_shows_beside_its_result_is_shown(rig: InMemory) -> None:
         image = types.Part(inline_data=types.Blob(data=b"a sketch", mime_type="image/png"))
         return [image, types.Part(text="Take care of it.")]
 
-    replies = iter([Reply("", (Call("", "draw", {}),)), Reply("Nice."), Reply("Indeed.")])
+    replies = iter(
+        [ScriptedReply("", (ScriptedCall("", "draw", {}),)), ScriptedReply("Nice."), ScriptedReply("Indeed.")]
+    )
     roomy = {"models": {MODEL: {"window": 100_000, "max_output": 500}}}
-    door, plugins = Door(lambda request: next(replies)), [MultimodalToolResultsPlugin(), rig.adapter(roomy)]
+    door, plugins = (
+        CheckedModel(lambda request: next(replies)),
+        [MultimodalToolResultsPlugin(), rig.adapter(roomy)],
+    )
     agent = rig.agent(door, tools=[draw])
     assert asyncio.run(rig.say("t", said(TASK), agent, plugins)) == "Nice."
     assert asyncio.run(rig.say("t", said("Is it not?"), agent, plugins)) == "Indeed."
@@ -686,7 +729,7 @@ def test_what_a_tool_shows_beside_its_result_is_shown(rig: InMemory) -> None:
 
 
 def test_ids_that_adk_gives_are_told_where_the_model_needs_them(rig: InMemory) -> None:
-    door = Door(Reader(30), task=TASK)
+    door = CheckedModel(LedgerReader(30), task=TASK)
     agent = LlmAgent(name="reader", model=Pairing(model=MODEL, script=door), tools=[read_ledger])
     assert asyncio.run(rig.say("t", said(TASK), agent, [rig.adapter()])) == f"The seal is {seal(3)}."
     assert door.faults == []
@@ -695,7 +738,7 @@ def test_ids_that_adk_gives_are_told_where_the_model_needs_them(rig: InMemory) -
 
 
 def test_a_request_that_goes_on_at_the_provider_is_sent_as_it_is(rig: InMemory) -> None:
-    door = Door(lambda request: Reply("Well."))
+    door = CheckedModel(lambda request: ScriptedReply("Well."))
     agent = LlmAgent(name="reader", model=Stateful(model=MODEL, script=door), tools=[read_ledger])
     for text in (TASK, "And?"):
         asyncio.run(rig.say("t", said(text), agent, [rig.adapter()]))
@@ -709,7 +752,7 @@ class Answer(BaseModel):
 
 def test_an_agent_that_answers_by_a_schema_is_offered_no_tools(rig: InMemory) -> None:
     """Many models take only one of both."""
-    door = Door(lambda request: Reply(Answer(seal=seal(3)).model_dump_json()))
+    door = CheckedModel(lambda request: ScriptedReply(Answer(seal=seal(3)).model_dump_json()))
     agent = LlmAgent(name="reader", model=Scripted(script=door), output_schema=Answer)
     asyncio.run(rig.say("t", said(TASK), agent, [rig.adapter()]))
     assert door.requests[0].tools == []
@@ -724,11 +767,11 @@ class Google(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         contents = [types.Content.model_validate_json(json.dumps(one)) for one in asked["contents"]]
         tools = [
-            declared(one["name"], one.get("description"), one)
+            tool_declaration(one["name"], one.get("description"), one)
             for tool in asked["tools"]
             for one in tool["functionDeclarations"]
         ]
-        reply = type(self).script(Request(chat(contents), tools))
+        reply = type(self).script(SentRequest(chat(contents), tools))
         calls = [{"functionCall": {"name": call.tool, "args": call.arguments}} for call in reply.calls]
         content = {"role": "model", "parts": calls or [{"text": reply.text}]}
         body = json.dumps({"candidates": [{"content": content, "finishReason": "STOP"}]}).encode()
@@ -743,16 +786,16 @@ class Google(BaseHTTPRequestHandler):
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
-    def script(request: Request) -> Reply:
+    def script(request: SentRequest) -> ScriptedReply:
         requests.append(request)
         day = next(days, None)
         return (
-            Reply("", (Call("", "read_log", {"day": day}),))
+            ScriptedReply("", (ScriptedCall("", "read_log", {"day": day}),))
             if day
-            else Reply("On Monday: the disk was full.")
+            else ScriptedReply("On Monday: the disk was full.")
         )
 
-    requests, days = list[Request](), iter(["monday", "tuesday"])
+    requests, days = list[SentRequest](), iter(["monday", "tuesday"])
     handler = type("Scripted", (Google,), {"script": staticmethod(script)})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()

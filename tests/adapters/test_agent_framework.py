@@ -45,19 +45,19 @@ from refold.testing.adapters import (
     TASK,
     WINDOW,
     AdapterContract,
-    Call,
-    Door,
+    CheckedModel,
+    LedgerReader,
     Mask,
-    Reader,
-    Reply,
-    Request,
     Script,
-    declared,
+    ScriptedCall,
+    ScriptedReply,
+    SentRequest,
     failing,
     ledger,
     seal,
+    tool_declaration,
 )
-from refold.testing.model import Reply as ModelReply
+from refold.testing.model import ScriptedReply as ModelReply
 
 RULES = "\n".join(f"Rule {n}: barrels of herring are counted twice." for n in range(500))
 """Most of the window."""
@@ -97,9 +97,10 @@ class Scripted(FunctionInvocationLayer, ChatMiddlewareLayer, ChatTelemetryLayer,
         sent = [{"role": "system", "content": system}] if system else []
         sent += [one for message in messages for one in chat(message)]
         tools = [
-            declared(tool.name, tool.description, tool.parameters()) for tool in options.get("tools") or ()
+            tool_declaration(tool.name, tool.description, tool.parameters())
+            for tool in options.get("tools") or ()
         ]
-        reply: Reply = self._script(Request(sent, tools))
+        reply: ScriptedReply = self._script(SentRequest(sent, tools))
         said = [Content.from_text(reply.text)] if reply.text else []
         return said + [
             Content.from_function_call(call.id, call.tool, arguments=json.dumps(call.arguments))
@@ -317,7 +318,7 @@ def kept(session: AgentSession) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_as_a_strategy_alone_it_fits_a_long_loop(store: str, stream: bool) -> None:
-    door, session = Door(Reader(), task=TASK), AgentSession()
+    door, session = CheckedModel(LedgerReader(), task=TASK), AgentSession()
     assert ask(alone(store, door), TASK, session=session, stream=stream) == [f"The seal is {seal(3)}."]
     assert len(door.requests) > 200
     assert door.faults == []
@@ -326,14 +327,14 @@ def test_as_a_strategy_alone_it_fits_a_long_loop(store: str, stream: bool) -> No
 
 
 def test_as_a_strategy_alone_it_hears_the_last_answer_when_the_next_run_begins(store: str) -> None:
-    session, agent = AgentSession(), alone(store, Door(Reader(3)))
+    session, agent = AgentSession(), alone(store, CheckedModel(LedgerReader(3)))
     ask(agent, TASK, "Thank you.", session=session)
     assert record(store, "alone") == kept(session)[:-1]
     assert ("assistant", f"The seal is {seal(3)}.") in record(store, "alone")
 
 
 def test_as_a_strategy_alone_it_asks_for_a_conversation(store: str) -> None:
-    agent = Agent(Scripted(Door(Reader(2))), compaction_strategy=RefoldCompaction(store=store))
+    agent = Agent(Scripted(CheckedModel(LedgerReader(2))), compaction_strategy=RefoldCompaction(store=store))
     with pytest.raises(refold.RefoldError, match="conversation=…"):
         ask(agent, TASK)
 
@@ -344,13 +345,13 @@ def test_as_a_strategy_alone_it_knows_again_what_it_left_out(store: str) -> None
         """Reads everything, which is more than the window holds."""
         return "\n".join(map(ledger, range(1, 31)))
 
-    steps = iter([*(Call(f"call_{n}", "read_all", {}) for n in range(6)), None])
+    steps = iter([*(ScriptedCall(f"call_{n}", "read_all", {}) for n in range(6)), None])
 
-    def script(request: Request) -> Reply:
+    def script(request: SentRequest) -> ScriptedReply:
         call = next(steps)
-        return Reply("", (call,)) if call else Reply("Done.")
+        return ScriptedReply("", (call,)) if call else ScriptedReply("Done.")
 
-    door, session = Door(script, task=TASK), AgentSession()
+    door, session = CheckedModel(script, task=TASK), AgentSession()
     strategy = RefoldCompaction(store=store, conversation="alone", model=MODEL, config=CONFIG)
     agent = Agent(Scripted(door), tools=[read_all, *strategy.tools()], compaction_strategy=strategy)
     assert ask(agent, TASK, session=session) == ["Done."]
@@ -392,9 +393,9 @@ def test_a_result_that_came_late_is_sent_once_and_after_its_call(store: str) -> 
     for n in (2, 20, 60):
         said.insert(n, Message("user", [f"Wait, {n}."]))
     messages = list(said)
-    door = Door(lambda request: Reply(), task=TASK)
+    door = CheckedModel(lambda request: ScriptedReply(), task=TASK)
     for steps in (41, 42, 43):
-        door(Request([one for message in sent(messages, strategy) for one in chat(message)]))
+        door(SentRequest([one for message in sent(messages, strategy) for one in chat(message)]))
         messages += loop(steps)[-2:]
         said += loop(steps)[-2:]
     assert door.faults == []
@@ -403,7 +404,7 @@ def test_a_result_that_came_late_is_sent_once_and_after_its_call(store: str) -> 
 
 def test_as_a_context_provider_alone_it_does_everything(store: str) -> None:
     adapter = RefoldCompaction(store=store, model=MODEL, config=CONFIG)
-    door, session = Door(Reader(60, wanted=1), task=TASK), AgentSession()
+    door, session = CheckedModel(LedgerReader(60, wanted=1), task=TASK), AgentSession()
     agent = Agent(Scripted(door), tools=[read_ledger], context_providers=[adapter])
     assert ask(agent, TASK, session=session) == [f"The seal is {seal(1)}."]
     assert door.faults == []
@@ -412,7 +413,7 @@ def test_as_a_context_provider_alone_it_does_everything(store: str) -> None:
 
 def test_a_client_may_have_the_strategy(store: str) -> None:
     adapter = RefoldCompaction(store=store, model=MODEL, config=CONFIG)
-    door, session = Door(Reader(40), task=TASK), AgentSession()
+    door, session = CheckedModel(LedgerReader(40), task=TASK), AgentSession()
     client = Scripted(door, compaction_strategy=adapter)
     agent = Agent(client, tools=[read_ledger], context_providers=[adapter])
     assert ask(agent, TASK, session=session) == [f"The seal is {seal(3)}."]
@@ -422,7 +423,7 @@ def test_a_client_may_have_the_strategy(store: str) -> None:
 
 def test_tools_that_the_agent_has_already_are_not_offered_twice(store: str) -> None:
     adapter = RefoldCompaction(store=store, model=MODEL, config=CONFIG)
-    door = Door(Reader(1, wanted=1))
+    door = CheckedModel(LedgerReader(1, wanted=1))
     agent = Agent(Scripted(door), tools=[read_ledger, *adapter.tools()], context_providers=[adapter])
     ask(agent, TASK)
     assert sorted(door.requests[0].tools) == ["read_ledger", "refold_expand", "refold_search"]
@@ -440,11 +441,11 @@ OWN = [
 
 def test_the_task_that_other_strategies_lose_in_one_long_turn_is_there(store: str) -> None:
     for strategy in OWN:
-        door = Door(Reader(), task=TASK, window=2 * WINDOW)  # they count otherwise
+        door = CheckedModel(LedgerReader(), task=TASK, window=2 * WINDOW)  # they count otherwise
         agent = Agent(Scripted(door), tools=[read_ledger], compaction_strategy=strategy)
         assert ask(agent, TASK, session=AgentSession()) == ["I do not know any more."]
         assert "the task is gone" in door.faults
-    door = Door(Reader(), task=TASK)
+    door = CheckedModel(LedgerReader(), task=TASK)
     assert ask(alone(store, door), TASK, session=AgentSession()) == [f"The seal is {seal(3)}."]
     assert door.faults == []
 
@@ -463,7 +464,7 @@ def lines(store: str, conversation: str) -> list[str]:
 
 
 def test_instructions_and_tools_have_room(store: str) -> None:
-    door, session = Door(Reader(40), task=TASK), AgentSession()
+    door, session = CheckedModel(LedgerReader(40), task=TASK), AgentSession()
     assert ask(provided(store, door, instructions=RULES), TASK, session=session) == [
         f"The seal is {seal(3)}."
     ]
@@ -474,7 +475,7 @@ def test_instructions_and_tools_have_room(store: str) -> None:
 def test_images_pass_through(store: str) -> None:
     pixel = Content.from_data(b"\x89PNG\r\n\x1a\n", "image/png")
     linked = Content.from_uri("https://example.org/herring.jpg", media_type="image/jpeg")
-    door, session = Door(Reader(3)), AgentSession()
+    door, session = CheckedModel(LedgerReader(3)), AgentSession()
     agent = provided(store, door)
     ask(agent, Message("user", ["What is this? " + TASK, pixel, linked]), session=session)
     urls = [part["image_url"]["url"] for part in door.requests[-1].messages[0]["content"][1:]]
@@ -496,9 +497,9 @@ def test_an_image_that_a_tool_shows_reaches_the_model(store: str) -> None:
             seen.extend(item.type for one in messages[-1].contents for item in one.items or ())
             return super()._said(messages, options)
 
-    replies = iter([Reply("", (Call("call_1", "look", {}),)), Reply("A herring.")])
+    replies = iter([ScriptedReply("", (ScriptedCall("call_1", "look", {}),)), ScriptedReply("A herring.")])
     adapter = RefoldCompaction(store=store, conversation="looks", model=MODEL, config=LARGE)
-    client = Watched(Door(lambda request: next(replies)))
+    client = Watched(CheckedModel(lambda request: next(replies)))
     ask(Agent(client, tools=[look], context_providers=[adapter]), "Look.")
     assert seen == ["text", "data"]
     with refold.open("looks", store=store) as chat:
@@ -507,7 +508,7 @@ def test_an_image_that_a_tool_shows_reaches_the_model(store: str) -> None:
 
 
 def test_messages_are_known_again_by_their_ids(store: str) -> None:
-    session, door = AgentSession(session_id="ids"), Door(lambda request: Reply("Yes."))
+    session, door = AgentSession(session_id="ids"), CheckedModel(lambda request: ScriptedReply("Yes."))
     agent = provided(store, door)
     ask(agent, Message("user", ["Is it so?"], message_id="mine"), session=session)
     session.state["in_memory"]["messages"][0].contents[0].text = "Is it not so?"
@@ -520,14 +521,14 @@ def test_messages_are_known_again_by_their_ids(store: str) -> None:
 
 def test_ids_that_the_framework_counts_are_not_taken_for_names(store: str) -> None:
     """Each run here begins a list of its own, and so the first message is msg_0 in both."""
-    door = Door(lambda request: Reply("Yes."))
+    door = CheckedModel(lambda request: ScriptedReply("Yes."))
     ask(alone(store, door), "One.", "Two.")
     assert lines(store, "alone") == ["user: One.", "user: Two."]
     assert [one["content"] for one in door.requests[1].messages] == ["One.", "Two."]
 
 
 def test_a_history_that_was_cut_short_is_not_stored_again(store: str) -> None:
-    session, door = AgentSession(session_id="cut"), Door(Reader(6))
+    session, door = AgentSession(session_id="cut"), CheckedModel(LedgerReader(6))
     agent = provided(store, door)
     ask(agent, TASK, session=session)
     before = record(store, "cut")
@@ -540,7 +541,10 @@ def test_a_history_that_was_cut_short_is_not_stored_again(store: str) -> None:
 
 
 def test_a_history_whose_end_was_changed_goes_on_from_there(store: str) -> None:
-    session, door = AgentSession(session_id="edited"), Door(lambda request: Reply(f"To {request.asked}"))
+    session, door = (
+        AgentSession(session_id="edited"),
+        CheckedModel(lambda request: ScriptedReply(f"To {request.asked}")),
+    )
     agent = provided(store, door)
     ask(agent, "One.", "Two.", session=session)
     del session.state["in_memory"]["messages"][2:]
@@ -563,7 +567,7 @@ class Almanac(ContextProvider):
 
 
 def test_what_is_lent_to_a_run_is_shown_and_not_stored(store: str) -> None:
-    session, door = AgentSession(session_id="lent"), Door(Reader(30))
+    session, door = AgentSession(session_id="lent"), CheckedModel(LedgerReader(30))
     agent = provided(store, door, Almanac())
     assert ask(agent, TASK, "Thank you.", session=session)[0] == f"The seal is {seal(3)}."
     assert all("It is day 1." in request.text for request in door.requests[:-1])
@@ -574,7 +578,7 @@ def test_what_is_lent_to_a_run_is_shown_and_not_stored(store: str) -> None:
 
 
 def test_another_strategy_is_left_alone_and_the_run_is_kept(store: str) -> None:
-    session, door = AgentSession(session_id="other"), Door(Reader(12, wanted=12))
+    session, door = AgentSession(session_id="other"), CheckedModel(LedgerReader(12, wanted=12))
     agent = provided(store, door, compaction_strategy=SlidingWindowStrategy(keep_last_groups=2))
     ask(agent, TASK, session=session)
     assert max(len(request.messages) for request in door.requests) == 4
@@ -582,7 +586,7 @@ def test_another_strategy_is_left_alone_and_the_run_is_kept(store: str) -> None:
 
 
 def test_a_run_without_a_session_is_a_conversation_of_its_own(store: str) -> None:
-    door = Door(lambda request: Reply(f"To {request.asked}"))
+    door = CheckedModel(lambda request: ScriptedReply(f"To {request.asked}"))
     ask(provided(store, door), "One.", "Two.")
     assert [len(request.messages) for request in door.requests] == [1, 1]
 
@@ -601,10 +605,14 @@ class Hosted(Scripted):
 def test_a_history_at_the_service_is_recorded_and_passed_on_unchanged(store: str) -> None:
     sent = list[list[str]]()
     replies = iter(
-        [Reply("", (Call("call_1", "read_ledger", {"number": 1}),)), Reply("Read."), Reply("Yes.")]
+        [
+            ScriptedReply("", (ScriptedCall("call_1", "read_ledger", {"number": 1}),)),
+            ScriptedReply("Read."),
+            ScriptedReply("Yes."),
+        ]
     )
 
-    def script(request: Request) -> Reply:
+    def script(request: SentRequest) -> ScriptedReply:
         sent.append([one["role"] for one in request.messages])
         return next(replies)
 
@@ -620,8 +628,10 @@ def test_a_history_at_the_service_is_recorded_and_passed_on_unchanged(store: str
 
 
 def test_as_a_strategy_alone_it_passes_on_what_answers_calls_that_only_the_service_has(store: str) -> None:
-    replies = iter([Reply("", (Call("call_1", "read_ledger", {"number": 1}),)), Reply("Read.")])
-    door = Door(lambda request: next(replies))
+    replies = iter(
+        [ScriptedReply("", (ScriptedCall("call_1", "read_ledger", {"number": 1}),)), ScriptedReply("Read.")]
+    )
+    door = CheckedModel(lambda request: next(replies))
     strategy = RefoldCompaction(store=store, conversation="c", model=MODEL, config=CONFIG)
     agent = Agent(Hosted(door), tools=[read_ledger], compaction_strategy=strategy)
     assert ask(agent, "Read ledger 1.", session=AgentSession()) == ["Read."]
@@ -630,7 +640,7 @@ def test_as_a_strategy_alone_it_passes_on_what_answers_calls_that_only_the_servi
 
 @pytest.mark.parametrize("in_record", [False, True])
 def test_a_history_that_is_loaded_at_every_call_is_fitted_too(store: str, in_record: bool) -> None:
-    session, door = AgentSession(session_id="calls"), Door(Reader(40), task=TASK)
+    session, door = AgentSession(session_id="calls"), CheckedModel(LedgerReader(40), task=TASK)
     histories = [RefoldHistory(store=store)] if in_record else []
     agent = provided(store, door, *histories, require_per_service_call_history_persistence=True)
     assert ask(agent, TASK, "Thank you.", session=session)[0] == f"The seal is {seal(3)}."
@@ -648,8 +658,14 @@ def test_a_call_that_needs_approval_waits_for_it(store: str, in_record: bool) ->
         return f"Ledger {number} is ash."
 
     session = AgentSession(session_id="approved")
-    replies = iter([Reply("", (Call("call_1", "burn", {"number": 1}),)), Reply("Burnt."), Reply("Gone.")])
-    door = Door(lambda request: next(replies))
+    replies = iter(
+        [
+            ScriptedReply("", (ScriptedCall("call_1", "burn", {"number": 1}),)),
+            ScriptedReply("Burnt."),
+            ScriptedReply("Gone."),
+        ]
+    )
+    door = CheckedModel(lambda request: next(replies))
     agent = provided(store, door, *([RefoldHistory(store=store)] if in_record else []), tools=[burn])
 
     async def run() -> None:
@@ -715,7 +731,7 @@ def test_histories_of_sessions_do_not_mix(store: str) -> None:
 
 
 def test_without_a_strategy_a_history_gives_the_agent_everything(store: str) -> None:
-    door = Door(Reader(3))
+    door = CheckedModel(LedgerReader(3))
     agent = Agent(Scripted(door), tools=[read_ledger], context_providers=[RefoldHistory(store=store)])
     ask(agent, TASK, "And again?", session=AgentSession(session_id="plain"))
     assert [one["role"] for one in door.requests[-1].messages] == [
@@ -739,7 +755,7 @@ class Listening(Scripted):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_history_names_who_answered_and_requests_are_as_without_refold(store: str, stream: bool) -> None:
     def asked(*providers: ContextProvider) -> tuple[list[list[str | None]], list[str | None]]:
-        client = Listening(Door(Reader(3, wanted=None), window=100_000))
+        client = Listening(CheckedModel(LedgerReader(3, wanted=None), window=100_000))
         agent = Agent(client, name="Clerk", tools=[read_ledger], context_providers=providers)
         session = AgentSession(session_id="named")
         prefilled = [Message("user", [TASK]), Message("assistant", ["I begin."])]
@@ -820,7 +836,7 @@ def test_what_another_middleware_hides_stays_hidden_and_is_not_stored_again_when
 
     session, fitting = AgentSession(session_id="s"), RefoldCompaction(store=store, model=MODEL, config=CONFIG)
     for _ in range(2):
-        door = Door(Reader(3), task=TASK)  # it ends with what is hidden
+        door = CheckedModel(LedgerReader(3), task=TASK)  # it ends with what is hidden
         agent = Agent(
             Scripted(door),
             tools=[read_ledger],
@@ -841,12 +857,12 @@ def test_answers_that_another_middleware_masks_are_known_again_in_every_run(
 ) -> None:
     steps = iter(["read", "The first is herring.", "read", "The second is herring.", "Herring it is."])
 
-    def script(request: Request) -> Reply:
+    def script(request: SentRequest) -> ScriptedReply:
         step = next(steps)
-        call = Call(f"call_{len(door.requests)}", "read_ledger", {"number": 1})
-        return Reply("", (call,)) if step == "read" else Reply(step)
+        call = ScriptedCall(f"call_{len(door.requests)}", "read_ledger", {"number": 1})
+        return ScriptedReply("", (call,)) if step == "read" else ScriptedReply(step)
 
-    door, session = Door(script), AgentSession(session_id="masked")
+    door, session = CheckedModel(script), AgentSession(session_id="masked")
     history = RefoldHistory(store=store) if in_record else InMemoryHistoryProvider()
     agent = provided(store, door, history, middleware=[Masks(lambda text: text.replace("herring", "[fish]"))])
     ask(agent, "One.", "Two.", "Three.", session=session)

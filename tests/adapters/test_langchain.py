@@ -36,19 +36,19 @@ from refold.testing.adapters import (
     MODEL,
     TASK,
     AdapterContract,
-    Door,
-    Full,
+    CheckedModel,
+    LedgerReader,
     Mask,
-    Reader,
-    Reply,
-    Request,
     Script,
+    ScriptedReply,
+    SentRequest,
+    WindowExceeded,
     failing,
     ledger,
     seal,
 )
 from refold.testing.adapters import STEPS as CALLS
-from refold.testing.model import Reply as ModelReply
+from refold.testing.model import ScriptedReply as ModelReply
 
 STEPS = 2_000
 SERDE = JsonPlusSerializer()
@@ -69,7 +69,7 @@ class Scripted(BaseChatModel):
         return self.model_copy(update={"declared": tuple(map(convert_to_openai_tool, tools))})
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
-        reply: Reply = self.script(Request(convert_to_openai_messages(messages), self.declared))
+        reply: ScriptedReply = self.script(SentRequest(convert_to_openai_messages(messages), self.declared))
         calls = [{"id": call.id, "name": call.tool, "args": call.arguments} for call in reply.calls]
         return ChatResult(generations=[ChatGeneration(message=AIMessage(reply.text, tool_calls=calls))])
 
@@ -172,7 +172,7 @@ class TestLangChain(AdapterContract):
 
     def test_it_works_without_blocking_the_loop(self, rig: LangChain) -> None:
         middleware = RefoldMiddleware(store=rig.store, model=MODEL, config=CONFIG)
-        doors = {name: Door(Reader(30), task=TASK) for name in "xy"}
+        doors = {name: CheckedModel(LedgerReader(30), task=TASK) for name in "xy"}
 
         async def run(name: str) -> str:
             model = Scripted(script=doors[name])
@@ -195,12 +195,12 @@ def test_what_an_own_trimming_parts_stays_together(tmp_path: Path) -> None:
             kept = trim_messages(request.messages, max_tokens=31, token_counter=len, strategy="last")
             return handler(request.override(messages=kept))
 
-    def run(*middleware: AgentMiddleware[Any, Any, Any]) -> Door:
-        door = Door(Reader(2 * CALLS, at_once=2), task=TASK)
+    def run(*middleware: AgentMiddleware[Any, Any, Any]) -> CheckedModel:
+        door = CheckedModel(LedgerReader(2 * CALLS, at_once=2), task=TASK)
         agent = create_agent(
             Scripted(script=door), [read_ledger], middleware=middleware, checkpointer=InMemorySaver()
         )
-        with contextlib.suppress(Full):
+        with contextlib.suppress(WindowExceeded):
             agent.invoke({"messages": [HumanMessage(TASK)]}, _config("t"))
         return door
 
@@ -233,7 +233,7 @@ def test_images_and_what_refold_does_not_know_reach_the_model_as_they_were(tmp_p
 def test_a_thread_that_goes_on_from_earlier_goes_on_in_a_conversation_of_its_own(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/a.db"
     middleware = RefoldMiddleware(store=store, model=MODEL, config=CONFIG)
-    door = Door(lambda request: Reply(f"You said {request.asked}"))
+    door = CheckedModel(lambda request: ScriptedReply(f"You said {request.asked}"))
     agent = create_agent(Scripted(script=door), [], middleware=[middleware], checkpointer=InMemorySaver())
     agent.invoke({"messages": [HumanMessage("one")]}, _config("t"))
     earlier = agent.get_state(_config("t")).config
@@ -286,7 +286,7 @@ def test_what_another_middleware_hides_stays_hidden_and_is_stored_as_it_was_said
     store, saver = f"sqlite:///{tmp_path}/a.db", InMemorySaver()
     middleware = [Hides(has_ids=has_ids), RefoldMiddleware(store=store, model=MODEL, config=CONFIG)]
     for _ in range(2):
-        door = Door(Reader(30), task=TASK)
+        door = CheckedModel(LedgerReader(30), task=TASK)
         agent = create_agent(Scripted(script=door), [read_ledger], middleware=middleware, checkpointer=saver)
         agent.invoke({"messages": [HumanMessage(f"{TASK} I like herring.")]}, _config("t"))
         assert door.faults == []
@@ -305,7 +305,7 @@ def test_what_another_middleware_puts_into_a_request_stays_in_it(is_dict: bool, 
             added = {"role": "user", "content": text} if is_dict else HumanMessage(text)
             return handler(request.override(messages=[*request.messages, added]))
 
-    store, door = f"sqlite:///{tmp_path}/a.db", Door(Reader(20), task=TASK)
+    store, door = f"sqlite:///{tmp_path}/a.db", CheckedModel(LedgerReader(20), task=TASK)
     middleware = [Reminds(), RefoldMiddleware(store=store, model=MODEL, config=CONFIG)]
     model = Scripted(script=door)
     agent = create_agent(model, [read_ledger], middleware=middleware, checkpointer=InMemorySaver())
@@ -324,13 +324,13 @@ def test_a_run_without_a_thread_stays_one_conversation_whatever_happens_to_its_m
 ) -> None:
     store = f"sqlite:///{tmp_path}/a.db"
     summarizes = SummarizationMiddleware(
-        model=Scripted(script=lambda request: Reply("A summary.")),
+        model=Scripted(script=lambda request: ScriptedReply("A summary.")),
         trigger=("messages", 20),
         keep=("messages", 6),
     )
     middleware = [summarizes, RefoldMiddleware(store=store, model=MODEL, config=CONFIG)]
     for runs in (1, 2):
-        door = Door(Reader(40), task=TASK)
+        door = CheckedModel(LedgerReader(40), task=TASK)
         agent = create_agent(Scripted(script=door), [read_ledger], middleware=middleware)
         said = agent.invoke({"messages": [HumanMessage(TASK)]}, {"recursion_limit": STEPS})
         assert said["messages"][-1].text == f"The seal is {seal(3)}."
@@ -342,7 +342,7 @@ def test_a_run_without_a_thread_stays_one_conversation_whatever_happens_to_its_m
 
 def test_what_a_thread_removes_is_in_sight_and_what_it_says_otherwise_is_not(tmp_path: Path) -> None:
     middleware = RefoldMiddleware(store=f"sqlite:///{tmp_path}/a.db", model=MODEL, config=CONFIG)
-    door = Door(lambda request: Reply("ok"))
+    door = CheckedModel(lambda request: ScriptedReply("ok"))
     agent = create_agent(Scripted(script=door), [], middleware=[middleware], checkpointer=InMemorySaver())
     agent.invoke(
         {"messages": [HumanMessage("swordfish", id="a"), HumanMessage("tuna", id="b")]}, _config("t")

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.request import Request as Posted
+from urllib.request import SentRequest as Posted
 from urllib.request import urlopen
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or else it asks the network for prices
@@ -39,19 +39,19 @@ from refold.testing.adapters import (
     STEPS,
     TASK,
     AdapterContract,
-    Call,
-    Door,
+    CheckedModel,
+    LedgerReader,
     Mask,
-    Reader,
-    Reply,
-    Request,
     Script,
+    ScriptedCall,
+    ScriptedReply,
+    SentRequest,
     failing,
     ledger,
     seal,
 )
-from refold.testing.model import Reply as ModelReply
 from refold.testing.model import ScriptedModel
+from refold.testing.model import ScriptedReply as ModelReply
 
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 TOOLS = [
@@ -75,7 +75,7 @@ class Scripted(litellm.CustomLLM):
     def completion(self, model: str, messages: Sequence[Any], **rest: Any) -> Any:
         tools = rest["optional_params"].get("tools") or ()
         said = [one if isinstance(one, dict) else one.model_dump(exclude_none=True) for one in messages]
-        reply = self.scripts[model](Request(said, tools))
+        reply = self.scripts[model](SentRequest(said, tools))
         message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
         if reply.calls:
             message["tool_calls"] = [_written(call) for call in reply.calls]
@@ -85,7 +85,7 @@ class Scripted(litellm.CustomLLM):
         return self.completion(*args, **rest)
 
 
-def _written(call: Call) -> dict[str, Any]:
+def _written(call: ScriptedCall) -> dict[str, Any]:
     function = {"name": call.tool, "arguments": json.dumps(call.arguments)}
     return {"id": call.id, "type": "function", "function": function}
 
@@ -235,8 +235,8 @@ def listed(store: str) -> list[Key]:
     return [one.key for one in open_store(store).conversations() if one.next]
 
 
-def echo(request: Request) -> Reply:
-    return Reply(f"You said {request.asked}")
+def echo(request: SentRequest) -> ScriptedReply:
+    return ScriptedReply(f"You said {request.asked}")
 
 
 def user(text: str) -> dict[str, Any]:
@@ -264,7 +264,7 @@ class TestWithoutAwait(AdapterContract):
 
 
 def test_loops_that_run_at_once_in_one_event_loop_do_not_mix(hook: RefoldHook) -> None:
-    doors = {name: Door(Reader(30), task=f"{TASK} ({name})") for name in "xy"}
+    doors = {name: CheckedModel(LedgerReader(30), task=f"{TASK} ({name})") for name in "xy"}
 
     async def both() -> list[str]:
         loops = {name: Loop(hook, name, PROVIDER.model(door)) for name, door in doors.items()}
@@ -275,7 +275,7 @@ def test_loops_that_run_at_once_in_one_event_loop_do_not_mix(hook: RefoldHook) -
 
 
 def test_a_router_is_fitted_too(hook: RefoldHook, store: str) -> None:
-    door = Door(Reader(40), task=TASK)
+    door = CheckedModel(LedgerReader(40), task=TASK)
     router = litellm.Router(
         model_list=[{"model_name": "mine", "litellm_params": {"model": PROVIDER.model(door)}}]
     )
@@ -297,7 +297,7 @@ def test_litellms_own_trimming_loses_the_task_or_a_call_and_refold_does_not(stor
             return str(self.history[-1]["content"])
 
     def faults(hook: RefoldHook | None) -> set[str]:
-        door = Door(Reader(2 * STEPS, at_once=2), task=TASK)
+        door = CheckedModel(LedgerReader(2 * STEPS, at_once=2), task=TASK)
         loop = (Loop if hook else Trims)(hook, "trimmed", PROVIDER.model(door))
         with suppress(litellm.APIConnectionError):  # the window is exceeded
             loop.run(TASK)
@@ -311,7 +311,7 @@ def test_litellms_own_trimming_loses_the_task_or_a_call_and_refold_does_not(stor
 
 
 def test_what_the_loop_itself_trimmed_away_is_still_there(hook: RefoldHook, store: str) -> None:
-    door = Door(echo, task="one")
+    door = CheckedModel(echo, task="one")
     said = [user("one")]
 
     async def talk() -> None:
@@ -338,14 +338,14 @@ def test_images_and_what_refold_does_not_know_reach_the_model_as_they_were(hook:
     }
     said = [user("Look."), thought, {"role": "user", "content": [text, image], "name": "ann"}]
     before = copy.deepcopy(said)
-    door = Door(lambda request: Reply("A harbor."))
+    door = CheckedModel(lambda request: ScriptedReply("A harbor."))
     assert asyncio.run(ask(said, door, metadata={"session_id": "t"})) == "A harbor."
     assert door.requests[0].messages == before
     assert said == before
 
 
 def test_the_system_text_is_sent_first_and_may_change(hook: RefoldHook, store: str) -> None:
-    door = Door(echo)
+    door = CheckedModel(echo)
 
     def led(text: str, *said: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"role": "system", "content": text}, *said]
@@ -366,7 +366,7 @@ def test_the_system_text_is_sent_first_and_may_change(hook: RefoldHook, store: s
 
 
 def test_what_is_too_long_is_litellms_own_error_and_a_router_falls_back(store: str) -> None:
-    doors = {"small": Door(echo), "large": Door(echo, window=100_000)}
+    doors = {"small": CheckedModel(echo), "large": CheckedModel(echo, window=100_000)}
     models = {name: PROVIDER.model(door) for name, door in doors.items()}
     windows = {models["small"]: {"window": 8_000}, models["large"]: {"window": 100_000}}
     litellm.callbacks = [RefoldHook(store=store, config={"models": windows})]
@@ -397,14 +397,14 @@ def test_requests_that_are_no_chat_pass_as_they_are(hook: RefoldHook) -> None:
 def test_the_hook_of_the_proxy_fits_for_who_calls_it_by_hand(hook: RefoldHook, store: str) -> None:
     said = [user(TASK)]
     for n in range(1, 60):
-        call = _written(Call(f"call_{n}", "read_ledger", {"number": n}))
+        call = _written(ScriptedCall(f"call_{n}", "read_ledger", {"number": n}))
         said.append({"role": "assistant", "content": None, "tool_calls": [call]})
         said.append({"role": "tool", "tool_call_id": f"call_{n}", "content": ledger(n)})
     data = {"model": MODEL, "messages": said, "metadata": {"session_id": "by-hand"}}
     fitted = asyncio.run(hook.async_pre_call_hook(None, None, data, "acompletion"))
     assert fitted is not None
-    door = Door(echo, task=TASK)
-    door(Request(fitted["messages"]))
+    door = CheckedModel(echo, task=TASK)
+    door(SentRequest(fitted["messages"]))
     assert door.faults == []
     assert len(kept(store, "by-hand")) == len(said) == len(data["messages"])
 
@@ -444,7 +444,7 @@ def test_an_answer_is_kept_once_however_it_is_sent_back(hook: RefoldHook, store:
 
     for kind in (AsItCame, InOwnWords):
         name = kind.__name__
-        loop = kind(hook, name, PROVIDER.model(Door(Reader(8, wanted=8))))
+        loop = kind(hook, name, PROVIDER.model(CheckedModel(LedgerReader(8, wanted=8))))
         asyncio.run(loop.arun(TASK))
         assert len(kept(store, name)) == len(loop.history) == 18
     with refold.open("InOwnWords", store=store) as chat:
@@ -457,8 +457,8 @@ def test_the_answer_of_a_stream_is_kept(store: str, awaits: bool) -> None:
     told = threading.Event()
 
     class Tells(RefoldHook):
-        def _answered(self, id: Any, response: Any) -> None:
-            super()._answered(id, response)
+        def _record_answer(self, id: Any, response: Any) -> None:
+            super()._record_answer(id, response)
             told.set()
 
     hook = Tells(store=store, model=MODEL, config=CONFIG)
@@ -493,7 +493,7 @@ def test_what_a_provider_counted_is_kept_with_its_answer(hook: RefoldHook, store
 
 
 def test_a_changed_past_goes_on_in_a_conversation_of_its_own(hook: RefoldHook, store: str) -> None:
-    door = Door(echo)
+    door = CheckedModel(echo)
 
     async def talk() -> list[dict[str, Any]]:
         said = [user("one")]
@@ -527,7 +527,10 @@ def test_a_changed_past_of_a_conversation_with_a_name_is_a_branch_of_it(hook: Re
 
 def test_histories_of_one_session_do_not_mix(hook: RefoldHook, store: str) -> None:
     """Who traces puts all that is asked for one purpose into one session, whoever asks it."""
-    reader, titles = Door(Reader(20), task=TASK), Door(lambda request: Reply("Herring"))
+    reader, titles = (
+        CheckedModel(LedgerReader(20), task=TASK),
+        CheckedModel(lambda request: ScriptedReply("Herring")),
+    )
     loop = Loop(hook, "traced", PROVIDER.model(reader))
 
     async def run() -> None:
@@ -545,7 +548,7 @@ def test_histories_of_one_session_do_not_mix(hook: RefoldHook, store: str) -> No
 
 def test_without_a_name_a_history_is_known_again_by_what_was_said(store: str) -> None:
     """Two that begin alike, and with the same words, are two; a new process goes on with the first."""
-    doors = [Door(lambda request, n=n: Reply(f"{request.asked}, says {n}")) for n in range(2)]
+    doors = [CheckedModel(lambda request, n=n: ScriptedReply(f"{request.asked}, says {n}")) for n in range(2)]
     said = [[user("one")], [user("one")]]
 
     async def step(text: str) -> None:
@@ -570,14 +573,14 @@ def test_without_a_name_a_history_is_known_again_by_what_was_said(store: str) ->
 def test_the_same_request_twice_at_once_is_two_conversations_once_the_answers_differ(store: str) -> None:
     litellm.callbacks = [hook_of(store)]
     answers = iter(["heads", "tails"])
-    door = Door(lambda request: Reply(next(answers)))
+    door = CheckedModel(lambda request: ScriptedReply(next(answers)))
 
     async def toss() -> list[str]:
         return await asyncio.gather(*(ask([user("Toss a coin.")], door) for _ in range(2)))
 
     async def go_on(answer: str) -> None:
         said = [user("Toss a coin."), {"role": "assistant", "content": answer}, user("And?")]
-        after = Door(echo)
+        after = CheckedModel(echo)
         await ask(said, after)
         assert after.requests[0].messages == said
 
@@ -600,7 +603,7 @@ def test_a_name_of_refolds_own_counts_more_than_a_session(hook: RefoldHook, stor
 
 
 def test_nobody_sees_what_was_said_with_another_key_of_the_proxy(hook: RefoldHook, store: str) -> None:
-    door = Door(echo)
+    door = CheckedModel(echo)
     for key in ("hash-of-ann", "hash-of-bob"):
         asyncio.run(ask([user(f"I am {key}")], door, metadata={"session_id": "s", "user_api_key": key}))
     assert [request.messages for request in door.requests] == [
@@ -626,7 +629,7 @@ def test_what_is_written_anew_keeps_ids_and_what_stood_beside() -> None:
         "tool_call_id": long,
         "content": "short",
     }
-    call = {**_written(Call(long, "read", {})), "index": 0}
+    call = {**_written(ScriptedCall(long, "read", {})), "index": 0}
     asked = {"role": "assistant", "content": "See. " * 9, "tool_calls": [call], "reasoning_content": "hm"}
     parts = (Text("See."), *LiteLLMConverter().parse(HashedMessage.of(asked)).calls)
     shorter = LiteLLMConverter().render(Message("assistant", parts), HashedMessage.of(asked)).message
@@ -639,7 +642,11 @@ def test_an_object_says_what_a_dict_says_whatever_its_class_names() -> None:
     class Loose(BaseModel, extra="allow"):
         pass
 
-    said = {"role": "assistant", "content": "Hm.", "tool_calls": [_written(Call("call_1", "f", {"n": 1}))]}
+    said = {
+        "role": "assistant",
+        "content": "Hm.",
+        "tool_calls": [_written(ScriptedCall("call_1", "f", {"n": 1}))],
+    }
     call = said["tool_calls"][0]
     objects = Loose(**{**said, "tool_calls": [Loose(**{**call, "function": Loose(**call["function"])})]})
     assert HashedMessage.of(objects).content_hash == HashedMessage.of(said).content_hash
@@ -706,11 +713,11 @@ def proxy(folder: Path, upstream: str) -> Iterator[str]:
 
 @pytest.mark.skipif(not find_spec("fastapi_sso"), reason="needs litellm[proxy]")
 def test_behind_the_proxy_every_request_of_a_long_loop_fits(tmp_path: Path) -> None:
-    reader = Reader(40, wanted=40)
-    door = Door(reader, task=TASK)
+    reader = LedgerReader(40, wanted=40)
+    door = CheckedModel(reader, task=TASK)
 
     def script(request: dict[str, Any]) -> ModelReply:
-        reply = door(Request(request["messages"], request["tools"]))
+        reply = door(SentRequest(request["messages"], request["tools"]))
         return ModelReply(reply.text, calls=tuple((call.tool, call.arguments) for call in reply.calls))
 
     def ask(url: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from mcp import ClientSession, StdioServerParameters, stdio_client
 from mcp.client import streamable_http
 
 import refold
-from refold.adapters.mcp_format import MOST
+from refold.adapters.mcp_tools import MAX_ANSWER
 
 pytestmark = pytest.mark.anyio
 SMALL = {
@@ -110,7 +110,7 @@ class Client:
         with anyio.fail_after(PATIENCE_S):
             result = wire(await self.session.call_tool(name, arguments))
         (block,) = result["content"]
-        assert len(block["text"]) <= MOST
+        assert len(block["text"]) <= MAX_ANSWER
         assert "structuredContent" not in result
         return block["text"], result.get("isError", False)
 
@@ -118,7 +118,7 @@ class Client:
         with anyio.fail_after(PATIENCE_S):
             (content,) = wire(await self.session.read_resource(uri))["contents"]
         assert content["mimeType"] == "application/json"
-        assert len(content["text"]) <= MOST
+        assert len(content["text"]) <= MAX_ANSWER
         return json.loads(content["text"])
 
 
@@ -424,7 +424,7 @@ async def test_messages_are_stored_all_or_none(client, url, name):
         (
             "undo",
             {"conversation": "CHAT", "place": 3},
-            "undo has no argument 'place'; it has conversation, at",
+            "undo has no argument 'place'; its arguments are conversation, at",
         ),
         ("frobnicate", {}, "Unknown tool: frobnicate"),
     ],
@@ -560,7 +560,7 @@ async def test_a_view_too_large_has_shorter_texts_and_says_so(client, url, name)
     texts = [one for item in shown["items"] for one in item["shown"]]
     assert [one["text"].split()[0] for one in texts] == [f"{n}" for n in range(10)]
     assert all(one["cut"] and len(one["text"]) == 5_000 for one in texts)
-    assert shown["note"] == "Texts are cut at 5,000 characters; expand shows all that is at a place."
+    assert shown["note"] == "Texts are cut at 5,000 characters; expand returns the full text at a place."
 
 
 async def test_a_big_conversation_is_seen_from_its_newest_message_back_to_its_first(client, url, name):
@@ -569,7 +569,7 @@ async def test_a_big_conversation_is_seen_from_its_newest_message_back_to_its_fi
     while at is None or at >= 0:
         shown = await client.ask("show_view", conversation=name, **({} if at is None else {"at": at}))
         seen = [*(item["span"][0] for item in shown["items"]), *seen]
-        before = re.search(r"show_view with at: (\d+) shows what was before", shown.get("note", ""))
+        before = re.search(r"show_view with at: (\d+) shows the earlier ones", shown.get("note", ""))
         at = int(before[1]) if before else -1
     assert seen == [*range(6_000)]
     said = await client.read(f"refold://conversations/{name}")
@@ -586,7 +586,7 @@ async def test_many_hits_are_cut_to_the_best(client, url, name):
     again(url, name).append([user(f"needle{name} {n} " + "hay " * 60) for n in range(1_000)])
     found = await client.ask("search", query=f"needle{name}", conversation=name, limit=1_000)
     assert found["total"] == 1_000
-    assert found["note"] == f"These are the best {len(found['hits'])}; ask for something more special."
+    assert found["note"] == f"These are the best {len(found['hits'])}; search for something more specific."
     assert 100 < len(found["hits"]) < 1_000
 
 
@@ -599,7 +599,7 @@ async def test_a_long_list_goes_on_after_its_last(tmp_path):
         while rest is not None:
             answer = await client.ask("list_conversations", **rest)
             ids += [row["id"] for row in answer["conversations"]]
-            on = re.search(r"go on with after: (.*)$", answer.get("note", ""))
+            on = re.search(r"continue with after: (.*)$", answer.get("note", ""))
             rest = {"after": json.loads(on[1])} if on else None
         assert ids == [f"chat-{n}" for n in reversed(range(230))]
         assert (await client.ask("list_conversations", after="nobody"))["conversations"] == []

@@ -59,21 +59,21 @@ from refold.testing.adapters import (
     TASK,
     WINDOW,
     AdapterContract,
-    Call,
-    Door,
-    Full,
+    CheckedModel,
+    LedgerReader,
     Mask,
-    Reader,
-    Reply,
-    Request,
     Script,
-    declared,
+    ScriptedCall,
+    ScriptedReply,
+    SentRequest,
+    WindowExceeded,
     failing,
     ledger,
     seal,
+    tool_declaration,
 )
-from refold.testing.model import Reply as ModelReply
 from refold.testing.model import ScriptedModel
+from refold.testing.model import ScriptedReply as ModelReply
 
 set_tracing_disabled(True)
 PIXEL = "data:image/png;base64,aGVsbG8="
@@ -104,8 +104,8 @@ class Scripted(Model):
         self.inputs.append(input)
         messages = [dict(one) for one in Converter.items_to_messages(input)]
         own = [{"role": "system", "content": system}] if system else []
-        offered = [declared(tool.name, tool.description, tool.params_json_schema) for tool in tools]
-        reply = self.script(Request([*own, *messages], offered))
+        offered = [tool_declaration(tool.name, tool.description, tool.params_json_schema) for tool in tools]
+        reply = self.script(SentRequest([*own, *messages], offered))
         n = uuid4()
         text = ResponseOutputText(text=reply.text, type="output_text", annotations=[])
         rest: dict[str, Any] = {"content": [text], "role": "assistant", "status": "completed"}
@@ -129,7 +129,7 @@ def _sent(item: Any) -> Any:
     return {key: value for key, value in item.items() if (key, value) != ("id", "__fake_id__")}
 
 
-def _call(id: str, call: Call) -> ResponseFunctionToolCall:
+def _call(id: str, call: ScriptedCall) -> ResponseFunctionToolCall:
     arguments = json.dumps(call.arguments)
     rest: dict[str, Any] = {"call_id": call.id, "name": call.tool, "arguments": arguments}
     return ResponseFunctionToolCall(id=id, type="function_call", **rest)
@@ -252,7 +252,7 @@ def _items(session: RefoldSession, limit: int | None = None) -> list[Any]:
 
 
 def test_a_stream_fits_and_what_it_asked_is_stored_once(threads: Agents) -> None:
-    session, door = threads.session("t"), Door(Reader(40), task=TASK)
+    session, door = threads.session("t"), CheckedModel(LedgerReader(40), task=TASK)
     model = Scripted(door)
 
     async def run() -> str:
@@ -269,9 +269,9 @@ def test_a_stream_fits_and_what_it_asked_is_stored_once(threads: Agents) -> None
 
 
 def test_a_second_stream_shows_its_question_before_the_sdk_adds_it(threads: Agents) -> None:
-    session, door = threads.session("t"), Door(Reader(30), task=TASK)
+    session, door = threads.session("t"), CheckedModel(LedgerReader(30), task=TASK)
     _run(session, _agent(session, Scripted(door)))
-    second = Door(lambda request: Reply(f"You asked: {request.asked}"), task=TASK)
+    second = CheckedModel(lambda request: ScriptedReply(f"You asked: {request.asked}"), task=TASK)
 
     async def run() -> None:
         for _ in range(2):  # the same words again are said again
@@ -288,7 +288,7 @@ def test_a_second_stream_shows_its_question_before_the_sdk_adds_it(threads: Agen
 
 
 def test_it_runs_without_a_loop_of_ones_own(threads: Agents) -> None:
-    session, door = threads.session("t"), Door(Reader(30), task=TASK)
+    session, door = threads.session("t"), CheckedModel(LedgerReader(30), task=TASK)
     agent, config = _agent(session, Scripted(door)), session.run_config()
     said = Runner.run_sync(agent, TASK, session=session, run_config=config, max_turns=None)
     assert said.final_output == f"The seal is {seal(3)}."
@@ -296,7 +296,7 @@ def test_it_runs_without_a_loop_of_ones_own(threads: Agents) -> None:
 
 
 def test_a_guardrail_beside_the_first_call_changes_nothing(threads: Agents) -> None:
-    session, door = threads.session("t"), Door(Reader(30), task=TASK)
+    session, door = threads.session("t"), CheckedModel(LedgerReader(30), task=TASK)
 
     def allow(*args: Any) -> GuardrailFunctionOutput:
         return GuardrailFunctionOutput(None, tripwire_triggered=False)
@@ -307,7 +307,7 @@ def test_a_guardrail_beside_the_first_call_changes_nothing(threads: Agents) -> N
 
 
 def test_system_text_tools_and_the_answer_asked_for_have_their_room(threads: Agents) -> None:
-    session, door = threads.session("t"), Door(Reader(30), task=TASK)
+    session, door = threads.session("t"), CheckedModel(LedgerReader(30), task=TASK)
     rules = "Be careful with herring. " * 300
     settings = ModelSettings(max_tokens=450)
     agent = _agent(session, Scripted(door), instructions=rules, model_settings=settings)
@@ -320,7 +320,7 @@ def test_system_text_tools_and_the_answer_asked_for_have_their_room(threads: Age
 def test_what_cannot_fit_is_said_so_and_the_question_is_kept(threads: Agents) -> None:
     session = threads.session("t")
     with pytest.raises(OverBudgetError):
-        _run(session, _agent(session, Scripted(Door(Reader(1)))), "word " * 20_000)
+        _run(session, _agent(session, Scripted(CheckedModel(LedgerReader(1)))), "word " * 20_000)
     assert len(_items(session)) == 1
 
 
@@ -398,7 +398,7 @@ def test_what_has_an_id_is_stored_once_in_a_turn_and_what_has_none_each_time(thr
 
 
 def test_notes_and_ids_that_no_api_takes_are_not_sent(threads: Agents) -> None:
-    session, model = threads.session("t"), Scripted(Door(lambda request: Reply("Well.")))
+    session, model = threads.session("t"), Scripted(CheckedModel(lambda request: ScriptedReply("Well.")))
     hosted = (
         "hosted_by_somebody",
         "web_search_call",
@@ -417,7 +417,7 @@ def test_what_others_append_is_there_too(threads: Agents) -> None:
     with refold.open("t", store=threads.store) as chat:
         chat.append({"role": "assistant", "content": [{"type": "text", "text": "ho"}]}, dialect="openai-chat")
     assert _items(session)[-1] == {"role": "assistant", "content": "ho"}
-    door = Door(lambda request: Reply("Well."))
+    door = CheckedModel(lambda request: ScriptedReply("Well."))
     _run(session, _agent(session, Scripted(door)), "So?")
     assert [one["content"] for one in door.requests[0].messages] == ["hi", "ho", "So?"]
 
@@ -428,7 +428,7 @@ def test_images_of_users_and_tools_reach_the_model_as_they_were(threads: Agents)
         """Looks out of the window."""
         return ToolOutputImage(image_url=PIXEL)
 
-    replies = iter([Reply("", (Call("c1", "look", {}),)), Reply("A harbor.")])
+    replies = iter([ScriptedReply("", (ScriptedCall("c1", "look", {}),)), ScriptedReply("A harbor.")])
     wide = {"models": {MODEL: {"window": 50_000, "max_output": 500}}}
     session, model = threads.session("t", wide), Scripted(lambda request: next(replies))
     asked = {"role": "user", "content": [{"type": "input_text", "text": "What is this?"}, IMAGE]}
@@ -442,7 +442,10 @@ def test_images_of_users_and_tools_reach_the_model_as_they_were(threads: Agents)
 
 
 def test_what_was_popped_is_gone_for_the_model_and_kept_in_the_record(threads: Agents) -> None:
-    session, door = threads.session("t"), Door(lambda request: Reply(f"You said {request.asked}"))
+    session, door = (
+        threads.session("t"),
+        CheckedModel(lambda request: ScriptedReply(f"You said {request.asked}")),
+    )
     for text in ("one", "two"):
         _run(session, _agent(session, Scripted(door)), text)
     assert [_text(asyncio.run(session.pop_item())) for _ in range(2)] == ["You said two", "two"]
@@ -469,7 +472,7 @@ def test_of_an_answer_in_several_items_one_is_popped_and_at_last_all(threads: Ag
 
 
 def test_clearing_erases_all_of_it(threads: Agents) -> None:
-    session, door = threads.session("t"), Door(lambda request: Reply("Well."))
+    session, door = threads.session("t"), CheckedModel(lambda request: ScriptedReply("Well."))
     other = threads.session("t")
     _run(session, _agent(session, Scripted(door)), "a secret")
     asyncio.run(session.pop_item())
@@ -490,11 +493,13 @@ def test_clearing_erases_all_of_it(threads: Agents) -> None:
 def test_an_agent_that_is_a_tool_has_a_history_of_its_own(threads: Agents, asked: str) -> None:
     """Also one that is asked the very same: it has the same configuration, and the SDK stores none of it."""
     session = threads.session("t")
-    reader = Reader(60, wanted=1)
-    inner = Door(reader, task=asked)
+    reader = LedgerReader(60, wanted=1)
+    inner = CheckedModel(reader, task=asked)
     clerk = Agent("clerk", tools=[read_ledger, *session.tools()], model=Scripted(inner))
-    replies = iter([Reply("", (Call("c1", "ask_clerk", {"input": asked}),)), Reply("Thank you.")])
-    door = Door(lambda request: next(replies), task=TASK)
+    replies = iter(
+        [ScriptedReply("", (ScriptedCall("c1", "ask_clerk", {"input": asked}),)), ScriptedReply("Thank you.")]
+    )
+    door = CheckedModel(lambda request: next(replies), task=TASK)
     own = [clerk.as_tool("ask_clerk", "Asks the clerk.", max_turns=1_000), *session.tools()]
     agent = Agent("boss", instructions="Ask.", tools=own, model=Scripted(door))
     assert _run(session, agent) == "Thank you."
@@ -509,41 +514,43 @@ def test_an_agent_that_is_a_tool_has_a_history_of_its_own(threads: Agents, asked
 def _renamed(script: Script) -> Script:
     """Within a run, the SDK wants an id of its own for each call."""
 
-    def renamed(request: Request) -> Reply:
+    def renamed(request: SentRequest) -> ScriptedReply:
         text, calls = script(request)
-        return Reply(text, tuple(call._replace(id=f"heir_{call.id}") for call in calls))
+        return ScriptedReply(text, tuple(call._replace(id=f"heir_{call.id}") for call in calls))
 
     return renamed
 
 
-def _handing_over(session: RefoldSession, door: Door, **how: Any) -> Agent[Any]:
+def _handing_over(session: RefoldSession, door: CheckedModel, **how: Any) -> Agent[Any]:
     heir = Agent("heir", tools=[read_ledger, *session.tools()], model=Scripted(_renamed(door)))
-    moves: Any = iter([*[Reader(30)] * 30, lambda _: Reply("", (Call("c1", "transfer_to_heir", {}),))])
+    moves: Any = iter(
+        [*[LedgerReader(30)] * 30, lambda _: ScriptedReply("", (ScriptedCall("c1", "transfer_to_heir", {}),))]
+    )
     model = Scripted(lambda request: next(moves)(request))
     return Agent("first", tools=[read_ledger], handoffs=[handoff(heir, **how)], model=model)
 
 
 def test_after_a_handoff_the_next_agent_goes_on(threads: Agents) -> None:
-    session, door = threads.session("t"), Door(Reader(30), task=TASK)
+    session, door = threads.session("t"), CheckedModel(LedgerReader(30), task=TASK)
     assert _run(session, _handing_over(session, door)) == f"The seal is {seal(3)}."
     assert door.faults == []
     assert "transfer_to_heir" in door.requests[0].text
 
 
 def test_what_a_handoff_hides_from_the_next_agent_stays_hidden(threads: Agents) -> None:
-    session, door = threads.session("t"), Door(Reader(60, wanted=50), task=TASK)
+    session, door = threads.session("t"), CheckedModel(LedgerReader(60, wanted=50), task=TASK)
     agent = _handing_over(session, door, input_filter=handoff_filters.remove_all_tools)
     assert _run(session, agent) == f"The seal is {seal(50)}."
     assert door.faults == []
     assert door.requests[0].results == []
     assert len([item for item in _items(session) if item.get("type") == "function_call_output"]) >= 60
-    later = Door(Reader(0, wanted=50), task=TASK)
+    later = CheckedModel(LedgerReader(0, wanted=50), task=TASK)
     assert _run(session, _agent(session, Scripted(later)), "Once more?") == f"The seal is {seal(50)}."
     assert later.faults == []
 
 
 def test_a_history_that_was_told_anew_for_a_handoff_is_what_the_next_agent_sees(threads: Agents) -> None:
-    session, door = threads.session("t"), Door(Reader(10))
+    session, door = threads.session("t"), CheckedModel(LedgerReader(10))
     told = {"role": "user", "content": "The first agent has read thirty ledgers."}
 
     def tell(data: Any) -> Any:
@@ -561,10 +568,13 @@ def test_a_call_that_waited_for_approval_goes_on(threads: Agents) -> None:
         """Burns a ledger."""
         return f"ledger {number} is burnt"
 
-    session, reader = threads.session("t"), Reader(20)
-    moves: list[Script] = [*[reader] * 20, lambda request: Reply("", (Call("b", "burn", {"number": 3}),))]
-    script = iter([*moves, lambda request: Reply(request.results[-1])])
-    door = Door(lambda request: next(script)(request), task=TASK)
+    session, reader = threads.session("t"), LedgerReader(20)
+    moves: list[Script] = [
+        *[reader] * 20,
+        lambda request: ScriptedReply("", (ScriptedCall("b", "burn", {"number": 3}),)),
+    ]
+    script = iter([*moves, lambda request: ScriptedReply(request.results[-1])])
+    door = CheckedModel(lambda request: next(script)(request), task=TASK)
     agent = Agent("reader", tools=[read_ledger, burn, *session.tools()], model=Scripted(door))
 
     async def run() -> str:
@@ -582,7 +592,7 @@ def test_a_call_that_waited_for_approval_goes_on(threads: Agents) -> None:
 
 def test_what_a_provider_keeps_is_handed_on_as_it_is(threads: Agents) -> None:
     session = threads.session("t")
-    model = Scripted(lambda request: Reply("", (Call("c1", "read_ledger", {"number": 1}),)))
+    model = Scripted(lambda request: ScriptedReply("", (ScriptedCall("c1", "read_ledger", {"number": 1}),)))
     agent = _agent(session, model)
 
     async def run() -> None:
@@ -595,7 +605,7 @@ def test_what_a_provider_keeps_is_handed_on_as_it_is(threads: Agents) -> None:
 
 
 def test_thoughts_stay_with_what_follows_from_them(threads: Agents) -> None:
-    session, door = threads.session("t"), Door(Reader(60), task=TASK)
+    session, door = threads.session("t"), CheckedModel(LedgerReader(60), task=TASK)
     model = Scripted(door, thinks=True)
     assert _run(session, _agent(session, model)) == f"The seal is {seal(3)}."
     assert door.faults == model.faults == []
@@ -626,12 +636,12 @@ BARE: dict[str, Callable[[Agents], tuple[Any, RunConfig]]] = {
 @pytest.mark.parametrize("means", BARE)
 def test_the_sdk_alone_overflows_inside_the_loop(threads: Agents, means: str) -> None:
     session, config = BARE[means](threads)
-    door = Door(Reader())
+    door = CheckedModel(LedgerReader())
     agent = Agent("reader", tools=[read_ledger], model=Scripted(door))
-    with pytest.raises(Full):
+    with pytest.raises(WindowExceeded):
         asyncio.run(Runner.run(agent, TASK, session=session, run_config=config, max_turns=None))
     own = threads.session("t")
-    door = Door(Reader(), task=TASK)
+    door = CheckedModel(LedgerReader(), task=TASK)
     assert _run(own, _agent(own, Scripted(door))) == f"The seal is {seal(3)}."
     assert len(door.requests) > STEPS
     assert door.faults == []
@@ -640,9 +650,12 @@ def test_the_sdk_alone_overflows_inside_the_loop(threads: Agents, means: str) ->
 def test_a_limit_of_the_sdks_loses_the_task_after_a_long_turn_and_refold_does_not(threads: Agents) -> None:
     """Inside the turn it does nothing, and the next one is shown only its end."""
 
-    def second(session: Any, config: RunConfig) -> Door:
+    def second(session: Any, config: RunConfig) -> CheckedModel:
         """What the model sees after a turn of many calls, in a window that is large enough for it."""
-        doors = [Door(Reader(), window=ENDLESS), Door(lambda request: Reply("Yes."), task=TASK)]
+        doors = [
+            CheckedModel(LedgerReader(), window=ENDLESS),
+            CheckedModel(lambda request: ScriptedReply("Yes."), task=TASK),
+        ]
         for door, text in zip(doors, (TASK, "Sure?"), strict=True):
             agent = Agent("reader", tools=[read_ledger], model=Scripted(door))
             asyncio.run(Runner.run(agent, text, session=session, run_config=config, max_turns=None))
@@ -661,7 +674,10 @@ def test_a_trimmed_history_does_not_part_a_result_from_its_call(threads: Agents)
 
     def faults(session: Any, filter: Any = None) -> list[str]:
         config = RunConfig(session_input_callback=newest, call_model_input_filter=filter)
-        doors = (Door(Reader(4, at_once=2)), Door(lambda request: Reply("It is as I said."), task=TASK))
+        doors = (
+            CheckedModel(LedgerReader(4, at_once=2)),
+            CheckedModel(lambda request: ScriptedReply("It is as I said."), task=TASK),
+        )
         for door, text in zip(doors, (TASK, "Sure?"), strict=True):
             agent = Agent("reader", tools=[read_ledger], model=Scripted(door))
             asyncio.run(Runner.run(agent, text, session=session, run_config=config))
@@ -681,8 +697,8 @@ def test_a_trimmed_history_does_not_part_a_result_from_its_call(threads: Agents)
 def test_a_limit_trims_nothing_that_there_is_room_for(threads: Agents, limit: int) -> None:
     """The SDK leaves results out whose calls it cut away."""
     session = threads.session("t")
-    _run(session, _agent(session, Scripted(Door(Reader(4, at_once=2)))))
-    door = Door(lambda request: Reply("It is as I said."), task=TASK)
+    _run(session, _agent(session, Scripted(CheckedModel(LedgerReader(4, at_once=2)))))
+    door = CheckedModel(lambda request: ScriptedReply("It is as I said."), task=TASK)
     model = Scripted(door)
     _run(session, _agent(session, model), "Sure?", session_settings=SessionSettings(limit=limit))
     assert door.faults == model.faults == []
@@ -691,10 +707,10 @@ def test_a_limit_trims_nothing_that_there_is_room_for(threads: Agents, limit: in
 
 def test_a_call_whose_result_was_popped_is_mended(threads: Agents) -> None:
     session = threads.session("t")
-    _run(session, _agent(session, Scripted(Door(Reader(4, at_once=2)))))
+    _run(session, _agent(session, Scripted(CheckedModel(LedgerReader(4, at_once=2)))))
     for _ in range(2):
         asyncio.run(session.pop_item())
-    door = Door(lambda request: Reply("I see."), task=TASK)
+    door = CheckedModel(lambda request: ScriptedReply("I see."), task=TASK)
     model = Scripted(door)
     _run(session, _agent(session, model), "Go on.")
     assert door.faults == model.faults == []
@@ -707,7 +723,7 @@ def test_calls_of_several_turns_that_share_their_ids_all_keep_their_results(thre
     session, bare = threads.session("t"), threads.bare("t")
 
     def results(session: Any, config: RunConfig) -> list[str]:
-        doors = [Door(Reader(2, wanted=n), task=TASK) for n in (1, 2, 1)]
+        doors = [CheckedModel(LedgerReader(2, wanted=n), task=TASK) for n in (1, 2, 1)]
         for door in doors:
             agent = Agent("reader", tools=[read_ledger], model=Scripted(door))
             asyncio.run(Runner.run(agent, TASK, session=session, run_config=config))
@@ -780,7 +796,7 @@ def test_a_filter_of_one_s_own_comes_first_and_what_it_puts_in_stays_in_its_requ
         return data.model_data
 
     session = RefoldSession("t", store=f"sqlite:///{tmp_path}/a.db", model=MODEL, config=CONFIG)
-    model = Scripted(door := Door(Reader(30), task=TASK))
+    model = Scripted(door := CheckedModel(LedgerReader(30), task=TASK))
     config = session.run_config(call_model_input_filter=reminds)
     run = Runner.run(_agent(session, model), TASK, session=session, run_config=config, max_turns=100)
     assert asyncio.run(run).final_output == f"The seal is {seal(3)}."
@@ -801,7 +817,7 @@ def test_what_a_filter_of_one_s_own_hides_stays_hidden(tmp_path: Path) -> None:
     session = RefoldSession("t", store=f"sqlite:///{tmp_path}/a.db", model=MODEL, config=CONFIG)
     config = session.run_config(call_model_input_filter=hides)
     for question in (f"{TASK} I like herring.", "Which fish? Not herring?"):
-        model = Scripted(door := Door(Reader(30)))
+        model = Scripted(door := CheckedModel(LedgerReader(30)))
         agent = _agent(session, model)
         asyncio.run(Runner.run(agent, question, session=session, run_config=config, max_turns=100))
         assert door.faults == model.faults == []

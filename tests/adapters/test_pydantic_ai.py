@@ -46,20 +46,20 @@ from refold.testing.adapters import (
     MODEL,
     TASK,
     AdapterContract,
-    Call,
-    Door,
-    Full,
+    CheckedModel,
+    LedgerReader,
     Mask,
-    Reader,
-    Reply,
-    Request,
     Script,
-    declared,
+    ScriptedCall,
+    ScriptedReply,
+    SentRequest,
+    WindowExceeded,
     failing,
     ledger,
     seal,
+    tool_declaration,
 )
-from refold.testing.model import Reply as ModelReply
+from refold.testing.model import ScriptedReply as ModelReply
 
 ANY = UsageLimits(request_limit=None)
 
@@ -67,11 +67,12 @@ ANY = UsageLimits(request_limit=None)
 def scripted(script: Script) -> FunctionModel:
     """A model that says what a script tells it to."""
 
-    def ask(messages: list[ModelMessage], info: AgentInfo) -> Reply:
+    def ask(messages: list[ModelMessage], info: AgentInfo) -> ScriptedReply:
         tools = [
-            declared(one.name, one.description, one.parameters_json_schema) for one in info.function_tools
+            tool_declaration(one.name, one.description, one.parameters_json_schema)
+            for one in info.function_tools
         ]
-        return script(Request(chat(messages, info.instructions), tools))
+        return script(SentRequest(chat(messages, info.instructions), tools))
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         reply = ask(messages, info)
@@ -220,7 +221,7 @@ class TestPydanticAI(AdapterContract):
 
     @pytest.mark.parametrize("how", ["run", "run_stream", "iter"])
     def test_it_works_however_it_is_run(self, rig: PydanticAI, how: str) -> None:
-        doors = {name: Door(Reader(30), task=TASK) for name in "xy"}
+        doors = {name: CheckedModel(LedgerReader(30), task=TASK) for name in "xy"}
 
         async def both() -> list[str]:
             return await asyncio.gather(*(said(how, rig.agent(name, doors[name])) for name in "xy"))
@@ -267,8 +268,8 @@ def store(tmp_path: Path) -> str:
 def test_what_a_run_is_given_of_an_earlier_one_is_not_stored_twice(store: str) -> None:
     """Whether it is the same objects or went through JSON, and whatever the instructions say by then."""
     days = iter(["monday", "tuesday", "friday"])
-    looks = Reply("", (Call("call_1", "look", {"a": 1}),))
-    door = Door(lambda request: Reply("Seen.") if request.results else looks)
+    looks = ScriptedReply("", (ScriptedCall("call_1", "look", {"a": 1}),))
+    door = CheckedModel(lambda request: ScriptedReply("Seen.") if request.results else looks)
 
     class Found(BaseModel):
         place: str
@@ -310,8 +311,10 @@ def test_what_a_run_is_given_of_an_earlier_one_is_not_stored_twice(store: str) -
 
 def test_what_is_said_while_tools_run_is_not_stored_twice_where_the_framework_moves_it(store: str) -> None:
     """It stands between the results in the run that said it, and after them in all later ones."""
-    calls = tuple(Call(id, "look", {}) for id in ("c1", "c2"))
-    door = Door(lambda request: Reply("Seen.") if request.results else Reply("", calls))
+    calls = tuple(ScriptedCall(id, "look", {}) for id in ("c1", "c2"))
+    door = CheckedModel(
+        lambda request: ScriptedReply("Seen.") if request.results else ScriptedReply("", calls)
+    )
     agent = Agent(scripted(door), capabilities=[fitting(store)])
 
     @agent.tool(name="look")
@@ -330,7 +333,7 @@ def test_what_is_said_while_tools_run_is_not_stored_twice_where_the_framework_mo
 
 
 def test_a_run_belongs_to_the_conversation_that_the_framework_says(store: str) -> None:
-    agent = Agent(scripted(lambda request: Reply("Yes.")), capabilities=[fitting(store, None)])
+    agent = Agent(scripted(lambda request: ScriptedReply("Yes.")), capabilities=[fitting(store, None)])
     first = agent.run_sync("One?", conversation_id="a")
     agent.run_sync("Other?", conversation_id="b")
     agent.run_sync("Two?", message_history=first.all_messages())
@@ -339,7 +342,7 @@ def test_a_run_belongs_to_the_conversation_that_the_framework_says(store: str) -
 
 
 def test_a_run_that_goes_on_from_earlier_goes_on_in_a_conversation_of_its_own(store: str) -> None:
-    door = Door(lambda request: Reply(f"You said {request.asked}"))
+    door = CheckedModel(lambda request: ScriptedReply(f"You said {request.asked}"))
     agent = Agent(scripted(door), capabilities=[fitting(store)])
     first = agent.run_sync("one").all_messages()
     agent.run_sync("two", message_history=first)
@@ -394,10 +397,10 @@ def test_a_sliding_window_loses_the_task_and_results_where_refold_does_not(store
     def newest(messages: list[ModelMessage]) -> list[ModelMessage]:
         return messages[-9:]
 
-    def run(*capabilities: AbstractCapability[Any]) -> tuple[Door, list[ModelMessage]]:
-        door = Door(Reader(40 * at_once, at_once=at_once), task=TASK)
+    def run(*capabilities: AbstractCapability[Any]) -> tuple[CheckedModel, list[ModelMessage]]:
+        door = CheckedModel(LedgerReader(40 * at_once, at_once=at_once), task=TASK)
         agent = Agent(scripted(door), tools=[read_ledger], capabilities=capabilities)
-        with capture_run_messages() as messages, contextlib.suppress(Full):
+        with capture_run_messages() as messages, contextlib.suppress(WindowExceeded):
             agent.run_sync(TASK, usage_limits=ANY)
         return door, messages
 
@@ -424,7 +427,7 @@ def test_a_task_is_not_lost_in_one_turn_of_many_calls(store: str) -> None:
             return request_context
 
     def faults(*capabilities: AbstractCapability[Any]) -> list[str]:
-        door = Door(Reader(200), task=TASK)
+        door = CheckedModel(LedgerReader(200), task=TASK)
         agent = Agent(scripted(door), tools=[read_ledger], capabilities=capabilities)
         agent.run_sync(TASK, usage_limits=ANY)
         return door.faults
@@ -449,7 +452,7 @@ def test_what_others_change_in_one_request_reaches_the_model_and_is_not_stored(s
             ]
             return replace(message, parts=parts) if parts else message
 
-    door = Door(Reader(20), task="My number is ***.")
+    door = CheckedModel(LedgerReader(20), task="My number is ***.")
     agent = Agent(scripted(door), tools=[read_ledger], capabilities=[fitting(store), Minds()])
     agent.run_sync("My number is 4711.", usage_limits=ANY)
     assert door.faults == []
@@ -461,7 +464,7 @@ def test_what_others_change_in_one_request_reaches_the_model_and_is_not_stored(s
 
 def test_system_prompts_and_instructions_are_in_every_request_and_counted(store: str) -> None:
     long = "Mind the herring. " * 1_100
-    door = Door(Reader(40), task=long)
+    door = CheckedModel(LedgerReader(40), task=long)
     said = {"system_prompt": long, "instructions": "Be exact."}
     agent = Agent(scripted(door), **said, tools=[read_ledger], capabilities=[fitting(store)])
     assert agent.run_sync(TASK, usage_limits=ANY).output == f"The seal is {seal(3)}."
@@ -471,12 +474,12 @@ def test_system_prompts_and_instructions_are_in_every_request_and_counted(store:
 
 def test_a_system_prompt_stays_when_the_message_that_had_it_is_hidden(store: str) -> None:
     """It came in the middle, with a question that was settled long ago."""
-    door = Door(Reader(30))
+    door = CheckedModel(LedgerReader(30))
     agent = Agent(scripted(door), tools=[read_ledger], capabilities=[fitting(store)])
     history = agent.run_sync(TASK, usage_limits=ANY).all_messages()
     note = ModelRequest([SystemPromptPart("The ledgers are secret."), UserPromptPart("Mind it. " * 500)])
     noted = [*history, note, ModelResponse([TextPart("I do.")])]
-    door = Door(Reader(60), task="The ledgers are secret.")
+    door = CheckedModel(LedgerReader(60), task="The ledgers are secret.")
     agent = Agent(scripted(door), tools=[read_ledger], capabilities=[fitting(store)])
     agent.run_sync("Read on, and tell me the seal of ledger 3.", message_history=noted, usage_limits=ANY)
     assert door.faults == []
@@ -484,7 +487,9 @@ def test_a_system_prompt_stays_when_the_message_that_had_it_is_hidden(store: str
 
 
 def test_a_run_without_a_question_is_answered_by_its_instructions(store: str) -> None:
-    agent = Agent(scripted(Door(Reader(30))), tools=[read_ledger], capabilities=[fitting(store)])
+    agent = Agent(
+        scripted(CheckedModel(LedgerReader(30))), tools=[read_ledger], capabilities=[fitting(store)]
+    )
     history = agent.run_sync(TASK, usage_limits=ANY).all_messages()
     seen = list[ModelMessage]()
 
@@ -502,7 +507,7 @@ def test_a_run_without_a_question_is_answered_by_its_instructions(store: str) ->
 
 
 def test_output_that_is_asked_for_again_is_kept_like_all_else(store: str) -> None:
-    replies = iter([Reply("No idea."), Reply("42")])
+    replies = iter([ScriptedReply("No idea."), ScriptedReply("42")])
     agent = Agent(scripted(lambda request: next(replies)), capabilities=[fitting(store)])
 
     @agent.output_validator
@@ -524,7 +529,9 @@ def test_what_a_provider_says_that_a_request_took_is_kept(store: str) -> None:
         return ModelResponse([TextPart("Yes.")], usage=took, provider_name="p")
 
     Agent(FunctionModel(says), capabilities=[fitting(store)]).run_sync("So?")
-    Agent(scripted(lambda request: Reply("No.")), capabilities=[fitting(store, "made up")]).run_sync("So?")
+    Agent(scripted(lambda request: ScriptedReply("No.")), capabilities=[fitting(store, "made up")]).run_sync(
+        "So?"
+    )
     with refold.open("t", store=store) as chat:
         usage = chat.get_all()[-1].message.usage
     assert usage is not None
@@ -616,7 +623,7 @@ def test_what_others_hide_stays_hidden_when_it_is_shortened(store: str) -> None:
 
     history = list[ModelMessage]()
     for question in (f"{TASK} I like herring.", "Which fish? Not herring?"):
-        door = Door(Reader(30))
+        door = CheckedModel(LedgerReader(30))
         agent = Agent(scripted(door), tools=[read_ledger], capabilities=[Hides(), fitting(store)])
         result = agent.run_sync(question, message_history=history, usage_limits=ANY)
         history = result.all_messages()

@@ -40,18 +40,18 @@ from refold.testing.adapters import (
     TASK,
     WINDOW,
     AdapterContract,
-    Call,
-    Door,
-    Full,
+    CheckedModel,
+    LedgerReader,
     Mask,
-    Reader,
-    Reply,
-    Request,
     Script,
-    declared,
+    ScriptedCall,
+    ScriptedReply,
+    SentRequest,
+    WindowExceeded,
     failing,
     ledger,
     seal,
+    tool_declaration,
 )
 
 
@@ -80,11 +80,11 @@ class Scripted(Model):
     ) -> AsyncIterator[Any]:
         self.seen.append(messages)
         tools = [
-            declared(spec["name"], spec["description"], spec["inputSchema"]["json"])
+            tool_declaration(spec["name"], spec["description"], spec["inputSchema"]["json"])
             for spec in tool_specs or ()
         ]
         system = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        request = Request([*system, *(one for each in messages for one in as_chat(each))], tools)
+        request = SentRequest([*system, *(one for each in messages for one in as_chat(each))], tools)
         for event in events(self.script(request)):
             yield event
 
@@ -96,11 +96,11 @@ class Refusing(Scripted):
         try:
             async for event in super().stream(*args, **kwargs):
                 yield event
-        except Full as error:
+        except WindowExceeded as error:
             raise ContextWindowOverflowException(str(error)) from error
 
 
-def events(reply: Reply) -> list[Any]:
+def events(reply: ScriptedReply) -> list[Any]:
     said = list[Any]()
     if reply.text:
         said += [{"contentBlockStart": {"start": {}}}, {"contentBlockDelta": {"delta": {"text": reply.text}}}]
@@ -266,8 +266,8 @@ def said(role: str, text: str) -> Any:
     return {"role": role, "content": [{"text": text}]}
 
 
-def echo(request: Request) -> Reply:
-    return Reply(f"You said {request.messages[-1]['content'][-1]['text']}")
+def echo(request: SentRequest) -> ScriptedReply:
+    return ScriptedReply(f"You said {request.messages[-1]['content'][-1]['text']}")
 
 
 # Ways to run an agent
@@ -291,7 +291,7 @@ def streamed(agent: Agent, text: str) -> str:
 
 @pytest.mark.parametrize("run", [called, awaited, streamed])
 def test_it_works_whichever_way_the_agent_is_run(run: Callable[[Agent, str], str], store: str) -> None:
-    door = Door(Reader(40), task=TASK)
+    door = CheckedModel(LedgerReader(40), task=TASK)
     agent = agent_of(Scripted(door), plugin(store), conversation_manager=NullConversationManager())
     assert run(agent, TASK).strip() == f"The seal is {seal(3)}."
     assert door.faults == []
@@ -299,7 +299,10 @@ def test_it_works_whichever_way_the_agent_is_run(run: Callable[[Agent, str], str
 
 
 def test_one_plugin_serves_agents_that_run_at_once(store: str) -> None:
-    shared, doors = plugin(store, None), [Door(Reader(25), task=f"{TASK} ({n})") for n in range(3)]
+    shared, doors = (
+        plugin(store, None),
+        [CheckedModel(LedgerReader(25), task=f"{TASK} ({n})") for n in range(3)],
+    )
     agents = [agent_of(Scripted(door), shared) for door in doors]
 
     async def all_of_them() -> list[Any]:
@@ -315,7 +318,7 @@ def test_one_plugin_serves_agents_that_run_at_once(store: str) -> None:
 
 def test_the_task_of_a_long_turn_outlives_the_sliding_window(store: str) -> None:
     """Strands drops what came first, inside the turn, when its model refuses a request."""
-    bare, door = Door(Reader(), task=TASK), Door(Reader(), task=TASK)
+    bare, door = CheckedModel(LedgerReader(), task=TASK), CheckedModel(LedgerReader(), task=TASK)
     with suppress(Exception):
         agent_of(Refusing(bare))(TASK)
     assert "the task is gone" in bare.faults
@@ -326,13 +329,13 @@ def test_the_task_of_a_long_turn_outlives_the_sliding_window(store: str) -> None
 
 
 def test_what_is_trimmed_away_at_the_end_of_a_run_is_in_the_record_and_in_sight(store: str) -> None:
-    agent = agent_of(Scripted(Door(Reader(60))), plugin(store))
+    agent = agent_of(Scripted(CheckedModel(LedgerReader(60))), plugin(store))
     agent(TASK)
     assert len(agent.messages) <= 40
     assert TASK not in str(agent.messages)
     before = kept(store)
     assert before[:3] == [("user", TASK), ("assistant", "Now ledger 1."), ("tool", ledger(1))]
-    door = Door(Reader(0), task=TASK)
+    door = CheckedModel(LedgerReader(0), task=TASK)
     agent.model = Scripted(door)
     assert str(agent("Once more?")).strip() == f"The seal is {seal(3)}."
     assert door.faults == []
@@ -350,11 +353,11 @@ def test_a_pinned_task_is_there_in_a_new_process(store: str, tmp_path: Path) -> 
         agent = agent_of(Scripted(script), *plugins, session_manager=session, conversation_manager=manager)
         return str(agent(text)).strip()
 
-    bare, door = Door(Reader(0), task=TASK), Door(Reader(0), task=TASK)
-    run(Reader(15), TASK)
+    bare, door = CheckedModel(LedgerReader(0), task=TASK), CheckedModel(LedgerReader(0), task=TASK)
+    run(LedgerReader(15), TASK)
     run(bare, "Go on.")
     assert "the task is gone" in bare.faults
-    run(Reader(15), TASK, plugin(store))
+    run(LedgerReader(15), TASK, plugin(store))
     assert run(door, "Go on.", plugin(store)) == f"The seal is {seal(3)}."
     assert door.faults == []
 
@@ -372,7 +375,10 @@ class KeepsLast(ConversationManager):
 
 
 def test_a_result_is_not_parted_from_its_call(store: str) -> None:
-    bare, door = Door(Reader(20, at_once=2), task=TASK), Door(Reader(20, at_once=2), task=TASK)
+    bare, door = (
+        CheckedModel(LedgerReader(20, at_once=2), task=TASK),
+        CheckedModel(LedgerReader(20, at_once=2), task=TASK),
+    )
     agent_of(Scripted(bare), conversation_manager=KeepsLast())(TASK)
     assert any("tool" in fault for fault in bare.faults)
     agent = agent_of(Scripted(door), plugin(store), conversation_manager=KeepsLast())
@@ -385,13 +391,13 @@ def test_a_result_is_not_parted_from_its_call(store: str) -> None:
 
 def test_a_summary_that_strands_makes_does_not_make_anything_be_said_twice(store: str) -> None:
     manager = SummarizingConversationManager()
-    agent = agent_of(Scripted(Reader(12)), plugin(store), conversation_manager=manager)
+    agent = agent_of(Scripted(LedgerReader(12)), plugin(store), conversation_manager=manager)
     agent(TASK)
     before = kept(store)
-    agent.model = Scripted(lambda request: Reply("Ledgers were read."))
+    agent.model = Scripted(lambda request: ScriptedReply("Ledgers were read."))
     manager.reduce_context(agent)
     assert TASK not in str(agent.messages)
-    agent.model = Scripted(door := Door(Reader(0), task=TASK))
+    agent.model = Scripted(door := CheckedModel(LedgerReader(0), task=TASK))
     assert str(agent("Once more?")).strip() == f"The seal is {seal(3)}."
     assert door.faults == []
     assert kept(store)[: len(before)] == before
@@ -408,7 +414,7 @@ def test_what_was_redacted_is_not_shown_again(store: str) -> None:
                     yield {"redactContent": {"redactUserContentMessage": "[taken out]"}}
                 yield event
 
-    model = Guarded(lambda request: Reply("I see."))
+    model = Guarded(lambda request: ScriptedReply("I see."))
     agent = agent_of(model, plugin(store))
     agent("The password is swordfish.")
     assert in_sight(store) == ["[taken out]", "I see."]
@@ -495,7 +501,7 @@ def test_a_model_that_keeps_the_conversation_itself_is_only_listened_to(store: s
 
 
 def test_search_and_expand_are_tools_like_others(store: str) -> None:
-    agent = agent_of(Scripted(Reader(20)), plugin(store), record_direct_tool_call=False)
+    agent = agent_of(Scripted(LedgerReader(20)), plugin(store), record_direct_tool_call=False)
     agent(TASK)
     found = agent.tool.refold_search(query=f'"{seal(7)}"')
     assert f"seal {seal(7)}" in found["content"][0]["text"]
@@ -513,7 +519,7 @@ def test_the_model_is_known_by_its_name_and_the_length_of_its_answer_is_left_to_
     reserve = {"compact": {"output_reserve": 100, "system_reserve": 0, "safety_buffer": 0}}
     models = {"small": {"window": WINDOW, "max_output": 4_000}}
     config = {"models": models, "agents": {"default": reserve}}
-    door = Door(Reader(40), task=TASK, answer=3_000)
+    door = CheckedModel(LedgerReader(40), task=TASK, answer=3_000)
     own = RefoldPlugin(store=store, conversation="t", config=config)
     agent = agent_of(Scripted(door, model_id="small", **wanted), own, system_prompt="Be brief.")
     assert str(agent(TASK)).strip() == f"The seal is {seal(3)}."
@@ -522,14 +528,14 @@ def test_the_model_is_known_by_its_name_and_the_length_of_its_answer_is_left_to_
 
 
 def test_user_and_assistant_take_turns_even_where_strands_lets_them_not(store: str) -> None:
-    def breaks(request: Request) -> Reply:
+    def breaks(request: SentRequest) -> ScriptedReply:
         raise ConnectionError("the model is gone")
 
     model = Scripted(breaks)
     agent = agent_of(model, plugin(store))
     with pytest.raises(ConnectionError):
         agent(TASK)
-    model.script = door = Door(Reader(60), task=TASK)
+    model.script = door = CheckedModel(LedgerReader(60), task=TASK)
     agent("Go on.")
     assert door.faults == []
     for messages in model.seen:
@@ -545,7 +551,7 @@ def test_what_a_user_says_beside_results_comes_after_all_of_them(store: str) -> 
         {"role": "assistant", "content": calls},
         {"role": "user", "content": [result, {"text": "Hurry."}]},
     ]
-    model = Scripted(door := Door(lambda request: Reply("Done.")))
+    model = Scripted(door := CheckedModel(lambda request: ScriptedReply("Done.")))
     agent_of(model, plugin(store), messages=history)("Go on.")
     assert door.faults == []
     *_, answers = model.seen[0]
@@ -563,7 +569,7 @@ def test_what_other_plugins_put_into_a_request_reaches_the_model_and_not_the_rec
 ) -> None:
     injector = ContextInjector(lambda context: "It is noon.", trigger="everyTurn")
     plugins = [injector, plugin(store)] if first else [plugin(store), injector]
-    model = Scripted(door := Door(Reader(40), task=TASK))
+    model = Scripted(door := CheckedModel(LedgerReader(40), task=TASK))
     agent_of(model, *plugins)(TASK)
     assert all("It is noon." in messages[-1]["content"][-1]["text"] for messages in model.seen)
     assert sum(text.count("It is noon.") for _, text in kept(store)) == 0
@@ -577,8 +583,8 @@ def test_what_other_plugins_put_into_a_request_stays_in_it_when_its_message_is_t
         return "".join(map(ledger, range(60)))
 
     injector = ContextInjector(lambda context: "It is noon.", trigger="everyTurn")
-    replies = iter([Reply("", (Call("1", "read_all", {}),)), Reply("Read.")])
-    model = Scripted(Door(lambda request: next(replies)))
+    replies = iter([ScriptedReply("", (ScriptedCall("1", "read_all", {}),)), ScriptedReply("Read.")])
+    model = Scripted(CheckedModel(lambda request: next(replies)))
     agent = agent_of(model, injector, plugin(store))
     agent.tool_registry.process_tools([read_all])
     assert str(agent(TASK)).strip() == "Read."
@@ -594,7 +600,7 @@ def test_what_another_plugin_leaves_out_is_in_sight(store: str) -> None:
         def init_agent(self, agent: Agent) -> None:
             agent.add_middleware(InvokeModelStage.Input, lambda one: one.replace(messages=one.messages[-3:]))
 
-    model = Scripted(door := Door(Reader(20), task=TASK))
+    model = Scripted(door := CheckedModel(LedgerReader(20), task=TASK))
     agent = agent_of(model, Shortens(), plugin(store), conversation_manager=NullConversationManager())
     assert str(agent(TASK)).strip() == f"The seal is {seal(3)}."
     assert door.faults == []
@@ -608,11 +614,13 @@ def test_what_others_do_to_a_request_does_not_change_the_agent(store: str) -> No
                 block.clear()
         return context.replace(messages=[said("user", "spoiled")])
 
-    agent = agent_of(Scripted(Reader(30)), plugin(store), conversation_manager=NullConversationManager())
+    agent = agent_of(
+        Scripted(LedgerReader(30)), plugin(store), conversation_manager=NullConversationManager()
+    )
     agent(TASK)
     before = deepcopy(agent.messages)
     agent.add_middleware(InvokeModelStage.Input, spoils)
-    agent.model = Scripted(lambda request: Reply("Spoiled."))
+    agent.model = Scripted(lambda request: ScriptedReply("Spoiled."))
     agent("Go on.")
     assert agent.messages[: len(before)] == before
 
@@ -680,7 +688,12 @@ def test_images_reach_the_model_as_they_were_also_when_strands_has_dropped_them(
         """Takes a picture."""
         return {"status": "success", "content": [{"text": f"Picture {number}"}, IMAGE]}
 
-    replies = iter([Reply("", (Call("1", "photograph", {"number": 1}),)), *[Reply("A harbor.")] * 3])
+    replies = iter(
+        [
+            ScriptedReply("", (ScriptedCall("1", "photograph", {"number": 1}),)),
+            *[ScriptedReply("A harbor.")] * 3,
+        ]
+    )
     model = Scripted(lambda request: next(replies))
     manager = SlidingWindowConversationManager(window_size=2)
     agent = agent_of(model, plugin(store), conversation_manager=manager)
@@ -721,10 +734,10 @@ def test_the_program_of_the_page_runs(tmp_path: Path, monkeypatch: Any, capsys: 
     """With another model: nothing else of it is replaced."""
     days = iter(["monday", "tuesday"])
 
-    def script(request: Request) -> Reply:
+    def script(request: SentRequest) -> ScriptedReply:
         day = next(days, None)
-        calls = (Call(f"call_{day}", "read_log", {"day": day}),) if day else ()
-        return Reply("" if day else "On Monday: the disk was full.", calls)
+        calls = (ScriptedCall(f"call_{day}", "read_log", {"day": day}),) if day else ()
+        return ScriptedReply("" if day else "On Monday: the disk was full.", calls)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("strands.models.BedrockModel", lambda **config: Scripted(script, **config))
@@ -754,10 +767,10 @@ def test_what_another_plugin_hides_stays_hidden_when_it_is_shortened(store: str)
                 InvokeModelStage.Input, lambda one: one.replace(messages=hides(one.messages))
             )
 
-    model = Scripted(lambda request: Reply(""))
+    model = Scripted(lambda request: ScriptedReply(""))
     agent = agent_of(model, Hides(), plugin(store), conversation_manager=NullConversationManager())
     for question in (f"{TASK} I like herring.", "Which fish? Not herring?"):
-        model.script = door = Door(Reader(30))
+        model.script = door = CheckedModel(LedgerReader(30))
         agent(question)
         assert door.faults == []
         assert not any("herring" in request.text for request in door.requests)
@@ -777,7 +790,7 @@ def test_a_message_that_another_plugin_puts_into_a_request_stays_in_it(store: st
             number = said("user", f"[reminder {len(context.messages)}]")
             return context.replace(messages=[*context.messages, number])
 
-    model = Scripted(door := Door(Reader(20), task=TASK))
+    model = Scripted(door := CheckedModel(LedgerReader(20), task=TASK))
     agent = agent_of(model, Reminds(), plugin(store), conversation_manager=NullConversationManager())
     agent(TASK)
     assert door.faults == []

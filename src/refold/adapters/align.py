@@ -7,7 +7,8 @@ that it was made from.
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from operator import is_
+from typing import Any, NamedTuple, TypeVar
 
 M = TypeVar("M")
 MOST_ENDS = 20
@@ -85,6 +86,11 @@ def _common_prefix(one: Sequence[str], two: Sequence[str]) -> int:
     if one[:most] == two[:most]:
         return most
     return next(n for n in range(most) if one[n] != two[n])
+
+
+def are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """True if both have the same objects: nothing is compared by value."""
+    return len(some) == len(others) and all(map(is_, some, others))
 
 
 def match_request(history: Sequence[Hashable], request: Sequence[Hashable]) -> dict[int, int]:

@@ -5,7 +5,7 @@ A thread is a conversation; without a thread, each run is one.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Annotated, Any, NotRequired
 from uuid import uuid4
 
@@ -27,9 +27,9 @@ from langgraph.channels.untracked_value import UntrackedValue
 from langgraph.config import get_config
 from langgraph.runtime import Runtime
 
-from refold.adapters.align import insert_transient, match_request
+from refold.adapters.align import are_same, insert_transient, match_request
 from refold.adapters.conversation import AdapterConversations, ModelCall, lookup_tools
-from refold.adapters.synced_history import Overridden, Passed
+from refold.adapters.synced_history import Overridden, Passed, hashable
 from refold.config.config import Source
 from refold.core.message import (
     Media,
@@ -132,7 +132,7 @@ class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
     def _declarations(self, tools: Sequence[BaseTool | dict[str, Any]]) -> list[dict[str, Any]]:
         """Cached, since most calls offer the same tools as the one before."""
         known, declarations = self._declared
-        if not _are_same(known, tools):
+        if not are_same(known, tools):
             declarations = [convert_to_openai_tool(tool) for tool in tools]
             self._declared = (list(tools), declarations)
         return declarations
@@ -165,7 +165,7 @@ def _match(
     history: Sequence[BaseMessage], request: Sequence[BaseMessage]
 ) -> tuple[Sequence[Passed[BaseMessage]], dict[int, int]]:
     """The messages of a thread as a request has them, and which one each message of the request is."""
-    if _are_same(history, request):
+    if are_same(history, request):
         return request, {n: n for n in range(len(request))}
     places = match_request([one.id or id(one) for one in history], [one.id or id(one) for one in request])
     passed: list[Passed[BaseMessage]] = []
@@ -179,10 +179,6 @@ def _match(
     return passed, places
 
 
-def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(map(is_, some, others))
-
-
 def _first_attribute(model: Any, *names: str) -> Any:
     return next((value for name in names if (value := getattr(model, name, None))), None)
 
@@ -192,7 +188,7 @@ class LangChainConverter:
 
     def fingerprint(self, message: BaseMessage) -> Hashable:
         calls = [call["id"] for call in message.tool_calls] if isinstance(message, AIMessage) else ()
-        return (message.id, *calls, _hashable(message.content))
+        return (message.id, *calls, hashable(message.content))
 
     def parse(self, message: BaseMessage) -> Message:
         content = [message.content] if isinstance(message.content, str) else message.content
@@ -227,13 +223,6 @@ class LangChainConverter:
         if any(isinstance(part, Media | Opaque) for part in message.parts):
             content = [_block(part) for part in message.parts]
         return HumanMessage(content, id=id)
-
-
-def _hashable(value: Any) -> Hashable:
-    """Strings stay as they are: they cache their hash."""
-    if isinstance(value, dict):
-        return (*value, *map(_hashable, value.values()))
-    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def _part(block: Any) -> Any:

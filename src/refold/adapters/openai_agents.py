@@ -10,7 +10,6 @@ from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import replace
 from inspect import isawaitable
-from operator import is_
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from agents.models import get_default_model
 from agents.run_config import CallModelData, ModelInputData
 from agents.tool_context import ToolContext
 
+from refold.adapters.align import are_same
 from refold.adapters.conversation import lookup_tools, open_adapter_store
 from refold.adapters.openai_agents_items import (
     FilteredInput,
@@ -281,7 +281,7 @@ class RefoldSession:
         agent = data.agent
         parts = [agent, agent.output_type, *agent.tools, *agent.handoffs, *agent.mcp_servers]
         known, fields = self._declared.get(id(agent), ([], {}))
-        if len(known) == len(parts) and all(map(is_, known, parts)):
+        if are_same(known, parts):
             return fields
         tools = [*agent.tools]
         if agent.mcp_servers:

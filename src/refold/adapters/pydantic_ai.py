@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import groupby
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -38,7 +38,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models import ModelRequestContext
 
-from refold.adapters.align import match_request
+from refold.adapters.align import are_same, match_request
 from refold.adapters.conversation import AdapterConversations, ModelCall, declare_function, lookup_tools
 from refold.adapters.synced_history import Overridden, Passed
 from refold.config.config import Source
@@ -171,7 +171,7 @@ class RequestHistory:
         """Messages of this request only, by the index of the history's message that follows them."""
         self._changed: dict[int, ModelMessage] = {}
         """Messages that replace those of the history, by index."""
-        self._is_unchanged = request is None or _are_same(self._history, request)
+        self._is_unchanged = request is None or are_same(self._history, request)
         if request is not None and not self._is_unchanged:
             self._compare(request)
         elif request is None and before:  # the last request had these changes
@@ -203,7 +203,7 @@ class RequestHistory:
     def _take_over(self, before: "RequestHistory") -> int:
         """Copies the parts of unchanged messages, except the newest: others may have added to it since."""
         known = len(before._history) - 1
-        if not _are_same(before._history[:known], self._history[:known]):
+        if not are_same(before._history[:known], self._history[:known]):
             return 0
         for n in {*before._changed, *self._changed}:
             if before._changed.get(n) is not self._changed.get(n):
@@ -237,7 +237,7 @@ class RequestHistory:
 
     def rebuild(self, shown: Sequence[HistoryPart]) -> list[ModelMessage]:
         """Messages from parts: the same objects, if all parts of a message are shown unchanged."""
-        if self._is_unchanged and _are_same(shown, self.parts):
+        if self._is_unchanged and are_same(shown, self.parts):
             return [*self._history]
         messages: list[ModelMessage] = []
         due = 0
@@ -273,11 +273,7 @@ class RequestHistory:
                 parts.append(shown_parts[k])
             elif part.part_kind not in RECORDED:
                 parts.append(part)
-        return message if _are_same(parts, message.parts) else replace(message, parts=parts)
-
-
-def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(map(is_, some, others))
+        return message if are_same(parts, message.parts) else replace(message, parts=parts)
 
 
 class PydanticAIConverter:

@@ -24,7 +24,7 @@ from strands.types.session import decode_bytes_values, encode_bytes_values
 
 from refold.adapters.align import insert_transient, match_request
 from refold.adapters.conversation import AdapterConversations, ModelCall, declare_function, lookup_tools
-from refold.adapters.synced_history import Overridden, Passed, content_id, shown
+from refold.adapters.synced_history import Overridden, Passed, content_id, hashable, shown
 from refold.config.config import Source
 from refold.core.message import (
     Media,
@@ -244,13 +244,7 @@ def _block_key(block: Any) -> Hashable:
     if "toolResult" in block:
         result = block["toolResult"]
         return (result["toolUseId"], result.get("status"), *map(_block_key, result["content"]))
-    return ENCODER.encode(block) if "toolUse" in block else _hashable(block)
-
-
-def _hashable(value: Any) -> Hashable:
-    if isinstance(value, dict):
-        return (*value, *map(_hashable, value.values()))
-    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+    return ENCODER.encode(block) if "toolUse" in block else hashable(block)
 
 
 def _part(block: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from refold.adapters.align import align
+from refold.adapters.align import align, are_same
 from refold.core import codec
 from refold.core.draft import PART, Draft, split
 from refold.core.errors import ConflictError, MessageError, NotFoundError, RefoldError
@@ -105,9 +105,7 @@ class _PassedObjects(Generic[M]):
     def begins(self, messages: Sequence[Passed[M]]) -> bool:
         """True if `messages` begins with the same objects, and none of them was modified."""
         head = messages[: len(self.messages)]
-        if len(head) != len(self.messages) or not all(map(is_, self.messages, head)):
-            return False
-        return all(map(is_, self._values, self._values_of(head)))
+        return are_same(self.messages, head) and all(map(is_, self._values, self._values_of(head)))
 
     def extend(self, messages: Sequence[Passed[M]]) -> None:
         self.messages.extend(messages)
@@ -452,6 +450,13 @@ def _is_fork(store: Store, key: Key, of: Key) -> bool:
 def content_id(message: Message) -> str:
     """The id of a message that has none: a digest of its content."""
     return f"said-{blake2b(codec.dumps([message.role, message.parts]), digest_size=12).hexdigest()}"
+
+
+def hashable(value: Any) -> Hashable:
+    """JSON as tuples. Strings stay as they are: they cache their hash."""
+    if isinstance(value, dict):
+        return (*value, *map(hashable, value.values()))
+    return tuple(map(hashable, value)) if isinstance(value, list) else value
 
 
 def shown(message: Passed[M]) -> M:

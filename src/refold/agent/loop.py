@@ -53,7 +53,7 @@ class StoppedError(Exception):
     """The run cannot continue now: a limit is reached, or the model does not answer."""
 
 
-class CallOutcome(NamedTuple):
+class ToolCallOutcome(NamedTuple):
     """What a tool call came to, as its result message stores it."""
 
     output: ToolOutput
@@ -282,30 +282,30 @@ class AgentRun:
         text = message.text
         await self.notify(Ran, call_id=call.call_id, tool=call.tool, output=text, is_error=outcome.is_error)
 
-    async def _outcome(self, call: ToolCall, step: Action | Step, name: str) -> CallOutcome:
+    async def _outcome(self, call: ToolCall, step: Action | Step, name: str) -> ToolCallOutcome:
         match step:
             case Retry(why):
-                return CallOutcome(why, "retry-context", is_error=True)
+                return ToolCallOutcome(why, "retry-context", is_error=True)
             case SubAgent(_, task):
                 return await self._run_sub_agent(call, task, name)
         try:
             if isinstance(step, Action):
                 return await self._run_tool(call, step.arguments)
-            return CallOutcome(await self.session.call(call.tool, call.input))
+            return ToolCallOutcome(await self.session.call(call.tool, call.input))
         except StoppedError:
             raise
         except Exception as error:  # for the model to deal with
-            return CallOutcome(f"{call.tool} failed: {describe(error)}", is_error=True)
+            return ToolCallOutcome(f"{call.tool} failed: {describe(error)}", is_error=True)
 
-    async def _run_tool(self, call: ToolCall, arguments: dict[str, Any]) -> CallOutcome:
+    async def _run_tool(self, call: ToolCall, arguments: dict[str, Any]) -> ToolCallOutcome:
         function = self.agent.known[call.tool].function
         with telemetry.tool(call.tool, self.session.conversation, call.call_id):
             returned = await self._before_deadline(lambda given: function(**given), arguments)
         if isinstance(returned, FoundTools):
-            return CallOutcome(returned.text, tools=(call.tool, *returned.tools))
-        return CallOutcome(tool_output(returned))
+            return ToolCallOutcome(returned.text, tools=(call.tool, *returned.tools))
+        return ToolCallOutcome(tool_output(returned))
 
-    async def _run_sub_agent(self, call: ToolCall, task: str, name: str) -> CallOutcome:
+    async def _run_sub_agent(self, call: ToolCall, task: str, name: str) -> ToolCallOutcome:
         agent = self.agent.agents[call.tool]
         callbacks = (*agent.callbacks, *self.callbacks)
         conversation = f"{self.session.conversation}/{name}"
@@ -313,7 +313,7 @@ class AgentRun:
         has_failed = isinstance(result.end, Failed)
         if has_failed:
             self._check_limits()  # if a limit of this run was the reason, a later run continues both
-        return CallOutcome(result.text, "sub-agent-result", has_failed)
+        return ToolCallOutcome(result.text, "sub-agent-result", has_failed)
 
     # Limits and events
 

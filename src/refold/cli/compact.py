@@ -1,17 +1,16 @@
-"""The command that makes a view smaller on demand, with a model or by rule: compact."""
+"""The command compact: makes a view smaller now, with a model or by rule."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from msgspec.structs import asdict
 
+from refold.cli.format import one_line, places, plural, quoted
 from refold.cli.log import event_json
 from refold.cli.options import Access, ConfigFile, Id, Json, Owner, StoreUrl, ViewName
 from refold.cli.terminal import complain, emit, say, waiting
-from refold.cli.words import one_line, places, plural, quoted
 from refold.config.config import DEFAULT
 from refold.core.errors import RefoldError
 from refold.core.event import Called, Certificate, Replaced, Span
@@ -20,16 +19,16 @@ from refold.session.results import CompactionResult
 from refold.session.session import STRATEGIES, Session
 from refold.summaries.queue import CompactionJob, queue_of
 
-WINDOW = "sliding-window"
-"""The strategy that writes nothing."""
-MOST_EDITS = 10
-"""Edits told one by one to people."""
+SLIDING_WINDOW = "sliding-window"
+"""The strategy that writes no summary."""
+MAX_EDITS = 10
+"""Edits that are printed one by one."""
 INTERRUPTED = 130
 
 
-def known_strategy(name: str) -> str:
+def strategy_name(name: str) -> str:
     if name not in STRATEGIES:
-        raise typer.BadParameter(f"{name!r} is not known; known are {', '.join(STRATEGIES)}")
+        raise typer.BadParameter(f"{name!r} is not a strategy; use one of {', '.join(STRATEGIES)}")
     return name
 
 
@@ -40,262 +39,246 @@ def compact(
         typer.Option(
             "--strategy",
             metavar="NAME",
-            parser=known_strategy,
-            help=f"{', '.join(STRATEGIES)}; else the configured one.",
+            parser=strategy_name,
+            help=f"{', '.join(STRATEGIES)}; default: as configured.",
         ),
     ] = None,
     keep: Annotated[
         int | None,
         typer.Option(
-            "--keep", metavar="N", min=0, help="The newest messages, which stay; else as configured."
+            "--keep", metavar="N", min=0, help="Keep the newest N messages; default: as configured."
         ),
     ] = None,
     target: Annotated[
         int | None,
-        typer.Option("--target", metavar="TOKENS", min=0, help="Down to this, by whatever it takes."),
+        typer.Option(
+            "--target", metavar="TOKENS", min=0, help="Compact until the view has at most this many tokens."
+        ),
     ] = None,
     focus: Annotated[
-        str, typer.Option("--focus", metavar="TEXT", help="What a summary should tell most about.")
+        str, typer.Option("--focus", metavar="TEXT", help="What a summary should focus on.")
     ] = "",
     model: Annotated[
-        str | None, typer.Option("--model", metavar="M", help="Whose window must not be exceeded.")
+        str | None, typer.Option("--model", metavar="M", help="The model whose window applies.")
     ] = None,
     agent: Annotated[
-        str | None, typer.Option("--agent", metavar="NAME", help="Whose settings to use.")
+        str | None, typer.Option("--agent", metavar="NAME", help="The agent whose settings apply.")
     ] = None,
     summarizer: Annotated[
         list[str] | None,
         typer.Option(
             "--summarizer",
             metavar="MODEL",
-            help="Who writes, such as openai/gpt-4o-mini; several are tried in order. Else the configured.",
+            help="A model to write the summary, such as openai/gpt-4o-mini; several are tried in order.",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done by rule; change nothing, ask nobody.")
+        bool,
+        typer.Option("--dry-run", help="Print what would be done by rule; change nothing, call no model."),
     ] = False,
-    later: Annotated[bool, typer.Option("--later", help="Leave it to a worker: see `refold jobs`.")] = False,
+    later: Annotated[bool, typer.Option("--later", help="Queue it for a worker: see `refold jobs`.")] = False,
     store: StoreUrl = None,
     config: ConfigFile = None,
     owner: Owner = "default",
     view: ViewName = "main",
     json: Json = False,
 ) -> None:
-    """Make the view smaller now.
+    """Compact the view now.
 
-    The oldest messages become a summary, down to the newest --keep or to --target tokens. Models that are
-    configured or named are waited for; without any, or where none is of use, the summary is made by rule.
+    The oldest messages become a summary, until the newest --keep messages or --target tokens are left. The
+    command waits for configured or named models; without one, or if all fail, the summary is made by rule.
     """
     access = Access.to(store, config, for_settings=True)
-    opening: dict[str, Any] = {"model": model, "agent": agent, "summarizer": summarizer or None}
-    with access.session(id, owner, view, **opening) as session:
-        chosen = strategy or session.settings.compaction.strategy
-        _demand_use(session, chosen, agent, focus, summarizer)
-        order: dict[str, Any] = {"keep_recent": keep, "target_tokens": target, "focus": focus}
+    options: dict[str, Any] = {"model": model, "agent": agent, "summarizer": summarizer or None}
+    with access.session(id, owner, view, **options) as session:
+        request = CompactionRequest(strategy or session.settings.compaction.strategy, keep, target, focus)
+        for option, given in (("--focus", focus), ("--summarizer", summarizer)):
+            if given and request.strategy == SLIDING_WINDOW:
+                raise typer.BadParameter(f"{SLIDING_WINDOW} writes no summary", param_hint=option)
+        if session.settings.is_off:
+            origin = session.config.origin("agents", agent or DEFAULT, "compact")
+            raise RefoldError(f"Compaction is off for the agent {agent or DEFAULT!r} (compact, {origin})")
+        if later and (dry_run or summarizer):
+            raise typer.BadParameter(
+                "cannot be combined with --dry-run or --summarizer", param_hint="--later"
+            )
         if later:
-            if dry_run or summarizer:
-                raise typer.BadParameter(
-                    "it is up to the worker who is asked, and done", param_hint="--later"
-                )
-            _leave(session, agent, CompactionRequest(chosen, keep, target, focus), json)
+            _queue(session, agent, request, json)
             return
-        if dry_run:
-            before = session.record.live.tokens
-            result = session.compact(chosen, **order, dry_run=True)
-            done = Done(session, chosen, result, before, before - result.tokens_saved, is_dry=True)
-        else:
-            done = _compacted(session, chosen, order)
+        done = _compact(session, request, dry_run)
         if json:
-            emit(_json(done))
+            emit(_json(session, done))
+            return
+        for problem in done.result.problems:
+            say(one_line(problem))
+        if done.span is None:
+            _say_nothing_to_do(session, done)
+        elif dry_run:
+            models = summarizer or [
+                *session.config.prompts(agent).conversation.models,
+                *session.settings.summarizer.models,
+            ]
+            _say_plan(done, done.span, models)
         else:
-            _tell(done, target, summarizer)
+            _say_edits(session, done)
+        if done.span is not None and target is not None and done.result.missed_by:
+            left = target + done.result.missed_by
+            say(f"The target of {target:,} tokens was missed: {left:,} are left, nothing else can be hidden.")
 
 
-def _leave(session: Session, agent: str | None, order: CompactionRequest, json: bool) -> None:
-    """Hands it to whoever works in the store's database."""
-    round = session.record.live.state.round + 1
-    names: dict[str, Any] = {"agent": agent, "model": session.model}
-    errand = CompactionJob(*session.key, session.record.view, round, **names, order=order)
-    ticket = queue_of(session.store, f"store {type(session.store).__name__}").put(errand)
+def _queue(session: Session, agent: str | None, request: CompactionRequest, json: bool) -> None:
+    inspector = session.inspect
+    round = inspector.state.round + 1
+    job = CompactionJob(
+        *session.key, inspector.view_name, round, agent=agent, model=session.model, order=request
+    )
+    handle = queue_of(session.store, f"store {type(session.store).__name__}").put(job)
     if json:
-        emit({"did": "queue" if ticket.is_new else None, "job": ticket.id})
+        emit({"did": "queue" if handle.is_new else None, "job": handle.id})
+    elif handle.is_new:
+        say(f"Job {handle.id} waits for a worker; `refold jobs` shows its progress.")
     else:
-        is_there = "" if ticket.is_new else " is in the queue already: it"
-        say(f"Job {ticket.id}{is_there} waits for a worker; refold jobs shows what becomes of it.")
+        say(f"Job {handle.id} is already queued and waits for a worker; `refold jobs` shows its progress.")
 
 
-def _demand_use(
-    session: Session, strategy: str, agent: str | None, focus: str, summarizer: list[str] | None
-) -> None:
-    for option, given in (("--focus", focus), ("--summarizer", summarizer)):
-        if given and strategy == WINDOW:
-            raise typer.BadParameter(f"{WINDOW} hides messages and writes no summary", param_hint=option)
-    if session.settings.is_off:
-        origin = session.config.origin("agents", agent or DEFAULT, "compact")
-        raise RefoldError(f"Compaction is off for the agent {agent or DEFAULT!r} (compact, {origin})")
+class Done(NamedTuple):
+    """What a compaction did, or would do."""
 
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What came of it, or would."""
-
-    session: Session
-    strategy: str
+    request: CompactionRequest
     result: CompactionResult
+    span: Span | None
+    """From the first compacted message to the last."""
     before: int
     after: int
     """Tokens of the view."""
     edits: Sequence[Replaced] = ()
     called: Sequence[Called] = ()
-    problems: Sequence[str] = ()
-    """Why models were done without."""
     is_dry: bool = False
 
     @property
-    def span(self) -> Span | None:
-        """The places of the messages, from the first to the last."""
-        first, end = self.result.compacted_range
-        record = self.session.record
-        ends = [record.said_from(record.place_of(index)) for index in (first, end - 1)] if first < end else []
-        found = [said.at for said in ends if said is not None]
-        return Span(found[0], found[-1] + 1) if found else None
+    def tokens(self) -> str:
+        return f"{self.before:,} → {self.after:,} tokens"
 
 
-def _compacted(session: Session, strategy: str, order: dict[str, Any]) -> Done:
-    start, before = session.record.live.state.next, session.record.live.tokens
-    with _interruptible(session, start), waiting("Compacting") as tell:
-        summaries = session.reducer.summaries
-        if summaries is not None:
-            summaries.context.progress = tell
-        result = session.compact(strategy, **order)
-    events = [event for event in session.events(start) if isinstance(event, Replaced | Called)]
-    mine = [event for event in events if event.view == session.record.view]
-    edits = [event for event in mine if isinstance(event, Replaced) and event.round]
-    called = [event for event in mine if isinstance(event, Called)]
-    after = session.record.live.tokens
+def _compact(session: Session, request: CompactionRequest, dry_run: bool) -> Done:
+    inspector = session.inspect
+    start = inspector.state.next
+    before = inspector.tokens
+    limits: dict[str, Any] = {"keep_recent": request.keep_recent, "target_tokens": request.target}
+    with _interruptible(session, start), waiting("Compacting") as on_progress:
+        result = session.compact(
+            request.strategy, **limits, focus=request.focus, dry_run=dry_run, on_progress=on_progress
+        )
+    first, end = result.compacted_range
+    span = None
+    if first < end:
+        (first_message,) = inspector.messages(first, 1)
+        (last_message,) = inspector.messages(end - 1, 1)
+        span = Span(first_message.at, last_message.at + 1)
+    if dry_run:
+        return Done(request, result, span, before, before - result.tokens_saved, is_dry=True)
+    edits = list[Replaced]()
+    called = list[Called]()
+    for event in session.events(start):
+        if isinstance(event, Called) and event.view == inspector.view_name:
+            called.append(event)
+        elif isinstance(event, Replaced) and event.view == inspector.view_name and event.round:
+            edits.append(event)
+    after = inspector.tokens
     session.close()
-    return Done(
-        session, strategy, result, before, after, edits, called, summaries.problems if summaries else ()
-    )
+    return Done(request, result, span, before, after, edits, called)
 
 
 @contextmanager
 def _interruptible(session: Session, start: int) -> Iterator[None]:
-    """Ctrl-C ends the wait: who was asked is no longer, and others may compact at once."""
+    """Ctrl-C cancels the requests to models, and lets other processes compact at once."""
     try:
         yield
     except KeyboardInterrupt as error:
         session.close()
-        edits = [event for event in session.events(start) if isinstance(event, Replaced)]
-        seen = f"see `refold log {quoted(session.conversation)} --after {start - 1}`"
-        complain(f"Interrupted: {f'it was done already, {seen}' if edits else 'nothing was changed'}")
+        outcome = "nothing was changed"
+        if any(isinstance(event, Replaced) for event in session.events(start)):
+            command = f"refold log {quoted(session.conversation)} --after {start - 1}"
+            outcome = f"the view was already compacted, see `{command}`"
+        complain(f"Interrupted: {outcome}")
         raise typer.Exit(INTERRUPTED) from error
 
 
-# What is told
-
-
-def _json(done: Done) -> dict[str, Any]:
-    session = done.session
+def _json(session: Session, done: Done) -> dict[str, Any]:
     return {
         "did": "compact" if done.edits else None,
         "dry_run": done.is_dry,
         "conversation": session.conversation,
-        "view": session.record.view,
-        "strategy": done.strategy,
+        "view": session.inspect.view_name,
+        "strategy": done.request.strategy,
         "span": done.span,
         "tokens": {"before": done.before, "after": done.after},
         **asdict(done.result),
         "edits": list(map(event_json, done.edits)),
         "called": list(map(event_json, done.called)),
         "cost": sum((one.cost for one in done.called), 0.0),
-        "problems": done.problems,
     }
 
 
-def _tell(done: Done, target: int | None, summarizer: list[str] | None) -> None:
-    for problem in done.problems:
-        say(one_line(problem))
-    if done.span is None:
-        _tell_nothing(done, target)
-        return
-    if done.is_dry:
-        _tell_plan(done, done.span, summarizer)
-    else:
-        _tell_edits(done)
-    if target is not None and done.result.missed_by:
-        left = target + done.result.missed_by
-        say(f"The target of {target:,} tokens was missed: {left:,} are left, and nothing else can be hidden.")
+def _say_nothing_to_do(session: Session, done: Done) -> None:
+    target = done.request.target
+    why = "nothing in it can be made shorter"
+    if target is not None and done.before <= target:
+        why = f"the target is {target:,}"
+    view = f"the view of {one_line(session.conversation)} has {plural(done.before, 'token')}"
+    say(f"Nothing to compact: {view}, and {why}{_usage(done.called)}.")
 
 
-def _tell_nothing(done: Done, target: int | None) -> None:
-    fits = target is not None and done.before <= target
-    why = f"{target:,} were wanted" if fits else "there is nothing that this would make shorter"
-    view = f"the view of {one_line(done.session.conversation)} has {plural(done.before, 'token')}"
-    say(f"Nothing to compact: {view}, and {why}{_took(done.called)}.")
-
-
-def _tell_plan(done: Done, span: Span, summarizer: list[str] | None) -> None:
+def _say_plan(done: Done, span: Span, models: Sequence[str]) -> None:
     first, end = done.result.compacted_range
-    change = f"{done.before:,} → {done.after:,} tokens"
-    what = f"{places(span)}, {plural(end - first, 'message')}, would be compacted by rule ({done.strategy})"
-    say(f"{what}; the view would have {change}. Nothing was changed.")
-    summaries = done.session.reducer.summaries
-    if summaries is not None and done.strategy != WINDOW:
-        set_up = (*summaries.context.prompts.conversation.models, *summaries.context.settings.models)
-        if asked := " or ".join(map(one_line, summarizer or set_up)):
-            say(f"Without --dry-run, {asked} is asked for a summary.")
+    what = f"{places(span)}, {plural(end - first, 'message')}, would be compacted by rule"
+    say(f"{what} ({done.request.strategy}); the view would have {done.tokens}. Nothing was changed.")
+    if models and done.request.strategy != SLIDING_WINDOW:
+        say(f"Without --dry-run, {' or '.join(map(one_line, models))} is asked for a summary.")
 
 
-def _tell_edits(done: Done) -> None:
-    id, edits = quoted(done.session.conversation), done.edits
-    for edit in edits[:MOST_EDITS]:
+def _say_edits(session: Session, done: Done) -> None:
+    id = quoted(session.conversation)
+    for edit in done.edits[:MAX_EDITS]:
+        recorded = session.inspect.recorded_in(edit.span).messages
+        kept = sum(isinstance(one, int) for one in edit.shown)
         before, after = edit.tokens
-        what = f"#{edit.at} {one_line(edit.kind)} of {places(edit.span)}: {_messages(done.session, edit)}"
-        say(f"{what}, {before:,} → {after:,} tokens{_by(edit.certificate)}")
-    if left := edits[MOST_EDITS:]:
+        what = (
+            f"#{edit.at} {one_line(edit.kind)} of {places(edit.span)}: {plural(recorded - kept, 'message')}"
+        )
+        say(f"{what}, {before:,} → {after:,} tokens{_author(edit.certificate)}")
+    if left := done.edits[MAX_EDITS:]:
         say(f"… and {plural(len(left), 'edit')} more: refold log {id} --after {left[0].at - 1}")
-    if not done.problems and done.called and not any(_model(edit) for edit in edits):
-        say("What the model wrote could not be used: it was not shorter, or the view had changed meanwhile.")
-    round = f"round {done.result.round:,}"
-    say(f"The view has {done.before:,} → {done.after:,} tokens ({round}){_took(done.called)}.")
-    if len(edits) == 1:
-        say(f"Take it back: refold undo {id} {edits[0].at}")
+    has_model_summary = any(edit.certificate and edit.certificate.model for edit in done.edits)
+    if not done.result.problems and done.called and not has_model_summary:
+        say("The model's summary was not used: it was not shorter, or the view had changed meanwhile.")
+    say(f"The view has {done.tokens} (round {done.result.round:,}){_usage(done.called)}.")
+    if len(done.edits) == 1:
+        say(f"Undo it: refold undo {id} {done.edits[0].at}")
     else:
-        say(f"Take one back: refold undo {id} AT, such as {edits[-1].at}")
+        say(f"Undo one: refold undo {id} AT, such as {done.edits[-1].at}")
 
 
-def _messages(session: Session, edit: Replaced) -> str:
-    """How many are no longer shown as they were."""
-    record = session.record
-    said = record.index_from(edit.span.end) - record.index_from(edit.span.start)
-    return plural(said - sum(isinstance(one, int) for one in edit.shown), "message")
-
-
-def _model(edit: Replaced) -> str | None:
-    return edit.certificate.model if edit.certificate else None
-
-
-def _by(certificate: Certificate | None) -> str:
-    """Who wrote it, and what was done to it."""
+def _author(certificate: Certificate | None) -> str:
+    """Who wrote a summary, and what the check changed."""
     if certificate is None:
         return ""
     if certificate.model is None:
         return ", by rule"
-    kept, struck = plural(certificate.kept, "sentence"), f"{len(certificate.struck):,} struck"
-    added = f"{(n := len(certificate.appended)):,} {'entry' if n == 1 else 'entries'}"
-    cached = ", as written before for the same messages" if certificate.was_cached else ""
-    return f", by {one_line(certificate.model)}{cached}: {kept} kept, {struck}, {added} appended by rule"
+    cached = ", cached" if certificate.was_cached else ""
+    kept = plural(certificate.kept, "sentence")
+    added = len(certificate.appended)
+    entries = f"{added:,} entry" if added == 1 else f"{added:,} entries"
+    checked = f"{kept} kept, {len(certificate.struck):,} struck, {entries} appended by rule"
+    return f", by {one_line(certificate.model)}{cached}: {checked}"
 
 
-def _took(called: Sequence[Called]) -> str:
+def _usage(called: Sequence[Called]) -> str:
     if not called:
         return ""
-    used = [event.usage for event in called if event.usage]
-    tokens = (
-        f", {sum(one.input for one in used):,} in, {sum(one.output for one in used):,} out" if used else ""
-    )
+    used = f"; it took {plural(sum(event.calls for event in called), 'call')}"
+    usages = [event.usage for event in called if event.usage]
+    if usages:
+        used += f", {sum(one.input for one in usages):,} in, {sum(one.output for one in usages):,} out"
     cost = sum(event.cost for event in called)
-    return f"; it took {plural(sum(event.calls for event in called), 'call')}{tokens}" + (
-        f", ${cost:.4f}" if cost else ""
-    )
+    return f"{used}, ${cost:.4f}" if cost else used

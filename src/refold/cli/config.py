@@ -1,4 +1,4 @@
-"""The command for settings: those in force, where they came from, and those in the database."""
+"""The command config: settings, where they came from, and changes to those in the database."""
 
 import os
 import warnings
@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from refold.cli.format import one_line
 from refold.cli.options import CONFIG, Access, ConfigFile, Json, StoreUrl, configured
 from refold.cli.terminal import Columns, emit, fitting, say
-from refold.cli.words import one_line
 from refold.config.config import DEFAULT, Config, with_database, with_stored
 from refold.config.prompts import BUILT_IN, Template
 from refold.config.serving import ServeSettings
@@ -24,12 +24,12 @@ from refold.session.api import DEFAULT_STORE
 from refold.stores.store import Settings, Store, ToolSetting
 
 EVERY = "*"
-"""How people write every agent."""
+"""Stands for every agent."""
 
 
 def config(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="The same as --config.", show_default=False)
+        Path | None, typer.Argument(metavar="FILE", help="Same as --config.", show_default=False)
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only this agent.")] = None,
     set: Annotated[
@@ -37,7 +37,7 @@ def config(
         typer.Option(
             "--set",
             metavar="AGENT.TOOL.FIELD=VALUE",
-            help="Set it in the database; AGENT * is all. May be given several times.",
+            help="Set it in the database; AGENT * means all. May be repeated.",
         ),
     ] = None,
     unset: Annotated[
@@ -45,45 +45,50 @@ def config(
         typer.Option(
             "--unset",
             metavar="AGENT.TOOL[.FIELD]",
-            help="Unset it in the database. May be given several times.",
+            help="Unset it in the database. May be repeated.",
         ),
     ] = None,
     store: StoreUrl = None,
     config: ConfigFile = None,
     json: Json = False,
 ) -> None:
-    """Every setting in force, and where it came from.
+    """Print every setting, and where it came from.
 
-    The prompts that they lead to are shown too. What the database has beats the file: when the results of a
-    tool expire, for one agent or for all.
+    Includes the prompts that the settings select. Settings in the database, which say when the results of a
+    tool expire, take precedence over the file.
     """
     if set and unset:
-        raise typer.BadParameter("one at a time", param_hint="--set, --unset")
+        raise typer.BadParameter("cannot be combined", param_hint="--set, --unset")
     warnings.simplefilter("default", DeprecationWarning)
     used = file or config or (Path(CONFIG) if Path(CONFIG).is_file() else None)
-    said = configured(used)
-    access = Access(store or said.store or DEFAULT_STORE, said)
+    in_file = configured(used)
+    access = Access(store or in_file.store or DEFAULT_STORE, in_file)
     if set or unset:
-        _tell(_unset(access, unset) if unset else _set(access, set or []), access, json)
+        changed = _unset(access, unset) if unset else _set(access, set or [])
+        _print_changes(changed, access, json)
         return
     is_there = access.file is None or access.file.exists()
     with access.open() if is_there else nullcontext() as backend:
-        found = said if backend is None else with_database(said, backend)
+        found = in_file if backend is None else with_database(in_file, backend)
     general = _general(found, access.shown, store)
-    names = dict.fromkeys([agent] if agent is not None else [*(said.agents or [DEFAULT]), *found.agents])
+    names = dict.fromkeys([agent] if agent is not None else [*(in_file.agents or [DEFAULT]), *found.agents])
     agents = {name: _of_agent(found, None if name == DEFAULT else name) for name in names}
     if json:
         rows = {name: list(map(_json, settings)) for name, settings in agents.items()}
         emit({"file": used and str(used), "settings": list(map(_json, general)), "agents": rows})
         return
-    say(f"From {one_line(str(used))}" if used else f"There is no {CONFIG} here: these are the defaults")
+    say(
+        f"From {one_line(str(used))}"
+        if used
+        else f"There is no {CONFIG} in this folder: these are the defaults"
+    )
     for name, settings in {"": general, **agents}.items():
         say(f"\nagent {one_line(name)}" if name else "")
         _print(settings)
 
 
 def _of_agent(config: Config, agent: str | None) -> list[Setting]:
-    """Its settings, and where the prompts are that they lead to."""
+    """The settings of an agent, and the prompts that they select."""
     prompts, path = config.prompts(agent), ("agents", agent or DEFAULT)
     profile = config.agent(agent).summarizer.profile
 
@@ -105,7 +110,7 @@ def _of_agent(config: Config, agent: str | None) -> list[Setting]:
 
 
 def _general(config: Config, url: str, store: str | None) -> list[Setting]:
-    """What is no agent's: the store, and what models take."""
+    """Settings that are not an agent's: the store, models and the service."""
     option = "$REFOLD_STORE" if store == os.environ.get("REFOLD_STORE") else "--store"
     origin = option if store else config.origin("store")
     models = [
@@ -120,11 +125,13 @@ def _general(config: Config, url: str, store: str | None) -> list[Setting]:
 
 
 def _without_secrets(serve: ServeSettings) -> msgspec.Struct:
-    """Tokens by who holds them."""
-    told = {one: "revoked" if one.revoked else " ".join(one.scopes) for one in serve.tokens}
-    holders = tuple(f"{one.owner}: {rights}" for one, rights in told.items())
+    """Tokens are shown by owner."""
+    holders = []
+    for one in serve.tokens:
+        scopes = "revoked" if one.revoked else " ".join(one.scopes)
+        holders.append(f"{one.owner}: {scopes}")
     token = None if serve.token is None else "***"
-    return msgspec.structs.replace(serve, token=token, tokens=holders)
+    return msgspec.structs.replace(serve, token=token, tokens=tuple(holders))
 
 
 def _print(settings: list[Setting]) -> None:
@@ -141,63 +148,67 @@ def _json(setting: Setting) -> dict[str, Any]:
 # In the database
 
 
-def _tell(changed: list[ToolSetting], access: Access, json: bool) -> None:
-    """With JSON, one object for one tool; for several, a list of these."""
+def _print_changes(changed: list[ToolSetting], access: Access, json: bool) -> None:
+    """As JSON, an object for one tool, or a list of objects for several."""
     url = one_line(access.shown)
     rows = [{"agent": one.agent or EVERY, "tool": one.tool, "set": set_values(one.expiry)} for one in changed]
     if json:
         emit({"store": access.shown, **(rows[0] if len(rows) == 1 else {"settings": rows})})
         return
     for row in rows:
-        told = ", ".join(f"{name} = {value}" for name, value in row["set"].items()) or "nothing"
-        say(f"Set for tool {one_line(row['tool'])!r} of agent {one_line(row['agent'])!r} in {url}: {told}")
+        values = ", ".join(f"{name} = {value}" for name, value in row["set"].items()) or "nothing"
+        say(f"Set for tool {one_line(row['tool'])!r} of agent {one_line(row['agent'])!r} in {url}: {values}")
 
 
 def _set(access: Access, texts: list[str]) -> list[ToolSetting]:
-    """Sets all of them, or none if one is not allowed."""
-    asked = list(map(_asked, texts))
-    for one in asked:
-        with_stored(access.config, [one])  # a prompt that is not there is not set
+    """Sets all of them, or none if one is invalid."""
+    new = list(map(_parse_setting, texts))
+    for one in new:
+        with_stored(access.config, [one])  # fails if the prompt does not exist
     with access.open(create=True) as store:
         settings = _stored(store)
-        for agent, tool, expiry in asked:
+        for agent, tool, expiry in new:
             settings[agent, tool] = merge_expiries(settings.get((agent, tool), Expiry()), expiry)
-        changed = dict.fromkeys((one.agent, one.tool) for one in asked)
-        return _kept(store, [ToolSetting(*name, settings[name]) for name in changed])
+        changed = dict.fromkeys((one.agent, one.tool) for one in new)
+        return _save(store, [ToolSetting(*name, settings[name]) for name in changed])
 
 
-def _asked(text: str) -> ToolSetting:
+def _parse_setting(text: str) -> ToolSetting:
     name, _, value = text.partition("=")
-    agent, tool, field = _named(name, text, "--set", "AGENT.TOOL.FIELD=VALUE, such as '*.grep.after_steps=3'")
-    asked = {field: value if field == "prompt" else _number(value)}
-    expiry = Expiry(**validated_fields(asked, field_types(Expiry), lambda path: f"--set {name}"))
+    agent, tool, field = _parse_name(
+        name, text, "--set", "AGENT.TOOL.FIELD=VALUE, such as '*.grep.after_steps=3'"
+    )
+    fields = {field: value if field == "prompt" else _number(value)}
+    expiry = Expiry(**validated_fields(fields, field_types(Expiry), lambda path: f"--set {name}"))
     return ToolSetting(agent, tool, expiry)
 
 
 def _unset(access: Access, texts: list[str]) -> list[ToolSetting]:
     """Unsets all of them, or none if one is not set."""
-    asked = {text: _named_to_unset(text) for text in texts}
+    names = {text: _parse_name_to_unset(text) for text in texts}
     with access.open() as store:
         settings = _stored(store)
-        for text, (agent, tool, field) in asked.items():
+        for text, (agent, tool, field) in names.items():
             before = settings.get((agent, tool), Expiry())
             after = Expiry() if field == EVERY else msgspec.structs.replace(before, **{field: None})
             if before == after:
-                raise NotFoundError(f"{text} is not set in {access.shown}; `refold config` shows what is")
+                raise NotFoundError(
+                    f"{text} is not set in {access.shown}; `refold config` prints all settings"
+                )
             settings[agent, tool] = after
-        changed = dict.fromkeys((agent, tool) for agent, tool, _ in asked.values())
-        return _kept(store, [ToolSetting(*name, settings[name]) for name in changed])
+        changed = dict.fromkeys((agent, tool) for agent, tool, _ in names.values())
+        return _save(store, [ToolSetting(*name, settings[name]) for name in changed])
 
 
-def _named_to_unset(text: str) -> tuple[str, str, str]:
-    """Agent, tool and field; the field is * where all of the tool's are meant."""
+def _parse_name_to_unset(text: str) -> tuple[str, str, str]:
+    """Agent, tool and field; the field is * for all fields of the tool."""
     is_field = text.rpartition(".")[2] in Expiry.__struct_fields__ and text.count(".") > 1
     name = text if is_field else f"{text}.{EVERY}"
-    return _named(name, text, "--unset", "AGENT.TOOL or AGENT.TOOL.FIELD, such as '*.grep'")
+    return _parse_name(name, text, "--unset", "AGENT.TOOL or AGENT.TOOL.FIELD, such as '*.grep'")
 
 
-def _named(name: str, text: str, option: str, expected: str) -> tuple[str, str, str]:
-    """Agent, tool and field; only the tool's name may have dots in it."""
+def _parse_name(name: str, text: str, option: str, expected: str) -> tuple[str, str, str]:
+    """Agent, tool and field; only the name of a tool may contain dots."""
     agent, _, rest = name.partition(".")
     tool, _, field = rest.rpartition(".")
     if not (agent and tool and field):
@@ -214,11 +225,11 @@ def _number(text: str) -> float | str:
 
 def _stored(store: Store) -> dict[tuple[str, str], Expiry]:
     if not isinstance(store, Settings):
-        raise StoreError(f"{type(store).__name__} keeps no settings; write them into a configuration file")
+        raise StoreError(f"{type(store).__name__} stores no settings; use a configuration file")
     return {(agent, tool): expiry for agent, tool, expiry in store.settings()}
 
 
-def _kept(store: Any, changed: list[ToolSetting]) -> list[ToolSetting]:
+def _save(store: Any, changed: list[ToolSetting]) -> list[ToolSetting]:
     for setting in changed:
         store.set_setting(setting)
     return changed

@@ -4,8 +4,10 @@ import os
 import shutil
 import sys
 import webbrowser
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from threading import Thread
@@ -15,41 +17,52 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from refold.cli.demo_table import Table, watching
+from refold.cli.format import clip, one_line, plural, saved_percent
 from refold.cli.options import Json
-from refold.cli.serve import serving
+from refold.cli.serve import serve_command
 from refold.cli.terminal import Column, Columns, emit, say
-from refold.cli.words import one_line, plural, saved_percent
 from refold.core.errors import SettingError
 from refold.stores.store import Store, open_store
 from refold.stores.url import shown_url
 
 if TYPE_CHECKING:
-    from refold.agent.demo.run import DemoResult
+    from rich.console import Console, RenderableType
+
+    from refold.agent.demo.run import DemoResult, DemoStep
 
 OWNER = "default"
 COMMAND = "  {:<24} {}"
+MAX_ROWS = 16
+OTHER_LINES = 9
+"""Lines of the screen that the table leaves free."""
+BAR_CELLS = 10
+TITLES = ("step", "call", "recorded", "sent", "window", "edits")
+FRAMES_PER_S = 12
 
 
 def demo(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="What it reads; else this one.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="The folder to read; default: the current one.", show_default=False
+        ),
     ] = Path(),
     steps: Annotated[
-        int, typer.Option("--steps", metavar="N", min=10, max=5_000, help="How long it reads.")
+        int, typer.Option("--steps", metavar="N", min=10, max=5_000, help="The number of steps.")
     ] = 200,
     window: Annotated[
-        int, typer.Option("--window", metavar="N", min=4_000, max=1_000_000, help="Of the model, in tokens.")
+        int,
+        typer.Option("--window", metavar="N", min=4_000, max=1_000_000, help="The model's window in tokens."),
     ] = 8_000,
     store: Annotated[
         str | None,
-        typer.Option("--store", metavar="URL", help="Where it is recorded; else in a temporary file."),
+        typer.Option("--store", metavar="URL", help="Where to record it; default: a temporary file."),
     ] = None,
     panel: Annotated[
         bool | None,
         typer.Option(
             "--panel/--no-panel",
-            help="Open the panel in the end; unless said, in a terminal only.",
+            help="Open the panel at the end; default: only in a terminal.",
             show_default=False,
         ),
     ] = None,
@@ -57,82 +70,77 @@ def demo(
 ) -> None:
     """Watch an agent read a folder in a window far too small for it.
 
-    It needs no key and no network: the model is a script that acts on what it is shown. Its tools are real;
-    the folder is only read, without what is hidden in it or holds keys. In the end it is asked for something
-    that it read early and sees no more. What was said stays in the store, for you to look at.
+    It needs no key and no network: the model is a script that acts on what it sees. Its tools are real; the
+    folder is only read, without hidden files and files with keys. In the end the agent is asked for something
+    that it read early and no longer sees. The conversation stays in the store for you to inspect.
     """
     from refold.agent.demo.model import DemoModel
     from refold.agent.demo.run import choose_folder, run_demo
 
     with _recorded(store) as (url, opened):
-        model, (reading, why) = DemoModel(steps, window), choose_folder(folder, window)
-        note = f"{why}: refold's own source is read instead" if why else ""
+        model = DemoModel(steps, window)
+        reading, problem = choose_folder(folder, window)
+        note = f"{problem}: refold's own source is read instead" if problem else ""
         files = f"{reading.root.resolve()}, {plural(len(reading.files), 'file')}"
         title = f"A scripted model reads {files}, in a window of {window:,} tokens"
         titles = [one_line(text) for text in (note, title) if text]
-        with watching(Table(window, titles, is_aside=json)) as tell:
-            outcome = run_demo(reading, model, opened, _free(opened), tell)
+        with watching(StepTable(window, titles, on_stderr=json)) as tell:
+            outcome = run_demo(reading, model, opened, _unused_id(opened), tell)
     if json:
         emit({"store": shown_url(url), "note": note, **msgspec.to_builtins(outcome)})
         return
     _sum_up(outcome)
     if url.startswith("memory:"):
-        say("\nIt was kept in memory, and is gone now.")
+        say("\nThe conversation was kept in memory only.")
         return
-    _point(outcome, shown_url(url), is_kept=store is not None)
+    _say_commands(outcome, shown_url(url), is_kept=store is not None)
     if panel or (panel is None and sys.stdout.isatty()):
-        _show(url, outcome.conversation, model.config)
+        _serve_panel(url, outcome.conversation, model.config)
     else:
         say(COMMAND.format("refold serve", "the panel"))
 
 
 @contextmanager
 def _recorded(given: str | None) -> Iterator[tuple[str, Store]]:
-    """The store: the one that is named, or a file that only this user can read, as files are copied to it."""
+    """The given store, or a new file that only this user can read, since it contains copies of files."""
     folder = None if given else Path(mkdtemp(prefix="refold-demo-"))
     url = given or f"sqlite:///{(folder or Path()).as_posix()}/demo.db"
     try:
         with closing(open_store(url)) as opened:
             yield url, opened
-    except BaseException:  # half a demo is of no use
+    except BaseException:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _free(store: Store) -> str:
-    """A name for the conversation that nothing has yet."""
+def _unused_id(store: Store) -> str:
     taken = {row.key.conversation for row in store.conversations(OWNER)}
     names = ("demo", *(f"demo-{n}" for n in range(2, len(taken) + 3)))
     return next(name for name in names if name not in taken)
 
 
 def _sum_up(outcome: "DemoResult") -> None:
-    """What came of it, in a few lines."""
-    less, died, asked = (
-        saved_percent(outcome.sent_without, outcome.sent),
-        outcome.ended_without,
-        outcome.question,
-    )
-    ended = (
-        f"refused at step {died}, for good"
-        if died
-        else "no step refused: try more --steps or a smaller --window"
-    )
-    endless = f"in a window without end {outcome.sent_without:,} tokens sent, not {outcome.sent:,}"
-    prices = f"at the prices of {outcome.prices}, its cache counted in"
+    ended = "no step refused: try more --steps or a smaller --window"
+    if outcome.ended_without:
+        ended = f"refused at step {outcome.ended_without}, for good"
+    unlimited = f"with an unlimited window {outcome.sent_without:,} tokens sent instead of {outcome.sent:,}"
+    saved = saved_percent(outcome.sent_without, outcome.sent)
+    prices = f"at the prices of {outcome.prices}, including its cache"
     money = f"{_usd(outcome.cost)} instead of {_usd(outcome.cost_without)}"
     lines = {
-        "said": f"{outcome.said:,} tokens in {plural(len(outcome.steps), 'step')}; all of it is kept",
+        "recorded": f"{outcome.said:,} tokens in {plural(len(outcome.steps), 'step')}, none lost",
         "sent": f"never more than {outcome.most_sent:,} of {outcome.window:,} tokens",
-        "without": f"{ended}; {endless}",
-        "saved": f"{less} % of the tokens sent; {prices}, {money}",
+        "without": f"{ended}; {unlimited}",
+        "saved": f"{saved} % of the tokens sent; {prices}, {money}",
     }
-    if asked is not None:
-        where = "hidden by then" if asked.is_hidden else "still in view"
-        how = f"found by {' and '.join(outcome.found_by)}" if outcome.found_by else "read in view"
-        lines["asked"] = f"what the line of {asked.path} with `{asked.word}` says; #{asked.at}, {where}"
-        lines["answer"] = f"{outcome.answer} ({'exact' if outcome.is_right else 'wrong'}; {how})"
+    question = outcome.question
+    if question is not None:
+        where = "hidden by then" if question.is_hidden else "still in view"
+        found = f"found by {' and '.join(outcome.found_by)}" if outcome.found_by else "read in view"
+        correct = "exact" if outcome.is_right else "wrong"
+        lines["asked"] = f"for the line of {question.path} with `{question.word}`; #{question.at}, {where}"
+        lines["answer"] = f"{outcome.answer} ({correct}; {found})"
     say("")
     columns = Columns(Column("", max(map(len, lines))))
     for name, text in lines.items():
@@ -143,20 +151,21 @@ def _usd(money: float) -> str:
     return f"${money:.2f}" if money >= 1 else f"${money:.4f}"
 
 
-def _point(outcome: "DemoResult", url: str, *, is_kept: bool) -> None:
-    """Where it is, and how to look at it."""
-    name, at = outcome.conversation, outcome.question.at if outcome.question else 0
-    say("\nTo look at it" + (":" if is_kept else "; it stays until you delete the file:"))
+def _say_commands(outcome: "DemoResult", url: str, *, is_kept: bool) -> None:
+    """Commands to inspect it with."""
+    name = outcome.conversation
+    at = outcome.question.at if outcome.question else 0
+    say("\nTo inspect it" + (":" if is_kept else " (it stays until you delete the file):"))
     say(f"  {'set' if os.name == 'nt' else 'export'} REFOLD_STORE={url}")
     say(COMMAND.format(f"refold show {name}", "what the model sees"))
     say(COMMAND.format(f"refold explain {name} {at}", f"why #{at} is shown or not"))
-    say(COMMAND.format(f"refold undo {name}", "takes the newest edit back"))
+    say(COMMAND.format(f"refold undo {name}", "undoes the newest edit"))
 
 
-def _show(url: str, conversation: str, settings: dict[str, Any]) -> None:
-    """Serves the panel until Ctrl-C, and opens it where there is a browser."""
+def _serve_panel(url: str, conversation: str, settings: dict[str, Any]) -> None:
+    """Serves the panel until Ctrl-C, and opens it if there is a browser."""
     try:
-        run = serving()
+        run = serve_command()
     except SettingError:
         say(COMMAND.format("refold serve", 'the panel, after pip install "refold[serve]"'))
         return
@@ -165,12 +174,112 @@ def _show(url: str, conversation: str, settings: dict[str, Any]) -> None:
         page = f"{address}/panel#/c/{quote(conversation, safe='')}"
         say(f"\nThe panel: {page}\nCtrl-C ends it.")
         if _has_browser():
-            Thread(target=webbrowser.open, args=(page,), daemon=True).start()  # some end when they are closed
+            # In a thread, as some browsers block until they are closed.
+            Thread(target=webbrowser.open, args=(page,), daemon=True).start()
 
     run(url, config=[settings, {"serve": {"port": 0}}], log_level="error", tell=tell)
 
 
 def _has_browser() -> bool:
-    """One with a window, or one that was named; none that would take over the terminal unasked."""
+    """True for a graphical or configured browser; a text browser would take over the terminal."""
     is_named = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
     return is_named or sys.platform in ("win32", "darwin")
+
+
+class StepTable:
+    """The newest steps, as many as fit the screen."""
+
+    def __init__(self, window: int, titles: Sequence[str], *, on_stderr: bool = False) -> None:
+        self.window = window
+        self.titles = titles
+        self.on_stderr = on_stderr
+        self.steps: deque[DemoStep] = deque(maxlen=MAX_ROWS)
+
+    @property
+    def stream(self) -> Any:
+        """With --json, stdout has the JSON, and people watch stderr."""
+        return sys.stderr if self.on_stderr else sys.stdout
+
+    def cells(self, step: "DemoStep", full: str = "█", empty: str = "░") -> tuple[str, ...]:
+        filled = min(BAR_CELLS, round(BAR_CELLS * step.sent / self.window))
+        saved = ", ".join(f"{one.rung} -{one.tokens_saved:,}" for one in step.edits)
+        call = one_line(f"{step.tool} {step.argument}".strip())
+        bar = full * filled + empty * (BAR_CELLS - filled)
+        return f"{step.step}", call, f"{step.said:,}", f"{step.sent:,}", bar, saved
+
+    def line(self, step: "DemoStep") -> str:
+        """A line of plain text, for pipes."""
+        number, call, recorded, sent, bar, edits = self.cells(step, "#", ".")
+        return f"{number:>4}  {clip(call, 44):<44}  {recorded:>9}  {sent:>7}  {bar}  {edits}".rstrip()
+
+    def frame(self, console: "Console") -> "RenderableType":
+        from rich.console import Group
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        grid = Grid(box=None, expand=True, padding=(0, 1, 0, 0), header_style="dim")
+        for head in TITLES:
+            is_number = head in ("step", "recorded", "sent")
+            wide = 1 if head in ("call", "edits") else None
+            style = {"sent": "bold", "window": "green", "edits": "yellow"}.get(head, "")
+            justify: Any = "right" if is_number else "left"
+            grid.add_column(head, justify=justify, no_wrap=True, overflow="ellipsis", ratio=wide, style=style)
+        marks = ("█", "░") if (console.encoding or "").startswith("utf") else ("#", ".")
+        for step in [*self.steps][-max(3, console.height - OTHER_LINES) :]:
+            cells = [Text(cell) for cell in self.cells(step, *marks)]
+            if step.said > self.window:  # without refold
+                cells[TITLES.index("recorded")].stylize("red")
+            grid.add_row(*cells)
+        return Group(*(Text(title) for title in self.titles), "", grid, "", *self._bars(console, marks[0]))
+
+    def _bars(self, console: "Console", mark: str) -> "Iterator[RenderableType]":
+        """The recorded tokens and the sent ones, on one scale."""
+        from rich.text import Text
+
+        if self.steps:
+            newest = self.steps[-1]
+            width = max(10, console.width - 44)
+            most = max(newest.said, self.window)
+            fit = round(width * min(newest.said, self.window) / most)
+            over = mark * (round(width * newest.said / most) - fit)
+            more = f"{newest.said / self.window:.1f} windows"
+            yield Text.assemble(
+                "recorded  ", (mark * fit, "green"), (over, "red"), f" {newest.said:,}, {more}"
+            )
+            sent = mark * max(1, round(width * newest.sent / most))
+            yield Text.assemble("sent      ", (sent, "green"), f" {newest.sent:,} of {self.window:,}")
+
+
+def _print(table: StepTable, step: "DemoStep") -> None:
+    try:
+        print(table.line(step), flush=True)
+    except BrokenPipeError:  # the reader is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(0) from None
+
+
+@contextmanager
+def watching(table: StepTable) -> Iterator[Callable[["DemoStep"], None]]:
+    """Yields a function to call with each step."""
+    if not table.stream.isatty():
+        if table.on_stderr:
+            yield lambda step: None
+            return
+        for title in table.titles:
+            print(title)
+        print(f"{'step':>4}  {'call':<44}  {'recorded':>9}  {'sent':>7}  {'window':<10}  edits")
+        yield partial(_print, table)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=table.stream, highlight=False, emoji=False, markup=False)
+    with Live(
+        console=console, refresh_per_second=FRAMES_PER_S, get_renderable=lambda: table.frame(console)
+    ) as live:
+
+        def tell(step: "DemoStep") -> None:
+            table.steps.append(step)
+
+        yield tell
+        live.refresh()

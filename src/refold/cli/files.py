@@ -1,4 +1,4 @@
-"""Commands about a file with a request, nothing stored: fit, check, count."""
+"""Commands for a request in a file, without a store: fit, check, count."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from refold.cli.format import glance, glance_json, one_line, plural, saved_percent
 from refold.cli.options import ConfigFile, DialectOption, InFile, Json, OutFile, configured
 from refold.cli.terminal import Cell, Columns, complain, emit, fitting, pretty, progress, say, writing
-from refold.cli.words import glance, glance_json, one_line, plural, saved_percent
 from refold.core.errors import MessageError, SettingError
 from refold.dialects.registry import TARGETS
 from refold.dialects.rules.targets import RULES
@@ -19,37 +19,40 @@ from refold.session.results import Fitted
 from refold.session.session import Session
 from refold.stores.store import Key, open_store
 
-MOST_TOLD = 5
-"""Notices that are told one by one."""
+MAX_NOTICES = 5
+"""Notices that are printed one by one."""
 
 
 def fit(
     file: InFile,
-    model: Annotated[str, typer.Option("--model", metavar="M", help="Whose window it must fit.")],
+    model: Annotated[str, typer.Option("--model", metavar="M", help="The model whose window it must fit.")],
     config: ConfigFile = None,
     dialect: DialectOption = None,
     out: OutFile = None,
     report: Annotated[
-        str | None, typer.Option("--report", metavar="FILE", help="What was done, as JSON; - for stderr.")
+        str | None,
+        typer.Option(
+            "--report", metavar="FILE", help="Write a report of what was done as JSON; - for stderr."
+        ),
     ] = None,
 ) -> None:
-    """Messages in, messages that fit the model out.
+    """Fit the messages of a file into a model's window.
 
-    The file has a JSON list of messages in any dialect, or a request: an object with `messages` or `input`,
-    and perhaps `system`, `tools` and how long the answer may be. What comes out has the same shape. Nothing
+    The file contains a JSON list of messages in any dialect, or a request: an object with `messages` or
+    `input`, and optionally `system`, `tools` and the maximum output. The output has the same shape. Nothing
     is stored.
     """
     given = _read(file)
     session = Session(
         open_store("memory://"), Key("default", given.where), model=model, config=configured(config)
     )
-    session.reducer.handles = False  # nothing is stored: there would be nothing to expand
+    session.shows_handles = False  # nothing is stored, so nothing could be expanded
     with progress("Reading", len(given.messages)) as advance:
         session.say(given.said(session.intake(dialect), advance))
     spoken = dialect if dialect in TARGETS else given.dialect
     try:
         fitted = session.fit(dialect=spoken, tools=given.tools, request=given.beside | given.system)
-    except SettingError as error:  # of the request in the file
+    except SettingError as error:  # a field of the request in the file
         raise MessageError(f"{given.where}: {error.where}", error.problem) from error
     messages = _same_shape(given, fitted)
     value = given.value
@@ -57,7 +60,7 @@ def fit(
     if out is not None:
         say(_done(given, fitted, out))
     if report is None:
-        _tell(fitted.report.notices)
+        _print_notices(fitted.report.notices)
     elif report == "-":
         typer.echo(pretty(fitted.report), err=True)
     else:
@@ -65,44 +68,48 @@ def fit(
 
 
 def _same_shape(given: FileConversation, fitted: Fitted) -> Any:
-    """What stood in the list stays there, and one text stays one."""
+    """The system text stays in the list, and a single text stays a text."""
     messages = fitted.messages
-    if fitted.system is not None:  # which the API wants apart
+    if fitted.system is not None:  # the API has it as a separate field
         messages = [{"role": "system", "content": fitted.system}, *messages]
     is_text = isinstance(given.value, dict) and isinstance(given.value[given.name], str)
     return given.value[given.name] if is_text and messages == given.messages else messages
 
 
 def _done(given: FileConversation, fitted: Fitted, out: Path) -> str:
-    tokens, count, sent = fitted.report.tokens, len(given.messages), len(fitted.messages)
+    tokens = fitted.report.tokens
+    count = len(given.messages)
+    sent = len(fitted.messages)
     kept = plural(sent, "message") + (f" for {count:,}" if sent != count else "")
     saved = f", {saved_percent(tokens.before, tokens.final)} % saved" if fitted.report.edits else ""
     return f"{one_line(str(out))}: {kept}, {plural(tokens.final, 'token')}{saved}"
 
 
-def _tell(notices: Sequence[str]) -> None:
-    """What the caller would not expect: what was mended, and what could not be said."""
-    for notice in notices[:MOST_TOLD]:
+def _print_notices(notices: Sequence[str]) -> None:
+    """Repairs, and content that the dialect cannot express."""
+    for notice in notices[:MAX_NOTICES]:
         complain(notice)
-    if len(notices) > MOST_TOLD:
-        complain(f"… and {plural(len(notices) - MOST_TOLD, 'notice')} more; --report has them all")
+    if len(notices) > MAX_NOTICES:
+        complain(f"… and {plural(len(notices) - MAX_NOTICES, 'notice')} more; --report has them all")
 
 
 def check(
     file: InFile,
     dialect: Annotated[
-        str | None, typer.Option("--dialect", metavar="D", help=f"{', '.join(TARGETS)}; else as it looks.")
+        str | None, typer.Option("--dialect", metavar="D", help=f"{', '.join(TARGETS)}; default: detected.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="M", help="For rules that only some models have.")
+        str | None,
+        typer.Option("--model", metavar="M", help="The model, for rules that only some models have."),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Also what was seen accepted, though the rules are against it.")
+        bool,
+        typer.Option("--strict", help="Also report what providers accept although their rules forbid it."),
     ] = False,
     config: ConfigFile = None,
     json: Json = False,
 ) -> None:
-    """Which rule of the provider's a request breaks, and where."""
+    """Check which of the provider's rules a request breaks, and where."""
     given = _read(file)
     spoken, found = check_given(given, configured(config), model, dialect, strict=strict)
     version = RULES[spoken].VERSION
@@ -124,13 +131,14 @@ def _place(given: FileConversation, index: int) -> str:
 
 def count(
     file: InFile,
-    model: Annotated[str, typer.Option("--model", metavar="M", help="Who counts them.")],
+    model: Annotated[str, typer.Option("--model", metavar="M", help="The model that counts the tokens.")],
     dialect: DialectOption = None,
     config: ConfigFile = None,
     json: Json = False,
 ) -> None:
-    """How many tokens a request takes, by message and in all."""
-    given, settings = _read(file), configured(config)
+    """Count the tokens of a request, by message and in total."""
+    given = _read(file)
+    settings = configured(config)
     with progress("Counting", len(given.messages)) as advance:
         parts = count_parts(given, settings, model, dialect, advance)
     system, tools, *messages = parts
@@ -157,7 +165,7 @@ def count(
 
 
 def _glance(system: Any) -> str:
-    """System text in one line."""
+    """The system text in one line."""
     blocks = system if isinstance(system, list) else [system]
     texts = [block.get("text") if isinstance(block, Mapping) else block for block in blocks]
     return " ".join(one_line(text) if isinstance(text, str) else glance_json(text) for text in texts)

@@ -1,4 +1,4 @@
-"""The command that proposes how long results last, by what was needed of them: learn."""
+"""The command learn: proposes when tool results expire, from how long they were used."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from refold.cli.format import one_line, plural
 from refold.cli.options import (
     Access,
     ConfigFile,
@@ -14,12 +15,11 @@ from refold.cli.options import (
     OutFile,
     Owner,
     StoreUrl,
-    blaming_damage,
     existing,
     ids,
+    reporting_damage,
 )
 from refold.cli.terminal import complain, emit, say, waiting, writing
-from refold.cli.words import one_line, plural
 from refold.config.config import DEFAULT, AgentSettings, Config, with_database
 from refold.config.validate import set_values
 from refold.core import codec
@@ -37,13 +37,24 @@ _PLAIN = re.compile(r"(?!(?:on|off|yes|no|y|n|true|false|null)$)[a-z_][\w-]*", r
 
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[ID]...", help="Only these; else all.", autocompletion=ids, show_default=False),
+    typer.Argument(
+        metavar="[ID]...",
+        help="Only these conversations; default: all.",
+        autocompletion=ids,
+        show_default=False,
+    ),
 ]
-Agent = Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Whose settings to propose.")]
+Agent = Annotated[
+    str | None, typer.Option("--agent", metavar="NAME", help="The agent to propose settings for.")
+]
 Cover = Annotated[
     float,
     typer.Option(
-        "--cover", metavar="SHARE", min=LEAST_COVER, max=MOST_COVER, help="Of later uses, to serve."
+        "--cover",
+        metavar="SHARE",
+        min=LEAST_COVER,
+        max=MOST_COVER,
+        help="The share of later uses that must still find the result.",
     ),
 ]
 
@@ -58,13 +69,13 @@ def learn(
     owner: Owner = "default",
     json: Json = False,
 ) -> None:
-    """Propose how long results last, by how long they were needed.
+    """Propose when tool results expire, from how long they were used.
 
-    Prints settings as YAML, with the evidence: a result is needed in a later step that takes an exact value
-    from it, or asks for it again. Nothing is changed.
+    Prints settings as YAML, with the evidence: a later step uses a result if it takes an exact value from it,
+    or asks for it again. Nothing is changed.
     """
     if out is not None and out.exists():
-        raise SettingError("--out", f"{one_line(str(out))} is there already; name another")
+        raise SettingError("--out", f"{one_line(str(out))} already exists; name another file")
     access = Access.to(store, config, for_settings=True)
     with access.open() as backend:
         settings = with_database(access.config, backend)
@@ -73,23 +84,23 @@ def learn(
         pasts = _pasts(backend, rows, Meter(None, settings, current.model, current.counter))
     if not any(one.results for one in pasts):
         raise NotFoundError(
-            f"There is nothing to learn from in {access.shown}: {plural(len(pasts), 'conversation')}"
-            f" of owner {owner!r}, and no result of a tool in them. `refold import FILE` stores some"
+            f"There is nothing to learn from in {access.shown}: owner {owner!r} has"
+            f" {plural(len(pasts), 'conversation')} without tool results. `refold import FILE` adds some"
         )
-    page = _Page(agent or DEFAULT, cover, current, pasts, propose(pasts, cover))
+    proposal = Proposal(agent or DEFAULT, cover, current, pasts, propose(pasts, cover))
     if out is not None:
         with writing(out) as file:
-            file.write(page.yaml.encode("utf-8", "backslashreplace"))
+            file.write(proposal.yaml.encode("utf-8", "backslashreplace"))
     if json:
-        emit({"store": access.shown, "file": out and str(out), **page.json})
+        emit({"store": access.shown, "file": out and str(out), **proposal.json})
     elif out is None:
-        say(page.yaml.rstrip())
+        say(proposal.yaml.rstrip())
     else:
-        say(f"{page.title}: see {one_line(str(out))}")
+        say(f"{proposal.title}: see {one_line(str(out))}")
 
 
 def _current(config: Config, agent: str | None) -> AgentSettings:
-    """What is in force now; who has configured no agent may name any."""
+    """The current settings; without configured agents, any name is allowed."""
     is_known = agent is not None and agent != DEFAULT and bool(config.agents)
     return config.agent(agent if is_known else None)
 
@@ -100,23 +111,24 @@ def _chosen(store: Store, access: Access, owner: str, names: Sequence[str]) -> l
 
 
 def _pasts(store: Store, rows: Sequence[ConversationInfo], meter: Meter) -> list[UsageHistory]:
-    """Those that can be read. What forks share counts once."""
-    found, keys = list[UsageHistory](), {row.key for row in rows}
+    """The history of each conversation that can be read. Events that forks share count once."""
+    found = list[UsageHistory]()
+    keys = {row.key for row in rows}
     with waiting("Reading") as tell:
         for n, row in enumerate(rows):
             tell(n, len(rows))
             try:
-                with blaming_damage(row.key.conversation):
+                with reporting_damage(row.key.conversation):
                     events = [codec.decode(link.entry, parse) for link in store.read(row.key)]
                     since = row.fork_at if row.parent in keys else 0
                     found.append(past(events, meter.counter.message, since))
             except CorruptError as error:
-                complain(f"{row.key.conversation} is left out: {error}")
+                complain(f"{row.key.conversation} is skipped: {error}")
     return found
 
 
-class _Page:
-    """What was learned, for a configuration file and for machines."""
+class Proposal:
+    """Proposed settings, as YAML and as JSON."""
 
     def __init__(
         self,
@@ -126,8 +138,12 @@ class _Page:
         pasts: Sequence[UsageHistory],
         lessons: Sequence[Lesson],
     ) -> None:
-        self.agent, self.cover, self.current, self.lessons = agent, cover, current, lessons
-        self.conversations, self.steps = len(pasts), sum(one.steps for one in pasts)
+        self.agent = agent
+        self.cover = cover
+        self.current = current
+        self.lessons = lessons
+        self.conversations = len(pasts)
+        self.steps = sum(one.steps for one in pasts)
         self.tokens = sum(one.tokens for one in pasts)
         self.saved = sum(one.trial.saved for one in lessons)
 
@@ -144,9 +160,9 @@ class _Page:
         read = f"{plural(self.conversations, 'conversation')} with {plural(self.steps, 'step')}"
         saved = f"{self.saved:,} of {self.tokens:,} tokens ({_percent(self.saved, self.tokens)})"
         yield f"# {self.title}, learned from {read}."
-        yield f"# In these they would have saved {saved}. They are meant to"
-        few = f"where fewer than {wanted(self.cover)} were seen, with a margin"
-        yield f"# serve {self.cover:.1%} of later uses, at a confidence of {CONFIDENCE:.0%}; {few}."
+        yield f"# They would have saved {saved} there. They keep results"
+        few = f"with a margin for tools with fewer than {wanted(self.cover)} uses"
+        yield f"# for {self.cover:.1%} of later uses, at a confidence of {CONFIDENCE:.0%}, {few}."
 
     def _proposed(self) -> Iterator[str]:
         proposed = [(one, one.expire) for one in self.lessons if one.expire is not None]
@@ -168,18 +184,19 @@ class _Page:
         yield f"{plural(len(one.results), 'result')} of {size}{some}; {used}"
         if one.needs:
             yield f"steps between result and use: {_distances(one)}"
-        asked, expired = _asked(one), sum(result.had_expired for result in one.results)
+        asked = _asked_again(one)
+        expired = sum(result.had_expired for result in one.results)
         if expired or asked:
-            yield f"{expired:,} had expired in the record; {plural(asked, 'time')} one was asked for again"
-        yield f"replayed: {_told(one.trial)}"
-        unseen = "too few conversations to tell" if one.unseen is None else _told(one.unseen)
+            yield f"{expired:,} had expired in the record; asked for again {plural(asked, 'time')}"
+        yield f"replayed: {_trial_text(one.trial)}"
+        unseen = "too few conversations to tell" if one.unseen is None else _trial_text(one.unseen)
         yield f"held out: {unseen}"
-        yield f"now: {_worded(self._now(one.tool))} → {_worded(expire)}"
+        yield f"now: {_expiry_text(self._now(one.tool))} → {_expiry_text(expire)}"
 
     def _left_alone(self) -> Iterator[str]:
         alone = [one for one in self.lessons if one.expire is None]
         if alone:
-            yield "# Left alone:"
+            yield "# Without a proposal:"
         for one in alone:
             size = median(result.line.tokens for result in one.results)
             known = {
@@ -189,12 +206,12 @@ class _Page:
             uses = [_distances(one)] if one.needs else []
             if one.beside:
                 longest = max(need.steps for need in one.beside)
-                uses.append(f"{longest} for others that came in the same message")
+                uses.append(f"{longest} for others in the same message")
             why = known.get(one.why) or f"steps between result and use: {'; '.join(uses)}"
             now = self._now(one.tool)
-            notes = [f"now: {_worded(now)}"] if now.after_steps is not None else []
-            if one.trial.late:  # nothing is set for it, but others came in the same message
-                notes.append(f"with others that came in the same message: {_told(one.trial)}")
+            notes = [f"now: {_expiry_text(now)}"] if now.after_steps is not None else []
+            if one.trial.late:  # results in the same message share the shortest expiry
+                notes.append(f"with others in the same message: {_trial_text(one.trial)}")
             yield "; ".join((f"#   {one_line(one.tool)}: {one.why} ({why})", *notes))
 
     def _now(self, tool: str) -> Expiry:
@@ -219,7 +236,7 @@ class _Page:
             "median_tokens": median(result.line.tokens for result in one.results),
             "used": one.used,
             "uses": len(one.needs),
-            "asked_again": _asked(one),
+            "asked_again": _asked_again(one),
             "had_expired": sum(result.had_expired for result in one.results),
             "steps": _quantiles(one),
             "learned_from": one.trial,
@@ -238,11 +255,11 @@ def _distances(one: Lesson) -> str:
     return ", ".join(f"{steps} ({name})" for name, steps in _quantiles(one).items())
 
 
-def _asked(one: Lesson) -> int:
+def _asked_again(one: Lesson) -> int:
     return sum(need.is_asked for need in one.needs)
 
 
-def _told(trial: Trial) -> str:
+def _trial_text(trial: Trial) -> str:
     saves = f"saves {trial.saved:,} of {trial.tokens:,} tokens ({_percent(trial.saved, trial.tokens)})"
     if not trial.uses:
         return saves
@@ -254,12 +271,12 @@ def _percent(part: int, whole: int) -> str:
     return f"{part / (whole or 1):.1%}"
 
 
-def _worded(expire: Expiry) -> str:
+def _expiry_text(expire: Expiry) -> str:
     if expire.after_steps is None or expire.mode == "none":
         return "never expires"
     return f"{expire.mode or 'compact'} after {plural(expire.after_steps, 'step')}"
 
 
 def _key(name: str) -> str:
-    """As YAML takes it for a text."""
+    """A text in YAML."""
     return name if _PLAIN.fullmatch(name) else dumps(name).decode()

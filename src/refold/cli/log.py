@@ -1,23 +1,65 @@
-"""The stream: each event in a line for people, and as JSON for machines, as soon as it is read."""
+"""The command log: each event in a line for people, or as JSON, as soon as it is read."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from msgspec.structs import asdict
 
+from refold.cli.format import glance, glance_json, iso, local, one_line, places, plural
+from refold.cli.options import Access, ConfigFile, Id, Json, Owner, StoreUrl, existing, place
 from refold.cli.terminal import Column, Columns
-from refold.cli.words import glance, glance_json, iso, local, one_line, places, plural
 from refold.core import codec
-from refold.core.codec import Link
 from refold.core.event import Called, Event, Measured, Named, Pinned, Replaced, Said, Undone, Unknown
 from refold.session.doctor import Unreadable, links, told
-from refold.session.inspect import parse
-from refold.stores.record import follow
+from refold.session.inspect import follow_links, parse
 from refold.stores.store import Key, Store
 
 STYLES = {"said": "", "replaced": "bold blue", "undone": "magenta", "pinned": "red", "measured": "dim"}
+
+
+def log(
+    id: Id,
+    after: Annotated[
+        int | None, typer.Option("--after", metavar="N", parser=place, help="Only events after event N.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="The largest number of events.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Wait for new events, by any process, until Ctrl-C.")
+    ] = False,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = "default",
+    json: Json = False,
+) -> None:
+    """Print every event of a conversation, in order.
+
+    With --follow and --json, each event is a JSON document on a line of its own.
+    """
+    if follow and limit is not None:
+        raise typer.BadParameter("cannot be combined with --limit", param_hint="--follow")
+    access = Access.to(store, config)
+    with access.open() as backend:
+        key = existing(backend, access.shown, Key(owner, id), for_reading=True)
+        start = 0 if after is None else after + 1
+        events: Iterator[Event | Damaged]
+        if follow:
+            events = map(_decoded, follow_links(backend, key, start))
+        else:
+            events = read_events(backend, key, start, limit)
+        if not json:
+            damaged = _print_events(events, backend, key)
+        elif follow:
+            damaged = 0
+            for event in events:
+                typer.echo(codec.dumps(_event_json(event)))
+        else:
+            damaged = _emit_events(events, key)
+    if damaged:
+        raise typer.Exit(1)
 
 
 class Damaged(NamedTuple):
@@ -28,96 +70,76 @@ class Damaged(NamedTuple):
     problem: str
 
 
-class Names:
-    """What stands at a place, in a word or two: for events that speak of others."""
+def read_events(store: Store, key: Key, start: int, limit: int | None) -> Iterator[Event | Damaged]:
+    """The events from a place on; damaged ones do not hide those that follow."""
+    return map(_decoded, islice(links(store, key, start), limit))
 
-    def __init__(self, store: Store, key: Key) -> None:
-        self._store, self._key = store, key
 
-    def __call__(self, at: int) -> str:
-        found = next(events(self._store, self._key, at, 1), None)
-        match found:
+def _decoded(link: codec.Link | Unreadable) -> Event | Damaged:
+    if isinstance(link, Unreadable):
+        return Damaged(link.at, "?", told(link.error))
+    try:
+        return codec.decode(link.entry, parse)
+    except Exception as error:
+        return Damaged(link.entry.at, str(link.entry.kind), told(error))
+
+
+def _print_events(events: Iterator[Event | Damaged], store: Store, key: Key) -> int:
+    """Prints a line for each, and returns how many are damaged."""
+    count = damaged = 0
+    table = Columns(Column("place", 6), Column("time", 19), Column("kind", 8), Column("", 0))
+
+    def name_of(at: int) -> str:
+        """A place with what is there: for events that refer to others."""
+        match next(read_events(store, key, at, 1), None):
             case Replaced(kind=kind, span=span):
                 return f"#{at} ({one_line(kind)} of {places(span)})"
             case Pinned():
                 return f"#{at} (a pin)"
             case Undone(of=of):
-                return f"#{at} (the undoing of #{of})"
+                return f"#{at} (the undo of #{of})"
         return f"#{at}"
 
-
-def events(store: Store, key: Key, start: int, limit: int | None) -> Iterator[Event | Damaged]:
-    """The events from a place on; damaged ones do not hide those that follow."""
-    for link in islice(links(store, key, start), limit):
-        yield from _decoded(link)
-
-
-def _decoded(link: Link | Unreadable) -> Iterator[Event | Damaged]:
-    if isinstance(link, Unreadable):
-        yield Damaged(link.at, "?", told(link.error))
-        return
-    try:
-        yield codec.decode(link.entry, parse)
-    except Exception as error:
-        yield Damaged(link.entry.at, str(link.entry.kind), told(error))
-
-
-def followed(store: Store, key: Key, start: int) -> Iterator[Event | Damaged]:
-    """The same, and then whatever is appended by anybody, as it comes."""
-    for link in follow(store, key, start):
-        if link is not None:
-            yield from _decoded(link)
-
-
-def print_log(found: Iterator[Event | Damaged], names: Names) -> int:
-    """Prints a line for each, and returns how many were damaged."""
-    count = damaged = 0
-    table = Columns(Column("place", 6), Column("time", 19), Column("kind", 8), Column("", 0))
-    for event in found:
+    for event in events:
         count += 1
         if isinstance(event, Damaged):
             damaged += 1
             cells = (f"#{event.at}", "", one_line(event.kind), f"cannot be read: {one_line(event.problem)}")
             table.line(*((cell, "bold red") for cell in cells))
             continue
-        time, kind = event_time(event), event_kind(event)
+        time = event_time(event)
+        kind = event_kind(event)
         table.line(
             (f"#{event.at}", "dim"),
             ("" if time is None else local(time), "dim"),
             (one_line(kind), STYLES.get(kind, "yellow")),
-            (event_line(event, names), ""),
+            (event_line(event, name_of), ""),
         )
-    left = f", {damaged:,} of them cannot be read: see `refold doctor`" if damaged else ""
-    table.line((plural(count, "event") + left, "bold"))
+    unread = f", {damaged:,} of them cannot be read: see `refold doctor`" if damaged else ""
+    table.line((plural(count, "event") + unread, "bold"))
     return damaged
 
 
-def emit_lines(found: Iterator[Event | Damaged]) -> int:
-    """One JSON document a line, for what has no end."""
-    for event in found:
-        typer.echo(codec.dumps(_json(event)))
-    return 0
-
-
-def _json(event: Event | Damaged) -> dict[str, Any]:
-    return event._asdict() if isinstance(event, Damaged) else event_json(event)
-
-
-def emit_log(key: Key, found: Iterator[Event | Damaged]) -> int:
-    """The same as one JSON document, written as it goes."""
-    damaged, before = 0, b""
+def _emit_events(events: Iterator[Event | Damaged], key: Key) -> int:
+    """Prints one JSON document while the events are read, and returns how many are damaged."""
+    damaged = 0
+    separator = b""
     head = codec.dumps({"conversation": key.conversation, "owner": key.owner})
     typer.echo(head[:-1] + b',"events":[', nl=False)
-    for event in found:
+    for event in events:
         damaged += isinstance(event, Damaged)
-        typer.echo(before + b"\n" + codec.dumps(_json(event)), nl=False)
-        before = b","
+        typer.echo(separator + b"\n" + codec.dumps(_event_json(event)), nl=False)
+        separator = b","
     typer.echo(b"\n]}")
     return damaged
 
 
+def _event_json(event: Event | Damaged) -> dict[str, Any]:
+    return event._asdict() if isinstance(event, Damaged) else event_json(event)
+
+
 def event_time(event: Event) -> float | None:
-    """When it happened; None where only a newer refold could tell."""
+    """When it happened; None if only a newer refold knows."""
     if isinstance(event, Unknown):
         time = event.body.get("time") if isinstance(event.body, dict) else None
         return float(time) if isinstance(time, int | float) else None
@@ -128,8 +150,8 @@ def event_kind(event: Event) -> str:
     return event.kind if isinstance(event, Unknown) else type(event).__name__.lower()
 
 
-def event_line(event: Event, names: Callable[[int], str]) -> str:
-    """What happened, for people."""
+def event_line(event: Event, name_of: Callable[[int], str]) -> str:
+    """The event in one line, for people."""
     match event:
         case Said(line=line, message=message):
             return f"{line.role}: {glance(message, line.tools)}"
@@ -140,25 +162,25 @@ def event_line(event: Event, names: Callable[[int], str]) -> str:
             who = f" by {one_line(by)}" if by else ""
             return f"{places(event.span)} {one_line(event.kind)}{name}{who}, {tokens}{_why(event.why)}"
         case Undone(of=of):
-            return f"takes back {names(of)}{_why(event.why)}"
+            return f"undoes {name_of(of)}{_why(event.why)}"
         case Pinned(lines=lines):
-            return f"{', '.join(f'#{line.at}' for line in lines)} kept in every view{_why(event.why)}"
+            return f"{', '.join(f'#{line.at}' for line in lines)} pinned{_why(event.why)}"
         case Measured(usage=usage):
-            cache = f", {usage.cache_read:,} of it cached" if usage.cache_read else ""
-            counted = f"; counted {event.estimate:,}" if event.estimate else ""
+            cache = f" ({usage.cache_read:,} cached)" if usage.cache_read else ""
+            counted = f"; estimated {event.estimate:,}" if event.estimate else ""
             model = f" by {one_line(event.model)}" if event.model else ""
-            return f"#{event.of} took {usage.input:,} in{cache}, {usage.output:,} out{model}{counted}"
+            return f"#{event.of} used {usage.input:,} in{cache}, {usage.output:,} out{model}{counted}"
         case Called(span=span, model=model, calls=calls):
-            took = f", {event.usage.input:,} in, {event.usage.output:,} out" if event.usage else ""
+            used = f", {event.usage.input:,} in, {event.usage.output:,} out" if event.usage else ""
             cost = f", ${event.cost:.4f}" if event.cost else ""
-            result = f"no summary{_why(event.problem)}" if event.problem else "a summary"
-            return f"{places(span)} asked of {one_line(model)}, {plural(calls, 'call')}{took}{cost}: {result}"
+            result = f"no summary{_why(event.problem)}" if event.problem else "summarized"
+            return f"{places(span)} {result} by {one_line(model)}, {plural(calls, 'call')}{used}{cost}"
         case Named(title=title, model=model):
             known = {"title": title, "model": model}
             given = [f"{name} {one_line(value)!r}" for name, value in known.items() if value is not None]
-            return ", ".join(given) or "begun without a title"
+            return ", ".join(given) or "created without a title"
         case Unknown(body=body):
-            return f"only a newer refold understands this: {glance_json(body)}"
+            return f"unknown event of a newer refold: {glance_json(body)}"
 
 
 def _why(why: str) -> str:
@@ -166,7 +188,7 @@ def _why(why: str) -> str:
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """What happened, for machines: `at`, `kind` and `time`, and what this kind has besides."""
+    """The event for programs: `at`, `kind` and `time`, and the fields of its kind."""
     time = event_time(event)
     about = {"at": event.at, "kind": event_kind(event), "time": None if time is None else iso(time)}
     match event:

@@ -1,11 +1,13 @@
-"""The commands for the service: serve, and token."""
+"""The commands that serve: serve, token, mcp."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import typer
 
-from refold.cli.options import CONFIG, ConfigFile, Json, StoreUrl
+from refold.cli.options import CONFIG, Access, ConfigFile, Json, Owner, StoreUrl
 from refold.cli.terminal import emit, say
 from refold.config.serving import Right, TokenSettings
 from refold.core.errors import SettingError
@@ -15,10 +17,11 @@ Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 def serve(
     host: Annotated[
-        str | None, typer.Option("--host", metavar="HOST", help="Where it listens; else 127.0.0.1.")
+        str | None,
+        typer.Option("--host", metavar="HOST", help="The address to listen on; default: 127.0.0.1."),
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", metavar="N", help="0 takes any that is free; else 8787.")
+        int | None, typer.Option("--port", metavar="N", help="The port; 0 takes any free one; default: 8787.")
     ] = None,
     upstream_openai: Annotated[
         str | None, typer.Option("--upstream-openai", metavar="URL", help="Such as https://host/v1.")
@@ -34,39 +37,39 @@ def serve(
 ) -> None:
     """Serve the gateway, the API, live events and the panel.
 
-    Until it is told to stop. Point the base URL of any agent at it, and its conversations are kept and fit
-    the model's window. What it logs goes to stderr, one line of JSON each.
+    Point the base URL of any agent at the gateway: it records conversations and fits them into the model's
+    window. Logs go to stderr, one JSON object per line.
     """
     if log_level not in get_args(Level):
         raise typer.BadParameter(f"expected one of {', '.join(get_args(Level))}", param_hint="--log-level")
     upstreams = _given(openai=upstream_openai, anthropic=upstream_anthropic)
-    asked = _given(host=host, port=port, upstreams=upstreams or None)
+    settings = _given(host=host, port=port, upstreams=upstreams or None)
     file = config or (Path(CONFIG) if Path(CONFIG).is_file() else None)
-    sources = [*([file] if file else []), {"serve": asked}]
-    serving()(store, config=sources, log_level=log_level, tell=_tell)
+    sources = [*([file] if file else []), {"serve": settings}]
+    serve_command()(store, config=sources, log_level=log_level, tell=_say_addresses)
 
 
 def token(
     owner: Annotated[
-        str, typer.Option("--owner", metavar="NAME", help="Whose conversations it opens.")
+        str, typer.Option("--owner", metavar="NAME", help="The owner whose conversations it gives access to.")
     ] = TokenSettings().owner,
     scope: Annotated[
         list[str] | None,
-        typer.Option("--scope", metavar="SCOPE", help=f"{', '.join(get_args(Right))}; any number of them."),
+        typer.Option("--scope", metavar="SCOPE", help=f"{', '.join(get_args(Right))}; may be repeated."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """A new token for the service, and the lines that make it known.
+    """Create a token for the service.
 
-    The token is shown once and stored nowhere. To take it back, remove its entry from the file, or write
-    `revoked: true` into it: a service that runs sees that within a second.
+    Prints the token, which is stored nowhere, and the settings that enable it. To revoke it, remove its
+    entry from the file, or add `revoked: true` to it: a running service reads the change within a second.
     """
     from refold.serve.tokens import hash_of, new_token
 
     scopes = list(dict.fromkeys(scope or TokenSettings().scopes))
     for one in scopes:
         if one not in get_args(Right):
-            raise typer.BadParameter(f"expected some of {', '.join(get_args(Right))}", param_hint="--scope")
+            raise typer.BadParameter(f"expected one of {', '.join(get_args(Right))}", param_hint="--scope")
     made = new_token()
     entry = {"hash": hash_of(made), "owner": owner, "scopes": scopes}
     if json:
@@ -82,23 +85,67 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _tell(url: str) -> None:
+def _say_addresses(url: str) -> None:
     say(f"refold serves {url}")
     say(f"  OPENAI_BASE_URL={url}/openai/v1")
     say(f"  ANTHROPIC_BASE_URL={url}/anthropic")
     say(f"  panel {url}/panel")
 
 
-def serving() -> Any:
-    """What runs the service.
+def serve_command() -> Callable[..., None]:
+    """The function that runs the service.
 
     Raises:
-        SettingError: it is not installed.
+        SettingError: the extra is not installed.
     """
-    try:
+    with requiring_extra("serve"):
         from refold.serve.run import run
+    return run
+
+
+@contextmanager
+def requiring_extra(name: str) -> Iterator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("refold"):
             raise
-        raise SettingError("refold serve", 'is not installed: pip install "refold[serve]"') from error
-    return run
+        raise SettingError(f"refold {name}", f'is not installed: pip install "refold[{name}]"') from error
+
+
+def mcp(
+    http: Annotated[
+        int | None,
+        typer.Option(
+            "--http",
+            metavar="PORT",
+            min=0,
+            max=65_535,
+            help="Serve HTTP on 127.0.0.1, at /mcp; 0 takes any free port. Default: stdin and stdout.",
+        ),
+    ] = None,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = "default",
+) -> None:
+    """Serve conversations to an MCP client, as tools and resources.
+
+    A client can list, show, expand, search and explain the owner's conversations, undo edits and append
+    messages. Logs go to stderr.
+
+    \b
+    Examples:
+      refold mcp --store sqlite:////home/ann/agent.db     as the command in a client's configuration
+      refold mcp --http 8788                              for clients that connect to an address
+    """
+    with requiring_extra("mcp"):
+        from refold.adapters.mcp import run
+    access = Access.to(store, config, for_settings=True)
+    with access.open(create=True) as backend:
+        run(
+            backend,
+            owner=owner,
+            config=access.config,
+            http=http,
+            tell=lambda url: say(f"refold serves MCP at {url}"),
+        )

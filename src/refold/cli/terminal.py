@@ -1,4 +1,4 @@
-"""The way out: JSON for machines, columns for people, errors and progress beside them on stderr."""
+"""Output: JSON for programs, tables for people; errors and progress on stderr."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import msgspec
 import typer
 
-from refold.cli.words import cell_width, clip, one_line, safe, wrapped
+from refold.cli.format import cell_width, clip, one_line, safe, wrapped
 from refold.core.codec import dumps
 from refold.core.errors import RefoldError
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPED_COLUMNS = 120
-"""How wide a line is where nobody says how wide it may be."""
-PATIENCE_S = 1.0
-"""What takes longer shows a bar."""
+"""The width of lines in a pipe."""
+PROGRESS_AFTER_S = 1.0
+"""After this time a progress bar appears."""
 
 
 def emit(value: Any) -> None:
-    """The one JSON document of a command."""
+    """Prints the JSON document of a command."""
     typer.echo(dumps(value))
 
 
 def pretty(value: Any) -> bytes:
-    """JSON that people may read too."""
+    """Indented JSON."""
     data = dumps(value)
     try:
         return msgspec.json.format(data, indent=2)
@@ -41,9 +41,9 @@ def pretty(value: Any) -> bytes:
 
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """A file to fill. It takes the place of what was there only when all went well."""
+    """Opens a file for writing, and replaces the old one only if no error occurs."""
     path = path.resolve()
-    is_special = path.exists() and not path.is_file()  # such as /dev/stdout: never replaced
+    is_special = path.exists() and not path.is_file()  # /dev/stdout must not be replaced
     part = path if is_special else path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
@@ -62,18 +62,18 @@ def say(text: str) -> None:
 
 
 def say_all(text: str) -> None:
-    """A text as it is, for pipes; people get it with nothing in it that their terminal would obey."""
+    """Prints a text unchanged in a pipe, and without control characters on a terminal."""
     shown = safe(text) if sys.stdout.isatty() else text
     typer.echo(shown.encode("utf-8", "backslashreplace"), nl=not text.endswith("\n"))
 
 
 def complain(text: str) -> None:
-    """One line on stderr, whatever is in it."""
+    """Prints one line on stderr."""
     typer.echo(f"refold: {one_line(text)}", err=True)
 
 
 def console() -> "Console":
-    """Standard output for people. Nothing that is printed is taken for markup."""
+    """Standard output, without markup."""
     from rich.console import Console
 
     known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
@@ -92,7 +92,7 @@ Cell = tuple[str, str]
 
 
 def fitting(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, most: int = 24) -> list[Column]:
-    """Columns as wide as what is in them, up to `most`; a title that begins with > stands to the right."""
+    """Columns as wide as their content, up to `most`; a title that begins with > is right-aligned."""
     columns = []
     for n, title in enumerate(titles):
         name = title.removeprefix(">")
@@ -102,18 +102,20 @@ def fitting(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, most: int 
 
 
 class Columns:
-    """Lines of cells under each other."""
+    """A table that is printed line by line."""
 
     def __init__(self, *columns: Column) -> None:
-        self.console, self.columns = console(), columns
+        self.console = console()
+        self.columns = columns
         self._width = self.console.width
 
     def head(self) -> None:
         self.line(*((column.title, "dim") for column in self.columns))
 
     def line(self, *cells: Cell, wrap: bool = False) -> None:
-        """A row. Its last cell has the rest of the line: cut there, or going on below."""
-        pieces, left = list[Cell](), 0
+        """Prints a row. The last cell takes the rest of the line: it is cut, or wrapped."""
+        pieces = list[Cell]()
+        left = 0
         for column, (cell, style) in zip(self.columns, cells[:-1], strict=False):
             cell = clip(cell, column.width)
             space = " " * (column.width - cell_width(cell))
@@ -127,7 +129,7 @@ class Columns:
             self._print([(" " * left + line, style)])
 
     def _print(self, pieces: Sequence[Cell]) -> None:
-        if self.console.color_system is None:  # many times faster, for pipes
+        if self.console.color_system is None:  # much faster for pipes
             sys.stdout.write("".join(text for text, _ in pieces).rstrip() + "\n")
             return
         from rich.text import Text
@@ -139,8 +141,9 @@ class Columns:
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Gives a function to call with each amount done; a bar appears for people who have to wait."""
-    begun, done = time.monotonic(), 0
+    """Yields a function to call with each amount done; a bar appears if it takes long."""
+    start = time.monotonic()
+    done = 0
     bar: Any = None
     task: Any = None
 
@@ -149,7 +152,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], No
         done += amount
         if bar is not None:
             bar.update(task, completed=done)
-        elif time.monotonic() - begun > PATIENCE_S and sys.stderr.isatty():
+        elif time.monotonic() - start > PROGRESS_AFTER_S and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import Progress
 
@@ -166,16 +169,15 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], No
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Gives a function to call with how much is done, of how much; it may be called by any thread.
+    """Yields a function to call, from any thread, with how many steps are done, and of how many.
 
-    A bar appears for people who wait longer, also if nothing is ever done, or at once if there are several
-    steps.
+    A bar appears if it takes long, or at once if there are several steps.
     """
     if not sys.stderr.isatty():
         yield lambda done, of: None
         return
     bar = _Bar(what)
-    timer = Timer(PATIENCE_S, bar.show)
+    timer = Timer(PROGRESS_AFTER_S, bar.show)
     timer.daemon = True
     timer.start()
     try:
@@ -187,7 +189,9 @@ def waiting(what: str) -> Iterator[Callable[[int, int], None]]:
 
 class _Bar:
     def __init__(self, what: str) -> None:
-        self._what, self._lock, self._is_closed = what, Lock(), False
+        self._what = what
+        self._lock = Lock()
+        self._is_closed = False
         self._bar: Any = None
         self._task: Any = None
 

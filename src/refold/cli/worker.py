@@ -1,48 +1,58 @@
-"""The command that does what sessions hand over: worker."""
+"""The commands for work that sessions queue: worker, jobs."""
 
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from refold.cli.options import Access, ConfigFile, StoreUrl
-from refold.cli.terminal import complain
-from refold.cli.words import one_line
+from refold.cli.format import iso, one_line, plural
+from refold.cli.options import Access, ConfigFile, Json, StoreUrl
+from refold.cli.terminal import Cell, Columns, complain, console, emit, fitting, say
 from refold.core.errors import SettingError
-from refold.summaries.queue import WorkerSettings
+from refold.summaries.queue import STATUSES, JobQueue, QueuedJob, Status, WorkerSettings, queue_of
+
+RECENT_S = 3_600.0
+"""How long finished jobs are listed by default."""
+MAX_JOBS = 100
+"""Jobs that are printed one by one."""
+ACTIONS = ("retry", "drop")
+STYLES = {"queued": "", "running": "yellow", "done": "green", "failed": "red"}
 
 
 def worker(
     concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, help="Jobs at a time.")
+        int, typer.Option("--concurrency", metavar="N", min=1, help="Jobs at the same time.")
     ] = WorkerSettings().concurrency,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Shown by refold jobs; else the machine's.")
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Shown by refold jobs; default: the machine's name."),
     ] = None,
     summarizer: Annotated[
         list[str] | None,
         typer.Option(
             "--summarizer",
             metavar="MODEL",
-            help="Who writes: openai/gpt-4o-mini, or your own as module:function. Else the configured.",
+            help="openai/gpt-4o-mini, or your own as module:function; default: as configured.",
         ),
     ] = None,
     attempts: Annotated[
-        int, typer.Option("--attempts", metavar="N", min=1, help="Before a job has failed.")
+        int, typer.Option("--attempts", metavar="N", min=1, help="Attempts before a job fails.")
     ] = WorkerSettings().attempts,
     grace: Annotated[
-        float, typer.Option("--grace", metavar="S", min=0, help="Seconds to end in, told to stop.")
+        float,
+        typer.Option("--grace", metavar="S", min=0, help="Seconds to finish in after a signal to stop."),
     ] = WorkerSettings().grace_s,
-    once: Annotated[bool, typer.Option("--once", help="Do what waits now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Do the jobs that wait now, then exit.")] = False,
     store: StoreUrl = None,
     config: ConfigFile = None,
 ) -> None:
-    """Write summaries and compact for sessions, until it is told to stop.
+    """Write summaries and compact for sessions, until it is stopped.
 
     For agents with `summarizer: {executor: worker}` and a PostgreSQL store. Any number of workers share the
-    work, on any number of machines; each needs the configuration that the sessions have.
+    jobs, on any number of machines; each needs the same configuration as the sessions.
     """
     from refold.session.worker import run
 
@@ -54,18 +64,135 @@ def worker(
 
 
 def _summarizer(name: str) -> Any:
-    """A model by its name, or what stands in a module of the user's."""
+    """The name of a model, or a function from a module of the user."""
     where = f"--summarizer {name}"
     module, is_own, attribute = name.partition(":")
     if "/" in name:
         return name
     if not is_own:
-        raise SettingError(where, "expected openai/MODEL, anthropic/MODEL, or your own as module:function")
+        raise SettingError(where, "expected openai/MODEL, anthropic/MODEL or module:function")
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingError(where, f"cannot be loaded: {error}") from error
     if not callable(found):
-        raise SettingError(where, f"is no function but a {type(found).__name__}")
+        raise SettingError(where, f"expected a function, got a {type(found).__name__}")
     return found
+
+
+def jobs(
+    action: Annotated[
+        str | None,
+        typer.Argument(metavar="retry|drop", help="Retry a failed job, or drop it."),
+    ] = None,
+    id: Annotated[
+        int | None, typer.Argument(metavar="ID", help="The job to retry or drop.", show_default=False)
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only failed jobs.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Jobs finished within a day; default: within an hour.")
+    ] = False,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    json: Json = False,
+) -> None:
+    """List the jobs of workers: queued, running, done and failed.
+
+    Jobs write summaries ahead of time, or compact. A failed job stays until you retry it
+    (refold jobs retry ID) or drop it (refold jobs drop ID).
+    """
+    if action not in (None, *ACTIONS):
+        raise typer.BadParameter(f"{action!r} is not an action; use {' or '.join(ACTIONS)}")
+    if (action is None) != (id is None):
+        raise typer.BadParameter("give an action and a job: refold jobs retry ID")
+    access = Access.to(store, config)
+    with access.open() as backend:
+        queue = queue_of(backend, f"store {access.shown!r}")
+        if action is not None and id is not None:
+            _act(queue, action, id, json)
+            return
+        wanted: tuple[Status, ...] = ("failed",) if failed else tuple(STATUSES)
+        since = 0.0 if every or failed else time.time() - RECENT_S
+        found = queue.list_jobs(wanted, None if json else MAX_JOBS + 1, since, complain)
+    if json:
+        emit({"store": access.shown, "jobs": list(map(_job_json, found))})
+    elif found:
+        _print_jobs(found)
+    else:
+        say("No failed jobs." if failed else "No jobs are waiting, and none finished recently.")
+
+
+def _act(queue: JobQueue, action: str, id: int, json: bool) -> None:
+    (queue.retry if action == "retry" else queue.drop)(id)
+    if json:
+        emit({"did": action, "job": id})
+    else:
+        say(f"Job {id} is queued again." if action == "retry" else f"Job {id} is dropped.")
+
+
+def _job_json(job: QueuedJob) -> dict[str, Any]:
+    errand = job.job
+    return {
+        "id": job.id,
+        "status": job.status,
+        "owner": errand.owner,
+        "conversation": errand.conversation,
+        "view": errand.view,
+        "agent": errand.agent,
+        "what": _what(job),
+        "attempts": job.attempts,
+        "created": iso(job.created),
+        "changed": iso(job.changed),
+        "due": None if job.due is None else iso(job.due),
+        "worker": job.worker,
+        "told": job.result,
+    }
+
+
+def _what(job: QueuedJob) -> str:
+    return "write ahead" if job.job.order is None else "compact"
+
+
+def _print_jobs(found: list[QueuedJob]) -> None:
+    now = time.time()
+    rows = [_job_cells(job, now) for job in found[:MAX_JOBS]]
+    titles = (">id", "status", "conversation", "view", "what", ">tries", ">age", "worker", "")
+    table = Columns(*fitting(titles, rows, most=max(12, console().width // 6)))
+    table.head()
+    for row in rows:
+        table.line(*row)
+    if len(found) > MAX_JOBS:
+        say(f"… these are the newest {MAX_JOBS}; --json has all")
+    if many := sum(job.status == "failed" for job in found):
+        say(f"{plural(many, 'job')} failed: retry with refold jobs retry ID, or refold jobs drop ID")
+
+
+def _job_cells(job: QueuedJob, now: float) -> list[Cell]:
+    errand = job.job
+    told = one_line(job.result or "")
+    if job.due is not None and job.due > now:
+        told = f"retry in {_duration(job.due - now)}: {told}"
+    who = errand.conversation if errand.owner == "default" else f"{errand.owner}/{errand.conversation}"
+    return [
+        (str(job.id), ""),
+        (job.status, STYLES[job.status]),
+        (one_line(who), ""),
+        (one_line(errand.view), "dim"),
+        (_what(job), ""),
+        (str(job.attempts + (job.status == "running")), ""),
+        (_duration(now - job.created), "dim"),
+        (one_line(job.worker or ""), "dim"),
+        (told, "red" if job.status == "failed" else ""),
+    ]
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(59), _duration(61), _duration(7300)
+    ('59 s', '1 min', '2 h')
+    """
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{max(0, int(seconds))} s"

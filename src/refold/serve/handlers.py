@@ -1,7 +1,7 @@
-"""What the API can do: everything that a session can, each verb a plain function to be run in a thread."""
+"""Handlers of the HTTP API: each is a plain function that runs in a thread."""
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
@@ -11,38 +11,48 @@ import msgspec
 
 from refold.core import codec
 from refold.core.errors import ConflictError, NotFoundError, SettingError
-from refold.core.event import Named
-from refold.serve import reading
-from refold.serve import schemas as shapes
-from refold.serve.rows import Rows
+from refold.core.event import Named, Said
+from refold.core.message import Media, Message, Part, ToolResult
+from refold.serve import schemas
+from refold.serve.conversations import Conversations
 from refold.serve.service import Service
-from refold.session.explain import explain
 from refold.session.export import export_lines
-from refold.session.render import Renderer, RenderRequest
-from refold.session.results import CompactionResult, Decision, Explanation, Overflow
+from refold.session.inspect import Inspector
+from refold.session.results import (
+    CompactionResult,
+    ComparedView,
+    ConversationRow,
+    Decision,
+    Explanation,
+    Overflow,
+    ShownItem,
+    ShownMessage,
+)
 from refold.session.session import Session, forked
 from refold.stores.store import Key, Memories
 
-MOST_OWNERS = 20
-"""Whose conversations are searched, where one may see everybody's."""
-LINES = 200
-"""Of an export, that are read in one go."""
+MAX_OWNERS = 20
+"""Owners whose conversations one request searches, if the caller may see them all."""
+EXPORT_BATCH = 200
+"""Lines of an export that are read at a time."""
 
 
-class Wish(NamedTuple):
-    """What is asked of an endpoint."""
+class ApiRequest(NamedTuple):
+    """A validated request to an endpoint."""
 
     key: Key
-    """Of the conversation, where the path names one."""
+    """Of the conversation, if the path names one."""
     owner: str | None
-    """Whose; None is everybody's."""
+    """Whose conversations; None means all owners'."""
     query: Any
     body: Any
 
 
-class Verbs:
+class Handlers:
     def __init__(self, service: Service) -> None:
-        self.service, self.store, self.rows = service, service.store, Rows(service.store)
+        self.service = service
+        self.store = service.store
+        self.conversations = Conversations(service.store)
 
     @contextmanager
     def _session(self, key: Key) -> Iterator[Session]:
@@ -50,224 +60,298 @@ class Verbs:
         Raises:
             NotFoundError: there is no such conversation.
         """
-        with self.rows.held(key) as held:
-            model = held.record.live.state.model
+        with self.conversations.inspecting(key) as inspector:
+            model = inspector.state.model
         with self.service.session(key, model if model and model.isprintable() else None) as session:
             yield session
         self.service.events.appended(key)
 
-    def demand(self, key: Key) -> None:
+    def require(self, key: Key) -> None:
         """
         Raises:
             NotFoundError: there is no such conversation.
         """
-        with self.rows.held(key):
+        with self.conversations.inspecting(key):
             pass
 
-    def _row(self, key: Key) -> shapes.Row:
-        with self.rows.held(key) as held:
-            return self.rows.row(held.record)
+    def _row(self, key: Key) -> ConversationRow:
+        with self.conversations.inspecting(key) as inspector:
+            return self.conversations.row(inspector)
 
     # Conversations
 
-    def all(self, wish: Wish) -> shapes.Rows:
-        return self.rows.page(wish.owner, wish.query)
+    def all(self, request: ApiRequest) -> schemas.ConversationPage:
+        return self.conversations.page(request.owner, request.query)
 
-    def create(self, wish: Wish) -> shapes.Row:
-        asked: shapes.NewConversation = wish.body
-        key = Key(wish.key.owner, asked.id or uuid4().hex)
-        named = codec.encode(Named(0, asked.title, asked.model, time.time()))
+    def create(self, request: ApiRequest) -> ConversationRow:
+        body: schemas.CreateBody = request.body
+        key = Key(request.key.owner, body.id or uuid4().hex)
+        named = codec.encode(Named(0, body.title, body.model, time.time()))
         try:
             self.store.append(key, [named])
         except ConflictError:
             raise ConflictError(
-                f"There is a conversation {key.conversation!r} already; choose another id"
+                f"The conversation {key.conversation!r} already exists; choose another id"
             ) from None
         self.service.events.appended(key)
         return self._row(key)
 
-    def show(self, wish: Wish) -> shapes.Detail:
-        key = wish.key
+    def show(self, request: ApiRequest) -> schemas.ConversationDetail:
+        key = request.key
         with self._session(key) as session:
-            overflow, price = session.check_overflow(), session.fitter.meter.limits.input
-        with self.rows.held(key) as held:
-            row, saved, spent = (
-                self.rows.row(held.record),
-                held.walk.saved_tokens,
-                held.record.live.state.spent,
-            )
-            pins = sorted(reading.pins(held.record.live))
-        saved_usd = None if price is None else round(saved * price / 1_000_000, 6)
-        return shapes.Detail(
+            overflow = session.check_overflow()
+            price = session.limits.input
+        with self.conversations.inspecting(key) as inspector:
+            row = self.conversations.row(inspector)
+            saved_tokens = inspector.steps.saved_tokens
+            spent = inspector.state.spent
+            pins = sorted(inspector.pins)
+        saved_usd = None if price is None else round(saved_tokens * price / 1_000_000, 6)
+        return schemas.ConversationDetail(
             **msgspec.structs.asdict(row),
             window=overflow.limit,
             threshold=overflow.threshold,
             room=overflow.available_tokens,
             overflow=overflow,
             pins=pins,
-            cost=shapes.Cost(saved_usd, round(spent, 6), price),
-            forks=self.rows.listed(key)[1],
+            cost=schemas.CostEstimate(saved_usd, round(spent, 6), price),
+            forks=self.conversations.listed(key)[1],
         )
 
-    def rename(self, wish: Wish) -> shapes.Row:
-        asked: shapes.Names = wish.body
-        if asked.title is None and asked.model is None:
-            raise SettingError("title, model", "nothing is given: say at least one of them")
-        with self._session(wish.key) as session:
-            session.name(title=asked.title, model=asked.model)
-        return self._row(wish.key)
+    def rename(self, request: ApiRequest) -> ConversationRow:
+        body: schemas.RenameBody = request.body
+        if body.title is None and body.model is None:
+            raise SettingError("title, model", "give at least one of them")
+        with self._session(request.key) as session:
+            session.name(title=body.title, model=body.model)
+        return self._row(request.key)
 
-    def erase(self, wish: Wish) -> shapes.Erased:
-        with self.rows.held(wish.key):
-            gone = self._with_forks(wish.key) if wish.query.with_forks else [wish.key]
-            heirs = self.store.erase(wish.key, with_forks=wish.query.with_forks)
+    def erase(self, request: ApiRequest) -> schemas.ErasedConversation:
+        with self.conversations.inspecting(request.key):
+            gone = self._with_forks(request.key) if request.query.with_forks else [request.key]
+            heirs = self.store.erase(request.key, with_forks=request.query.with_forks)
         for key in (*gone, *heirs):
             self.service.forget(key)
         for key in gone:
             self.service.events.erased(key)
-        return shapes.Erased([heir.conversation for heir in heirs])
+        return schemas.ErasedConversation([heir.conversation for heir in heirs])
 
     def _with_forks(self, key: Key) -> list[Key]:
         """A conversation, its forks, and theirs."""
-        rows, found = list(self.store.conversations(key.owner)), [key]
-        for one in found:
+        rows = list(self.store.conversations(key.owner))
+        found = [key]
+        for one in found:  # which grows meanwhile
             found += [row.key for row in rows if row.parent == one]
         return found
 
-    # What was said, and what is shown
+    # What was recorded, and what is shown
 
-    def messages(self, wish: Wish) -> shapes.Messages:
-        with self.rows.held(wish.key) as held:
-            return reading.messages(held, wish.query)
+    def messages(self, request: ApiRequest) -> schemas.MessagePage:
+        page: schemas.PageQuery = request.query
+        with self.conversations.inspecting(request.key) as inspector:
+            recorded = inspector.messages(page.start, page.limit)
+            rows = [_message_json(inspector, said) for said in recorded]
+            return schemas.MessagePage(rows, inspector.state.index)
 
-    def append(self, wish: Wish) -> shapes.Places:
-        with self._session(wish.key) as session:
-            return shapes.Places(session.append(wish.body.messages, dialect=wish.body.dialect))
+    def append(self, request: ApiRequest) -> schemas.AppendedPlaces:
+        with self._session(request.key) as session:
+            return schemas.AppendedPlaces(session.append(request.body.messages, dialect=request.body.dialect))
 
-    def view(self, wish: Wish) -> shapes.Viewed:
-        asked: shapes.ViewAsked = wish.query
-        if asked.messages and asked.at is not None:
-            raise SettingError("messages", "can be had of the view as it is now; leave out `at`")
-        with self._session(wish.key) as session:
-            window = session.fitter.meter.limits.window
-            rendered = _rendered(session) if asked.messages else None
-        with self.rows.held(wish.key) as held:
-            viewed = reading.view(held, asked, window)
-        if rendered is None:
-            return viewed
-        return msgspec.structs.replace(viewed, messages=rendered.messages, system=rendered.system)
+    def view(self, request: ApiRequest) -> schemas.ViewJson:
+        query: schemas.ViewQuery = request.query
+        if query.messages and query.at is not None:
+            raise SettingError("messages", "is available for the current view only; omit `at`")
+        with self._session(request.key) as session:
+            window = session.limits.window
+            rendered = _request_json(session) if query.messages else {}
+        with self.conversations.inspecting(request.key) as inspector:
+            view = inspector.view(query.at, query.start, query.limit)
+        items = [_item_json(item) for item in view.items]
+        return schemas.ViewJson(view.at, view.tokens, window, items, view.total_items, **rendered)
 
-    def edits(self, wish: Wish) -> shapes.Edits:
-        with self.rows.held(wish.key) as held:
-            return reading.edits(held, wish.query)
+    def edits(self, request: ApiRequest) -> schemas.EditPage:
+        page: schemas.PageQuery = request.query
+        with self.conversations.inspecting(request.key) as inspector:
+            return schemas.EditPage(*inspector.edits(page.start, page.limit))
 
-    def diff(self, wish: Wish) -> shapes.Difference:
-        with self.rows.held(wish.key) as held:
-            return reading.diff(held, wish.query)
+    def diff(self, request: ApiRequest) -> schemas.DiffJson:
+        query: schemas.DiffQuery = request.query
+        with self.conversations.inspecting(request.key) as inspector:
+            diff = inspector.diff(inspector, query.at, query.to)
+        changes = [
+            schemas.DiffChangeJson(one.sign, one.seen.at, one.seen.role, one.seen.tokens, one.seen.text)
+            for one in diff.changes
+        ]
+        return schemas.DiffJson(_side_json(diff.old), _side_json(diff.new), changes)
 
-    def explain(self, wish: Wish) -> Explanation:
-        with self.rows.held(wish.key) as held:
-            return explain(held.record, wish.query.at)
+    def explain(self, request: ApiRequest) -> Explanation:
+        with self.conversations.inspecting(request.key) as inspector:
+            return inspector.explain(request.query.at)
 
-    def savings(self, wish: Wish) -> shapes.Savings:
-        with self._session(wish.key) as session:
-            return shapes.Savings(session.savings())
+    def savings(self, request: ApiRequest) -> schemas.SavingsJson:
+        with self._session(request.key) as session:
+            return schemas.SavingsJson(session.savings())
 
-    def steps(self, wish: Wish) -> shapes.Steps:
-        with self._session(wish.key) as session:
-            budget = session.fitter.budget
-        with self.rows.held(wish.key) as held:
-            return shapes.Steps(held.walk.steps(wish.query.limit), budget.window, budget.threshold)
+    def steps(self, request: ApiRequest) -> schemas.StepsJson:
+        with self._session(request.key) as session:
+            budget = session.budget
+        with self.conversations.inspecting(request.key) as inspector:
+            steps = inspector.steps.steps(request.query.limit)
+            return schemas.StepsJson(steps, budget.window, budget.threshold)
 
-    def overflow(self, wish: Wish) -> Overflow:
-        with self._session(wish.key) as session:
+    def overflow(self, request: ApiRequest) -> Overflow:
+        with self._session(request.key) as session:
             return session.check_overflow()
 
-    def due(self, wish: Wish) -> Decision:
-        with self._session(wish.key) as session:
+    def due(self, request: ApiRequest) -> Decision:
+        with self._session(request.key) as session:
             return session.should_compact()
 
-    def memories(self, wish: Wish) -> shapes.Learned:
-        asked: shapes.MemoriesAsked = wish.query
-        with self._session(wish.key) as session:
+    def memories(self, request: ApiRequest) -> schemas.MemoriesJson:
+        query: schemas.MemoriesQuery = request.query
+        with self._session(request.key) as session:
             if not isinstance(self.store, Memories):
-                raise NotFoundError(
-                    "The store has no memories; mem0://, hybrid:// and agentcore:// have them"
-                )
-            found = session.memories(asked.q, asked.limit, asked.namespace)
-        return shapes.Learned([shapes.Memory(*one) for one in found])
+                raise NotFoundError("This store has no memories; use mem0://, hybrid:// or agentcore://")
+            found = session.memories(query.q, query.limit, query.namespace)
+        return schemas.MemoriesJson([schemas.MemoryJson(*one) for one in found])
 
-    def search(self, wish: Wish) -> shapes.Hits:
-        asked: shapes.SearchAsked = wish.query
-        found = list[shapes.FoundMessage]()
-        for key in (
-            [Key(wish.key.owner, asked.conversation)] if asked.conversation else self._newest(wish.owner)
-        ):
+    def search(self, request: ApiRequest) -> schemas.SearchHits:
+        query: schemas.SearchQuery = request.query
+        if query.conversation:
+            keys = [Key(request.key.owner, query.conversation)]
+        else:
+            keys = self._newest(request.owner)
+        found = list[schemas.HitJson]()
+        for key in keys:
             with self._session(key) as session:
-                hits = session.search(asked.q, limit=asked.limit, everywhere=not asked.conversation)
+                hits = session.search(query.q, limit=query.limit, everywhere=not query.conversation)
             for hit in hits:
-                title = self._row(Key(key.owner, hit.conversation)).title
-                facts = (hit.at, hit.role, hit.tools, hit.excerpt, hit.score, hit.in_view, hit.time)
-                found.append(shapes.FoundMessage(hit.conversation, key.owner, *facts, title))
+                row = self._row(Key(key.owner, hit.conversation))
+                facts = msgspec.structs.asdict(hit)
+                del facts["is_corrected"]
+                found.append(schemas.HitJson(**facts, owner=key.owner, title=row.title))
         found.sort(key=lambda hit: -hit.score)
-        return shapes.Hits(found[: asked.limit])
+        return schemas.SearchHits(found[: query.limit])
 
     def _newest(self, owner: str | None) -> list[Key]:
-        """One conversation of each owner that is asked for."""
+        """One conversation of each owner that is body for."""
         found: dict[str, Key] = {}
         for row in self.store.conversations(owner):
-            if len(found) < MOST_OWNERS and row.next:
+            if len(found) < MAX_OWNERS and row.next:
                 found.setdefault(row.key.owner, row.key)
         return [*found.values()]
 
     # What can be done
 
-    def expand(self, wish: Wish) -> shapes.Expanded:
-        asked: shapes.Expand = wish.body
-        with self._session(wish.key) as session:
-            return shapes.Expanded(session.expand(**msgspec.structs.asdict(asked)))
+    def expand(self, request: ApiRequest) -> schemas.ExpandedText:
+        body: schemas.ExpandBody = request.body
+        with self._session(request.key) as session:
+            return schemas.ExpandedText(session.expand(**msgspec.structs.asdict(body)))
 
-    def restore(self, wish: Wish) -> shapes.Done:
-        with self._session(wish.key) as session:
-            return shapes.Done(session.restore(wish.body.at, why=wish.body.why))
+    def restore(self, request: ApiRequest) -> schemas.EventPlace:
+        with self._session(request.key) as session:
+            return schemas.EventPlace(session.restore(request.body.at, why=request.body.why))
 
-    def undo(self, wish: Wish) -> shapes.Undoing:
-        with self._session(wish.key) as session:
-            done = session.undo(wish.body.at, why=wish.body.why)
-            return shapes.Undoing(int(done), done.of, done.covered_by)
+    def undo(self, request: ApiRequest) -> schemas.UndoJson:
+        with self._session(request.key) as session:
+            done = session.undo(request.body.at, why=request.body.why)
+            return schemas.UndoJson(int(done), done.of, done.covered_by)
 
-    def pin(self, wish: Wish) -> shapes.Done:
-        with self._session(wish.key) as session:
-            return shapes.Done(session.pin(wish.body.at, why=wish.body.why))
+    def pin(self, request: ApiRequest) -> schemas.EventPlace:
+        with self._session(request.key) as session:
+            return schemas.EventPlace(session.pin(request.body.at, why=request.body.why))
 
-    def unpin(self, wish: Wish) -> shapes.Done:
-        with self._session(wish.key) as session:
-            return shapes.Done(session.unpin(wish.body.at, why=wish.body.why))
+    def unpin(self, request: ApiRequest) -> schemas.EventPlace:
+        with self._session(request.key) as session:
+            return schemas.EventPlace(session.unpin(request.body.at, why=request.body.why))
 
-    def correct(self, wish: Wish) -> shapes.Done:
-        with self._session(wish.key) as session:
-            return shapes.Done(session.correct(wish.body.at, wish.body.message, why=wish.body.why))
+    def correct(self, request: ApiRequest) -> schemas.EventPlace:
+        with self._session(request.key) as session:
+            return schemas.EventPlace(
+                session.correct(request.body.at, request.body.message, why=request.body.why)
+            )
 
-    def fork(self, wish: Wish) -> shapes.Row:
-        with self._session(wish.key) as session:
-            new = forked(session, wish.body.id, wish.body.at)
+    def fork(self, request: ApiRequest) -> ConversationRow:
+        with self._session(request.key) as session:
+            new = forked(session, request.body.id, request.body.at)
         return self._row(new)
 
-    def compact(self, wish: Wish) -> CompactionResult:
-        asked = msgspec.structs.asdict(wish.body)
-        with self._session(wish.key) as session:
-            return session.compact(asked.pop("strategy"), **asked)
+    def compact(self, request: ApiRequest) -> CompactionResult:
+        body = msgspec.structs.asdict(request.body)
+        with self._session(request.key) as session:
+            return session.compact(body.pop("strategy"), **body)
 
     async def lines(self, key: Key) -> AsyncIterator[bytes]:
         """The whole record, as it is read."""
         lines = export_lines(self.store, key)
-        while some := await self.service.work(lambda: list(islice(lines, LINES))):
+        while some := await self.service.work(lambda: list(islice(lines, EXPORT_BATCH))):
             yield "".join(f"{line}\n" for line in some).encode()
 
 
-def _rendered(session: Session) -> Any:
-    """The view in the words of its provider, mended where that must be."""
-    with session.notifier:
-        session.record.catch_up()
-        meter = session.fitter.meter
-        return Renderer(session.record, RenderRequest(session.fitter.dialect), meter.counter).render()
+def _request_json(session: Session) -> dict[str, Any]:
+    """The view as the provider takes it."""
+    (request,) = session.export(session.dialect, view=True)
+    return {"system": None, **codec.loads(request.encode())}
+
+
+def _message_json(inspector: Inspector, said: Said) -> schemas.MessageJson:
+    stored = inspector.stored(said)
+    text = said.message.text
+    return schemas.MessageJson(
+        at=stored.at,
+        index=stored.index,
+        id=stored.id,
+        role=said.line.role,
+        time=stored.timestamp,
+        tokens=stored.tokens,
+        tools=stored.tools,
+        tags=stored.tags,
+        kind=stored.kind,
+        edit=stored.edit,
+        shown=stored.shown,
+        pinned=stored.is_pinned,
+        text=text[: schemas.TEXT_CHARS],
+        cut=len(text) > schemas.TEXT_CHARS,
+        calls=_calls_json(said.message),
+        answers=said.line.answers,
+        media=list(_media_json(said.message.parts)),
+    )
+
+
+def _item_json(item: ShownItem) -> schemas.ShownItemJson:
+    shown = [_shown_json(one) for one in item.shown]
+    if item.edit is None:
+        return schemas.ShownItemJson(item.span, None, None, item.tokens, shown)
+    return schemas.ShownItemJson(item.span, item.edit.at, item.edit.kind, item.tokens, shown)
+
+
+def _shown_json(one: ShownMessage) -> schemas.ShownMessageJson:
+    text = one.message.text
+    return schemas.ShownMessageJson(
+        at=one.line.place,
+        role=one.role,
+        tokens=one.tokens,
+        text=text[: schemas.TEXT_CHARS],
+        cut=len(text) > schemas.TEXT_CHARS,
+        tools=one.tools,
+        summary=one.line.summary,
+        calls=_calls_json(one.message),
+    )
+
+
+def _calls_json(message: Message) -> list[schemas.CallJson]:
+    return [
+        schemas.CallJson(call.call_id, call.tool, call.input[: schemas.TEXT_CHARS]) for call in message.calls
+    ]
+
+
+def _media_json(parts: Sequence[Part]) -> Iterator[schemas.MediaJson]:
+    for part in parts:
+        if isinstance(part, Media):
+            yield schemas.MediaJson(part.kind, part.name)
+        elif isinstance(part, ToolResult) and not isinstance(part.output, str):
+            yield from _media_json(part.output)
+
+
+def _side_json(view: ComparedView) -> schemas.DiffSideJson:
+    return schemas.DiffSideJson(view.at, view.messages, view.tokens)

@@ -1,4 +1,4 @@
-"""The description of the API, as OpenAPI 3.1: made of the table of its routes and the types they name."""
+"""The OpenAPI 3.1 description of the HTTP API, made from the table of its routes and their types."""
 
 import ast
 import inspect
@@ -12,65 +12,67 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from refold.core import event, message
-from refold.serve import schemas as shapes
-from refold.session import results as answers
+from refold.serve import schemas
+from refold.session import results, savings, steps
 
 if TYPE_CHECKING:
     from refold.serve.api import Endpoint
 
 REF = "#/components/schemas/{name}"
-MODULES = (shapes, answers, event, message)
-"""Where the types are."""
+MODULES = (schemas, results, savings, steps, event, message)
+"""Where the types are defined."""
 ERRORS = {
-    400: "Something in it is not known or not allowed; the message says what.",
-    401: "A token is needed.",
-    403: "The token does not allow it.",
+    400: "A parameter or field is unknown or invalid; the message says which.",
+    401: "A token is required.",
+    403: "The token does not allow this.",
     404: "There is no such conversation, place or part.",
-    405: "It cannot be done here.",
-    408: "The request took too long to come.",
-    409: "The name is taken, or somebody else was faster.",
+    405: "The path does not have this method.",
+    408: "The request did not arrive in time.",
+    409: "The name is taken, or another writer won the race.",
     413: "The body is too large.",
-    415: "A body must be JSON.",
-    429: "There are too many requests; retry-after says when to come again.",
+    415: "The body is not JSON.",
+    429: "Too many requests; `retry-after` says when to try again.",
     431: "The headers are too large.",
-    500: "Something is wrong here; the log says what.",
-    503: "The store cannot be used now.",
+    500: "An internal error; see the log.",
+    503: "The store is unavailable.",
 }
 LAST_EVENT_ID = {
     "name": "Last-Event-ID",
     "in": "header",
-    "description": "The id of the last event that was seen; it counts more than `after`.",
+    "description": "The id of the last event that was seen; it takes precedence over `after`.",
     "schema": {"type": "string", "pattern": "^[0-9]{1,15}$"},
 }
 
 
 @cache
-def described(endpoints: "tuple[Endpoint, ...]") -> Mapping[str, Any]:
-    schemas = _schemas(endpoints)
+def description(endpoints: "tuple[Endpoint, ...]") -> Mapping[str, Any]:
+    components = _components(endpoints)
     paths: dict[str, dict[str, Any]] = {}
     for one in endpoints:
-        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas)
+        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, components)
     for one in endpoints:
-        schemas.pop(one.query.__name__, None)  # its fields are parameters
-    says = "What was said, what the model sees of it, and why."
-    token = {"type": "http", "scheme": "bearer", "description": "Where tokens are configured."}
+        components.pop(one.query.__name__, None)  # its fields are parameters
+    about = "What was recorded, what the model sees of it, and why."
+    token = {"type": "http", "scheme": "bearer", "description": "Required if tokens are configured."}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "refold", "version": version("refold"), "description": says},
+        "info": {"title": "refold", "version": version("refold"), "description": about},
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"token": token}},
+        "components": {"schemas": components, "securitySchemes": {"token": token}},
         "security": [{"token": []}, {}],
     }
 
 
-def _operation(one: "Endpoint", schemas: Mapping[str, Any]) -> dict[str, Any]:
-    responses = {str(status): _answer(says, shapes.Failure) for status, says in ERRORS.items()}
+def _operation(one: "Endpoint", components: Mapping[str, Any]) -> dict[str, Any]:
+    responses = {str(one.status): {"description": one.summary, "content": _content(one.answer)}}
+    for status, text in ERRORS.items():
+        responses[str(status)] = {"description": text, "content": _content(schemas.ErrorAnswer)}
     operation: dict[str, Any] = {
-        "operationId": one.verb,
-        "summary": one.says,
-        "description": f"Needs the scope `{one.needs}`.",
-        "parameters": [*_parameters(one, schemas[one.query.__name__])],
-        "responses": {str(one.status): _answer(one.says, one.answer)} | responses,
+        "operationId": one.operation,
+        "summary": one.summary,
+        "description": f"Needs the scope `{one.scope}`.",
+        "parameters": [*_parameters(one, components[one.query.__name__])],
+        "responses": responses,
     }
     if one.body is not None:
         operation["requestBody"] = {"required": True, "content": _content(one.body)}
@@ -79,51 +81,52 @@ def _operation(one: "Endpoint", schemas: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parameters(one: "Endpoint", query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if "{id}" in one.path:
-        yield {"name": "id", "in": "path", "required": True, "schema": msgspec.json.schema(shapes.Id)}
+        yield {"name": "id", "in": "path", "required": True, "schema": msgspec.json.schema(schemas.Id)}
     for name, schema in query["properties"].items():
-        is_needed = name in query.get("required", ())
-        yield {"name": name, "in": "query", "required": is_needed, "schema": _given(schema)}
-    if one.query is shapes.EventsAsked:
+        is_required = name in query.get("required", ())
+        yield {"name": name, "in": "query", "required": is_required, "schema": _not_null(schema)}
+    if one.query is schemas.EventsQuery:
         yield LAST_EVENT_ID
 
 
-def _given(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter that is not wanted is left out, never null."""
-    some = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """An optional parameter is omitted, never null."""
+    options = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    if len(options) != 1:
+        return schema
     rest = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
-    return some[0] | rest if len(some) == 1 else schema
-
-
-def _answer(says: str, type: Any) -> dict[str, Any]:
-    return {"description": says, "content": _content(type)}
+    return {**options[0], **rest}
 
 
 def _content(type: Any) -> dict[str, Any]:
     if isinstance(type, str):
         return {type: {"schema": {"type": "string"}}}
-    is_ours = hasattr(type, "__struct_fields__")
-    return {"application/json": {"schema": {"$ref": REF.format(name=type.__name__)} if is_ours else {}}}
+    if not hasattr(type, "__struct_fields__"):
+        return {"application/json": {"schema": {}}}
+    return {"application/json": {"schema": {"$ref": REF.format(name=type.__name__)}}}
 
 
-def _schemas(endpoints: "tuple[Endpoint, ...]") -> dict[str, Any]:
-    """Of all types, with what is written under their fields."""
+def _components(endpoints: "tuple[Endpoint, ...]") -> dict[str, Any]:
+    """Schemas of all types; the docstring under a field is its description."""
     known = [type for one in endpoints for type in (one.answer, one.query, one.body)]
-    types = dict.fromkeys(type for type in (*known, shapes.Failure) if hasattr(type, "__struct_fields__"))
-    _, schemas = msgspec.json.schema_components(types, ref_template=REF)
-    for name, schema in schemas.items():
+    types = dict.fromkeys(
+        type for type in (*known, schemas.ErrorAnswer) if hasattr(type, "__struct_fields__")
+    )
+    _, components = msgspec.json.schema_components(types, ref_template=REF)
+    for name, schema in components.items():
         type = next((getattr(module, name) for module in MODULES if hasattr(module, name)), None)
-        for field, says in documented(type):
+        for field, text in documented(type):
             if field in schema.get("properties", {}):
-                schema["properties"][field].setdefault("description", says)
-    return schemas
+                schema["properties"][field].setdefault("description", text)
+    return components
 
 
 def documented(type: Any) -> Iterator[tuple[str, str]]:
-    """Its fields, each with what is written under it."""
+    """The fields of a type that have a docstring, and the docstrings."""
     for one in inspect.getmro(type) if inspect.isclass(type) else ():
         if one.__module__.startswith("refold."):
             (tree,) = ast.parse(dedent(inspect.getsource(one))).body
             for field, below in pairwise(getattr(tree, "body", ())):
                 match field, below:
-                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(says))):
-                        yield name, says
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        yield name, text

@@ -1,4 +1,4 @@
-"""What goes into the API and what comes out of it: plain values, from which its description is made."""
+"""Queries, request bodies and answers of the HTTP API. Its OpenAPI description is made from these types."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias
@@ -7,16 +7,17 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from refold.core.event import Span
-from refold.session.results import Overflow
+from refold.session.results import ConversationRow, EditRow, MessageState, Overflow, Sign
 from refold.session.savings import EditSavings
+from refold.session.steps import ModelCall
 
 TEXT_CHARS = 2_000
-"""Of a message in a list; what is longer is read by `expand`."""
-WINDOW = 1 << 53
-"""Whole numbers beyond this are not the same in every language."""
+"""Longer texts are cut in lists; `expand` returns all of a text."""
+MAX_INTEGER = 1 << 53
+"""JavaScript does not represent larger integers exactly."""
 
-Place: TypeAlias = Annotated[int, Meta(ge=0, le=WINDOW, description="Place of an event.")]
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=WINDOW)]
+Place: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_INTEGER, description="Place of an event.")]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Many: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
 Id: TypeAlias = Annotated[
     str,
@@ -27,8 +28,7 @@ Id: TypeAlias = Annotated[
         description="Without control characters.",
     ),
 ]
-Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[ -~]+$")]
-"""Of a model."""
+ModelName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[ -~]+$")]
 Title: TypeAlias = Annotated[str, Meta(max_length=300)]
 Reason: TypeAlias = Annotated[str, Meta(max_length=2_000)]
 Owner: TypeAlias = Annotated[
@@ -37,13 +37,13 @@ Owner: TypeAlias = Annotated[
 ]
 
 
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What can be in the query of every request."""
 
     owner: Owner | None = None
 
 
-class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is sent as JSON."""
 
 
@@ -54,7 +54,7 @@ class Answer(msgspec.Struct, frozen=True):
 # Conversations
 
 
-class ListAsked(Asked, frozen=True):
+class ListQuery(Query, frozen=True):
     limit: Many = 50
     cursor: str | None = None
     """What the page before gave as `next`."""
@@ -62,55 +62,25 @@ class ListAsked(Asked, frozen=True):
     """A part of the id or the title."""
 
 
-class NewConversation(Body, frozen=True):
+class CreateBody(RequestBody, frozen=True):
     id: Id | None = None
     """One is made where none is given."""
-    model: Name | None = None
+    model: ModelName | None = None
     title: Title | None = None
 
 
-class Names(Body, frozen=True):
+class RenameBody(RequestBody, frozen=True):
     title: Title | None = None
-    model: Name | None = None
+    model: ModelName | None = None
 
 
-class Parent(Answer, frozen=True):
-    id: str
-    at: int
-    """The last event that both share."""
-
-
-class Row(Answer, frozen=True, kw_only=True):
-    """A conversation in a list of many."""
-
-    id: str
-    owner: str
-    title: str
-    """As given, else the beginning of the first request, else the id."""
-    model: str | None
-    created: datetime
-    updated: datetime | None
-    """When the newest event happened."""
-    messages: int
-    events: int
-    tokens_said: int
-    tokens_shown: int
-    saved: float
-    """The share of what was said that is not shown, from 0 to 1."""
-    edits: int
-    """That decide what is shown now."""
-    compactions: int
-    status: Literal["idle", "compacting"]
-    parent: Parent | None = None
-
-
-class Rows(Answer, frozen=True):
-    conversations: list[Row]
+class ConversationPage(Answer, frozen=True):
+    conversations: list[ConversationRow]
     next: str | None
     """The cursor of the next page."""
 
 
-class Cost(Answer, frozen=True):
+class CostEstimate(Answer, frozen=True):
     """In USD, at the model's price for input that no cache had: an estimate."""
 
     saved_usd: float | None
@@ -120,7 +90,7 @@ class Cost(Answer, frozen=True):
     input_price_per_million: float | None
 
 
-class Detail(Row, frozen=True, kw_only=True):
+class ConversationDetail(ConversationRow, frozen=True, kw_only=True):
     """A conversation by itself."""
 
     window: int
@@ -130,15 +100,15 @@ class Detail(Row, frozen=True, kw_only=True):
     """What is left before the answer's own."""
     overflow: Overflow
     pins: list[int]
-    cost: Cost
+    cost: CostEstimate
     forks: list[str]
 
 
-class EraseAsked(Asked, frozen=True):
+class EraseQuery(Query, frozen=True):
     with_forks: bool = False
 
 
-class Erased(Answer, frozen=True):
+class ErasedConversation(Answer, frozen=True):
     heirs: list[str]
     """Forks, which keep what they shared."""
 
@@ -146,27 +116,24 @@ class Erased(Answer, frozen=True):
 # What was said, and what is shown
 
 
-class Paged(Asked, frozen=True):
-    start: Annotated[int, Meta(ge=-WINDOW, le=WINDOW)] = 0
+class PageQuery(Query, frozen=True):
+    start: Annotated[int, Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)] = 0
     """The first; below 0 it counts from the end."""
     limit: Many = 100
 
 
-class Call(Answer, frozen=True):
+class CallJson(Answer, frozen=True):
     id: str
     tool: str
     input: str
 
 
-class Medium(Answer, frozen=True):
+class MediaJson(Answer, frozen=True):
     kind: str
     name: str | None = None
 
 
-Shown: TypeAlias = Literal["whole", "reduced", "hidden", "corrected"]
-
-
-class SaidMessage(Answer, frozen=True, kw_only=True):
+class MessageJson(Answer, frozen=True, kw_only=True):
     at: int
     index: int
     id: str
@@ -178,40 +145,40 @@ class SaidMessage(Answer, frozen=True, kw_only=True):
     kind: str | None
     edit: int | None
     """Place of the edit that shows it otherwise, or not at all."""
-    shown: Shown
+    shown: MessageState
     pinned: bool
     text: str
     cut: bool
     """The text is longer than this."""
-    calls: list[Call]
+    calls: list[CallJson]
     answers: str | None
     """Id of the call that it answers."""
-    media: list[Medium]
+    media: list[MediaJson]
 
 
-class Messages(Answer, frozen=True):
-    messages: list[SaidMessage]
+class MessagePage(Answer, frozen=True):
+    messages: list[MessageJson]
     total: int
 
 
-class NewMessages(Body, frozen=True):
+class AppendBody(RequestBody, frozen=True):
     messages: Annotated[list[Any], Meta(min_length=1, max_length=10_000)]
     """In any dialect, each as its provider would write it."""
     dialect: Literal["openai-chat", "openai-responses", "anthropic", "ai-sdk"] | None = None
 
 
-class Places(Answer, frozen=True):
+class AppendedPlaces(Answer, frozen=True):
     places: list[int]
 
 
-class ViewAsked(Paged, frozen=True):
+class ViewQuery(PageQuery, frozen=True):
     at: Place | None = None
     """As it was right after this event."""
     messages: bool = False
     """Also the provider's JSON, of all that is shown now."""
 
 
-class ShownMessage(Answer, frozen=True):
+class ShownMessageJson(Answer, frozen=True):
     at: int
     role: str
     tokens: int
@@ -219,10 +186,10 @@ class ShownMessage(Answer, frozen=True):
     cut: bool
     tools: tuple[str, ...]
     summary: bool
-    calls: list[Call] = []
+    calls: list[CallJson] = []
 
 
-class ShownItem(Answer, frozen=True):
+class ShownItemJson(Answer, frozen=True):
     """A stretch of the record and what stands for it."""
 
     span: Span
@@ -230,94 +197,57 @@ class ShownItem(Answer, frozen=True):
     kind: str | None
     """Of the edit."""
     tokens: int
-    shown: list[ShownMessage]
+    shown: list[ShownMessageJson]
 
 
-class Viewed(Answer, frozen=True):
+class ViewJson(Answer, frozen=True):
     at: int | None
     tokens: int
     window: int
-    items: list[ShownItem]
+    items: list[ShownItemJson]
     total_items: int
     messages: list[Any] | UnsetType = UNSET
     system: Any | UnsetType = UNSET
 
 
-class Edit(Answer, frozen=True, kw_only=True):
-    at: int
-    kind: str
-    why: str
-    span: Span
-    tokens: tuple[int, int]
-    """Shown before and after."""
-    time: datetime
-    state: Literal["in force", "under a later one", "taken back"]
-    model: str | None = None
-    """Who wrote the summary."""
-    cost: float | None = None
-
-
-class Edits(Answer, frozen=True):
-    edits: list[Edit]
+class EditPage(Answer, frozen=True):
+    edits: list[EditRow]
     total: int
 
 
-class DiffAsked(Asked, frozen=True, kw_only=True):
+class DiffQuery(Query, frozen=True, kw_only=True):
     at: Place
     to: Place | None = None
     """Now, unless given."""
 
 
-class DiffMoment(Answer, frozen=True):
+class DiffSideJson(Answer, frozen=True):
     at: int | None
     messages: int
     tokens: int
 
 
-class DiffChange(Answer, frozen=True):
-    sign: Literal[" ", "-", "+"]
+class DiffChangeJson(Answer, frozen=True):
+    sign: Sign
     at: int
     role: str
     tokens: int
     text: str
 
 
-class Difference(Answer, frozen=True):
-    old: DiffMoment
-    new: DiffMoment
-    changes: list[DiffChange]
+class DiffJson(Answer, frozen=True):
+    old: DiffSideJson
+    new: DiffSideJson
+    changes: list[DiffChangeJson]
 
 
-class StepsAsked(Asked, frozen=True):
+class StepsQuery(Query, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=2_000)] = 2_000
     """Of more, neighbors become one."""
 
 
-class Kinds(msgspec.Struct):
-    """Tokens that the model saw."""
-
-    system: int = 0
-    user: int = 0
-    assistant: int = 0
-    tool: int = 0
-    summary: int = 0
-
-
-class Step(msgspec.Struct):
-    """One call of the model."""
-
-    step: int
-    at: int
-    """Place of its answer."""
-    tokens: Kinds
-    sent: int
-    """Input tokens as its provider counted them, else as they were estimated."""
-    edits: int
-    """Made since the step before."""
-
-
-class Steps(Answer, frozen=True):
-    steps: list[Step]
+class StepsJson(Answer, frozen=True):
+    steps: list[ModelCall]
     window: int
     threshold: int
 
@@ -325,17 +255,20 @@ class Steps(Answer, frozen=True):
 # What can be done
 
 
-class Savings(Answer, frozen=True):
+class SavingsJson(Answer, frozen=True):
     savings: list[EditSavings]
     """The oldest first."""
 
 
-class AtAsked(Asked, frozen=True, kw_only=True):
+class PlaceQuery(Query, frozen=True, kw_only=True):
     at: Place
 
 
-class Expand(Body, frozen=True, kw_only=True):
-    at: Annotated[int, Meta(ge=-WINDOW, le=WINDOW)] | Annotated[str, Meta(min_length=1, max_length=1_000)]
+class ExpandBody(RequestBody, frozen=True, kw_only=True):
+    at: (
+        Annotated[int, Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
+        | Annotated[str, Meta(min_length=1, max_length=1_000)]
+    )
     """A place, a message's id, or a negative number: -1 is the newest message."""
     lines: str | tuple[int, int] | None = None
     """Counted from 1, both ends included: "40-50" or [40, 50]."""
@@ -346,33 +279,33 @@ class Expand(Body, frozen=True, kw_only=True):
     reason: Reason | None = None
 
 
-class Expanded(Answer, frozen=True):
+class ExpandedText(Answer, frozen=True):
     text: str
 
 
-class AtBody(Body, frozen=True, kw_only=True):
+class PlaceBody(RequestBody, frozen=True, kw_only=True):
     at: Place
     why: Reason = ""
 
 
-class Undo(Body, frozen=True, kw_only=True):
+class UndoBody(RequestBody, frozen=True, kw_only=True):
     at: Place | None = None
     """The newest edit, unless given."""
     why: Reason = ""
 
 
-class Correct(Body, frozen=True, kw_only=True):
+class CorrectBody(RequestBody, frozen=True, kw_only=True):
     at: Place
     message: str | dict[str, Any]
     why: Reason = ""
 
 
-class Done(Answer, frozen=True):
+class EventPlace(Answer, frozen=True):
     at: int
     """Place of the event that this is."""
 
 
-class Undoing(Answer, frozen=True):
+class UndoJson(Answer, frozen=True):
     at: int
     of: int
     """What was taken back."""
@@ -380,13 +313,13 @@ class Undoing(Answer, frozen=True):
     """A later edit of the same messages, which still decides what is shown."""
 
 
-class Fork(Body, frozen=True, kw_only=True):
+class ForkBody(RequestBody, frozen=True, kw_only=True):
     id: Id
     at: Place | None = None
     """The last event to share; all, unless given."""
 
 
-class Compact(Body, frozen=True, kw_only=True):
+class CompactBody(RequestBody, frozen=True, kw_only=True):
     strategy: Literal["summarize", "sliding-window", "hierarchical"] | None = None
     keep_recent: Count | None = None
     target_tokens: Count | None = None
@@ -394,7 +327,7 @@ class Compact(Body, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class SearchAsked(Asked, frozen=True, kw_only=True):
+class SearchQuery(Query, frozen=True, kw_only=True):
     q: Annotated[str, Meta(min_length=1, max_length=400)]
     """Words, "a phrase", pref*, tool:NAME, role:ROLE."""
     conversation: str | None = None
@@ -402,14 +335,14 @@ class SearchAsked(Asked, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=100)] = 10
 
 
-class MemoriesAsked(Asked, frozen=True, kw_only=True):
+class MemoriesQuery(Query, frozen=True, kw_only=True):
     q: Annotated[str, Meta(min_length=1, max_length=400)] | None = None
     """What they have to do with; without it, what there is."""
     limit: Annotated[int, Meta(ge=1, le=100)] = 10
     namespace: Annotated[str, Meta(min_length=1, max_length=400)] | None = None
 
 
-class Memory(Answer, frozen=True):
+class MemoryJson(Answer, frozen=True):
     """Something that a service learned from conversations, in words of its own."""
 
     id: str
@@ -420,11 +353,11 @@ class Memory(Answer, frozen=True):
     created: float | None = None
 
 
-class Learned(Answer, frozen=True):
-    memories: list[Memory]
+class MemoriesJson(Answer, frozen=True):
+    memories: list[MemoryJson]
 
 
-class FoundMessage(Answer, frozen=True):
+class HitJson(Answer, frozen=True):
     conversation: str
     owner: str
     at: int
@@ -437,11 +370,11 @@ class FoundMessage(Answer, frozen=True):
     title: str
 
 
-class Hits(Answer, frozen=True):
-    hits: list[FoundMessage]
+class SearchHits(Answer, frozen=True):
+    hits: list[HitJson]
 
 
-class EventsAsked(Asked, frozen=True):
+class EventsQuery(Query, frozen=True):
     after: Count | None = None
     """How many events were seen; unless given, and without `Last-Event-ID`, only what comes is told."""
 
@@ -449,11 +382,11 @@ class EventsAsked(Asked, frozen=True):
 # What went wrong
 
 
-class Problem(Answer, frozen=True):
+class ErrorJson(Answer, frozen=True):
     code: str
     message: str
     """Where, why, and what to do."""
 
 
-class Failure(Answer, frozen=True):
-    error: Problem
+class ErrorAnswer(Answer, frozen=True):
+    error: ErrorJson

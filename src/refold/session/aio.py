@@ -150,6 +150,7 @@ class AsyncSession:
     unpin = _awaited(Session.unpin)
     name = _awaited(Session.name)
     clear = _awaited(Session.clear)
+    save_snapshot = _awaited(Session.save_snapshot)
 
     store: Store = _same("store")
     key: Key = _same("key")

@@ -86,7 +86,7 @@ def fit(
     rest: dict[str, Any] = {"model": model, "config": settings, "agent": agent, "summarizer": summarizer}
     session = open("one-off", store="memory://", **rest)
     session.reducer.handles = False  # nothing is stored: there would be nothing to expand
-    session.fitter.thrift.economy = None  # and nobody remembers what was hidden in the last request
+    session.fitter.economy.settings = None  # and nobody remembers what was hidden in the last request
     if session.reducer.summaries is not None:
         session.reducer.summaries.writes_ahead = False
     said = listed(messages)

@@ -1,4 +1,4 @@
-"""Compaction on demand: what models write for it is waited for, and then it is done."""
+"""Compaction on demand: waits for the summarizer, then compacts."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,23 +14,26 @@ from refold.session.results import CompactionResult, Compactions
 from refold.summaries.lease import CompactionLease
 
 LEASE_S = 60.0
-"""After so many seconds a compaction whose process died is nobody's."""
+"""The lease of a process that died expires after so many seconds."""
 
 
 class Compaction:
     """Compacts one view on demand, for one session."""
 
     def __init__(self, fitter: Fitter, lease: CompactionLease, lock: Notifier) -> None:
-        self.fitter, self.reducer, self.record = fitter, fitter.reducer, fitter.record
-        self._lease, self._lock = lease, lock
+        self.fitter = fitter
+        self.reducer = fitter.reducer
+        self.record = fitter.record
+        self._lease = lease
+        self._lock = lock
         self._one_at_a_time = Lock()
-        """For the threads of this session; other sessions go by the lease."""
+        """For the threads of this session; other sessions are kept out by the lease."""
 
-    def carry_out(self, order: CompactionRequest, dry_run: bool) -> CompactionResult:
-        """With `dry_run` nothing is changed and nobody is asked: the result is what would be done by rule.
+    def run(self, order: CompactionRequest, dry_run: bool) -> CompactionResult:
+        """With `dry_run` nothing is changed and no model is called.
 
-        Another compaction of the view is waited for, `summarizer.wait_s` at most if it is another session's.
-        Where that leaves nothing to do, the result is what it did.
+        Waits for another compaction of the view, at most `summarizer.wait_s` if it is another session's. If
+        that leaves nothing to do, returns its result.
         """
         if dry_run:
             with self._lock:
@@ -46,7 +49,7 @@ class Compaction:
                 if self.record.live.state.round > round and not self._planned(order):
                     return self._result(self._newest_round(), order)
             try:
-                self._write(order)
+                self._wait_for_summaries(order)
                 with self._lock:
                     self.record.catch_up()
                     edits = [] if self._has_nothing_to_do else self.fitter.compact(order)
@@ -60,17 +63,17 @@ class Compaction:
         """Compacts for a worker, unless another process has compacted the view or is compacting it.
 
         Raises:
-            ConflictError: that round was, or another holder is at it.
+            ConflictError: another process has compacted the view, or is compacting it.
         """
         lease = self._lease.acquire(LEASE_S)
         if lease is None:
-            raise ConflictError("Another process is compacting it now")
+            raise ConflictError("Another process is compacting the view")
         try:
-            self._write(order)
+            self._wait_for_summaries(order)
             with self._lock:
                 self.record.catch_up()
                 if self.record.live.state.round + 1 != round:
-                    raise ConflictError("It was compacted meanwhile")
+                    raise ConflictError("The view was compacted meanwhile")
                 edits = [] if self._has_nothing_to_do else self.fitter.compact(order, lease)
                 return self._result(edits, order)
         finally:
@@ -80,7 +83,7 @@ class Compaction:
         return [] if self._has_nothing_to_do else self.fitter.planned(order)
 
     def _newest_round(self) -> list[Replaced]:
-        """The edits of the newest compaction, whoever made it."""
+        """The edits of the newest compaction, of any process."""
         newest, found = self.record.live.state.round, list[Replaced]()
         for at in range(self.record.live.state.compacted or 0, -1, -1):
             event = self.record.event(at)
@@ -102,8 +105,8 @@ class Compaction:
         return CompactionResult(new, range, saved, edits[0].round, missed_by)
 
     @property
-    def known(self) -> Compactions:
-        """Of those that were, and whether somebody is at it now."""
+    def summary(self) -> Compactions:
+        """The compactions so far, and whether one is running."""
         state = self.record.live.state
         last = self.record.event(state.compacted) if state.compacted is not None else None
         when = datetime.fromtimestamp(last.time, UTC) if isinstance(last, Replaced) else None
@@ -113,8 +116,8 @@ class Compaction:
     def _has_nothing_to_do(self) -> bool:
         return self.reducer.settings.is_off or not self.record.live.state.next
 
-    def _write(self, order: CompactionRequest) -> None:
-        """Waits for what models write for another occasion, then for this one; the lock is free meanwhile."""
+    def _wait_for_summaries(self, order: CompactionRequest) -> None:
+        """Waits for a running summary job, then for the summaries of this compaction; the lock is free."""
         summaries = self.reducer.summaries
         if summaries is None:
             return
@@ -122,6 +125,6 @@ class Compaction:
             summaries.job.wait()
         with self._lock:
             self.record.catch_up()
-            job = None if self._has_nothing_to_do else self.fitter.ordered(order)
+            job = None if self._has_nothing_to_do else self.fitter.start_on_demand(order)
         if job is not None:
             job.wait()

@@ -1,20 +1,24 @@
-"""Why a message is shown or not: what was done to it, by which rung, and which setting decided it.
+"""Why a message is shown or not: which edits cover it, which rule made them, which setting decided it.
 
 `large_part` says what to do about a message that is shown and too large.
 """
 
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
 from refold.core.errors import LargePart, NotFoundError
 from refold.core.event import Line, Replaced, Said
-from refold.core.live import ActiveEdits, ReplacedHead, State
-from refold.session.results import Cause, Explanation
+from refold.core.live import ActiveEdits, Live, ReplacedHead, State
+from refold.session.results import EditRow, Explanation, MessageState, utc
 from refold.stores.record import Record
 
 REASONS = {
-    "task": "it is the task, the first thing the user said",
-    "latest": "it is the latest that the user said",
+    "task": "it is the task, the first message of the user",
+    "latest": "it is the latest message of the user",
     "pinned": "it is pinned",
-    "system": "it is the system text in force",
-    "restored": "somebody took back what hid it",
+    "system": "it is the current system text",
+    "restored": "the edit that hid it was taken back",
 }
 """Why nothing may hide a message."""
 SHORTEN = "shorten it, with `correct({at}, …)` where it is stored, or pass long material as a tool result"
@@ -40,28 +44,73 @@ def explain(record: Record, at: int) -> Explanation:
         NotFoundError: there is no message and no edit at the place.
     """
     event = record.event(at)
-    standing = ActiveEdits(record.view, record.facts(record.live.state.next))
     if isinstance(event, Replaced):
-        state = _state(event.at, standing) if event.view == record.view else f"of view {event.view!r}"
-        only = _cause(record, event.at, state)
-        return Explanation(at, "edit", state, event.tokens[1], (only,), span=event.span)
+        edit = edit_rows(record, [event.at])[0]
+        return Explanation(at, "edit", edit.state, event.tokens[1], (edit,), span=event.span)
     if not isinstance(event, Said):
         raise NotFoundError(f"#{at} is neither a message nor an edit: there is nothing to explain")
-    covers = [one for one in record.facts(record.live.state.next) if isinstance(one, ReplacedHead)]
-    over = [one for one in covers if one.view == record.view and at in one.span]
-    item = record.live.item_at(at)
-    shown = next((line for line in item.lines if line.place == at), None) if item else None
-    states = {one.at: _state(one.at, standing) for one in over}
-    if shown is not None and shown.at in states:  # a correction is seen through what is above it
-        states[shown.at] = "in force"
-    causes = tuple(_cause(record, one.at, states[one.at]) for one in reversed(over))
-    if shown is not None:
-        state, tokens = "whole" if shown.corrects is None else "corrected", shown.tokens
-    else:
-        tokens = item.tokens if item is not None and len(item.span) == 1 else 0
-        state = "reduced" if tokens else "hidden"
-    stays = tuple(REASONS[name] for name in _kept(record.live.state, at))
-    return Explanation(at, event.line.role, state, tokens, causes, stays)
+    state, edit_at, tokens = message_state(record.live, at)
+    over = [edit.at for edit in replacements(record) if at in edit.span]
+    causes = edit_rows(record, over[::-1])
+    if state == "corrected":  # a correction is shown even where a wider edit covers the message
+        causes = [replace(one, state="in force") if one.at == edit_at else one for one in causes]
+    stays = tuple(REASONS[name] for name in _reasons_to_stay(record.live.state, at))
+    return Explanation(at, event.line.role, state, tokens, tuple(causes), stays)
+
+
+def message_state(live: Live, at: int) -> tuple[MessageState, int | None, int]:
+    """How a recorded message is shown now, the edit that makes it so, and the tokens that are shown."""
+    item = live.item_at(at)
+    if item is None:
+        return "hidden", None, 0
+    line = next((line for line in item.lines if line.place == at), None)
+    if line is not None and line.corrects is None:
+        return "whole", None, line.tokens
+    if line is not None:
+        return "corrected", line.at, line.tokens
+    if len(item.span) == 1 and item.tokens:
+        return "reduced", item.edit, item.tokens
+    return "hidden", item.edit, 0
+
+
+def replacements(record: Record) -> list[ReplacedHead]:
+    """Every edit of the view, the oldest first, including those that were taken back."""
+    heads = record.facts(record.live.state.next)
+    return [head for head in heads if isinstance(head, ReplacedHead) and head.view == record.view]
+
+
+def edit_rows(record: Record, places: Iterable[int]) -> list[EditRow]:
+    """The edits at these places, with what became of them."""
+    active = ActiveEdits(record.view, record.facts(record.live.state.next))
+    in_force = {edit.at for edit in active.widest}
+    rows = []
+    for at in places:
+        edit = record.event(at)
+        assert isinstance(edit, Replaced)
+        if edit.view != record.view:
+            state = f"of view {edit.view!r}"
+        elif at in in_force:
+            state = "in force"
+        else:
+            state = "under a later one" if at in active.covers else "taken back"
+        summary = edit.certificate
+        row = EditRow(
+            at=at,
+            kind=edit.kind,
+            why=edit.why,
+            span=edit.span,
+            tokens=edit.tokens,
+            time=utc(edit.time),
+            state=state,
+            model=summary.model if summary else None,
+            cost=summary.cost if summary else None,
+        )
+        rows.append(row)
+    return rows
+
+
+def pinned_places(state: State) -> set[int]:
+    return {line.at for pin in state.pins.values() if pin.holds for line in pin.lines}
 
 
 def large_part(line: Line, state: State, tokens: int) -> LargePart:
@@ -75,7 +124,7 @@ def _large_kind(line: Line, state: State) -> str:
         return "system"
     if line.summary:
         return "summary"
-    for reason in _kept(state, line.place):
+    for reason in _reasons_to_stay(state, line.place):
         if reason in ADVICE:
             return reason
     if line.answers is not None:
@@ -83,26 +132,13 @@ def _large_kind(line: Line, state: State) -> str:
     return "calls" if line.calls else "other"
 
 
-def _kept(state: State, at: int) -> list[str]:
+def _reasons_to_stay(state: State, at: int) -> list[str]:
     """Why a message stays, whatever is done around it: keys of `REASONS`."""
-    pinned = {line.at for pin in state.pins.values() if pin.holds for line in pin.lines}
     holds = {
         "task": state.task is not None and state.task.at == at,
         "latest": state.latest == at,
-        "pinned": at in pinned,
+        "pinned": at in pinned_places(state),
         "system": at in {line.at for line in state.apart},
         "restored": any(at in span for span in state.spared),
     }
     return [name for name in REASONS if holds[name]]
-
-
-def _state(at: int, standing: ActiveEdits) -> str:
-    if at not in standing.covers:
-        return "taken back"
-    return "in force" if any(cover.at == at for cover in standing.widest) else "under a later one"
-
-
-def _cause(record: Record, at: int, state: str) -> Cause:
-    edit = record.event(at)
-    assert isinstance(edit, Replaced)
-    return Cause(at, edit.kind, edit.why, edit.span, edit.tokens, state)

@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
+from refold.config.config import Config
 from refold.core import codec
 from refold.core.draft import Draft
 from refold.core.errors import MessageError, NotFoundError
-from refold.dialects.registry import spoken
+from refold.dialects.registry import format_of, spoken
 from refold.session.intake import Intake
+from refold.session.meter import Meter
 
 RESPONSES = "openai-responses"
 BOM = b"\xef\xbb\xbf"
@@ -264,3 +266,12 @@ def _object(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def intake_for(config: Config, model: str | None, dialect: str | None) -> Intake:
+    """Parses and counts the messages of a file, for a model, in a dialect or in the one each is in."""
+    if dialect is not None:
+        format_of(dialect)
+    settings = config.agent(None)
+    meter = Meter(None, config, model or settings.model, settings.counter)
+    return Intake(meter.counter, meter.dialect, dialect)

@@ -1,20 +1,47 @@
 """Reading a conversation: what was recorded, what the model sees of it, and how one became the other.
 
-Whoever shows a conversation, to people or to programs, reads it here and nowhere below.
+CLI, HTTP API, MCP server and panel show what an `Inspector` returns. They read nothing below it.
 """
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from difflib import SequenceMatcher
+from itertools import islice
 from typing import Any, Self
 
 from refold.core import codec
-from refold.core.errors import StoreError
-from refold.core.event import Event, Line, Said
+from refold.core.cache_cost import Prices
+from refold.core.errors import RefoldError, StoreError
+from refold.core.event import Event, Line, Replaced, Said, Span, Unknown
 from refold.core.live import State
 from refold.core.message import Message
-from refold.core.view import Item
+from refold.core.pairing import repair_pairs, with_original_ids
+from refold.core.slices import Slice
+from refold.core.view import Item, View
 from refold.dialects.registry import FORMATS
-from refold.stores.record import Record
-from refold.stores.store import Key, Store
+from refold.session.explain import edit_rows, explain, message_state, pinned_places, replacements
+from refold.session.results import (
+    Change,
+    ComparedView,
+    ConversationRow,
+    Diff,
+    EditRow,
+    Explanation,
+    ForkPoint,
+    RecordedCount,
+    ShownItem,
+    ShownMessage,
+    ShownView,
+    Sign,
+    StoredMessage,
+    kind_of,
+    shortened,
+    utc,
+)
+from refold.session.savings import EditSavings, edit_savings
+from refold.session.steps import StepHistory
+from refold.stores.record import Record, follow
+from refold.stores.store import ConversationInfo, Key, Store
 
 
 class Inspector:
@@ -25,6 +52,7 @@ class Inspector:
 
     def __init__(self, record: Record) -> None:
         self._record = record
+        self._steps: StepHistory | None = None
 
     @classmethod
     def open(cls, store: Store, key: Key, view: str = "main") -> Self:
@@ -36,10 +64,10 @@ class Inspector:
         return cls(Record(store, key, view, parse))
 
     def refresh(self) -> None:
-        """Takes in what was appended since, by any process."""
+        """Reads what was appended since, by any process."""
         self._record.catch_up()
 
-    # Where it stands
+    # The current state
 
     @property
     def key(self) -> Key:
@@ -51,7 +79,7 @@ class Inspector:
 
     @property
     def state(self) -> State:
-        """Counts and places: messages and tokens recorded, turn, step, calls that are not answered."""
+        """Counts and places: messages and tokens recorded, turn, step, calls without a result."""
         return self._record.live.state
 
     @property
@@ -71,11 +99,51 @@ class Inspector:
 
     @property
     def items(self) -> Sequence[Item]:
-        """The view: stretches of the record, and the lines that stand for each."""
+        """The view: spans of the record, and the lines that stand for each."""
         return self._record.live.items
+
+    @property
+    def pins(self) -> set[int]:
+        """Places of the pinned messages."""
+        return pinned_places(self.state)
+
+    @property
+    def first_digest(self) -> str:
+        """Tells this conversation from another that is begun under its id after it was erased."""
+        return self._record.digest_before(1)
 
     def item_at(self, place: int) -> Item | None:
         return self._record.live.item_at(place)
+
+    def conversation(self, listed: ConversationInfo) -> ConversationRow:
+        """Its row in a list; `listed` is what the store's own list has of it."""
+        state = self.state
+        title = state.title
+        if not title and state.task is not None:
+            title = shortened(self.message(state.task).text)
+        updated = None
+        if state.next:
+            newest = self.event(state.next - 1)
+            updated = None if isinstance(newest, Unknown) else utc(newest.time)
+        saved = 0.0
+        if state.total:
+            saved = round(max(0.0, 1 - self.tokens / state.total), 4)
+        return ConversationRow(
+            id=listed.key.conversation,
+            owner=listed.key.owner,
+            title=title or listed.key.conversation,
+            model=state.model,
+            created=utc(listed.created),
+            updated=updated,
+            messages=state.index,
+            events=state.next,
+            tokens_said=state.total,
+            tokens_shown=self.tokens,
+            saved=saved,
+            edits=sum(item.edit is not None for item in self.items),
+            compactions=state.round,
+            parent=_fork_point(listed),
+        )
 
     # What was recorded
 
@@ -95,16 +163,245 @@ class Inspector:
         return came.value if came is not None else None
 
     def message(self, line: Line) -> Message:
-        """The words behind a line of the view."""
+        """The message behind a line of the view."""
         return self._record.message(line)
 
     def newest_first(self) -> Iterator[Said]:
         """The recorded messages, from the newest backwards."""
         return self._record.backwards()
 
+    def messages(self, start: int = 0, limit: int | None = None) -> Iterator[Said]:
+        """The recorded messages by index; a negative start counts from the end."""
+        first = from_end(start, self.state.index)
+        if first >= self.state.index:
+            return iter(())
+        events = self._record.events(self._record.place_of(first), self.state.next)
+        return islice((event for event in events if isinstance(event, Said)), limit)
+
+    def stored(self, said: Said) -> StoredMessage:
+        """A recorded message, and how the view shows it."""
+        state, edit_at, tokens = message_state(self._record.live, said.at)
+        edit = None if edit_at is None else self.event(edit_at)
+        line = said.line
+        return StoredMessage(
+            message=with_original_ids(said.message),
+            at=line.at,
+            index=said.index,
+            id=said.message.id or f"m{line.at}",
+            conversation=self.key.conversation,
+            tokens=line.tokens,
+            turn=line.turn,
+            step=line.step,
+            timestamp=datetime.fromtimestamp(said.time, UTC),
+            tags=said.tags,
+            kind=kind_of(said),
+            tools=line.tools,
+            expiry=said.expiry,
+            edit=edit_at,
+            is_expired=isinstance(edit, Replaced) and edit.kind == "expire",
+            shown_tokens=0 if edit is None else tokens,
+            keeps_original=edit is None or not self._record.live.is_withheld(said.at),
+            shown=state,
+            is_pinned=said.at in self.pins,
+        )
+
     def place_of(self, index: int) -> int:
         """The place of the message with an index; messages are counted from 0."""
         return self._record.place_of(index)
+
+    def recorded_in(self, span: Span) -> RecordedCount:
+        """The first message at or after each end of the span knows how many were recorded before it."""
+        first = self._record.said_from(span.start)
+        after = self._record.said_from(span.end)
+        state = self.state
+        messages = state.index
+        tokens = state.total
+        last_turn = state.turn
+        if after is not None:
+            messages = after.index
+            tokens = after.total - after.line.tokens
+            last_turn = after.line.turn - after.line.asks
+        if first is None:
+            return RecordedCount(0, 0, last_turn, last_turn)
+        tokens_before = first.total - first.line.tokens
+        return RecordedCount(messages - first.index, tokens - tokens_before, first.line.turn, last_turn)
+
+    # What is shown
+
+    def view(self, at: int | None = None, start: int = 0, limit: int | None = None) -> ShownView:
+        """What the model sees now, or saw right after the event at a place; all items, or some of them.
+
+        Raises:
+            NotFoundError: there is no such place.
+        """
+        record = self._record
+        live = record.live if at is None else record.as_of(at)
+        first = from_end(start, len(live.items))
+        stop = None if limit is None else first + limit
+        items = record.with_words(View(tuple(live.items[first:stop]))).items
+        return ShownView(
+            at=at,
+            tokens=live.tokens,
+            items=tuple(self._shown_item(item, live.state) for item in items),
+            total_items=len(live.items),
+            recorded_messages=live.state.index,
+            recorded_tokens=live.state.total,
+            next=live.state.next,
+        )
+
+    def _shown_item(self, item: Item, state: State) -> ShownItem:
+        edit = None if item.edit is None else self.event(item.edit)
+        assert edit is None or isinstance(edit, Replaced)
+        pinned = pinned_places(state)
+        shown = []
+        for line in item.lines:
+            at = line.place
+            kind = "" if line.corrects is None else "correct"
+            if edit is not None and len(item.span) == len(item.lines) == 1 and line.place == edit.at:
+                at = item.span.start
+                kind = edit.kind
+            message = ShownMessage(
+                line=line,
+                message=item.words(line),
+                at=at,
+                edit=None if line.at in item.span else line.at,
+                kind=kind,
+                is_task=state.task is not None and line.place == state.task.at,
+                is_pinned=line.place in pinned,
+            )
+            shown.append(message)
+        return ShownItem(item.span, edit, item.merged, tuple(shown))
+
+    def edits(self, start: int = 0, limit: int | None = None) -> tuple[list[EditRow], int]:
+        """The edits of the view, the oldest first, including those that were taken back; and how many."""
+        places = [edit.at for edit in replacements(self._record)]
+        first = from_end(start, len(places))
+        stop = None if limit is None else first + limit
+        return edit_rows(self._record, places[first:stop]), len(places)
+
+    def explain(self, at: int) -> Explanation:
+        """
+        Raises:
+            NotFoundError: there is no message and no edit at the place.
+        """
+        return explain(self._record, at)
+
+    def savings(self, prices: Prices | None) -> list[EditSavings]:
+        return list(edit_savings(self.events(), self.view_name, prices))
+
+    @property
+    def steps(self) -> StepHistory:
+        """What the model saw at each of its calls."""
+        if self._steps is None or not self._steps.follows(self._record):
+            self._steps = StepHistory(self._record)
+        self._steps.catch_up(self._record)
+        return self._steps
+
+    def expand_within(self, at: int | str, part: Slice, max_chars: int) -> str:
+        """As much of the text behind a place as there is room for, and how to get the rest."""
+        from refold.session.expand import source
+        from refold.session.tools import within
+
+        return within(source(self._record, at), part, max_chars, len, "")
+
+    # Two views side by side
+
+    def diff(self, other: "Inspector", at: int | None, to: int | None) -> Diff:
+        """Compares this view, now or right after an event, with another view, or with itself at another time.
+
+        Raises:
+            NotFoundError: there is no such place.
+        """
+        shared = None if other is self else self._shared_events(other)
+        before = self.view(at).messages
+        after = other.view(to).messages
+        keys_before = [_identity(one, shared) for one in before]
+        keys_after = [_identity(one, shared) for one in after]
+        matcher = SequenceMatcher(None, keys_before, keys_after, autojunk=False)
+        changes = list[Change]()
+        for tag, i, j, k, m in matcher.get_opcodes():
+            if tag == "equal":
+                changes += _changes(" ", after[k:m])
+            else:
+                changes += _changes("-", before[i:j])
+                changes += _changes("+", after[k:m])
+        old = self._compared(at, before, shared)
+        new = other._compared(to, after, shared)
+        return Diff(old, new, tuple(changes), None if shared is None else shared - 1)
+
+    def _shared_events(self, other: "Inspector") -> int:
+        """How many events two conversations share: the digest of an event stands for all before it."""
+        low = 0
+        high = min(self.state.next, other.state.next)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._record.digest_before(middle) == other._record.digest_before(middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _compared(self, at: int | None, shown: Sequence[ShownMessage], shared: int | None) -> ComparedView:
+        since = []
+        if shared is not None:
+            stop = None if at is None else self._record.end_of(at)
+            events = self._record.events(shared, stop)
+            since = [ShownMessage(one.line, one.message, one.at) for one in events if isinstance(one, Said)]
+        tokens = sum(one.tokens for one in shown)
+        return ComparedView(self.key.conversation, at, len(shown), tokens, tuple(since))
+
+
+def conversation_row(store: Store, listed: ConversationInfo) -> ConversationRow:
+    """The row of any conversation in a store's list. If it is damaged, the row says so."""
+    try:
+        return Inspector.open(store, listed.key).conversation(listed)
+    except Exception as error:  # the other rows are still worth seeing
+        problem = str(error)
+        if not isinstance(error, RefoldError):
+            problem = f"{type(error).__name__}: {error}"
+        return ConversationRow(
+            id=listed.key.conversation,
+            owner=listed.key.owner,
+            title=listed.key.conversation,
+            created=utc(listed.created),
+            events=listed.next,
+            parent=_fork_point(listed),
+            problem=problem,
+        )
+
+
+def follow_links(store: Store, key: Key, start: int) -> Iterator[codec.Link]:
+    """The stored events from a place on, and then whatever any process appends, until it is erased."""
+    return (link for link in follow(store, key, start) if link is not None)
+
+
+def repairs(view: ShownView) -> list[str]:
+    """What is mended when a whole view is sent, such as a call without its result."""
+    return repair_pairs([one.line for one in view.messages])[1]
+
+
+def from_end(start: int, total: int) -> int:
+    """A start that counts from the end if it is negative."""
+    return start if start >= 0 else max(0, total + start)
+
+
+def _fork_point(listed: ConversationInfo) -> ForkPoint | None:
+    if listed.parent is None:
+        return None
+    return ForkPoint(listed.parent.conversation, listed.fork_at - 1)
+
+
+def _identity(shown: ShownMessage, shared: int | None) -> tuple[object, ...]:
+    """What makes two messages the same: their place, or their content after two conversations parted."""
+    line = shown.line
+    if shared is None or line.at < shared:
+        return (line.at, line.n)
+    message = shown.message
+    return (line.role, codec.dumps(Message(message.role, message.parts, name=message.name)))
+
+
+def _changes(sign: Sign, messages: Sequence[ShownMessage]) -> list[Change]:
+    return [Change(sign, message) for message in messages]
 
 
 def parse(dialect: str, value: Any) -> Message:
@@ -113,5 +410,5 @@ def parse(dialect: str, value: Any) -> Message:
         StoreError: only a newer refold knows this dialect.
     """
     if dialect not in FORMATS:
-        raise StoreError(f"A message in the dialect {dialect!r}, which only a newer refold can read")
+        raise StoreError(f"A stored message has the dialect {dialect!r}; upgrade refold to read it")
     return FORMATS[dialect].parse(value)

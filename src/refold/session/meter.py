@@ -1,29 +1,35 @@
-"""How much a model takes: its limits, its tokens, and what its provider's own counts have taught."""
+"""Measures requests: a model's limits and token counts, calibrated by its provider's, and what a request has
+besides its messages."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from refold.config.config import Config
+from refold.config.validate import brief_repr
 from refold.core import codec
-from refold.core.errors import StoreError
+from refold.core.codec import dumps, json_problem, loads
+from refold.core.errors import LargePart, SettingError, StoreError
 from refold.core.live import MeasuredHead
+from refold.dialects.rules.targets import Facts, facts_of
 from refold.models import calibrate
 from refold.models.calibrate import LOWEST, Anchor, Calibration
 from refold.models.count import Units, counter
 from refold.models.limits import find, provider_of, same_model
+from refold.session.validate import output_of
 from refold.stores.store import Notes, Store
 
-OFTEN, SELDOM = 3, 20
-"""So many measurements are kept at once, and then only one of so many: the rest when a session ends."""
+SAVED_AT_ONCE = 3
+SAVE_EVERY = 20
+"""After the first measurements; the rest are saved when the session ends."""
 
 CALIBRATION = codec.decoder(Calibration)
 
 
 class Meter:
-    """Of one model. What it learns is kept in the store, for all conversations with the model."""
+    """Counts tokens for one model. Its calibration is stored for all conversations with the model."""
 
     def __init__(
         self,
@@ -33,68 +39,140 @@ class Meter:
         kind: Literal["auto", "estimate"] = "auto",
     ) -> None:
         found = find(model, config.models)
-        self.model, self.limits, self.is_known = model, found.limits, found.id is not None
+        self.model = model
+        self.limits = found.limits
+        self.is_known = found.id is not None
         self.provider = self.limits.provider or provider_of(model)
         self.counter = Units(counter(model, self.provider, kind))
-        """Counts as they are stored; `estimate` makes the model's tokens of them."""
+        """Its counts are stored; `estimate` converts them to the model's tokens."""
         self._notes = store if isinstance(store, Notes) and model is not None else None
         self._name = f"calibration:{kind}:{model}"
         self._calibration: Calibration | None = None
-        self._learned = self._unsaved = 0
+        self._learned = 0
+        self._unsaved = 0
 
     @property
     def dialect(self) -> str:
-        """The one that its provider speaks."""
+        """The provider's own."""
         return "anthropic" if self.provider == "anthropic" else "openai-chat"
 
     @property
     def calibration(self) -> Calibration:
-        """What was learned so far, by this process or another."""
+        """Learned by this process or another."""
         if self._calibration is None:
             self._calibration = Calibration()
-            with suppress(StoreError, msgspec.DecodeError):  # it is no more than a better guess
+            with suppress(StoreError, msgspec.DecodeError):  # only a better guess
                 note = self._notes.note(self._name) if self._notes else None
                 self._calibration = CALIBRATION.decode(note or b"{}")
         return self._calibration
 
-    def scale(self, gauge: MeasuredHead | None) -> tuple[float, int]:
-        """How many of its tokens one counted token is, and what every request takes besides."""
-        ratio, constant = calibrate.scale(self.counter.counter, self.calibration, self._anchor(gauge))
+    def scale(self, measured: MeasuredHead | None) -> tuple[float, int]:
+        """Model tokens per counted token, and the constant overhead of a request."""
+        ratio, constant = calibrate.scale(self.counter.counter, self.calibration, self._anchor(measured))
         return ratio * self.counter.margin, constant
 
-    def estimate(self, counted: int, gauge: MeasuredHead | None) -> int:
-        """What a request takes of which so much was counted; `gauge` measured the one before it."""
+    def estimate(self, counted: int, measured: MeasuredHead | None) -> int:
+        """Model tokens of a request with so many counted tokens; `measured` is the previous request."""
         tokens = self.counter.tokens(counted)
-        return calibrate.estimate(tokens, self.counter.counter, self.calibration, self._anchor(gauge))
+        return calibrate.estimate(tokens, self.counter.counter, self.calibration, self._anchor(measured))
 
-    def apart(self, request: Mapping[str, Any]) -> int:
-        """What is counted for system text and the shape of the answer, which stand beside the messages."""
+    def separate(self, request: Mapping[str, Any]) -> int:
+        """Counted tokens of system text and response format, which are apart from the messages."""
         text = request.get("system") or request.get("instructions")
         asked = request.get("response_format") or request.get("output_config")
         shape = asked or (request.get("text") or {}).get("format")
         return (self.counter.system(text) if text else 0) + self.counter.shape(shape)
 
-    def learn(self, counted: int, reported: int, gauge: MeasuredHead | None) -> None:
-        """The provider's own count of a request; `gauge` measured the one before it."""
+    def learn(self, counted: int, reported: int, measured: MeasuredHead | None) -> None:
+        """Calibrates with the provider's count of a request; `measured` is the previous request."""
         if reported > self.limits.window:
             return
         tokens = self.counter.tokens(counted)
-        self._calibration = calibrate.update(self.calibration, tokens, reported, self._anchor(gauge))
+        self._calibration = calibrate.update(self.calibration, tokens, reported, self._anchor(measured))
         self._learned += 1
         self._unsaved += 1
-        if self._learned <= OFTEN or self._unsaved >= SELDOM:
+        if self._learned <= SAVED_AT_ONCE or self._unsaved >= SAVE_EVERY:
             self.save()
 
     def save(self) -> None:
-        """Keeps what was learned; where that cannot be kept now, it is next time."""
+        """Stores the calibration; if that fails, the next call tries again."""
         if self._notes and self._unsaved:
             with suppress(StoreError):
                 self._notes.keep_note(self._name, msgspec.json.encode(self.calibration))
                 self._unsaved = 0
 
-    def _anchor(self, gauge: MeasuredHead | None) -> Anchor | None:
-        if gauge is None or not gauge.estimate or not same_model(gauge.model, self.model):
+    def _anchor(self, measured: MeasuredHead | None) -> Anchor | None:
+        if measured is None or not measured.estimate or not same_model(measured.model, self.model):
             return None
-        counted = self.counter.tokens(gauge.estimate)
-        is_likely = LOWEST * counted <= gauge.input <= self.limits.window
-        return Anchor(counted, gauge.input) if is_likely else None
+        counted = self.counter.tokens(measured.estimate)
+        is_likely = LOWEST * counted <= measured.input <= self.limits.window
+        return Anchor(counted, measured.input) if is_likely else None
+
+
+class RequestExtras(NamedTuple):
+    """Everything in a request besides its messages, counted."""
+
+    text: bytes = b"{}"
+    """The JSON, to recognize it: tools are counted once."""
+    meter: Meter | None = None
+    counted: int = 0
+    output: int | None = None
+    """The output limit of the request."""
+    facts: Facts = Facts()
+    system: Any = None
+    tools: Any = None
+
+    @classmethod
+    def of(cls, text: bytes, meter: Meter) -> "RequestExtras":
+        request = loads(text)
+        tools = request.get("tools")
+        system = request.get("system", request.get("instructions"))
+        try:
+            counted = meter.counter.tools(tools, request.get("tool_choice")) if tools else 0
+            counted += meter.separate(request)
+        except (TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise SettingError(
+                "request", f"its tools or system text are not valid for the API: {error}"
+            ) from error
+        return cls(text, meter, counted, output_of(request), facts_of(request), system, tools)
+
+    def large_parts(self, ratio: float) -> list[LargePart]:
+        """System text and tools, for an `OverBudgetError`; `ratio` is model tokens per counted token."""
+        if self.meter is None:
+            return []
+        system = round(self.meter.counter.system(self.system) * ratio)
+        tools = round(self.counted * ratio) - system
+        found = [
+            LargePart("the system text", "system", system, "shorten it, or let the agent read details"),
+            LargePart(
+                f"{len(self.tools or ())} in all", "tools", tools, "offer fewer, or shorter descriptions"
+            ),
+        ]
+        return [part for part in found if part.tokens]
+
+
+NO_EXTRAS = RequestExtras()
+
+
+def extras_json(tools: Sequence[Any] | None, request: Mapping[str, Any]) -> bytes:
+    """
+    Raises:
+        SettingError: they cannot be sent as JSON.
+    """
+    if not isinstance(tools, list | tuple | None):
+        raise SettingError("tools", f"expected a list, got {brief_repr(tools)}")
+    plain_tools = list(map(_plain, tools)) if tools is not None else request.get("tools")
+    for name, value in (("tools", plain_tools), ("request", dict(request))):
+        problem = json_problem(value)
+        if problem and "surrogate" not in problem:
+            raise SettingError(name, f"cannot be sent: it contains {problem.rstrip(',')}")
+    return dumps({**request, "tools": plain_tools} if plain_tools is not None else dict(request))
+
+
+def _plain(tool: Any) -> Any:
+    if not hasattr(tool, "model_dump"):
+        return tool
+    try:
+        return tool.model_dump(mode="json", exclude_unset=True)
+    except Exception as error:  # whatever an SDK may raise
+        raise SettingError("tools", f"{type(tool).__name__}.model_dump() failed: {error}") from error

@@ -13,10 +13,9 @@ from refold.core.message import Message
 from refold.dialects.registry import FORMATS, format_of
 from refold.dialects.rules.targets import RULES, Violation, check_request
 from refold.models.limits import ModelLimits, find
-from refold.session.extras import beside_text
 from refold.session.files import RESPONSES, FileConversation
 from refold.session.intake import Intake
-from refold.session.meter import Meter
+from refold.session.meter import Meter, extras_json
 from refold.session.results import RequestTokens
 from refold.session.to_json import plain
 from refold.session.validate import model_name, output_of, require_name
@@ -86,7 +85,7 @@ def _request(
     if dialect is not None:
         format_of(require_name("dialect", dialect))
     name = "input" if dialect == RESPONSES else "messages"
-    request = loads(beside_text(tools, {}))
+    request = loads(extras_json(tools, {}))
     if system is not None:
         request["instructions" if dialect == RESPONSES else "system"] = system
     request[name] = [_plain(message, n) for n, message in enumerate(listed(messages))]
@@ -152,7 +151,7 @@ def _counted(
     given: FileConversation, meter: Meter, intake: Intake, advance: Callable[[int], None]
 ) -> Iterator[RequestPart]:
     """Tokens as they are counted, before the model's ratio is applied."""
-    yield RequestPart("system", meter.apart(given.beside | given.system))
+    yield RequestPart("system", meter.separate(given.beside | given.system))
     choice = given.beside.get("tool_choice")
     yield RequestPart("tools", meter.counter.tools(given.tools or [], choice))
     answer: list[tuple[Any, RequestPart]] = []

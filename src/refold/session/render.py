@@ -1,6 +1,6 @@
-"""The next request, rendered: what was rendered before is kept as long as nothing shown has changed."""
+"""Renders a view as a request in one dialect, and reuses the last request while the view only grows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,96 +17,99 @@ from refold.dialects.repairs.repair import RepairedMessages, repair, unique_ids
 from refold.dialects.rules.targets import RULES, Facts, RequestRules, has_cache_mark
 from refold.dialects.shape import APART, without
 from refold.models.count import Units
-from refold.session.inline import Copy, copier
 from refold.stores.record import Record
 
+Copy: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 Place: TypeAlias = tuple[int, int, int]
-"""Of a line: its event, which of its messages, and where the span begins that it stands for."""
-
-REPAIR = 8
-"""Tokens that a repair may add: a mark where nothing stood, a label before a text."""
-UNSAID = "{}: {} cannot be said in {}; the record keeps it"
-STALE = "{}: signed thinking is left out, since what stood before it was changed"
-TORN = "{}: a lone surrogate is written as its escape"
-UNTIED = "{}: its id is left out with the reasoning that came before it"
-TOLD_APART = "{}: several calls came with one id; in their order, each has one of its own here"
+"""Of a line: its event, the message of the event, and the start of the span it stands for."""
+REPAIR_TOKENS = 8
+"""Tokens that one repair may add, such as a placeholder or a label."""
+UNSUPPORTED = "{}: {} cannot be written in {}; it is left out of the request, not of the record"
+STALE_THINKING = "{}: signed thinking is left out, because the messages before it were edited"
+LONE_SURROGATE = "{}: a lone surrogate is escaped, since it cannot be sent as UTF-8"
+LOST_REASONING = "{}: the item id is left out, because its reasoning item is hidden"
+REPEATED_CALL_ID = "{}: several calls had the same id; each is sent with an id of its own"
 
 
 class RenderRequest(msgspec.Struct, frozen=True):
-    """What a page is made for."""
+    """The kind of request that a view is rendered for."""
 
     dialect: str
     facts: Facts = Facts()
     binds_thinking: bool = False
-    """The model refuses signed thinking that followed on something else than what stands before it now."""
+    """The model rejects signed thinking if the messages before it have changed."""
     all_stale: bool = False
-    """System text or tools changed, and with them what stands before all thinking."""
+    """System text or tools changed: all signed thinking is invalid."""
     repair: bool = True
-    system_beside: bool = False
-    """The caller gives system text of its own: the record's is not sent."""
-    sends_own: bool = False
-    """Fields that are for refold are sent as they came: a gateway's client addresses the provider."""
+    replaces_system: bool = False
+    """The caller sends its own system text instead of the recorded one."""
+    sends_own_fields: bool = False
+    """Fields such as `tags` are sent too: a gateway's client means them for the provider."""
 
 
 class Rendered(msgspec.Struct, frozen=True):
     messages: list[dict[str, Any]]
-    """The caller's own: it may do with them what it likes."""
+    """Copies that the caller may change."""
     system: Any = None
-    """What stands apart from the messages."""
-    mended: int = 0
-    """Tokens that mending added."""
+    """System text, where the dialect has it apart from the messages."""
+    repair_tokens: int = 0
+    """Tokens that repairs added."""
     notices: tuple[str, ...] = ()
-    """One for each thing mended, and one for each kind of thing that the dialect cannot say."""
+    """Repairs, and what the dialect cannot express."""
     break_at: int | None = None
-    """The earliest place that looks different from the request before."""
+    """The first place that differs from the previous request."""
     settled: int = 0
-    """How many messages there are up to the last that stands for something else; 0 where it is not known."""
+    """The number of messages up to the last edited one; 0 if unknown."""
 
 
 class RenderedLine(NamedTuple):
-    """A line in the words of the dialect."""
+    """A line as values of the dialect."""
 
     values: list[Any]
     piece: Piece | None = None
     came: bool = False
-    """It stands as its sender wrote it."""
+    """It is as its sender wrote it."""
     notes: tuple[str, ...] = ()
     unsent: int = 0
-    """Tokens of a summary that only another provider can read."""
+    """Tokens of a summary that only another provider can decrypt."""
 
 
 class Renderer:
-    """One view of a record, as one kind of request."""
+    """Renders one view of a record for one kind of request."""
 
-    def __init__(self, record: Record, ask: RenderRequest, counter: Units) -> None:
-        self._record, self._ask, self._counter = record, ask, counter
+    def __init__(self, record: Record, request: RenderRequest, counter: Units) -> None:
+        self._record = record
+        self._request = request
+        self._counter = counter
         self._places: list[Place] = []
         self._before: list[Place] | None = None
-        """The places of the request before, once what it showed has changed."""
-        self._sent: Any = None
-        self._spoken: dict[tuple[int, int], RenderedLine] = {}
+        """The places of the previous request, if the view has changed since."""
+        self._sent_system: Any = None
+        self._rendered_lines: dict[tuple[int, int], RenderedLine] = {}
         self._live = record.live
         self._start(-1)
 
     def _start(self, edition: int) -> None:
-        self._edition, self._items, self._settled, self._unsent = edition, 0, 0, 0
-        self._sheet = self._new_sheet()
+        self._edition = edition
+        self._items = 0
+        self._settled = 0
+        self._unsent = 0
+        self._message_list = self._empty_list()
         self._copies: list[tuple[Copy, dict[str, Any]]] = []
-        self._judge = RULES[self._ask.dialect](self._ask.facts)
+        self._rules = RULES[self._request.dialect](self._request.facts)
         self._notes: dict[str, list[int]] = {}
-        begun_anew, self._live = self._live is not self._record.live, self._record.live
-        if begun_anew or self._ask.binds_thinking or self._ask.dialect == "openai-responses":
-            self._spoken = {}  # for those two, how a line is said depends on what stands before it
+        was_reopened = self._live is not self._record.live
+        self._live = self._record.live
+        if was_reopened or self._request.binds_thinking or self._request.dialect == "openai-responses":
+            self._rendered_lines = {}  # for these two, a line depends on the lines before it
         lines = {(line.at, line.n) for item in self._record.live.items for line in item.lines}
-        self._spoken = {key: said for key, said in self._spoken.items() if key in lines}
+        self._rendered_lines = {key: line for key, line in self._rendered_lines.items() if key in lines}
 
-    def _new_sheet(self) -> MessageList:
-        return MessageList(self._ask.dialect, self._ask.facts.system_inside)
+    def _empty_list(self) -> MessageList:
+        return MessageList(self._request.dialect, self._request.facts.system_inside)
 
     def unsent(self) -> int:
-        """Tokens that are counted for what is shown and not sent: summaries that only another provider can
-        read. They stay, whatever is compacted.
-        """
+        """Tokens of shown messages that are not sent: summaries that only another provider can decrypt."""
         self._catch_up()
         return self._unsent
 
@@ -121,8 +124,8 @@ class Renderer:
         self._record.load(new)
         for item in items:
             for line in item.lines:
-                self._unsent += self._put(self._sheet, line, self._notes).unsent
-            self._settled = len(self._sheet.messages) if item.edit is not None else self._settled
+                self._unsent += self._add_line(self._message_list, line, self._notes).unsent
+            self._settled = len(self._message_list.messages) if item.edit is not None else self._settled
         self._places += [
             (line.at, line.n, item.span.start) for item in items for line in item.lines if not line.apart
         ]
@@ -130,133 +133,154 @@ class Renderer:
 
     def render(self) -> Rendered:
         self._catch_up()
-        live, judge = self._record.live, self._judged()
-        broken = None if self._before is None else _first_change(self._before, self._places)
+        live = self._record.live
+        rules = self._checked_rules()
+        break_at = None if self._before is None else _first_change(self._before, self._places)
         self._before = None
-        if self._sheet.system != self._sent and self._sent is not None:
-            broken = 0
-        self._sent = self._sheet.system
-        faults = _faults(judge)
-        if faults and self._ask.repair:
-            paired = not any(fault.rule in judge.PAIRING for fault in faults)
-            return self._mended([line for item in live.items for line in item.lines], paired, broken)
-        told = [*self._told(self._notes), *self._sheet.notices, *(f"{f.rule}: {f.message}" for f in faults)]
+        if self._message_list.system != self._sent_system and self._sent_system is not None:
+            break_at = 0
+        self._sent_system = self._message_list.system
+        faults = _violations(rules)
+        if faults and self._request.repair:
+            paired = not any(fault.rule in rules.PAIRING for fault in faults)
+            return self._render_repaired(
+                [line for item in live.items for line in item.lines], paired, break_at
+            )
+        notices = [
+            *self._notices_of(self._notes),
+            *self._message_list.notices,
+            *(f"{f.rule}: {f.message}" for f in faults),
+        ]
         messages = [copy(message) for copy, message in self._copies]
-        return Rendered(messages, self._system(self._sheet), 0, tuple(told), broken, self._settled)
+        return Rendered(
+            messages, self._system(self._message_list), 0, tuple(notices), break_at, self._settled
+        )
 
-    def _judged(self) -> RequestRules:
-        """What is judged is what leaves. The newest message may still grow, so it is judged every time."""
-        sheet, known = self._sheet, len(self._copies) - 1 if self._copies else 0
-        settled = max(0, len(sheet.messages) - 1)
-        self._judge.feed(sheet.messages[known:settled])
-        self._copies[known:] = [(copier(message), message) for message in sheet.messages[known:]]
-        judge = self._judge.copy()
-        judge.facts = self._facts(sheet)
-        judge.feed(sheet.messages[settled:])
-        return judge
+    def _checked_rules(self) -> RequestRules:
+        """Validates the request. The newest message may still grow, so it is validated every time."""
+        message_list = self._message_list
+        known = len(self._copies) - 1 if self._copies else 0
+        settled = max(0, len(message_list.messages) - 1)
+        self._rules.feed(message_list.messages[known:settled])
+        self._copies[known:] = [(copier(message), message) for message in message_list.messages[known:]]
+        rules = self._rules.copy()
+        rules.facts = self._facts(message_list)
+        rules.feed(message_list.messages[settled:])
+        return rules
 
-    def _facts(self, sheet: MessageList) -> Facts:
-        """With the cache marks of the system text, which count too."""
-        facts, system = self._ask.facts, sheet.system
-        sent = isinstance(system, list) and not self._ask.system_beside
+    def _facts(self, message_list: MessageList) -> Facts:
+        """With the cache marks of the system text."""
+        facts = self._request.facts
+        system = message_list.system
+        sent = isinstance(system, list) and not self._request.replaces_system
         marks = sum(map(has_cache_mark, system)) if sent else 0
         return msgspec.structs.replace(facts, marks=facts.marks + marks) if marks else facts
 
-    def _mended(self, lines: list[Line], paired: bool, broken: int | None) -> Rendered:
+    def _render_repaired(self, lines: list[Line], paired: bool, break_at: int | None) -> Rendered:
         slots, notices = (list[Slot](lines), list[str]()) if paired else repair_pairs(lines)
         self._record.load(lines)
-        sheet, notes, tokens = self._new_sheet(), dict[str, list[int]](), 0
+        message_list = self._empty_list()
+        notes = dict[str, list[int]]()
+        tokens = 0
         for slot in slots:
             if isinstance(slot, Line):
-                self._put(sheet, slot, notes)
+                self._add_line(message_list, slot, notes)
                 continue
-            for value in map(_clean, FORMATS[self._ask.dialect].render(self._stand_in(slot))[0]):
-                sheet.add(value, -1)
-            tokens += REPAIR if isinstance(slot, OrphanResult) else self._missing_tokens
+            for value in map(
+                _escape_surrogates, FORMATS[self._request.dialect].render(self._placeholder(slot))[0]
+            ):
+                message_list.add(value, -1)
+            tokens += REPAIR_TOKENS if isinstance(slot, OrphanResult) else self._missing_tokens
         tokens -= sum(line.tokens for line in {*lines} - {*_lines(slots)})
-        facts = self._facts(sheet)
-        made, judge = RepairedMessages(sheet.messages, []), self._verdict(sheet.messages, facts)
-        if _faults(judge):
+        facts = self._facts(message_list)
+        made = RepairedMessages(message_list.messages, [])
+        rules = self._check(message_list.messages, facts)
+        if _violations(rules):
             known = {"no_prefill": facts.no_prefill, "store": facts.store, "marks": facts.marks}
-            made = repair(self._ask.dialect, sheet.messages, **known)
-            judge = self._verdict(made.messages, facts)
-        if paired and any(fault.rule in judge.PAIRING for fault in judge.violations):
-            return self._mended(lines, False, broken)
-        _demand(judge)
-        told = (*self._told(notes), *sheet.notices, *notices, *made.notices)
+            made = repair(self._request.dialect, message_list.messages, **known)
+            rules = self._check(made.messages, facts)
+        if paired and any(fault.rule in rules.PAIRING for fault in rules.violations):
+            return self._render_repaired(lines, False, break_at)
+        _require_valid(rules)
+        all_notices = (*self._notices_of(notes), *message_list.notices, *notices, *made.notices)
         messages = [copier(message)(message) for message in made.messages]
-        added = tokens + REPAIR * len(made.notices)
-        return Rendered(messages, self._system(sheet), added, told, broken)
+        added = tokens + REPAIR_TOKENS * len(made.notices)
+        return Rendered(messages, self._system(message_list), added, all_notices, break_at)
 
-    def _verdict(self, messages: list[dict[str, Any]], facts: Facts) -> RequestRules:
-        judge = RULES[self._ask.dialect](facts)
-        judge.feed(messages)
-        return judge
+    def _check(self, messages: list[dict[str, Any]], facts: Facts) -> RequestRules:
+        rules = RULES[self._request.dialect](facts)
+        rules.feed(messages)
+        return rules
 
     @cached_property
     def _missing_tokens(self) -> int:
-        return self._counter.message(self._stand_in(MissingResult("", "")))
+        return self._counter.message(self._placeholder(MissingResult("", "")))
 
-    def _system(self, sheet: MessageList) -> Any:
-        whole = {"system": sheet.system}
+    def _system(self, message_list: MessageList) -> Any:
+        whole = {"system": message_list.system}
         return copier(whole)(whole)["system"]
 
-    def _put(self, sheet: MessageList, line: Line, notes: dict[str, list[int]]) -> RenderedLine:
-        said = self._spoken.get((line.at, line.n))
-        if said is None:
-            said = self._spoken[line.at, line.n] = self._in_words(line)
-        for value in said.values:
-            sheet.add(value, line.at, said.piece, said.came)
-        for note in said.notes:
+    def _add_line(self, message_list: MessageList, line: Line, notes: dict[str, list[int]]) -> RenderedLine:
+        rendered = self._rendered_lines.get((line.at, line.n))
+        if rendered is None:
+            rendered = self._rendered_lines[line.at, line.n] = self._render_line(line)
+        for value in rendered.values:
+            message_list.add(value, line.at, rendered.piece, rendered.came)
+        for note in rendered.notes:
             notes.setdefault(note, []).append(line.at)
-        return said
+        return rendered
 
-    def _in_words(self, line: Line) -> RenderedLine:
-        entry, dialect = self._record.entry(line.at), self._ask.dialect
+    def _render_line(self, line: Line) -> RenderedLine:
+        entry = self._record.entry(line.at)
+        dialect = self._request.dialect
         came = codec.came(entry)
-        torn = b"\\ud" in entry.body or b"\\uD" in entry.body
-        notes = [TORN] if torn and _clean(text := self._record.message(line).text) != text else []
-        notes += [TOLD_APART] if line.calls and has_renamed_ids(line) else []
+        has_surrogate = b"\\ud" in entry.body or b"\\uD" in entry.body
+        notes = (
+            [LONE_SURROGATE]
+            if has_surrogate and _escape_surrogates(text := self._record.message(line).text) != text
+            else []
+        )
+        notes += [REPEATED_CALL_ID] if line.calls and has_renamed_ids(line) else []
         is_row = came is not None and came.dialect == "flat"  # its text may be the JSON of its parts
         if came is not None and (came.dialect == dialect or (not is_row and is_plain(came.value, dialect))):
-            value = came.value if self._ask.sends_own else _for_api(came.value, came.dialect)
-            value = self._as_sent(line, _clean(value) if torn else value, notes)
+            value = came.value if self._request.sends_own_fields else _for_api(came.value, came.dialect)
+            value = self._without_invalid(line, _escape_surrogates(value) if has_surrogate else value, notes)
             value = value if value is None else unique_ids(dialect, value, line)
             whole = came.dialect == dialect
             return RenderedLine([] if value is None else [value], came.piece, whole, tuple(notes))
         message = _with_tool(self._record.message(line), line)
         if came is None and not message.parts and message.role == "assistant":
-            return RenderedLine([])  # an answer that never came
+            return RenderedLine([])  # the answer never came
         if line.apart and dialect in APART:
             return RenderedLine([{APART[dialect]: message.text}], notes=tuple(notes))
         values, lost = FORMATS[dialect].render(message)
-        if not values and message.role == "user":  # never left out, whatever it was
+        if not values and message.role == "user":  # a user message is never left out
             mark = Message("user", (Text(f"[{', '.join(lost)}: cannot be shown here]"),))
             values, _ = FORMATS[dialect].render(mark)
         sealed = [self._counter.json(marker.value) for marker in message.markers if marker.is_sealed]
         unsent = line.tokens if sealed and not values else sum(sealed)
-        cleaned = [_clean(value) for value in values]
+        cleaned = [_escape_surrogates(value) for value in values]
         return RenderedLine(cleaned, notes=(*notes, *dict.fromkeys(lost)), unsent=unsent)
 
-    def _as_sent(self, line: Line, value: Any, notes: list[str]) -> Any:
-        """What came, less what an edit has made invalid."""
-        if self._ask.binds_thinking and line.role == "assistant" and self._is_stale(line.at):
+    def _without_invalid(self, line: Line, value: Any, notes: list[str]) -> Any:
+        """The value without what an edit has made invalid."""
+        if self._request.binds_thinking and line.role == "assistant" and self._is_stale(line.at):
             from refold.dialects.repairs.anthropic import without_thinking
 
             new = without_thinking(value)
-            notes += [STALE] if new is not value else []
+            notes += [STALE_THINKING] if new is not value else []
             return new
         if isinstance(value, dict) and "id" in value and self._lost_its_reasoning(line, value):
-            notes.append(UNTIED)
+            notes.append(LOST_REASONING)
             return {key: inner for key, inner in value.items() if key != "id"}
         return value
 
     def _is_stale(self, at: int) -> bool:
-        return self._ask.all_stale or any(at in span for span in self._record.live.state.stale)
+        return self._request.all_stale or any(at in span for span in self._record.live.state.stale)
 
     def _lost_its_reasoning(self, line: Line, value: dict[str, Any]) -> bool:
-        """It is an item of Responses that came right after reasoning, which is hidden now."""
-        if self._ask.dialect != "openai-responses" or line.role != "assistant" or not line.at:
+        """True for an item of Responses whose reasoning item, right before it, is hidden."""
+        if self._request.dialect != "openai-responses" or line.role != "assistant" or not line.at:
             return False
         before = self._record.live.item_at(line.at - 1)
         hidden = before is not None and line.at - 1 not in {shown.at for shown in before.lines}
@@ -265,15 +289,16 @@ class Renderer:
         came = codec.came(self._record.entry(line.at - 1))
         return came is not None and isinstance(came.value, dict) and came.value.get("type") == "reasoning"
 
-    def _told(self, notes: dict[str, list[int]]) -> list[str]:
-        return [
-            note.format(_places(places))
-            if note in (STALE, TORN, UNTIED, TOLD_APART)
-            else UNSAID.format(_places(places), note, self._ask.dialect)
-            for note, places in notes.items()
-        ]
+    def _notices_of(self, notes: dict[str, list[int]]) -> list[str]:
+        notices = list[str]()
+        for note, places in notes.items():
+            if note in (STALE_THINKING, LONE_SURROGATE, LOST_REASONING, REPEATED_CALL_ID):
+                notices.append(note.format(_places(places)))
+            else:
+                notices.append(UNSUPPORTED.format(_places(places), note, self._request.dialect))
+        return notices
 
-    def _stand_in(self, slot: MissingResult | OrphanResult) -> Message:
+    def _placeholder(self, slot: MissingResult | OrphanResult) -> Message:
         if isinstance(slot, MissingResult):
             return Message("tool", (ToolResult(slot.call, NO_RESULT, slot.tool or None, is_error=True),))
         tool = f" of {slot.line.tools[0]}" if slot.line.tools else ""
@@ -282,7 +307,7 @@ class Renderer:
 
 
 def _for_api(value: Any, dialect: str) -> Any:
-    """What came, without the fields that are for refold."""
+    """The value without the fields that are for refold."""
     own = FORMATS[dialect].own
     if isinstance(value, list):
         return [without(item, own(item)) for item in value]
@@ -290,7 +315,7 @@ def _for_api(value: Any, dialect: str) -> Any:
 
 
 def _with_tool(message: Message, line: Line) -> Message:
-    """A result with the name of its tool, which its sender may not have said."""
+    """A result with the name of its tool, which its sender may have left out."""
     if line.answers is None or not any(line.tools) or any(result.tool for result in message.results):
         return message
     parts = tuple(
@@ -306,17 +331,20 @@ def _places(places: Sequence[int]) -> str:
     return shown if len(unique) <= 3 else f"{shown} and {len(unique) - 3} more"
 
 
-def _faults(judge: RequestRules) -> list[Any]:
-    """An empty conversation is no request yet, and no fault."""
-    return [fault for fault in judge.violations if fault.rule != "G2"]
+def _violations(rules: RequestRules) -> list[Any]:
+    """Without G2: an empty conversation is not an error."""
+    return [fault for fault in rules.violations if fault.rule != "G2"]
 
 
-def _demand(judge: RequestRules) -> None:
-    """What is not valid must not leave."""
-    for fault in _faults(judge):
+def _require_valid(rules: RequestRules) -> None:
+    """
+    Raises:
+        RefoldError: the request is not valid.
+    """
+    for fault in _violations(rules):
         if fault.rule == "S1":
-            raise RefoldError(f"The request cannot be sent and not be mended: {fault.message}")
-        raise RefoldError(f"refold made an invalid view, which is a bug; please report it: {fault}")
+            raise RefoldError(f"The request is not valid and cannot be repaired: {fault.message}")
+        raise RefoldError(f"refold built an invalid request. This is a bug, please report it: {fault}")
 
 
 def _lines(slots: Iterable[Slot]) -> list[Line]:
@@ -331,8 +359,8 @@ def _first_change(before: Sequence[Place], after: Sequence[Place]) -> int | None
     return None if len(before) <= len(after) else before[len(after)][-1]
 
 
-def _clean(value: Any) -> Any:
-    """The same with every lone surrogate as its escape: it cannot be sent as UTF-8, and ids stay apart."""
+def _escape_surrogates(value: Any) -> Any:
+    """Escapes lone surrogates, which cannot be sent as UTF-8; different ids stay different."""
     match value:
         case str():
             try:
@@ -341,7 +369,43 @@ def _clean(value: Any) -> Any:
                 return value.encode("utf-8", "backslashreplace").decode()
             return value
         case dict():
-            return {_clean(key): _clean(inner) for key, inner in value.items()}
+            return {_escape_surrogates(key): _escape_surrogates(inner) for key, inner in value.items()}
         case list():
-            return list(map(_clean, value))
+            return list(map(_escape_surrogates, value))
     return value
+
+
+def copier(message: dict[str, Any]) -> Copy:
+    """A deep copy function for messages of this shape: every step copies hundreds of them."""
+    nested = [key for key, value in message.items() if isinstance(value, dict | list)]
+    if not nested:
+        return dict.copy
+    if nested == ["tool_calls"] and all(map(_is_plain_call, message["tool_calls"])):
+        return _copy_calls
+    return _copy
+
+
+def _is_plain_call(call: Any) -> bool:
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return False
+    nested = [key for key, value in call.items() if isinstance(value, dict | list)]
+    return nested == ["function"] and all(isinstance(value, str) for value in call["function"].values())
+
+
+def _copy_calls(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [{**call, "function": {**call["function"]}} for call in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
+
+
+def _copy(message: dict[str, Any]) -> dict[str, Any]:
+    new = message.copy()
+    for key, inner in message.items():
+        if type(inner) is dict:
+            new[key] = _copy(inner)
+        elif type(inner) is list:
+            new[key] = _copy_list(inner)
+    return new
+
+
+def _copy_list(values: list[Any]) -> list[Any]:
+    return [_copy(v) if type(v) is dict else _copy_list(v) if type(v) is list else v for v in values]

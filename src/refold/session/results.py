@@ -5,13 +5,15 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from refold.core.event import Expiry, Said, Span
+from refold.core.event import Expiry, Line, Replaced, Said, Span
 from refold.core.message import Kind, Message
-from refold.core.pairing import with_original_ids
 
-GIST = 80
-"""Characters of a message in a list of many."""
+EXCERPT_CHARS = 80
+"""Length of a title, and of a message in a list of many."""
+
+MessageState: TypeAlias = Literal["whole", "reduced", "hidden", "corrected"]
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
@@ -134,7 +136,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class StoredMessage(msgspec.Struct, frozen=True):
-    """A message as it was said, with what the engine knows of it."""
+    """A message as it was recorded, and how this view shows it."""
 
     message: Message
     at: int
@@ -151,12 +153,14 @@ class StoredMessage(msgspec.Struct, frozen=True):
     tools: tuple[str, ...] = ()
     expiry: Expiry | None = None
     edit: int | None = None
-    """Place of the edit that hides it from this view now."""
+    """Place of the edit that shortens, corrects or hides it in this view now."""
     is_expired: bool = False
     """That edit came from an expiry."""
     shown_tokens: int = 0
     keeps_original: bool = True
     """False if it was hidden with `keep_originals: false`."""
+    shown: MessageState = "whole"
+    is_pinned: bool = False
 
     @property
     def was_compacted(self) -> bool:
@@ -178,26 +182,6 @@ class StoredMessage(msgspec.Struct, frozen=True):
     def part_id(self, n: int) -> str:
         """The stable id of its nth part."""
         return f"{self.id}.{n}"
-
-
-def stored(said: Said, conversation: str, **seen: Any) -> StoredMessage:
-    line = said.line
-    return StoredMessage(
-        with_original_ids(said.message),
-        line.at,
-        said.index,
-        said.message.id or f"m{line.at}",
-        conversation,
-        line.tokens,
-        line.turn,
-        line.step,
-        datetime.fromtimestamp(said.time, UTC),
-        said.tags,
-        kind_of(said),
-        line.tools,
-        said.expiry,
-        **seen,
-    )
 
 
 _KINDS: dict[str, Kind] = {"user": "user-input", "system": "system", "tool": "action-result"}
@@ -238,22 +222,28 @@ class CompactionResult(msgspec.Struct, frozen=True):
     tokens_saved: int
     round: int
     missed_by: int = 0
-    """Tokens of the view above `target_tokens`; 0 where the target was reached, or none was given."""
+    """Tokens of the view above `target_tokens`; 0 if the target was reached, or none was given."""
+    problems: tuple[str, ...] = ()
+    """Why a model's summary was not used, for each that failed."""
 
 
-class Cause(msgspec.Struct, frozen=True):
-    """An edit that has to do with a message."""
+class EditRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An edit of a view, whether it still holds or not."""
 
     at: int
     kind: str
-    """The rung: cap, expire, dedupe, prune, summarize …"""
+    """The rule that made it: cap, expire, dedupe, prune, summarize …"""
     why: str
     """With the setting that decided it, and where that was set."""
     span: Span
     tokens: tuple[int, int]
     """Of all it covers, before and after."""
+    time: datetime | None
     state: str
-    """`in force`, `under a later one` or `taken back`."""
+    """`in force`, `under a later one`, `taken back`, or which other view it belongs to."""
+    model: str | None = None
+    """The model that wrote the summary."""
+    cost: float | None = None
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -265,9 +255,9 @@ class Explanation(msgspec.Struct, frozen=True):
     shown: str
     """A message: `whole`, `corrected`, `reduced` or `hidden`. An edit: its state."""
     tokens: int
-    """That it takes in the view now."""
-    causes: tuple[Cause, ...] = ()
-    """What was done to it, the newest first."""
+    """Tokens that it takes in the view now."""
+    causes: tuple[EditRow, ...] = ()
+    """Every edit of it, the newest first."""
     stays: tuple[str, ...] = ()
     """Why nothing may hide it."""
     span: Span | None = None
@@ -296,24 +286,127 @@ class Undoing(int):
         return self
 
 
-class MessageSummary(msgspec.Struct, frozen=True):
-    """A message that somebody saw, or said."""
+class ShownMessage(msgspec.Struct, frozen=True):
+    """A message of a view, or a recorded message by itself."""
 
-    at: int
-    """Where it was said, also where something else is shown in its place; of a summary, the edit's place."""
-    role: str
-    tokens: int
+    line: Line
     message: Message
-    tools: tuple[str, ...] = ()
+    at: int
+    """Place where it was recorded, also if it is shortened or corrected; of a summary, place of the edit."""
     edit: int | None = None
-    """What shows it otherwise than it was said."""
+    """Place of the edit that wrote it, if it is not shown as recorded."""
+    kind: str = ""
+    """Kind of that edit, if this stands for one message; `correct` for a correction."""
+    is_task: bool = False
+    is_pinned: bool = False
+
+    @property
+    def role(self) -> str:
+        return self.line.role
+
+    @property
+    def tokens(self) -> int:
+        return self.line.tokens
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        return self.line.tools
 
     @property
     def text(self) -> str:
-        """What it says, in one line; of a call, its name and input."""
-        words = [self.message.text, *(f"{call.tool} {call.input}" for call in self.message.calls)]
-        text = " ".join(" ".join(words).split())
-        return text if len(text) <= GIST else f"{text[: GIST - 1]}…"
+        """The beginning of its text in one line; of a call, the tool and its input."""
+        texts = [self.message.text, *(f"{call.tool} {call.input}" for call in self.message.calls)]
+        return shortened(" ".join(texts))
+
+
+class ShownItem(msgspec.Struct, frozen=True):
+    """A span of the record, and the messages that the view shows for it."""
+
+    span: Span
+    edit: Replaced | None
+    """The edit that decided it; None if the record shows itself."""
+    is_merged: bool
+    """True if other edits hide parts of the span too."""
+    shown: tuple[ShownMessage, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(one.tokens for one in self.shown)
+
+    @property
+    def reduced(self) -> int:
+        """Messages of the span that are shown shortened or corrected, each in its place."""
+        return sum(bool(one.kind) for one in self.shown)
+
+    @property
+    def whole(self) -> int:
+        """Messages of the span that are shown as recorded."""
+        return sum(one.line.at in self.span for one in self.shown)
+
+    @property
+    def is_in_place(self) -> bool:
+        """True for a single message that is shortened or corrected."""
+        return len(self.span) == 1 and bool(self.reduced)
+
+
+class ShownView(msgspec.Struct, frozen=True):
+    """A view, now or right after an event, or some of its items."""
+
+    at: int | None
+    """Right after which event; None is now."""
+    tokens: int
+    items: tuple[ShownItem, ...]
+    total_items: int
+    recorded_messages: int
+    recorded_tokens: int
+    next: int
+    """The first place after it."""
+
+    @property
+    def messages(self) -> list[ShownMessage]:
+        return [one for item in self.items for one in item.shown]
+
+
+class RecordedCount(msgspec.Struct, frozen=True):
+    """Messages recorded in a span."""
+
+    messages: int
+    tokens: int
+    first_turn: int
+    last_turn: int
+
+
+class ForkPoint(msgspec.Struct, frozen=True):
+    id: str
+    at: int
+    """The last event that both share."""
+
+
+class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation in a list of many."""
+
+    id: str
+    owner: str
+    title: str
+    """As given, else the beginning of the first request, else the id."""
+    model: str | None = None
+    created: datetime | None
+    updated: datetime | None = None
+    """When the newest event happened."""
+    messages: int = 0
+    events: int
+    tokens_said: int = 0
+    """Tokens recorded."""
+    tokens_shown: int = 0
+    saved: float = 0.0
+    """The share of the recorded tokens that is not shown, from 0 to 1."""
+    edits: int = 0
+    """Edits that decide what is shown now."""
+    compactions: int = 0
+    status: Literal["idle", "compacting"] = "idle"
+    parent: ForkPoint | None = None
+    problem: str | UnsetType = UNSET
+    """Why it cannot be read, if it cannot."""
 
 
 class ComparedView(msgspec.Struct, frozen=True):
@@ -324,8 +417,8 @@ class ComparedView(msgspec.Struct, frozen=True):
     """Right after which event; None is now."""
     messages: int
     tokens: int
-    said: tuple[MessageSummary, ...] = ()
-    """What was said there since the two conversations parted."""
+    said: tuple[ShownMessage, ...] = ()
+    """Messages recorded since the two conversations parted."""
 
 
 Sign: TypeAlias = Literal[" ", "-", "+"]
@@ -334,7 +427,7 @@ Sign: TypeAlias = Literal[" ", "-", "+"]
 class Change(msgspec.Struct, frozen=True):
     sign: Sign
     """In both, only in the old or only in the new."""
-    seen: MessageSummary
+    seen: ShownMessage
 
 
 class Diff(msgspec.Struct, frozen=True):
@@ -348,12 +441,30 @@ class Diff(msgspec.Struct, frozen=True):
     """Of two conversations, the last event that they share."""
 
     @property
-    def removed(self) -> list[MessageSummary]:
+    def removed(self) -> list[ShownMessage]:
         return [change.seen for change in self.changes if change.sign == "-"]
 
     @property
-    def added(self) -> list[MessageSummary]:
+    def added(self) -> list[ShownMessage]:
         return [change.seen for change in self.changes if change.sign == "+"]
 
     def __bool__(self) -> bool:
         return bool(self.removed or self.added)
+
+
+def shortened(text: str, chars: int = EXCERPT_CHARS) -> str:
+    """The beginning of a text in one line, at most so many characters.
+
+    >>> shortened("one  two\\nthree", 10)
+    'one two t…'
+    """
+    line = " ".join(text[: 10 * chars].split())
+    return line if len(line) <= chars else f"{line[: chars - 1]}…"
+
+
+def utc(seconds: float) -> datetime | None:
+    """A point in time; None if the calendar has no such date."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None

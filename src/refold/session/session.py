@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 from uuid import uuid4
 from weakref import WeakSet
 
+import msgspec
+
 from refold import telemetry
 from refold.config.config import AgentSettings, Config, with_database
 from refold.core import codec
 from refold.core.draft import PART, Draft, number
 from refold.core.errors import ConflictError, MessageError, RefoldError, SettingError, StoreError
-from refold.core.event import Event, Expiry, Line, Named, Replaced, Said
+from refold.core.event import Event, Expiry, Line, Named, Said
 from refold.core.expiry import EXPAND, SEARCH
 from refold.core.live import State
 from refold.core.message import Kind, Message
@@ -29,9 +31,7 @@ from refold.models.limits import ModelLimits, find
 from refold.session import edits as amend
 from refold.session import expand as expansion
 from refold.session.compaction import Compaction
-from refold.session.compare import compare
 from refold.session.embedding import Similarity, embedder_of
-from refold.session.explain import explain
 from refold.session.export import export_lines
 from refold.session.fit import FitRequest, Fitter
 from refold.session.inspect import Inspector, parse
@@ -49,9 +49,8 @@ from refold.session.results import (
     Overflow,
     StoredMessage,
     Undoing,
-    stored,
 )
-from refold.session.savings import EditSavings, edit_savings
+from refold.session.savings import EditSavings
 from refold.session.streams import (
     ASYNC,
     StreamRecording,
@@ -145,7 +144,7 @@ class Session:
         self.reducer.similarity = Similarity(self._embedder) if self._embedder else None
         self.fitter = Fitter(self.reducer, model_name(model) or self.settings.model, self._lock)
         self.fitter.override = override_of(override)
-        self.fitter.sends_own = sends_own_fields
+        self.fitter.sends_own_fields = sends_own_fields
         self._lease = CompactionLease(store, key, view, uuid4().hex)
         self.compaction = Compaction(self.fitter, self._lease, self._lock)
         self.toolbox = Toolbox(self.record, self.settings)
@@ -421,7 +420,7 @@ class Session:
 
             gauge = self.record.live.state.gauge
             said = [event for event in self.record.append(build) if isinstance(event, Said)]
-            self.fitter.heard(drafts)
+            self.fitter.note_dialect(drafts)
             for usage in [event.message.usage for event in said if event.message.usage]:
                 self.fitter.learn(usage, gauge)
         places |= {event.message.id: event.at for event in said if event.message.id is not None}
@@ -541,7 +540,7 @@ class Session:
         for _ in range(WAITS if summaries is not None else 0):
             with self._lock:
                 self.record.catch_up()
-                awaited = self.fitter.awaited(wish)
+                awaited = self.fitter.pending_summaries(wish)
             if awaited is None or summaries is None:
                 return
             if not awaited.wait(max(0.0, until - time.monotonic())):
@@ -585,12 +584,14 @@ class Session:
         target_tokens: int | None = None,
         focus: str = "",
         dry_run: bool = False,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> CompactionResult:
         """Makes the view smaller now: down to the newest messages, or to a number of tokens.
 
         Strategies are summarize, sliding-window and hierarchical; unset, the configured one. A summarizer is
         waited for. `focus` is what a summary should tell most about. With `dry_run` nothing is changed and no
-        model is asked: the result is what would be done by rule.
+        model is asked: the result is what would be done by rule. `on_progress` is called, by any thread, with
+        how many requests for summaries are answered, and of how many.
         """
         strategy = self.settings.compaction.strategy if strategy is None else strategy
         if strategy not in STRATEGIES:
@@ -602,14 +603,19 @@ class Session:
             strategy, keep_recent, target_tokens, require_name("focus", focus) if focus else ""
         )
         with telemetry.work("compact", self.conversation) as span:
-            result = self.compaction.carry_out(order, dry_run)
+            summaries = self.reducer.summaries
+            if summaries is not None:
+                summaries.context.progress = on_progress
+            result = self.compaction.run(order, dry_run)
+            if summaries is not None:
+                result = msgspec.structs.replace(result, problems=tuple(summaries.problems))
             span.note({"refold.tokens.saved": result.tokens_saved, "refold.strategy": strategy})
             return result
 
     def compactions(self) -> Compactions:
         with self._lock:
             self.record.catch_up()
-            return self.compaction.known
+            return self.compaction.summary
 
     # What was said
 
@@ -617,7 +623,9 @@ class Session:
         self._settle_streams()
         with self._lock:
             self.record.catch_up()
-            return [self._stored(event) for event in self.record.events() if isinstance(event, Said)]
+            return [
+                self._inspector.stored(event) for event in self.record.events() if isinstance(event, Said)
+            ]
 
     def get_range(self, start: int, end: int) -> list[StoredMessage]:
         """Messages by index, counting messages only, the end exclusive."""
@@ -629,7 +637,7 @@ class Session:
                 if isinstance(event, Said):
                     if event.index >= require_int("end", end):
                         break
-                    found.append(self._stored(event))
+                    found.append(self._inspector.stored(event))
             return found
 
     def get_recent(
@@ -653,7 +661,7 @@ class Session:
                 if len(found) >= most or (limit is not None and tokens > limit):
                     break
                 if include_system or event.line.role != "system":
-                    found.append(self._stored(event))
+                    found.append(self._inspector.stored(event))
         if self._recall is not None and found:
             room = None if limit is None else min(limit // 4, limit - found[0].tokens)
             memory = self._recall.beside(self.record, self._lock, self.fitter.meter, room)
@@ -672,7 +680,7 @@ class Session:
             self.record.catch_up()
             since = self.record.live.state.compacted
             events = self.record.events(0 if since is None else since + 1)
-            return [self._stored(event) for event in events if isinstance(event, Said)]
+            return [self._inspector.stored(event) for event in events if isinstance(event, Said)]
 
     def events(self, after: int = 0, *, follow: bool = False) -> Iterator[Event]:
         """What happened, in order; `after` is how many events to leave out, those seen already.
@@ -683,17 +691,6 @@ class Session:
         if not follow:
             return self.record.events(start)
         return (event for event in self.record.followed(start) if event is not None)
-
-    def _stored(self, said: Said) -> StoredMessage:
-        item = self.record.live.item_at(said.at)
-        if item is None or item.edit is None or said.at in {line.at for line in item.lines}:
-            return stored(said, self.conversation)
-        edit = self.record.event(item.edit)
-        expired = isinstance(edit, Replaced) and edit.kind == "expire"
-        tokens = item.tokens if len(item.span) == 1 else 0
-        seen = {"edit": item.edit, "is_expired": expired, "shown_tokens": tokens}
-        keeps = not self.record.live.is_withheld(said.at)
-        return stored(said, self.conversation, **seen, keeps_original=keeps)
 
     # Getting it back
 
@@ -768,13 +765,13 @@ class Session:
         """Why a message is in the view or out of it: what was done, by which rung, by which setting."""
         with self._lock:
             self.record.catch_up()
-            return explain(self.record, require_int("at", at))
+            return self._inspector.explain(require_int("at", at))
 
     def savings(self) -> list[EditSavings]:
         """Which edits were made to save money or tokens, what was expected of each, and what came of it."""
         model = self.record.live.state.model or self.fitter.model
         prices = find(model, self.config.models).limits.cached if model else None
-        return list(edit_savings(self.events(), self.record.view, prices))
+        return self._inspector.savings(prices)
 
     def search(self, query: str, *, limit: int = 10, everywhere: bool = False) -> list[Hit]:
         """What was said here, or `everywhere` in the owner's conversations, that has to do with a query.
@@ -850,8 +847,10 @@ class Session:
         old, new = (None if one is None else require_int(name, one) for name, one in (("at", at), ("to", to)))
         with self._lock:
             self.record.catch_up()
-            theirs = Record(other.store, other.key, other.record.view, parse) if other else self.record
-            return compare(self.record, theirs, old, new)
+            theirs = self._inspector
+            if other is not None:
+                theirs = Inspector.open(other.store, other.key, other.record.view)
+            return self._inspector.diff(theirs, old, new)
 
     def pin(self, at: int, *, why: str = "") -> int:
         """Keeps a message in every view, whatever is reduced around it."""
@@ -908,7 +907,7 @@ class Session:
         with self._lock:
             self.record.catch_up()
             record = self.record if view else Record(self.store, self.key, UNEDITED, parse)
-            request = self.fitter.exported(record, format)
+            request = self.fitter.export_request(record, format)
         yield codec.dumps(request).decode()
 
     def clear(self, *, with_forks: bool = False) -> list[Key]:
@@ -940,6 +939,11 @@ class Session:
                 self.store.close()
             self._is_closed = True
         self.reducer.summaries = None  # they refer back to the session
+
+    def save_snapshot(self) -> None:
+        """Saves a snapshot, so that the conversation opens faster; unlike `close`, it prunes nothing."""
+        with self._lock:
+            self.record.save()
 
     def __repr__(self) -> str:
         """One line, of what is known already: nothing is read for it."""

@@ -1,6 +1,6 @@
-"""Streams at AWS Bedrock AgentCore Memory: a batch is an event, with its exact bytes beside what was said.
+"""Conversations in AWS Bedrock AgentCore Memory: a batch is an event, with its exact bytes and its messages.
 
-What the service learns from what was said can be asked for as memories.
+What the service learns from the messages is available as memories.
 """
 
 import time
@@ -143,7 +143,7 @@ class AgentCoreStore:
         if not self._win(place, key, claim):
             for id in ids:
                 self._service.delete(home, id)
-            raise ConflictError(f"{key.conversation!r}: somebody else wrote at {at}, or erased it")
+            raise ConflictError(f"{key.conversation!r}: another writer appended at {at}, or erased it")
         return last
 
     def _win(self, place: ActorSession, key: Key, claim: _ExclusiveEvent) -> bool:
@@ -223,7 +223,7 @@ class AgentCoreStore:
         place = self._service.place(new)
         parent = self._reading.fresh(self._service.place(key), key)
         if self._reading.fresh(place, new) is not None:
-            raise ConflictError(f"There is a conversation {new.conversation!r} already")
+            raise ConflictError(f"Conversation {new.conversation!r} already exists")
         if parent is None or not 0 <= at <= len(parent.links):
             raise NotFoundError(f"{key.conversation!r} has no place {at}")
         head = _head("fork", new, token_hex(8))
@@ -254,8 +254,8 @@ class AgentCoreStore:
         for heir in heirs.items():
             self._service.delete(*heir)
         if is_shared:
-            raise ConflictError(f"There is a conversation {new.conversation!r} already")
-        raise NotFoundError(f"{key.conversation!r} was erased meanwhile")
+            raise ConflictError(f"Conversation {new.conversation!r} already exists")
+        raise NotFoundError(f"{key.conversation!r} was erased in the meantime")
 
     def _is(self, known: KnownConversation) -> bool:
         """Whether a conversation is still the same."""
@@ -263,7 +263,7 @@ class AgentCoreStore:
         return now is not None and now.stream == known.stream
 
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
-        """Events are deleted one by one; the conversation is gone with the first deed."""
+        """Events are deleted one by one; the first deletion makes the conversation invisible."""
         place = self._service.place(key)
         known = self._reading.fresh(place, key)
         if known is None:
@@ -274,7 +274,7 @@ class AgentCoreStore:
         nearest = {heir.key: next(up.stream for up in heir.of if up.stream in alive) for heir in heirs}
         doomed = [*heirs, known] if with_forks else [known]  # what is interrupted can be repeated
         for one in doomed:
-            self._bury(one)
+            self._hide(one)
         places = [self._service.place(one.key) for one in doomed]
         homes = (home for one in doomed for home in (one.home, *(up.home for up in one.of)))
         for home in dict.fromkeys((*places, *homes)):
@@ -294,8 +294,8 @@ class AgentCoreStore:
         found = self._reading.fresh(self._service.place(told.key), told.key)
         return found if found is not None and found.stream == told.stream else None
 
-    def _bury(self, known: KnownConversation) -> None:
-        """From now on the conversation is not there."""
+    def _hide(self, known: KnownConversation) -> None:
+        """Makes the conversation invisible."""
         place = self._service.place(known.key)
         if known.begun.kind == "fork":
             self._service.delete(place, known.begun.id)

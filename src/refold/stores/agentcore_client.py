@@ -1,4 +1,4 @@
-"""AgentCore Memory as a store speaks to it: names that the service allows, events, records, clear errors."""
+"""Client of AgentCore Memory: allowed names, events, memory records, retries, errors as `StoreError`."""
 
 import os
 import random
@@ -246,7 +246,7 @@ class AgentCoreClient:
         where = {} if place is None else {"actorId": place.actor, "sessionId": place.session}
         ask = partial(getattr(self._client, operation), memoryId=self.memory_id, **where, **asked)
         try:
-            return self._tried(ask, until or time.monotonic() + self._timeout_s)
+            return self._with_retries(ask, until or time.monotonic() + self._timeout_s)
         except ClientError as error:
             code = error.response.get("Error", {}).get("Code", "")
             message = error.response.get("Error", {}).get("Message", "")
@@ -257,14 +257,14 @@ class AgentCoreClient:
         except BotoCoreError as error:
             raise StoreError(_unreachable(error)) from error
 
-    def _tried(self, ask: Callable[[], Mapping[str, Any]], until: float) -> Mapping[str, Any]:
-        """Asks again where that may help and there is time. A client that was given does that by itself."""
+    def _with_retries(self, ask: Callable[[], Mapping[str, Any]], until: float) -> Mapping[str, Any]:
+        """Retries while that may help and there is time. A client that was given retries by itself."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         last, tries = until - 2 * CONNECTING * self._timeout_s, 0
         if time.monotonic() > last:
             raise StoreError(
-                "AgentCore Memory took too long to look through what it has: name a `namespace`, or raise"
+                "AgentCore Memory took too long to search its records: name a `namespace`, or raise"
                 " `timeout_s`"
             )
         _UNTIL.set(until)
@@ -274,7 +274,7 @@ class AgentCoreClient:
             except (BotoCoreError, ClientError) as error:
                 wait, tries = random.random() * WAIT_S * 2**tries, tries + 1
                 is_over = tries == TRIES or time.monotonic() + wait > last
-                if is_over or self._given is not None or not _passes(error):
+                if is_over or self._given is not None or not _is_temporary(error):
                     raise
             time.sleep(wait)
 
@@ -290,17 +290,17 @@ class AgentCoreClient:
             case "ResourceNotFoundException":
                 what = f"there is no memory {self.memory_id!r} in this region: check its id and `region`"
             case "AccessDeniedException" | "UnrecognizedClientException" | "InvalidSignatureException":
-                what = f"it is not allowed: the credentials need bedrock-agentcore:{verb} on this memory"
+                what = f"access denied: the credentials need bedrock-agentcore:{verb} on this memory"
             case "ExpiredTokenException" | "ExpiredToken":
-                what = "the credentials have run out: log in again"
+                what = "the credentials have expired: log in again"
             case "ThrottledException" | "ThrottlingException":
-                what = "it throttles, however often it is asked: write less often, or ask for a higher quota"
+                what = "requests are throttled: write less often, or ask for a higher quota"
             case "ServiceQuotaExceededException":
                 what = "a quota of the account is used up: ask for a higher one"
             case "413":
-                what = "the request is too large for it"
+                what = "the request is too large"
             case _:
-                what = code or "an error without a name"
+                what = code or "an unknown error"
         return f"AgentCore Memory, {verb}: {what}" + (f" ({message})" if message else "")
 
 
@@ -343,7 +343,7 @@ def _client(region: str | None, timeout_s: float) -> Any:
     config = Config(retries={"total_max_attempts": 1}, max_pool_connections=50, **times)
 
     def hurry(request: Any, **_: Any) -> None:
-        """What is left may be waited for; an SDK that does not heed it waits as it was configured."""
+        """Limits the read timeout to the time left; an SDK that ignores this uses its configuration."""
         request.context["read_timeout"] = max(_UNTIL.get() - time.monotonic() - connect_s, 0.001)
 
     core = botocore.session.Session()
@@ -362,14 +362,14 @@ def _client(region: str | None, timeout_s: float) -> Any:
 
 @cache
 def _loader() -> Any:
-    """Reads the SDK's models, which is most of what opening a client costs; once is enough."""
+    """Caches the SDK's service models, which are most of the cost of a client."""
     import botocore.session
 
     return botocore.session.Session().get_component("data_loader")
 
 
-def _passes(error: Any) -> bool:
-    """Whether what went wrong may be over soon."""
+def _is_temporary(error: Any) -> bool:
+    """Whether a retry may help."""
     from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
 
     if not isinstance(error, ClientError):
@@ -387,5 +387,5 @@ def _unreachable(error: Exception) -> str:
             " AWS_SECRET_ACCESS_KEY, or run where a role gives them"
         )
     if name == "ParamValidationError":
-        return f"AgentCore Memory does not take that: {error}"
+        return f"AgentCore Memory rejects the request: {error}"
     return f"AgentCore Memory cannot be reached in time: {error}; retry"

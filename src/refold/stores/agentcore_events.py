@@ -1,4 +1,9 @@
-"""What is in an event: one blob with the exact bytes, and beside it what was said, for the service."""
+"""Events of AgentCore Memory and what they add up to: conversations, cached in this process.
+
+An event has one blob with the exact bytes of a batch, and the messages in it as text for the service. A
+conversation begins with an event in its own session: its first batch, or the pointer of a fork. The batches
+of a fork are on a branch of the session where its past is, its home.
+"""
 
 import base64
 import json
@@ -109,7 +114,7 @@ def links(batch: StoredEvent, parts: Sequence[StoredEvent]) -> list[Link]:
     except (ValueError, zlib.error, msgspec.DecodeError) as error:
         raise CorruptError(f"Event {batch.id} cannot be unpacked: {error}") from error
     if digest.hex() != head["last"]:
-        raise CorruptError(f"Event {batch.id} was altered: its digest is another")
+        raise CorruptError(f"Event {batch.id} was altered: its digest does not match")
     return result
 
 

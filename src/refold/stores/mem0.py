@@ -1,6 +1,6 @@
-"""What Mem0 learns from conversations, in its cloud or in its open-source library; the record is elsewhere.
+"""Mem0 as the memory of a hybrid store: its cloud or its open-source library.
 
-Each memory says in its metadata which conversation it came from, so that it can be forgotten with it.
+The metadata of each memory names its conversation, so that both can be erased together.
 """
 
 import os
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import datetime
-from hashlib import blake2b
 from importlib.util import find_spec
 from threading import RLock
 from typing import Any, Literal, TypeAlias
@@ -19,6 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from refold.core.errors import MessageError, RefoldError, SettingError, StoreError
 from refold.stores.hybrid import HybridStore, is_number, open_hybrid
 from refold.stores.hybrid_sync import BoundedDict
+from refold.stores.packing import key_digest
 from refold.stores.store import Key, Memory, SpokenMessage
 from refold.stores.url import shown_url
 
@@ -107,11 +107,11 @@ class Mem0Memorizer:
         said = [one for one in said if one.role in ROLES and one.text.strip()]
         if key not in self._sure:
             said = self._unknown(key, said)
-        with self._telling(refusals=True):
+        with self._explained_errors(refusals=True):
             self._sure.pop(key, None)
             if said:
                 messages = [{"role": one.role, "content": _clean(one.text[:MOST_CHARS])} for one in said]
-                about: dict[str, Any] = {"refold": _digest(key), "owner": _clean(key.owner)}
+                about: dict[str, Any] = {"refold": key_digest(key), "owner": _clean(key.owner)}
                 about |= {"conversation": _clean(key.conversation)}
                 about |= {"first": said[0].at, "last": said[-1].at}
                 whose = {ENTITY[self._level]: self._whose(key)}
@@ -122,7 +122,7 @@ class Mem0Memorizer:
 
     def memories(self, key: Key, query: str | None, limit: int, namespace: str | None, /) -> Sequence[Memory]:
         """A namespace is one of the cloud's categories."""
-        with self._telling(), self._within(self._timeout_s):
+        with self._explained_errors(), self._within(self._timeout_s):
             if namespace is not None and not self._is_cloud:
                 raise SettingError("namespace", "the open-source Memory has no categories")
             more = [] if namespace is None else [{"categories": {"in": [_clean(namespace)]}}]
@@ -137,7 +137,7 @@ class Mem0Memorizer:
 
     def forget(self, key: Key, /) -> None:
         """What came from the conversation; where Mem0 merged it with other things, what still says so."""
-        with self._telling():
+        with self._explained_errors():
             self._settle(key)
             for _ in range(PAGE):
                 ids = [one["id"] for one in self._from(key)]
@@ -145,7 +145,7 @@ class Mem0Memorizer:
                     self._sure.pop(key, None)
                     return
                 self._delete(ids)
-        raise StoreError(f"Mem0 still has memories of {key.conversation!r} after they were deleted; retry")
+        raise StoreError(f"Mem0 still returns memories of {key.conversation!r} after deleting them; retry")
 
     def close(self) -> None:
         if self._is_given or self._pid != os.getpid() or not self._lock.acquire(blocking=False):
@@ -167,7 +167,7 @@ class Mem0Memorizer:
         if self._pid != os.getpid():  # neither connections nor locks may cross a fork
             self._client, self._lock, self._pid = None, RLock(), os.getpid()
         if not self._lock.acquire(timeout=_left() or TIMEOUT_S):
-            raise StoreError("Mem0 is being opened, and its host has not answered yet; retry")
+            raise StoreError("Mem0's host has not answered yet while its client is being opened; retry")
         try:
             self._client = self._client or self._opened()
             return self._client
@@ -213,10 +213,10 @@ class Mem0Memorizer:
         organizations are shared by all.
         """
         if self._level == "session":
-            return f"refold-{_digest(key)}"
+            return f"refold-{key_digest(key)}"
         name = key.owner if self._user is None else self._user
         if self._level == "user" and self._user is not None and key.owner != "default":
-            return f"refold-{_digest(Key(self._user, f'owner {key.owner}'))}"
+            return f"refold-{key_digest(Key(self._user, f'owner {key.owner}'))}"
         return _plain(name)
 
     def _filters(self, key: Key, *more: dict[str, Any]) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class Mem0Memorizer:
 
     def _from(self, key: Key, **places: int) -> list[dict[str, Any]]:
         """The memories that came from a conversation."""
-        about: list[dict[str, Any]] = [{"metadata": {"refold": _digest(key)}}]
+        about: list[dict[str, Any]] = [{"metadata": {"refold": key_digest(key)}}]
         about += [{"metadata": {name: value}} for name, value in places.items()]
         filters, found = self._filters(key, *about), list[dict[str, Any]]()
         if not self._is_cloud:
@@ -237,14 +237,14 @@ class Mem0Memorizer:
             found += _results(answer)
             if not isinstance(answer, dict) or not answer.get("next"):
                 break
-        return [one for one in found if (one.get("metadata") or {}).get("refold") == _digest(key)]
+        return [one for one in found if (one.get("metadata") or {}).get("refold") == key_digest(key)]
 
     def _unknown(self, key: Key, said: Sequence[SpokenMessage]) -> list[SpokenMessage]:
         """Without what Mem0 learned from already, before this process died or the line was cut."""
         found = list[dict[str, Any]]()
         with (
             suppress(MessageError),
-            self._telling(refusals=True),
+            self._explained_errors(refusals=True),
         ):  # it cannot be asked: so be it
             found = self._from(key, first=said[0].at) if said else []
         places = [one["metadata"].get("last") for one in found]
@@ -257,7 +257,7 @@ class Mem0Memorizer:
         for event in [event for event, of in list(self._pending.items()) if of == key]:
             while self._is_under_way(event):
                 if time.monotonic() > until:
-                    raise StoreError("Mem0 is still working through what it was told; retry in a while")
+                    raise StoreError("Mem0 is still working on earlier messages; retry in a while")
                 time.sleep(0.1)
             self._pending.pop(event, None)
 
@@ -272,12 +272,12 @@ class Mem0Memorizer:
         for start in range(0, len(ids), PAGE) if self._is_cloud else ():
             self.client.batch_delete([{"memory_id": id} for id in ids[start : start + PAGE]])
         for id in ids if not self._is_cloud else ():
-            with suppress(ValueError):  # somebody else was faster
+            with suppress(ValueError):  # another process deleted it
                 self.client.delete(id)
 
     @contextmanager
-    def _telling(self, *, refusals: bool = False) -> Iterator[None]:
-        """Turns the errors of a client and of all that it uses into ours; `refusals` are told from others."""
+    def _explained_errors(self, *, refusals: bool = False) -> Iterator[None]:
+        """Turns any error of the client into a `StoreError`, or with `refusals` into a `MessageError`."""
         try:
             yield
         except RefoldError:
@@ -287,7 +287,7 @@ class Mem0Memorizer:
             is_never = getattr(error, "error_code", "") in NEVER or type(error).__name__ == "ValidationError"
             if _status(error) in (401, 403) and not self._is_given:
                 raise StoreError(
-                    f"Mem0 does not take the key from {self._key_from}: {told}. Give one that is valid"
+                    f"Mem0 does not accept the key from {self._key_from}: {told}. Use one that is valid"
                     f" for {self._told_host}; nothing is lost meanwhile"
                 ) from error
             if refusals and is_never:
@@ -325,15 +325,10 @@ def _imported() -> Any:
             os.environ.pop(name, None)
 
 
-def _digest(key: Key) -> str:
-    owner, conversation = (part.encode("utf-8", "surrogatepass") for part in key)
-    return blake2b(b"%d:%b%b" % (len(owner), owner, conversation), digest_size=16).hexdigest()
-
-
 def _plain(name: str) -> str:
     """A name as Mem0 takes it: no spaces, no wildcard, not too long; others by their digest."""
     is_plain = re.fullmatch(r"[\w@.+:-]{1,128}", name, re.ASCII) and not name.startswith("refold-")
-    return name if is_plain else f"refold-{_digest(Key(name, ''))}"
+    return name if is_plain else f"refold-{key_digest(Key(name, ''))}"
 
 
 def _clean(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Streams in this process's memory: for tests, one-off fits, and nothing to clean up."""
+"""Conversations in this process's memory: for tests and one-off fits."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ class _Conversation:
     parent: Key | None = None
     fork_at: int = 0
     links: list[Link] = field(default_factory=list)
-    """All of them: a fork has references to what it shares."""
+    """Including those that a fork shares."""
     places: dict[str, int] = field(default_factory=dict)
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class MemoryStore:
     def fork(self, key: Key, new: Key, at: int, /) -> None:
         with self._lock:
             if new in self._all:
-                raise ConflictError(f"There is a conversation {new.conversation!r} already")
+                raise ConflictError(f"Conversation {new.conversation!r} already exists")
             if key not in self._all or not 0 <= at <= len(self._all[key].links):
                 raise NotFoundError(f"{key.conversation!r} has no place {at}")
             self._all[new] = _Conversation(time.time(), key, at)
@@ -171,7 +171,7 @@ class MemoryStore:
         of: Callable[[_Conversation], list[T]],
         take: Callable[[Sequence[Entry]], Sequence[T]],
     ) -> Iterator[int]:
-        """What `take` makes of entries is stored; nothing is locked while it is made."""
+        """Stores what `take` makes of new entries; nothing is locked while it runs."""
         for _, one in self._within(scope):
             with self._lock:
                 known = of(one)
@@ -180,7 +180,7 @@ class MemoryStore:
                 continue
             new = take(entries)
             with self._lock:
-                known += new[len(known) - start :]  # less what somebody else stored meanwhile
+                known += new[len(known) - start :]  # without what another thread stored meanwhile
             yield len(new)
 
     def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[FoundPlace]:
@@ -198,7 +198,7 @@ class MemoryStore:
             return [(key, one) for key, one in self._all.items() if key.owner == scope]
 
     def _places(self, scope: Scope) -> Iterator[tuple[Key, int, _Conversation]]:
-        """Every entry once, though forks share it: in the oldest conversation that has it."""
+        """Every entry once, though forks share it, in the oldest conversation that has it."""
         seen = set[int]()
         for key, one in self._within(scope):
             for at, link in enumerate(list(one.links)):
@@ -282,6 +282,6 @@ _sharing = RLock()
 
 
 def shared(name: str) -> MemoryStore:
-    """The store that everybody in this process who asks for the name gets."""
+    """The store of that name, shared within this process."""
     with _sharing:
         return _shared.setdefault(name, MemoryStore())

@@ -1,7 +1,7 @@
-"""Where streams are kept: what every store can do, and what some can do besides.
+"""The `Store` protocol, and optional protocols for what only some engines do well.
 
-A store keeps entries in order and understands none of them. What only some engines can do well is
-a protocol of its own; a session uses it where the store has it.
+A store keeps entries in order and interprets none of them. A session uses an optional protocol if the store
+has it.
 """
 
 import re
@@ -39,7 +39,7 @@ class Lease(NamedTuple):
     name: str
     holder: str
     fence: int
-    """Grows with each new holder, so that a late one can be told from the current one."""
+    """Grows with each new holder: tells a late holder from the current one."""
     until: float
 
 
@@ -49,25 +49,24 @@ class Store(Protocol):
     ) -> bytes:
         """Stores all of `entries` or none, durably, and returns the digest of the last.
 
-        A `lease` is given only to stores that have leases. One that ran out still counts until
-        somebody else takes it.
+        A `lease` is given only to stores that have leases. One that expired stays valid until another
+        holder takes it.
 
         Raises:
-            ConflictError: their places are not the next free ones, or `after` is given and is not
-                the digest of the entry before them: another record has the same length. Or `lease`
-                is given and was released or taken by another holder.
-            StoreError: the engine cannot take it now.
+            ConflictError: their places are not the next free ones; or `after` is not the digest of the
+                entry before them; or `lease` was released or taken by another holder.
+            StoreError: the engine cannot store them now.
         """
 
     def read(
         self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
     ) -> Iterator[Link]:
-        """The entries from `start` up to `stop`, in order, without those of the kind `but`."""
+        """Entries from `start` up to `stop`, in order, except those of the kind `but`."""
 
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
         """Erases a conversation for good: entries, snapshots, leases, summaries.
 
-        What forks share passes to them, and these are returned; or they are erased too, and theirs.
+        Entries that forks share pass to the forks, which are returned; `with_forks` erases those too.
         """
 
     def conversations(self, owner: str | None = None, /) -> Iterator[ConversationInfo]:
@@ -89,24 +88,24 @@ LOCATED = "~"
 @runtime_checkable
 class LocatesIds(Protocol):
     def locate(self, owner: str, ids: Collection[str], /) -> dict[str, tuple[Key, int]]:
-        """In which of an owner's conversations, and where, entries with these ids were said; of several that
-        said the same, the newest. All `ids` begin with `LOCATED`.
+        """The conversation and place of each id, among all of an owner's conversations; the newest if there
+        are several. All `ids` begin with `LOCATED`.
         """
 
 
 @runtime_checkable
 class Forks(Protocol):
     def fork(self, key: Key, new: Key, at: int, /) -> None:
-        """A conversation that shares the entries of another before `at`, without copying them.
+        """Creates a conversation that shares the entries of another before `at`.
 
         Raises:
-            ConflictError: there is one of that name.
-            NotFoundError: there is nothing to fork.
+            ConflictError: `new` already exists.
+            NotFoundError: `key` has no place `at`.
         """
 
 
 class Snapshot(NamedTuple):
-    """A view as of a place, to start from instead of the beginning."""
+    """A view as of a place, to resume from."""
 
     at: int
     """The first place that is not in it."""
@@ -118,7 +117,7 @@ class Snapshot(NamedTuple):
 @runtime_checkable
 class Snapshots(Protocol):
     def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
-        """Keeps the newest of each view. Loses nothing if it fails."""
+        """Keeps the newest of each view. It is only a cache."""
 
     def saved(self, key: Key, /) -> dict[str, Snapshot]: ...
 
@@ -126,7 +125,7 @@ class Snapshots(Protocol):
 @runtime_checkable
 class Leases(Protocol):
     def acquire(self, key: Key, name: str, holder: str, now: float, seconds: float, /) -> Lease | None:
-        """The lease, if nobody else holds it at `now`; held again, it lasts longer."""
+        """The lease, or None if another holder has it at `now`. Acquiring it again extends it."""
 
     def release(self, key: Key, lease: Lease, /) -> None: ...
 
@@ -135,77 +134,74 @@ class Leases(Protocol):
 
 @runtime_checkable
 class Notes(Protocol):
-    """Small things that outlive conversations, such as how far a model's counts are off."""
+    """Small values that outlive conversations, such as the calibration of token counts."""
 
     def note(self, name: str, /) -> bytes | None: ...
 
     def keep_note(self, name: str, body: bytes, /) -> None:
-        """Instead of what was kept under the name. Loses nothing if it fails."""
+        """Replaces the note of that name. It is only a cache."""
 
 
 KEPT_SUMMARIES = 200
-"""How many a conversation keeps."""
 
 
 @runtime_checkable
 class SummaryCache(Protocol):
-    """What models wrote and somebody paid for, by a digest of what they were asked; erased with the
-    conversation.
-    """
+    """Summaries by the digest of their request; erased with the conversation."""
 
     def summary(self, key: Key, digest: bytes, /) -> bytes | None:
-        """What this conversation, or else any other of the same owner, keeps under the digest."""
+        """From this conversation, or else from any other of the same owner."""
 
     def keep_summary(self, key: Key, digest: bytes, body: bytes, /) -> None:
-        """Instead of what this conversation kept under it; of a conversation that is not there, nothing
-        is kept. Where there are more than `KEPT_SUMMARIES`, those that were kept first go.
+        """Replaces the one with that digest; drops the oldest above `KEPT_SUMMARIES`. Does nothing if there
+        is no such conversation.
         """
 
 
 Scope: TypeAlias = Key | str
-"""Where to search: in one conversation, what it shares with others included, or in all of an owner's."""
+"""What to search: one conversation, with what it shares, or all conversations of an owner."""
 
 
 FEW_RESULTS = 3
-"""Where fewer entries have all the words, those that have any of them are looked for too."""
+"""If fewer entries match all words, those that match any are added."""
 
 
 class FoundPlace(NamedTuple):
-    """A place where something was found; in one conversation that has it, if there are several."""
+    """A match; if several conversations share the entry, in one of them."""
 
     key: Key
     at: int
     score: float
-    """More is better."""
+    """Higher is better."""
 
 
 @runtime_checkable
 class SearchIndex(Protocol):
-    """An index of words, which follows the streams by a cursor of its own and is erased with them."""
+    """A word index, which follows the entries by a cursor and is erased with them."""
 
     def index(self, scope: Scope, words: Callable[[Entry], SearchText | None], /) -> Iterator[int]:
-        """Takes in what was appended since, in small steps; yields how many entries each step took in.
+        """Indexes new entries in small steps; yields how many entries each step indexed.
 
-        `words` says what can be found of an entry; None is nothing.
+        `words` returns the searchable text of an entry, or None.
         """
 
     def search(self, scope: Scope, query: Query, limit: int, /) -> list[FoundPlace]:
-        """The best of what is in the index, as `query.matches` defines it; where few have all the words,
-        those that have any come after them.
+        """The best matches, as `Query.matches` defines them; if there are few, followed by those that match
+        any word.
         """
 
 
 @runtime_checkable
 class Vectors(Protocol):
-    """What entries mean, as vectors of length 1 (float32, as many numbers as the embedder makes)."""
+    """Embeddings of entries: float32 vectors of length 1."""
 
     def embed(
         self, scope: Scope, embedder: str, vectors: Callable[[Sequence[Entry]], Sequence[Sequence[bytes]]], /
     ) -> Iterator[int]:
-        """Takes in what was appended since, as `SearchIndex.index` does, by a cursor for each embedder."""
+        """Like `SearchIndex.index`, with a cursor for each embedder."""
 
     def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[FoundPlace]:
-        """What is nearest in meaning: the score is the cosine."""
+        """The nearest entries; the score is the cosine similarity."""
 
 
 class ToolSetting(NamedTuple):
@@ -219,40 +215,40 @@ class ToolSetting(NamedTuple):
 
 @runtime_checkable
 class Settings(Protocol):
-    """Settings that are kept beside the conversations, and beat those in files."""
+    """Settings in the database, which override those in files."""
 
     def settings(self) -> Sequence[ToolSetting]:
-        """All of them. Cheap: it is asked for whenever a conversation is opened."""
+        """Must be cheap: called whenever a conversation is opened."""
 
     def set_setting(self, setting: ToolSetting, /) -> None:
-        """Instead of what was set for that agent and tool; with nothing set in it, nothing is left."""
+        """Replaces the setting of that agent and tool; an empty `Expiry` removes it."""
 
 
 @runtime_checkable
 class BatchReads(Protocol):
-    """What a store across a network answers in one go, where others are asked several times."""
+    """Combined reads, for stores across a network."""
 
     def resume(self, key: Key, view: str, /) -> tuple[Snapshot | None, Iterator[Link]]:
-        """The newest snapshot of a view, and the entries from the one before it on; without a snapshot, all
+        """The newest snapshot of a view, and the entries from the last one in it on; without a snapshot, all
         entries. One round trip, unless there are very many.
         """
 
     def fetch(self, key: Key, places: Collection[int], /) -> dict[int, Entry]:
-        """The entries at these places, in one round trip; those that are not there are left out."""
+        """The entries at these places, in one round trip; missing ones are left out."""
 
 
 @runtime_checkable
 class Watchable(Protocol):
     def wait(self, key: Key, next: int, seconds: float, /) -> bool:
-        """Waits until the conversation has an entry at the place `next`, or for so long; whether it has."""
+        """Waits up to `seconds` for an entry at the place `next`; True if there is one."""
 
 
 @runtime_checkable
 class Cursors(Protocol):
-    """How far somebody has followed each conversation, by a name; erased with the conversation."""
+    """Named positions in conversations; erased with them."""
 
     def cursor(self, key: Key, name: str, /) -> int | None:
-        """The first place that it has not seen; None where it was never set."""
+        """The first unprocessed place; None if it was never set."""
 
     def set_cursor(self, key: Key, name: str, next: int, /) -> None:
         """Durable when this returns. May be set before the conversation begins; never goes back."""
@@ -262,7 +258,7 @@ class Cursors(Protocol):
 
 
 class SpokenMessage(NamedTuple):
-    """A message as a service that learns from conversations is told of it."""
+    """A message as it is delivered to a service that learns from conversations."""
 
     at: int
     role: str
@@ -272,30 +268,30 @@ class SpokenMessage(NamedTuple):
 
 @runtime_checkable
 class MessageListener(Protocol):
-    """A store that hands what is said to such a service, and so must know what entries say."""
+    """A store that delivers messages to such a service, and so needs to read entries as messages."""
 
     def listen(self, spoken: Callable[[Entry], SpokenMessage | None], /) -> None:
-        """From now on, this tells what an entry says; None is nothing. Called whenever a session begins."""
+        """`spoken` returns the message of an entry, or None. Called whenever a session begins."""
 
 
 @runtime_checkable
 class SessionHooks(Protocol):
-    """A store that has something to do when sessions begin and end. Neither is waited for."""
+    """A store that acts when sessions begin and end. Neither call blocks."""
 
     def begin(self, key: Key, /) -> None:
-        """A session of this conversation began: what was left undone before is done now."""
+        """Continues what earlier sessions left undone."""
 
     def end(self, key: Key, /) -> None:
-        """It ended: what waited for that is done now."""
+        """Does what waited for the end of the session."""
 
 
 class Memory(NamedTuple):
-    """Something that a service learned from conversations, in words of its own."""
+    """Something that a service learned from conversations."""
 
     id: str
     text: str
     score: float | None = None
-    """How near it is to what was asked; more is nearer."""
+    """Similarity to the query; higher is better."""
     namespace: str | None = None
     created: float | None = None
 
@@ -303,7 +299,7 @@ class Memory(NamedTuple):
 @runtime_checkable
 class Memories(Protocol):
     def memories(self, key: Key, query: str | None, limit: int, namespace: str | None, /) -> Sequence[Memory]:
-        """What has to do with `query`, the nearest first; without one, what there is.
+        """Memories related to `query`, the best first; without a query, any.
 
         Raises:
             StoreError: the service does not answer.
@@ -311,22 +307,22 @@ class Memories(Protocol):
 
     @property
     def recalls(self) -> bool:
-        """Whether models are to be shown what is remembered, unasked."""
+        """Whether memories are added to requests automatically."""
 
 
 class Memorizer(Protocol):
-    """A service that learns from conversations: what a hybrid store puts beside a record."""
+    """A service that learns from conversations; a hybrid store combines it with a record."""
 
     @property
     def name(self) -> str:
-        """Tells it from others: what one has taken in, another has not."""
+        """Identifies the service: each has its own delivery cursor."""
 
     def remember(self, key: Key, said: Sequence[SpokenMessage], /) -> None:
-        """Takes in what was said; the same handed in again does no harm, as far as it can tell.
+        """Learns from messages. Delivering the same again does no harm, as far as the service can tell.
 
         Raises:
-            StoreError: it cannot take it now.
-            MessageError: it will never take it.
+            StoreError: the service fails now.
+            MessageError: it will never accept a message.
         """
 
     def memories(
@@ -334,62 +330,62 @@ class Memorizer(Protocol):
     ) -> Sequence[Memory]: ...
 
     def forget(self, key: Key, /) -> None:
-        """All that was learned from a conversation, as far as it is kept apart from the rest.
+        """Erases what was learned from a conversation, as far as the service keeps that apart.
 
         Raises:
-            StoreError: it cannot be reached: then nothing is certain.
+            StoreError: the service cannot be reached; nothing is certain then.
         """
 
     def close(self) -> None: ...
 
 
 Ability: TypeAlias = Literal["compare-and-append", "whole-batches", "order", "any-size"]
-"""What every store should be able to do, and some engines are not."""
+"""What a store should be able to do, and some engines are not."""
 
 
 def missing_ability(store: object, ability: Ability) -> str | None:
-    """Why a store is not able to do something, in a sentence: what its `cannot` says; None where it is."""
+    """Why a store lacks an ability, as its `cannot` says; None if it has it."""
     return dict(getattr(store, "cannot", {})).get(ability)
 
 
 class StoreProblem(NamedTuple):
-    """Something that a store's own examination found."""
+    """A problem that `SelfCheck.examine` found."""
 
     where: str
     problem: str
     advice: str | None = None
-    """What to do about it; None where only a backup helps."""
+    """What to do about it; None if only a backup helps."""
 
 
 @runtime_checkable
 class SelfCheck(Protocol):
     def examine(self) -> Iterable[StoreProblem]:
-        """What is wrong with the engine's own files and rows."""
+        """Checks the engine's own files and rows."""
 
 
 def require_next(key: Key, entries: Sequence[Entry], next: int, last: bytes, after: bytes | None) -> None:
-    """The compare of compare-and-append, for a record whose next place and last digest are these.
+    """The compare step of compare-and-append, for a record with this next place and last digest.
 
     Raises:
-        ConflictError: the entries do not go on from there.
+        ConflictError: the entries do not continue from there.
     """
     places = [entry.at for entry in entries]
     if places != list(range(next, next + len(places))):
-        raise ConflictError(f"{key.conversation!r} goes on at {next}, one by one, not with {places[:9]}")
+        raise ConflictError(f"{key.conversation!r} goes on at {next}, not with entries at {places[:9]}")
     if after not in (None, last):
-        raise ConflictError(f"{key.conversation!r} is another record than was read: erased and begun anew")
+        raise ConflictError(f"{key.conversation!r} was erased and started again since it was read")
 
 
 def require_held(key: Key, lease: Lease, current: Lease | None) -> None:
-    """The fence of an append, for a record whose lease of that name is `current`.
+    """Checks the lease of an append against the `current` one of that name.
 
     Raises:
-        ConflictError: it is no longer the one that was given out.
+        ConflictError: it was released, or another holder took it.
     """
     if current is None or current.until == 0 or current[:3] != lease[:3]:
         raise ConflictError(
             f"{lease.holder!r} no longer holds {lease.name!r} of {key.conversation!r}: it was released, or"
-            " somebody else took it; acquire it again"
+            " another holder took it; acquire it again"
         )
 
 
@@ -404,7 +400,7 @@ def open_store(url: str) -> Store:
     try:
         parts = urlsplit(url)
     except ValueError:  # which shows the password
-        raise SettingError(f"store {shown_url(url)!r}", f"is no URL; {ENCODING_HELP}") from None
+        raise SettingError(f"store {shown_url(url)!r}", f"is not a valid URL; {ENCODING_HELP}") from None
     match parts.scheme:
         case "memory":
             from refold.stores import memory
@@ -437,8 +433,8 @@ def open_store(url: str) -> Store:
             from refold.stores import hybrid
 
             return hybrid.from_url(url)
-    known = (
-        "memory://, sqlite:///file.db, postgresql://, redis://, rediss://, unix://, agentcore://, mem0:// or"
+    raise SettingError(
+        f"store {shown_url(url)!r}",
+        "expected memory://, sqlite:///file.db, postgresql://, redis://, rediss://, unix://, agentcore://,"
+        " mem0:// or hybrid://",
     )
-    known += " hybrid://"
-    raise SettingError(f"store {shown_url(url)!r}", f"expected {known}")

@@ -1,4 +1,4 @@
-"""The URL of a server, looked at before a driver sees it: drivers guess, and repeat passwords."""
+"""URLs of stores: validated before a driver sees them, since drivers guess and print passwords; masked."""
 
 import re
 from urllib.parse import SplitResult, quote, unquote, urlsplit
@@ -14,20 +14,20 @@ ENCODING_HELP += " %2F, ? is %3F, # is %23, % is %25"
 def split_url(url: str) -> SplitResult:
     """
     Raises:
-        SettingError: it cannot be told where a password ends, or the port is no number. Shows nothing of it.
+        SettingError: it is ambiguous where a password ends, or the port is not a number. Shows no part of it.
     """
     scheme, _, rest = url.partition("://")
     before, _, after = rest.partition("@")
     if "#" in rest or "@" in after or (after and re.search(r"[/?\[\]]", before)):
         raise SettingError(
-            f"store {scheme}://…", f"it is not clear where the host begins or the URL ends; {ENCODING_HELP}"
+            f"store {scheme}://…", f"it is ambiguous where the host begins or the URL ends; {ENCODING_HELP}"
         )
     try:
         parts = urlsplit(url)
         for host in parts.netloc.rpartition("@")[2].split(","):
             _ = urlsplit(f"//{host}").port
     except ValueError:
-        problem = f"the host or the port is none (a port is a number up to 65535); {ENCODING_HELP}"
+        problem = f"the host or the port is not valid (a port is a number up to 65535); {ENCODING_HELP}"
         raise SettingError(f"store {scheme}://…", problem) from None
     return parts
 
@@ -35,7 +35,7 @@ def split_url(url: str) -> SplitResult:
 def require_between(where: str, low: float, high: float, **values: float) -> None:
     """
     Raises:
-        SettingError: a value is smaller or larger, or no number.
+        SettingError: a value is out of range or NaN.
     """
     for name, value in values.items():
         if not low <= value <= high:
@@ -43,15 +43,15 @@ def require_between(where: str, low: float, high: float, **values: float) -> Non
 
 
 USER_SCHEMES = ("postgresql", "postgres", "redis", "rediss", "valkey", "valkeys", "mem0")
-"""Schemes of URLs that begin with the name of a user; elsewhere it may be a key."""
+"""Schemes with a user name before the host; in others it may be a key."""
 
 
 def shown_url(url: str) -> str:
-    """A store's URL for people to read: without passwords and keys, those of a URL inside it included."""
+    """A store's URL without passwords and keys, also those of URLs inside it."""
     scheme, sep, rest = url.partition("://") if "://" in url else ("", "", url)
     is_path = scheme == "sqlite" and rest.startswith("/")
     user, at, host = ("", "", rest) if is_path else rest.rpartition("@")
-    if "@" in user:  # whatever is behind it may be of a password too
+    if "@" in user:  # the rest may be part of a password
         return f"{scheme}{sep}***"
     name, colon, _ = user.partition(":")
     is_name = scheme in USER_SCHEMES and not re.search(r"[/?#]", user)

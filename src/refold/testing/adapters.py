@@ -35,20 +35,20 @@ TASK = "Read all the ledgers, one after another, and tell me the seal of ledger 
 STEPS = 200
 
 
-class Call(NamedTuple):
+class ScriptedCall(NamedTuple):
     id: str
     tool: str
     arguments: dict[str, Any]
 
 
-class Reply(NamedTuple):
+class ScriptedReply(NamedTuple):
     """What the model says: a text, calls, or both."""
 
     text: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ScriptedCall, ...] = ()
 
 
-class Request(NamedTuple):
+class SentRequest(NamedTuple):
     """What reached the model."""
 
     messages: list[dict[str, Any]]
@@ -77,11 +77,11 @@ class Request(NamedTuple):
         return str(own[-1]["content"]) if own else ""
 
 
-Script: TypeAlias = Callable[[Request], Reply]
+Script: TypeAlias = Callable[[SentRequest], ScriptedReply]
 Mask: TypeAlias = Callable[[str], str]
 
 
-def declared(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
+def tool_declaration(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
     """A tool, as a request has it."""
     about = {"name": name, "description": description or "", "parameters": parameters}
     return {"type": "function", "function": about}
@@ -129,13 +129,13 @@ class Rig(Protocol):
         """The same in the framework's own serialization, all of each message."""
 
 
-SLIPS, TOMES = 1_000, 2_000
+SHORT_LEDGERS, LONG_LEDGERS = 1_000, 2_000
 """From these numbers on, ledgers have one line only, and are longer than the window."""
 
 
 def ledger(number: int) -> str:
     """What the tool `read_ledger` answers: some four hundred tokens, as a rule."""
-    many = 1 if SLIPS <= number < TOMES else 24 if number < TOMES else 1_000
+    many = 1 if SHORT_LEDGERS <= number < LONG_LEDGERS else 24 if number < LONG_LEDGERS else 1_000
     lines = [
         f"{number:03d}-{n:02d}  barrels of herring  {(number * 37 + n * 11) % 97:>3}" for n in range(many)
     ]
@@ -143,23 +143,23 @@ def ledger(number: int) -> str:
     return "\n".join([f"Ledger {number}, seal {seal(number)}", *lines])
 
 
-ABORTS = 13
+ABORTING_LEDGER = 13
 """The number of a ledger at which whoever reads it is torn away."""
 
 
-TORN = threading.Event()
+ABORTED = threading.Event()
 """It was."""
 
 
-class Aborted(BaseException):
+class ProcessAborted(BaseException):
     """No error that a tool could have: its process is ended."""
 
 
 def failing(number: int) -> str:
     """What the tool `fail` does: it raises."""
-    if number == ABORTS:
-        TORN.set()
-        raise Aborted
+    if number == ABORTING_LEDGER:
+        ABORTED.set()
+        raise ProcessAborted
     raise ValueError(f"ledger {number} is missing")
 
 
@@ -176,24 +176,24 @@ def clerk(number: int) -> str:
     return " ".join(one[number * 7 % len(one)] for one in (HAIR, MOODS))
 
 
-class Full(Exception):
+class WindowExceeded(Exception):
     """What a provider says of a request that is larger than its window."""
 
 
-class Door:
+class CheckedModel:
     """The model's door: every request is judged and counted before the script answers it."""
 
     def __init__(
         self, script: Script, *, task: str | None = None, window: int = WINDOW, answer: int = ANSWER
     ) -> None:
         """The `task` is a text that every request must have in it; the `answer` must have room, too."""
-        self.requests: list[Request] = []
+        self.requests: list[SentRequest] = []
         self.faults: list[str] = []
         self._script, self._task, self._room = script, task, window - answer
         self._meter = Meter(None, load_config(CONFIG), MODEL)
         self._lock = threading.Lock()
 
-    def __call__(self, request: Request) -> Reply:
+    def __call__(self, request: SentRequest) -> ScriptedReply:
         """
         Raises:
             Full: the request, with room for its answer, is larger than the window.
@@ -206,10 +206,10 @@ class Door:
         if self._task is not None and self._task not in request.text:
             self.faults.append("the task is gone")
         if self.tokens(request) > self._room:
-            raise Full(f"{self.tokens(request)} tokens; the window has room for {self._room}")
+            raise WindowExceeded(f"{self.tokens(request)} tokens; the window has room for {self._room}")
         return self._script(request)
 
-    def tokens(self, request: Request) -> int:
+    def tokens(self, request: SentRequest) -> int:
         """Of all that is sent: system text, messages and tools."""
         count, said = self._meter.counter, (openai_chat.parse(_sent(one)) for one in request.messages)
         return self._meter.estimate(sum(map(count.message, said)) + count.tools(request.declared), None)
@@ -229,7 +229,7 @@ def _compact(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-class Reader:
+class LedgerReader:
     """A model that reads ledgers one by one, and then tells the seal of one: what it sees of it, or looks up.
 
     With `deep`, it tells who signed it, of which the beginning of a ledger says nothing.
@@ -249,35 +249,36 @@ class Reader:
         self.called: list[str] = []
         """Tools of refold's, in order."""
 
-    def __call__(self, request: Request) -> Reply:
+    def __call__(self, request: SentRequest) -> ScriptedReply:
         if self.read < self.steps:
             begun = self.first + self.read
             self.read += self.at_once
             calls = [
-                Call(f"call_{n}", "read_ledger", {"number": n}) for n in range(begun, begun + self.at_once)
+                ScriptedCall(f"call_{n}", "read_ledger", {"number": n})
+                for n in range(begun, begun + self.at_once)
             ]
-            return Reply(f"Now ledger {begun}.", tuple(calls))
+            return ScriptedReply(f"Now ledger {begun}.", tuple(calls))
         if self.wanted is None:
-            return Reply("I have read them.")
+            return ScriptedReply("I have read them.")
         signed, sealed = "ledger {} was signed by the (\\w+ \\w+) clerk", "Ledger {}, seal (S\\d{{5}})"
         if seen := re.search((signed if self.deep else sealed).format(self.wanted), request.text):
-            return Reply(f"It was the {seen[1]} clerk." if self.deep else f"The seal is {seen[1]}.")
+            return ScriptedReply(f"It was the {seen[1]} clerk." if self.deep else f"The seal is {seen[1]}.")
         if SEARCH not in request.tools or self.looked_up > 3:
-            return Reply("I do not know any more.")
+            return ScriptedReply("I do not know any more.")
         self.looked_up += 1
         return self._look_up(request)
 
-    def _look_up(self, request: Request) -> Reply:
+    def _look_up(self, request: SentRequest) -> ScriptedReply:
         if not self.called:
             self.called.append(SEARCH)
             query = {"query": f'"Ledger {self.wanted}, seal"'}
-            return Reply("Let me look it up.", (Call("call_search", SEARCH, query),))
+            return ScriptedReply("Let me look it up.", (ScriptedCall("call_search", SEARCH, query),))
         self.called.append(EXPAND)
         at = re.findall(r"#(\d+)", request.results[-1])
-        return Reply("", (Call(f"call_expand{self.looked_up}", EXPAND, {"at": int(at[0])}),))
+        return ScriptedReply("", (ScriptedCall(f"call_expand{self.looked_up}", EXPAND, {"at": int(at[0])}),))
 
 
-def kept(rig: Rig, thread: str) -> list[tuple[str, str]]:
+def recorded_messages(rig: Rig, thread: str) -> list[tuple[str, str]]:
     """What our record has of a thread, as `Rig.stored` has it."""
     with opening.open(thread, store=rig.store) as chat:
         said = [one.message for one in chat.get_all()]
@@ -288,7 +289,7 @@ ID = re.compile(rb"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
 TIME = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+]00:00)?|\b\d{10}\.\d+")
 
 
-def steady(stored: Sequence[bytes]) -> list[bytes]:
+def without_ids_and_times(stored: Sequence[bytes]) -> list[bytes]:
     """Without times; ids, which are made up anew in each run, are told by the order in which they come."""
     known = dict[bytes, bytes]()
 
@@ -298,7 +299,7 @@ def steady(stored: Sequence[bytes]) -> list[bytes]:
     return [ID.sub(name, TIME.sub(b"then", one)) for one in stored]
 
 
-def answered(request: Request) -> list[tuple[str, str]]:
+def tool_results(request: SentRequest) -> list[tuple[str, str]]:
     """The tool of each call, and what it said."""
     said = {one["tool_call_id"]: str(one["content"]) for one in request.messages if one["role"] == "tool"}
     calls = [call for one in request.messages for call in one.get("tool_calls", ())]
@@ -313,47 +314,49 @@ class AdapterContract:
         pytest.fail("give me a fixture `rig`")
 
     def test_a_long_loop_in_a_small_window_ends_with_the_right_answer(self, rig: Rig) -> None:
-        door = Door(Reader(), task=TASK)
+        door = CheckedModel(LedgerReader(), task=TASK)
         assert rig.run("long", TASK, door) == f"The seal is {seal(3)}."
         assert len(door.requests) > STEPS
         assert door.faults == []
         assert max(map(door.tokens, door.requests)) > WINDOW / 4  # it is not simply cut to nothing
 
     def test_without_refold_the_same_program_overflows(self, rig: Rig) -> None:
-        door = Door(Reader())
+        door = CheckedModel(LedgerReader())
         with pytest.raises(Exception):  # noqa: B017 each framework has errors of its own
             rig.run("bare", TASK, door, with_refold=False)
         assert door.tokens(door.requests[-1]) > WINDOW - ANSWER
 
     def test_tools_and_the_answer_have_their_room(self, rig: Rig) -> None:
         """Where nothing is in reserve, a sum without either of them would be refused at the door."""
-        door = Door(Reader(150, wanted=SLIPS, first=SLIPS), task=TASK)
-        assert rig.run("tight", TASK, door, config=TIGHT) == f"The seal is {seal(SLIPS)}."
+        door = CheckedModel(LedgerReader(150, wanted=SHORT_LEDGERS, first=SHORT_LEDGERS), task=TASK)
+        assert rig.run("tight", TASK, door, config=TIGHT) == f"The seal is {seal(SHORT_LEDGERS)}."
         assert door.faults == []
         newest = door.requests[-1]
-        tools = door.tokens(newest) - door.tokens(Request(newest.messages))
+        tools = door.tokens(newest) - door.tokens(SentRequest(newest.messages))
         assert WINDOW - ANSWER - max(map(door.tokens, door.requests)) < min(tools, ANSWER)
 
     def test_what_the_framework_stores_is_left_as_it_is_and_stands_once_in_the_record(self, rig: Rig) -> None:
         steps = 40
-        assert rig.run("whole", TASK, Door(Reader(steps))) == f"The seal is {seal(3)}."
+        assert rig.run("whole", TASK, CheckedModel(LedgerReader(steps))) == f"The seal is {seal(3)}."
         stored = rig.stored("whole")
         read = [(role, text) for role, text in stored if role == "tool" and text.startswith("Ledger")]
         assert read[:steps] == [("tool", ledger(n)) for n in range(1, steps + 1)]
         assert stored[0] == ("user", TASK)
         assert stored[-1] == ("assistant", f"The seal is {seal(3)}.")
         assert not any("[refold" in text for role, text in stored if role != "tool")
-        assert kept(rig, "whole") == stored
+        assert recorded_messages(rig, "whole") == stored
 
     def test_to_the_byte_it_is_what_the_framework_stores_without_refold(self, rig: Rig) -> None:
-        steps, door = 40, Door(Reader(40, wanted=None))
-        rig.run("bare", TASK, Door(Reader(steps, wanted=None), window=ENDLESS), with_refold=False)
+        steps, door = 40, CheckedModel(LedgerReader(40, wanted=None))
+        rig.run(
+            "bare", TASK, CheckedModel(LedgerReader(steps, wanted=None), window=ENDLESS), with_refold=False
+        )
         rig.run("fitted", TASK, door)
         assert ledger(1) not in door.requests[-1].results  # it was shortened there
         before = rig.raw("fitted")
-        assert steady(before) == steady(rig.raw("bare"))
+        assert without_ids_and_times(before) == without_ids_and_times(rig.raw("bare"))
         assert ledger(1) == next(text for role, text in rig.stored("fitted") if role == "tool")
-        rig.again().run("fitted", "Go on.", Door(Reader(steps, wanted=None, first=steps)))
+        rig.again().run("fitted", "Go on.", CheckedModel(LedgerReader(steps, wanted=None, first=steps)))
         assert rig.raw("fitted")[: len(before)] == before
 
     def test_what_another_layer_masks_stays_masked(self, rig: Rig) -> None:
@@ -362,82 +365,94 @@ class AdapterContract:
         def mask(text: str) -> str:
             return text.replace("herring", "[fish]")
 
-        bare = Door(Reader(2, wanted=None), window=ENDLESS)
+        bare = CheckedModel(LedgerReader(2, wanted=None), window=ENDLESS)
         rig.run("bare", f"{TASK} I like herring.", bare, with_refold=False, mask=mask)
         assert ledger(2) not in bare.requests[-1].text
         assert mask(ledger(2)) == bare.requests[-1].results[-1]  # the layer is there
-        for script in (Reader(3, wanted=None, first=TOMES), Reader(40), Reader(20, wanted=1, deep=True)):
-            door = Door(script, task=TASK)
+        for script in (
+            LedgerReader(3, wanted=None, first=LONG_LEDGERS),
+            LedgerReader(40),
+            LedgerReader(20, wanted=1, deep=True),
+        ):
+            door = CheckedModel(script, task=TASK)
             rig.run("masked", f"{TASK} I like herring.", door, mask=mask)
             assert door.faults == []
             assert [n for n, request in enumerate(door.requests) if "herring" in request.text] == []
             assert "[fish]" in door.requests[-1].text
 
     def test_the_latest_question_is_always_there(self, rig: Rig) -> None:
-        rig.run("asks", TASK, Door(Reader(30), task=TASK))
-        door = Door(Reader(30, wanted=5), task="Thank you. And the seal of ledger 5?")
+        rig.run("asks", TASK, CheckedModel(LedgerReader(30), task=TASK))
+        door = CheckedModel(LedgerReader(30, wanted=5), task="Thank you. And the seal of ledger 5?")
         assert rig.run("asks", "Thank you. And the seal of ledger 5?", door) == f"The seal is {seal(5)}."
         assert door.faults == []
         assert all(TASK in request.text for request in door.requests)
 
     def test_calls_in_parallel_keep_their_results(self, rig: Rig) -> None:
-        door = Door(Reader(30, at_once=3), task=TASK)
+        door = CheckedModel(LedgerReader(30, at_once=3), task=TASK)
         assert rig.run("parallel", TASK, door) == f"The seal is {seal(3)}."
         assert door.faults == []
         newest = [request.results[-3:] for request in door.requests[1:10]]
         assert newest == [[ledger(n + k) for k in (1, 2, 3)] for n in range(0, 27, 3)]
 
     def test_errors_of_tools_reach_the_model(self, rig: Rig) -> None:
-        replies = iter([Reply("", (Call("call_1", "fail", {"number": 9}),)), Reply("It is missing.")])
-        door = Door(lambda request: next(replies))
+        replies = iter(
+            [
+                ScriptedReply("", (ScriptedCall("call_1", "fail", {"number": 9}),)),
+                ScriptedReply("It is missing."),
+            ]
+        )
+        door = CheckedModel(lambda request: next(replies))
         assert rig.run("errors", TASK, door) == "It is missing."
         assert "ledger 9 is missing" in door.requests[1].results[0]
 
     def test_a_run_that_broke_off_can_be_gone_on_with(self, rig: Rig) -> None:
         """The model fails while its calls are under way; what the framework stored of it is mended."""
 
-        def breaks(request: Request) -> Reply:
+        def breaks(request: SentRequest) -> ScriptedReply:
             raise ConnectionError("the model is gone")
 
-        reader = Reader(3)
+        reader = LedgerReader(3)
         script = iter(cast(list[Script], [reader, reader, breaks]))
         with pytest.raises(Exception):  # noqa: B017
-            rig.run("broken", TASK, Door(lambda request: next(script)(request)))
-        door = Door(Reader(20), task="Go on.")
+            rig.run("broken", TASK, CheckedModel(lambda request: next(script)(request)))
+        door = CheckedModel(LedgerReader(20), task="Go on.")
         assert rig.run("broken", "Go on.", door) == f"The seal is {seal(3)}."
         assert door.faults == []
 
     def test_a_call_that_was_aborted_can_be_gone_on_from(self, rig: Rig) -> None:
         """The framework has stored a call, maybe, and will never have its result."""
 
-        def aborts(request: Request) -> Reply:
-            if TORN.is_set():  # there are frameworks that go on
-                raise Aborted
-            return Reply("", (Call("call_0", "fail", {"number": ABORTS}),))
+        def aborts(request: SentRequest) -> ScriptedReply:
+            if ABORTED.is_set():  # there are frameworks that go on
+                raise ProcessAborted
+            return ScriptedReply("", (ScriptedCall("call_0", "fail", {"number": ABORTING_LEDGER}),))
 
-        TORN.clear()
+        ABORTED.clear()
         with pytest.raises(BaseException):  # noqa: B017
-            rig.run("aborted", TASK, Door(aborts))
-        assert TORN.is_set()
-        door = Door(Reader(20), task="Go on.")
+            rig.run("aborted", TASK, CheckedModel(aborts))
+        assert ABORTED.is_set()
+        door = CheckedModel(LedgerReader(20), task="Go on.")
         assert rig.again().run("aborted", "Go on.", door) == f"The seal is {seal(3)}."
         assert door.faults == []
-        for call, said in answered(door.requests[0]):
+        for call, said in tool_results(door.requests[0]):
             assert call == "fail"
             assert "ledger" not in said  # nobody makes up what the tool would have said
 
     def test_a_new_process_goes_on_where_the_old_one_was(self, rig: Rig) -> None:
-        rig.run("resumed", TASK, Door(Reader(30)))
+        rig.run("resumed", TASK, CheckedModel(LedgerReader(30)))
         door, question = (
-            Door(Reader(0), task="Once more: the seal of ledger 3?"),
+            CheckedModel(LedgerReader(0), task="Once more: the seal of ledger 3?"),
             "Once more: the seal of ledger 3?",
         )
         assert rig.again().run("resumed", question, door) == f"The seal is {seal(3)}."
         assert door.faults == []
-        assert kept(rig, "resumed") == rig.again().stored("resumed")
+        assert recorded_messages(rig, "resumed") == rig.again().stored("resumed")
 
     def test_two_threads_at_once_do_not_mix(self, rig: Rig) -> None:
-        doors = {name: Door(Reader(25, wanted=n), task=f"{TASK} ({name})") for n, name in enumerate("ab", 2)}
+        doors = {
+            name: CheckedModel(LedgerReader(25, wanted=n), task=f"{TASK} ({name})")
+            for n, name in enumerate("ab", 2)
+        }
         with ThreadPoolExecutor(2) as pool:
             runs = {
                 name: pool.submit(rig.run, name, f"{TASK} ({name})", door) for name, door in doors.items()
@@ -451,8 +466,8 @@ class AdapterContract:
             assert not any(f"({other})" in request.text for request in doors[name].requests)
 
     def test_the_model_can_expand_what_is_hidden(self, rig: Rig) -> None:
-        reader = Reader(60, wanted=1, deep=True)
-        door = Door(reader)
+        reader = LedgerReader(60, wanted=1, deep=True)
+        door = CheckedModel(reader)
         assert rig.run("expands", TASK, door) == f"It was the {clerk(1)} clerk."
         assert {EXPAND, SEARCH} <= set(door.requests[0].tools)
         assert reader.called == [SEARCH, EXPAND]
@@ -462,6 +477,6 @@ class AdapterContract:
 
     def test_with_compaction_off_everything_is_sent(self, rig: Rig) -> None:
         off = {**CONFIG, "agents": {"default": {"compact": "off"}}}
-        door = Door(Reader(30), window=100_000)
+        door = CheckedModel(LedgerReader(30), window=100_000)
         assert rig.run("off", TASK, door, config=off) == f"The seal is {seal(3)}."
         assert door.requests[-1].results == [ledger(n) for n in range(1, 31)]

@@ -11,11 +11,10 @@ from refold.core.errors import RefoldError, SettingError
 from refold.core.message import Usage
 from refold.dialects.rules.targets import check_request
 from refold.models.limits import find
-from refold.session.extras import RequestExtras, beside_text
 from refold.session.intake import Intake
-from refold.session.meter import Meter
+from refold.session.meter import Meter, RequestExtras, extras_json
 from refold.session.validate import output_of
-from refold.testing.reply import Reply, body
+from refold.testing.model import Reply, body
 
 __all__ = ["InvalidRequestError", "Reply", "StandIn"]
 
@@ -91,7 +90,7 @@ class StandIn:
         try:
             drafts = Intake(meter.counter, self.dialect, self.dialect).take(request["messages"]).drafts
             rest = {key: value for key, value in request.items() if key not in ("messages", "model")}
-            beside = RequestExtras.of(beside_text(None, rest), meter)
+            beside = RequestExtras.of(extras_json(None, rest), meter)
         except RefoldError as error:
             raise InvalidRequestError(str(error)) from error
         tokens = meter.estimate(sum(draft.tokens for draft in drafts) + beside.counted, None)

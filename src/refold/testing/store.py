@@ -2,20 +2,18 @@
 
 import pytest
 
-from refold.testing.batches import BatchesContract
-from refold.testing.cursors import CursorsContract
-from refold.testing.forks import ForksContract
-from refold.testing.ids import IdsContract, LocatedContract
-from refold.testing.leases import LeasesContract
-from refold.testing.notes import NotesContract
-from refold.testing.search import SearchContract
-from refold.testing.sessions import SessionsContract
-from refold.testing.settings import SettingsContract
-from refold.testing.snapshots import SnapshotsContract
-from refold.testing.streams import StreamsContract
-from refold.testing.summaries import SummariesContract
-from refold.testing.words import Reopen
-from refold.testing.writers import WritersContract
+from refold.testing.samples import Reopen
+from refold.testing.store_forks import ForksContract, IdsContract, LocatedContract
+from refold.testing.store_log import BatchesContract, SessionsContract, StreamsContract, WritersContract
+from refold.testing.store_search import SearchContract
+from refold.testing.store_values import (
+    CursorsContract,
+    LeasesContract,
+    NotesContract,
+    SettingsContract,
+    SnapshotsContract,
+    SummariesContract,
+)
 
 
 class StoreContract(

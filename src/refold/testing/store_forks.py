@@ -1,6 +1,8 @@
-"""One past, several futures: for stores that can fork."""
+"""Contract of stores that can fork, and of stores that find entries by id."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -10,16 +12,27 @@ from hypothesis import strategies as st
 from refold.core.codec import Entry
 from refold.core.errors import ConflictError, NotFoundError
 from refold.session.api import open
-from refold.stores.store import Forks, Key, SelfCheck
-from refold.testing.words import KEY, demand_folded, entries, examples, named, said, unique, verified
+from refold.stores.store import LOCATED, FindsIds, Forks, Key, LocatesIds, SelfCheck
+from refold.testing.samples import (
+    KEY,
+    ODD_NAMES,
+    assert_view_is_fold,
+    entries,
+    entry,
+    examples,
+    message_with_id,
+    require_ability,
+    requires,
+    unique,
+    user_message,
+    verified,
+)
 
-DEEDS = ["append", "append", "fork", "fork", "erase", "erase with forks"]
+FORK_DEEDS = ["append", "append", "fork", "fork", "erase", "erase with forks"]
 
 
 class ForksContract:
-    @pytest.fixture
-    def forks(self, store: Any) -> Any:
-        return store if isinstance(store, Forks) else pytest.skip("this store cannot fork")
+    forks = requires(Forks, "this store cannot fork")
 
     # proves: B9
     def test_a_fork_can_be_made_at_every_place_and_goes_on_from_there(self, forks: Any) -> None:
@@ -49,28 +62,30 @@ class ForksContract:
     # proves: B9
     def test_what_is_said_or_edited_after_a_fork_stays_on_its_side(self, forks: Any) -> None:
         parent = open("parent", store=forks)
-        parent.append([said(f"{n} " * 20) for n in range(8)])
+        parent.append([user_message(f"{n} " * 20) for n in range(8)])
         fork = parent.fork("fork", at=5)
         before = fork.view()
         parent.compact(keep_recent=1)
-        parent.append(said("only here"), id="x")
+        parent.append(user_message("only here"), id="x")
         assert fork.view() == before
         fork.compact(keep_recent=2)
         shown = parent.view()
-        assert fork.append(said("only there"), id="x") == 7
+        assert fork.append(user_message("only there"), id="x") == 7
         fork.undo()
         assert parent.view() == shown
         for session in (parent, fork):
-            demand_folded(session)
+            assert_view_is_fold(session)
 
     def test_ids_of_the_shared_past_are_found_and_others_are_not(self, forks: Any, ids: Any) -> None:
         parent = open("parent", store=ids)
-        parent.append([named(str(n)) for n in range(4)])
+        parent.append([message_with_id(str(n)) for n in range(4)])
         fork = parent.fork("fork", at=1)
-        assert fork.append(said("again"), id="1") == 1
-        assert fork.append(said("new to the fork"), id="3") == 2
-        assert parent.append(said("again"), id="3") == 3
-        assert fork.fork("fork of the fork").append([named("0"), named("3"), named("4")]) == [0, 2, 3]
+        assert fork.append(user_message("again"), id="1") == 1
+        assert fork.append(user_message("new to the fork"), id="3") == 2
+        assert parent.append(user_message("again"), id="3") == 3
+        assert fork.fork("fork of the fork").append(
+            [message_with_id("0"), message_with_id("3"), message_with_id("4")]
+        ) == [0, 2, 3]
 
     def test_forks_twenty_deep_read_as_one_stream(self, forks: Any) -> None:
         keys = [Key(KEY.owner, str(n)) for n in range(21)]
@@ -126,7 +141,9 @@ class ForksContract:
         assert verified(forks, last) == entries(0, 2) + entries(2, 4, "middle")
 
     @examples
-    @given(st.lists(st.tuples(st.sampled_from(DEEDS), *[st.integers(0, 9)] * 3), min_size=5, max_size=40))
+    @given(
+        st.lists(st.tuples(st.sampled_from(FORK_DEEDS), *[st.integers(0, 9)] * 3), min_size=5, max_size=40)
+    )
     def test_any_forks_and_erasures_leave_every_other_stream_as_it_was(
         self, forks: Any, deeds: list[tuple[str, int, int, int]]
     ) -> None:
@@ -162,3 +179,95 @@ class ForksContract:
             for key, stream in streams.items():
                 assert verified(forks, key) == stream
         assert not isinstance(forks, SelfCheck) or not list(forks.examine())
+
+
+class IdsContract:
+    ids = requires(FindsIds, "this store does not find entries by id")
+
+    def test_the_same_id_is_stored_once_and_keeps_its_place(self, ids: Any) -> None:
+        one, other = open("a", store=ids), open("a", store=ids)
+        one.append(user_message("before"))
+        assert one.append(user_message("hello"), id="x") == 1
+        assert other.append(user_message("hello again"), id="x") == 1
+        assert one.append(user_message("hello again"), id="x") == 1
+        assert [message.message.text for message in other.get_all()] == ["before", "hello"]
+
+    def test_in_a_batch_known_ids_are_skipped_and_the_rest_is_stored(self, ids: Any) -> None:
+        session = open("a", store=ids)
+        assert session.append([message_with_id("1"), message_with_id("2")]) == [0, 1]
+        batch: list[Any] = [
+            message_with_id("3"),
+            message_with_id("2"),
+            user_message("no id"),
+            message_with_id("4"),
+            message_with_id("3"),
+        ]
+        assert session.append(batch) == [2, 1, 3, 4, 2]
+        assert [message.id for message in session.get_all()] == ["1", "2", "3", "m3", "4"]
+
+    def test_an_id_that_threads_race_for_is_stored_once(self, ids: Any) -> None:
+        require_ability(ids, "compare-and-append")
+        barrier = Barrier(4)
+
+        def race(_: int) -> list[int]:
+            session = open("a", store=ids)
+            barrier.wait()
+            return [session.append(user_message(f"message {n}"), id=str(n)) for n in range(15)]
+
+        with ThreadPoolExecutor(4) as pool:
+            places = list(pool.map(race, range(4)))
+        assert len(verified(ids, Key("default", "a"))) == 15
+        assert places == [places[0]] * 4
+        assert sorted(places[0]) == list(range(15))
+
+    def test_ids_that_differ_in_anything_are_different(self, ids: Any) -> None:
+        ids.append(KEY, [entry(at, id=id) for at, id in enumerate(ODD_NAMES)])
+        assert ids.find(KEY, [*ODD_NAMES, "not there"]) == {id: at for at, id in enumerate(ODD_NAMES)}
+        assert ids.find(KEY, ODD_NAMES[3:4]) == {ODD_NAMES[3]: 3}
+        assert ids.find(KEY, []) == ids.find(Key("b", KEY.conversation), ODD_NAMES) == {}
+
+
+class LocatedContract:
+    located = requires(LocatesIds, "this store does not locate ids")
+
+    def test_an_id_is_located_in_whatever_conversation_of_the_owner_said_it(self, located: Any) -> None:
+        ids = [f"{LOCATED}{n}" for n in range(6)]
+        one, other, stranger = Key("o", "one"), Key("o", "../* {two}"), Key("p", "one")
+        located.append(one, [entry(n, id=ids[n]) for n in range(3)])
+        located.append(other, [entry(0, id=ids[3]), entry(1, id="another"), entry(2)])
+        located.append(stranger, [entry(0, id=ids[4]), entry(1, id=ids[0])])
+        assert located.locate("o", ids) == {**{ids[n]: (one, n) for n in range(3)}, ids[3]: (other, 0)}
+        assert located.locate("p", ids) == {ids[4]: (stranger, 0), ids[0]: (stranger, 1)}
+        assert located.locate("q", ids) == located.locate("o", []) == {}
+
+    def test_of_several_that_said_the_same_the_newest_is_located(self, located: Any) -> None:
+        old, new = Key("o", "old"), Key("o", "new")
+        located.append(old, [entry(0, id="~x")])
+        located.append(new, [entry(0), entry(1, id="~x")])
+        located.append(old, [entry(1)])
+        assert located.locate("o", ["~x"]) == {"~x": (new, 1)}
+        located.erase(new)
+        assert located.locate("o", ["~x"]) == {"~x": (old, 0)}
+        located.erase(old)
+        assert located.locate("o", ["~x"]) == {}
+
+    def test_what_forks_share_is_located_where_it_was_said_and_then_in_those_that_keep_it(
+        self, located: Any, forks: Any
+    ) -> None:
+        parent, fork, below = Key("o", "parent"), Key("o", "fork"), Key("o", "below")
+        located.append(parent, [entry(n, id=f"~{n}") for n in range(4)])
+        located.fork(parent, fork, 2)
+        located.fork(fork, below, 1)
+        located.append(fork, [entry(2, id="~own")])
+        assert located.locate("o", ["~0", "~3", "~own"]) == {
+            "~0": (parent, 0),
+            "~3": (parent, 3),
+            "~own": (fork, 2),
+        }
+        located.erase(parent)
+        found = located.locate("o", ["~0", "~1", "~3"])
+        assert found.keys() == {"~0", "~1"}
+        assert found["~0"] in [(fork, 0), (below, 0)]
+        assert found["~1"] == (fork, 1)
+        located.erase(fork)
+        assert located.locate("o", ["~0", "~1", "~own"]) == {"~0": (below, 0)}

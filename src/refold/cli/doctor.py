@@ -1,4 +1,4 @@
-"""The command that asks whether what is stored is still what was written: doctor."""
+"""The command doctor: verifies that the store still has what was written."""
 
 import sys
 import time
@@ -7,20 +7,20 @@ from typing import Annotated, Any
 import typer
 
 import refold
+from refold.cli.format import iso, local, one_line, plural
 from refold.cli.options import DEFAULT_OWNER, Access, ConfigFile, Json, StoreUrl, existing, ids
 from refold.cli.terminal import Column, Columns, emit, progress
-from refold.cli.words import iso, local, one_line, plural
 from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError
 from refold.session.doctor import BACKUP, Finding, examine, list_safely, told, without
 from refold.stores.store import ConversationInfo, Key, Lease, Leases, Store
 
-MOST_FINDINGS = 50
-"""Findings told one by one to people."""
+MAX_FINDINGS = 50
+"""Findings that are printed one by one."""
 
 OneId = Annotated[
     str | None,
-    typer.Argument(metavar="[ID]", help="Only this one.", autocompletion=ids, show_default=False),
+    typer.Argument(metavar="[ID]", help="Only this conversation.", autocompletion=ids, show_default=False),
 ]
 AnyOwner = Annotated[
     str | None, typer.Option("--owner", metavar="NAME", help="Only conversations of this owner.")
@@ -34,16 +34,17 @@ def doctor(
     owner: AnyOwner = None,
     json: Json = False,
 ) -> None:
-    """Verify that all is stored as it was written.
+    """Verify that the store still has what was written.
 
-    Every chain of digests, every number beside the words, every snapshot and the engine's own files are
-    checked; versions, leases and what such a store does without are shown. Nothing is changed.
+    Checks every hash chain, index, snapshot and the engine's own files, and prints versions, leases and the
+    features that this kind of store lacks. Nothing is changed.
     """
     access = Access.to(store, config)
     events = 0
     rows: list[ConversationInfo] = []
     leases: list[tuple[Key, Lease]] = []
-    cannot, lacks = dict[str, str](), dict[str, str]()
+    cannot = dict[str, str]()
+    lacks = dict[str, str]()
     try:
         with access.open() as backend:
             only = None
@@ -59,9 +60,10 @@ def doctor(
                     advance(n)
 
                 findings = examine(backend, owner=owner, only=only, tick=tick)
-            cannot, lacks = dict(getattr(backend, "cannot", {})), without(backend)
+            cannot = dict(getattr(backend, "cannot", {}))
+            lacks = without(backend)
             leases = _leases(backend, rows)
-    except CorruptError as error:  # it cannot even be opened
+    except CorruptError as error:  # it cannot be opened
         findings = [Finding(told(error), BACKUP)]
     counts = {"conversations": len(rows), "events": events}
     if json:
@@ -75,11 +77,12 @@ def doctor(
 def _leases(store: Store, rows: list[ConversationInfo]) -> list[tuple[Key, Lease]]:
     if not isinstance(store, Leases):
         return []
-    now, held = time.time(), []
+    now = time.time()
+    held = []
     for row in rows:
         try:
             held += [(row.key, lease) for lease in store.leases(row.key, now)]
-        except Exception:  # damaged: a lease runs out by itself
+        except Exception:  # damaged: a lease expires anyway
             continue
     return held
 
@@ -132,25 +135,25 @@ def _print(
     leases: list[tuple[Key, Lease]],
     lacks: dict[str, str],
 ) -> None:
-    page = Columns(Column("", 1), Column("", 0))
+    table = Columns(Column("", 1), Column("", 0))
     names = {"refold": "refold", "format": "format", "python": "Python", "sqlite": "SQLite"}
     versions = " · ".join(f"{names[name]} {version}" for name, version in _versions(access).items())
-    page.line((versions, "dim"))
+    table.line((versions, "dim"))
     read = ", ".join(plural(n, what.removesuffix("s")) for what, n in counts.items())
-    page.line((f"{read} in {one_line(access.shown)}", ""), wrap=True)
+    table.line((f"{read} in {one_line(access.shown)}", ""), wrap=True)
     for key, lease in leases:
         held = f"{one_line(lease.holder)} until {local(lease.until)}"
-        page.line((f"lease {one_line(lease.name)} of {one_line(key.conversation)} held by {held}", "yellow"))
+        table.line((f"lease {one_line(lease.name)} of {one_line(key.conversation)} held by {held}", "yellow"))
     for name, why in lacks.items():
-        page.line((f"without {name}: {one_line(why)}", "dim"), wrap=True)
-    for one in findings[:MOST_FINDINGS]:
+        table.line((f"without {name}: {one_line(why)}", "dim"), wrap=True)
+    for one in findings[:MAX_FINDINGS]:
         where = "" if one.key is None else one_line(one.key.conversation)
         where += "" if one.place is None else f" #{one.place}"
-        page.line(("✗", "red"), (f"{where}: {one_line(one.problem)}".removeprefix(": "), "red"), wrap=True)
-        page.line(("", ""), (one.advice, ""), wrap=True)
-    if len(findings) > MOST_FINDINGS:
-        page.line((f"… and {len(findings) - MOST_FINDINGS:,} more: see --json", "red"))
+        table.line(("✗", "red"), (f"{where}: {one_line(one.problem)}".removeprefix(": "), "red"), wrap=True)
+        table.line(("", ""), (one.advice, ""), wrap=True)
+    if len(findings) > MAX_FINDINGS:
+        table.line((f"… and {len(findings) - MAX_FINDINGS:,} more: see --json", "red"))
     if findings:
-        page.line((plural(len(findings), "problem"), "bold red"))
+        table.line((plural(len(findings), "problem"), "bold red"))
     else:
-        page.line(("✓", "green"), ("Nothing wrong: all is as it was written", "bold green"))
+        table.line(("✓", "green"), ("No problems: everything is as it was written", "bold green"))

@@ -1,4 +1,4 @@
-"""What the contract is written with: entries, messages and deeds, and what is demanded after them."""
+"""What the store contract is written with: sample entries and messages, actions, and assertions."""
 
 from collections.abc import Callable
 from itertools import count
@@ -18,14 +18,14 @@ Reopen: TypeAlias = Callable[[], Store]
 
 KEY = Key("somebody", "a conversation")
 TINY: dict[str, Any] = {"models": {"tiny": {"window": 400, "max_output": 40}}}
-"""A window so small that a handful of messages is more than fits."""
-ODD = (
+"""A window that a handful of messages overflows."""
+ODD_NAMES = (
     "a|A|a | a|a\n|a\0|a\0b|a.|á|a\u0301|../a|..|/a|a/|a\\|*|a*|?|{}|{a}|:|a:b|a:|'|\"|a'b|%|%61|a%|_|-- a"
     "|\ud800|\udc00|a\ud800|🙂|0|00|None|" + "x" * 500 + "|" + "x" * 499 + "y"
 ).split("|")
-"""Names that one engine or another would mix up, cut off or choke on."""
+"""Names that some engine might confuse, truncate or reject."""
 unique = count()
-"""Generated examples share a store; each has a conversation of its own."""
+"""Generated examples share a store, and number their conversations."""
 examples = settings(
     max_examples=100,
     derandomize=True,
@@ -43,7 +43,7 @@ def entries(start: int, stop: int, text: str = "") -> list[Entry]:
 
 
 def verified(store: Store, key: Key) -> list[Entry]:
-    """All entries, after a look at their places and digests."""
+    """All entries, after their places and digests were checked."""
     result: list[Entry] = []
     digest = GENESIS
     for place, link in enumerate(store.read(key)):
@@ -53,43 +53,53 @@ def verified(store: Store, key: Key) -> list[Entry]:
     return result
 
 
-def demand(reopen: Reopen | None) -> Reopen:
+def requires(protocol: type[Any], reason: str) -> Any:
+    """A fixture that gives the store, or skips the test if the store does not have the protocol."""
+
+    @pytest.fixture
+    def capable(self: Any, store: Any) -> Any:
+        return store if isinstance(store, protocol) else pytest.skip(reason)
+
+    return capable
+
+
+def require_reopen(reopen: Reopen | None) -> Reopen:
     return reopen or pytest.skip("this store lives in one process")
 
 
-def demand_able(store: Store, ability: Ability) -> None:
-    """What a store declares that it is not able to do is not demanded of it."""
+def require_ability(store: Store, ability: Ability) -> None:
+    """Skips the test if the store declares that it lacks the ability."""
     if (why := missing_ability(store, ability)) is not None:
         pytest.skip(why)
 
 
-def demand_folded(session: Session) -> None:
-    """The view of a session, and of one just opened, is what `fold` makes of all that happened."""
+def assert_view_is_fold(session: Session) -> None:
+    """The view of a session, and of a new one, equals `fold` of all events."""
     expected = fold(list(session.events()))
     again = Session(session.store, session.key)
     assert session.view() == again.view() == expected
     assert session.view().messages == again.view().messages == expected.messages
 
 
-def said(text: str) -> dict[str, Any]:
+def user_message(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def named(id: str) -> Message:
+def message_with_id(id: str) -> Message:
     return Message("user", (Text(f"message {id}"),), id)
 
 
-def calling(*ids: str) -> Message:
+def calls_message(*ids: str) -> Message:
     return Message("assistant", tuple(ToolCall(id, "a tool", "{}") for id in ids))
 
 
-def do(session: Session, deed: str, n: int) -> None:
-    """One of the things that people and agents do."""
-    match deed:
+def act(session: Session, action: str, n: int) -> None:
+    """One of the things that users and agents do."""
+    match action:
         case "user":
-            session.append(said(f"{n} words " * n))
+            session.append(user_message(f"{n} words " * n))
         case "calls":
-            session.append(calling(*(f"call {m}" for m in range(n % 4))))
+            session.append(calls_message(*(f"call {m}" for m in range(n % 4))))
         case "result":
             session.append(Message("tool", (ToolResult(f"call {n % 4}", "result " * n),)))
         case "fit":
@@ -99,15 +109,15 @@ def do(session: Session, deed: str, n: int) -> None:
         case "undo" if n > 20:
             session.undo()  # the newest
         case "pin" | "unpin" | "undo" | "restore":
-            getattr(session, deed)(n)
+            getattr(session, action)(n)
 
 
 def write_numbered(store: Store, writer: str, stop: int) -> None:
-    """Says `writer 0`, `writer 1` … , one by one and in batches."""
+    """Appends `writer 0`, `writer 1` …, one by one and in batches."""
     session = open("race", store=store)
     for n in range(0, stop, 5):
-        session.append(said(f"{writer} {n}"))
-        session.append([said(f"{writer} {m}") for m in range(n + 1, n + 5)])
+        session.append(user_message(f"{writer} {n}"))
+        session.append([user_message(f"{writer} {m}") for m in range(n + 1, n + 5)])
 
 
 def write_elsewhere(reopen: Reopen, writer: str, stop: int) -> None:
@@ -115,11 +125,11 @@ def write_elsewhere(reopen: Reopen, writer: str, stop: int) -> None:
     write_numbered(reopen(), writer, stop)
 
 
-def demand_numbered(store: Store, writers: dict[str, int]) -> None:
-    """Whatever was acknowledged is there once, in its writer's order."""
+def assert_all_written(store: Store, writers: dict[str, int]) -> None:
+    """Everything that was acknowledged is there once, in its writer's order."""
     session = open("race", store=store)
     texts = [one.message.text.split() for one in session.get_all()]
     for writer, stop in writers.items():
         assert [int(n) for name, n in texts if name == writer] == list(range(stop))
     assert len(verified(store, session.key)) == len(texts) == sum(writers.values())
-    demand_folded(session)
+    assert_view_is_fold(session)

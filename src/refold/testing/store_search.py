@@ -1,10 +1,9 @@
-"""Finding what was said: for stores that have an index of words, or vectors beside them."""
+"""Contract of stores with a search index or vectors."""
 
 from collections.abc import Sequence
 from threading import Thread
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +12,16 @@ from refold.core.query import SearchText, parse_query
 from refold.session.api import open
 from refold.stores.store import Key, Scope, SearchIndex, Vectors
 from refold.testing.embedder import WordEmbedder
-from refold.testing.words import KEY, Reopen, demand, entry, examples, said, unique
+from refold.testing.samples import (
+    KEY,
+    Reopen,
+    entry,
+    examples,
+    require_reopen,
+    requires,
+    unique,
+    user_message,
+)
 
 PIECES = [
     "getUser",
@@ -54,13 +62,9 @@ def found(store: Any, scope: Scope, text: str, limit: int = 50) -> list[tuple[st
 
 
 class SearchContract:
-    @pytest.fixture
-    def searched(self, store: Any) -> Any:
-        return store if isinstance(store, SearchIndex) else pytest.skip("this store has no index of words")
+    searched = requires(SearchIndex, "this store has no index of words")
 
-    @pytest.fixture
-    def vectors(self, store: Any) -> Any:
-        return store if isinstance(store, Vectors) else pytest.skip("this store keeps no vectors")
+    vectors = requires(Vectors, "this store keeps no vectors")
 
     def test_all_that_was_appended_since_is_found_and_what_has_no_words_is_not(self, searched: Any) -> None:
         assert found(searched, KEY, "apple") == found(searched, KEY.owner, "apple") == []
@@ -183,7 +187,7 @@ class SearchContract:
     def test_the_index_is_there_when_the_store_is_opened_again(
         self, searched: Any, reopen: Reopen | None
     ) -> None:
-        opening = demand(reopen)
+        opening = require_reopen(reopen)
         searched.append(KEY, [entry(0, "apple")])
         assert found(searched, KEY, "apple")
         other: Any = opening()
@@ -220,9 +224,15 @@ class SearchContract:
     # proves: B11
     def test_vectors_are_found_by_what_they_are_near_to_and_erased_with_the_rest(self, vectors: Any) -> None:
         session = open("a", store=vectors, embedder=WordEmbedder(("car", "automobile")))
-        session.append([said("the automobile is red"), said("bread and butter"), said("a blue house")])
+        session.append(
+            [
+                user_message("the automobile is red"),
+                user_message("bread and butter"),
+                user_message("a blue house"),
+            ]
+        )
         assert [hit.at for hit in session.search("car")] == [0]
-        session.append(said("an old car"))
+        session.append(user_message("an old car"))
         assert {hit.at for hit in session.search("automobile")} == {0, 3}
         session.clear()
         assert session.search("car") == []
@@ -230,7 +240,7 @@ class SearchContract:
     def test_vectors_are_made_once_for_each_embedder(self, vectors: Any) -> None:
         embedder = WordEmbedder()
         session = open("a", store=vectors, embedder=embedder)
-        session.append([said("one"), said("two")])
+        session.append([user_message("one"), user_message("two")])
         for _ in range(2):
             session.search("three")
         assert embedder.asked == ["one", "two", "three", "three"]
@@ -241,20 +251,20 @@ class SearchContract:
 
         def slow(texts: Sequence[str]) -> list[list[float]]:
             if not done:
-                thread = Thread(target=other.append, args=[said("pear")], daemon=True)
+                thread = Thread(target=other.append, args=[user_message("pear")], daemon=True)
                 thread.start()
                 thread.join(PATIENCE_S)
                 done.append(not thread.is_alive())
             return [[1.0, 0.0] for _ in texts]
 
         session = open("a", store=vectors, embedder=slow)
-        session.append(said("apple"))
+        session.append(user_message("apple"))
         assert [hit.at for hit in session.search("apple")] == [0]
         assert done == [True]
 
     def test_vectors_of_a_fork_are_those_of_what_it_shares(self, vectors: Any, forks: Any) -> None:
         session = open("a", store=vectors, embedder=WordEmbedder(("car", "automobile")))
-        session.append([said("the automobile"), said("an automobile")])
+        session.append([user_message("the automobile"), user_message("an automobile")])
         fork = session.fork("b", at=0)
         assert [hit.at for hit in fork.search("car")] == [0]
         assert len(fork.search("car", everywhere=True)) == 2

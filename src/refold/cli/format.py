@@ -1,4 +1,4 @@
-"""What people read: a message in one line or in full, with nothing in it that a terminal would obey."""
+"""Text for terminals: messages in one line or in full, without control characters; places, counts, times."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -24,21 +24,21 @@ from refold.core.message import (
 from refold.policies.sections import OPEN
 
 GLANCE_CHARS = 2_000
-"""More of a text than any terminal's line has room for."""
+"""More characters than any terminal's line has."""
 LEAD_CELLS = 32
-"""What is quoted of the words before a call, so that the call itself is seen."""
+"""Text before a call is cut to this width, so that the call is visible."""
 _HEADER = re.compile(r"\[refold [^\];\n]*; (?P<what>[^\]\n]*)\]\n?")
 JOINERS = "\u200c\u200d"
-"""Invisible, but they make letters and emoji what they are."""
+"""Invisible characters that are part of letters and emoji."""
 
 
 class _Escapes(dict[int, str]):
-    """What stands for each character: itself, or its escape where it would move, hide or color others."""
+    """Maps control and formatting characters to their escapes, and every other character to itself."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
         if category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") and char not in JOINERS:
-            char = f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+            char = char.encode("unicode_escape").decode()
         self[code] = char
         return char
 
@@ -58,7 +58,7 @@ def safe(text: str) -> str:
 
 
 def clip(text: str, width: int) -> str:
-    """Cut to a number of cells on the screen, where wide characters take two."""
+    """Cuts a text to a width on the screen, where wide characters take two cells."""
     if cell_width(text) <= width:
         return text
     if text.isascii():
@@ -69,7 +69,7 @@ def clip(text: str, width: int) -> str:
 
 
 def cell_width(text: str) -> int:
-    """Cells on the screen that a text takes."""
+    """The width of a text on the screen."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -78,7 +78,7 @@ def cell_width(text: str) -> int:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """The text in lines of so many cells, parted between words where there are any."""
+    """Wraps a text at a width, between words if possible."""
     from rich.console import Console
     from rich.text import Text
 
@@ -86,39 +86,41 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def quoted(id: str) -> str:
-    """An id as a shell takes it."""
+    """An id, quoted for the shell."""
     return ("-- " if id.startswith("-") else "") + quote(one_line(id))
 
 
 def glance(message: Message, tools: Sequence[str] = (), *, is_ours: bool = False) -> str:
     """A message in one line; `tools` names the tool behind a result that does not say so itself.
 
-    What refold wrote (`is_ours`) is shown without the line that says what it stands for.
+    Text that refold wrote (`is_ours`) is shown without its header line.
     """
-    brief = _headless if is_ours else one_line
-    parts = [part for part in (_words(part, tools, brief, " ") for part in message.parts) if part]
+    brief = _without_header if is_ours else one_line
+    parts = [part for part in (_part_text(part, tools, brief, " ") for part in message.parts) if part]
     if message.calls:
         parts = [part if part.startswith("→") else clip(part, LEAD_CELLS) for part in parts]
     return " ".join(parts) or "(empty)"
 
 
-def _headless(text: str) -> str:
+def _without_header(text: str) -> str:
     header = _HEADER.match(text)
     if header is None:
         return one_line(text)
     rest = one_line(text[header.end() :].removeprefix(OPEN))
     if header["what"].endswith(" shown"):
-        return rest or "(nothing of it)"
+        return rest or "(nothing)"
     return one_line(f"{header['what']} {rest}")
 
 
 def full(message: Message, tools: Sequence[str] = ()) -> str:
     """All of a message, safe to print."""
-    return "\n".join(filter(None, (_words(part, tools, safe, "\n") for part in message.parts))) or "(empty)"
+    return (
+        "\n".join(filter(None, (_part_text(part, tools, safe, "\n") for part in message.parts))) or "(empty)"
+    )
 
 
-def _words(part: Part, tools: Sequence[str], shown: Callable[[str], str], between: str) -> str:
-    """A part for people, its texts as `shown` makes them."""
+def _part_text(part: Part, tools: Sequence[str], shown: Callable[[str], str], between: str) -> str:
+    """A part for people; `shown` formats its texts."""
     match part:
         case Text(text=text):
             return shown(text)
@@ -129,7 +131,7 @@ def _words(part: Part, tools: Sequence[str], shown: Callable[[str], str], betwee
         case ToolResult(output=str(text)):
             return f"← {_tool(part, tools)}: {shown(text) or '(empty)'}"
         case ToolResult(output=tuple(inner)):
-            texts = between.join(_words(one, (), shown, between) for one in inner)
+            texts = between.join(_part_text(one, (), shown, between) for one in inner)
             return f"← {_tool(part, tools)}: {texts or '(empty)'}"
         case _:
             return shown(_other(part))
@@ -149,7 +151,7 @@ def _other(part: Part) -> str:
         case Opaque(value=value):
             return f"[part: {_json(value)}]"
         case CompactionMarker(text=text):
-            return text or "[a compaction that only its provider can read]"
+            return text or "[a compaction that only its provider can decrypt]"
         case StepStart() | _:
             return ""
 
@@ -182,13 +184,13 @@ def plural(n: int, what: str) -> str:
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
-def saved_percent(said: int, shown: int) -> int:
-    """Rounded down, so that 100 means all of it; 0 also where what is remembered makes it more."""
-    return max(0, int(100 * (said - shown) / said)) if said else 0
+def saved_percent(recorded: int, shown: int) -> int:
+    """Rounded down, so that 100 means everything; 0 if memories make the view larger than the record."""
+    return max(0, int(100 * (recorded - shown) / recorded)) if recorded else 0
 
 
 def local(time: float) -> str:
-    """A moment for people, where they are; a dash for one that no calendar has."""
+    """A time in the local time zone; a dash if the calendar has no such date."""
     try:
         return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
@@ -196,7 +198,7 @@ def local(time: float) -> str:
 
 
 def iso(time: float) -> str | None:
-    """A moment for machines."""
+    """A time in UTC, as ISO 8601."""
     try:
         return datetime.fromtimestamp(time, UTC).isoformat()
     except (ValueError, OverflowError, OSError):

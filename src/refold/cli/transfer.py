@@ -1,0 +1,283 @@
+"""Commands that move conversations between files and stores: import, export, copy."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from refold.cli.format import one_line, plural, quoted
+from refold.cli.options import (
+    DEFAULT_OWNER,
+    Access,
+    ConfigFile,
+    DialectOption,
+    InFile,
+    Json,
+    OutFile,
+    Owner,
+    StoreUrl,
+    existing,
+    reporting_damage,
+)
+from refold.cli.options import ids as known_ids
+from refold.cli.terminal import complain, emit, progress, say, writing
+from refold.config.config import Config
+from refold.core.draft import Draft
+from refold.core.errors import ConflictError, MessageError, NotFoundError, RefoldError, StoreError
+from refold.dialects.registry import TARGETS
+from refold.session.copy import CopyResult, copy_settings
+from refold.session.copy import copy as copy_conversations
+from refold.session.export import export_lines, load_lines
+from refold.session.files import FileConversation, conversations, export_in, intake_for, read_file
+from refold.session.session import Session
+from refold.stores.store import ConversationInfo, Key, Store
+from refold.stores.url import shown_url
+
+BATCH = 5_000
+"""Messages stored in one transaction."""
+MAX_NAMED = 10
+"""Conversations that an import prints one by one."""
+
+
+class ImportedConversation(NamedTuple):
+    id: str
+    messages: int
+    tokens: int
+
+
+def import_(
+    file: InFile,
+    id: Annotated[
+        str | None,
+        typer.Option("--id", metavar="ID", help="The id; default: the id in the file, or the file's name."),
+    ] = None,
+    append: Annotated[bool, typer.Option("--append", help="Append to an existing conversation.")] = False,
+    dialect: DialectOption = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="M", help="The model whose tokens are counted.")
+    ] = None,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = "default",
+    json: Json = False,
+) -> None:
+    """Import conversations from a file.
+
+    The file contains an export of refold, a JSON list of messages in any dialect, a request with such a list
+    as `messages` or `input`, or one conversation per line. The JSON of each message is kept byte for byte.
+    """
+    access = Access.to(store, config)
+    data = read_file(file)
+    lines = export_in(data)
+    if lines is not None:
+        with access.open(create=True) as backend:
+            key = load_lines(lines, backend, id, owner)
+            state = Session(backend, key).inspect.state
+            done = [ImportedConversation(key.conversation, state.index, state.total)]
+    else:
+        name = "stdin" if file == "-" else file
+        intake = intake_for(access.config, model, dialect)
+        drafts = _parse_files(conversations(data, name), id, file, intake)
+        with access.open(create=True) as backend:
+            done = _store(backend, drafts, owner, append)
+    if json:
+        emit({"did": "import", "store": access.shown, "conversations": [one._asdict() for one in done]})
+        return
+    for one in done[:MAX_NAMED]:
+        say(f"{one_line(one.id)}: {plural(one.messages, 'message')}, {plural(one.tokens, 'token')}")
+    if len(done) > MAX_NAMED:
+        say(f"… and {len(done) - MAX_NAMED:,} more conversations")
+    say(f"Show it: refold show {quoted(done[0].id)}" if len(done) == 1 else "List them: refold list")
+
+
+def _parse_files(
+    found: Sequence[FileConversation], id: str | None, file: str, intake: Any
+) -> dict[str, list[Draft]]:
+    """All messages by conversation: nothing is stored before everything is parsed."""
+    if id is not None and len(found) > 1:
+        raise typer.BadParameter(f"the file has {len(found)} conversations", param_hint="--id")
+    drafts: dict[str, list[Draft]] = {}
+    with progress("Reading", sum(one.count for one in found)) as advance:
+        for n, one in enumerate(found, 1):
+            name = id or one.id or _named_after(file, n if len(found) > 1 else None)
+            if name in drafts:
+                raise ConflictError(f"{one.where}: the file has the id {name!r} twice")
+            drafts[name] = one.drafts(intake, advance)
+            if not drafts[name]:
+                raise MessageError(one.where, "has no messages")
+    return drafts
+
+
+def _named_after(file: str, n: int | None) -> str:
+    stem = Path(file).stem if file != "-" else ""
+    if not stem:
+        raise typer.BadParameter("required, as stdin has no file name", param_hint="--id")
+    return stem if n is None else f"{stem}-{n}"
+
+
+def _store(
+    store: Store, drafts: dict[str, list[Draft]], owner: str, append: bool
+) -> list[ImportedConversation]:
+    taken = {row.key.conversation for row in store.conversations(owner)} & drafts.keys()
+    if taken and not append:
+        name = min(taken)
+        raise ConflictError(
+            f"The conversation {name!r} already exists; --append adds to it, --id imports under another id"
+        )
+    done = []
+    with progress("Storing", sum(map(len, drafts.values()))) as advance:
+        for id, new in drafts.items():
+            with reporting_damage(id):
+                session = Session(store, Key(owner, id))
+            for start in range(0, len(new), BATCH):
+                batch = new[start : start + BATCH]
+                try:
+                    session.say(batch)
+                except RefoldError as error:
+                    raise StoreError(
+                        f"{error} ({start:,} of {len(new):,} messages of {id!r} are stored)"
+                    ) from error
+                advance(len(batch))
+            session.save_snapshot()  # not close: no run has ended, so nothing is pruned
+            done.append(ImportedConversation(id, len(new), sum(one.tokens for one in new)))
+    return done
+
+
+def export(
+    ids: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ID…", help="The conversations.", autocompletion=known_ids, show_default=False
+        ),
+    ],
+    format: Annotated[
+        str | None,
+        typer.Option("--format", metavar="F", help=f"The format of an API: {', '.join(TARGETS)}."),
+    ] = None,
+    view: Annotated[
+        bool,
+        typer.Option("--view", help="With --format: the current view instead of all recorded messages."),
+    ] = False,
+    out: OutFile = None,
+    store: StoreUrl = None,
+    config: ConfigFile = None,
+    owner: Owner = DEFAULT_OWNER,
+    json: Json = False,
+) -> None:
+    """Export the whole record as JSON lines, for `refold import`.
+
+    With --format, for evals and fine-tuning: one line per conversation, a JSON object with its `messages` in
+    the API's format, and `system` if the API has it as a separate field.
+
+    \b
+    Examples:
+      refold export chat -o chat.jsonl                            byte for byte, for `refold import`
+      refold export chat other --format openai-chat -o train.jsonl
+      refold export chat --format anthropic --view                the current view
+    """
+    if format is None and view:
+        raise typer.BadParameter("requires --format", param_hint="--view")
+    if format is None and len(ids) > 1:
+        raise typer.BadParameter("several conversations require --format", param_hint="ID")
+    access = Access.to(store, config)
+    with access.open() as backend:
+        keys = [existing(backend, access.shown, Key(owner, id), for_reading=True) for id in ids]
+        lines = _exported(backend, access.config, keys, format, view)
+        if out is None:
+            for line in lines:
+                typer.echo(line, nl=False)
+            return
+        count = 0
+        with writing(out) as file:
+            for line in lines:
+                file.write(line)
+                count += 1
+    facts: dict[str, Any]
+    if format is not None:
+        facts = {"did": "export", "conversations": ids, "format": format, "file": str(out)}
+        sentence = f"{plural(count, 'conversation')} in {one_line(str(out))}"
+    else:
+        count -= 2  # the first and the last line are not events
+        facts = {"did": "export", "conversation": ids[0], "events": count, "file": str(out)}
+        sentence = f"{one_line(ids[0])}: {plural(count, 'event')} in {one_line(str(out))}"
+    if json:
+        emit(facts)
+    else:
+        say(sentence)
+
+
+def _exported(
+    store: Store, config: Config, keys: Sequence[Key], format: str | None, view: bool
+) -> Iterator[bytes]:
+    for key in keys:
+        with reporting_damage(key.conversation):
+            lines = Session(store, key, config=config).export(format, view=view) if format else None
+            for line in lines or export_lines(store, key):
+                yield line.encode() + b"\n"
+
+
+def copy(
+    source: Annotated[
+        str, typer.Argument(metavar="FROM", help="The URL of the source store.", show_default=False)
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="TO", help="The URL of the target store.", show_default=False)
+    ],
+    id: Annotated[
+        list[str] | None,
+        typer.Option("--id", metavar="ID", help="Only this conversation; may be repeated."),
+    ] = None,
+    owner: Annotated[
+        str | None,
+        typer.Option("--owner", metavar="NAME", help="Only this owner's conversations; default: all."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Copy conversations from one store to another.
+
+    Copies whole records byte for byte, and verifies each event by the hash chain on both sides. What TO
+    already has is not copied again: run it again after an interruption, or to copy new events. Forks stay
+    forks if both stores support them. FROM is not changed.
+    """
+    if source == target:
+        raise typer.BadParameter("is the same store as FROM", param_hint="TO")
+    with Access.to(source, None).open() as old:
+        rows = _chosen(old, source, owner, id)  # before TO is created
+        with Access.to(target, None).open(create=True) as new:
+            with progress("Copying", sum(row.next for row in rows)) as advance:
+                copied = list(copy_conversations(old, new, rows, advance))
+            settings = 0 if id or owner is not None else copy_settings(old, new)
+    failed = [one for one in copied if one.problem]
+    if json:
+        facts = {"from": shown_url(source), "to": shown_url(target), "settings": settings}
+        emit({"did": "copy", **facts, "conversations": list(map(_copied_json, copied))})
+    else:
+        for one in failed:
+            complain(f"{one_line(one.key.conversation)}: {one.problem}")
+        new_events = sum(one.new for one in copied)
+        old_events = sum(one.entries for one in copied) - new_events
+        skipped = f", {old_events:,} already there" if old_events else ""
+        say(f"{plural(len(copied), 'conversation')}: {plural(new_events, 'event')} copied{skipped}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _chosen(store: Store, url: str, owner: str | None, ids: list[str] | None) -> list[ConversationInfo]:
+    rows = list(store.conversations(owner))
+    of_owner = "" if owner is None else f" of owner {owner!r}"
+    if missing := {*(ids or ())} - {row.key.conversation for row in rows}:
+        raise NotFoundError(f"There is no conversation {min(missing)!r}{of_owner} in {shown_url(url)}")
+    if of_owner and not rows:
+        raise NotFoundError(f"There are no conversations{of_owner} in {shown_url(url)}")
+    return [row for row in rows if not ids or row.key.conversation in ids]
+
+
+def _copied_json(one: CopyResult) -> dict[str, object]:
+    return {
+        "owner": one.key.owner,
+        "conversation": one.key.conversation,
+        "events": one.entries,
+        "new": one.new,
+        "problem": one.problem,
+    }

@@ -1,0 +1,122 @@
+"""The conversations of a store, for reading: lists, and inspectors that stay open until they are not used."""
+
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import dropwhile
+from threading import Lock
+from typing import Generic, TypeVar
+
+import msgspec
+
+from refold.core import codec
+from refold.core.errors import NotFoundError, SettingError
+from refold.serve.schemas import ConversationPage, ListQuery
+from refold.session.inspect import Inspector, conversation_row
+from refold.session.results import ConversationRow
+from refold.stores.store import ConversationInfo, Key, Leases, Store
+
+CACHED_ROWS = 10_000
+CACHED_INSPECTORS = 64
+MAX_SCANNED = 2_000
+"""Conversations that one request scans for a title; the next page continues from there."""
+
+T = TypeVar("T")
+
+
+class LruCache(Generic[T]):
+    """The most recently used values. Safe to use from several threads."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._lock = Lock()
+        self._values = OrderedDict[Hashable, T]()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        made = make()
+        with self._lock:
+            value = self._values.setdefault(key, made)
+            while len(self._values) > self._capacity:
+                self._values.popitem(last=False)
+            return value
+
+
+class Conversations:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._rows = LruCache[ConversationRow](CACHED_ROWS)
+        self._inspectors = LruCache[tuple[Inspector, Lock]](CACHED_INSPECTORS)
+        self._listed = LruCache[ConversationInfo](CACHED_ROWS)
+
+    @contextmanager
+    def inspecting(self, key: Key) -> Iterator[Inspector]:
+        """A conversation as it is now, for this thread alone.
+
+        Raises:
+            NotFoundError: there is no such conversation.
+        """
+        if next(self._store.read(key, 0, 1), None) is None:
+            raise NotFoundError(f"There is no conversation {key.conversation!r}")
+        inspector, lock = self._inspectors.get(key, lambda: (Inspector.open(self._store, key), Lock()))
+        with lock:
+            inspector.refresh()
+            yield inspector
+
+    def row(self, inspector: Inspector) -> ConversationRow:
+        key = inspector.key
+        listed = self._listed.get((key, inspector.first_digest), lambda: self.listed(key)[0])
+        return self._with_status(inspector.conversation(listed), key)
+
+    def listed(self, key: Key) -> tuple[ConversationInfo, list[str]]:
+        """The conversation as the store lists it, and the ids of its forks."""
+        rows = list(self._store.conversations(key.owner))
+        forks = [row.key.conversation for row in rows if row.parent == key]
+        return next((row for row in rows if row.key == key), ConversationInfo(key, time.time(), 0)), forks
+
+    def page(self, owner: str | None, query: ListQuery) -> ConversationPage:
+        """Conversations of one owner, or of all, the newest first."""
+        found = list[ConversationRow]()
+        wanted = (query.q or "").casefold()
+        last: ConversationInfo | None = None
+        for scanned, listed in enumerate(_after(self._store.conversations(owner), query.cursor)):
+            if last is not None and (len(found) == query.limit or scanned == MAX_SCANNED):
+                return ConversationPage(found, _cursor(last))
+            last = listed
+            row = self._rows.get(listed, partial(conversation_row, self._store, listed))
+            if wanted in row.id.casefold() or wanted in row.title.casefold():
+                found.append(self._with_status(row, listed.key))
+        return ConversationPage(found, None)
+
+    def _with_status(self, row: ConversationRow, key: Key) -> ConversationRow:
+        """The status is not cached: a lease leaves no event."""
+        leases = self._store.leases(key, time.time()) if isinstance(self._store, Leases) else ()
+        if not any(lease.name == "compaction:main" for lease in leases):
+            return row
+        return msgspec.structs.replace(row, status="compacting")
+
+
+def _cursor(listed: ConversationInfo) -> str:
+    return urlsafe_b64encode(codec.dumps([listed.created, *listed.key])).decode()
+
+
+def _after(rows: Iterator[ConversationInfo], cursor: str | None) -> Iterator[ConversationInfo]:
+    """The rows after the one that a cursor names, or after its time if it was erased."""
+    if cursor is None:
+        return rows
+    try:
+        created, *names = msgspec.json.decode(urlsafe_b64decode(cursor), type=tuple[float, str, str])
+    except ValueError:
+        raise SettingError("cursor", "is not the `next` of a page; omit it to start at the newest") from None
+    key = Key(*names)
+
+    def is_before(row: ConversationInfo) -> bool:
+        return row.created > created or (row.created == created and row.key != key)
+
+    return (row for row in dropwhile(is_before, rows) if row.key != key)
