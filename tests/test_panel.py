@@ -219,11 +219,11 @@ def test_search_finds_conversations_and_what_was_said_in_them(page, panel):
     expect(hit).to_be_focused()
     page.keyboard.press("Enter")
     settle(page)
-    expect(grid(page, "Said").locator(".chosen")).to_contain_text("harbor")
+    expect(grid(page, "Recorded").locator(".chosen")).to_contain_text("harbor")
     page.get_by_role("searchbox").fill("Oslo")
     expect(page.locator(".popover")).to_contain_text("In this conversation")
     page.locator(".popover .hit").first.click()
-    expect(grid(page, "Said").locator(".chosen")).to_contain_text("Fly to Oslo")
+    expect(grid(page, "Recorded").locator(".chosen")).to_contain_text("Fly to Oslo")
 
 
 def test_the_list_is_filtered_by_title_and_id(page, panel):
@@ -245,7 +245,7 @@ def test_a_conversation_is_seen_in_the_order_of_its_data(browser, panel, width, 
         expect(page.locator(".plot .edit-mark")).not_to_have_count(0)
         expect(page.locator(".stats")).to_contain_text("saved")
         names = page.locator(".column h2").all_text_contents()
-        assert names == ["Said", "Edits", "View"]
+        assert names == ["Recorded", "Edits", "View"]
         if width == 390:
             for name in names:
                 page.get_by_role("tab", name=name).click()
@@ -313,7 +313,7 @@ def test_choosing_an_edit_lights_up_what_it_covers_and_what_stands_for_it(page, 
     expect(grid(page, "Edits").locator(".chosen")).to_contain_text(f"#{edit['at']}")
     start, end = edit["span"]
     expect(grid(page, "View").locator(".lit")).to_contain_text(f"#{start}–#{end - 1}")
-    said = grid(page, "Said").locator(".lit .at").all_text_contents()
+    said = grid(page, "Recorded").locator(".lit .at").all_text_contents()
     assert said
     assert all(start <= int(one[1:]) < end for one in said)
 
@@ -346,7 +346,7 @@ def test_by_mouse_an_edit_is_expanded_undone_and_a_message_restored_and_pinned(s
     expect(page.locator(".about")).to_contain_text("shown whole")
     button(page, "Pin").click()
     expect(button(page, "Unpin")).to_be_enabled()
-    expect(column(page, "Said").locator(".chosen")).to_contain_text("pinned")
+    expect(column(page, "Recorded").locator(".chosen")).to_contain_text("pinned")
     button(page, "Unpin").click()
     expect(button(page, "Pin")).to_be_enabled()
 
@@ -368,7 +368,7 @@ def test_by_keyboard_an_edit_is_expanded_undone_and_a_message_restored_and_pinne
     page.keyboard.press("u")
     expect(grid(page, "Edits").locator(".chosen")).to_contain_text("taken back")
     page.keyboard.press("h")
-    expect(grid(page, "Said")).to_be_focused()
+    expect(grid(page, "Recorded")).to_be_focused()
     page.keyboard.press("Home")
     page.keyboard.press("ArrowDown")
     with panel.open("selector") as chat:
@@ -456,7 +456,7 @@ def test_what_is_said_elsewhere_appears_by_itself(page, panel):
     expect(page.locator(".connection")).to_have_attribute("data-state", "live")
     with panel.open("trip-03") as chat:
         chat.append({"role": "user", "content": "Is breakfast included?"})
-    expect(grid(page, "Said")).to_contain_text("Is breakfast included?")
+    expect(grid(page, "Recorded")).to_contain_text("Is breakfast included?")
     expect(grid(page, "View")).to_contain_text("Is breakfast included?")
     with panel.open("trip-03") as chat:
         chat.name(title="Oslo with breakfast")
@@ -507,7 +507,7 @@ def test_after_a_loss_it_goes_on_from_where_it_was(browser, full):
                 chat.append({"role": "user", "content": "Said while nobody listened."})
             with served(full, port=int(panel.url.rpartition(":")[2])):
                 expect(dot).to_have_attribute("data-state", "live")
-                expect(grid(page, "Said")).to_contain_text("Said while nobody listened.")
+                expect(grid(page, "Recorded")).to_contain_text("Said while nobody listened.")
                 assert set(asked) - {None} == {"4"}  # what has none is no stream
                 page.forgiven = "ERR_"
 
@@ -547,7 +547,7 @@ def test_a_token_that_does_not_let_one_read_is_asked_for_again(browser, full):
             button(page, "Sign in").click()
             if scope == "append":
                 expect(page.get_by_role("alert")).to_have_text("That token was not accepted.")
-        expect(grid(page, "Said")).to_contain_text("Fly to Oslo")
+        expect(grid(page, "Recorded")).to_contain_text("Fly to Oslo")
         page.forgiven = "status of 40"
 
 
@@ -562,7 +562,7 @@ def test_where_a_token_is_needed_it_is_asked_for_and_kept_in_the_tab_only(browse
         shot(page, "sign-in")
         field.fill(token)
         page.keyboard.press("Enter")
-        expect(grid(page, "Said")).to_contain_text("Fly to Oslo")
+        expect(grid(page, "Recorded")).to_contain_text("Fly to Oslo")
         expect(page.locator(".connection")).to_have_attribute("data-state", "live")
         assert (
             page.evaluate("[document.cookie, JSON.stringify(localStorage), location.href].join()").find(token)
@@ -602,7 +602,7 @@ def test_a_hundred_thousand_messages_are_few_elements(browser, store):
         chat.compact("sliding-window", keep_recent=50)
     with served(store) as panel, watched(browser, panel) as page:
         opened(page, panel, "long")
-        said = grid(page, "Said")
+        said = grid(page, "Recorded")
         expect(said).to_have_attribute("aria-rowcount", "100000")
         for share in (0.25, 0.5, 0.75, 1):
             said.evaluate("(one, share) => { one.scrollTop = share * one.scrollHeight }", share)
@@ -632,7 +632,7 @@ def test_forty_hostile_texts_fire_nothing(browser, store):
         for n, id in enumerate(ids):
             page.goto(panel.link(id))
             settle(page)
-            expect(grid(page, "Said").locator(".row:not(.waiting)")).to_have_count(4)
+            expect(grid(page, "Recorded").locator(".row:not(.waiting)")).to_have_count(4)
             for name in ("Edits", "View", "Said"):
                 grid(page, name).locator(".row").last.click()
             button(page, "Expand").click()

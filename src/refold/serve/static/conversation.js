@@ -1,4 +1,4 @@
-// One conversation in the order of its data: Said | Edits | View.
+// One conversation in the order of its data: Recorded | Edits | View.
 
 import { follow, get, path, post } from "./api.js";
 import { Chart } from "./chart.js";
@@ -11,7 +11,7 @@ import { Listed, Pages, Rows } from "./rows.js";
 import { hits, link } from "./search.js";
 
 const COLUMNS = { said: "what happened", edits: "what was decided", view: "what the model sees" };
-const NAMES = { said: "Said", edits: "Edits", view: "View" };
+const NAMES = { said: "Recorded", edits: "Edits", view: "View" };
 const ROW = 72, EDIT = 92; // pixels
 const COMPARED = 2_000; // items of a view that are compared with now without being asked
 const DONE = { undo: "Undone:", restore: "Restored", pin: "Pinned", unpin: "Unpinned" };

@@ -12,7 +12,7 @@ export async function drawer(name, load, say) {
   const dialog = h("dialog", {
     class: "drawer", "aria-label": `Original of ${name}`,
     close: () => dialog.remove(), click: (event) => event.target === dialog && dialog.close(),
-  }, h("header", {}, h("h2", {}, name), h("span", { class: "tag" }, "as it was said"), copy, close), pre);
+  }, h("header", {}, h("h2", {}, name), h("span", { class: "tag" }, "as it was recorded"), copy, close), pre);
   document.body.append(dialog);
   dialog.showModal();
   pre.focus();

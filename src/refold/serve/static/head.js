@@ -25,9 +25,9 @@ export function stats(row) {
   const cell = (label, value, ...more) => h("div", {},
     h("span", { class: "label" }, label), h("strong", { class: "number" }, value), h("span", { class: "sub" }, ...more));
   return [
-    cell("Said", count(row.tokens_said), "tokens in ", many(row.messages, "message")),
+    cell("Recorded", count(row.tokens_said), "tokens in ", many(row.messages, "message")),
     cell("Shown", count(row.tokens_shown), "tokens with ", many(row.edits, "edit"), " in force"),
-    cell("Saved", percent(row.saved), saved === null ? "of what was said" : h("b", {}, `${money(saved)} saved`),
+    cell("Saved", percent(row.saved), saved === null ? "of the recorded tokens" : h("b", {}, `${money(saved)} saved`),
       spent > 0 && `${money(spent)} spent`),
     cell("Window", percent(share), gauge(share, row), `of ${count(row.window)}`),
   ];

@@ -8,7 +8,7 @@ import { hits, link } from "./search.js";
 const PAGE = 50;
 const AHEAD = 15; // rows before the end of what is known, when more is read
 const AT_ONCE = 8; // conversations that are read again at a time
-const HEADS = ["Conversation", "Messages", "Tokens said → shown", "Saved", "Updated"];
+const HEADS = ["Conversation", "Messages", "Tokens recorded → shown", "Saved", "Updated"];
 const KEYS = ["j", "k", "ArrowDown", "ArrowUp", "Enter"];
 
 const key = (row) => `${row.owner}\n${row.id}`;
@@ -185,7 +185,7 @@ export class Home {
 function saved(share) {
   const full = h("i", {}), told = percent(share);
   full.style.width = `${100 * share}%`;
-  return h("span", { class: "saved", title: `${told} of what was said is not sent` },
+  return h("span", { class: "saved", title: `${told} of the recorded tokens is not sent` },
     h("i", { class: "bar" }, full), h("span", { class: "number" }, told));
 }
 
@@ -195,6 +195,6 @@ function empty() {
     h("h2", {}, "No conversations yet"),
     h("p", {}, "Point an agent at this service and its conversations appear here, live. Nothing else has to change:"),
     h("pre", {}, line("OPENAI_BASE_URL", "/openai/v1"), "\n", line("ANTHROPIC_BASE_URL", "/anthropic")),
-    h("p", {}, "Everything said is kept; the model is shown a view that always fits."),
+    h("p", {}, "Everything is recorded; the model sees a view that always fits."),
   ];
 }

@@ -7,7 +7,7 @@ import { walk } from "./search.js";
 
 const KEYS = [
   ["/", "Search"], ["j k ↓ ↑", "Next and previous row"], ["Enter", "Open; in a search, the first that was found"],
-  ["h l ← →", "Column to the left and to the right: Said, Edits, View"], ["e", "Expand: read the original"],
+  ["h l ← →", "Column to the left and to the right: Recorded, Edits, View"], ["e", "Expand: read the original"],
   ["r", "Restore: show the original in its place again"], ["u", "Undo an edit; the newest when nothing is chosen"],
   ["p", "Pin or unpin a message"], ["[ ]", "Replay one step earlier, later"], ["n", "Back to now"],
   ["d", "Diff to now, while replaying"], ["t", "Light or dark"], ["Esc", "Close; choose nothing"], ["?", "These keys"],
@@ -27,8 +27,8 @@ const keys = (names) => h("dt", {}, names.split(" ").map((one) => h("kbd", {}, o
 const help = h("dialog", { class: "help", "aria-label": "Keys", click: (event) => event.target === help && help.close() },
   h("header", {}, h("h2", {}, "Keys"), h("button", { class: "quiet", click: () => help.close() }, "Close")),
   h("dl", {}, KEYS.map(([names, what]) => [keys(names), h("dd", {}, what)])),
-  h("p", {}, h("b", {}, "Said"), " is what happened. ", h("b", {}, "Edits"), " are what was decided. The ",
-    h("b", {}, "View"), " is what the model sees. Nothing that was said is ever changed or lost."));
+  h("p", {}, h("b", {}, "Recorded"), " is what happened. ", h("b", {}, "Edits"), " are what was decided. The ",
+    h("b", {}, "View"), " is what the model sees. Nothing that was recorded is ever changed or lost."));
 let page = null, hiding;
 
 function connected(state) {
