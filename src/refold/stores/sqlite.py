@@ -20,8 +20,8 @@ from refold.stores.packing import pack, to_text, unpack
 from refold.stores.sqlite_file import SQLiteFile, SQLiteQueries
 from refold.stores.sqlite_index import (
     PLACE_BITS,
-    ConversationRow,
     Segment,
+    SQLiteConversation,
     SQLiteIndex,
     place_of,
     row_id,
@@ -357,7 +357,7 @@ class SQLiteStore(SQLiteIndex):
 
     def _add_conversation(
         self, run: SQLiteQueries, key: Key, parent: int | None, fork_at: int, base: bytes
-    ) -> ConversationRow:
+    ) -> SQLiteConversation:
         run("add_conversation", **_names(key), created=time.time(), parent=parent, fork_at=fork_at, base=base)
         row = self._row(run, key)
         assert row is not None
@@ -367,11 +367,11 @@ class SQLiteStore(SQLiteIndex):
     def _seal(self, run: SQLiteQueries, cid: int) -> None:
         run("set_seal", cid=cid, seal=_seal_of(run("row", cid=cid)[0]))
 
-    def _lease(self, run: SQLiteQueries, row: ConversationRow, name: str) -> Lease | None:
+    def _lease(self, run: SQLiteQueries, row: SQLiteConversation, name: str) -> Lease | None:
         rows = run("lease", cid=row.cid, name=to_bytes(name))
         return Lease(name, to_text(rows[0][0]), *rows[0][1:]) if rows else None
 
-    def _tip(self, run: SQLiteQueries, row: ConversationRow) -> tuple[int, bytes]:
+    def _tip(self, run: SQLiteQueries, row: SQLiteConversation) -> tuple[int, bytes]:
         """The next free place and the digest of the entry before it."""
         last = run("last", low=row_id(row.cid, 0), high=row_id(row.cid + 1, 0))
         if not last:

@@ -24,7 +24,7 @@ MERGED_PAGES = 200
 MAX_MERGES = 10_000
 
 
-class ConversationRow(NamedTuple):
+class SQLiteConversation(NamedTuple):
     cid: int
     parent: int | None
     fork_at: int
@@ -62,9 +62,9 @@ class SQLiteIndex:
     def __init__(self, file: SQLiteFile) -> None:
         self._file = file
 
-    def _row(self, run: SQLiteQueries, key: Key) -> ConversationRow | None:
+    def _row(self, run: SQLiteQueries, key: Key) -> SQLiteConversation | None:
         rows = run("conversation", owner=to_bytes(key.owner), name=to_bytes(key.conversation))
-        return ConversationRow(*rows[0]) if rows else None
+        return SQLiteConversation(*rows[0]) if rows else None
 
     def _segments(self, run: SQLiteQueries, key: Key) -> list[Segment]:
         """In the order of places: those of the ancestors first."""
@@ -74,7 +74,7 @@ class SQLiteIndex:
         while row is not None:
             result.append(Segment(row.cid, row.fork_at, high))
             high = min(high, row.fork_at)
-            row = None if row.parent is None else ConversationRow(*run("ancestor", cid=row.parent)[0])
+            row = None if row.parent is None else SQLiteConversation(*run("ancestor", cid=row.parent)[0])
         return result[::-1]
 
     # Indexing
