@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TWICE = {
-    "RefoldPlugin": "Google ADK and Strands both call what they take a plugin, and the contract promises both names",
+    "RefoldPlugin": "promised for Google ADK and for Strands, which both take plugins",
 }
 """Class names that are defined more than once, and why."""
 
