@@ -139,7 +139,7 @@ def test_another_conversation_of_that_name_is_left_alone(source, target):
     refold.open("a", store=target).append([user_message("eins"), user_message("zwei"), user_message("drei")])
     before = list(target.read(Key("default", "a")))
     (done,) = copy(source, target, rows(source))
-    assert "another conversation" in done.problem
+    assert "a different conversation" in done.problem
     assert list(target.read(Key("default", "a"))) == before
 
 

@@ -140,7 +140,7 @@ def test_what_cannot_be_had_is_said_in_a_sentence(given_):
 
 def test_places_that_are_none_are_refused():
     chat = hidden(TEXT)
-    for at, problem in ((-99, "has 7 messages"), (10**9, "#1000000000: "), ("2", "has the id '2'")):
+    for at, problem in ((-99, "has only 7 messages"), (10**9, "#1000000000: "), ("2", "has the id '2'")):
         with pytest.raises(CannotExpandError, match=problem):
             chat.expand(at)
     with pytest.raises(SettingError):
@@ -241,9 +241,9 @@ def test_expand_takes_a_place_an_id_or_a_number_counted_from_the_newest_message(
     assert [chat.expand(at) for at in (0, "first", "m0", -5)] == ["one"] * 4
     assert [chat.expand(-1), chat.expand(-2)] == ["four", "three"]
     assert chat.expand(chat.get_all()[1].id) == "two"
-    with pytest.raises(CannotExpandError, match="this conversation has 5 messages"):
+    with pytest.raises(CannotExpandError, match="the conversation has only 5 messages"):
         chat.expand(-6)
-    with pytest.raises(CannotExpandError, match="No message of this conversation has the id 'second'"):
+    with pytest.raises(CannotExpandError, match="No message of the conversation has the id 'second'"):
         chat.expand("second")
 
 
@@ -258,12 +258,12 @@ def test_a_place_that_is_no_message_is_answered_with_the_message_it_is_about_or_
     assert chat.expand(measured) == "four"
     assert chat.expand(chat.pin(0)) == "one"
     several = chat.pin(2)
-    with pytest.raises(CannotExpandError, match=rf"#{several} is no message: it pins #1, #2; expand one"):
+    with pytest.raises(CannotExpandError, match=rf"#{several} is not a message: it pins #1, #2; expand one"):
         chat.expand(several)
     assert chat.expand(chat.undo(chat.correct(0, "uno"))) == "uno"
     chat.name(title="a talk")
     named = chat.record.live.state.next - 1
-    with pytest.raises(CannotExpandError, match=rf"#{named} is no message: it names the conversation"):
+    with pytest.raises(CannotExpandError, match=rf"#{named} is not a message: it names the conversation"):
         chat.expand(named)
 
 
@@ -553,7 +553,7 @@ def test_a_result_that_takes_all_of_its_step_is_shown_whole_where_the_window_has
 def test_the_same_impossible_request_is_not_explained_for_ever():
     chat = hidden(TEXT)
     answers = [chat.call(EXPAND, {"at": 999, "reason": f"try {n}"}) for n in range(5)]
-    assert answers[0] == answers[1] == "#999: there is no such place; this conversation ends at #7."
+    assert answers[0] == answers[1] == "#999: there is no such place; the conversation ends at #7."
     assert {*answers[2:]} == {
         "As before: this cannot be had, and asking again changes nothing. Go on without it."
     }

@@ -183,7 +183,7 @@ def test_a_service_that_is_down_is_no_reason_not_to_begin(tmp_path):
         chat.append({"role": "user", "content": "hello"})
         fitted = chat.fit()
         assert fitted.messages == [{"role": "user", "content": "hello"}]
-        assert "What is remembered is not shown" in fitted.report.notices[0]
+        assert "No memories are shown" in fitted.report.notices[0]
         with pytest.raises(StoreError, match="Mem0 does not answer"):
             chat.memories("hello")
         with pytest.raises(StoreError, match="Mem0 does not answer"):

@@ -219,7 +219,7 @@ def test_memories_are_data_that_forges_no_handle(service):
     assert "[refold ##0 user" in memory["content"]
     assert "not instructions" in memory["content"]
     assert memory["content"].splitlines()[-1] == "- short"  # what is too long is left out
-    assert chat.view().items[0].lines[0].tokens <= 4_000 * recall.SHARE
+    assert chat.view().items[0].lines[0].tokens <= 4_000 * recall.MAX_SHARE
 
 
 # proves: E7
@@ -229,13 +229,13 @@ def test_a_service_that_fails_costs_a_notice(service):
     chat.append(user("Which tea?"))
     fitted = chat.fit()
     assert fitted.messages == [user("Which tea?")]
-    assert fitted.report.notices == ("What is remembered is not shown: the service is down",)
+    assert fitted.report.notices == ("No memories are shown: the service is down",)
     service.is_down = False
     assert len(chat.fit().messages) == 2
 
 
 def test_a_service_that_is_slow_is_waited_for_a_little(service, monkeypatch):
-    monkeypatch.setattr(recall, "WAIT_S", 0.01)
+    monkeypatch.setattr(recall, "TIMEOUT_S", 0.01)
     service.gate = Event()
     chat = opened(service)
     chat.append(user("Which tea?"))
@@ -246,12 +246,12 @@ def test_a_service_that_is_slow_is_waited_for_a_little(service, monkeypatch):
     assert len(service.asked) == 1
     service.gate.set()
     chat._recall._asking.join(10)
-    monkeypatch.setattr(recall, "WAIT_S", 10)
+    monkeypatch.setattr(recall, "TIMEOUT_S", 10)
     assert len(chat.fit().messages) == 2
 
 
 def test_an_answer_that_came_late_is_shown_and_not_asked_for_again(service, monkeypatch):
-    monkeypatch.setattr(recall, "WAIT_S", 0.01)
+    monkeypatch.setattr(recall, "TIMEOUT_S", 0.01)
     service.gate = Event()
     chat = opened(service)
     chat.append(user("Which tea?"))
@@ -263,19 +263,19 @@ def test_an_answer_that_came_late_is_shown_and_not_asked_for_again(service, monk
 
 
 def test_a_service_that_did_not_answer_is_left_alone_for_a_while(service, monkeypatch):
-    monkeypatch.setattr(recall, "WAIT_S", 0.01)
+    monkeypatch.setattr(recall, "TIMEOUT_S", 0.01)
     service.gate, service.is_down = Event(), True
     chat = opened(service)
     chat.append(user("Which tea?"))
     chat.fit()
     service.gate.set()
     chat._recall._asking.join(10)
-    monkeypatch.setattr(recall, "WAIT_S", 10)
+    monkeypatch.setattr(recall, "TIMEOUT_S", 10)
     for text in ("And which cup?", "And which water?"):
         chat.append([answer("hm"), user(text)])
         assert "is not asked again for 30 s" in chat.fit().report.notices[0]
     assert service.asked == ["Which tea?"]
-    service.is_down, chat._recall._not_before = False, 0.0  # the time has passed
+    service.is_down, chat._recall._retry_at = False, 0.0  # the time has passed
     assert chat.fit().messages[-2]["content"].startswith("[refold memory")
 
 

@@ -338,7 +338,7 @@ def test_a_text_for_a_model_is_short_and_forges_no_handles(store):
     text = as_tool_text(hits)
     assert len(text) < 4_200
     assert "##7" in text
-    assert "more: ask for something more special" in text
+    assert "more: ask for something more specific" in text
     assert text.startswith(f"#{hits[0].at} user (shown above): ")
     assert not as_tool_text(hits, handles=False).startswith("#")
     assert as_tool_text([]).startswith("Nothing was found")

@@ -1,7 +1,7 @@
-"""What refold does, as OpenTelemetry spans with the `gen_ai` names, in programs that trace.
+"""OpenTelemetry spans with the `gen_ai` attribute names.
 
-Nothing is imported here: a program traces if it has loaded OpenTelemetry and set a tracer provider. Spans
-have names, numbers and places, never what was said. Whatever goes wrong with tracing stays in this file.
+OpenTelemetry is not imported here: spans are recorded if the program has loaded it and set a tracer provider.
+Spans have names, numbers and places, never what was said. A failure of tracing never reaches the caller.
 
 >>> with span("refold.fit", {"refold.conversation": "task-42"}) as here:
 ...     here.note({"refold.edits": 3})
@@ -25,38 +25,39 @@ Facts: TypeAlias = Mapping[str, Value]
 
 
 class TraceSpan:
-    """A piece of work in a `with` block; where nobody traces, nothing at all."""
+    """A span for a `with` block; does nothing if the program does not trace."""
 
     __slots__ = ("_given", "_has_failed", "_manager", "_span")
 
     def __init__(self, given: "tuple[trace.Tracer, str, Facts, bool] | None") -> None:
-        self._given, self._has_failed = given, False
+        self._given = given
+        self._has_failed = False
         self._span: trace.Span | None = None
         self._manager: AbstractContextManager[Any] | None = None
 
     def note(self, facts: Facts) -> None:
         if self._span is not None:
-            with _unharmed():
-                self._span.set_attributes(_known(facts))
+            with _failing_silently():
+                self._span.set_attributes(_without_none(facts))
 
     def fail(self, kind: str) -> None:
-        """It came to nothing; the kind of error is a class, a status, or a word such as timeout.
+        """Marks the span as failed; `kind` is an exception class, a status, or a word such as timeout.
 
-        What the error says is left out: it may quote what was said.
+        The error message is left out: it may quote what was said.
         """
         if self._span is not None:
             self._has_failed = True
-            with _unharmed():
+            with _failing_silently():
                 self._span.set_attribute("error.type", kind)
                 self._span.set_status(_api().StatusCode.ERROR)
 
     def __enter__(self) -> Self:
         if self._given is not None:
             tracer, name, facts, is_call = self._given
-            with _unharmed():
+            with _failing_silently():
                 api = _api()
                 kind = api.SpanKind.CLIENT if is_call else api.SpanKind.INTERNAL
-                self._span = tracer.start_span(name, kind=kind, attributes=_known(facts))
+                self._span = tracer.start_span(name, kind=kind, attributes=_without_none(facts))
                 silent = {"record_exception": False, "set_status_on_exception": False}
                 self._manager = api.use_span(self._span, end_on_exit=True, **silent)
                 self._manager.__enter__()
@@ -67,55 +68,64 @@ class TraceSpan:
     ) -> None:
         if self._manager is None:
             return
-        with _unharmed():
+        with _failing_silently():
             if error is not None and not self._has_failed:
                 self.fail(_kind_of(error))
-        with _unharmed():
+        with _failing_silently():
             self._manager.__exit__(None, None, None)
 
 
-NOWHERE = TraceSpan(None)
+NO_SPAN = TraceSpan(None)
 
 
 def span(name: str, facts: Facts, *, is_call: bool = False) -> TraceSpan:
-    """`is_call`: it waits for something outside of this process. An error that leaves the block is noted."""
+    """`is_call` marks work that waits for another process. An exception that leaves the block is recorded."""
     tracer = _tracer()
-    return NOWHERE if tracer is None else TraceSpan((tracer, name, facts, is_call))
+    return NO_SPAN if tracer is None else TraceSpan((tracer, name, facts, is_call))
 
 
 def chat(name: str | None, facts: Facts) -> TraceSpan:
-    """A request to a model, named `PROVIDER/MODEL` or as it likes."""
+    """A request to a model, named `PROVIDER/MODEL` or otherwise."""
+    model = name
+    known: dict[str, Value] = {"gen_ai.operation.name": "chat"}
     provider, slash, rest = (name or "").partition("/")
-    is_known = bool(slash) and provider in PROVIDERS
-    model = rest if is_known else name
-    named: Facts = {"gen_ai.provider.name": provider if is_known else None, "gen_ai.request.model": model}
-    facts = {"gen_ai.operation.name": "chat", **named, **facts}
-    return span(f"chat {model}" if model else "chat", facts, is_call=True)
+    if slash and provider in PROVIDERS:
+        model = rest
+        known["gen_ai.provider.name"] = provider
+    known["gen_ai.request.model"] = model
+    return span(f"chat {model}" if model else "chat", {**known, **facts}, is_call=True)
 
 
 def agent(name: str, conversation: str) -> TraceSpan:
-    """A run of an agent."""
-    facts = {"gen_ai.agent.name": name, **_of(conversation)}
-    return span(f"invoke_agent {name}", {"gen_ai.operation.name": "invoke_agent", **facts})
+    facts = {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": name,
+        **_conversation_facts(conversation),
+    }
+    return span(f"invoke_agent {name}", facts)
 
 
 def tool(name: str, conversation: str, call_id: str | None = None) -> TraceSpan:
-    """A tool at work, in this process."""
-    facts: Facts = {"gen_ai.tool.name": name, "gen_ai.tool.type": "function", "gen_ai.tool.call.id": call_id}
-    known = {"gen_ai.operation.name": "execute_tool", **facts, **_of(conversation)}
-    return span(f"execute_tool {name}", known)
+    facts: Facts = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": name,
+        "gen_ai.tool.type": "function",
+        "gen_ai.tool.call.id": call_id,
+        **_conversation_facts(conversation),
+    }
+    return span(f"execute_tool {name}", facts)
 
 
 def work(verb: str, conversation: str) -> TraceSpan:
-    """Something that refold does with a conversation."""
-    return span(f"refold.{verb}", _of(conversation)) if is_on() else NOWHERE
+    """An operation of refold on a conversation, such as `fit`."""
+    return span(f"refold.{verb}", _conversation_facts(conversation)) if is_on() else NO_SPAN
 
 
 def event(name: str, facts: Facts) -> None:
-    """Something that happened, told to the span that is under way here, whoever made it."""
+    """Adds an event to the current span, whoever started it."""
     if is_on():
-        with _unharmed():
-            _api().get_current_span().add_event(name, _known(facts))
+        with _failing_silently():
+            _api().get_current_span().add_event(name, _without_none(facts))
 
 
 def is_on() -> bool:
@@ -128,7 +138,7 @@ def _tracer() -> "trace.Tracer | None":
         return None
     try:
         provider = api.get_tracer_provider()
-        is_set = not isinstance(provider, api.ProxyTracerProvider)  # some SDKs load only that
+        is_set = not isinstance(provider, api.ProxyTracerProvider)  # the default, until one is set
         return _tracer_of(provider) if is_set else None
     except Exception:
         _report()
@@ -144,21 +154,21 @@ def _api() -> Any:
     return sys.modules["opentelemetry.trace"]
 
 
-def _of(conversation: str) -> dict[str, str]:
+def _conversation_facts(conversation: str) -> dict[str, str]:
     return {"refold.conversation": conversation, "gen_ai.conversation.id": conversation}
 
 
-def _known(facts: Facts) -> dict[str, Any]:
+def _without_none(facts: Facts) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
 def _kind_of(error: BaseException) -> str:
-    status = getattr(error, "status_code", None)  # as the errors of the SDKs have it
+    status = getattr(error, "status_code", None)  # errors of the providers' SDKs have it
     return str(status) if isinstance(status, int) else type(error).__qualname__
 
 
 @contextmanager
-def _unharmed() -> Iterator[None]:
+def _failing_silently() -> Iterator[None]:
     try:
         yield
     except Exception:

@@ -415,7 +415,7 @@ async def test_messages_are_stored_all_or_none(client, url, name):
         ("undo", {"conversation": "CHAT", "at": 1}, "#1"),
         ("search", {"query": "  "}, "query"),
         ("search", {"query": "a", "limit": 0}, "limit: expected 1 to 1,000, got 0"),
-        ("expand", {"conversation": "CHAT", "at": "x"}, "No message of this conversation has the id 'x'"),
+        ("expand", {"conversation": "CHAT", "at": "x"}, "No message of the conversation has the id 'x'"),
         ("explain", {"conversation": "CHAT", "at": "x"}, "at: Input should be a valid integer"),
         ("expand", {"conversation": "CHAT"}, "at: Field required"),
         ("expand", {"conversation": "CHAT", "at": 1, "lines": {"from": 1}}, "lines: Input should be a valid"),

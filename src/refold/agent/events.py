@@ -6,7 +6,7 @@ import msgspec
 
 from refold.agent.steps import End, Step
 from refold.core.message import Usage
-from refold.session.notify import Happened
+from refold.session.notify import SessionEvent
 
 
 class _RunEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -76,5 +76,5 @@ class Result(msgspec.Struct, frozen=True):
         return self.end.text
 
 
-AgentEvent: TypeAlias = Asked | Heard | Replied | Ran | Waited | Ended | Happened
+AgentEvent: TypeAlias = Asked | Heard | Replied | Ran | Waited | Ended | SessionEvent
 """Events of the loop and of its session."""

@@ -20,7 +20,7 @@ from refold.core.codec import Entry, Link
 from refold.core.errors import NotFoundError, RefoldError
 from refold.serve.frames import LAGGING, is_in_stream, live_frame, stream_frames
 from refold.session.inspect import Inspector, parse
-from refold.session.notify import Happened
+from refold.session.notify import SessionEvent
 from refold.stores.store import Key, Store
 
 BUFFERED_FRAMES = 1_000
@@ -169,7 +169,7 @@ class Topic:
         waited_s = time.monotonic() - self._skipped_since
         return self.is_behind and not self.has_reader and waited_s > STALE_S
 
-    def publish(self, key: Key, event: Happened | None, at: int | None = None) -> None:
+    def publish(self, key: Key, event: SessionEvent | None, at: int | None = None) -> None:
         """Takes what a session reported: the start of a compaction before what it appends, all else after."""
         if not self._skipped:
             self._skipped_since = time.monotonic()
@@ -281,7 +281,7 @@ class _Notification(NamedTuple):
 
     topics: list[Topic]
     key: Key
-    event: Happened | None = None
+    event: SessionEvent | None = None
     at: int | None = None
     is_erased: bool = False
 
@@ -297,7 +297,7 @@ class EventBroker:
         self._is_closed = False
         self._has_reader = False
 
-    def publish(self, owner: str, event: Happened) -> None:
+    def publish(self, owner: str, event: SessionEvent) -> None:
         """Takes what a session of this process reports. From any thread; never blocks."""
         key = Key(owner, event.conversation)
         at = event.at if event.kind == "message-added" else None
@@ -315,7 +315,7 @@ class EventBroker:
         self._notify(key, is_erased=True)
 
     def _notify(
-        self, key: Key, event: Happened | None = None, at: int | None = None, *, is_erased: bool = False
+        self, key: Key, event: SessionEvent | None = None, at: int | None = None, *, is_erased: bool = False
     ) -> None:
         with self._lock:
             topics = [one for one in self._topics.values() if one.covers(key) and not one.is_closed]

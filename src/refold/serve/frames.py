@@ -20,13 +20,13 @@ from refold.core import codec
 from refold.core.event import Called, Event, Named, Pinned, Replaced, Said, Undone
 from refold.core.message import Message
 from refold.serve.redact import redacted
-from refold.session.notify import UNTOLD, CompactionEvent, Happened, MessageEvent, told
+from refold.session.notify import NOT_SHORTENING, CompactionEvent, MessageEvent, SessionEvent, session_events
 from refold.stores.store import Key
 
 MAX_CHARS = 200
 REDACTED_CHARS = 300
 """Longer than what is shown, so that a secret is recognized before it is cut."""
-KINDS = dict(zip(UNTOLD, ("restored", "corrected", "recalled"), strict=True))
+KINDS = dict(zip(NOT_SHORTENING, ("restored", "corrected", "recalled"), strict=True))
 """Event names of edits that shorten nothing."""
 HEARTBEAT = b": still here\n\n"
 LAGGING = b'event: lagging\ndata: {"advice":"reconnect with the id of the last event"}\n\n'
@@ -41,12 +41,12 @@ def stream_frames(key: Key, event: Event, *, with_id: bool) -> bytes:
     return b"".join(frames)
 
 
-def live_frame(key: Key, event: Happened) -> bytes:
+def live_frame(key: Key, event: SessionEvent) -> bytes:
     """An event that is not stored, as text."""
     return _frame(event.kind, _about(key) | _facts(event))
 
 
-def is_in_stream(event: Happened) -> bool:
+def is_in_stream(event: SessionEvent) -> bool:
     """True if the event is stored as well, and so read from there for the subscribers of all processes."""
     if isinstance(event, MessageEvent):
         return event.kind != "message-expanded"
@@ -74,7 +74,7 @@ def _described(key: Key, event: Event) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "named", _shortened(about | {"at": at, "title": title, "model": model, "time": time})
         case Called(time=time):
             extra = {"time": time}
-    for one in told(event, "", 0, 0):
+    for one in session_events(event, "", 0, 0):
         yield one.kind, about | _facts(one) | extra
 
 
@@ -82,7 +82,7 @@ def _about(key: Key) -> dict[str, Any]:
     return {"conversation": key.conversation, "owner": key.owner}
 
 
-def _facts(event: Happened) -> dict[str, Any]:
+def _facts(event: SessionEvent) -> dict[str, Any]:
     facts = asdict(event)
     del facts["kind"], facts["conversation"]
     if isinstance(event, CompactionEvent):

@@ -16,7 +16,7 @@ from refold.config.config import Config
 from refold.core.errors import RefoldError
 from refold.serve.events import EventBroker
 from refold.serve.metrics import Metrics
-from refold.session.notify import CompactionEvent, Happened
+from refold.session.notify import CompactionEvent, SessionEvent
 from refold.session.session import Session
 from refold.stores.store import Key, Notes, Store
 
@@ -93,7 +93,7 @@ class Service:
     def _open(self, wanted: SessionKey) -> Session:
         owner = wanted.conversation.owner
 
-        def publish(event: Happened) -> None:
+        def publish(event: SessionEvent) -> None:
             if isinstance(event, CompactionEvent):
                 self.metrics.count("compactions", kind=event.kind)
             self.events.publish(owner, event)

@@ -1,23 +1,25 @@
-"""What texts mean, as vectors: a small model on this machine's CPU, with the extra `search`."""
+"""Embeddings: any callable, or a small model on this machine's CPU with the extra `search`."""
 
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from math import sqrt
 from typing import Any, TypeAlias
 
 from refold.core.errors import SettingError
 
-PIECE_CHARS, MOST_PIECES = 1_500, 8
-"""What one vector stands for, and how many a message has: what is longer is known by its beginning."""
-MOST_VECTORS = 2_000
-"""That are remembered while a session lasts."""
+PIECE_CHARS = 1_500
+"""Of the text behind one vector."""
+MAX_PIECES = 8
+"""Of a message; the rest of a longer one is left out."""
+MAX_CACHED_VECTORS = 2_000
 Embedder: TypeAlias = Callable[[Sequence[str]], Iterable[Iterable[float]]]
-"""From texts to vectors, one for each. If it has a `name`, vectors are kept under it."""
+"""From texts to vectors, one for each. If it has a `name`, vectors are stored under it."""
 
 
 class Model2Vec:
-    """A static model by its name on the hub, such as `minishlab/potion-base-8M`, or its folder here."""
+    """A static model, by its name on the hub such as `minishlab/potion-base-8M`, or by its folder."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -42,14 +44,14 @@ def _load(name: str) -> Any:
         ) from error
     try:
         return StaticModel.from_pretrained(name)
-    except Exception as error:  # a hub that cannot be reached, a name that is not there, a broken file
+    except Exception as error:  # the hub cannot be reached, the name is unknown, a file is broken
         raise SettingError("embedder", f"{name!r} cannot be loaded: {error}") from error
 
 
 def embedder_of(given: Any) -> Embedder | None:
     """
     Raises:
-        SettingError: it is no callable and no name of a model.
+        SettingError: it is neither a callable nor the name of a model.
     """
     if given is None:
         return None
@@ -59,66 +61,70 @@ def embedder_of(given: Any) -> Embedder | None:
     if isinstance(given, str) and given:
         return Model2Vec(given)
     raise SettingError(
-        "embedder", f"a callable from texts to vectors, or the name of a model; got {type(given).__name__}"
+        "embedder",
+        f"expected a callable from texts to vectors, or the name of a model; got {type(given).__name__}",
     )
 
 
 def pieces_of(text: str) -> list[str]:
-    """A text in pieces that are each worth a vector."""
-    starts = range(0, min(len(text), PIECE_CHARS * MOST_PIECES), PIECE_CHARS)
-    return [piece for start in starts if (piece := text[start : start + PIECE_CHARS]).strip()]
+    """A text in pieces, each for one vector."""
+    starts = range(0, min(len(text), PIECE_CHARS * MAX_PIECES), PIECE_CHARS)
+    pieces = [text[start : start + PIECE_CHARS] for start in starts]
+    return [piece for piece in pieces if piece.strip()]
 
 
 def unit_vectors(embedder: Embedder, texts: Sequence[str]) -> list[bytes | None]:
-    """Vectors of length 1, as bytes; None for a text whose vector points nowhere.
+    """Vectors of length 1, as bytes; None for a text whose vector is zero.
 
     Raises:
         ValueError: the embedder returned another number of vectors.
     """
     if not texts:
         return []
-    made = [array("f", map(float, vector)) for vector in embedder(texts)]
-    if len(made) != len(texts):
-        raise ValueError(f"{len(made)} vectors for {len(texts)} texts")
-    lengths = [sqrt(sum(x * x for x in vector)) for vector in made]
-    return [
-        array("f", (x / length for x in vector)).tobytes() if length > 0 else None
-        for vector, length in zip(made, lengths, strict=True)
-    ]
+    vectors = [array("f", map(float, vector)) for vector in embedder(texts)]
+    if len(vectors) != len(texts):
+        raise ValueError(f"{len(vectors)} vectors for {len(texts)} texts")
+    return list(map(_unit_vector, vectors))
+
+
+def _unit_vector(vector: "array[float]") -> bytes | None:
+    length = sqrt(sum(x * x for x in vector))
+    return array("f", (x / length for x in vector)).tobytes() if length > 0 else None
 
 
 class Similarity:
-    """How near texts are in meaning. Remembers the vectors of what it was asked before."""
+    """How near texts are in meaning. Caches vectors."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
-        self._known: dict[str, array[float]] = {}
+        self._vectors: dict[str, array[float]] = {}
+        """The least recently used first."""
 
     def __call__(self, texts: Sequence[str], others: Sequence[str]) -> list[float]:
         """For each text, its cosine to the nearest of the others; 0 where the embedder fails."""
-        pieces = [pieces_of(text) for text in texts]
-        wanted = [piece for other in others for piece in pieces_of(other)]
+        pieces = list(map(pieces_of, texts))
+        other_pieces = list(chain.from_iterable(map(pieces_of, others)))
         try:
-            self._learn([*wanted, *(piece for some in pieces for piece in some)])
-        except Exception as error:  # whatever an embedder raises: relevance goes by words without it
+            self._embed([*other_pieces, *chain.from_iterable(pieces)])
+        except Exception as error:  # an embedder may raise anything; relevance by words does not need it
             warnings.warn(f"Relevance goes by words only: the embedder failed ({error!r})", stacklevel=2)
             return [0.0] * len(texts)
-        return [self._nearest(some, wanted) for some in pieces]
+        return [self._nearest(some, other_pieces) for some in pieces]
 
-    def _learn(self, pieces: Sequence[str]) -> None:
+    def _embed(self, pieces: Sequence[str]) -> None:
         wanted = dict.fromkeys(pieces)
-        new = [piece for piece in wanted if piece not in self._known]
+        new = [piece for piece in wanted if piece not in self._vectors]
         for piece, data in zip(new, unit_vectors(self._embedder, new), strict=True):
-            self._known[piece] = array("f", data or b"")
-        for piece in wanted:  # what was wanted last is forgotten last
-            self._known[piece] = self._known.pop(piece)
-        for piece in list(self._known)[: -max(MOST_VECTORS, len(wanted))]:
-            del self._known[piece]
+            self._vectors[piece] = array("f", data or b"")
+        for piece in wanted:
+            self._vectors[piece] = self._vectors.pop(piece)
+        for piece in list(self._vectors)[: -max(MAX_CACHED_VECTORS, len(wanted))]:
+            del self._vectors[piece]
 
     def _nearest(self, pieces: Sequence[str], others: Sequence[str]) -> float:
         nearest = 0.0
         for piece in pieces:
             for other in others:
-                pairs = zip(self._known[piece], self._known[other], strict=False)
+                pairs = zip(self._vectors[piece], self._vectors[other], strict=False)
                 nearest = max(nearest, sum(x * y for x, y in pairs))
         return min(1.0, nearest)

@@ -1,4 +1,4 @@
-"""What was hidden, read again: a message as it was said, or all that an edit stands for, or a part of it."""
+"""Expansion: the text of a message as it was recorded, or of all that an edit covers, or a part of it."""
 
 from collections.abc import Iterator
 from itertools import accumulate, islice
@@ -13,33 +13,36 @@ from refold.session.safe_regex import find
 from refold.stores.record import Record
 from refold.stores.store import FindsIds
 
-GIST = 80
-"""Characters of a message in a list of many."""
+EXCERPT_CHARS = 80
+"""Of a message in a list of many."""
 BATCH = 200
-"""Messages that are looked through at a time."""
-NAMED = regex(r"m\d{1,15}")
+"""Messages that are searched at once."""
+GENERATED_ID = regex(r"m\d{1,15}")
 """The id of a message that came without one: `m` and its place."""
-WITHHELD = "it was reduced with keep_originals: false, so that it cannot be expanded; a person can restore it"
+WITHHELD = "it was reduced with keep_originals: false, so it cannot be expanded; a person can restore it"
 
 
 class Source:
-    """What stands behind a place: one message, or those that a summary stands for, read as far as needed."""
+    """The messages behind a place: one, or those that an edit covers. They are read as far as needed."""
 
     def __init__(
         self, record: Record, at: int, span: Span, count: int, correction: Message | None = None
     ) -> None:
-        self.record, self.at, self.span, self.count, self._correction = record, at, span, count, correction
+        self.record = record
+        self.at = at
+        self.span = span
+        self.count = count
+        """Of messages."""
+        self._correction = correction
         self.is_one = count == 1 and len(span) == 1
-        """It is a message, not a list of some."""
 
     @property
     def places(self) -> Iterator[int]:
-        """Of the messages."""
         return (line.at for line in self.record.lines(self.span))
 
     @property
     def name(self) -> str:
-        """Whose words they are."""
+        """The role of the message, or the number of messages."""
         return _who(next(self._said()).line) if self.is_one else f"{self.count:,} messages"
 
     def cut(self, part: Slice) -> Cut:
@@ -63,9 +66,9 @@ class Source:
         return (event for event in events if isinstance(event, Said))
 
     def _lines(self) -> Iterator[str]:
-        """A list of what a summary stands for, each with its place, and then their texts."""
+        """A list of the messages, each with its place, and then their texts."""
         for one in self._said():
-            yield f"#{one.at} {_who(one.line)}, {one.line.tokens:,} tokens: {_gist(self._text(one))}"
+            yield f"#{one.at} {_who(one.line)}, {one.line.tokens:,} tokens: {_excerpt(self._text(one))}"
         for one in self._said():
             yield from ("", f"#{one.at} {_who(one.line)}:", *self._text(one).split("\n"))
 
@@ -73,18 +76,19 @@ class Source:
         return f"[{WITHHELD}]" if self.record.live.is_withheld(said.at) else written(said.message)
 
     def _first_lines(self, part: Slice) -> Cut:
-        """No more is read than is asked for."""
+        """Some lines, without reading more messages than they need."""
         start, end = part.range
         text = "\n".join(islice(self._lines(), start - 1, end))
         if not text:
-            return cut("\n".join(self._lines()), part)  # which says how many there are
+            return cut("\n".join(self._lines()), part)  # raises, and says how many there are
         last = start + text.count("\n")
         more = f"; the first {self.count:,} are a list of what follows" if last <= self.count else ""
         return Cut(text, ((0, len(text)),), f"lines {start}-{last}{more}", start)
 
     def _matching(self, pattern: str) -> Cut:
-        """What matches, under the place that it comes from."""
-        found, said = list[str](), self._said()
+        """Lines that match, each under the place of its message."""
+        found: list[str] = []
+        said = self._said()
         while batch := list(islice(said, BATCH)):
             texts = [self._text(one) for one in batch]
             for one, text, hits in zip(batch, texts, matches(texts, pattern, find), strict=True):
@@ -99,10 +103,10 @@ class Source:
 
 
 def source(record: Record, at: int | str) -> Source:
-    """What stands behind a place, a message's id, or a negative number counted from the newest message.
+    """The messages behind a place, a message's id, or a negative number counted from the newest message.
 
     Raises:
-        CannotExpandError: there is nothing to expand there, or its original is not kept.
+        CannotExpandError: there is nothing to expand there, or the originals are withheld.
     """
     place = _place(record, at)
     try:
@@ -110,7 +114,7 @@ def source(record: Record, at: int | str) -> Source:
     except NotFoundError as error:
         last = record.live.state.next - 1
         raise CannotExpandError(
-            f"#{place}: there is no such place; this conversation ends at #{last}"
+            f"#{place}: there is no such place; the conversation ends at #{last}"
         ) from error
     match event:
         case Said():
@@ -127,7 +131,7 @@ def source(record: Record, at: int | str) -> Source:
         case Undone(of=edit):
             return source(record, edit)
         case _:
-            raise CannotExpandError(f"#{place} is no message: {_what(event)}")
+            raise CannotExpandError(f"#{place} is not a message: {_described(event)}")
     if record.live.state.withheld and all(map(record.live.is_withheld, found.places)):
         raise CannotExpandError(f"#{place}: {WITHHELD}")
     return found
@@ -144,21 +148,21 @@ def _place(record: Record, at: int | str) -> int:
         index = record.live.state.index + at
         said = record.said_from(record.place_of(index)) if index >= 0 else None
         if said is None:
-            raise CannotExpandError(f"{at}: this conversation has {record.live.state.index:,} messages")
+            raise CannotExpandError(f"{at}: the conversation has only {record.live.state.index:,} messages")
         return said.at
     if isinstance(record.store, FindsIds):
         found = record.store.find(record.key, [at]).get(at)
     else:
         entries = (link.entry for link in record.store.read(record.key))
         found = next((entry.at for entry in entries if entry.id == at), None)
-    if found is None and NAMED.fullmatch(at):  # as messages without an id of their own are called
+    if found is None and GENERATED_ID.fullmatch(at):
         found = int(at[1:])
     if found is None:
-        raise CannotExpandError(f"No message of this conversation has the id {at!r}")
+        raise CannotExpandError(f"No message of the conversation has the id {at!r}")
     return found
 
 
-def _what(event: Event) -> str:
+def _described(event: Event) -> str:
     """A sentence about an event that has no text to expand."""
     match event:
         case Pinned(lines=lines):
@@ -168,11 +172,11 @@ def _what(event: Event) -> str:
         case Named():
             return "it names the conversation or its model"
         case _:
-            return "it is an event of a kind that this version does not know"
+            return "it is a kind of event that this version does not know"
 
 
 def text_of(found: Source, part: Slice) -> str:
-    """All of it, or a part; a handle that somebody wrote into it is doubled.
+    """The whole text or a part of it; handles that are quoted in it are doubled.
 
     Raises:
         CannotExpandError: there is no such part.
@@ -185,13 +189,13 @@ def _who(line: Line) -> str:
     return f"{line.role} {tools}" if tools and line.role == "tool" else line.role
 
 
-def _gist(text: str) -> str:
+def _excerpt(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= GIST else f"{text[: GIST - 1]}…"
+    return text if len(text) <= EXCERPT_CHARS else f"{text[: EXCERPT_CHARS - 1]}…"
 
 
 def written(message: Message) -> str:
-    """All that a message says, in the order it says it."""
+    """The text of all parts of a message, calls and results included."""
     return "\n".join(text for part in message.parts for text in _written(part))
 
 
@@ -205,10 +209,12 @@ def _written(part: Part) -> Iterator[str]:
         case ToolCall(tool=tool, input=input):
             yield f"{tool} {input}"
         case Media(kind=kind, name=name, url=url):
-            yield f"[{' '.join(filter(None, (kind, name or (url if url and len(url) < GIST else None))))}]"
+            short_url = url if url and len(url) < EXCERPT_CHARS else None
+            yield f"[{' '.join(filter(None, (kind, name or short_url)))}]"
         case CompactionMarker(text=text):
             yield text or "[a compaction that only its provider can read]"
         case Opaque(value=value):
-            yield f"[{value.get('type', 'part') if isinstance(value, dict) else 'part'}]"
+            name = value.get("type", "part") if isinstance(value, dict) else "part"
+            yield f"[{name}]"
         case _:
             return

@@ -1,4 +1,4 @@
-"""A conversation as lines of text: exported and loaded to the byte, with its chain verified."""
+"""Export of a conversation as lines of JSON, and import byte for byte, verified by its hash chain."""
 
 import base64
 import json
@@ -14,18 +14,19 @@ from refold.stores.store import Key, Store
 
 
 def export_lines(store: Store, key: Key) -> Iterator[str]:
-    """A line for the conversation, one for each event, and one that says it is all, in JSON."""
+    """A header, a line for each event, and a footer with their number, in JSON."""
     yield _dump({"refold": FORMAT, "owner": key.owner, "conversation": key.conversation})
-    count, digest = 0, GENESIS
+    count = 0
+    digest = GENESIS
     for entry, digest in store.read(key):
         count += 1
         line: dict[str, Any] = {"at": entry.at, "kind": entry.kind}
         if entry.id is not None:
             line["id"] = entry.id
-        plain = _is_json(entry.head) and _is_json(entry.body) and _is_json(dumps(entry.id))
-        if plain:
+        is_json = _is_json(entry.head) and _is_json(entry.body) and _is_json(dumps(entry.id))
+        if is_json:
             line |= {"head": msgspec.Raw(entry.head), "body": msgspec.Raw(entry.body)}
-        else:  # a lone surrogate, or something from a newer version
+        else:  # a lone surrogate, or an event of a newer version
             line["head_base64"] = base64.b64encode(entry.head).decode()
             line["body_base64"] = base64.b64encode(entry.body).decode()
         yield _dump({**line, "digest": digest.hex()})
@@ -33,30 +34,32 @@ def export_lines(store: Store, key: Key) -> Iterator[str]:
 
 
 def load_lines(lines: Iterable[str], store: Store, conversation: str | None, owner: str | None) -> Key:
-    """Stores an exported conversation, under another name if one is given.
+    """Stores an exported conversation, under another id or owner if one is given.
 
     Raises:
         CorruptError: a line is not what was exported; says which.
-        ConflictError: there is a conversation of that name.
+        ConflictError: the store already has a conversation with this id.
     """
     lines = lines.splitlines() if isinstance(lines, str) else lines
     numbered = ((n, line) for n, line in enumerate(lines, 1) if line.strip())
     n, first = next(numbered, (1, ""))
     if not first:
-        raise CorruptError("There is nothing to load: not one line")
+        raise CorruptError("There is nothing to load: the export is empty")
     header = _parse(n, first, dict[str, Any])
     version = header.get("refold")
     if not isinstance(version, int):
-        raise CorruptError(f"Line {n}: this is no export of refold; its first line says which format it has")
+        raise CorruptError(f"Line {n}: this is not an export of refold: it names no format")
     if version > FORMAT:
         raise NewerError(f"Line {n}: exported by a newer refold (format {version}; this one knows {FORMAT})")
     name = conversation or header.get("conversation")
     if not isinstance(name, str):
-        raise CorruptError(f"Line {n}: it does not say which conversation this is; give it an id")
+        raise CorruptError(f"Line {n}: the conversation has no id; give it one")
     key = Key(owner or str(header.get("owner", "default")), name)
     entries = list(_entries(numbered))  # all verified before anything is stored
     if next(store.read(key, 0, 1), None) is not None:
-        raise ConflictError(f"There is a conversation {key.conversation!r} already; load it under another id")
+        raise ConflictError(
+            f"There is a conversation {key.conversation!r} already; load this under another id"
+        )
     if entries:
         store.append(key, entries)
     return key
@@ -83,16 +86,16 @@ def _entries(numbered: Iterable[tuple[int, str]]) -> Iterator[Entry]:
         entry = Entry(line.at, line.kind, line.id, _bytes(n, line, "head"), _bytes(n, line, "body"))
         digest = chain(digest, entry)
         if line.at != at or digest.hex() != line.digest:
-            raise CorruptError(f"Line {n}: event {line.at} is not what was exported; the file was altered")
+            raise CorruptError(f"Line {n}: event {line.at} is not what was exported: the file was changed")
         yield entry
-    raise CorruptError("The file ends too early: its last line should say that it is all; export it again")
+    raise CorruptError("The export is not complete: its last line is missing; export it again")
 
 
 def _bytes(n: int, line: _Line, name: str) -> bytes:
     try:
         return bytes(getattr(line, name)) or base64.b64decode(getattr(line, f"{name}_base64"), validate=True)
     except ValueError as error:
-        raise CorruptError(f"Line {n}: {name}_base64 is no base64: {error}") from error
+        raise CorruptError(f"Line {n}: {name}_base64 is not valid base64: {error}") from error
 
 
 def _parse(n: int, line: str, type: type[Any]) -> Any:

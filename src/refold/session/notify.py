@@ -1,4 +1,4 @@
-"""Who wants to know what happens is told of it, once it has happened and nobody holds a lock any more."""
+"""Callbacks for what happens in a session, called after the session's lock was released."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
@@ -16,23 +16,23 @@ from refold.core.message import Message
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-MOST_PROBLEMS = 20
-"""Complaints about callbacks that are kept for the next report."""
+MAX_PROBLEMS = 20
+"""Failures of callbacks that are kept for the next report."""
 TRACED = (
     *("at", "turn", "step", "role", "tools", "reason", "edit", "tokens_saved", "tokens_before"),
     *("tokens_after", "limit", "messages", "was_pruned", "was_summarized"),
 )
-"""What of an event is traced: never what was said."""
+"""Fields of an event that are traced; never what was said."""
 
 
 class MessageEvent(msgspec.Struct, frozen=True):
-    """Something became of a message, or of those that one edit covers.
+    """A message, or all that one edit covers, was added or changed in the view.
 
-    message-added      something was said
-    message-expired    a result lasted as many steps as it was set to; what became of it follows
-    message-compacted  a message is shown shorter, or several as one: by any rung
-    message-removed    only its name is left, or nothing
-    message-expanded   it was read again, by a person or the model; nothing is changed
+    message-added      a message was recorded
+    message-expired    a result lasted its number of steps; an event with what became of it follows
+    message-compacted  a message is shown shorter, or several as one, by any rule
+    message-removed    only the name of a message is left in the view, or nothing
+    message-expanded   a person or the model read it again; nothing is changed
     """
 
     kind: Literal[
@@ -40,32 +40,32 @@ class MessageEvent(msgspec.Struct, frozen=True):
     ]
     conversation: str
     at: int
-    """Of the message; the first of those that were folded together."""
+    """Of the message; of several, the place of the first."""
     turn: int
     step: int
     role: str
-    """Of it, or of the first of several; the same for `tools`."""
+    """Of the message, or of the first of several; the same for `tools`."""
     tools: tuple[str, ...] = ()
     reason: str = ""
-    """Why, by which setting; of an expansion what was given for it."""
+    """Why, and by which setting; for an expansion, the reason that was given."""
     tokens_saved: int = 0
     """In the view."""
     message: Message | None = None
-    """As it is shown now, where it is shown."""
+    """As it is shown now; None if it is not."""
     edit: int | None = None
-    """What made it so, for `undo`."""
+    """The place of the edit, for `undo`."""
     span: Span | None = None
-    """All that was folded together."""
+    """All that the edit covers, if it is more than one message."""
 
 
 class CompactionEvent(msgspec.Struct, frozen=True):
-    """A view is made smaller, or should have been.
+    """A view was compacted, or could not be.
 
-    compaction:start     the view is about to be made smaller; a summary may be waited for now
-    compaction:complete  it was; or nothing was worth hiding: then `messages` is 0
-    compaction:failed    a model wrote no summary and the rest is done by rule; or it cannot fit
+    compaction:start     a compaction begins; it may wait for a summary
+    compaction:complete  the compaction ended; `messages` is 0 if nothing was worth hiding
+    compaction:failed    a model wrote no summary, so that rules do the rest; or the request cannot fit
     prune:complete       old results were pruned when the session was closed
-    overflow             the request is larger than the window, and nothing can be done about it
+    overflow             the request is larger than the window, and nothing more can be hidden
     """
 
     kind: Literal[
@@ -75,35 +75,34 @@ class CompactionEvent(msgspec.Struct, frozen=True):
     turn: int
     step: int
     reason: str
-    """The triggers that fired, `economy` or `on demand`; or what went wrong."""
+    """The triggers that fired, `economy` or `on demand`; or what failed."""
     tokens_before: int = 0
-    """Of the request; the same number when a compaction starts and when it is complete."""
+    """Of the request; the same number at the start of a compaction and at its end."""
     tokens_after: int = 0
     limit: int = 0
     """The model's window."""
     messages: int = 0
     """Messages that are no longer shown as they were."""
     was_pruned: bool = False
-    """Prune was among them, or summaries, below."""
     was_summarized: bool = False
     at: int | None = None
-    """Of the first edit."""
+    """The place of the first edit."""
 
     @property
     def tokens_saved(self) -> int:
         return max(0, self.tokens_before - self.tokens_after)
 
 
-Happened: TypeAlias = MessageEvent | CompactionEvent
-OnEvent: TypeAlias = Callable[[Happened], Awaitable[None] | None]
+SessionEvent: TypeAlias = MessageEvent | CompactionEvent
+OnEvent: TypeAlias = Callable[[SessionEvent], Awaitable[None] | None]
 
 
-UNTOLD = ("restore", "correct", "recall")
-"""Kinds of edits that make nothing shorter."""
+NOT_SHORTENING = ("restore", "correct", "recall")
+"""Kinds of edits that shorten nothing."""
 
 
 class ViewState(NamedTuple):
-    """When something happened, and the model's window then."""
+    """Turn, step and the model's window at the time of an event."""
 
     turn: int
     step: int
@@ -115,25 +114,29 @@ def callbacks_of(given: OnEvent | Sequence[OnEvent] | None) -> tuple[OnEvent, ..
     Raises:
         SettingError: one of them cannot be called.
     """
-    found = () if given is None else tuple(given) if isinstance(given, list | tuple) else (given,)
-    for one in found:
-        if not callable(one):
-            raise SettingError("on_event", f"expected a function, or several; got {type(one).__name__}")
-    return found
+    if given is None:
+        return ()
+    callbacks = tuple(given) if isinstance(given, list | tuple) else (given,)
+    for callback in callbacks:
+        if not callable(callback):
+            raise SettingError("on_event", f"expected a function, or several; got {type(callback).__name__}")
+    return callbacks
 
 
 class Notifier:
-    """The lock of a session. What happened under it is told when it is free again."""
+    """The lock of a session. Callbacks are called for what happened under it, once it is released."""
 
     def __init__(self, conversation: str, callbacks: Sequence[OnEvent] = ()) -> None:
-        self.conversation, self.callbacks = conversation, tuple(callbacks)
+        self.conversation = conversation
+        self.callbacks = tuple(callbacks)
         self.loop: AbstractEventLoop | None = None
-        """Where coroutines are run, if the session has an event loop."""
+        """Runs callbacks that are coroutines, if the session has an event loop."""
         self.problems: list[str] = []
-        self._begun: CompactionEvent | None = None
+        self._started: CompactionEvent | None = None
         """The start of the compaction that is under way."""
-        self._lock, self._depth = RLock(), 0
-        self._waiting: list[Happened] = []
+        self._lock = RLock()
+        self._depth = 0
+        self._waiting: list[SessionEvent] = []
         self._tasks = set[Any]()
 
     def __enter__(self) -> Self:
@@ -145,35 +148,38 @@ class Notifier:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._depth -= 1
-        told: list[Happened] = []
+        due: list[SessionEvent] = []
         if not self._depth and self._waiting:
-            told, self._waiting = self._waiting, []
+            due = self._waiting
+            self._waiting = []
         self._lock.release()
-        for event in told:
+        for event in due:
             _trace(event)
             for callback in self.callbacks:
                 self._call(callback, event)
 
-    def tell(self, events: Iterable[Happened]) -> None:
+    def tell(self, events: Iterable[SessionEvent]) -> None:
         if self.callbacks or telemetry.is_on():
             self._waiting += events
 
     def tell_all(self, events: Iterable[Event], turn: int, step: int) -> None:
-        """What was appended, in the words of those who watch."""
-        self.tell(one for event in events for one in told(event, self.conversation, turn, step))
+        """Tells of events that were appended."""
+        for event in events:
+            self.tell(session_events(event, self.conversation, turn, step))
 
     def begin(self, now: ViewState, reason: str, tokens: int) -> None:
-        """Tells that a compaction starts, once until it ends."""
-        if self._begun is None:
-            self._begun = self._compaction("compaction:start", now, reason, tokens)
-            self.tell([self._begun])
+        """Tells of the start of a compaction, once until it ends."""
+        if self._started is None:
+            self._started = self._compaction("compaction:start", now, reason, tokens)
+            self.tell([self._started])
 
     def end(self, now: ViewState, edits: Sequence[Replaced], messages: int, tokens: int) -> None:
-        """So many messages are no longer shown as they were, and the request takes so many tokens now."""
-        if self._begun is not None:
-            reason, before = self._begun.reason, self._begun.tokens_before
-            self._begun = None
-            self.tell([self._done("compaction:complete", now, edits, messages, reason, before, tokens)])
+        """Tells of the end of a compaction: `messages` changed, the request now has `tokens`."""
+        if self._started is not None:
+            start = self._started
+            self._started = None
+            before = start.tokens_before
+            self.tell([self._done("compaction:complete", now, edits, messages, start.reason, before, tokens)])
 
     def pruned(self, now: ViewState, edits: Sequence[Replaced], before: int, after: int) -> None:
         if edits:
@@ -183,15 +189,16 @@ class Notifier:
             self.tell([done])
 
     def overflow(self, now: ViewState, reason: str, tokens: int) -> None:
-        """The request is larger than the window, and nothing can be done about it."""
-        if self._begun is not None:
-            self._begun = None
+        """Tells that the request is larger than the window, and nothing more can be hidden."""
+        if self._started is not None:
+            self._started = None
             self.tell([self._compaction("compaction:failed", now, reason, tokens)])
         self.tell([self._compaction("overflow", now, reason, tokens)])
 
     def taken(self) -> list[str]:
-        """What callbacks did wrong, told once."""
-        problems, self.problems = self.problems, []
+        """Failures of callbacks since the last call."""
+        problems = self.problems
+        self.problems = []
         return problems
 
     def _done(
@@ -218,23 +225,23 @@ class Notifier:
             kind, self.conversation, now.turn, now.step, reason, tokens, tokens, limit=now.limit
         )
 
-    def _call(self, callback: OnEvent, event: Happened) -> None:
+    def _call(self, callback: OnEvent, event: SessionEvent) -> None:
         try:
             awaited = callback(event)
             if isawaitable(awaited):
                 self._run(self._awaited(awaited, event))
-        except Exception as error:  # theirs: it harms nothing here
+        except Exception as error:  # a callback must not harm the session
             self._report(event, error)
 
-    async def _awaited(self, awaited: Awaitable[None], event: Happened) -> None:
+    async def _awaited(self, awaited: Awaitable[None], event: SessionEvent) -> None:
         try:
             await awaited
         except Exception as error:
             self._report(event, error)
 
     def _run(self, work: Any) -> None:
-        """In the session's loop, in the one that runs here, or in that of the process."""
-        import asyncio  # only those who await pay for it
+        """In the session's event loop, in the one that runs here, or in that of the process."""
+        import asyncio  # slow to import, and not needed without coroutines
 
         from refold.summaries.call import running_loop
 
@@ -249,7 +256,7 @@ class Notifier:
             self._keep(loop.create_task(work))
 
     async def settled(self) -> None:
-        """Coroutines that were told of something have ended."""
+        """Waits until all callbacks that are coroutines have ended."""
         import asyncio
         from concurrent.futures import Future
 
@@ -257,41 +264,66 @@ class Notifier:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _keep(self, task: Any) -> None:
-        self._tasks.add(task)  # or nobody would, and it might never end
+        self._tasks.add(task)  # the event loop itself keeps only a weak reference
         task.add_done_callback(self._tasks.discard)
 
-    def _report(self, event: Happened, error: Exception) -> None:
+    def _report(self, event: SessionEvent, error: Exception) -> None:
         import logging
 
         problem = f"on_event failed at {event.kind}: {error!r}"
         logging.getLogger("refold").warning(problem, exc_info=error)
-        self.problems = [*self.problems, problem][-MOST_PROBLEMS:]
+        self.problems = [*self.problems, problem][-MAX_PROBLEMS:]
 
 
-def _trace(event: Happened) -> None:
-    """Tells the span that is under way; but not of what is added, or a long run would fill it with that."""
+def _trace(event: SessionEvent) -> None:
+    """Adds an event to the current span; not for added messages, which would fill the span of a long run."""
     if not isinstance(event, MessageEvent | CompactionEvent) or event.kind == "message-added":
         return
-    hidden = ("reason",) if event.kind in ("message-expanded", "compaction:failed") else ()  # others wrote it
-    facts = {name: getattr(event, name, None) for name in TRACED if name not in hidden}
-    told = {f"refold.{name.replace('tokens_', 'tokens.')}": value for name, value in facts.items()}
-    telemetry.event(f"refold.{event.kind}", {"gen_ai.conversation.id": event.conversation, **told})
+    # models and people write these reasons
+    is_quoting = event.kind in (
+        "message-expanded",
+        "compaction:failed",
+    )
+    facts: dict[str, Any] = {"gen_ai.conversation.id": event.conversation}
+    for name in TRACED:
+        if name != "reason" or not is_quoting:
+            facts[f"refold.{name.replace('tokens_', 'tokens.')}"] = getattr(event, name, None)
+    telemetry.event(f"refold.{event.kind}", facts)
 
 
-def told(event: Event, conversation: str, turn: int, step: int) -> Iterable[Happened]:
-    """An event of the stream in the words of those who watch."""
+def session_events(event: Event, conversation: str, turn: int, step: int) -> Iterable[SessionEvent]:
+    """What callbacks are told about a stored event."""
     match event:
         case Said(line=line, message=message):
-            facts = (conversation, line.at, line.turn, line.step, line.role, line.tools)
-            yield MessageEvent("message-added", *facts, message=message)
-        case Replaced(span=span, lines=lines, kind=kind, why=why) if kind not in UNTOLD:
+            yield MessageEvent(
+                "message-added",
+                conversation,
+                line.at,
+                line.turn,
+                line.step,
+                line.role,
+                line.tools,
+                message=message,
+            )
+        case Replaced(span=span, lines=lines, kind=kind, why=why) if kind not in NOT_SHORTENING:
             shown = next((one for one in event.shown if isinstance(one, Message)), None)
-            role, tools = (lines[0].role, lines[0].tools) if lines else ("", ())
-            saved, many = event.tokens[0] - event.tokens[1], span if len(span) > 1 else None
-            where = (conversation, span.start, turn, step, role, tools, why, saved, shown, event.at, many)
-            if kind == "expire":
-                yield MessageEvent("message-expired", *where)
             is_gone = shown is None or kind == "window" or (kind == "expire" and why.startswith("remove"))
-            yield MessageEvent("message-removed" if is_gone else "message-compacted", *where)
+            changed = MessageEvent(
+                "message-removed" if is_gone else "message-compacted",
+                conversation,
+                span.start,
+                turn,
+                step,
+                role=lines[0].role if lines else "",
+                tools=lines[0].tools if lines else (),
+                reason=why,
+                tokens_saved=event.tokens[0] - event.tokens[1],
+                message=shown,
+                edit=event.at,
+                span=span if len(span) > 1 else None,
+            )
+            if kind == "expire":
+                yield msgspec.structs.replace(changed, kind="message-expired")
+            yield changed
         case Called(problem=str(problem)):
             yield CompactionEvent("compaction:failed", conversation, turn, step, problem)

@@ -1,4 +1,4 @@
-"""Regular expressions of strangers: matched in a process of their own, which ends when its time is over."""
+"""Regular expressions from outside: matched in a process of their own, which ends when its time is up."""
 
 import json
 import re
@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 from refold.core.errors import CannotExpandError
 
-SECONDS = 2.0
-PATTERN, TEXT = 1_000, 20_000_000
-"""Characters that a pattern and a text may have."""
-HITS = 100_000
-"""What is found after so many is not told."""
-_WORK = (
+TIMEOUT_S = 2.0
+MAX_PATTERN_CHARS = 1_000
+MAX_TEXT_CHARS = 20_000_000
+MAX_MATCHES = 100_000
+_PROGRAM = (
     "import json, re, sys\n"
     "pattern, texts, most = json.load(sys.stdin)\n"
     "found, pattern = [], re.compile(pattern, re.MULTILINE)\n"
@@ -28,38 +27,43 @@ _WORK = (
 
 
 def find(pattern: str, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
-    """Where the pattern matches in each of them, whatever the pattern is.
+    """Where the pattern matches in each text.
 
     Raises:
-        CannotExpandError: it is no regular expression, is too long, or takes too long.
+        CannotExpandError: the pattern is not valid, is too long, or takes too long.
     """
-    if len(pattern) > PATTERN:
-        raise CannotExpandError(f"a regular expression has at most {PATTERN:,} characters; ask for a text")
-    if sum(map(len, texts)) > TEXT:
-        raise CannotExpandError(f"more than {TEXT:,} characters are too many for a pattern; ask for a text")
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise CannotExpandError(
+            f"a regular expression has at most {MAX_PATTERN_CHARS:,} characters; ask for a text"
+        )
+    if sum(map(len, texts)) > MAX_TEXT_CHARS:
+        raise CannotExpandError(
+            f"a regular expression can search at most {MAX_TEXT_CHARS:,} characters; ask for a text"
+        )
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise CannotExpandError(f"/{pattern}/ is no regular expression: {error}; ask for a text") from error
-    import subprocess  # only those who need it pay for it
+        raise CannotExpandError(
+            f"/{pattern}/ is not a valid regular expression: {error}; ask for a text"
+        ) from error
+    import subprocess  # slow to import, and rarely needed
 
-    work = [sys.executable, "-I", "-S", "-c", _WORK]
     try:
         done = subprocess.run(
-            work,
-            input=json.dumps([pattern, list(texts), HITS]),
+            [sys.executable, "-I", "-S", "-c", _PROGRAM],
+            input=json.dumps([pattern, list(texts), MAX_MATCHES]),
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=TIMEOUT_S,
         )
     except subprocess.TimeoutExpired as error:
         raise CannotExpandError(
-            f"/{pattern}/ takes more than {SECONDS:g} s; ask for a simpler one"
+            f"/{pattern}/ takes more than {TIMEOUT_S:g} s; ask for a simpler one"
         ) from error
     except OSError as error:
         raise CannotExpandError(
-            f"no regular expression can be matched here: {error}; ask for a text"
+            f"regular expressions cannot be matched on this machine: {error}; ask for a text"
         ) from error
     if done.returncode:
         raise CannotExpandError(f"/{pattern}/ cannot be matched; ask for a text")
-    return [[(start, end) for start, end in hits] for hits in json.loads(done.stdout)]
+    return [list(map(tuple, hits)) for hits in json.loads(done.stdout)]

@@ -1,10 +1,10 @@
-"""Finding what was said: by its words, and by its meaning where there is an embedder."""
+"""Search: by words, and by meaning if there is an embedder."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from heapq import nlargest
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from refold.core import codec
@@ -29,21 +29,20 @@ EXCERPT_CHARS = 240
 TOOL_CHARS = 4_000
 """Of all hits together, for a model."""
 CANDIDATES = 50
-"""Of each kind, that are merged."""
-NEAR = 0.25
-"""Cosine from which on a text has to do with another."""
+"""From each of the two lists that are merged."""
+MIN_COSINE = 0.25
 LONG = 2_000
-"""Events that are not read only to know what is in view."""
+"""A conversation with more events is not read only to know what is in its view."""
 SPARE = 10
-"""FoundPlace besides, for those that turn out not to stand any more."""
-RANK = 60
-"""How little the first of a list counts for more than the second, where two lists are merged."""
+"""Found in addition, since some may have been erased or undone."""
+RANK_CONSTANT = 60
+"""Of reciprocal rank fusion."""
 
 
 def limit_of(limit: object) -> int:
     """
     Raises:
-        SettingError: so many hits cannot be asked for.
+        SettingError: the limit is out of range.
     """
     if not 1 <= require_int("limit", limit) <= MOST_HITS:
         raise SettingError("limit", f"expected 1 to {MOST_HITS:,}, got {limit}")
@@ -59,10 +58,10 @@ def find(
     embedder: "Embedder | None" = None,
     tick: Callable[[int], None] = lambda n: None,
 ) -> list[FoundPlace]:
-    """Places, the best first, with a few to spare. What is not in the index yet is taken in before; `tick`
-    hears how much.
+    """The best places first, and a few more than `limit`. The index is updated before; `tick` is called with
+    the number of events that were indexed.
 
-    A store that has no index, or whose index cannot be written now, is read from end to end.
+    A store without an index, or with one that cannot be written now, is read from end to end.
     """
     limit += SPARE
     by_words = _by_words(store, scope, query, max(limit, CANDIDATES if embedder else 0), parse, tick)
@@ -72,10 +71,11 @@ def find(
         by_meaning = _by_meaning(store, scope, query, embedder, parse, tick)
     except RefoldError:
         raise
-    except Exception as error:  # whatever an embedder makes of it: words are found without it
+    except Exception as error:  # an embedder may raise anything; the search by words does not need it
         warnings.warn(f"Searched by words only: the embedder failed ({error!r})", stacklevel=3)
         return by_words[:limit]
-    return _merged(by_words, [found for found in by_meaning if _allowed(store, query, found, parse)])[:limit]
+    allowed = [found for found in by_meaning if _is_allowed(store, query, found, parse)]
+    return _merged(by_words, allowed)[:limit]
 
 
 def _by_words(
@@ -94,34 +94,38 @@ def _by_words(
 def _scanned(
     store: Store, scope: Scope, query: Query, limit: int, parse: Parse, tick: Callable[[int], None]
 ) -> list[FoundPlace]:
-    every, some = list[FoundPlace](), list[FoundPlace]()
+    with_all_words: list[FoundPlace] = []
+    with_some_words: list[FoundPlace] = []
     for key, entry in _entries(store, scope):
         tick(1)
-        known = words(entry, parse)
-        if known is not None and query.matches(known):
-            every.append(FoundPlace(key, entry.at, query.weight(known)))
-        elif known is not None and query.can_relax and query.matches(known, any_word=True):
-            some.append(FoundPlace(key, entry.at, query.weight(known)))
-    best = nlargest(limit, every, key=lambda found: (found.score, found.at))
+        text = words(entry, parse)
+        if text is None:
+            continue
+        if query.matches(text):
+            with_all_words.append(FoundPlace(key, entry.at, query.weight(text)))
+        elif query.can_relax and query.matches(text, any_word=True):
+            with_some_words.append(FoundPlace(key, entry.at, query.weight(text)))
+    best = nlargest(limit, with_all_words, key=lambda found: (found.score, found.at))
     if len(best) < min(limit, FEW_RESULTS):
-        best += nlargest(limit - len(best), some, key=lambda found: (found.score, found.at))
+        best += nlargest(limit - len(best), with_some_words, key=lambda found: (found.score, found.at))
     return best
 
 
 def _entries(store: Store, scope: Scope) -> Iterator[tuple[Key, Entry]]:
     """Each once: what a fork shares with a parent of the same owner is found in the parent."""
-    keys = [(scope, 0)] if isinstance(scope, Key) else []
-    for row in () if isinstance(scope, Key) else store.conversations(scope):
+    if isinstance(scope, Key):
+        for link in store.read(scope):
+            yield scope, link.entry
+        return
+    for row in store.conversations(scope):
         is_shared = row.parent is not None and row.parent.owner == scope
-        keys.append((row.key, row.fork_at if is_shared else 0))
-    return chain.from_iterable(((key, link.entry) for link in store.read(key, at)) for key, at in keys)
+        for link in store.read(row.key, row.fork_at if is_shared else 0):
+            yield row.key, link.entry
 
 
 def words(entry: Entry, parse: Parse) -> SearchText | None:
-    """What can be found of an entry: what was said or corrected, but for refold's own tools and what they
-    answered.
-    """
-    said = _said(entry, parse)
+    """The searchable text of a recorded message or correction, without refold's own tools."""
+    said = _message_of(entry, parse)
     if said is None:
         return None
     tools = tuple(tool for tool in said.line.tools if tool not in OWN_TOOLS)
@@ -129,15 +133,15 @@ def words(entry: Entry, parse: Parse) -> SearchText | None:
     return SearchText.of(text, tools, said.line.role) if text or tools else None
 
 
-class Corrected(NamedTuple):
-    """What somebody put in the place of a message."""
+class Correction(NamedTuple):
+    """The message that a person shows in the place of another."""
 
     line: Line
     message: Message
     time: float
 
 
-def _said(entry: Entry, parse: Parse) -> Said | Corrected | None:
+def _message_of(entry: Entry, parse: Parse) -> Said | Correction | None:
     if entry.kind not in ("said", "replaced"):
         return None
     try:
@@ -145,16 +149,19 @@ def _said(entry: Entry, parse: Parse) -> Said | Corrected | None:
         if isinstance(event, Replaced) and event.kind == "correct":
             line = next(line for line in event.lines if line.at == event.at and line.place in event.span)
             shown = event.shown[line.n]
-            return Corrected(line, shown, event.time) if isinstance(shown, Message) else None
-    except Exception:  # damaged, or of a newer refold: the others can be found
+            return Correction(line, shown, event.time) if isinstance(shown, Message) else None
+    except Exception:  # damaged, or written by a newer refold: the others can still be found
         return None
     return event if isinstance(event, Said) else None
 
 
-def text_of(said: Said | Corrected) -> str:
-    """What can be found of a message, as it was said."""
+def text_of(said: Said | Correction) -> str:
+    """The searchable text of a message."""
     is_own = said.line.answers is not None and not OWN_TOOLS.isdisjoint(said.line.tools)
-    return "\n".join(text for part in said.message.parts for text in _texts(part, is_own))
+    texts: list[str] = []
+    for part in said.message.parts:
+        texts += _texts(part, is_own)
+    return "\n".join(texts)
 
 
 def _texts(part: Part, is_own: bool) -> Iterator[str]:
@@ -169,7 +176,10 @@ def _texts(part: Part, is_own: bool) -> Iterator[str]:
         case ToolCall(tool=tool, input=input) if tool not in OWN_TOOLS:
             yield f"{tool} {input}"
         case Media(name=name, url=url):
-            yield from filter(None, (name, None if url is None or url.startswith("data:") else url))
+            if name:
+                yield name
+            if url and not url.startswith("data:"):
+                yield url
 
 
 # By meaning
@@ -183,79 +193,87 @@ def _by_meaning(
     parse: Parse,
     tick: Callable[[int], None],
 ) -> list[FoundPlace]:
-    name = str(
-        getattr(embedder, "name", "") or getattr(embedder, "__qualname__", type(embedder).__qualname__)
-    )
+    class_name = getattr(embedder, "__qualname__", type(embedder).__qualname__)
+    name = str(getattr(embedder, "name", "") or class_name)
 
     def vectors(entries: Sequence[Entry]) -> list[list[bytes]]:
-        pieces = [_pieces(entry, parse) for entry in entries]
-        made = iter(unit_vectors(embedder, [piece for some in pieces for piece in some]))
-        return [[vector for _ in some if (vector := next(made)) is not None] for some in pieces]
+        pieces: list[list[str]] = []
+        for entry in entries:
+            said = _message_of(entry, parse)
+            pieces.append(pieces_of(text_of(said)) if said is not None else [])
+        made = iter(unit_vectors(embedder, list(chain.from_iterable(pieces))))
+        return [list(filter(None, islice(made, len(some)))) for some in pieces]
 
     for n in store.embed(scope, name, vectors):
         tick(n)
-    (asked,) = unit_vectors(embedder, [query.text])
-    near = [] if asked is None else store.nearest(scope, name, asked, CANDIDATES)
-    return [found for found in near if found.score >= NEAR]
+    (vector,) = unit_vectors(embedder, [query.text])
+    nearest = [] if vector is None else store.nearest(scope, name, vector, CANDIDATES)
+    return [found for found in nearest if found.score >= MIN_COSINE]
 
 
-def _pieces(entry: Entry, parse: Parse) -> list[str]:
-    said = _said(entry, parse)
-    return pieces_of(text_of(said)) if said is not None else []
-
-
-def _allowed(store: Store, query: Query, found: FoundPlace, parse: Parse) -> bool:
+def _is_allowed(store: Store, query: Query, found: FoundPlace, parse: Parse) -> bool:
     if not (query.tools or query.roles):
         return True
     link = next(store.read(found.key, found.at, found.at + 1), None)
-    said = _said(link.entry, parse) if link else None
+    said = _message_of(link.entry, parse) if link else None
     return said is not None and query.allows(said.line.tools, said.line.role)
 
 
 def _merged(*lists: Sequence[FoundPlace]) -> list[FoundPlace]:
-    """By reciprocal rank: what is high in either list is high, what is in both is higher."""
-    scores = dict[tuple[Key, int], float]()
-    for some in lists:
-        for rank, found in enumerate(some, 1):
-            scores[found[:2]] = scores.get(found[:2], 0.0) + 1 / (RANK + rank)
+    """Reciprocal rank fusion: what is high in either list is high, what is in both is higher."""
+    scores: dict[tuple[Key, int], float] = {}
+    for ranked in lists:
+        for rank, found in enumerate(ranked, 1):
+            place = (found.key, found.at)
+            scores[place] = scores.get(place, 0.0) + 1 / (RANK_CONSTANT + rank)
     best = sorted(scores.items(), key=lambda one: one[1], reverse=True)
     return [FoundPlace(*place, score) for place, score in best]
 
 
-# What is told
+# Results
 
 
 def hits(
     store: Store, query: Query, found: Sequence[FoundPlace], limit: int, parse: Parse, *known: Record
 ) -> list[Hit]:
-    """What was found, with its words, and whether it is in view; `known` are records that are open.
+    """What was found, with an excerpt, and whether it is in view; `known` are records that are open.
 
-    A correction is told at the place of what it corrects, unless it was taken back.
+    A correction is listed at the place of the message that it corrects, unless it was undone.
     """
     records: dict[Key, Record | None] = {record.key: record for record in known}
     view = known[0].view if known else "main"
-    told = list[Hit]()
+    results: list[Hit] = []
     for key, at, score in found:
-        if len(told) == limit:
+        if len(results) == limit:
             break
         link = next(store.read(key, at, at + 1), None)
-        said = _said(link.entry, parse) if link else None
+        said = _message_of(link.entry, parse) if link else None
         if said is None:
             continue  # erased meanwhile
         if key not in records:
             records[key] = _record(store, key, view, parse)
-        line, record = said.line, records[key]
-        stands = _stands(record, line)
-        if stands is None and line.corrects is not None and record is not None:
-            continue  # taken back, or of another view
-        text, when = excerpt(text_of(said), query, EXCERPT_CHARS), datetime.fromtimestamp(said.time, UTC)
-        what = (line.place, line.role, line.tools, text, score, _is_shown(record, line), when)
-        told.append(Hit(key.conversation, *what, is_corrected=stands not in (None, at)))
-    return told
+        line = said.line
+        record = records[key]
+        correction = record.live.state.corrected.get(line.place) if record is not None else None
+        if correction is None and line.corrects is not None and record is not None:
+            continue  # undone, or of another view
+        hit = Hit(
+            key.conversation,
+            line.place,
+            line.role,
+            line.tools,
+            excerpt(text_of(said), query, EXCERPT_CHARS),
+            score,
+            None if record is None else _is_shown(record, line),
+            datetime.fromtimestamp(said.time, UTC),
+            is_corrected=correction is not None and correction.at != at,
+        )
+        results.append(hit)
+    return results
 
 
 def _record(store: Store, key: Key, view: str, parse: Parse) -> Record | None:
-    """Another conversation, unless it is damaged, or long and without a snapshot to start from."""
+    """Another conversation; None if it is damaged, or long and without a snapshot."""
     try:
         has_snapshot = isinstance(store, Snapshots) and view in store.saved(key)
         if not has_snapshot and next(store.read(key, LONG, LONG + 1), None) is not None:
@@ -265,31 +283,31 @@ def _record(store: Store, key: Key, view: str, parse: Parse) -> Record | None:
         return None
 
 
-def _stands(record: Record | None, line: Line) -> int | None:
-    """Place of the correction that stands for a message."""
-    correction = record.live.state.corrected.get(line.place) if record is not None else None
-    return None if correction is None else correction.at
-
-
-def _is_shown(record: Record | None, line: Line) -> bool | None:
-    item = record.live.item_at(line.place) if record is not None else None
-    lines = item.lines if item is not None else ()
-    return None if record is None else any((one.at, one.place) == (line.at, line.place) for one in lines)
+def _is_shown(record: Record, line: Line) -> bool:
+    item = record.live.item_at(line.place)
+    if item is None:
+        return False
+    return any((one.at, one.place) == (line.at, line.place) for one in item.lines)
 
 
 def as_tool_text(hits: Sequence[Hit], *, handles: bool = True, most_chars: int = TOOL_CHARS) -> str:
-    """Hits for a model, one a line. Without `handles`, nothing in it can be expanded."""
+    """Hits for a model, one per line. Without `handles`, none of them can be expanded."""
     if not hits:
         return "Nothing was found. Try fewer or other words, or the beginning of one, as in data*."
-    lines, left = list[str](), most_chars
+    lines: list[str] = []
+    left = most_chars
     for hit in hits:
-        who = " ".join((hit.role, *hit.tools)) if hit.role == "tool" else hit.role
         place = f"#{hit.at} " if handles else ""
-        note = "before it was corrected" if hit.is_corrected else "shown above" if hit.in_view else ""
-        line = f"{place}{who}{f' ({note})' if note else ''}: {quoted(hit.excerpt)}"
+        who = " ".join((hit.role, *hit.tools)) if hit.role == "tool" else hit.role
+        note = ""
+        if hit.is_corrected:
+            note = " (before it was corrected)"
+        elif hit.in_view:
+            note = " (shown above)"
+        line = f"{place}{who}{note}: {quoted(hit.excerpt)}"
         left -= len(line) + 1
         if left < 0 and lines:
-            lines.append(f"… and {len(hits) - len(lines):,} more: ask for something more special.")
+            lines.append(f"… and {len(hits) - len(lines):,} more: ask for something more specific.")
             break
         lines.append(line[:most_chars])
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Tools that refold offers to a model: to see again what was hidden, and to find what was said."""
+"""The tools that refold offers to a model: expand what was hidden, and search the conversation."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,21 +17,23 @@ from refold.policies.shorten import quoted
 from refold.session.expand import Source, source
 from refold.stores.record import Record
 
-SHARE = 1 / 8
-"""Of the window, that one answer may take where no limit is set."""
-IN_A_STEP, AT_ONCE = 2, 4
-"""How many answers of full length there may be in one step, and how many may be shown at the same time."""
-LEAST = 48
-"""Tokens below which an answer says nothing."""
-PATIENCE = 2
-"""How often the same impossible request is explained."""
-LONGEST = 3
-"""How often a lease is doubled for what is asked for again and again."""
-HITS, MOST_HITS = 5, 20
-MOST = 1 / 4
-"""Of the window, that an answer may take whatever is set."""
-KEY = 2_000
-"""Characters by which a request is known again."""
+DEFAULT_SHARE = 1 / 8
+"""Of the window, for one answer, unless `expand.max_tokens` is set."""
+MAX_SHARE = 1 / 4
+"""Of the window, for one answer, whatever is set."""
+ANSWERS_PER_STEP = 2
+"""Of full length."""
+ANSWERS_SHOWN = 4
+"""Of full length, at the same time."""
+MIN_TOKENS = 48
+"""An answer with fewer tokens would say nothing."""
+MAX_EXPLANATIONS = 2
+"""Of the same impossible request."""
+MAX_DOUBLINGS = 3
+"""Of the lease of what is expanded again and again."""
+DEFAULT_HITS = 5
+MAX_HITS = 20
+MAX_KEY_CHARS = 2_000
 _PART = {"type": "string"}
 _TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
     EXPAND: (
@@ -57,8 +59,8 @@ _REQUIRED = {EXPAND: ["at"], SEARCH: ["query"]}
 
 
 def declared(dialect: str, names: Iterable[str]) -> list[dict[str, Any]]:
-    """The tools as a dialect has them."""
-    found = list[dict[str, Any]]()
+    """Tool declarations in a dialect."""
+    found: list[dict[str, Any]] = []
     for name in names:
         about, fields = _TOOLS[name]
         schema = {"type": "object", "properties": fields, "required": _REQUIRED[name]}
@@ -66,7 +68,7 @@ def declared(dialect: str, names: Iterable[str]) -> list[dict[str, Any]]:
             case "anthropic":
                 found.append({"name": name, "description": about, "input_schema": schema})
             case "openai-responses":
-                strict = {"parameters": schema, "strict": False}  # or all that is optional would be required
+                strict = {"parameters": schema, "strict": False}  # strict would make all fields required
                 found.append({"type": "function", "name": name, "description": about, **strict})
             case "ai-sdk":
                 found.append({"type": "function", "name": name, "description": about, "inputSchema": schema})
@@ -77,7 +79,7 @@ def declared(dialect: str, names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):
-    """An answer to a model, and what was expanded for it."""
+    """The answer to a tool call, and the place that it expands."""
 
     text: str
     at: int | None = None
@@ -85,13 +87,17 @@ class ToolAnswer(msgspec.Struct, frozen=True):
 
 
 class Toolbox:
-    """Of one session: it remembers what was asked in vain, and what is asked for again and again."""
+    """Runs the tools of one session."""
 
     def __init__(self, record: Record, settings: AgentSettings) -> None:
-        self.record, self.settings = record, settings
-        self._in_vain, self._again = Counter[str](), Counter[tuple[int, Slice]]()
-        self._answered = (0, 0)
-        """The newest step in which there were answers, and their tokens."""
+        self.record = record
+        self.settings = settings
+        self._failures = Counter[str]()
+        """How often each impossible request was made."""
+        self._expansions = Counter[tuple[int, Slice]]()
+        self._answered_step = 0
+        self._answered_tokens = 0
+        """Of the answers in that step."""
 
     def call(
         self,
@@ -102,131 +108,143 @@ class Toolbox:
         count: Callable[[str], int],
         search: Callable[[str, int], str],
     ) -> ToolAnswer:
-        """What a tool answers. Whatever a model wrote, the answer is a text that it can act on.
+        """Runs a tool. Whatever the model wrote as arguments, the answer is a text that it can act on.
 
-        The lock is held only while the view is looked at: whatever takes long, nobody else waits for.
+        The lock is held only while the view is read, not during work that may take long.
 
         Raises:
             SettingError: there is no such tool.
         """
         if not isinstance(name, str) or name not in OWN_TOOLS:
             raise SettingError(
-                "name", f"{name!r} is no tool of refold's; known: {', '.join(sorted(OWN_TOOLS))}"
+                "name", f"{name!r} is not a refold tool; known: {', '.join(sorted(OWN_TOOLS))}"
             )
         try:
-            given = _read(name, arguments)
+            given = _read_arguments(name, arguments)
             if name == SEARCH:
                 if not isinstance(given["query"], str):
-                    raise CannotExpandError(f"query is a text, got {given['query']!r}")
-                return ToolAnswer(
-                    search(given["query"], min(MOST_HITS, _number("limit", given.get("limit", HITS))))
-                )
-            at, part = _number("at", given["at"]), slice_of(given)
+                    raise CannotExpandError(f"query: expected a text, got {given['query']!r}")
+                limit = _number("limit", given.get("limit", DEFAULT_HITS))
+                return ToolAnswer(search(given["query"], min(MAX_HITS, limit)))
+            at = _number("at", given["at"])
+            part = slice_of(given)
             with lock:
-                most, found = self._most(window), self._source(at, part)
+                max_tokens = self._available_tokens(window)
+                self._check_hidden(at, part)
+                found = source(self.record, at)
                 note = ", before it was corrected" if at in self.record.live.state.corrected else ""
-            answer = ToolAnswer(within(found, part, most, count, note), at, str(given.get("reason", "")))
-            self._answered = (self._answered[0], self._answered[1] + count(answer.text))
-            self._in_vain.pop(_key(name, arguments), None)
-            return answer
+            text = within(found, part, max_tokens, count, note)
+            self._answered_tokens += count(text)
+            self._failures.pop(_request_key(name, arguments), None)
+            return ToolAnswer(text, at, str(given.get("reason", "")))
         except (RefoldError, RecursionError, ValueError, TypeError) as error:
-            return ToolAnswer(self._refused(_key(name, arguments), error))
+            return ToolAnswer(self._refusal(_request_key(name, arguments), error))
 
-    def _most(self, window: int) -> int:
-        """Tokens that an answer may take now."""
-        most = min(self.settings.expand.max_tokens or int(SHARE * window), int(MOST * window))
-        live, step = self.record.live, self.record.live.state.step
-        if self._answered[0] != step:
-            self._answered = (step, 0)
-        lines = [line for item in live.items for line in item.lines if is_leased(line, step + 1)]
-        said = sum(line.tokens for line in lines if line.step == step)
-        new = max(said, self._answered[1])  # of which some may not be said yet
-        used = sum(line.tokens for line in lines) - said + new
-        left = min(IN_A_STEP * most - new, AT_ONCE * most - used)
-        if used and left < LEAST:
-            raise _LaterError(
+    def _available_tokens(self, window: int) -> int:
+        """How many tokens an answer may have now.
+
+        Raises:
+            CannotExpandError: earlier answers take all of them.
+        """
+        limit = self.settings.expand.max_tokens or int(DEFAULT_SHARE * window)
+        limit = min(limit, int(MAX_SHARE * window))
+        step = self.record.live.state.step
+        if self._answered_step != step:
+            self._answered_step = step
+            self._answered_tokens = 0
+        recorded = 0
+        earlier = 0
+        for item in self.record.live.items:
+            for line in item.lines:
+                if is_leased(line, step + 1):
+                    recorded += line.tokens if line.step == step else 0
+                    earlier += line.tokens if line.step != step else 0
+        new = max(recorded, self._answered_tokens)  # some answers may not be recorded yet
+        used = earlier + new
+        left = min(ANSWERS_PER_STEP * limit - new, ANSWERS_SHOWN * limit - used)
+        if used and left < MIN_TOKENS:
+            raise _NotNowError(
                 "What was expanded before takes all the room that is set aside for it. Use it now; it is"
                 f" hidden again after {self.settings.expand.lease_steps} steps, and then there is room"
             )
-        return max(LEAST, min(most, left))
+        return max(MIN_TOKENS, min(limit, left))
 
-    def _source(self, at: int, part: Slice) -> Source:
-        self._demand_hidden(at, part)
-        return source(self.record, at)
-
-    def _demand_hidden(self, at: int, part: Slice) -> None:
+    def _check_hidden(self, at: int, part: Slice) -> None:
         """
         Raises:
-            CannotExpandError: it is in sight: as it was said, or because it was expanded just now.
+            CannotExpandError: the model sees it already, in its place or in an earlier answer.
         """
         item = self.record.live.item_at(at)
         if item is not None and at in {line.at for line in item.lines}:
-            raise _LaterError(f"#{at} is shown whole, in its own place: read it there")
-        calls, step = dict[str | None, ToolCall](), self.record.live.state.step + 1
-        for line, span in ((line, one.span) for one in self.record.live.items for line in one.lines):
-            if EXPAND in line.tools and line.calls:
-                calls |= {call.call_id: call for call in self.record.message(line).calls}
-            elif (
-                is_leased(line, step)
-                and line.at in span
-                and line.answers in calls
-                and _quietly(calls[line.answers]) == (at, part)
-                and _shows(self.record.message(line), at)
-            ):
-                raise _LaterError(f"#{at} ({part}) was expanded at #{line.at}, which is still shown")
+            raise _NotNowError(f"#{at} is shown whole, in its own place: read it there")
+        calls: dict[str | None, ToolCall] = {}
+        step = self.record.live.state.step + 1
+        for item in self.record.live.items:
+            for line in item.lines:
+                if EXPAND in line.tools and line.calls:
+                    calls |= {call.call_id: call for call in self.record.message(line).calls}
+                elif (
+                    is_leased(line, step)
+                    and line.at in item.span
+                    and line.answers in calls
+                    and _requested(calls[line.answers]) == (at, part)
+                    and _is_expansion(self.record.message(line), at)
+                ):
+                    raise _NotNowError(f"#{at} ({part}) was expanded at #{line.at}, which is still shown")
 
-    def _refused(self, key: str, error: Exception) -> str:
-        """A sentence the first times; then one that ends the matter, unless it is a matter of time."""
-        self._in_vain[key] += not isinstance(error, _LaterError)
-        if self._in_vain[key] > PATIENCE:
+    def _refusal(self, key: str, error: Exception) -> str:
+        """What is wrong, the first times; then that asking again is of no use, unless it may be later."""
+        self._failures[key] += not isinstance(error, _NotNowError)
+        if self._failures[key] > MAX_EXPLANATIONS:
             return "As before: this cannot be had, and asking again changes nothing. Go on without it."
         return f"{str(error)[:1_000]}."
 
     def leased(self, events: Sequence[Event]) -> Sequence[Event]:
-        """What is about to be said: answers of these tools are shown for a few steps only.
-
-        What is expanded again and again stays longer each time.
-        """
+        """Makes answers of these tools expire after a few steps; longer each time for the same expansion."""
         if not any(isinstance(event, Said) and event.line.answers and _is_own(event) for event in events):
             return events
-        calls = {call.call_id: call for e in events if isinstance(e, Said) for call in e.message.calls}
+        calls: dict[str, ToolCall] = {}
+        for event in events:
+            if isinstance(event, Said):
+                calls |= {call.call_id: call for call in event.message.calls}
         return [self._lease(event, calls) if isinstance(event, Said) else event for event in events]
 
     def _lease(self, said: Said, calls: Mapping[str, ToolCall]) -> Said:
         line = said.line
         if line.answers is None or not _is_own(said) or line.expiry is not None:
             return said
-        steps, call = self.settings.expand.lease_steps, calls.get(line.answers) or self._call(line.answers)
-        asked = _quietly(call) if call is not None and call.tool == EXPAND else None
-        if asked is not None and _shows(said.message, asked[0]):
-            steps *= 2 ** min(LONGEST, self._again[asked])
-            self._again[asked] += 1
+        steps = self.settings.expand.lease_steps
+        call = calls.get(line.answers) or self._open_call(line.answers)
+        requested = _requested(call) if call is not None and call.tool == EXPAND else None
+        if requested is not None and _is_expansion(said.message, requested[0]):
+            steps *= 2 ** min(MAX_DOUBLINGS, self._expansions[requested])
+            self._expansions[requested] += 1
         line = msgspec.structs.replace(line, expiry=Expiry(after_steps=steps, mode="remove"))
         return msgspec.structs.replace(said, line=line)
 
-    def _call(self, id: str) -> ToolCall | None:
+    def _open_call(self, id: str) -> ToolCall | None:
         at, _ = self.record.live.state.open.get(id, (None, ""))
         event = self.record.event(at) if at is not None else None
         calls = event.message.calls if isinstance(event, Said) else ()
         return next((call for call in calls if call.call_id == id), None)
 
 
-class _LaterError(CannotExpandError):
-    """It cannot be had now."""
+class _NotNowError(CannotExpandError):
+    """It cannot be expanded now, but perhaps later."""
 
 
-def _key(name: str, arguments: Any) -> str:
-    """The same for the same request, whatever reason it has."""
+def _request_key(name: str, arguments: Any) -> str:
+    """The same for the same request, whatever its reason."""
     try:
         given = msgspec.json.decode(arguments) if isinstance(arguments, str | bytes) else arguments
-        same = {key: given[key] for key in sorted(given) if key != "reason"}
-        return f"{name} {same!r}"[:KEY]
+        key = repr({key: given[key] for key in sorted(given) if key != "reason"})
     except (msgspec.DecodeError, RecursionError, TypeError, ValueError, LookupError):
-        return f"{name} {type(arguments).__name__} {arguments if isinstance(arguments, str) else ''}"[:KEY]
+        key = f"{type(arguments).__name__} {arguments if isinstance(arguments, str) else ''}"
+    return f"{name} {key}"[:MAX_KEY_CHARS]
 
 
-def _shows(message: Message, at: int) -> bool:
-    """It is what was expanded, and no refusal."""
+def _is_expansion(message: Message, at: int) -> bool:
+    """True for the text of a place; False for a refusal."""
     return message.text.startswith(f"[refold #{at} ")
 
 
@@ -234,25 +252,25 @@ def _is_own(said: Said) -> bool:
     return any(tool in OWN_TOOLS for tool in said.line.tools)
 
 
-def _read(name: str, arguments: Any) -> Mapping[str, Any]:
+def _read_arguments(name: str, arguments: Any) -> Mapping[str, Any]:
     """
     Raises:
-        CannotExpandError: they are no arguments of the tool.
+        CannotExpandError: the arguments are not valid.
     """
     if isinstance(arguments, str | bytes):
         try:
             arguments = msgspec.json.decode(arguments or "{}")
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise CannotExpandError(f"The arguments are no JSON: {error}") from error
+            raise CannotExpandError(f"The arguments are not valid JSON: {error}") from error
     known = _TOOLS[name][1]
     if not isinstance(arguments, Mapping):
-        raise CannotExpandError(f"The arguments are an object with {', '.join(known)}")
+        raise CannotExpandError(f"The arguments must be an object with {', '.join(known)}")
     given = {key: value for key, value in arguments.items() if value is not None and value != ""}
     unknown = [str(key) for key in given if key not in known]
     missing = [key for key in _REQUIRED[name] if key not in given]
     if unknown or missing:
         problem = f"{unknown[0]!r} is unknown" if unknown else f"{missing[0]!r} is missing"
-        raise CannotExpandError(f"{problem}; the arguments are {', '.join(known)}")
+        raise CannotExpandError(f"{problem}; the tool takes {', '.join(known)}")
     return given
 
 
@@ -263,49 +281,52 @@ def _number(name: str, value: Any) -> int:
     if type(value) is float and value.is_integer():
         value = int(value)
     if type(value) is not int or not 0 <= value < 2**53:
-        raise CannotExpandError(f"{name} is a whole number, 0 or more; got {value!r}")
+        raise CannotExpandError(f"{name}: expected a whole number, 0 or more; got {value!r}")
     return int(value)
 
 
-def _quietly(call: ToolCall) -> tuple[int, Slice] | None:
-    """What a call asks for, if it can be read at all."""
+def _requested(call: ToolCall) -> tuple[int, Slice] | None:
+    """The place and part that a call asks for; None if its arguments are not valid."""
     try:
-        given = _read(EXPAND, call.input)
+        given = _read_arguments(EXPAND, call.input)
         return _number("at", given["at"]), slice_of(given)
     except (NotFoundError, RecursionError):
         return None
 
 
-def within(found: Source, part: Slice, most: int, count: Callable[[str], int], note: str) -> str:
-    """A part as far as there is room for it, and how to get the rest."""
+def within(found: Source, part: Slice, max_tokens: int, count: Callable[[str], int], note: str) -> str:
+    """As much of a part as `max_tokens` allows, and how to get the rest."""
     end = None
-    if not found.is_one and part.way in ("", "lines"):  # a line has at least one token
+    if not found.is_one and part.way in ("", "lines"):
         start, last = part.range if part.way else (1, None)
-        end = start + most if last is None or last > start + most else None
+        if last is None or last > start + max_tokens:  # a line has at least one token
+            end = start + max_tokens
         part = Slice("lines", (start, end or last))
     cut = found.cut(part)
-    if end is not None and len(line_spans(cut.text)) > most:
+    if end is not None and len(line_spans(cut.text)) > max_tokens:
         cut = msgspec.structs.replace(cut, label=f"{cut.label}; go on with lines {end + 1}-")
 
-    def told(shown: str, label: str) -> str:
+    def answer(shown: str, label: str) -> str:
         return f"[refold #{found.at} {found.name}{note}: {label}]\n{quoted(shown)}"
 
-    whole = told(cut.shown, cut.label)
-    tokens = count(whole)
-    if tokens <= most:
-        return whole
-    share = min(1.0, most / max(1, tokens))
+    text = answer(cut.shown, cut.label)
+    tokens = count(text)
+    if tokens <= max_tokens:
+        return text
+    share = min(1.0, max_tokens / max(1, tokens))
     while share > 0.001:
-        answer = told(*_first(cut, part, share))
-        if count(answer) <= most:
-            return answer
+        text = answer(*_first_share(cut, part, share))
+        if count(text) <= max_tokens:
+            return text
         share *= 0.85
-    raise CannotExpandError(f"#{found.at}: there is room for {most:,} tokens only; ask again in a few steps")
+    raise CannotExpandError(
+        f"#{found.at}: only {max_tokens:,} tokens are available now; ask again in a few steps"
+    )
 
 
-def _first(cut: Cut, part: Slice, share: float) -> tuple[str, str]:
-    """The first share of a part, in whole lines, items or matches if it can be, and what it is."""
-    way, units, first, of = _units(cut, part)
+def _first_share(cut: Cut, part: Slice, share: float) -> tuple[str, str]:
+    """The first share of a part, if possible in whole lines, items or matches, and its label."""
+    way, units, first, total = _units(cut, part)
     many = int(len(units) * share)
     start = cut.spans[0][0]
     if many and way == "match":
@@ -313,21 +334,24 @@ def _first(cut: Cut, part: Slice, share: float) -> tuple[str, str]:
         return shown, f"{cut.label}; the first {many} of {len(units)} stretches"
     if many:
         last = first + many - 1
-        known = f" of {of}" if cut.first is None else ""
-        return cut.text[
-            start : units[many - 1][1]
-        ], f"{way} {first}-{last}{known}; go on with {way} {last + 1}-"
+        known = f" of {total}" if cut.first is None else ""
+        shown = cut.text[start : units[many - 1][1]]
+        return shown, f"{way} {first}-{last}{known}; go on with {way} {last + 1}-"
     end = start + max(1, int(sum(end - start for start, end in cut.spans) * share))
     return cut.text[start:end], f"chars {start}-{end} of {len(cut.text)}; go on with chars {end}-"
 
 
 def _units(cut: Cut, part: Slice) -> tuple[str, Sequence[tuple[int, int]], int, int]:
-    """What a part can be taken apart into, the number of the first, and how many there are in all."""
+    """The units of a part and their kind, the number of the first, and how many there are in all."""
     if part.way == "match":
         return "match", cut.spans, 1, len(cut.spans)
     lines = line_spans(cut.text)
     way = part.way or ("lines" if len(lines) > 1 else "items")
-    spans = lines if way == "lines" else item_spans(cut.text) if way == "items" else []
+    spans: Sequence[tuple[int, int]] = []
+    if way == "lines":
+        spans = lines
+    elif way == "items":
+        spans = item_spans(cut.text)
     start, end = cut.spans[0]
     inside = [n for n, span in enumerate(spans, 1) if start <= span[0] and span[1] <= end]
     first = (inside[0] if inside else 1) + (cut.first or 1) - 1
