@@ -193,5 +193,5 @@ def test_a_measurement_holds_until_something_shown_changes(events):
             newest = event.at if changed <= event.made else newest
         elif not isinstance(event, Said) and _words(events[:n]) != _words(events[: n + 1]):
             newest, changed = None, event.at + 1
-    gauge = live(events).state.gauge
+    gauge = live(events).state.measured
     assert (gauge and gauge.at) == newest

@@ -43,7 +43,7 @@ def restore(record: Record, at: int, stamp: Stamp, why: str) -> Replaced:
         back = [line for line in group(record, _said(record, at)) if line.at in cover.span]
         own = _still_needed(record, cover, back)
     else:
-        cover = next((one for one in standing.widest if one.at == at), None)
+        cover = next((one for one in standing.outermost if one.at == at), None)
         if cover is None:
             raise NotFoundError(f"#{at} is no edit that decides what is shown now")
         back = list(record.lines(cover.span))
@@ -69,7 +69,7 @@ def correct(record: Record, at: int, new: Message | str, count: Count, stamp: St
     cover = ReplacedHead(stamp.at, stamp.view, item.span, ())
     if len(item.span) > 1:  # it is for an edit of others too to show it
         standing = ActiveEdits(record.view, record.facts(record.live.state.next))
-        covers = [one for one in standing.widest if at in one.span]
+        covers = [one for one in standing.outermost if at in one.span]
         if not covers:
             raise NotFoundError(MOMENT.format(at))
         cover = covers[0]
@@ -92,7 +92,7 @@ def undo(record: Record, at: int | None, stamp: Stamp, why: str) -> tuple[Undone
     """
     standing = ActiveEdits(record.view, record.facts(record.live.state.next))
     if at is None:
-        at = max(standing.covers, default=None)
+        at = max(standing.edits, default=None)
         if at is None:
             raise NotFoundError("There is no edit to undo; a pin is taken back by its place")
     elif isinstance(codec.head(record.entry(at)), Line):
@@ -103,15 +103,15 @@ def undo(record: Record, at: int | None, stamp: Stamp, why: str) -> tuple[Undone
     if not standing.holds(at):
         raise NotFoundError(f"#{at} is no edit, pin or undoing that is in force in view {record.view!r}")
     event = Undone(stamp.at, at, why, stamp.time)
-    covers, seen = dict(standing.covers), (standing.widest, _kept(record, standing))
+    covers, seen = dict(standing.edits), (standing.outermost, _kept(record, standing))
     standing.apply(event)
     if not standing.holds(event.at):
-        other = standing.in_the_way(at)
+        other = standing.blocking_edit(at)
         raise ConflictError(f"#{at} cannot be undone: #{other} is in the way; undo #{other} first")
-    if seen != (standing.widest, _kept(record, standing)):
+    if seen != (standing.outermost, _kept(record, standing)):
         return event, None
-    changed = [(covers | standing.covers)[one].span for one in covers.keys() ^ standing.covers.keys()]
-    over = (one.at for one in standing.widest if any(one.span.covers(span) for span in changed))
+    changed = [(covers | standing.edits)[one].span for one in covers.keys() ^ standing.edits.keys()]
+    over = (one.at for one in standing.outermost if any(one.span.covers(span) for span in changed))
     return event, next(over, None)
 
 
@@ -222,7 +222,7 @@ def _hiding(record: Record, standing: ActiveEdits, at: int) -> ReplacedHead | No
     item = record.live.item_at(at)
     if item is None or at in {line.at for line in item.lines}:
         return None
-    return next((cover for cover in standing.widest if at in cover.span), None)
+    return next((cover for cover in standing.outermost if at in cover.span), None)
 
 
 def _still_needed(record: Record, cover: ReplacedHead, back: Sequence[Line]) -> tuple[Line, ...]:

@@ -82,7 +82,7 @@ def replacements(record: Record) -> list[ReplacedHead]:
 def edit_rows(record: Record, places: Iterable[int]) -> list[EditRow]:
     """The edits at these places, with what became of them."""
     active = ActiveEdits(record.view, record.facts(record.live.state.next))
-    in_force = {edit.at for edit in active.widest}
+    in_force = {edit.at for edit in active.outermost}
     rows = []
     for at in places:
         edit = record.event(at)
@@ -92,7 +92,7 @@ def edit_rows(record: Record, places: Iterable[int]) -> list[EditRow]:
         elif at in in_force:
             state = "in force"
         else:
-            state = "under a later one" if at in active.covers else "taken back"
+            state = "under a later one" if at in active.edits else "taken back"
         summary = edit.certificate
         row = EditRow(
             at=at,

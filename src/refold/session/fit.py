@@ -241,7 +241,7 @@ class Fitter:
 
     def _budget(self, extras: RequestExtras, target: int | None = None, unsent: int = 0) -> Budget:
         budget = self.config.budget(self.settings, self.meter.limits, extras.output)
-        ratio, constant = self.meter.scale(self.record.live.state.gauge)
+        ratio, constant = self.meter.scale(self.record.live.state.measured)
         return msgspec.structs.replace(
             budget,
             overhead=extras.counted - unsent,
@@ -551,7 +551,7 @@ class Fitter:
         return error
 
     def _measured_now(self, budget: Budget) -> int:
-        return self.meter.estimate(self.record.live.tokens + budget.overhead, self.record.live.state.gauge)
+        return self.meter.estimate(self.record.live.tokens + budget.overhead, self.record.live.state.measured)
 
     def _tokens_after(self, edits: Sequence[Replaced], counted: int, final: int) -> dict[str, int]:
         """The tokens after each kind of edit."""
@@ -561,12 +561,12 @@ class Fitter:
         left, after = counted + sum(saved.values()), dict[str, int]()
         for kind, tokens in saved.items():
             left -= tokens
-            after[kind] = self.meter.estimate(left, self.record.live.state.gauge)
+            after[kind] = self.meter.estimate(left, self.record.live.state.measured)
         return after | dict.fromkeys(list(after)[-1:], final)
 
     def _total(self, budget: Budget, rendered: Rendered) -> int:
         counted = self.record.live.tokens + budget.overhead + rendered.repair_tokens
-        return self.meter.estimate(counted, self.record.live.state.gauge)
+        return self.meter.estimate(counted, self.record.live.state.measured)
 
     def _request(self, dialect: str, rendered: Rendered, fit_request: FitRequest) -> dict[str, Any]:
         request: dict[str, Any] = {"model": self.model} if self.model else {}
@@ -644,7 +644,7 @@ class Fitter:
 
     def tokens(self, counted: int) -> int:
         """What messages that are counted so take in the next request."""
-        return self.meter.estimate(counted - self._unsent(self._extras), self.record.live.state.gauge)
+        return self.meter.estimate(counted - self._unsent(self._extras), self.record.live.state.measured)
 
     def compact(self, order: CompactionRequest, lease: Lease | None = None) -> list[Replaced]:
         count, budget = self.meter.counter.message, self._on_demand(order)

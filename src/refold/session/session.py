@@ -418,7 +418,7 @@ class Session:
                 state = self.record.live.state
                 return self.toolbox.leased(number(new, state, self.fitter.last, time.time()))
 
-            gauge = self.record.live.state.gauge
+            gauge = self.record.live.state.measured
             said = [event for event in self.record.append(build) if isinstance(event, Said)]
             self.fitter.note_dialect(drafts)
             for usage in [event.message.usage for event in said if event.message.usage]:
