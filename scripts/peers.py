@@ -78,13 +78,13 @@ def install(python: Path, packages: tuple[str, ...]) -> None:
 
 def tell(rows: list[dict[str, Any]], *, markdown: bool) -> None:
     sys.path.insert(0, str(ROOT / "src"))
-    from refold.cli.bench.peers import Row, sheet
+    from refold.cli.bench.peers import PeerRow, sheet
     from refold.cli.bench.speed import Times
     from refold.cli.bench.tables import show
 
     times = {name: [Times(**row[name]) for row in rows] for name in ("theirs", "ours", "fit")}
     read = [
-        Row(**{f.name: times[f.name][n] if f.name in times else row[f.name] for f in fields(Row)})
+        PeerRow(**{f.name: times[f.name][n] if f.name in times else row[f.name] for f in fields(PeerRow)})
         for n, row in enumerate(rows)
     ]
     show([sheet(read)], markdown=markdown)

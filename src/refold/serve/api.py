@@ -16,7 +16,7 @@ from refold.core import codec
 from refold.serve import schemas
 from refold.serve.handlers import ApiRequest, Handlers
 from refold.serve.http_errors import valid_id
-from refold.serve.schemas import Query, RequestBody
+from refold.serve.schemas import JsonBody, QueryParameters
 from refold.serve.service import Service
 from refold.serve.sse import EventStream
 from refold.serve.tokens import Caller, require_scope
@@ -38,12 +38,14 @@ class Endpoint(NamedTuple):
     summary: str
     answer: Any
     """A type, or a media type."""
-    query: type[Query] = Query
-    body: type[RequestBody] | None = None
+    query: type[QueryParameters] = QueryParameters
+    body: type[JsonBody] | None = None
     status: int = 200
 
 
-def _get(path: str, operation: str, summary: str, answer: Any, query: type[Query] = Query) -> Endpoint:
+def _get(
+    path: str, operation: str, summary: str, answer: Any, query: type[QueryParameters] = QueryParameters
+) -> Endpoint:
     return Endpoint("GET", path, "read", operation, summary, answer, query)
 
 
@@ -52,7 +54,7 @@ def _post(
     operation: str,
     summary: str,
     answer: Any,
-    body: type[RequestBody],
+    body: type[JsonBody],
     scope: Right = "edit",
     status: int = 200,
 ) -> Endpoint:
@@ -236,7 +238,7 @@ def _query(request: Request, type: type[T]) -> T:
         raise HTTPException(400, f"query: {error}; known: {known}") from None
 
 
-def _body(body: bytes, type: type[RequestBody]) -> Any:
+def _body(body: bytes, type: type[JsonBody]) -> Any:
     try:
         return _BODIES[type].decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from refold.core.event import Span
 from refold.session.results import ConversationRow, EditRow, MessageState, Overflow, Sign
 from refold.session.savings import EditSavings
-from refold.session.steps import ModelCall
+from refold.session.steps import StepRow
 
 TEXT_CHARS = 2_000
 """Longer texts are cut in lists; `expand` returns all of a text."""
@@ -37,24 +37,24 @@ Owner: TypeAlias = Annotated[
 ]
 
 
-class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class QueryParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What can be in the query of every request."""
 
     owner: Owner | None = None
 
 
-class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JsonBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is sent as JSON."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class JsonAnswer(msgspec.Struct, frozen=True):
     """What is answered as JSON."""
 
 
 # Conversations
 
 
-class ListQuery(Query, frozen=True):
+class ListQuery(QueryParameters, frozen=True):
     limit: Many = 50
     cursor: str | None = None
     """What the page before gave as `next`."""
@@ -62,25 +62,25 @@ class ListQuery(Query, frozen=True):
     """A part of the id or the title."""
 
 
-class CreateBody(RequestBody, frozen=True):
+class CreateBody(JsonBody, frozen=True):
     id: Id | None = None
     """One is made where none is given."""
     model: ModelName | None = None
     title: Title | None = None
 
 
-class RenameBody(RequestBody, frozen=True):
+class RenameBody(JsonBody, frozen=True):
     title: Title | None = None
     model: ModelName | None = None
 
 
-class ConversationPage(Answer, frozen=True):
+class ConversationPage(JsonAnswer, frozen=True):
     conversations: list[ConversationRow]
     next: str | None
     """The cursor of the next page."""
 
 
-class CostEstimate(Answer, frozen=True):
+class CostEstimate(JsonAnswer, frozen=True):
     """In USD, at the model's price for input that no cache had: an estimate."""
 
     saved_usd: float | None
@@ -104,11 +104,11 @@ class ConversationDetail(ConversationRow, frozen=True, kw_only=True):
     forks: list[str]
 
 
-class EraseQuery(Query, frozen=True):
+class EraseQuery(QueryParameters, frozen=True):
     with_forks: bool = False
 
 
-class ErasedConversation(Answer, frozen=True):
+class ErasedConversation(JsonAnswer, frozen=True):
     heirs: list[str]
     """Forks, which keep what they shared."""
 
@@ -116,24 +116,24 @@ class ErasedConversation(Answer, frozen=True):
 # What was said, and what is shown
 
 
-class PageQuery(Query, frozen=True):
+class PageQuery(QueryParameters, frozen=True):
     start: Annotated[int, Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)] = 0
     """The first; below 0 it counts from the end."""
     limit: Many = 100
 
 
-class CallJson(Answer, frozen=True):
+class CallJson(JsonAnswer, frozen=True):
     id: str
     tool: str
     input: str
 
 
-class MediaJson(Answer, frozen=True):
+class MediaJson(JsonAnswer, frozen=True):
     kind: str
     name: str | None = None
 
 
-class MessageJson(Answer, frozen=True, kw_only=True):
+class MessageJson(JsonAnswer, frozen=True, kw_only=True):
     at: int
     index: int
     id: str
@@ -156,18 +156,18 @@ class MessageJson(Answer, frozen=True, kw_only=True):
     media: list[MediaJson]
 
 
-class MessagePage(Answer, frozen=True):
+class MessagePage(JsonAnswer, frozen=True):
     messages: list[MessageJson]
     total: int
 
 
-class AppendBody(RequestBody, frozen=True):
+class AppendBody(JsonBody, frozen=True):
     messages: Annotated[list[Any], Meta(min_length=1, max_length=10_000)]
     """In any dialect, each as its provider would write it."""
     dialect: Literal["openai-chat", "openai-responses", "anthropic", "ai-sdk"] | None = None
 
 
-class AppendedPlaces(Answer, frozen=True):
+class AppendedPlaces(JsonAnswer, frozen=True):
     places: list[int]
 
 
@@ -178,7 +178,7 @@ class ViewQuery(PageQuery, frozen=True):
     """Also the provider's JSON, of all that is shown now."""
 
 
-class ShownMessageJson(Answer, frozen=True):
+class ShownMessageJson(JsonAnswer, frozen=True):
     at: int
     role: str
     tokens: int
@@ -189,7 +189,7 @@ class ShownMessageJson(Answer, frozen=True):
     calls: list[CallJson] = []
 
 
-class ShownItemJson(Answer, frozen=True):
+class ShownItemJson(JsonAnswer, frozen=True):
     """A stretch of the record and what stands for it."""
 
     span: Span
@@ -200,7 +200,7 @@ class ShownItemJson(Answer, frozen=True):
     shown: list[ShownMessageJson]
 
 
-class ViewJson(Answer, frozen=True):
+class ViewJson(JsonAnswer, frozen=True):
     at: int | None
     tokens: int
     window: int
@@ -210,24 +210,24 @@ class ViewJson(Answer, frozen=True):
     system: Any | UnsetType = UNSET
 
 
-class EditPage(Answer, frozen=True):
+class EditPage(JsonAnswer, frozen=True):
     edits: list[EditRow]
     total: int
 
 
-class DiffQuery(Query, frozen=True, kw_only=True):
+class DiffQuery(QueryParameters, frozen=True, kw_only=True):
     at: Place
     to: Place | None = None
     """Now, unless given."""
 
 
-class DiffSideJson(Answer, frozen=True):
+class DiffSideJson(JsonAnswer, frozen=True):
     at: int | None
     messages: int
     tokens: int
 
 
-class DiffChangeJson(Answer, frozen=True):
+class DiffChangeJson(JsonAnswer, frozen=True):
     sign: Sign
     at: int
     role: str
@@ -235,19 +235,19 @@ class DiffChangeJson(Answer, frozen=True):
     text: str
 
 
-class DiffJson(Answer, frozen=True):
+class DiffJson(JsonAnswer, frozen=True):
     old: DiffSideJson
     new: DiffSideJson
     changes: list[DiffChangeJson]
 
 
-class StepsQuery(Query, frozen=True):
+class StepsQuery(QueryParameters, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=2_000)] = 2_000
     """Of more, neighbors become one."""
 
 
-class StepsJson(Answer, frozen=True):
-    steps: list[ModelCall]
+class StepsJson(JsonAnswer, frozen=True):
+    steps: list[StepRow]
     window: int
     threshold: int
 
@@ -255,16 +255,16 @@ class StepsJson(Answer, frozen=True):
 # What can be done
 
 
-class SavingsJson(Answer, frozen=True):
+class SavingsJson(JsonAnswer, frozen=True):
     savings: list[EditSavings]
     """The oldest first."""
 
 
-class PlaceQuery(Query, frozen=True, kw_only=True):
+class PlaceQuery(QueryParameters, frozen=True, kw_only=True):
     at: Place
 
 
-class ExpandBody(RequestBody, frozen=True, kw_only=True):
+class ExpandBody(JsonBody, frozen=True, kw_only=True):
     at: (
         Annotated[int, Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
         | Annotated[str, Meta(min_length=1, max_length=1_000)]
@@ -279,33 +279,33 @@ class ExpandBody(RequestBody, frozen=True, kw_only=True):
     reason: Reason | None = None
 
 
-class ExpandedText(Answer, frozen=True):
+class ExpandedText(JsonAnswer, frozen=True):
     text: str
 
 
-class PlaceBody(RequestBody, frozen=True, kw_only=True):
+class PlaceBody(JsonBody, frozen=True, kw_only=True):
     at: Place
     why: Reason = ""
 
 
-class UndoBody(RequestBody, frozen=True, kw_only=True):
+class UndoBody(JsonBody, frozen=True, kw_only=True):
     at: Place | None = None
     """The newest edit, unless given."""
     why: Reason = ""
 
 
-class CorrectBody(RequestBody, frozen=True, kw_only=True):
+class CorrectBody(JsonBody, frozen=True, kw_only=True):
     at: Place
     message: str | dict[str, Any]
     why: Reason = ""
 
 
-class EventPlace(Answer, frozen=True):
+class EventPlace(JsonAnswer, frozen=True):
     at: int
     """Place of the event that this is."""
 
 
-class UndoJson(Answer, frozen=True):
+class UndoJson(JsonAnswer, frozen=True):
     at: int
     of: int
     """What was taken back."""
@@ -313,13 +313,13 @@ class UndoJson(Answer, frozen=True):
     """A later edit of the same messages, which still decides what is shown."""
 
 
-class ForkBody(RequestBody, frozen=True, kw_only=True):
+class ForkBody(JsonBody, frozen=True, kw_only=True):
     id: Id
     at: Place | None = None
     """The last event to share; all, unless given."""
 
 
-class CompactBody(RequestBody, frozen=True, kw_only=True):
+class CompactBody(JsonBody, frozen=True, kw_only=True):
     strategy: Literal["summarize", "sliding-window", "hierarchical"] | None = None
     keep_recent: Count | None = None
     target_tokens: Count | None = None
@@ -327,7 +327,7 @@ class CompactBody(RequestBody, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class SearchQuery(Query, frozen=True, kw_only=True):
+class SearchQuery(QueryParameters, frozen=True, kw_only=True):
     q: Annotated[str, Meta(min_length=1, max_length=400)]
     """Words, "a phrase", pref*, tool:NAME, role:ROLE."""
     conversation: str | None = None
@@ -335,14 +335,14 @@ class SearchQuery(Query, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=100)] = 10
 
 
-class MemoriesQuery(Query, frozen=True, kw_only=True):
+class MemoriesQuery(QueryParameters, frozen=True, kw_only=True):
     q: Annotated[str, Meta(min_length=1, max_length=400)] | None = None
     """What they have to do with; without it, what there is."""
     limit: Annotated[int, Meta(ge=1, le=100)] = 10
     namespace: Annotated[str, Meta(min_length=1, max_length=400)] | None = None
 
 
-class MemoryJson(Answer, frozen=True):
+class MemoryJson(JsonAnswer, frozen=True):
     """Something that a service learned from conversations, in words of its own."""
 
     id: str
@@ -353,11 +353,11 @@ class MemoryJson(Answer, frozen=True):
     created: float | None = None
 
 
-class MemoriesJson(Answer, frozen=True):
+class MemoriesJson(JsonAnswer, frozen=True):
     memories: list[MemoryJson]
 
 
-class HitJson(Answer, frozen=True):
+class HitJson(JsonAnswer, frozen=True):
     conversation: str
     owner: str
     at: int
@@ -370,11 +370,11 @@ class HitJson(Answer, frozen=True):
     title: str
 
 
-class SearchHits(Answer, frozen=True):
+class SearchHits(JsonAnswer, frozen=True):
     hits: list[HitJson]
 
 
-class EventsQuery(Query, frozen=True):
+class EventsQuery(QueryParameters, frozen=True):
     after: Count | None = None
     """How many events were seen; unless given, and without `Last-Event-ID`, only what comes is told."""
 
@@ -382,11 +382,11 @@ class EventsQuery(Query, frozen=True):
 # What went wrong
 
 
-class ErrorJson(Answer, frozen=True):
+class ErrorJson(JsonAnswer, frozen=True):
     code: str
     message: str
     """Where, why, and what to do."""
 
 
-class ErrorAnswer(Answer, frozen=True):
+class ErrorAnswer(JsonAnswer, frozen=True):
     error: ErrorJson

@@ -23,7 +23,7 @@ class StepTokens(msgspec.Struct):
     summary: int = 0
 
 
-class ModelCall(msgspec.Struct):
+class StepRow(msgspec.Struct):
     """One call of the model."""
 
     step: int
@@ -44,14 +44,14 @@ class StepHistory:
         """Recorded tokens that were not sent, summed over all calls."""
         self._live = Live(record.view, record.message)
         self._digest = b""
-        self._steps: list[ModelCall] = []
+        self._steps: list[StepRow] = []
         self._tokens = StepTokens()
         self._edition = 0
         self._edits = 0
         self._count = 0
         self._merge_every = 1
 
-    def steps(self, limit: int) -> list[ModelCall]:
+    def steps(self, limit: int) -> list[StepRow]:
         steps = self._steps
         while len(steps) > limit:
             steps = _halved(steps)
@@ -90,7 +90,7 @@ class StepHistory:
         self.saved_tokens += max(0, live.state.total - live.tokens)
         if self._count % self._merge_every:  # merged with the previous one, so that steps are evenly spaced
             self._edits += self._steps.pop().edits
-        self._steps.append(ModelCall(answer.step, answer.at, replace(self._tokens), live.tokens, self._edits))
+        self._steps.append(StepRow(answer.step, answer.at, replace(self._tokens), live.tokens, self._edits))
         self._edits = 0
         self._count += 1
         if len(self._steps) > 2 * MAX_STEPS:
@@ -102,7 +102,7 @@ class StepHistory:
         setattr(self._tokens, kind, getattr(self._tokens, kind) + line.tokens)
 
 
-def _halved(steps: list[ModelCall]) -> list[ModelCall]:
+def _halved(steps: list[StepRow]) -> list[StepRow]:
     """Every second step, with the edits of both."""
     first = len(steps) % 2
     pairs = zip(steps[first::2], steps[first + 1 :: 2], strict=True)

@@ -44,7 +44,7 @@ ECONOMY: Json = {"agents": {"default": {"compact": {"economy": "on"}}}}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CostRow:
     """One conversation, kept small in one way, at the prices of one model."""
 
     steps: int
@@ -63,7 +63,7 @@ class Row:
         return self.usd / self.whole_usd
 
 
-def replay(trace: Trace, arm: str, model: str, config: Json | str | None, steps: int = 0) -> Row:
+def replay(trace: Trace, arm: str, model: str, config: Json | str | None, steps: int = 0) -> CostRow:
     """One conversation in one way."""
     whole, bill, edits = Bill(model), Bill(model), 0
     keep = OTHERS[arm]() if arm in OTHERS else None
@@ -80,7 +80,7 @@ def replay(trace: Trace, arm: str, model: str, config: Json | str | None, steps:
             if keep is None:
                 chat.append(message, dialect="openai-chat")
     numbers = (bill.usd, whole.usd, bill.cached, (bill.read + bill.written) // max(1, bill.calls))
-    return Row(steps, arm, model, trace.source, *numbers, edits)
+    return CostRow(steps, arm, model, trace.source, *numbers, edits)
 
 
 def _fitted(chat: Session) -> tuple[list[Json], bool]:
@@ -94,7 +94,7 @@ def measure(
     models: Sequence[str],
     arms: Sequence[tuple[str, Json | str | None]],
     jobs: int = 2,
-) -> list[Row]:
+) -> list[CostRow]:
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         tasks = [
             pool.submit(replay, trace, arm, model, config, steps)
@@ -113,7 +113,7 @@ def measure(
 TITLES = ("model", "way", "conversations", "index", "worst", "cached", "tokens a call", "edits")
 
 
-def sheets(rows: Sequence[Row]) -> list[Sheet]:
+def sheets(rows: Sequence[CostRow]) -> list[Sheet]:
     found = []
     for steps in sorted({row.steps for row in rows}):
         lines, ends = list[list[str]](), list[int]()
@@ -125,14 +125,14 @@ def sheets(rows: Sequence[Row]) -> list[Sheet]:
     return found
 
 
-def _cells(some: Sequence[Row]) -> list[str]:
+def _cells(some: Sequence[CostRow]) -> list[str]:
     first, shares = some[0], [row.index for row in some]
     numbers = [f"{len(some)}", f"{mean(shares):.2f}", f"{max(shares):.2f}"]
     more = [f"{mean(row.cached for row in some):.0%}", f"{mean(row.tokens for row in some):,.0f}"]
     return [first.model, first.arm, *numbers, *more, f"{mean(row.edits for row in some):.1f}"]
 
 
-def briefly(rows: Sequence[Row]) -> Sheet:
+def briefly(rows: Sequence[CostRow]) -> Sheet:
     """The average index, and the worst, by length and model."""
     both = sorted({(row.steps, row.model) for row in rows})
     lines = []
@@ -143,7 +143,7 @@ def briefly(rows: Sequence[Row]) -> Sheet:
     return Sheet("Money against sending everything: average (worst)", titles, lines)
 
 
-def drawn(rows: Sequence[Row]) -> str:
+def drawn(rows: Sequence[CostRow]) -> str:
     """Cached share against the index of each way, of the longest conversations."""
     longest = [row for row in rows if row.steps == max(one.steps for one in rows)]
     points = list[Point]()

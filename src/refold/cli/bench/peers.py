@@ -178,7 +178,7 @@ def _version(peer: Peer) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PeerRow:
     """One peer at one size."""
 
     peer: str
@@ -203,7 +203,7 @@ def _turns(messages: int, seed: int) -> Iterator[Json]:
         yield message
 
 
-def measure(name: str, size: int, advance: Callable[[int], None] = lambda n: None) -> Row:
+def measure(name: str, size: int, advance: Callable[[int], None] = lambda n: None) -> PeerRow:
     """Refold and then a peer, step by step, on the same history of so many messages."""
     peer, source = PEERS[name], _turns(size + 2 * STEPS, seed=size)
     theirs, appends, fits = list[float](), list[float](), list[float]()
@@ -233,7 +233,7 @@ def measure(name: str, size: int, advance: Callable[[int], None] = lambda n: Non
     is_measured = len(theirs) >= LEAST_STEPS
     times = [Times.of(some) if is_measured else Times(0, 0) for some in (theirs, both, fits)]
     told = (name, _version(peer) or "", peer.does, peer.is_durable, size)
-    return Row(*told, len(theirs) if is_measured else 0, *times)
+    return PeerRow(*told, len(theirs) if is_measured else 0, *times)
 
 
 TITLES = (
@@ -242,7 +242,7 @@ TITLES = (
 )
 
 
-def sheet(rows: Sequence[Row]) -> Sheet:
+def sheet(rows: Sequence[PeerRow]) -> Sheet:
     """Their times, and as multiples of refold's in the same run."""
     return Sheet(
         "A step of others and of refold",
@@ -253,7 +253,7 @@ def sheet(rows: Sequence[Row]) -> Sheet:
     )
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: PeerRow) -> list[str]:
     kept = "on disk" if row.is_durable else "in memory"
     told = [f"{row.peer} ({PEERS[row.peer].package} {row.version})", row.does, kept, f"{row.messages:,}"]
     if not row.steps:
@@ -262,7 +262,7 @@ def _cells(row: Row) -> list[str]:
     return [*told, str(row.theirs), str(row.ours), row.theirs.over(row.ours), alone]
 
 
-def run(names: Sequence[str], sizes: Sequence[int]) -> list[Row]:
+def run(names: Sequence[str], sizes: Sequence[int]) -> list[PeerRow]:
     """All of them at all sizes, with a bar."""
     from rich.console import Console
     from rich.progress import Progress

@@ -56,7 +56,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SpeedRow:
     """One size."""
 
     messages: int
@@ -98,7 +98,7 @@ class RawLog:
             self.db.execute("COMMIT")
 
 
-def measure(size: int, folder: Path, progress: Callable[[int], None] = lambda n: None) -> Row:
+def measure(size: int, folder: Path, progress: Callable[[int], None] = lambda n: None) -> SpeedRow:
     url, raw = f"sqlite:///{folder}/refold-{size}.db", RawLog(folder / f"raw-{size}.db")
     source = conversation(size + 2 * STEPS, seed=size)
     with refold.open("task", store=url) as chat:
@@ -123,7 +123,7 @@ def measure(size: int, folder: Path, progress: Callable[[int], None] = lambda n:
     opens = [timed(lambda: _open(url)) for _ in range(15)]
     append, raw_append, fit, floor = map(Times.of, (appends, raws, fits, floors))
     open_ms = Times.of(opens).median_us / 1_000
-    return Row(size, append, raw_append, fit, floor, len(shown), open_ms, file_mb, raw_mb)
+    return SpeedRow(size, append, raw_append, fit, floor, len(shown), open_ms, file_mb, raw_mb)
 
 
 def _floor(messages: list[dict[str, Any]], counts: list[int]) -> bytes:
@@ -203,7 +203,7 @@ def _cpu(program: str, tries: int) -> float:
 TITLES = ("messages", "append", "× raw", "fit", "× floor", "shown", "open + fit", "file", "× raw")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: SpeedRow) -> tuple[str, ...]:
     append = (f"{row.append}", row.append.over(row.raw_append))
     fit = (f"{row.fit}", row.fit.over(row.floor), f"{row.shown:,}", f"{row.open_ms:.1f} ms")
     return (f"{row.messages:,}", *append, *fit, f"{row.file_mb:,.2f} MB", f"{row.file_ratio:.2f}")
