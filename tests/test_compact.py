@@ -291,7 +291,7 @@ def test_nothing_to_compact_is_no_error(chat):
         (["--strategy", "sliding-window", "--focus", "prices"], "writes no summary"),
         (["--strategy", "sliding-window", "--summarizer", "openai/m"], "writes no summary"),
         (["--summarizer", "gopher/m"], "known: openai/MODEL, anthropic/MODEL"),
-        (["--agent", "nobody"], "configured are: default, off"),
+        (["--agent", "nobody"], "configured: default, off"),
     ],
 )
 def test_what_makes_no_sense_is_wrong_use(args, told, model):

@@ -357,7 +357,7 @@ def test_what_is_in_force_now_is_named_be_it_in_a_file_or_in_the_database(store)
     assert CliRunner().invoke(app, ["config", "--set", "bob.look.after_steps=1"]).exit_code == 0
     assert "now: remove after 1 step → compact after" in run("--agent", "bob").stdout
     assert "now: remove after 9 steps → compact after" in run("--agent", "ann").stdout
-    assert "configured are: ann, bob" in run("--agent", "eve", code=2).output
+    assert "configured: ann, bob" in run("--agent", "eve", code=2).output
 
 
 def test_what_a_fork_shares_is_counted_once(store):

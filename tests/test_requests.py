@@ -67,7 +67,7 @@ def test_a_share_of_the_million_views_is_valid():
 
 
 def test_the_views_are_not_valid_when_pairing_is_by_adjacency(monkeypatch):
-    monkeypatch.setattr(page, "repair", _pairs_with_the_line_before)
+    monkeypatch.setattr(page, "repair_pairs", _pairs_with_the_line_before)
     seen = views.many(range(40))
     assert any("A4" in what or "C1" in what or "R1" in what or "A3" in what for what in seen)
 
