@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.request import SentRequest as Posted
+from urllib.request import Request as Posted
 from urllib.request import urlopen
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or else it asks the network for prices
