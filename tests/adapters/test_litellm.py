@@ -51,7 +51,7 @@ from refold.testing.adapters import (
     seal,
 )
 from refold.testing.model import ScriptedModel
-from refold.testing.model import ScriptedReply as ModelReply
+from refold.testing.model import Reply as ModelReply
 
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 TOOLS = [
