@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.request import SentRequest as Posted
+from urllib.request import Request as Posted
 from urllib.request import urlopen
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or else it asks the network for prices
@@ -51,7 +51,7 @@ from refold.testing.adapters import (
     seal,
 )
 from refold.testing.model import ScriptedModel
-from refold.testing.model import ScriptedReply as ModelReply
+from refold.testing.model import Reply as ModelReply
 
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 TOOLS = [
