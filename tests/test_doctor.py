@@ -16,7 +16,7 @@ from refold.cli import app
 from refold.core import codec
 from refold.core.codec import GENESIS, Entry, chain
 from refold.core.event import Said
-from refold.session.doctor import check, examine, without
+from refold.session.doctor import LACKS, check, examine, missing_features
 from refold.stores import store as protocols
 from refold.stores.memory import MemoryStore
 from refold.stores.record import seal
@@ -361,10 +361,10 @@ def test_what_a_store_cannot_do_and_does_without_is_shown(file, monkeypatch):
     monkeypatch.setattr(SQLiteStore, "cannot", {"order": "it has none"}, raising=False)
     report = json.loads(CliRunner().invoke(app, [*args, "--json"]).stdout)
     assert report["cannot"] == {"order": "it has none"}
-    assert list(report["without"]) == ["BatchReads", "Watchable", "Memories"]
+    assert list(report["without"]) == ["batched reads", "change notifications", "memories"]
     shown = CliRunner().invoke(app, args).stdout.splitlines()
     assert "without order: it has none" in shown
-    assert "without Watchable: who follows events looks for them, ten times a second" in shown
+    assert "without change notifications: followers of events poll ten times a second" in shown
 
 
 def test_the_doctor_knows_what_it_means_to_be_without_any_protocol():
@@ -373,7 +373,8 @@ def test_the_doctor_knows_what_it_means_to_be_without_any_protocol():
 
     internal = {"Store", "Memorizer", "MessageListener", "SessionHooks"}
     known = {name for name, one in vars(protocols).items() if getattr(one, "_is_protocol", False)}
-    assert set(without(Bare())) == known - internal - {"Protocol"}
+    assert {protocol.__name__ for protocol in LACKS} == known - internal - {"Protocol"}
+    assert missing_features(Bare()) == dict(LACKS.values())
 
 
 def test_what_was_changed_is_named_in_words(file):

@@ -12,7 +12,7 @@ from refold.cli.options import DEFAULT_OWNER, Access, ConfigFile, Json, StoreUrl
 from refold.cli.terminal import Column, Columns, emit, progress
 from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError
-from refold.session.doctor import BACKUP, Finding, examine, list_safely, told, without
+from refold.session.doctor import BACKUP, Finding, examine, list_safely, missing_features, told
 from refold.stores.store import ConversationInfo, Key, Lease, Leases, Store
 
 MAX_FINDINGS = 50
@@ -61,7 +61,7 @@ def doctor(
 
                 findings = examine(backend, owner=owner, only=only, tick=tick)
             cannot = dict(getattr(backend, "cannot", {}))
-            lacks = without(backend)
+            lacks = missing_features(backend)
             leases = _leases(backend, rows)
     except CorruptError as error:  # it cannot be opened
         findings = [Finding(told(error), BACKUP)]

@@ -31,24 +31,23 @@ CACHE = "it is only a cache: nothing is lost, and refold writes a new one; until
 USED_CACHE = "it is only a cache, but in use: export the conversation and import it under another id"
 NEWER = "upgrade refold to read it"
 
-WITHOUT: dict[type, str] = {
-    protocols.FindsIds: "what is appended again under the same id is stored again",
-    protocols.LocatesIds: "a message is found by its id only where its conversation is named",
-    protocols.Forks: "a conversation cannot be forked, only exported and imported under another id",
-    protocols.Snapshots: "a conversation is folded from its beginning when it is opened",
-    protocols.Leases: "two who compact the same conversation may both pay for a summary",
-    protocols.Notes: "how far the counts of a model are off is learned anew by each process",
-    protocols.SummaryCache: "a summary that was paid for once may be paid for again",
-    protocols.SearchIndex: "a search reads all from end to end",
-    protocols.Vectors: "a search is by words, not by meaning",
-    protocols.Settings: "settings of tools are in files only",
-    protocols.BatchReads: "opening a conversation asks it several times, which is slow only from far away",
-    protocols.Watchable: "who follows events looks for them, ten times a second",
-    protocols.Cursors: "it cannot be the record of a hybrid store",
-    protocols.Memories: "nothing is learned from what is said",
-    SelfCheck: "only the conversations in it are verified, not the engine itself",
+LACKS: dict[type, tuple[str, str]] = {
+    protocols.FindsIds: ("idempotent appends", "a message appended again under the same id is stored again"),
+    protocols.LocatesIds: ("a global index of ids", "an id is found only within a named conversation"),
+    protocols.Forks: ("forks", "a conversation is exported and imported under another id instead"),
+    protocols.Snapshots: ("snapshots", "opening a conversation folds it from its beginning"),
+    protocols.Leases: ("leases", "two processes that compact the same view may both pay for a summary"),
+    protocols.Notes: ("notes", "each process learns anew how far a model's token counts are off"),
+    protocols.SummaryCache: ("cached summaries", "a summary may be paid for twice"),
+    protocols.SearchIndex: ("a search index", "a search reads whole conversations"),
+    protocols.Vectors: ("vectors", "a search is by words, not by meaning"),
+    protocols.Settings: ("stored settings", "settings of tools come from files only"),
+    protocols.BatchReads: ("batched reads", "opening a conversation takes several reads"),
+    protocols.Watchable: ("change notifications", "followers of events poll ten times a second"),
+    protocols.Cursors: ("cursors", "it cannot be the record of a hybrid store"),
+    protocols.Memories: ("memories", "nothing is learned from conversations"),
+    SelfCheck: ("a check of the engine", "only the conversations in it are verified"),
 }
-"""What it means that a store lacks a protocol."""
 
 Tick: TypeAlias = Callable[[int], None]
 """Called with the number of events that were just checked."""
@@ -91,9 +90,9 @@ def examine(
     return findings
 
 
-def without(store: Store) -> dict[str, str]:
-    """Which protocols a store lacks, each with what that means."""
-    return {one.__name__: what for one, what in WITHOUT.items() if not isinstance(store, one)}
+def missing_features(store: Store) -> dict[str, str]:
+    """Optional features that a store lacks, each with what follows from that."""
+    return dict(LACKS[protocol] for protocol in LACKS if not isinstance(store, protocol))
 
 
 def check(store: Store, key: Key, tick: Tick | None = None) -> list[Finding]:
