@@ -57,7 +57,7 @@ from refold.testing.adapters import (
     seal,
     tool_declaration,
 )
-from refold.testing.model import ScriptedReply as ModelReply
+from refold.testing.model import Reply as ModelReply
 
 RULES = "\n".join(f"Rule {n}: barrels of herring are counted twice." for n in range(500))
 """Most of the window."""

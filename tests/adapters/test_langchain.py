@@ -48,7 +48,7 @@ from refold.testing.adapters import (
     seal,
 )
 from refold.testing.adapters import STEPS as CALLS
-from refold.testing.model import ScriptedReply as ModelReply
+from refold.testing.model import Reply as ModelReply
 
 STEPS = 2_000
 SERDE = JsonPlusSerializer()

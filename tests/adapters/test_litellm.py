@@ -50,8 +50,8 @@ from refold.testing.adapters import (
     ledger,
     seal,
 )
+from refold.testing.model import Reply as ModelReply
 from refold.testing.model import ScriptedModel
-from refold.testing.model import ScriptedReply as ModelReply
 
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 TOOLS = [

@@ -72,8 +72,8 @@ from refold.testing.adapters import (
     seal,
     tool_declaration,
 )
+from refold.testing.model import Reply as ModelReply
 from refold.testing.model import ScriptedModel
-from refold.testing.model import ScriptedReply as ModelReply
 
 set_tracing_disabled(True)
 PIXEL = "data:image/png;base64,aGVsbG8="

@@ -59,7 +59,7 @@ from refold.testing.adapters import (
     seal,
     tool_declaration,
 )
-from refold.testing.model import ScriptedReply as ModelReply
+from refold.testing.model import Reply as ModelReply
 
 ANY = UsageLimits(request_limit=None)
 
