@@ -591,7 +591,7 @@ def test_no_standard_input_at_all_is_told():
 
 IMPATIENT = """
 from refold.cli import main, terminal
-terminal.PATIENCE_S = -1
+terminal.PROGRESS_AFTER_S = -1
 main()
 """
 
