@@ -439,12 +439,12 @@ def test_the_page_is_honest_about_what_is_found():
         Message("assistant", "The cause is confirmed."),
     ]
     evidence = Evidence.of([*said, *(Message("tool", (one,)) for one in results)])
-    rows = re.findall(r"^\| (.+?) \| (struck|kept)", PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (.+?) \| (removed|kept)", PAGE.read_text(), re.MULTILINE)
     assert len(rows) == 10
     for sentence, verdict in rows:
         for text in (sentence, f"## Work done\n- {sentence}"):
             kept = checked(text, evidence).kept
-            assert verdict == ("kept" if kept else "struck"), sentence
+            assert verdict == ("kept" if kept else "removed"), sentence
 
 
 @pytest.mark.parametrize("steps", [6, 20, 40])

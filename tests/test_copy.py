@@ -181,8 +181,8 @@ def test_the_command_copies_tells_and_can_be_run_again(tmp_path):
     [
         (["--id", "nothing"], "There is no conversation 'nothing' in"),
         (["--id", "chat", "--id", "nothing"], "There is no conversation 'nothing' in"),
-        (["--owner", "nobody"], "There is no conversation of 'nobody' in"),
-        (["--id", "chat", "--owner", "nobody"], "There is no conversation 'chat' of 'nobody' in"),
+        (["--owner", "nobody"], "There are no conversations of owner 'nobody' in"),
+        (["--id", "chat", "--owner", "nobody"], "There is no conversation 'chat' of owner 'nobody' in"),
     ],
 )
 def test_what_is_not_there_is_told_and_leaves_nothing_behind(tmp_path, options, told):

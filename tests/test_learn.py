@@ -386,8 +386,8 @@ def test_where_there_is_nothing_to_learn_from_it_says_so(tmp_path, monkeypatch):
     assert "There is no store" in run(code=1).output
     with refold.open("a", store="sqlite:///refold.db") as chat:
         chat.append([user("Hello."), says("Hello.")])
-    assert "no result of a tool" in run(code=1).output
-    assert "no result of a tool" in run("--json", "--owner", "ann", code=1).output
+    assert "without tool results" in run(code=1).output
+    assert "without tool results" in run("--json", "--owner", "ann", code=1).output
     assert run("--cover", "1", code=2).output
 
 

@@ -120,12 +120,12 @@ def test_options_beat_the_file(tmp_path):
     ("options", "told"),
     [
         (["--host", "0.0.0.0"], "no token is set"),
-        (["--upstream-openai", "http://models.example/v1"], "unencrypted"),
+        (["--upstream-openai", "http://models.example/v1"], "without encryption"),
         (["--upstream-anthropic", "nothing"], "expected an address"),
         (["--port", "70000"], "70000 is too large"),
         (["--store", "nothing://"], "nothing://"),
         (["--log-level", "loud"], "expected one of"),
-        (["--host", "no.such.host.invalid", "--config", "t.yaml"], "cannot be used"),
+        (["--host", "no.such.host.invalid", "--config", "t.yaml"], "cannot listen on"),
     ],
 )
 def test_what_is_not_allowed_ends_it_with_one_line(tmp_path, options, told):
@@ -142,7 +142,7 @@ def test_a_port_that_is_taken_is_told(tmp_path):
         options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": WAIT_S}
         done = subprocess.run(command("--port", port), **options)
     assert done.returncode == 2
-    assert f"127.0.0.1:{port} cannot be used" in done.stderr
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
     assert "--port" in done.stderr
 
 
@@ -330,7 +330,7 @@ def test_a_store_that_hangs_is_asked_by_one_thread_only():
         free.wait(WAIT_S)
 
     async def probed() -> list[str | None]:
-        health = Health(hang, bound_s=0.1)
+        health = Health(hang, timeout_s=0.1)
         found = await asyncio.gather(*(health.problem() for _ in range(20)))
         assert len(asked) == 1
         free.set()

@@ -142,7 +142,7 @@ def test_a_store_that_breaks_a_promise_is_found_out(broken):
 
 
 def test_ids_that_nobody_looks_for_are_stored_twice(monkeypatch):
-    monkeypatch.setattr(refold.session.session, "Ids", type("Nobody", (), {}))
+    monkeypatch.setattr(refold.session.session, "FindsIds", type("Nobody", (), {}))
     assert "stored twice" in found_out(MemoryStore)
 
 

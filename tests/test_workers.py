@@ -500,10 +500,10 @@ def test_a_worker_says_that_it_works_only_where_it_can(postgres_url):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("frobnicate", "expected openai/MODEL, anthropic/MODEL, or your own as module:function"),
+        ("frobnicate", "expected openai/MODEL, anthropic/MODEL or module:function"),
         ("frob/nicate", "'frob' is not a known provider"),
         ("openai/", "names no model"),
-        ("os:name", "is no function but a str"),
+        ("os:name", "expected a function, got a str"),
         ("os:frobnicate", "cannot be loaded"),
     ],
 )
@@ -575,7 +575,7 @@ def test_jobs_are_shown_with_what_became_of_them(postgres_url, queue):
     assert head.split() == ["id", "status", "conversation", "view", "what", "tries", "age", "worker"]
     assert [row.split()[1] for row in rows] == ["queued", "failed", "done"]
     assert "500 Internal Server Error: oops" in rows[1]
-    assert tip.startswith("1 job failed: refold jobs retry ID")
+    assert tip.startswith("1 job failed: retry with refold jobs retry ID")
     told = json.loads(invoke(postgres_url, "jobs", "--failed", "--json").stdout)["jobs"]
     assert [(job["conversation"], job["status"], job["attempts"]) for job in told] == [
         ("failed\n", "failed", 1)
