@@ -633,7 +633,7 @@ def test_forty_hostile_texts_fire_nothing(browser, store):
             page.goto(panel.link(id))
             settle(page)
             expect(grid(page, "Recorded").locator(".row:not(.waiting)")).to_have_count(4)
-            for name in ("Edits", "View", "Said"):
+            for name in ("Edits", "View", "Recorded"):
                 grid(page, name).locator(".row").last.click()
             button(page, "Expand").click()
             expect(page.locator(".drawer pre .bone")).to_have_count(0)
