@@ -82,7 +82,7 @@ class FindsIds(Protocol):
 
 
 LOCATED = "~"
-"""FindsIds that begin with this can be found without knowing the conversation."""
+"""Ids that begin with this can be found without knowing the conversation."""
 
 
 @runtime_checkable
