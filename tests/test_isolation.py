@@ -397,7 +397,7 @@ class ListsAll(MemoryStore):
 
 
 class JoinsNames(MemoryStore):
-    """FindsIds are looked for by owner and conversation in one text."""
+    """Ids are looked for by owner and conversation in one text."""
 
     def find(self, key, ids, /):
         known = {":".join(other): other for other in reversed(self._all)}
@@ -405,7 +405,7 @@ class JoinsNames(MemoryStore):
 
 
 class LocatesAll(MemoryStore):
-    """FindsIds that are found without a conversation are found without an owner, too."""
+    """Ids that are found without a conversation are found without an owner, too."""
 
     def locate(self, owner, ids, /):
         owners = list(dict.fromkeys(key.owner for key in self._all))
