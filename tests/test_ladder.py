@@ -1172,6 +1172,8 @@ def test_after_a_batch_there_is_room_again_unless_what_must_stay_takes_it(run, l
         batch = [edit for edit in fitted.report.edits if edit.kind not in ("cap", "expire")]
         if not batch or fitted.report.tokens.before < budget.trigger:
             continue
+        if "threshold" not in fitted.report.fired:  # a count of turns asks for nothing but `keep_recent`
+            continue
         view = chat.view()
         kept = {*view.kept, view.latest}
         must = sum(line.tokens for line in view.lines if line.at in kept)
