@@ -389,7 +389,7 @@ async def test_messages_are_stored_all_or_none(client, url, name):
     assert again(url, name).get_count() == 0
     for id in ("", 7, None):
         told = await client.refusal("append", conversation=name, messages=[user("Hello", id=id)])
-        assert told.startswith("messages[0].id: an id is a text")
+        assert told.startswith("messages[0].id: expected a text")
     assert again(url, name).get_count() == 0
 
 
@@ -410,7 +410,7 @@ async def test_messages_are_stored_all_or_none(client, url, name):
         ("expand", {"conversation": "CHAT", "at": 999}, "#999: there is no such place"),
         ("expand", {"conversation": "CHAT", "at": 1, "lines": "x"}, "lines are two numbers"),
         ("expand", {"conversation": "CHAT", "at": 1, "lines": "1-2", "chars": "1-2"}, "not for both at once"),
-        ("expand", {"conversation": "CHAT", "at": 1, "match": "/(/"}, "is no regular expression"),
+        ("expand", {"conversation": "CHAT", "at": 1, "match": "/(/"}, "is not a valid regular expression"),
         ("explain", {"conversation": "CHAT", "at": 999}, "has no place 999"),
         ("undo", {"conversation": "CHAT", "at": 1}, "#1"),
         ("search", {"query": "  "}, "query"),
@@ -576,7 +576,7 @@ async def test_a_big_conversation_is_seen_from_its_newest_message_back_to_its_fi
     first = said["messages"][0]["at"]
     assert said["total"] == 6_000
     assert said["messages"][-1]["at"] == 5_999
-    assert f"expand shows any that was said before #{first}." in said["note"]
+    assert f"expand shows any message before #{first}." in said["note"]
     assert (await client.call("expand", conversation=name, at=first - 1)).startswith(f"{first - 1} word")
     assert (await client.ask("list_conversations"))["conversations"][0]["messages"] == 6_000
     assert (await client.ask("explain", conversation=name, at=3_000))["shown"] == "whole"
