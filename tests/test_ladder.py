@@ -1172,14 +1172,15 @@ def test_after_a_batch_there_is_room_again_unless_what_must_stay_takes_it(run, l
         batch = [edit for edit in fitted.report.edits if edit.kind not in ("cap", "expire")]
         if not batch or fitted.report.tokens.before < budget.trigger:
             continue
-        if "threshold" not in fitted.report.fired:  # a count of turns asks for nothing but `keep_recent`
-            continue
         view = chat.view()
         kept = {*view.kept, view.latest}
         must = sum(line.tokens for line in view.lines if line.at in kept)
         new = must + sum(line.tokens for line in view.lines if line.step >= view.step - 1)
         most = max(budget.trigger * 3 // 4, must + budget.trigger // 10 + 48)
         most = max(most, min(budget.room, new + budget.target // 3 + 48))
+        if "threshold" not in fitted.report.fired:  # a count of turns keeps `keep_recent` messages whole
+            recent = sum(line.tokens for line in view.lines[-chat.settings.compaction.keep_recent :])
+            most = max(most, must + recent + budget.target // 3)
         assert fitted.report.tokens.final <= most
 
 

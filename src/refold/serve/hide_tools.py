@@ -3,6 +3,7 @@
 Rounds in which the model called nothing but the gateway's tools are continued, and look like one answer.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ def _sum(usages: Sequence[Any]) -> Any:
     return total
 
 
-class StreamMerger:
+class StreamMerger(ABC):
     """Merges the streams of several rounds into one, without calls of the gateway's own tools."""
 
     def __init__(self) -> None:
@@ -89,13 +90,13 @@ class StreamMerger:
         self.rounds += 1
         self._indices = {}
 
+    @abstractmethod
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """What the client sees of an event. The end of the stream is held back."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self) -> Iterator[dict[str, Any]]:
         """The end of the stream, after the last round."""
-        raise NotImplementedError
 
     def _visible_index(self, index: int, call: Any) -> int | None:
         if index not in self._indices:
