@@ -7,16 +7,14 @@ from functools import cache
 from importlib.metadata import version
 from itertools import pairwise
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from refold.core import event, message
 from refold.serve import schemas
+from refold.serve.api import ENDPOINTS, Endpoint
 from refold.session import results, savings, steps
-
-if TYPE_CHECKING:
-    from refold.serve.api import Endpoint
 
 REF = "#/components/schemas/{name}"
 MODULES = (schemas, results, savings, steps, event, message)
@@ -45,12 +43,12 @@ LAST_EVENT_ID = {
 
 
 @cache
-def description(endpoints: "tuple[Endpoint, ...]") -> Mapping[str, Any]:
-    components = _components(endpoints)
+def description() -> dict[str, Any]:
+    components = _components()
     paths: dict[str, dict[str, Any]] = {}
-    for one in endpoints:
+    for one in ENDPOINTS:
         paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, components)
-    for one in endpoints:
+    for one in ENDPOINTS:
         components.pop(one.query.__name__, None)  # its fields are parameters
     about = "What was recorded, what the model sees of it, and why."
     token = {"type": "http", "scheme": "bearer", "description": "Required if tokens are configured."}
@@ -63,8 +61,9 @@ def description(endpoints: "tuple[Endpoint, ...]") -> Mapping[str, Any]:
     }
 
 
-def _operation(one: "Endpoint", components: Mapping[str, Any]) -> dict[str, Any]:
-    responses = {str(one.status): {"description": one.summary, "content": _content(one.answer)}}
+def _operation(one: Endpoint, components: Mapping[str, Any]) -> dict[str, Any]:
+    answer = {one.stream: {"schema": {"type": "string"}}} if one.stream else _content(one.answer)
+    responses = {str(one.status): {"description": one.summary, "content": answer}}
     for status, text in ERRORS.items():
         responses[str(status)] = {"description": text, "content": _content(schemas.ErrorAnswer)}
     operation: dict[str, Any] = {
@@ -79,7 +78,7 @@ def _operation(one: "Endpoint", components: Mapping[str, Any]) -> dict[str, Any]
     return operation
 
 
-def _parameters(one: "Endpoint", query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _parameters(one: Endpoint, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if "{id}" in one.path:
         yield {"name": "id", "in": "path", "required": True, "schema": msgspec.json.schema(schemas.Id)}
     for name, schema in query["properties"].items():
@@ -99,19 +98,17 @@ def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _content(type: Any) -> dict[str, Any]:
-    if isinstance(type, str):
-        return {type: {"schema": {"type": "string"}}}
     if not hasattr(type, "__struct_fields__"):
         return {"application/json": {"schema": {}}}
     return {"application/json": {"schema": {"$ref": REF.format(name=type.__name__)}}}
 
 
-def _components(endpoints: "tuple[Endpoint, ...]") -> dict[str, Any]:
+def _components() -> dict[str, Any]:
     """Schemas of all types; the docstring under a field is its description."""
-    known = [type for one in endpoints for type in (one.answer, one.query, one.body)]
-    types = dict.fromkeys(
-        type for type in (*known, schemas.ErrorAnswer) if hasattr(type, "__struct_fields__")
-    )
+    known: list[Any] = [schemas.ErrorAnswer]
+    for one in ENDPOINTS:
+        known += (one.answer, one.query, one.body)
+    types = dict.fromkeys(type for type in known if hasattr(type, "__struct_fields__"))
     _, components = msgspec.json.schema_components(types, ref_template=REF)
     for name, schema in components.items():
         type = next((getattr(module, name) for module in MODULES if hasattr(module, name)), None)
