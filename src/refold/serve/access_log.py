@@ -63,7 +63,8 @@ class LoggedRequest:
             for header, name in LOGGED_RESPONSE_HEADERS.items():
                 if header in headers:
                     self._response_facts[name] = headers[header]
-            self._metrics.streams += self._is_stream
+            if self._is_stream:
+                self._metrics.open_streams.inc()
             self._add_headers(headers, content_type)
         await self._send(message)
 
@@ -81,7 +82,8 @@ class LoggedRequest:
     def end(self) -> None:
         """Logs and counts the request: by its route, since the rest of a path may contain anything."""
         seconds = monotonic() - self._started_at
-        self._metrics.streams -= self._is_stream
+        if self._is_stream:
+            self._metrics.open_streams.dec()
         route = getattr(self._scope.get("route"), "path", None) or "none"
         method = self._scope["method"] if self._scope["method"] in METHODS else "other"
         self._count(route, method, seconds)
@@ -104,20 +106,20 @@ class LoggedRequest:
         _LOG.info("request", extra={"facts": facts})
 
     def _count(self, route: str, method: str, seconds: float) -> None:
-        count = self._metrics.count
-        count("requests", route=route, method=method, status=self.status)
+        metrics = self._metrics
+        metrics.requests.labels(route, method, self.status).inc()
         if not self._is_stream:
-            self._metrics.observe("request_seconds", seconds, route=route)
+            metrics.request_seconds.labels(route).observe(seconds)
         if self.is_refused:
-            count("refusals", status=self.status)
+            metrics.refusals.labels(self.status).inc()
         elif self.is_gateway and (self.status >= 400 or self.has_failed):
             status = "cut" if self.has_failed else self.status
-            count("upstream_errors", upstream=self.path.split("/")[1], status=status)
+            metrics.upstream_errors.labels(self.path.split("/")[1], status).inc()
         if "bypass" in self._response_facts:
-            count("bypasses")
+            metrics.bypasses.inc()
         before = self._response_facts.get("tokens_before", "")
         sent = self._response_facts.get("tokens_sent", "")
         if before.isdigit() and sent.isdigit():
-            count("tokens_before", int(before))
-            count("tokens_sent", int(sent))
-            count("tokens_saved", max(0, int(before) - int(sent)))
+            metrics.tokens_before.inc(int(before))
+            metrics.tokens_sent.inc(int(sent))
+            metrics.tokens_saved.inc(max(0, int(before) - int(sent)))

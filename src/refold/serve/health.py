@@ -4,8 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from refold.serve.service import Service
@@ -57,7 +58,7 @@ def routes(service: Service) -> list[Route]:
     async def metrics(request: Request) -> Response:
         """Metrics for Prometheus; needs the scope `read`"""
         require_scope(request.state.caller, "read")
-        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     return [Route("/healthz", healthz), Route("/metrics", metrics)]
 

@@ -50,7 +50,7 @@ class Service:
         self.store = store
         self.events = EventBroker()
         self.metrics = Metrics()
-        self.metrics.gauge("sessions_kept", lambda: len(self._sessions))
+        self.metrics.sessions_kept.set_function(lambda: len(self._sessions))
         self._summarizer = summarizer
         self._embedder = embedder
         self._threads = ThreadPoolExecutor(THREADS, "refold")
@@ -95,7 +95,7 @@ class Service:
 
         def publish(event: SessionEvent) -> None:
             if isinstance(event, CompactionEvent):
-                self.metrics.count("compactions", kind=event.kind)
+                self.metrics.compactions.labels(event.kind).inc()
             self.events.publish(owner, event)
 
         return Session(
