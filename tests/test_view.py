@@ -10,8 +10,8 @@ from hypothesis import given, settings
 import refold
 from refold.core import codec
 from refold.core.draft import Draft, LastRequest, number
-from refold.core.event import Event, Line, Measured, Said, Span
-from refold.core.live import Head, Live, State
+from refold.core.event import Event, Head, Line, Measured, Said, Span
+from refold.core.live import Live, State
 from refold.core.message import Media, Message, Text
 from refold.core.plan import Edit, Stamp, settle
 from refold.core.view import fold

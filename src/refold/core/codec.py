@@ -5,18 +5,19 @@ Both are JSON. `docs/format.md` is the description for people; a change here is 
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from math import isfinite
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from refold.core.errors import CorruptError
 from refold.core.event import (
     Called,
-    Certificate,
     Event,
     Expiry,
+    Head,
     Line,
     Measured,
     Named,
@@ -24,12 +25,9 @@ from refold.core.event import (
     Pinned,
     Replaced,
     Said,
-    Span,
     Undone,
     Unknown,
-    Worth,
 )
-from refold.core.live import CalledHead, Head, MeasuredHead, ReplacedHead
 from refold.core.message import Kind, Message, Role, Usage
 from refold.core.pairing import with_original_ids, with_unique_ids
 
@@ -195,80 +193,6 @@ class _SaidBody(_SaidWords, frozen=True):
     raw: msgspec.Raw = msgspec.Raw()
 
 
-class _ReplacedHead(msgspec.Struct, frozen=True, array_like=True):
-    view: str
-    span: Span
-    lines: tuple[Line, ...]
-    kind: str
-    round: int
-    tokens: tuple[int, int]
-
-
-class _CoverHead(_ReplacedHead, frozen=True, array_like=True):
-    keeps_originals: bool = True
-    """Written only where it is false: most heads are shorter."""
-
-
-class _ReplacedBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    shown: tuple[Message | int, ...]
-    why: str
-    time: float
-    certificate: Certificate | None = None
-    worth: Worth | None = None
-
-
-class _CalledHead(msgspec.Struct, frozen=True, array_like=True):
-    view: str
-    time: float
-    calls: int
-    cost: float
-
-
-class _CalledBody(msgspec.Struct, frozen=True):
-    span: Span
-    model: str
-    problem: str | None
-    usage: Usage | None
-
-
-class _PinnedHead(msgspec.Struct, frozen=True, array_like=True):
-    lines: tuple[Line, ...]
-
-
-class _UndoneHead(msgspec.Struct, frozen=True, array_like=True):
-    of: int
-
-
-class _MeasuredHead(msgspec.Struct, frozen=True, array_like=True):
-    view: str
-    of: int
-    estimate: int
-    input: int = 0
-    model: str | None = None
-    prefix: str | None = None
-    made: int = 0
-
-
-class _MeasuredBody(msgspec.Struct, frozen=True):
-    usage: Usage
-    model: str | None
-    time: float
-
-
-class _NamedHead(msgspec.Struct, frozen=True, array_like=True):
-    title: str | None
-    model: str | None
-
-
-class _When(msgspec.Struct, frozen=True):
-    time: float
-
-
-class _Note(msgspec.Struct, frozen=True):
-    why: str
-    time: float
-
-
 BESIDE = ("meta", "model", "finish", "usage", "error", "summary")
 """What a message has that its provider's JSON does not say."""
 
@@ -279,41 +203,44 @@ def _beside(message: Message) -> Message | None:
 
 
 def encode(event: Event) -> Entry:
-    head: Any
-    body: Any
     match event:
-        case Said(line=line, message=message):
-            numbers = (line.role, line.tokens, event.index, line.turn, line.step, event.total)
-            facts = (line.calls, line.answers, line.tools, line.apart, line.whole)
-            head = _SaidHead(*numbers, *facts, line.expiry, line.summary, line.retry, line.wordless)
-            told = with_original_ids(message) if event.raw is None else _beside(message)
-            beside = (event.tags, event.kind, event.piece)
-            body = dumps(_SaidWords(event.time, event.dialect, told, *beside))
-            if event.raw is not None:  # spliced in, so that it stays as it was written
-                body = body[:-1] + b',"raw":' + event.raw + b"}"
-            return Entry(line.at, "said", message.id, dumps(head), body)
-        case Replaced():
-            head = _ReplacedHead(event.view, event.span, event.lines, event.kind, event.round, event.tokens)
-            if not event.keeps_originals:
-                head = _CoverHead(**msgspec.structs.asdict(head), keeps_originals=False)
-            body = _ReplacedBody(event.shown, event.why, event.time, event.certificate, event.worth)
-        case Undone(of=of):
-            head, body = _UndoneHead(of), _Note(event.why, event.time)
-        case Pinned(lines=lines):
-            head, body = _PinnedHead(lines), _Note(event.why, event.time)
-        case Measured():
-            alone = event.usage.input if event.usage.calls == 1 else 0  # a sum says nothing of one request
-            known = (event.estimate, alone, event.model, event.prefix, event.made)
-            head = _MeasuredHead(event.view, event.of, *known)
-            body = _MeasuredBody(event.usage, event.model, event.time)
-        case Called():
-            head = _CalledHead(event.view, event.time, event.calls, event.cost)
-            body = _CalledBody(event.span, event.model, event.problem, event.usage)
-        case Named():
-            head, body = _NamedHead(event.title, event.model), _When(event.time)
-        case Unknown(kind=kind):
-            return Entry(event.at, kind, None, dumps(event.head), dumps(event.body))
+        case Said():
+            return _encode_said(event)
+        case Unknown():
+            return Entry(event.at, event.kind, None, dumps(event.head), dumps(event.body))
+    head = [getattr(event, name) for name in event.HEAD]
+    body = {name: getattr(event, name) for name in event.BODY}
+    if isinstance(event, Replaced):  # what most edits do not have is left out
+        body = {name: value for name, value in body.items() if value is not None}
+        if event.keeps_originals:
+            head.pop()
     return Entry(event.at, type(event).__name__.lower(), None, dumps(head), dumps(body))
+
+
+def _encode_said(event: Said) -> Entry:
+    line = event.line
+    head = _SaidHead(
+        line.role,
+        line.tokens,
+        event.index,
+        line.turn,
+        line.step,
+        event.total,
+        line.calls,
+        line.answers,
+        line.tools,
+        line.apart,
+        line.whole,
+        line.expiry,
+        line.summary,
+        line.retry,
+        line.wordless,
+    )
+    message = with_original_ids(event.message) if event.raw is None else _beside(event.message)
+    body = dumps(_SaidWords(event.time, event.dialect, message, event.tags, event.kind, event.piece))
+    if event.raw is not None:  # spliced in, so that it stays as it was written
+        body = body[:-1] + b',"raw":' + event.raw + b"}"
+    return Entry(line.at, "said", event.message.id, dumps(head), body)
 
 
 def decode(entry: Entry, parse: Parse) -> Event:
@@ -322,72 +249,57 @@ def decode(entry: Entry, parse: Parse) -> Event:
     Raises:
         CorruptError: the entry is not what `encode` wrote.
     """
-    at = entry.at
-    match entry.kind:
-        case "said":
-            said = _read(entry, entry.head, _SaidHead)
-            line, body = _line(entry, said), _said_body(entry)
-            raw = bytes(body.raw) or None
-            message = body.message
-            if raw is not None:
-                message = parse(body.dialect or "", loads(raw))
-                known = {name: getattr(body.message, name) for name in BESIDE} if body.message else {}
-                message = msgspec.structs.replace(message, id=entry.id, **known)
-            if message is None:
-                raise CorruptError(f"Event {at} has neither a message nor its JSON")
-            rest = (body.dialect, raw, body.tags, body.kind, body.piece)
-            return Said(line, with_unique_ids(message, line), said.index, said.total, body.time, *rest)
-        case "replaced":
-            edit = _read(entry, entry.head, _CoverHead)
-            shown = _read(entry, entry.body, _ReplacedBody)
-            new = (shown.shown, edit.lines, edit.kind, shown.why, edit.tokens, shown.time, edit.round)
-            keeps = edit.keeps_originals
-            return Replaced(at, edit.view, edit.span, *new, shown.certificate, shown.worth, keeps)
-        case "undone":
-            note = _read(entry, entry.body, _Note)
-            return Undone(at, _read(entry, entry.head, _UndoneHead).of, note.why, note.time)
-        case "pinned":
-            note = _read(entry, entry.body, _Note)
-            return Pinned(at, _read(entry, entry.head, _PinnedHead).lines, note.why, note.time)
-        case "measured":
-            head, usage = _read(entry, entry.head, _MeasuredHead), _read(entry, entry.body, _MeasuredBody)
-            numbers = (usage.usage, head.estimate, usage.model, usage.time, head.prefix, head.made)
-            return Measured(at, head.view, head.of, *numbers)
-        case "called":
-            bill, told = _read(entry, entry.head, _CalledHead), _read(entry, entry.body, _CalledBody)
-            facts = (told.span, told.model, told.problem, bill.calls, told.usage, bill.cost, bill.time)
-            return Called(at, bill.view, *facts)
-        case "named":
-            name = _read(entry, entry.head, _NamedHead)
-            return Named(at, name.title, name.model, _read(entry, entry.body, _When).time)
-        case kind:
-            return Unknown(at, kind, _json(entry, entry.head), _json(entry, entry.body))
+    if entry.kind == "said":
+        return _decode_said(entry, parse)
+    if entry.kind in _EVENTS:
+        stored = _EVENTS[entry.kind]
+        fields = _fields(entry, stored.head) | asdict(_read(entry, entry.body, stored.body))
+        return stored.event(entry.at, **fields)
+    return Unknown(entry.at, entry.kind, _json(entry, entry.head), _json(entry, entry.body))
+
+
+def _decode_said(entry: Entry, parse: Parse) -> Said:
+    head = _read(entry, entry.head, _SaidHead)
+    line = _line(entry, head)
+    body = _said_body(entry)
+    message = body.message
+    raw = bytes(body.raw) or None
+    if raw is not None:
+        known = {name: getattr(message, name) for name in BESIDE} if message else {}
+        message = replace(parse(body.dialect or "", loads(raw)), id=entry.id, **known)
+    if message is None:
+        raise CorruptError(f"Event {entry.at} has neither a message nor its JSON")
+    message = with_unique_ids(message, line)
+    return Said(
+        line,
+        message,
+        head.index,
+        head.total,
+        body.time,
+        body.dialect,
+        raw,
+        body.tags,
+        body.kind,
+        body.piece,
+    )
 
 
 def head(entry: Entry) -> Head | None:
-    """The event without its words; None for one that views pass over."""
-    match entry.kind:
-        case "said":
-            return _line(entry, _read(entry, entry.head, _SaidHead))
-        case "replaced":
-            edit = _read(entry, entry.head, _CoverHead)
-            return ReplacedHead(entry.at, edit.view, edit.span, edit.lines, edit.round, edit.keeps_originals)
-        case "undone":
-            return Undone(entry.at, _read(entry, entry.head, _UndoneHead).of)
-        case "pinned":
-            return Pinned(entry.at, _read(entry, entry.head, _PinnedHead).lines)
-        case "measured":
-            measured = _read(entry, entry.head, _MeasuredHead)
-            rest = (measured.estimate, measured.input, measured.model, measured.prefix, measured.made)
-            return MeasuredHead(entry.at, measured.view, measured.of, *rest)
-        case "called":
-            bill = _read(entry, entry.head, _CalledHead)
-            return CalledHead(entry.at, bill.view, bill.time, bill.calls, bill.cost)
-        case "named":
-            name = _read(entry, entry.head, _NamedHead)
-            return Named(entry.at, name.title, name.model)
-        case _:
-            return None
+    """The event without its texts; None for one that views pass over."""
+    if entry.kind == "said":
+        return _line(entry, _read(entry, entry.head, _SaidHead))
+    if entry.kind not in _EVENTS:
+        return None
+    stored = _EVENTS[entry.kind]
+    return stored.event(entry.at, **(stored.event.BODY | _fields(entry, stored.head)))
+
+
+def _fields(entry: Entry, type: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields of an event that its head has."""
+    fields = asdict(_read(entry, entry.head, type))
+    if "input" in fields:
+        fields["usage"] = Usage(fields.pop("input"))
+    return fields
 
 
 class Came(NamedTuple):
@@ -413,10 +325,22 @@ def dialect_of(entry: Entry) -> str | None:
 
 
 def _line(entry: Entry, head: _SaidHead) -> Line:
-    numbers = (head.role, head.tokens, head.turn, head.step)
-    rest = (head.apart, head.whole, head.expiry, head.summary)
-    line = Line(entry.at, *numbers, head.calls, head.answers, head.tools, 0, *rest, retry=head.retry)
-    return msgspec.structs.replace(line, wordless=True) if head.wordless else line
+    return Line(
+        entry.at,
+        head.role,
+        head.tokens,
+        head.turn,
+        head.step,
+        head.calls,
+        head.answers,
+        head.tools,
+        apart=head.apart,
+        whole=head.whole,
+        expiry=head.expiry,
+        summary=head.summary,
+        retry=head.retry,
+        wordless=head.wordless,
+    )
 
 
 def _said_body(entry: Entry) -> _SaidBody:
@@ -427,7 +351,7 @@ def _said_body(entry: Entry) -> _SaidBody:
         value = _json(entry, entry.body)
         raw = value.pop("raw", None) if isinstance(value, dict) else None
         body = _convert(entry, value, _SaidBody)
-        return body if raw is None else msgspec.structs.replace(body, raw=msgspec.Raw(dumps(raw)))
+        return body if raw is None else replace(body, raw=msgspec.Raw(dumps(raw)))
 
 
 def _read(entry: Entry, data: bytes, type: type[T]) -> T:
@@ -452,6 +376,36 @@ def _convert(entry: Entry, value: Any, type: type[T]) -> T:
         raise CorruptError(f"Event {entry.at} is no '{entry.kind}': {error}") from error
 
 
-_HEADS = (_SaidHead, _CoverHead, _CalledHead, _PinnedHead, _UndoneHead, _MeasuredHead, _NamedHead)
-_BODIES = (_SaidBody, _ReplacedBody, _CalledBody, _MeasuredBody, _Note, _When)
-_DECODERS: dict[Hashable, msgspec.json.Decoder[Any]] = {type: decoder(type) for type in (*_HEADS, *_BODIES)}
+def _part(event: type[msgspec.Struct], names: Iterable[str], *, array_like: bool) -> type[msgspec.Struct]:
+    """The struct of an event's head or body, with the types and defaults that its fields have."""
+    known = {field.name: field for field in msgspec.structs.fields(event)}
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    for name in names:
+        field = known.get(name)
+        if field is None:  # a property, which older entries may not have
+            fields.append((name, int, 0))
+        elif field.required:
+            fields.append((name, field.type))
+        else:
+            fields.append((name, field.type, field.default))
+    return msgspec.defstruct(event.__name__, fields, frozen=True, array_like=array_like, kw_only=True)
+
+
+class _Stored(NamedTuple):
+    """How one kind of event is stored."""
+
+    event: type[Replaced | Undone | Pinned | Measured | Called | Named]
+    head: type[msgspec.Struct]
+    body: type[msgspec.Struct]
+
+
+_EVENTS: dict[str, _Stored] = {
+    event.__name__.lower(): _Stored(
+        event,
+        _part(event, event.HEAD, array_like=True),
+        _part(event, event.BODY, array_like=False),
+    )
+    for event in (Replaced, Undone, Pinned, Measured, Called, Named)
+}
+_TYPES = [_SaidHead, _SaidBody, *(part for stored in _EVENTS.values() for part in stored[1:])]
+_DECODERS: dict[Hashable, msgspec.json.Decoder[Any]] = {type: decoder(type) for type in _TYPES}

@@ -10,10 +10,14 @@ Named     the conversation was given a title, or a model
 Unknown   a fact of a kind that only a newer refold understands
 
 The place of an event in its stream, `at`, never moves: it is the handle that everybody uses.
+
+An event is stored in two parts, its head and its body (the texts). `HEAD` names the fields of the head, in
+the order of their array; `BODY` names the fields of the body, with the values that stand for them where only
+the head was read. `core/codec.py` encodes both.
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -192,6 +196,9 @@ class Worth(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Replaced(msgspec.Struct, frozen=True):
+    HEAD: ClassVar = ("view", "span", "lines", "kind", "round", "tokens", "keeps_originals")
+    BODY: ClassVar = {"shown": (), "why": "", "time": 0.0, "certificate": None, "worth": None}
+
     at: int
     view: str
     span: Span
@@ -215,6 +222,9 @@ class Replaced(msgspec.Struct, frozen=True):
 
 
 class Undone(msgspec.Struct, frozen=True):
+    HEAD: ClassVar = ("of",)
+    BODY: ClassVar = {"why": "", "time": 0.0}
+
     at: int
     of: int
     why: str = ""
@@ -222,6 +232,9 @@ class Undone(msgspec.Struct, frozen=True):
 
 
 class Pinned(msgspec.Struct, frozen=True):
+    HEAD: ClassVar = ("lines",)
+    BODY: ClassVar = {"why": "", "time": 0.0}
+
     at: int
     lines: tuple[Line, ...]
     why: str = ""
@@ -229,6 +242,9 @@ class Pinned(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
+    HEAD: ClassVar = ("view", "of", "estimate", "input", "model", "prefix", "made")
+    BODY: ClassVar = {"usage": Usage(0), "model": None, "time": 0.0}
+
     at: int
     view: str
     of: int
@@ -243,8 +259,16 @@ class Measured(msgspec.Struct, frozen=True):
     made: int = 0
     """The first place that came after the request was made."""
 
+    @property
+    def input(self) -> int:
+        """The reported tokens of the request; 0 where they are the sum of several."""
+        return self.usage.input if self.usage.calls == 1 else 0
+
 
 class Called(msgspec.Struct, frozen=True):
+    HEAD: ClassVar = ("view", "time", "calls", "cost")
+    BODY: ClassVar = {"span": Span(0, 0), "model": "", "problem": None, "usage": None}
+
     at: int
     view: str
     span: Span
@@ -261,6 +285,9 @@ class Called(msgspec.Struct, frozen=True):
 
 
 class Named(msgspec.Struct, frozen=True):
+    HEAD: ClassVar = ("title", "model")
+    BODY: ClassVar = {"time": 0.0}
+
     at: int
     title: str | None = None
     """None leaves it as it was, here and below."""
@@ -276,3 +303,5 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 Event: TypeAlias = Said | Replaced | Undone | Pinned | Measured | Called | Named | Unknown
+Head: TypeAlias = Line | Replaced | Undone | Pinned | Measured | Called | Named
+"""An event without its texts. That of a Said is its line; an Unknown has none."""

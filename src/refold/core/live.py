@@ -3,11 +3,11 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import msgspec
 
-from refold.core.event import Line, Named, Pinned, Span, Undone
+from refold.core.event import Called, Head, Line, Measured, Named, Pinned, Replaced, Span, Undone
 from refold.core.message import Role
 from refold.core.view import (
     Item,
@@ -21,44 +21,6 @@ from refold.core.view import (
     shown_at,
     without_replaced,
 )
-
-
-class ReplacedHead(msgspec.Struct, frozen=True):
-    """A Replaced without its messages."""
-
-    at: int
-    view: str
-    span: Span
-    lines: tuple[Line, ...]
-    round: int = 0
-    keeps_originals: bool = True
-
-
-class MeasuredHead(msgspec.Struct, frozen=True, array_like=True):
-    """The counted and the reported tokens of a request."""
-
-    at: int
-    view: str
-    of: int
-    estimate: int
-    input: int
-    model: str | None = None
-    prefix: str | None = None
-    made: int = 0
-
-
-class CalledHead(msgspec.Struct, frozen=True, array_like=True):
-    """Time, number and cost of model calls for a summary."""
-
-    at: int
-    view: str
-    time: float
-    calls: int
-    cost: float
-
-
-Head: TypeAlias = Line | ReplacedHead | Undone | Pinned | MeasuredHead | CalledHead | Named
-"""An event without its texts. That of a Said is its line."""
 
 
 class PastReader(Protocol):
@@ -83,7 +45,7 @@ class Pin(msgspec.Struct, array_like=True):
 class State(msgspec.Struct, array_like=True):
     """The state of a view as a snapshot stores it: spans, counts and places, but no text."""
 
-    version: int = 9
+    version: int = 10
     """Version of this struct; snapshots of other versions are ignored."""
     next: int = 0
     """The next event to apply."""
@@ -105,7 +67,7 @@ class State(msgspec.Struct, array_like=True):
     items: list[tuple[Span, tuple[Line, ...], int | None, bool]] = []
     stale: list[Span] = []
     """Messages written after something that changed since: from the change to its event."""
-    measured: MeasuredHead | None = None
+    measured: Measured | None = None
     """The newest measured request, if nothing was changed since."""
     prefix: str | None = None
     """Digest of system text and tools of the newest measured request."""
@@ -205,18 +167,18 @@ class Live:
         match head:
             case Line():
                 self._add_message(head)
-            case ReplacedHead(view=self.view) if is_valid_edit(head):
+            case Replaced(view=self.view) if is_valid_edit(head):
                 self._replace(head, past)
             case Pinned():
                 self.state.pins[at] = Pin(list(head.lines))
                 self._rebuild_around(head.lines, past)
             case Undone():
                 self._undo(head, past)
-            case MeasuredHead():
+            case Measured():
                 self.state.model = head.model or self.state.model
                 if head.view == self.view:
                     self._measure(head)
-            case CalledHead():
+            case Called():
                 self.state.spent += head.cost
                 if head.view == self.view and head.calls:
                     recent = [one for one in self.state.called if one[0] > head.time - PERIOD_S]
@@ -275,7 +237,7 @@ class Live:
         shown = without_replaced(item.lines, self.state.apart)
         self._splice(i, i + 1, [Item(item.span, shown, item.words, item.edit, item.merged)], is_change=False)
 
-    def _replace(self, edit: ReplacedHead, past: PastReader) -> None:
+    def _replace(self, edit: Replaced, past: PastReader) -> None:
         first, last = self._overlapping(edit.span)
         cut = [item for item in self.items[first:last] if not edit.span.covers(item.span)]
         if not cut:
@@ -297,7 +259,7 @@ class Live:
         if not edit.keeps_originals:
             self.state.withheld.append(edit.span)
 
-    def _correct(self, edit: ReplacedHead) -> None:
+    def _correct(self, edit: Replaced) -> None:
         """Update the corrections: the newest edit of a message decides."""
         for line in edit.lines:
             if line.place in edit.span:
@@ -356,7 +318,7 @@ class Live:
             Item(Span(line.at, line.at + 1), without_replaced((line,), apart), self.words) for line in lines
         ]
 
-    def _display(self, edit: ReplacedHead) -> tuple[Line, ...]:
+    def _display(self, edit: Replaced) -> tuple[Line, ...]:
         return without_replaced(display(edit.lines, edit.span, self.kept), self.state.apart)
 
     def _overlapping(self, span: Span) -> tuple[int, int]:
@@ -376,7 +338,7 @@ class Live:
         self._starts[low:high] = [item.span.start for item in new]
         self.edition += 1
 
-    def _measure(self, measured: MeasuredHead) -> None:
+    def _measure(self, measured: Measured) -> None:
         if None not in (self.state.prefix, measured.prefix) and measured.prefix != self.state.prefix:
             later = [span for span in self.state.stale if span.start >= measured.of]
             self.state.stale = [Span(0, measured.of), *later]
@@ -402,11 +364,11 @@ class ActiveEdits:
 
     def __init__(self, view: str, heads: Iterable[Head]) -> None:
         self.view = view
-        self.edits: dict[int, ReplacedHead] = {}
+        self.edits: dict[int, Replaced] = {}
         self.pins: set[int] = set()
-        self.outermost: list[ReplacedHead] = []
+        self.outermost: list[Replaced] = []
         """The edits that no other covers, in order: they decide what is shown."""
-        self._heads: dict[int, ReplacedHead | Pinned] = {}
+        self._heads: dict[int, Replaced | Pinned] = {}
         self._effects: dict[int, tuple[int, bool]] = {}
         """For each event: the edit or pin that it switched, and whether on or off."""
         for head in heads:
@@ -414,7 +376,7 @@ class ActiveEdits:
 
     def apply(self, head: Head) -> None:
         match head:
-            case ReplacedHead(view=self.view) if is_valid_edit(head):
+            case Replaced(view=self.view) if is_valid_edit(head):
                 first = bisect_left(self.outermost, head.span.start, key=lambda edit: edit.span.end - 1)
                 last = bisect_left(self.outermost, head.span.end, key=lambda edit: edit.span.start)
                 if all(head.span.covers(edit.span) for edit in self.outermost[first:last]):
@@ -443,11 +405,11 @@ class ActiveEdits:
     def blocking_edit(self, at: int) -> int | None:
         """The edit that keeps the Undone at a place from being undone."""
         head = self._heads[self._effects[at][0]]
-        if not isinstance(head, ReplacedHead):
+        if not isinstance(head, Replaced):
             return None
         return next((one.at for one in self.edits.values() if crosses(head.span, one.span)), None)
 
-    def _switch(self, head: ReplacedHead | Pinned, on: bool) -> bool:
+    def _switch(self, head: Replaced | Pinned, on: bool) -> bool:
         if isinstance(head, Pinned):
             if on:
                 self.pins.add(head.at)
@@ -474,8 +436,8 @@ def _first_change(before: Sequence[Item], after: Sequence[Item]) -> int | None:
     return None
 
 
-def _outermost(edits: Iterable[ReplacedHead]) -> list[ReplacedHead]:
-    result: list[ReplacedHead] = []
+def _outermost(edits: Iterable[Replaced]) -> list[Replaced]:
+    result: list[Replaced] = []
     reach = 0
     for edit in sorted(edits, key=lambda edit: (edit.span.start, -edit.span.end, -edit.at)):
         if edit.span.end > reach:

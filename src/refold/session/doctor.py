@@ -14,8 +14,8 @@ import msgspec
 from refold.core import codec
 from refold.core.codec import GENESIS, Entry, Link
 from refold.core.errors import CorruptError, RefoldError, StoreError
-from refold.core.event import Event, Line, Pinned, Replaced, Said, Span
-from refold.core.live import Head, Live, State
+from refold.core.event import Event, Head, Line, Pinned, Replaced, Said, Span
+from refold.core.live import Live, State
 from refold.core.message import Message
 from refold.core.plan import line_of
 from refold.session.inspect import parse

@@ -7,7 +7,7 @@ import msgspec
 from refold.core import codec
 from refold.core.errors import ConflictError, MessageError, NotFoundError
 from refold.core.event import Line, Pinned, Replaced, Said, Span, Undone
-from refold.core.live import ActiveEdits, ReplacedHead
+from refold.core.live import ActiveEdits
 from refold.core.message import Message, Part, Reasoning, Text, ToolCall
 from refold.core.pairing import original_id, unique_call_ids, with_unique_ids
 from refold.core.plan import Count, Stamp, cost, line_of
@@ -66,7 +66,7 @@ def correct(record: Record, at: int, new: Message | str, count: Count, stamp: St
     told = {"tools": line.tools or said.line.tools, "corrects": at}
     told |= {name: getattr(said.line, name) for name in ("apart", "whole", "expiry", "retry", "wordless")}
     line = msgspec.structs.replace(line, **told)
-    cover = ReplacedHead(stamp.at, stamp.view, item.span, ())
+    cover = Replaced(stamp.at, stamp.view, item.span, (), (), "", "", (0, 0), stamp.time)
     if len(item.span) > 1:  # it is for an edit of others too to show it
         standing = ActiveEdits(record.view, record.facts(record.live.state.next))
         covers = [one for one in standing.outermost if at in one.span]
@@ -139,7 +139,7 @@ def group(record: Record, line: Line) -> list[Line]:
 def _edit(
     record: Record,
     stamp: Stamp,
-    cover: ReplacedHead,
+    cover: Replaced,
     lines: Iterable[Line],
     kind: str,
     why: str,
@@ -217,7 +217,7 @@ def _changing(record: Record, standing: ActiveEdits, at: int) -> int | None:
     return None if cover is None else cover.at
 
 
-def _hiding(record: Record, standing: ActiveEdits, at: int) -> ReplacedHead | None:
+def _hiding(record: Record, standing: ActiveEdits, at: int) -> Replaced | None:
     """The edit that keeps a message out of sight."""
     item = record.live.item_at(at)
     if item is None or at in {line.at for line in item.lines}:
@@ -225,7 +225,7 @@ def _hiding(record: Record, standing: ActiveEdits, at: int) -> ReplacedHead | No
     return next((cover for cover in standing.outermost if at in cover.span), None)
 
 
-def _still_needed(record: Record, cover: ReplacedHead, back: Sequence[Line]) -> tuple[Line, ...]:
+def _still_needed(record: Record, cover: Replaced, back: Sequence[Line]) -> tuple[Line, ...]:
     """What an edit shows, less what it says in place of the messages that come back."""
     span = cover.span
     ids = {id for line in back for id in (line.answers, *line.calls) if id is not None}

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from refold.core.errors import LargePart, NotFoundError
 from refold.core.event import Line, Replaced, Said
-from refold.core.live import ActiveEdits, Live, ReplacedHead, State
+from refold.core.live import ActiveEdits, Live, State
 from refold.session.results import EditRow, Explanation, MessageState, utc
 from refold.stores.record import Record
 
@@ -73,10 +73,10 @@ def message_state(live: Live, at: int) -> tuple[MessageState, int | None, int]:
     return "hidden", item.edit, 0
 
 
-def replacements(record: Record) -> list[ReplacedHead]:
+def replacements(record: Record) -> list[Replaced]:
     """Every edit of the view, the oldest first, including those that were taken back."""
     heads = record.facts(record.live.state.next)
-    return [head for head in heads if isinstance(head, ReplacedHead) and head.view == record.view]
+    return [head for head in heads if isinstance(head, Replaced) and head.view == record.view]
 
 
 def edit_rows(record: Record, places: Iterable[int]) -> list[EditRow]:

@@ -11,8 +11,7 @@ from refold.core import codec
 from refold.core.budget import SOON, WINDOW, Budget
 from refold.core.draft import Draft, LastRequest
 from refold.core.errors import NotFoundError, OverBudgetError, SettingError
-from refold.core.event import Line, Replaced
-from refold.core.live import MeasuredHead
+from refold.core.event import Line, Measured, Replaced
 from refold.core.message import Usage
 from refold.core.plan import CompactionRequest, must_stay
 from refold.core.view import View
@@ -132,7 +131,7 @@ class Fitter:
                 self._newest_dialect = next(filter(None, found), self._newest_dialect)
         return self._newest_dialect
 
-    def learn(self, usage: Usage, measured: MeasuredHead | None) -> None:
+    def learn(self, usage: Usage, measured: Measured | None) -> None:
         """Calibrates with the provider's usage of the newest request; `measured` is the one before it."""
         if self.last.counted and usage.input and usage.calls == 1:
             self.meter.learn(self.last.counted, usage.input, measured)

@@ -12,7 +12,7 @@ from refold.config.validate import brief_repr
 from refold.core import codec
 from refold.core.codec import dumps, json_problem, loads
 from refold.core.errors import LargePart, SettingError, StoreError
-from refold.core.live import MeasuredHead
+from refold.core.event import Measured
 from refold.dialects.rules.targets import Facts, facts_of
 from refold.models import calibrate
 from refold.models.calibrate import LOWEST, Anchor, Calibration
@@ -66,12 +66,12 @@ class Meter:
                 self._calibration = CALIBRATION.decode(note or b"{}")
         return self._calibration
 
-    def scale(self, measured: MeasuredHead | None) -> tuple[float, int]:
+    def scale(self, measured: Measured | None) -> tuple[float, int]:
         """Model tokens per counted token, and the constant overhead of a request."""
         ratio, constant = calibrate.scale(self.counter.counter, self.calibration, self._anchor(measured))
         return ratio * self.counter.margin, constant
 
-    def estimate(self, counted: int, measured: MeasuredHead | None) -> int:
+    def estimate(self, counted: int, measured: Measured | None) -> int:
         """Model tokens of a request with so many counted tokens; `measured` is the previous request."""
         tokens = self.counter.tokens(counted)
         return calibrate.estimate(tokens, self.counter.counter, self.calibration, self._anchor(measured))
@@ -83,7 +83,7 @@ class Meter:
         shape = asked or (request.get("text") or {}).get("format")
         return (self.counter.system(text) if text else 0) + self.counter.shape(shape)
 
-    def learn(self, counted: int, reported: int, measured: MeasuredHead | None) -> None:
+    def learn(self, counted: int, reported: int, measured: Measured | None) -> None:
         """Calibrates with the provider's count of a request; `measured` is the previous request."""
         if reported > self.limits.window:
             return
@@ -101,7 +101,7 @@ class Meter:
                 self._notes.keep_note(self._name, msgspec.json.encode(self.calibration))
                 self._unsaved = 0
 
-    def _anchor(self, measured: MeasuredHead | None) -> Anchor | None:
+    def _anchor(self, measured: Measured | None) -> Anchor | None:
         if measured is None or not measured.estimate or not same_model(measured.model, self.model):
             return None
         counted = self.counter.tokens(measured.estimate)

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from refold.core import codec
 from refold.core.codec import Link
-from refold.core.event import Line
-from refold.core.live import Live, MeasuredHead, ReplacedHead
+from refold.core.event import Line, Measured, Replaced
+from refold.core.live import Live
 from refold.stores.record import Record
 
 MAX_STEPS = 2_000
@@ -72,9 +72,9 @@ class StepHistory:
             self._begin_step(head)
         live.apply(head, link.entry.at, record)
         self._digest = link.digest
-        if isinstance(head, ReplacedHead) and head.view == live.view:
+        if isinstance(head, Replaced) and head.view == live.view:
             self._edits += 1
-        elif isinstance(head, MeasuredHead) and head.view == live.view and head.input and self._steps:
+        elif isinstance(head, Measured) and head.view == live.view and head.input and self._steps:
             self._steps[-1].sent = head.input
         if live.edition != self._edition:
             self._edition = live.edition

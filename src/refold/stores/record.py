@@ -11,8 +11,8 @@ import msgspec
 from refold.core import codec
 from refold.core.codec import GENESIS, Entry, Link, Parse
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, StoreError
-from refold.core.event import Event, Line, Replaced, Said, Span
-from refold.core.live import Head, Live, State
+from refold.core.event import Event, Head, Line, Replaced, Said, Span
+from refold.core.live import Live, State
 from refold.core.message import Message
 from refold.core.view import View
 from refold.stores.store import BatchReads, Key, Lease, Snapshot, Snapshots, Store, Watchable
