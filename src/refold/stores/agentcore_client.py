@@ -1,13 +1,11 @@
-"""Client of AgentCore Memory: allowed names, events, memory records, retries, errors as `StoreError`."""
+"""Client of AgentCore Memory: allowed names, events, memory records, and errors as `StoreError`."""
 
 import os
-import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache
 from hashlib import blake2b
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
@@ -19,21 +17,15 @@ from refold.stores.store import Key, Memory
 Json: TypeAlias = dict[str, Any]
 
 DEFAULT_OWNER = "default"
-TRIES = 6
-"""Of one request, at most, where the service throttles, fails or cannot be reached."""
-WAIT_S = 0.2
-"""Before a request is tried again, at most: doubled with every try."""
-CONNECTING = 0.15
-"""The part of the time for a request that a connection may take; no try begins with less than twice that."""
-MEMORIES = 0.5
-"""The part of that time that asking for memories may take, however many requests it needs."""
+TRIES = 3
+"""Of one request. The SDK retries throttling, failures and broken connections."""
 PAGE = 100
 """The most that the service lists at a time."""
-GLANCES = (3, 25, PAGE)
-"""Events looked at in one go, where few are expected to be new; more each time that there were more."""
-MOST_FOUND = 100
+FEW = 3
+"""Events that are listed first, where few are expected to be new."""
+MAX_FOUND = 100
 """Records that the service finds for a query, at most."""
-MOST_QUERY = 10_000
+MAX_QUERY = 10_000
 """Characters of a query."""
 MEMORY = re.compile(
     r"(arn:(aws|aws-cn|aws-us-gov):bedrock-agentcore:[a-z0-9-]+:[0-9]{12}:memory/)?"
@@ -44,21 +36,12 @@ PLAIN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,99}")
 NAMESPACE = re.compile(r"[a-zA-Z0-9/*][a-zA-Z0-9_/*:-]{0,700}")
 ENCODED = re.compile(r"--[0-9a-f]{32}$")
 
-_UNTIL: ContextVar[float] = ContextVar("until")
-"""When the request that is under way must have been answered."""
-
 
 class ActorSession(NamedTuple):
     """Where events are: a session of an actor."""
 
     actor: str
     session: str
-
-
-class Branch(NamedTuple):
-    name: str
-    root: str
-    """The event after which it begins."""
 
 
 class AgentCoreClient:
@@ -87,10 +70,11 @@ class AgentCoreClient:
             )
         self.memory_id, self.actor = memory_id, actor
         self.namespace = namespace if namespace is None else _namespace(namespace)
-        self._how = (region, timeout_s)
+        self._region = region
         self._timeout_s = timeout_s
-        self._given, self._pid = client, os.getpid()
-        self._made: Any = None if client is not None else _client(*self._how)
+        self._given = client
+        self._made: Any = None if client is not None else _client(region, timeout_s)
+        self._pid = os.getpid()
         self._newest = 0
         self._lock = Lock()
 
@@ -103,53 +87,38 @@ class AgentCoreClient:
 
     # Events
 
-    def create(
-        self, place: ActorSession, payload: list[Json], token: str, after: int, branch: Branch | None = None
-    ) -> str:
-        """Creates an event, unless one was created with the same token, and returns the id of that one.
+    def create(self, place: ActorSession, payload: list[Json], token: str, after: str = "") -> str:
+        """Creates an event, and returns its id. If the service knows the token, it creates nothing and the id
+        is that of the first event with it.
 
-        `after` is a time in milliseconds that the event's own is greater than.
+        Ids begin with the time in milliseconds. The event's id is greater than `after`.
         """
-        with self._lock:  # no two of a process have the same time, which would leave their order to chance
-            self._newest = max(int(time.time() * 1000), self._newest + 1)
-            now = max(self._newest, after + 1)
-        at: Json = {"eventTimestamp": datetime.fromtimestamp(now / 1000, UTC)}
-        if branch is not None:
-            at["branch"] = {"name": branch.name, "rootEventId": branch.root}
-        event = self._call("create_event", place, payload=payload, clientToken=token, **at)["event"]
-        return str(event["eventId"])
-
-    def event(self, place: ActorSession, id: str) -> Json | None:
-        found = self._call("get_event", place, missing={}, eventId=id)
-        return found.get("event")
+        last = int(after.partition("#")[0] or 0)
+        with self._lock:  # events with the same time have no order
+            self._newest = max(int(time.time() * 1000), self._newest + 1, last + 1)
+            at = datetime.fromtimestamp(self._newest / 1000, UTC)
+        answer = self._call("create_event", place, payload=payload, clientToken=token, eventTimestamp=at)
+        return str(answer["event"]["eventId"])
 
     def delete(self, place: ActorSession, id: str) -> None:
         self._call("delete_event", place, missing={}, eventId=id)
 
-    def events(self, place: ActorSession, branch: str | None = None) -> Iterator[Json]:
-        """All events, the newest first; of a branch, those of its parents before it began included."""
-        return self._list_events(place, branch, PAGE)
+    def events(self, place: ActorSession, size: int = PAGE) -> Iterator[Json]:
+        """All events, the newest first."""
+        return self._pages("list_events", "events", place, {"maxResults": size})
 
-    def since(self, place: ActorSession, id: str, branch: str | None = None) -> tuple[list[Json], bool]:
-        """The events after one, the newest first, and whether that one is still there."""
-        found = list[Json]()
-        for size in GLANCES:
+    def since(self, place: ActorSession, id: str) -> tuple[list[Json], bool]:
+        """The events after one, and whether that one is still there."""
+        found: list[Json] = []
+        for size in (FEW, PAGE):
             found = []
-            for event in self._list_events(place, branch, size):
+            for event in self.events(place, size):
                 if event["eventId"] <= id:
                     return found, event["eventId"] == id
                 found.append(event)
-                if len(found) == size < PAGE:
+                if len(found) == FEW == size:
                     break
-            else:
-                break
         return found, False
-
-    def _list_events(self, place: ActorSession, branch: str | None, size: int) -> Iterator[Json]:
-        only: Json = {"maxResults": size}
-        if branch is not None:
-            only["filter"] = {"branch": {"name": branch, "includeParentBranches": True}}
-        return self._pages("list_events", "events", place, only)
 
     def sessions(self, actor: str) -> Iterator[str]:
         only = {"actorId": actor, "maxResults": PAGE, "filter": {"eventFilter": "HAS_EVENTS"}}
@@ -157,7 +126,7 @@ class AgentCoreClient:
         return (row["sessionId"] for row in rows)
 
     def actors(self) -> Iterator[str]:
-        """Those that stand for owners."""
+        """The actors of owners."""
         for row in self._pages("list_actors", "actorSummaries", None, {"maxResults": PAGE}):
             actor = row["actorId"]
             if self.actor is None or actor == self.actor or actor.startswith(f"{self.actor}:"):
@@ -167,16 +136,17 @@ class AgentCoreClient:
 
     def memories(self, key: Key, query: str | None, limit: int, namespace: str | None) -> list[Memory]:
         """Only what is in a namespace of the key's actor, or of the one that was configured."""
-        place, until = self.place(key), time.monotonic() + self._timeout_s * MEMORIES
+        place = self.place(key)
+        until = time.monotonic() + self._timeout_s
         path = filled(_namespace(namespace or self.namespace or "/"), place)
         only: Json = {"namespacePath": path, "maxResults": min(max(limit, 1), PAGE)}
         operation = "list_memory_records"
         if query is not None and query.strip():
             operation = "retrieve_memory_records"
-            text = query.encode("utf-8", "replace").decode()[:MOST_QUERY]
-            only["searchCriteria"] = {"searchQuery": text, "topK": MOST_FOUND}
+            text = query.encode("utf-8", "replace").decode()[:MAX_QUERY]
+            only["searchCriteria"] = {"searchQuery": text, "topK": MAX_FOUND}
         found = list[Memory]()
-        for row in self._pages(operation, "memoryRecordSummaries", None, only, until):
+        for row in self._pages(operation, "memoryRecordSummaries", None, only):
             names = row.get("namespaces") or [""]
             if len(found) < limit and self._is_shown(names[0], place):
                 made = row["createdAt"].timestamp()
@@ -184,10 +154,15 @@ class AgentCoreClient:
                 found.append(Memory(row["memoryRecordId"], text, row.get("score"), names[0], made))
             if len(found) >= limit:
                 break
+            if time.monotonic() > until:
+                raise StoreError(
+                    "AgentCore Memory took too long to search its records: name a `namespace`, or raise"
+                    " `timeout_s`"
+                )
         return found
 
     def _is_shown(self, namespace: str, place: ActorSession) -> bool:
-        """Whether a record may be shown to an actor, wherever it was looked for."""
+        """True if a record may be shown to an actor, wherever the search looked."""
         inside = f"/{namespace.strip('/')}/"
         if self.namespace is None:  # the service's own layout: /strategies/ID/actors/ACTOR/…
             return f"/actors/{place.actor}/" in inside
@@ -209,11 +184,13 @@ class AgentCoreClient:
 
     @property
     def _client(self) -> Any:
-        """Connections must not cross a fork of the process; the child opens its own."""
+        """A forked process opens its own connections."""
         if self._given is not None:
             return self._given
         if self._pid != os.getpid():
-            self._made, self._pid, self._lock = _client(*self._how), os.getpid(), Lock()
+            self._made = _client(self._region, self._timeout_s)
+            self._lock = Lock()
+            self._pid = os.getpid()
         return self._made
 
     def close(self) -> None:
@@ -221,32 +198,27 @@ class AgentCoreClient:
             self._made.close()
 
     def _pages(
-        self, operation: str, name: str, place: ActorSession | None, only: Json, until: float | None = None
+        self, operation: str, name: str, place: ActorSession | None, arguments: Json
     ) -> Iterator[Json]:
         token: Json = {}
         while True:
-            page = self._call(operation, place, missing={}, until=until, **only, **token)
+            page = self._call(operation, place, missing={}, **arguments, **token)
             yield from page.get(name, ())
             if not page.get("nextToken"):
                 return
             token = {"nextToken": page["nextToken"]}
 
     def _call(
-        self,
-        operation: str,
-        place: ActorSession | None,
-        *,
-        missing: Json | None = None,
-        until: float | None = None,
-        **asked: Any,
+        self, operation: str, place: ActorSession | None, *, missing: Json | None = None, **arguments: Any
     ) -> Mapping[str, Any]:
-        """What the service answers, by a time; `missing` where it has no such event, session or actor."""
+        """What the service answers; `missing` if it has no such event, session or actor."""
         from botocore.exceptions import BotoCoreError, ClientError
 
-        where = {} if place is None else {"actorId": place.actor, "sessionId": place.session}
-        ask = partial(getattr(self._client, operation), memoryId=self.memory_id, **where, **asked)
+        if place is not None:
+            arguments |= {"actorId": place.actor, "sessionId": place.session}
         try:
-            return self._with_retries(ask, until or time.monotonic() + self._timeout_s)
+            answer: Mapping[str, Any] = getattr(self._client, operation)(memoryId=self.memory_id, **arguments)
+            return answer
         except ClientError as error:
             code = error.response.get("Error", {}).get("Code", "")
             message = error.response.get("Error", {}).get("Message", "")
@@ -257,30 +229,9 @@ class AgentCoreClient:
         except BotoCoreError as error:
             raise StoreError(_unreachable(error)) from error
 
-    def _with_retries(self, ask: Callable[[], Mapping[str, Any]], until: float) -> Mapping[str, Any]:
-        """Retries while that may help and there is time. A client that was given retries by itself."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        last, tries = until - 2 * CONNECTING * self._timeout_s, 0
-        if time.monotonic() > last:
-            raise StoreError(
-                "AgentCore Memory took too long to search its records: name a `namespace`, or raise"
-                " `timeout_s`"
-            )
-        _UNTIL.set(until)
-        while True:
-            try:
-                return ask()
-            except (BotoCoreError, ClientError) as error:
-                wait, tries = random.random() * WAIT_S * 2**tries, tries + 1
-                is_over = tries == TRIES or time.monotonic() + wait > last
-                if is_over or self._given is not None or not _is_temporary(error):
-                    raise
-            time.sleep(wait)
-
     @staticmethod
     def code(error: StoreError) -> str:
-        """The service's own name for what went wrong."""
+        """The service's code of an error; empty if it did not answer."""
         response = getattr(error.__cause__, "response", None) or {}
         return str(response.get("Error", {}).get("Code", ""))
 
@@ -338,21 +289,17 @@ def _client(region: str | None, timeout_s: float) -> Any:
         from botocore.exceptions import BotoCoreError, UnknownServiceError
     except ImportError as error:
         raise SettingError("agentcore://", 'needs boto3: pip install "refold[agentcore]"') from error
-    connect_s = timeout_s * CONNECTING
-    times = {"connect_timeout": connect_s, "read_timeout": timeout_s - connect_s}
-    config = Config(retries={"total_max_attempts": 1}, max_pool_connections=50, **times)
-
-    def hurry(request: Any, **_: Any) -> None:
-        """Limits the read timeout to the time left; an SDK that ignores this uses its configuration."""
-        request.context["read_timeout"] = max(_UNTIL.get() - time.monotonic() - connect_s, 0.001)
-
+    config = Config(
+        retries={"total_max_attempts": TRIES, "mode": "standard"},
+        connect_timeout=timeout_s / TRIES / 3,
+        read_timeout=timeout_s / TRIES,
+        max_pool_connections=50,
+    )
     core = botocore.session.Session()
     core.register_component("data_loader", _loader())
     session = boto3.session.Session(botocore_session=core)
     try:
-        client = session.client("bedrock-agentcore", region_name=region, config=config)
-        client.meta.events.register("request-created.bedrock-agentcore", hurry)
-        return client
+        return session.client("bedrock-agentcore", region_name=region, config=config)
     except UnknownServiceError as error:
         raise SettingError("agentcore://", "needs a newer boto3, which knows bedrock-agentcore") from error
     except (BotoCoreError, ValueError) as error:
@@ -366,17 +313,6 @@ def _loader() -> Any:
     import botocore.session
 
     return botocore.session.Session().get_component("data_loader")
-
-
-def _is_temporary(error: Any) -> bool:
-    """Whether a retry may help."""
-    from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
-
-    if not isinstance(error, ClientError):
-        return isinstance(error, ConnectionError | HTTPClientError)
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    code = error.response.get("Error", {}).get("Code", "")
-    return status == 429 or status >= 500 or bool(code.startswith(("Throttl", "Retryable")))
 
 
 def _unreachable(error: Exception) -> str:
