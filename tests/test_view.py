@@ -10,11 +10,11 @@ from hypothesis import given, settings
 import refold
 from refold.core import codec
 from refold.core.draft import Draft, LastRequest, number
-from refold.core.event import Event, Head, Line, Measured, Said, Span
+from refold.core.event import Event, Head, Line, Measured, Pinned, Replaced, Said, Span, Undone
 from refold.core.live import Live, State
 from refold.core.message import Media, Message, Text
 from refold.core.plan import Edit, Stamp, settle
-from refold.core.view import fold
+from refold.core.view import ActiveEdits, fold
 from refold.session.doctor import examine
 from refold.stores.memory import MemoryStore
 from refold.stores.record import seal
@@ -65,6 +65,62 @@ def test_the_incremental_view_equals_the_fold(events):
             assert kept_up.freeze() == expected
             assert kept_up.tokens == expected.tokens
         assert kept_up.freeze().messages == fold(events, view).messages
+
+
+def standing(events: list[Event], view: str = "main") -> tuple[set[int], set[int], list[Replaced]]:
+    """The edits and pins in force, and the edits that no other covers: told as plainly as it can be."""
+    facts: dict[int, Replaced | Pinned] = {}
+    in_force: set[int] = set()
+    effects: dict[int, tuple[int, bool]] = {}
+
+    def crosses(one: Span, other: Span) -> bool:
+        return one.meets(other) and not one.covers(other) and not other.covers(one)
+
+    def edits() -> list[Replaced]:
+        return [fact for fact in facts.values() if isinstance(fact, Replaced) and fact.at in in_force]
+
+    def widest() -> list[Replaced]:
+        rank = {edit.at: (len(edit.span), edit.at) for edit in edits()}
+        return [
+            edit
+            for edit in edits()
+            if not any(o.span.covers(edit.span) and rank[o.at] > rank[edit.at] for o in edits())
+        ]
+
+    for event in events:
+        match event:
+            case Replaced(span=span) if event.view == view and 0 <= span.start < span.end <= event.at:
+                if any(edit.span.meets(span) and not span.covers(edit.span) for edit in widest()):
+                    continue
+            case Pinned():
+                pass
+            case Undone() if event.of in effects:
+                at, on = effects[event.of]
+                fact = facts[at]
+                blocked = isinstance(fact, Replaced) and any(crosses(fact.span, e.span) for e in edits())
+                if (at in in_force) == on and (on or not blocked):
+                    in_force ^= {at}
+                    effects[event.at] = (at, not on)
+                continue
+            case _:
+                continue
+        facts[event.at] = event
+        effects[event.at] = (event.at, True)
+        in_force.add(event.at)
+    pins = {at for at in in_force if isinstance(facts[at], Pinned)}
+    return in_force - pins, pins, sorted(widest(), key=lambda edit: edit.span)
+
+
+# proves: I11
+@settings(max_examples=20 * settings().max_examples)
+@given(streams() | streams(busy=True))
+def test_the_edits_in_force_are_those_of_the_definition(events):
+    for view in ("main", "other"):
+        active = ActiveEdits(view)
+        for n, event in enumerate(events):
+            active.apply(event)
+            expected = standing(events[: n + 1], view)
+            assert (set(active.edits), active.pins, active.outermost) == expected
 
 
 def test_what_only_tells_the_model_to_try_again_is_neither_task_nor_turn_nor_latest():

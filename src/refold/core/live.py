@@ -10,11 +10,11 @@ import msgspec
 from refold.core.event import Called, Head, Line, Measured, Named, Pinned, Replaced, Span, Undone
 from refold.core.message import Role
 from refold.core.view import (
+    ActiveEdits,
     Item,
     View,
     Words,
     corrections,
-    crosses,
     display,
     is_valid_edit,
     merge,
@@ -290,14 +290,14 @@ class Live:
         self.state.compacted = max((at for at, edit in active.edits.items() if edit.round), default=None)
 
     def _rebuild_around(
-        self, lines: Iterable[Line], past: PastReader, active: "ActiveEdits | None" = None
+        self, lines: Iterable[Line], past: PastReader, active: ActiveEdits | None = None
     ) -> None:
         items = [self.item_at(line.at) for line in lines]
         for span in dict.fromkeys(item.span for item in items if item and item.edit is not None):
             active = active or ActiveEdits(self.view, past.facts(self.state.next))
             self._rebuild(span, active, past)
 
-    def _rebuild(self, span: Span, active: "ActiveEdits", past: PastReader) -> None:
+    def _rebuild(self, span: Span, active: ActiveEdits, past: PastReader) -> None:
         """Compute what is shown in and around `span` from the active edits."""
         first, last = self._overlapping(span)
         met = [item.span for item in self.items[first:last]]
@@ -359,73 +359,6 @@ class Live:
         self.state.stale = [*before, Span(start, self.state.next)]
 
 
-class ActiveEdits:
-    """The edits and pins in force, from heads alone."""
-
-    def __init__(self, view: str, heads: Iterable[Head]) -> None:
-        self.view = view
-        self.edits: dict[int, Replaced] = {}
-        self.pins: set[int] = set()
-        self.outermost: list[Replaced] = []
-        """The edits that no other covers, in order: they decide what is shown."""
-        self._heads: dict[int, Replaced | Pinned] = {}
-        self._effects: dict[int, tuple[int, bool]] = {}
-        """For each event: the edit or pin that it switched, and whether on or off."""
-        for head in heads:
-            self.apply(head)
-
-    def apply(self, head: Head) -> None:
-        match head:
-            case Replaced(view=self.view) if is_valid_edit(head):
-                first = bisect_left(self.outermost, head.span.start, key=lambda edit: edit.span.end - 1)
-                last = bisect_left(self.outermost, head.span.end, key=lambda edit: edit.span.start)
-                if all(head.span.covers(edit.span) for edit in self.outermost[first:last]):
-                    self.edits[head.at] = self._heads[head.at] = head
-                    self.outermost[first:last] = [head]
-                    self._effects[head.at] = (head.at, True)
-            case Pinned():
-                self._heads[head.at] = head
-                self.pins.add(head.at)
-                self._effects[head.at] = (head.at, True)
-            case Undone() if self.holds(head.of):
-                at, on = self._effects[head.of]
-                if self._switch(self._heads[at], not on):
-                    self._effects[head.at] = (at, not on)
-
-    @property
-    def corrected(self) -> dict[int, Line]:
-        """Corrections, by the place of the message."""
-        return corrections(self.edits[at] for at in sorted(self.edits))
-
-    def holds(self, at: int) -> bool:
-        """True if the effect of the event at a place still holds."""
-        head, on = self._effects.get(at, (None, False))
-        return head is not None and (head in self.edits or head in self.pins) == on
-
-    def blocking_edit(self, at: int) -> int | None:
-        """The edit that keeps the Undone at a place from being undone."""
-        head = self._heads[self._effects[at][0]]
-        if not isinstance(head, Replaced):
-            return None
-        return next((one.at for one in self.edits.values() if crosses(head.span, one.span)), None)
-
-    def _switch(self, head: Replaced | Pinned, on: bool) -> bool:
-        if isinstance(head, Pinned):
-            if on:
-                self.pins.add(head.at)
-            else:
-                self.pins.discard(head.at)
-            return True
-        if on and any(crosses(head.span, other.span) for other in self.edits.values()):
-            return False
-        if on:
-            self.edits[head.at] = head
-        else:
-            del self.edits[head.at]
-        self.outermost = _outermost(self.edits.values())
-        return True
-
-
 def _first_change(before: Sequence[Item], after: Sequence[Item]) -> int | None:
     """The earliest place that is shown differently."""
     old = [(line.at, line.n, item.span.start) for item in before for line in item.lines]
@@ -434,13 +367,3 @@ def _first_change(before: Sequence[Item], after: Sequence[Item]) -> int | None:
         if one is None or other is None or one[:2] != other[:2]:
             return min(there[2] for there in (one, other) if there is not None)
     return None
-
-
-def _outermost(edits: Iterable[Replaced]) -> list[Replaced]:
-    result: list[Replaced] = []
-    reach = 0
-    for edit in sorted(edits, key=lambda edit: (edit.span.start, -edit.span.end, -edit.at)):
-        if edit.span.end > reach:
-            result.append(edit)
-            reach = edit.span.end
-    return result

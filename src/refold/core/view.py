@@ -1,28 +1,20 @@
 """`fold` turns the events of a conversation into a view: the messages that the model sees.
 
 This is the definition, short and slow. `core.live` keeps the same view up to date at a constant cost per
-event; tests check that both are equal.
+event; tests check that both are equal. `ActiveEdits` says for both which edits stand.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
-from refold.core.event import Event, Line, Pinned, Replaced, Said, Span, Undone
+from refold.core.event import Event, Head, Line, Pinned, Replaced, Said, Span, Undone
 from refold.core.message import Message
 
 Words: TypeAlias = Callable[[Line], Message]
-
-
-class Spanned(Protocol):
-    @property
-    def at(self) -> int: ...
-    @property
-    def span(self) -> Span: ...
-    @property
-    def lines(self) -> tuple[Line, ...]: ...
 
 
 class Item(msgspec.Struct, frozen=True, eq=False):
@@ -121,32 +113,18 @@ class View(msgspec.Struct, frozen=True):
 def fold(events: Iterable[Event], view: str = "main") -> View:
     """The view after `events`.
 
-    An edit takes effect unless it would split what another edit shows; this is decided once, when it comes.
-    An Undone takes an edit or a pin out of force; undoing that puts it back, unless it would cross an edit
-    made meanwhile. The widest edits in force decide what is shown. The task, pinned messages and the newest
-    system text that is sent apart stay shown inside them, or their corrections.
+    `ActiveEdits` says which edits stand, and the widest of them decide what is shown. The task, pinned
+    messages and the newest system text that is sent apart stay shown inside them, or their corrections.
     """
     said: dict[int, Said] = {}
-    facts: dict[int, Replaced | Pinned] = {}
-    in_force: set[int] = set()
-    effects: dict[int, tuple[int, bool]] = {}  # for each event: what it switched, and whether on or off
-    open_calls: dict[str, int] = {}
+    edits: dict[int, Replaced] = {}
     pins: dict[int, list[Line]] = {}
-
-    def active() -> list[Replaced]:
-        return [fact for fact in facts.values() if isinstance(fact, Replaced) and fact.at in in_force]
-
-    def may_stand(fact: Replaced | Pinned) -> bool:
-        return isinstance(fact, Pinned) or not any(crosses(fact.span, e.span) for e in active())
-
-    def activate(fact: Replaced | Pinned) -> None:
-        facts[fact.at] = fact
-        effects[fact.at] = (fact.at, True)
-        in_force.add(fact.at)
-
+    open_calls: dict[str, int] = {}
+    active = ActiveEdits(view)
     next = 0
     for event in events:
         next = event.at + 1
+        active.apply(event)
         match event:
             case Said(line=line):
                 said[line.at] = event
@@ -155,60 +133,117 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
                     if any(pinned.at == call for pinned in lines):
                         lines.append(line)
                 open_calls.update(dict.fromkeys(line.calls, line.at))
-            case Replaced() if event.view == view and is_valid_edit(event):
-                if not splits(event.span, widest(active())):
-                    activate(event)
+            case Replaced() if active.holds(event.at):
+                edits[event.at] = event
             case Pinned():
-                activate(event)
                 pins[event.at] = list(event.lines)
-            case Undone() if event.of in effects:
-                fact, on = effects[event.of]
-                if (fact in in_force) == on and (on or may_stand(facts[fact])):
-                    in_force ^= {fact}
-                    effects[event.at] = (fact, not on)
 
-    users = [s.line for s in said.values() if s.line.asks]
-    apart = [s.line for s in said.values() if s.line.apart][-1:]
-    pinned = [line for at in pins if at in in_force for line in pins[at]]
-    corrected = corrections(active())
-    kept = {
-        line.at: corrected.get(line.at, line)
-        for line in without_replaced([*users[:1], *apart, *pinned], apart)
-    }
+    users = [event.line for event in said.values() if event.line.asks]
+    apart = [event.line for event in said.values() if event.line.apart][-1:]
+    pinned = [line for at in pins if at in active.pins for line in pins[at]]
+    corrected = active.corrected
+    stays = without_replaced([*users[:1], *apart, *pinned], apart)
+    kept = {line.at: corrected.get(line.at, line) for line in stays}
 
     def words(line: Line) -> Message:
         if line.at in said:
             return said[line.at].message
-        message = facts[line.at].shown[line.n]  # type: ignore[union-attr]
+        message = edits[line.at].shown[line.n]
         assert isinstance(message, Message)
         return message
 
-    edits = widest(active())
-    covered = {at for edit in edits for at in edit.span}
-    bare = [s.line for at, s in said.items() if at not in covered]
-    items = [Item(Span(line.at, line.at + 1), without_replaced((line,), apart), words) for line in bare]
-    items += [
-        Item(e.span, without_replaced(display(e.lines, e.span, kept), apart), words, e.at) for e in edits
-    ]
-    shown = tuple(merge(sorted(items, key=lambda item: item.span)))
-    latest = shown_at(users[-1].at, shown) if users else None
-    spared = {f.span for f in facts.values() if isinstance(f, Replaced) and f.at not in in_force}
-    step = max((s.line.step for s in said.values()), default=0) + 1
-    fixed = frozenset(line.at for line in kept.values())
-    withheld = {edit.span for edit in active() if not edit.keeps_originals}
+    items: list[Item] = []
+    covered: set[int] = set()
+    for edit in active.outermost:
+        inside = display(edit.lines, edit.span, kept)
+        items.append(Item(edit.span, without_replaced(inside, apart), words, edit.at))
+        covered.update(edit.span)
+    for at, event in said.items():
+        if at not in covered:
+            items.append(Item(Span(at, at + 1), without_replaced((event.line,), apart), words))
+    shown = merge(sorted(items, key=lambda item: item.span))
+    in_force = active.edits.values()
     return View(
-        shown, fixed, latest, next, step, spared=tuple(sorted(spared)), withheld=tuple(sorted(withheld))
+        tuple(shown),
+        kept=frozenset(line.at for line in kept.values()),
+        latest=shown_at(users[-1].at, shown) if users else None,
+        next=next,
+        step=max((event.line.step for event in said.values()), default=0) + 1,
+        spared=tuple(sorted({edit.span for edit in edits.values() if edit.at not in active.edits})),
+        withheld=tuple(sorted({edit.span for edit in in_force if not edit.keeps_originals})),
     )
 
 
-def is_valid_edit(edit: "Spanned") -> bool:
+class ActiveEdits:
+    """The edits and pins in force.
+
+    An edit takes effect unless it would split what another edit shows; this is decided once, when it comes.
+    An Undone takes an edit or a pin out of force; undoing that puts it back, unless it would cross an edit
+    made meanwhile.
+    """
+
+    def __init__(self, view: str, heads: Iterable[Head] = ()) -> None:
+        self.view = view
+        self.edits: dict[int, Replaced] = {}
+        self.pins: set[int] = set()
+        self.outermost: list[Replaced] = []
+        """The edits that no other covers, in order: they decide what is shown."""
+        self._heads: dict[int, Replaced | Pinned] = {}
+        self._effects: dict[int, tuple[int, bool]] = {}
+        """For each event: the edit or pin that it switched, and whether on or off."""
+        for head in heads:
+            self.apply(head)
+
+    def apply(self, head: Head | Event) -> None:
+        match head:
+            case Replaced(view=self.view) if is_valid_edit(head):
+                first = bisect_left(self.outermost, head.span.start, key=lambda edit: edit.span.end - 1)
+                last = bisect_left(self.outermost, head.span.end, key=lambda edit: edit.span.start)
+                if all(head.span.covers(edit.span) for edit in self.outermost[first:last]):
+                    self.edits[head.at] = self._heads[head.at] = head
+                    self.outermost[first:last] = [head]
+                    self._effects[head.at] = (head.at, True)
+            case Pinned():
+                self._heads[head.at] = head
+                self.pins.add(head.at)
+                self._effects[head.at] = (head.at, True)
+            case Undone() if self.holds(head.of):
+                at, on = self._effects[head.of]
+                if on or self.blocking_edit(head.of) is None:
+                    self._switch(self._heads[at], not on)
+                    self._effects[head.at] = (at, not on)
+
+    @property
+    def corrected(self) -> dict[int, Line]:
+        """Corrections, by the place of the message."""
+        return corrections(self.edits[at] for at in sorted(self.edits))
+
+    def holds(self, at: int) -> bool:
+        """True if the effect of the event at a place still holds."""
+        head, on = self._effects.get(at, (None, False))
+        return head is not None and (head in self.edits or head in self.pins) == on
+
+    def blocking_edit(self, at: int) -> int | None:
+        """The edit that keeps the effect of the event at a place from being reversed."""
+        head = self._heads[self._effects[at][0]]
+        if not isinstance(head, Replaced):
+            return None
+        return next((one.at for one in self.edits.values() if crosses(head.span, one.span)), None)
+
+    def _switch(self, head: Replaced | Pinned, on: bool) -> None:
+        if isinstance(head, Pinned):
+            self.pins ^= {head.at}
+            return
+        if on:
+            self.edits[head.at] = head
+        else:
+            del self.edits[head.at]
+        self.outermost = _outermost(self.edits.values())
+
+
+def is_valid_edit(edit: Replaced) -> bool:
     """True if its span is not empty and ends before the edit."""
     return 0 <= edit.span.start < edit.span.end <= edit.at
-
-
-def splits(span: Span, shown: Iterable[Replaced]) -> bool:
-    """True if the span covers a part of one of the edits."""
-    return any(edit.span.meets(span) and not span.covers(edit.span) for edit in shown)
 
 
 def crosses(one: Span, other: Span) -> bool:
@@ -216,10 +251,14 @@ def crosses(one: Span, other: Span) -> bool:
     return one.meets(other) and not one.covers(other) and not other.covers(one)
 
 
-def widest(edits: Sequence[Replaced]) -> list[Replaced]:
-    """The edits that no other covers; of two with the same span the newer."""
-    rank = {e.at: (len(e.span), e.at) for e in edits}
-    return [e for e in edits if not any(o.span.covers(e.span) and rank[o.at] > rank[e.at] for o in edits)]
+def _outermost(edits: Iterable[Replaced]) -> list[Replaced]:
+    result: list[Replaced] = []
+    reach = 0
+    for edit in sorted(edits, key=lambda edit: (edit.span.start, -edit.span.end, -edit.at)):
+        if edit.span.end > reach:
+            result.append(edit)
+            reach = edit.span.end
+    return result
 
 
 def without_replaced(lines: Iterable[Line], apart: Sequence[Line]) -> tuple[Line, ...]:
@@ -227,7 +266,7 @@ def without_replaced(lines: Iterable[Line], apart: Sequence[Line]) -> tuple[Line
     return tuple(line for line in lines if not line.apart or line.place in {newest.at for newest in apart})
 
 
-def corrections(edits: Iterable["Spanned"]) -> dict[int, Line]:
+def corrections(edits: Iterable[Replaced]) -> dict[int, Line]:
     """Corrections by the place of the message; the newest edit that shows a message decides."""
     found: dict[int, Line] = {}
     for edit in edits:

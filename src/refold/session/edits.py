@@ -7,11 +7,10 @@ import msgspec
 from refold.core import codec
 from refold.core.errors import ConflictError, MessageError, NotFoundError
 from refold.core.event import Line, Pinned, Replaced, Said, Span, Undone
-from refold.core.live import ActiveEdits
 from refold.core.message import Message, Part, Reasoning, Text, ToolCall
 from refold.core.pairing import original_id, unique_call_ids, with_unique_ids
 from refold.core.plan import Count, Stamp, cost, line_of
-from refold.core.view import Item, display
+from refold.core.view import ActiveEdits, Item, display
 from refold.stores.record import Record
 
 REACH = 64

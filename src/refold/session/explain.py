@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from refold.core.errors import LargePart, NotFoundError
 from refold.core.event import Line, Replaced, Said
-from refold.core.live import ActiveEdits, Live, State
+from refold.core.live import Live, State
+from refold.core.view import ActiveEdits
 from refold.session.results import EditRow, Explanation, MessageState, utc
 from refold.stores.record import Record
 
