@@ -32,7 +32,8 @@ from refold.core import errors, event
 from refold.core.event import Called, Certificate, Line, Named, Piece, Pinned, Replaced, Span, Undone
 from refold.core.message import Message, Text, Usage
 from refold.models.limits import ModelLimits, ModelSettings
-from refold.serve import frames, gateway, health, http_errors, openapi, panel
+from refold.serve import events as live_events
+from refold.serve import gateway, health, http_errors, openapi, panel
 from refold.serve.api import ENDPOINTS, Endpoint
 from refold.serve.service import Service
 from refold.session.notify import CompactionEvent, MessageEvent
@@ -157,7 +158,10 @@ def events() -> Iterator[str]:
         yield from fields_of(struct, "###")
         yield from table("`kind` | when", (([code([kind]), says]) for kind, says in listed(struct).items()))
     yield "## Told over HTTP\n\nThe `event:` of a frame, and what is in its `data:` as far as there is any.\n"
-    told, found = listed(MessageEvent) | listed(CompactionEvent) | listed(frames), dict(fields_of_frames())
+    told, found = (
+        listed(MessageEvent) | listed(CompactionEvent) | listed(live_events),
+        dict(fields_of_frames()),
+    )
     rows = ([code([kind]), says, code(found[kind])] for kind, says in told.items())
     yield from table("event | when | fields", rows)
 
@@ -175,18 +179,18 @@ def fields_of_frames() -> Iterator[tuple[str, list[str]]]:
     """One event of every kind is told, and what it is told with is looked at."""
     key, line, span = Key("ann", "c"), Line(1, "tool", 9, 1, 1, tools=("grep",)), Span(1, 3)
     text = Message("tool", (Text("found"),))
-    edits = [("expire", "remove"), ("expire", "compact"), *((kind, "why") for kind in frames.KINDS)]
+    edits = [("expire", "remove"), ("expire", "compact"), *((kind, "why") for kind in live_events.KINDS)]
     happened: list[Any] = [
         event.Said(line, text, 1, 9, 1.0),
         *(Replaced(4, "main", span, (text,), (line,), kind, why, (9, 3), 1.0) for kind, why in edits),
         *(Undone(5, 4, "no", 1.0), Pinned(5, (line,), "yes", 1.0), Named(5, "a title", "m", 1.0)),
         Called(5, "main", span, "m", "late", 1, time=1.0),
     ]
-    texts = [frames.stream_frames(key, one, with_id=False) for one in happened] + [frames.LAGGING]
+    texts = [live_events.stored_frames(key, one, with_id=False) for one in happened] + [live_events.LAGGING]
     expanded = MessageEvent("message-expanded", "c", 1, 1, 1, "tool", ("grep",), "a question")
     others: list[Any] = [kind for kind in listed(CompactionEvent) if kind != "compaction:failed"]
     live: list[Any] = [expanded, *(CompactionEvent(kind, "c", 1, 1, "why") for kind in others)]
-    texts += [frames.live_frame(key, one) for one in live]
+    texts += [live_events.live_frame(key, one) for one in live]
     for frame in b"".join(texts).decode().strip().split("\n\n"):
         head, data = frame.split("\n")
         yield head.removeprefix("event: "), list(json.loads(data.removeprefix("data: ")))

@@ -12,7 +12,7 @@ import refold
 from apis import running
 from refold.core.codec import Link
 from refold.core.errors import StoreError
-from refold.serve import events, sse
+from refold.serve import events
 from refold.serve.events import EventBroker, Topic
 from refold.session.notify import CompactionEvent
 from refold.stores.store import Key, Store, open_store
@@ -80,9 +80,8 @@ def compaction(kind: str, reason: str = "") -> CompactionEvent:
 # What was erased
 
 
-def test_a_conversation_that_is_erased_and_begun_anew_is_told_whole(run, monkeypatch):
+def test_a_conversation_that_is_erased_and_begun_anew_is_told_whole(run):
     """Whether anything of the first one was told or not."""
-    monkeypatch.setattr(events, "POLL_S", 10 * WAIT_S)
     for before in (["old"] * 5, ["older"]):
         with watching(run, "/api/events") as watcher:
             say(run, *before)
@@ -116,9 +115,8 @@ def test_who_watches_a_fork_is_sent_away_when_it_is_erased_with_its_parent(run, 
     run.http.post(f"{at}/talk/fork", json={"id": "fork"})
     run.http.post(f"{at}/fork/fork", json={"id": "fork of it"})
     feeds = [hub.subscribe(run.service.store, Key("default", id), loop) for id in ("fork", "fork of it")]
-    with feeds[0].sending(), feeds[1].sending():  # they take nothing: nobody looks whether they are there
-        assert run.http.delete(f"{at}/talk?with_forks=true").status_code == 200
-        until(lambda: all(feed.is_closed for feed in feeds))
+    assert run.http.delete(f"{at}/talk?with_forks=true").status_code == 200
+    until(lambda: all(feed.is_closed for feed in feeds))
 
 
 # Who does not read
@@ -132,21 +130,10 @@ def test_one_who_does_not_read_does_not_keep_the_service_from_stopping(url):
             until(lambda: not run.server.server_state.connections)
 
 
-def test_one_who_is_sent_away_for_another_is_told_so(run, monkeypatch, caplog):
-    monkeypatch.setattr(events, "STALE_S", 0.0)
-    monkeypatch.setattr(sse, "FAREWELL_S", 10 * WAIT_S)
-    with stuck(run, "/api/events") as slow, watching(run, "/api/events"):
-        got = b""
-        while not got.endswith(b"0\r\n\r\n"):  # as complete answers end
-            got += slow.recv(65_536)
-    assert b"event: lagging" in got
-
-
-def test_one_who_does_not_even_take_that_is_cut_off(run, monkeypatch, caplog):
-    monkeypatch.setattr(events, "STALE_S", 0.0)
-    with stuck(run, "/api/events") as slow:
-        with watching(run, "/api/events"):
-            until(lambda: len(run.server.server_state.connections) <= 2)  # the watcher's, and `run.http`
+def test_one_who_does_not_read_is_cut_off_without_an_end(run, caplog):
+    with stuck(run, "/api/conversations/talk/events") as slow:
+        run.http.delete("/api/conversations/talk")
+        until(lambda: len(run.server.server_state.connections) <= 1)  # that of `run.http`
         got = b""
         with suppress(ConnectionError):
             while some := slow.recv(65_536):
@@ -155,44 +142,15 @@ def test_one_who_does_not_even_take_that_is_cut_off(run, monkeypatch, caplog):
     assert "without completing response" not in caplog.text
 
 
-def test_who_comes_while_others_are_behind_is_told_only_what_comes(run):
-    with watching(run):
-        (feed,) = run.service.events._topics.values()
-        with feed.sending():
-            say(run, "before")
-            until(lambda: feed.is_behind)
-            with watching(run) as fresh:
-                say(run, "after")
-                until(lambda: fresh.told and fresh.told[-1].data["text"] == "after")
-    assert [one.data["text"] for one in fresh.told] == ["after"]
-
-
-def test_who_comes_back_while_others_are_behind_is_told_nothing_twice(run):
-    with watching(run):
-        (feed,) = run.service.events._topics.values()
-        with feed.sending():
-            (place,) = say(run, "taken")
-            until(lambda: feed.is_behind)
-            with watching(run, last_event_id=str(place + 1)) as again:
-                say(run, "after")
-                until(lambda: again.told and again.told[-1].data["text"] == "after")
-    assert [one.data["text"] for one in again.told] == ["after"]
-
-
-def test_nobody_looks_for_news_on_behalf_of_one_who_does_not_read(url, loop, hub, monkeypatch):
-    monkeypatch.setattr(events, "POLL_S", 0.01)
-    other = Key(TALK.owner, "other")
-    talk(url, "one")
-    with refold.open(other.conversation, store=url, owner=other.owner) as chat:
-        chat.append({"role": "user", "content": "one"})
-    slow, quick = _Minded(open_store(url)), _Minded(open_store(url))
-    behind = hub.subscribe(slow, TALK, loop)
-    with behind.sending():
-        reads = slow.reads
-        hub.subscribe(quick, other, loop)
-        seen = quick.reads
-        until(lambda: quick.reads > seen + 3)
-        assert slow.reads == reads
+def test_who_comes_while_others_do_not_read_is_told_only_what_comes(run):
+    with stuck(run, "/api/conversations/talk/events"), watching(run) as fresh:
+        (place,) = say(run, "after")
+        until(lambda: fresh.told and fresh.told[-1].data["text"] == "after")
+        with watching(run, last_event_id=str(place + 1)) as again:
+            say(run, "later")
+            until(lambda: again.told)
+    assert fresh.told[0].data["text"] == "after"
+    assert [one.data["text"] for one in again.told] == ["later"]
 
 
 # What leaves nothing in the record

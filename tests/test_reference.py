@@ -23,7 +23,7 @@ from refold.core.errors import RefoldError
 from refold.core.event import Event, Expiry
 from refold.models.limits import ModelSettings
 from refold.policies.expire import LENGTH, THRESHOLD
-from refold.serve import api, frames, gateway, health, panel
+from refold.serve import api, events, gateway, health, panel
 from refold.serve.openapi import description
 from refold.serve.service import Service
 from refold.session.api import DEFAULT_STORE
@@ -131,8 +131,8 @@ def test_everything_that_is_told_over_http_is_in_the_reference():
     key = Key("default", "c")
 
     def watch(event):
-        if not frames.is_in_stream(event):
-            take(frames.live_frame(key, event))
+        if not events.is_stored(event):
+            take(events.live_frame(key, event))
 
     def take(text):
         for frame in text.decode().strip().split("\n\n") if text else ():
@@ -156,13 +156,13 @@ def test_everything_that_is_told_over_http_is_in_the_reference():
         chat.append({"role": "user" if n % 2 else "assistant", "content": f"word {n} " * 200})
     chat.compact(keep_recent=2)
     for event in chat.events():
-        take(frames.stream_frames(key, event, with_id=False))
+        take(events.stored_frames(key, event, with_id=False))
     assert {"message-compacted", "compaction:complete", "restored", "undone", "message-expanded"} <= set(told)
     page = rows("events")
     for kind, facts in told.items():
         missing = {fact for fact in facts if f"`{fact}`" not in page[kind][-1]}
         assert not missing, kind
-    assert set(frames.KINDS.values()) <= set(page)
+    assert set(events.KINDS.values()) <= set(page)
 
 
 def test_every_error_is_in_the_reference():

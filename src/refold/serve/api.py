@@ -28,10 +28,10 @@ from refold.core.event import Named, Said
 from refold.core.message import Media, Message, Part, ToolResult
 from refold.serve import schemas
 from refold.serve.conversations import Conversations
+from refold.serve.events import EventStream
 from refold.serve.http_errors import valid_id
 from refold.serve.schemas import JsonBody, QueryParameters
 from refold.serve.service import Service
-from refold.serve.sse import EventStream
 from refold.serve.tokens import Caller, require_scope
 from refold.session.export import export_lines
 from refold.session.inspect import Inspector

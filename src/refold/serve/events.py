@@ -1,27 +1,47 @@
-"""Live events: what any process appends to the store, and what the sessions of this process report.
+"""Live events as server-sent events: what any process appends to the store, and what sessions here report.
 
 Subscribers of the same conversation, owner or store share a `Topic`, a ring buffer of events that are read
 and written as text once. One thread of the `EventBroker` fills all topics.
+
+Events are named as in `refold.session.notify`. Besides those there are:
+
+restored   an original is shown in its place again
+corrected  another message is shown in the place of one
+recalled   memories of the store are shown beside a message
+undone     an edit, a pin or an undo no longer holds
+pinned     messages stay in every view from now on
+named      the conversation got a title or a model
+lagging    the subscriber reads too slowly and is cut off; it can resume with the id of its last event
 """
 
+import asyncio
 import logging
+import random
 import time
-from asyncio import AbstractEventLoop, Event, Future
+from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import islice
 from threading import Condition, Lock, Thread
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from msgspec.structs import asdict
+from starlette.types import Receive, Scope, Send
 
 from refold.core import codec
-from refold.core.codec import Entry, Link
+from refold.core.codec import Link
 from refold.core.errors import NotFoundError, RefoldError
-from refold.serve.frames import LAGGING, is_in_stream, live_frame, stream_frames
+from refold.core.event import Called, Event, Named, Pinned, Replaced, Said, Undone
+from refold.core.message import Message
+from refold.serve.http_protocol import abort, cancel, wait_for_disconnect
+from refold.serve.redact import redacted
 from refold.session.inspect import Inspector, parse
-from refold.session.notify import SessionEvent
+from refold.session.notify import NOT_SHORTENING, CompactionEvent, MessageEvent, SessionEvent, session_events
 from refold.stores.store import Key, Store
+
+if TYPE_CHECKING:
+    from refold.serve.service import Service
 
 BUFFERED_FRAMES = 1_000
 """A subscriber that falls behind by more is cut off."""
@@ -29,71 +49,148 @@ BATCH = 50
 """Frames, or events, that are read at once."""
 POLL_S = 0.25
 """How often the store is asked for what other processes appended."""
-STALE_S = 1.0
-"""A topic whose subscribers read nothing for so long is closed when another subscriber comes."""
 POLL_PAUSE = 20
 """A pause between polls is at least this many times as long as a poll."""
-WAKE_S = 0.005
-"""Between waking one waiting subscriber and the next."""
-MAX_NOTIFICATIONS = 10_000
+MAX_NOTICES = 10_000
 """Waiting to be handled; beyond that the oldest are dropped."""
+HEARTBEAT_S = 15.0
+DELAY_PER_SUBSCRIBER_S = 0.005
+MAX_DELAY_S = 2.5
+"""The more subscribers there are, the longer each waits before it is sent what is new, up to this."""
+FAREWELL_S = 0.5
+"""For a client to read the end of its stream."""
+MAX_CHARS = 200
+REDACTED_CHARS = 300
+"""Longer than what is shown, so that a secret is recognized before it is cut."""
+KINDS = dict(zip(NOT_SHORTENING, ("restored", "corrected", "recalled"), strict=True))
+"""Event names of edits that shorten nothing."""
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+BEGIN = b"retry: 1000\n: watching\n\n"
+HEARTBEAT = b": still here\n\n"
+LAGGING = b'event: lagging\ndata: {"advice":"reconnect with the id of the last event"}\n\n'
 _LOG = logging.getLogger("refold.serve")
 
 TopicScope: TypeAlias = Key | str | None
 """One conversation, all conversations of an owner, or everyone's."""
 
 
+# Events as text
+
+
+def stored_frames(key: Key, event: Event, *, with_id: bool) -> bytes:
+    """A stored event as text, empty if subscribers need not know of it. Its id counts the events so far."""
+    frames: list[bytes] = []
+    extra: dict[str, Any] = {}
+    match event:
+        case Said(line=line, index=index, time=time):
+            extra = {"index": index, "tokens": line.tokens, "time": time}
+        case Replaced(kind=kind, time=time, tokens=tokens):
+            extra = {"edit": event.at, "edit_kind": kind, "view": event.view, "tokens": tokens, "time": time}
+            if kind in KINDS:
+                own = {"at": event.span.start, "span": event.span, "reason": event.why}
+                frames.append(_frame(key, KINDS[kind], own | extra))
+        case Undone(at=at, of=of, why=why, time=time):
+            frames.append(_frame(key, "undone", {"at": at, "of": of, "reason": why, "time": time}))
+        case Pinned(at=at, lines=lines, why=why, time=time):
+            places = [line.at for line in lines]
+            frames.append(_frame(key, "pinned", {"at": at, "places": places, "reason": why, "time": time}))
+        case Named(at=at, title=title, model=model, time=time):
+            frames.append(_frame(key, "named", {"at": at, "title": title, "model": model, "time": time}))
+        case Called(time=time):
+            extra = {"time": time}
+    for one in session_events(event, "", 0, 0):
+        frames.append(_frame(key, one.kind, _facts(one) | extra))
+    if frames and with_id:
+        frames[-1] = b"id: %d\n" % (event.at + 1) + frames[-1]
+    return b"".join(frames)
+
+
+def live_frame(key: Key, event: SessionEvent) -> bytes:
+    """An event that is not stored, as text."""
+    return _frame(key, event.kind, _facts(event))
+
+
+def is_stored(event: SessionEvent) -> bool:
+    """True if the event is in the log, too, and read from there for the subscribers of all processes."""
+    if isinstance(event, MessageEvent):
+        return event.kind != "message-expanded"
+    return event.kind == "compaction:failed" and not event.limit
+
+
+def _facts(event: SessionEvent) -> dict[str, Any]:
+    facts = asdict(event)
+    del facts["kind"], facts["conversation"]
+    if isinstance(event, CompactionEvent):
+        return facts
+    message = facts.pop("message")
+    known = {name: value for name, value in facts.items() if value or name == "at"}
+    if isinstance(message, Message):
+        known["text"] = message.text
+    return known
+
+
+def _frame(key: Key, kind: str, facts: dict[str, Any]) -> bytes:
+    for name, value in facts.items():
+        if isinstance(value, str):
+            text = redacted(value[:REDACTED_CHARS])
+            facts[name] = text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 1]}…"
+    data = {"conversation": key.conversation, "owner": key.owner, **facts}
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), codec.dumps(data))
+
+
+# Topics
+
+
+class Notice(NamedTuple):
+    """Something that happened in this process."""
+
+    key: Key
+    event: SessionEvent | None = None
+    """None if it can be read from the store."""
+
+
 class SSEFrame(NamedTuple):
-    """An event as text."""
+    """Events as text."""
 
     data: bytes
     next: int | None = None
-    """The place after the event; None for an event that is not stored."""
+    """The place after the last of them; None for an event that is not stored."""
 
 
 class ReadPosition(NamedTuple):
     """How far a conversation was read, and which: its id may be used again after it was erased."""
 
-    next: int = 0
+    next: int
     digest: bytes | None = None
-    """Of the last event that was read, if known."""
+    """Of the last event that was read; None if it is only known from the store's list."""
     created: float | None = None
     """From the store's list of conversations, if that was read."""
 
 
 class Topic:
-    """Buffers the events of a scope for its subscribers."""
+    """The newest events of a scope, for its subscribers."""
 
-    def __init__(
-        self,
-        store: Store,
-        scope: TopicScope,
-        loop: AbstractEventLoop,
-        on_reader: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`on_reader` is called when a subscriber reads again after events were skipped."""
+    def __init__(self, store: Store, scope: TopicScope, loop: AbstractEventLoop) -> None:
         self.store = store
         self.scope = scope
         self.subscribers = 0
         self.is_closed = False
         """The conversation was erased, or the service ends."""
-        self.closed = Event()
-        self.farewell = b""
-        """What subscribers are sent last."""
-        self._on_reader = on_reader
+        self.closed = asyncio.Event()
+        self.changed = asyncio.Event()
+        """Set when there are more frames; another one takes its place then."""
+        self.notices = deque[Notice](maxlen=MAX_NOTICES)
+        """For the broker's thread."""
         self._loop = loop
         self._lock = Lock()
-        self._waiting: dict[Future[None], None] = {}
-        self._to_wake = 0
         self._frames = deque[SSEFrame](maxlen=BUFFERED_FRAMES)
         self._frame_count = 0
         """Including those that are no longer in the buffer."""
         self._positions: dict[Key, ReadPosition] = {}
-        self._skipped: dict[Key, int | None] = {}
-        """Conversations that went on while no subscriber could read: reading is put off until one can."""
-        self._skipped_since = 0.0
-        self._blocked = 0
-        """Subscribers that have not read yet what they were sent."""
         if isinstance(scope, Key):
             end = self.end_of_record()
             last = next(store.read(scope, max(0, end - 1)), None)
@@ -117,132 +214,76 @@ class Topic:
             start = len(self._frames) - (self._frame_count - seen)
             return None if start < 0 else list(islice(self._frames, start, start + BATCH))
 
-    async def wait_for_frames(self) -> None:
-        """Waits until there may be more frames than `frames_after` returned last."""
-        waiting = self._loop.create_future()
-        self._waiting[waiting] = None
-        try:
-            await waiting
-        finally:
-            self._waiting.pop(waiting, None)
-
     def end_of_record(self) -> int:
         """The first free place of the conversation, read or not."""
         assert isinstance(self.scope, Key)
         return Inspector.open(self.store, self.scope).state.next
 
     def replay(self, start: int, stop: int) -> SSEFrame:
-        """Some earlier events of the conversation, in one frame."""
+        """Some earlier events of the conversation."""
         assert isinstance(self.scope, Key)
-        entries = [link.entry for link in islice(self.store.read(self.scope, start, stop), BATCH)]
-        data = b"".join(self._data(self.scope, entry) for entry in entries)
-        return SSEFrame(data, entries[-1].at + 1 if entries else stop)
+        links = islice(self.store.read(self.scope, start, stop), BATCH)
+        frames = [self._stored(self.scope, link) for link in links]
+        return SSEFrame(b"".join(frame.data for frame in frames), frames[-1].next if frames else stop)
 
-    @contextmanager
-    def sending(self) -> Iterator[None]:
-        """Marks a subscriber as blocked while it is sent something."""
-        self._blocked += 1
-        try:
-            yield
-        finally:
-            self._blocked -= 1
-            if self._skipped:
-                self._on_reader()
-
-    # For the broker's thread
+    # For the broker
 
     def covers(self, key: Key) -> bool:
         return self.scope in (None, key.owner, key)
 
-    @property
-    def is_behind(self) -> bool:
-        """Events were skipped because no subscriber could read them."""
-        return bool(self._skipped)
+    def handle(self, notices: Iterable[Notice]) -> None:
+        """Reads what this process appended, and adds what its sessions only reported.
 
-    @property
-    def has_reader(self) -> bool:
-        return self.subscribers > self._blocked
-
-    @property
-    def is_stale(self) -> bool:
-        """No subscriber has read anything for a while."""
-        waited_s = time.monotonic() - self._skipped_since
-        return self.is_behind and not self.has_reader and waited_s > STALE_S
-
-    def publish(self, key: Key, event: SessionEvent | None, at: int | None = None) -> None:
-        """Takes what a session reported: the start of a compaction before what it appends, all else after."""
-        if not self._skipped:
-            self._skipped_since = time.monotonic()
-        self._skipped.setdefault(key, at)
-        try:
-            if event is None:
-                self.catch_up()
-            elif event.kind != "compaction:start":
-                self.poll(key, self._skipped.pop(key))
-        finally:  # the next poll finds what cannot be read now, but not this event
+        A conversation that this topic has not read yet is left to the next poll.
+        """
+        for key, event in notices:
+            position = self._positions.get(key)
+            is_start = event is not None and event.kind == "compaction:start"  # before what it appends
+            if position is not None and position.digest is not None and not is_start:
+                with _logging_errors():
+                    self._read(key, position)
             if event is not None:
                 self._add([SSEFrame(live_frame(key, event))], key, None)
 
-    def forget(self, key: Key) -> None:
-        """A conversation was erased: another one may get its id."""
-        self._skipped.pop(key, None)
-        self._positions.pop(key, None)
-
-    def catch_up(self) -> None:
-        while self._skipped and self.has_reader:
-            key = next(iter(self._skipped))
-            self.poll(key, self._skipped.pop(key))
-
-    def poll(self, key: Key | None = None, at: int | None = None) -> None:
-        """Reads what anyone appended since: to one conversation, or to any.
-
-        `at` is the place of an appended message: with 0, the conversation began in this process.
-        """
+    def poll(self) -> None:
+        """Reads what any process appended since."""
         if isinstance(self.scope, Key):
-            if not self._read(self.scope):
-                self.close()
+            self._read(self.scope, self._positions[self.scope])
             return
-        is_listed = key is not None and (key in self._positions or at == 0)
-        if key is None or not is_listed or not self._read(key):
-            self._read_all(self.scope)
-
-    def close(self, farewell: bytes = b"") -> None:
-        self.is_closed = True
-        self.farewell = self.farewell or farewell
-        self._wake()
-
-    def _read(self, key: Key) -> bool:
-        """Reads the new events of a conversation; False if it was erased, even if its id is used again."""
-        position = self._positions.get(key, ReadPosition())
-        links = self.store.read(key, max(0, position.next - 1))
-        if position.next:
-            last = next(links, None)
-            if last is None or position.digest not in (None, last.digest):
-                self._positions = {one: read for one, read in self._positions.items() if one != key}
-                return False
-        self._buffer(key, links)
-        return True
-
-    def _read_all(self, owner: str | None) -> None:
-        rows = {row.key: row for row in self.store.conversations(owner)}
+        rows = {row.key: row for row in self.store.conversations(self.scope)}
         self._positions = {key: read for key, read in self._positions.items() if key in rows}
         for key, row in rows.items():
             position = self._positions.get(key)
             if position is None or position.next > row.next or position.created not in (None, row.created):
                 position = ReadPosition(row.fork_at)
-            self._positions[key] = position._replace(created=row.created)
+            position = position._replace(created=row.created)
+            self._positions[key] = position
             if position.next < row.next:
-                self._read(key)
+                self._read(key, position)
 
-    def _buffer(self, key: Key, links: Iterator[Link]) -> None:
+    def close(self) -> None:
+        self.is_closed = True
+        self._wake()
+
+    def _read(self, key: Key, position: ReadPosition) -> None:
+        """Reads the new events of a conversation, unless it was erased, even if its id is used again."""
+        links = self.store.read(key, max(0, position.next - 1))
+        if position.next:
+            last = next(links, None)
+            if last is None or position.digest not in (None, last.digest):
+                if key == self.scope:
+                    self.close()
+                else:
+                    del self._positions[key]
+                return
         while batch := list(islice(links, BATCH)):
-            frames = [SSEFrame(self._data(key, link.entry), link.entry.at + 1) for link in batch]
-            before = self._positions.get(key, ReadPosition())
-            position = before._replace(next=batch[-1].entry.at + 1, digest=batch[-1].digest)
+            position = position._replace(next=batch[-1].entry.at + 1, digest=batch[-1].digest)
+            frames = [self._stored(key, link) for link in batch]
             self._add([frame for frame in frames if frame.data], key, position)
 
-    def _data(self, key: Key, entry: Entry) -> bytes:
-        return stream_frames(key, codec.decode(entry, parse), with_id=key == self.scope)
+    def _stored(self, key: Key, link: Link) -> SSEFrame:
+        event = codec.decode(link.entry, parse)
+        return SSEFrame(stored_frames(key, event, with_id=key == self.scope), link.entry.at + 1)
 
     def _add(self, frames: list[SSEFrame], key: Key, position: ReadPosition | None) -> None:
         with self._lock:
@@ -254,36 +295,13 @@ class Topic:
 
     def _wake(self) -> None:
         with suppress(RuntimeError):  # the event loop has ended, with all subscribers
-            self._loop.call_soon_threadsafe(self._start_waking)
+            self._loop.call_soon_threadsafe(self._set_changed)
 
-    def _start_waking(self) -> None:
+    def _set_changed(self) -> None:
         if self.is_closed:
             self.closed.set()
-        is_waking = self._to_wake > 0
-        self._to_wake = len(self._waiting)
-        if self.is_closed or not is_waking:
-            self._wake_next()
-
-    def _wake_next(self) -> None:
-        """One at a time, since hundreds at once would block everything else; all when the topic closes."""
-        count = self._to_wake if self.is_closed else 1
-        for waiting in list(islice(self._waiting, count)):
-            del self._waiting[waiting]
-            if not waiting.done():
-                waiting.set_result(None)
-        self._to_wake = max(0, self._to_wake - 1)
-        if self._to_wake:
-            self._loop.call_later(WAKE_S, self._wake_next)
-
-
-class _Notification(NamedTuple):
-    """Something to publish in the topics that existed at that time: later ones do not need it."""
-
-    topics: list[Topic]
-    key: Key
-    event: SessionEvent | None = None
-    at: int | None = None
-    is_erased: bool = False
+        self.changed.set()
+        self.changed = asyncio.Event()
 
 
 class EventBroker:
@@ -291,40 +309,31 @@ class EventBroker:
 
     def __init__(self) -> None:
         self._topics: dict[TopicScope, Topic] = {}
-        self._notifications = deque[_Notification](maxlen=MAX_NOTIFICATIONS)
         self._lock = Condition()
         self._thread: Thread | None = None
         self._is_closed = False
-        self._has_reader = False
 
     def publish(self, owner: str, event: SessionEvent) -> None:
         """Takes what a session of this process reports. From any thread; never blocks."""
-        key = Key(owner, event.conversation)
-        at = event.at if event.kind == "message-added" else None
-        self._notify(key, None if is_in_stream(event) else event, at)
+        self._notify(Key(owner, event.conversation), None if is_stored(event) else event)
 
     def appended(self, key: Key) -> None:
         """Makes subscribers see at once what was appended, not at the next poll."""
-        self._notify(key)
+        self._notify(key, None)
 
     def erased(self, key: Key) -> None:
-        """Ends the subscriptions of a conversation, even of subscribers that do not read."""
+        """Ends the subscriptions of a conversation."""
         with self._lock:
             if (topic := self._topics.get(key)) is not None:
                 topic.close()
-        self._notify(key, is_erased=True)
 
-    def _notify(
-        self, key: Key, event: SessionEvent | None = None, at: int | None = None, *, is_erased: bool = False
-    ) -> None:
+    def _notify(self, key: Key, event: SessionEvent | None) -> None:
+        notice = Notice(key, event)
         with self._lock:
-            topics = [one for one in self._topics.values() if one.covers(key) and not one.is_closed]
-            if not topics:
-                return
-            new = _Notification(topics, key, event, at, is_erased)
-            last = self._notifications[-1] if self._notifications else None
-            if event is not None or last is None or last._replace(at=at) != new:
-                self._notifications.append(new)
+            for topic in self._topics.values():
+                is_repeated = event is None and topic.notices and topic.notices[-1] == notice
+                if topic.covers(key) and not is_repeated:
+                    topic.notices.append(notice)
             self._lock.notify_all()
 
     def subscribe(self, store: Store, scope: TopicScope, loop: AbstractEventLoop) -> Topic:
@@ -335,17 +344,14 @@ class EventBroker:
         """
         if isinstance(scope, Key) and next(store.read(scope, 0, 1), None) is None:
             raise NotFoundError(f"There is no conversation {scope.conversation!r}")
+        topic = self._topics.get(scope)
+        if topic is None or topic.is_closed:
+            topic = Topic(store, scope, loop)
         with self._lock:
-            known = self._topics.get(scope)
-            if known is not None and known.is_stale:  # its subscribers come back with the last event's id
-                known.close(LAGGING)
-        if known is None or known.is_closed:
-            known = Topic(store, scope, loop, self._reader_is_back)
-        with self._lock:
-            topic = self._topics.get(scope)
-            if topic is None or topic.is_closed:
-                topic = known
-                self._topics[scope] = known
+            current = self._topics.get(scope)
+            if current is not None and not current.is_closed:
+                topic = current
+            self._topics[scope] = topic
             topic.subscribers += 1
             if self._is_closed:
                 topic.close()
@@ -359,11 +365,6 @@ class EventBroker:
             topic.subscribers -= 1
             if not topic.subscribers and self._topics.get(topic.scope) is topic:
                 del self._topics[topic.scope]
-
-    def _reader_is_back(self) -> None:
-        with self._lock:
-            self._has_reader = True
-            self._lock.notify_all()
 
     @property
     def subscribers(self) -> int:
@@ -379,44 +380,112 @@ class EventBroker:
             self._lock.notify_all()
 
     def _has_work(self) -> bool:
-        return bool(self._notifications) or self._has_reader or self._is_closed
+        return self._is_closed or any(topic.notices for topic in self._topics.values())
 
     def _run(self) -> None:
         next_poll = time.monotonic() + POLL_S
         while True:
             with self._lock:
                 self._lock.wait_for(self._has_work, max(0.0, next_poll - time.monotonic()))
-                notifications = list(self._notifications)
-                self._notifications.clear()
                 if self._is_closed or not self._topics:
                     self._thread = None
                     return
-                topics = list(self._topics.values())
-                self._has_reader = False
-            for topic in topics:
-                _try(topic, topic.catch_up)
-            for one in notifications:
-                for topic in one.topics:
-                    if one.is_erased:
-                        _try(topic, partial(topic.forget, one.key))
-                    else:
-                        _try(topic, partial(topic.publish, one.key, one.event, one.at))
+                notices = {topic: list(topic.notices) for topic in self._topics.values()}
+                for topic in notices:
+                    topic.notices.clear()
+            for topic, new in notices.items():
+                topic.handle(new)
             started = time.monotonic()
             if started >= next_poll:
-                for topic in topics:
-                    if topic.has_reader:
-                        _try(topic, topic.poll)
+                for topic in notices:
+                    with _logging_errors():
+                        topic.poll()
                 ended = time.monotonic()
                 next_poll = ended + max(POLL_S, POLL_PAUSE * (ended - started))
 
 
-def _try(topic: Topic, do: Callable[[], None]) -> None:
+@contextmanager
+def _logging_errors() -> Iterator[None]:
     """A failure in one topic does not concern the others; the next poll may succeed."""
-    if topic.is_closed:
-        return
     try:
-        do()
+        yield
     except RefoldError as error:
         _LOG.warning("could not read events: %s", type(error).__name__)
     except Exception:
         _LOG.exception("could not publish events")
+
+
+# Streams
+
+
+class EventStream:
+    """The response to one subscriber, as an ASGI application: resumable by id, with heartbeats."""
+
+    def __init__(self, service: "Service", scope: TopicScope, after: int | None) -> None:
+        """`after` is how many events the subscriber has seen; None starts with new ones."""
+        self._service = service
+        self._scope = scope
+        self._after = after
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        broker = self._service.events
+        loop = asyncio.get_running_loop()
+        topic = await self._service.work(broker.subscribe, self._service.store, self._scope, loop)
+        sending = asyncio.create_task(self._send_all(topic, send))
+        disconnected = asyncio.create_task(wait_for_disconnect(receive))
+        tasks = (sending, disconnected, asyncio.create_task(topic.closed.wait()))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if topic.is_closed:
+                await asyncio.wait((sending,), timeout=FAREWELL_S)
+                if not sending.done():  # the client does not read
+                    abort(scope)
+                    await asyncio.wait((disconnected,), timeout=FAREWELL_S)
+        finally:
+            broker.unsubscribe(topic)
+            await cancel(*tasks)
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send_all(self, topic: Topic, send: Send) -> None:
+        seen, next = topic.position  # before anything is sent, so that nothing is missed
+        start = 0
+        if isinstance(self._scope, Key):
+            end = await self._service.work(topic.end_of_record)
+            start = end if self._after is None else min(self._after, end)
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await _send(send, BEGIN)
+        while start < next and not topic.is_closed:
+            frame = await self._service.work(topic.replay, start, next)
+            start = frame.next or next
+            await _send(send, frame.data)
+        await self._follow(topic, seen, start, send)
+        await _send(send, b"", more=False)
+
+    async def _follow(self, topic: Topic, seen: int, start: int, send: Send) -> None:
+        """Sends the frames after the first `seen`, of events from a place on, until the topic closes."""
+        while not topic.is_closed:
+            changed = topic.changed
+            frames = topic.frames_after(seen)
+            if frames is None:
+                await _send(send, LAGGING)
+                return
+            seen += len(frames)
+            new = [frame.data for frame in frames if frame.next is None or frame.next > start]
+            await _send(send, b"".join(new))
+            if frames:
+                continue
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await changed.wait()
+            except TimeoutError:
+                await _send(send, HEARTBEAT)
+                continue
+            delay_s = min(DELAY_PER_SUBSCRIBER_S * self._service.events.subscribers, MAX_DELAY_S)
+            await asyncio.sleep(random.uniform(0, delay_s))  # not all at once
+
+
+async def _send(send: Send, data: bytes, *, more: bool = True) -> None:
+    """Waits while the client does not read, for at most `write_timeout_s`."""
+    if data or not more:
+        await send({"type": "http.response.body", "body": data, "more_body": more})
