@@ -140,13 +140,14 @@ def test_a_row_follows_what_others_write(http, url):
 def test_one_conversation_tells_what_it_takes_and_saves(talk):
     before = ok(talk.get(AT))
     assert before["overflow"]["is_overflow"] is True
-    assert (before["window"], before["cost"]["input_price_per_million"]) == (8_000, 3.0)
+    assert (before["overflow"]["limit"], before["cost"]["input_price_per_million"]) == (8_000, 3.0)
     assert before["cost"]["saved_usd"] == 0
     ok(talk.post(f"{AT}/compact", json={"target_tokens": 2_000}))
     ok(talk.post(f"{AT}/messages", json={"messages": tool_loop(2, start=30)}), 201)
     after = ok(talk.get(AT))
-    assert after["tokens_shown"] < before["tokens_shown"] < after["tokens_said"]
-    assert after["saved"] == round(1 - after["tokens_shown"] / after["tokens_said"], 4)
+    tokens = after["tokens"]
+    assert tokens["shown"] < before["tokens"]["shown"] < tokens["recorded"]
+    assert tokens["saved"] == round(1 - tokens["shown"] / tokens["recorded"], 4)
     assert (after["compactions"], after["edits"]) == (1, 1)
     steps = ok(talk.get(f"{AT}/steps"))["steps"]
     unsent = sum(
@@ -193,14 +194,11 @@ def test_messages_are_paged_by_index_and_know_how_they_are_shown(talk):
     page = ok(talk.get(f"{AT}/messages?start=0&limit=4"))
     assert page["total"] == 61
     task, call, result, other = page["messages"]
-    assert (task["index"], task["role"], task["shown"], task["edit"]) == (0, "user", "whole", None)
-    assert call["calls"] == [{"id": "c0", "tool": "grep", "input": '{"n":0}'}]
-    assert (result["answers"], result["tools"], result["pinned"], result["shown"]) == (
-        "c0",
-        ["grep"],
-        True,
-        "whole",
-    )
+    assert (task["index"], task["message"]["role"], task["shown"], task["edit"]) == (0, "user", "whole", None)
+    (part,) = call["message"]["parts"]
+    assert part == {"type": "tool-call", "call_id": "c0", "tool": "grep", "input": '{"n":0}'}
+    assert result["message"]["parts"][0]["call_id"] == "c0"
+    assert (result["tools"], result["is_pinned"], result["shown"]) == (["grep"], True, "whole")
     assert (other["shown"], other["edit"]) == ("hidden", 62)
     last = ok(talk.get(f"{AT}/messages?start=-2"))["messages"]
     assert [one["index"] for one in last] == [59, 60]
@@ -216,7 +214,8 @@ def test_a_long_text_is_cut_and_says_so(http):
     said = [{"role": "user", "content": "z" * 2_001}, {"role": "user", "content": "z" * 2_000}]
     ok(http.post(f"{AT}/messages", json={"messages": said}), 201)
     found = ok(http.get(f"{AT}/messages"))["messages"]
-    assert [(len(one["text"]), one["cut"]) for one in found] == [(2_000, True), (2_000, False)]
+    texts = [one["message"]["parts"][0]["text"] for one in found]
+    assert texts == ["z" * 2_000 + "…", "z" * 2_000]
 
 
 def test_media_are_named_not_sent(http):
@@ -224,7 +223,10 @@ def test_media_are_named_not_sent(http):
     said = [{"role": "user", "content": [{"type": "text", "text": "See"}, image]}]
     ok(http.post(f"{AT}/messages", json={"messages": said}), 201)
     (one,) = ok(http.get(f"{AT}/messages"))["messages"]
-    assert (one["text"], one["media"]) == ("See", [{"kind": "image", "name": None}])
+    text, media = one["message"]["parts"]
+    assert (text["text"], media["kind"]) == ("See", "image")
+    assert "data" not in media
+    assert "url" not in media
 
 
 def test_messages_come_in_any_dialect_all_or_none(http):
@@ -239,12 +241,16 @@ def test_messages_come_in_any_dialect_all_or_none(http):
 def test_the_view_is_paged_and_can_be_had_as_it_was(talk):
     ok(talk.post(f"{AT}/compact", json={"target_tokens": 2_000}))
     now = ok(talk.get(f"{AT}/view"))
-    summary = next(item for item in now["items"] if item["edit"] == 62)
-    assert summary["kind"] == "summarize"
-    assert summary["shown"][0]["summary"] is True
-    assert now["tokens"] == sum(item["tokens"] for item in now["items"])
+    summary = next(item for item in now["items"] if item["edit"] and item["edit"]["at"] == 62)
+    assert summary["edit"]["kind"] == "summarize"
+    assert summary["shown"][0]["is_summary"] is True
+    assert now["tokens"]["shown"] == sum(item["tokens"] for item in now["items"])
     then = ok(talk.get(f"{AT}/view?at=61"))
-    assert (then["at"], then["total_items"], then["tokens"] > now["tokens"]) == (61, 61, True)
+    assert (then["at"], then["total_items"], then["tokens"]["shown"] > now["tokens"]["shown"]) == (
+        61,
+        61,
+        True,
+    )
     page = ok(talk.get(f"{AT}/view?at=61&start=2&limit=2"))
     assert [item["span"] for item in page["items"]] == [[3, 4], [4, 5]]
     assert "messages" not in now
@@ -495,7 +501,7 @@ def test_text_that_no_json_can_hold_is_answered_all_the_same(http, url):
     with refold.open("talk", store=url) as chat:
         chat.append(refold.Message("user", "a lone \ud800 surrogate"))
     (one,) = json.loads(http.get(f"{AT}/messages").content)["messages"]
-    assert one["text"] == "a lone \ud800 surrogate"
+    assert one["message"]["parts"][0]["text"] == "a lone \ud800 surrogate"
 
 
 # Who may see what
@@ -558,7 +564,7 @@ def test_the_description_has_every_route_and_field_in_words(http):
         for operation in path.values():
             assert operation["summary"]
             assert {"400", "401", "403", "404", "405", "413", "429", "503"} <= set(operation["responses"])
-    row = found["components"]["schemas"]["ConversationRow"]["properties"]
+    row = found["components"]["schemas"]["ViewTokens"]["properties"]
     assert row["saved"]["description"] == "The share of the recorded tokens that is not shown, from 0 to 1."
 
 

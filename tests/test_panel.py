@@ -266,11 +266,11 @@ def test_money_and_the_window_are_told_as_the_service_counts_them(sized, panel):
     opened(sized, panel)
     stats = sized.locator(".stats")
     expect(stats).to_contain_text(f"${row['cost']['saved_usd']:.2f} saved")
-    expect(stats).to_contain_text(f"{row['tokens_said']:,}")
-    expect(stats).to_contain_text(f"{row['tokens_shown']:,}")
-    expect(stats).to_contain_text(f"of {row['window']:,}")
+    expect(stats).to_contain_text(f"{row['tokens']['recorded']:,}")
+    expect(stats).to_contain_text(f"{row['tokens']['shown']:,}")
+    expect(stats).to_contain_text(f"of {row['overflow']['limit']:,}")
     full = stats.locator(".gauge i").bounding_box()["width"] / stats.locator(".gauge").bounding_box()["width"]
-    assert full == pytest.approx(row["tokens_shown"] / row["window"], abs=0.03)
+    assert full == pytest.approx(row["tokens"]["shown"] / row["overflow"]["limit"], abs=0.03)
 
 
 def test_the_chart_stands_against_the_window_and_marks_edits(sized, panel):

@@ -468,7 +468,8 @@ def test_a_diff_has_what_one_moment_shows_and_the_other_does_not(chat):
     assert found.new.tokens == chat.view().tokens
     assert "".join(change.sign for change in found.changes) == "   -+  "
     back = chat.diff(6, 5)
-    assert (back.removed, back.added) == (found.added, found.removed)
+    assert [(one.at, one.message) for one in back.removed] == [(one.at, one.message) for one in found.added]
+    assert [(one.at, one.message) for one in back.added] == [(one.at, one.message) for one in found.removed]
     assert not chat.diff(3, 3)
     assert [one.at for one in chat.diff(1, 3).added] == [2, 3]
     assert [one.text for one in chat.diff(0, 1).added] == ["Looking. ls {}"]
@@ -496,12 +497,12 @@ def test_a_fork_is_compared_with_where_it_came_from(chat):
     fork.correct(2, "HAT118 costs 90")
     found = chat.diff(other=fork)
     assert (found.old.conversation, found.new.conversation, found.parted_at) == ("trip", "sea", 3)
-    assert [one.text for one in found.old.said] == SAID[4:]
-    assert [one.text for one in found.new.said] == ["By sea.", "DFDS leaves at 16:30."]
+    assert [one.text for one in found.old.recorded] == SAID[4:]
+    assert [one.text for one in found.new.recorded] == ["By sea.", "DFDS leaves at 16:30."]
     assert [one.text for one in found.removed] == ["HAT078 costs 120", *SAID[4:]]
     assert [one.at for one in found.added] == [2, 4, 5]
     then = chat.diff(4, 4, other=fork)
-    assert ([one.at for one in then.old.said], [one.at for one in then.new.said]) == ([4], [4])
+    assert ([one.at for one in then.old.recorded], [one.at for one in then.new.recorded]) == ([4], [4])
 
 
 def test_what_both_said_alike_after_they_parted_is_no_difference(chat):
@@ -568,6 +569,12 @@ def shown(*args: Any) -> list[str]:
     return [one["message"]["parts"][0].get("text") for item in found["items"] for one in item["shown"]]
 
 
+def counts(id: str) -> tuple[int, ...]:
+    """Messages that are shown whole, shown reduced, and hidden."""
+    items = ask("show", id)["items"]
+    return tuple(sum(item[name] for item in items) for name in ("whole", "reduced", "hidden"))
+
+
 def test_correct_takes_a_text_a_file_standard_input_or_a_message(shell):
     done = ask("correct", "trip", 3, "Neither.", "--why", "sold out")
     assert {key: done[key] for key in ("did", "of", "at", "conversation")} == {
@@ -610,8 +617,7 @@ def test_a_corrected_message_is_seen_as_such(shell):
     assert "[refold #1 x: y; z] Neither." in row
     assert "is corrected: another message is shown in its place" in run("explain", "trip", 3).stdout
     assert run("expand", "trip", 3).stdout.strip() == "HAT078 it is."
-    counts = ask("show", "trip")["messages"]
-    assert (counts["whole"], counts["reduced"], counts["hidden"]) == (5, 1, 0)
+    assert counts("trip") == (5, 1, 0)
     assert shown("--at", 5)[3] == "HAT078 it is."
 
 
@@ -622,9 +628,8 @@ def test_a_correction_beside_a_summary_is_seen_there(shell):
         session.compact("sliding-window", keep_recent=1)
         session.pin(3)
         session.correct(3, "Neither.")
-    counts = ask("show", "trip")["messages"]
-    assert counts["whole"] + counts["reduced"] + counts["hidden"] == counts["said"] == 6
-    assert counts["reduced"] == 2
+    assert sum(counts("trip")) == ask("show", "trip")["recorded_messages"] == 6
+    assert counts("trip")[1] == 2
     out = run("show", "trip").stdout
     assert "  #3" in out
     assert "Neither." in run("show", "trip", "--full").stdout
@@ -647,9 +652,13 @@ def test_a_diff_with_a_fork_says_where_they_part_and_what_each_said(shell):
     with refold.open("sea", store=STORE, model="gpt-5") as session:
         session.append([user("By sea."), agent("DFDS leaves at 16:30.")])
     found = ask("diff", "trip", "--with", "sea")
-    assert (found["conversation"], found["with"], found["parted_at"]) == ("trip", "sea", 3)
-    assert [one["text"] for one in found["said"]["removed"]] == SAID[4:]
-    assert [one["at"] for one in found["added"]] == [4, 5]
+    assert (found["old"]["conversation"], found["new"]["conversation"], found["parted_at"]) == (
+        "trip",
+        "sea",
+        3,
+    )
+    assert [one["message"]["parts"][0]["text"] for one in found["old"]["recorded"]] == SAID[4:]
+    assert [one["at"] for one in found["changes"] if one["sign"] == "+"] == [4, 5]
     lines = run("diff", "trip", "--with", "sea").stdout.splitlines()
     assert lines[0] == "They part after #3"
     assert lines[1] == "trip recorded 2 messages since"

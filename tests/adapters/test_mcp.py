@@ -255,7 +255,7 @@ async def test_a_view_shows_what_the_model_sees_and_which_edits_hide_the_rest(cl
     assert f"{chat.conversation}x5" in texts[-1]
     assert not any(f"{chat.conversation}x0" in text for text in texts)
     (edit,) = [item for item in shown["items"] if "edit" in item]
-    assert (edit["edit"], edit["kind"]) == (edits(url, chat.conversation)[-1], "window")
+    assert (edit["edit"]["at"], edit["edit"]["kind"]) == (edits(url, chat.conversation)[-1], "window")
     assert edit["span"][0] == hidden(url, chat.conversation)[0]
 
 
@@ -337,7 +337,7 @@ async def test_undoing_shows_again_what_was_hidden(client, url, chat):
     done = await client.ask("undo", conversation=chat.conversation)
     assert done["of"] == edit
     assert hidden(url, chat.conversation) == []
-    assert done["tokens_shown"] == again(url, chat.conversation).record.live.tokens
+    assert done["tokens"] == again(url, chat.conversation).record.live.tokens
     await client.ask("undo", conversation=chat.conversation, at=done["at"])
     assert hidden(url, chat.conversation) == before
     await client.ask("undo", conversation=chat.conversation, at=before[0])

@@ -2,8 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import dropwhile, islice
 from threading import Lock
 from typing import Annotated, Any
@@ -22,7 +21,7 @@ from refold.core.query import parse_query
 from refold.core.slices import slice_of
 from refold.session.expand import written
 from refold.session.inspect import conversation_row, parse
-from refold.session.results import ConversationRow, Hit, ShownItem, shortened
+from refold.session.results import Hit, ShownItem, ShownMessage
 from refold.session.search import find, hits, limit_of
 from refold.session.session import Session
 from refold.session.validate import require_name
@@ -106,10 +105,10 @@ class Tools:
         self.config = config
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._lock = Lock()
-        self._row = lru_cache(CACHED_ROWS)(lambda listed: _row_json(conversation_row(store, listed)))
+        self._row = lru_cache(CACHED_ROWS)(partial(conversation_row, store))
 
     def list_conversations(self, after: After = "") -> str:
-        """Lists conversations, the newest first: id, title, messages, tokens recorded (said) and shown."""
+        """Lists conversations, the newest first: id, title, messages, tokens recorded and shown."""
         listed: Iterator[ConversationInfo] = self.store.conversations(self.owner)
         if after:
             listed = islice(dropwhile(lambda row: row.key.conversation != after, listed), 1, None)
@@ -117,7 +116,7 @@ class Tools:
         has_more = next(listed, None) is not None
 
         def rest(n: int) -> str:
-            last = rows[n - 1]["id"] if n else after
+            last = rows[n - 1].id if n else after
             return f"There are more; continue with after: {_json(last)}"
 
         return _page({"owner": self.owner}, "conversations", rows, rest, total=len(rows) + has_more)
@@ -129,7 +128,7 @@ class Tools:
             view = inspector.view(at, start=-MAX_MESSAGES)
         about: dict[str, Any] = {
             "conversation": conversation,
-            "tokens": view.tokens,
+            "tokens": view.tokens.shown,
             "total_items": view.total_items,
         }
         if at is not None:
@@ -191,7 +190,7 @@ class Tools:
         answer = {"conversation": conversation, "at": int(undone), "of": undone.of}
         if undone.covered_by is not None:
             answer["covered_by"] = undone.covered_by
-        return _json(answer | {"tokens_shown": session.inspect.tokens})
+        return _json(answer | {"tokens": session.inspect.tokens})
 
     def append(self, conversation: ConversationId, messages: Messages) -> str:
         """Appends messages to a conversation, existing or new: all of them or none."""
@@ -322,41 +321,19 @@ def _fitting(rows_of: Callable[[int], list[Any]], about: dict[str, Any]) -> list
     return rows
 
 
-def _row_json(row: ConversationRow) -> dict[str, Any]:
-    facts: dict[str, Any] = {"id": row.id, "created": _time(row.created)}
-    if row.parent is not None:
-        facts["parent"] = row.parent
-    if row.problem is not msgspec.UNSET:
-        return {**facts, "problem": "It cannot be read; `refold doctor` says why."}
-    facts |= {
-        "title": shortened(row.title),
-        "model": row.model,
-        "updated": _time(row.updated),
-        "messages": row.messages,
-        "tokens_said": row.tokens_said,
-        "tokens_shown": row.tokens_shown,
-        "edits": row.edits,
-    }
-    return {name: value for name, value in facts.items() if value is not None}
-
-
-def _time(time: datetime | None) -> str | None:
-    return None if time is None else time.isoformat(timespec="seconds")
-
-
 def _item_json(item: ShownItem, chars: int) -> dict[str, Any]:
-    facts: dict[str, Any] = {"span": item.span}
+    """A model reads this: an item and its messages without what it can do without."""
+    facts: dict[str, Any] = {"span": item.span, "tokens": item.tokens}
     if item.edit is not None:
-        facts |= {"edit": item.edit.at, "kind": item.edit.kind, "why": item.edit.why}
-    shown = [_message_json(one.line, one.message, chars) for one in item.shown]
-    return {**facts, "tokens": item.tokens, "shown": shown}
+        facts["edit"] = item.edit
+    return {**facts, "shown": [_message_json(one, one.message, chars) for one in item.shown]}
 
 
-def _message_json(line: Line, message: Message, chars: int) -> dict[str, Any]:
+def _message_json(about: Line | ShownMessage, message: Message, chars: int) -> dict[str, Any]:
     text = written(message)
-    facts: dict[str, Any] = {"at": line.place, "role": line.role, "tokens": line.tokens}
-    if line.tools:
-        facts["tools"] = line.tools
+    facts: dict[str, Any] = {"at": about.at, "role": about.role, "tokens": about.tokens}
+    if about.tools:
+        facts["tools"] = about.tools
     facts["text"] = text[:chars]
     if len(text) > chars:
         facts["cut"] = True

@@ -1,13 +1,11 @@
 """Commands that read conversations: list, show, explain, savings, expand, diff, search."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from msgspec import UNSET
-from msgspec.structs import asdict
 
 from refold.cli import tables
-from refold.cli.format import iso, one_line, saved_percent
+from refold.cli.format import one_line
 from refold.cli.options import (
     ALL_OWNERS,
     DEFAULT_OWNER,
@@ -24,13 +22,12 @@ from refold.cli.options import (
     reading,
     reporting_damage,
 )
-from refold.cli.tables import CountedItem, count_items
 from refold.cli.terminal import Cell, Columns, console, emit, fitting, progress, say, say_all
 from refold.core.errors import CannotExpandError
 from refold.core.query import parse_query
 from refold.core.slices import slice_of
-from refold.session.inspect import Inspector, conversation_row, parse, repairs
-from refold.session.results import ComparedView, ConversationRow, Diff, Hit, ShownMessage, ShownView
+from refold.session.inspect import conversation_row, parse
+from refold.session.results import Hit
 from refold.session.search import find, hits, limit_of
 from refold.session.session import Session
 from refold.stores.store import Key, Scope
@@ -62,7 +59,7 @@ def list_(
                 advance(1)
     if json:
         whose = ALL_OWNERS if all_owners else owner
-        emit({"store": access.shown, "owner": whose, "conversations": list(map(_row_json, rows))})
+        emit({"store": access.shown, "owner": whose, "conversations": rows})
     elif rows:
         tables.conversations(rows, with_owner=all_owners)
     elif is_empty:
@@ -70,29 +67,8 @@ def list_(
     else:
         others = "Other owners have conversations: `refold list --all-owners`."
         say(f"No conversations of {owner!r} in {one_line(access.shown)}. {others}")
-    if any(row.problem is not UNSET for row in rows):
+    if any(row.problem is not None for row in rows):
         raise typer.Exit(1)
-
-
-def _row_json(row: ConversationRow) -> dict[str, Any]:
-    is_damaged = row.problem is not UNSET
-    tokens = {
-        "said": row.tokens_said,
-        "shown": row.tokens_shown,
-        "saved_percent": saved_percent(row.tokens_said, row.tokens_shown),
-    }
-    parent = None
-    if row.parent is not None:
-        parent = {"conversation": row.parent.id, "at": row.parent.at}
-    return {
-        "id": row.id,
-        "owner": row.owner,
-        "messages": None if is_damaged else row.messages,
-        "tokens": None if is_damaged else tokens,
-        "created": row.created and row.created.isoformat(),
-        "forked_from": parent,
-        "problem": row.problem if is_damaged else None,
-    }
 
 
 @reading
@@ -106,59 +82,13 @@ def show(
     json: Json = False,
 ) -> None:
     """Show what the model sees, and which edits hide the rest."""
-    inspector = session.inspect
-    view = inspector.view(at)
+    view = session.inspect.view(at)
     if json:
-        emit(_view_json(inspector, view))
+        emit(view)
     elif full:
-        tables.full_view(inspector, view)
+        tables.full_view(view)
     else:
-        tables.view(inspector, view)
-
-
-def _view_json(inspector: Inspector, view: ShownView) -> dict[str, Any]:
-    items = count_items(inspector, view)
-    return {
-        "conversation": inspector.key.conversation,
-        "owner": inspector.key.owner,
-        "view": inspector.view_name,
-        "at": view.at,
-        "tokens": {
-            "shown": view.tokens,
-            "said": view.recorded_tokens,
-            "saved_percent": saved_percent(view.recorded_tokens, view.tokens),
-        },
-        "messages": {
-            "shown": len(view.messages),
-            "said": view.recorded_messages,
-            "whole": sum(one.item.whole for one in items),
-            "reduced": sum(one.item.reduced for one in items),
-            "hidden": sum(one.hidden for one in items),
-        },
-        "items": list(map(_item_json, items)),
-        "notices": repairs(view),
-    }
-
-
-def _item_json(one: CountedItem) -> dict[str, Any]:
-    edit = one.item.edit
-    edit_json = None
-    if edit is not None:
-        edit_json = {name: getattr(edit, name) for name in ("at", "kind", "why", "round")}
-        edit_json["time"] = iso(edit.time)
-    return {
-        "span": one.item.span,
-        "edit": edit_json,
-        "reduced": one.item.reduced,
-        "hidden": one.hidden,
-        "tokens": {"said": one.recorded.tokens, "shown": one.item.tokens},
-        "shown": list(map(_shown_json, one.item.shown)),
-    }
-
-
-def _shown_json(shown: ShownMessage) -> dict[str, Any]:
-    facts = {name: getattr(shown.line, name) for name in ("at", "role", "tokens", "turn", "step", "tools")}
-    return {**facts, "is_task": shown.is_task, "is_pinned": shown.is_pinned, "message": shown.message}
+        tables.view(view)
 
 
 @reading
@@ -170,8 +100,7 @@ def explain(session: Session, at: At, json: Json = False) -> None:
     """
     explanation = session.explain(at)
     if json:
-        view = session.inspect.view_name
-        emit({"conversation": session.conversation, "view": view, **asdict(explanation)})
+        emit(explanation)
     else:
         tables.explanation(explanation, session.conversation)
 
@@ -185,9 +114,7 @@ def savings(session: Session, json: Json = False) -> None:
     """
     found = session.savings()
     if json:
-        rows = [asdict(one) for one in found]
-        view = session.inspect.view_name
-        emit({"conversation": session.conversation, "view": view, "savings": rows})
+        emit({"savings": found})
     else:
         tables.savings(found)
 
@@ -269,35 +196,9 @@ def diff(
         other = Session(session.store, key, config=session.config, view=session.inspect.view_name)
     found = session.diff(at, at2, other=other)
     if json:
-        emit(_diff_json(found, session.inspect.view_name))
+        emit(found)
     else:
         tables.diff(found)
-
-
-def _diff_json(found: Diff, view: str) -> dict[str, Any]:
-    facts: dict[str, Any] = {"conversation": found.old.conversation, "view": view}
-    if found.parted_at is not None:
-        since = {
-            "removed": list(map(_compared_json, found.old.said)),
-            "added": list(map(_compared_json, found.new.said)),
-        }
-        facts |= {"with": found.new.conversation, "parted_at": found.parted_at, "said": since}
-    return {
-        **facts,
-        "from": _side_json(found.old),
-        "to": _side_json(found.new),
-        "removed": list(map(_compared_json, found.removed)),
-        "added": list(map(_compared_json, found.added)),
-    }
-
-
-def _side_json(side: ComparedView) -> dict[str, Any]:
-    return {"at": side.at, "tokens": side.tokens, "messages": side.messages}
-
-
-def _compared_json(seen: ShownMessage) -> dict[str, Any]:
-    names = ("at", "role", "tokens", "message", "tools", "edit", "text")
-    return {name: getattr(seen, name) for name in names}
 
 
 def search(
@@ -330,7 +231,7 @@ def search(
             candidates = find(backend, scope, query, most, parse, tick=advance)
         found = hits(backend, query, candidates, most, parse)
     if json:
-        emit({"store": access.shown, "owner": owner, "query": text, "hits": [asdict(hit) for hit in found]})
+        emit({"store": access.shown, "owner": owner, "query": text, "hits": found})
     elif found:
         rows = list(map(_hit_cells, found))
         table = Columns(

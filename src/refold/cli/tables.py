@@ -2,14 +2,9 @@
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
-
-from msgspec import UNSET
 
 from refold.cli.format import full, glance, local, one_line, places, plural, quoted, saved_percent
 from refold.cli.terminal import Cell, Column, Columns, console, fitting
-from refold.core.event import Span
-from refold.session.inspect import Inspector, repairs
 from refold.session.results import (
     Change,
     ComparedView,
@@ -17,7 +12,6 @@ from refold.session.results import (
     Diff,
     EditRow,
     Explanation,
-    RecordedCount,
     ShownItem,
     ShownMessage,
     ShownView,
@@ -46,119 +40,95 @@ def conversations(rows: Sequence[ConversationRow], *, with_owner: bool) -> None:
 def _conversation(row: ConversationRow, with_owner: bool) -> list[Cell]:
     cells: list[Cell] = [(one_line(row.owner), "cyan")] if with_owner else []
     cells.append((one_line(row.id), "bold"))
-    if row.problem is not UNSET:
+    if row.problem is not None:
         return [*cells, (f"cannot be read: {one_line(row.problem)}", "red")]
-    is_smaller = row.tokens_shown < row.tokens_said
+    tokens = row.tokens
+    is_smaller = tokens.shown < tokens.recorded
     parent = "" if row.parent is None else f"{one_line(row.parent.id)} at #{row.parent.at}"
     return [
         *cells,
         (f"{row.messages:,}", ""),
-        (f"{row.tokens_said:,}", ""),
-        (f"{row.tokens_shown:,}", ""),
-        (f"{saved_percent(row.tokens_said, row.tokens_shown)} %", "green" if is_smaller else "dim"),
+        (f"{tokens.recorded:,}", ""),
+        (f"{tokens.shown:,}", ""),
+        (f"{saved_percent(tokens.recorded, tokens.shown)} %", "green" if is_smaller else "dim"),
         ("-" if row.created is None else local(row.created.timestamp())[:16], "dim"),
         (parent, "dim"),
     ]
 
 
-class CountedItem(NamedTuple):
-    """An item of a view, and how much of the record it stands for."""
-
-    item: ShownItem
-    recorded: RecordedCount
-
-    @property
-    def hidden(self) -> int:
-        return self.recorded.messages - self.item.whole - self.item.reduced
-
-
-def count_items(inspector: Inspector, view: ShownView) -> list[CountedItem]:
-    counted = []
-    for item in view.items:
-        if item.edit is None and item.shown:
-            line = item.shown[0].line
-            recorded = RecordedCount(1, line.tokens, line.turn, line.turn)
-        else:
-            recorded = inspector.recorded_in(item.span)
-        counted.append(CountedItem(item, recorded))
-    return counted
-
-
-def view(inspector: Inspector, shown: ShownView) -> None:
+def view(shown: ShownView) -> None:
     """A row for each message in the view, and one for each edit with what it hides."""
     rows = list[list[Cell]]()
-    for one in count_items(inspector, shown):
-        is_plain = one.item.edit is None or one.item.is_in_place
+    for item in shown.items:
+        is_plain = item.edit is None or item.is_in_place
         if not is_plain:
-            recorded = one.recorded
+            recorded = item.recorded
             turns = f"{recorded.last_turn}"
             if recorded.first_turn < recorded.last_turn:
                 turns = f"{recorded.first_turn}–{recorded.last_turn}"
-            tokens = f"{recorded.tokens:,} → {one.item.tokens:,}"
-            rows.append(
-                [(places(one.item.span), EDIT), (turns, "dim"), (tokens, EDIT), (_edit_sentence(one), EDIT)]
-            )
+            cells = (places(item.span), turns, _item_tokens(item), _edit_sentence(item))
+            rows.append([(cell, "dim" if cell is turns else EDIT) for cell in cells])
         indent = "" if is_plain else "  "
-        rows += [_message(inspector, message, indent) for message in one.item.shown]
+        rows += [_message(item, message, indent) for message in item.shown]
     table = Columns(*fitting(("place", ">turn", ">tokens", "role", "", ""), rows))
     table.head()
     for row in rows:
         table.line(*row)
     table.line(("", ""))
-    _view_footer(table, inspector, shown)
+    _view_footer(table, shown)
 
 
-def full_view(inspector: Inspector, shown: ShownView) -> None:
+def full_view(shown: ShownView) -> None:
     """The whole text of each message in the view, under a line that says which it is."""
     table = Columns(Column("", 0))
-    for one in count_items(inspector, shown):
-        if one.item.edit is not None and not one.item.is_in_place:
-            tokens = f"{one.recorded.tokens:,} → {one.item.tokens:,} tokens"
-            table.line((f"{places(one.item.span)} · {tokens} · {_edit_sentence(one)}", EDIT), wrap=True)
+    for item in shown.items:
+        if item.edit is not None and not item.is_in_place:
+            about = f"{places(item.span)} · {_item_tokens(item)} tokens · {_edit_sentence(item)}"
+            table.line((about, EDIT), wrap=True)
             table.line(("", ""))
-        for message in one.item.shown:
-            line = message.line
-            unit = "token" if line.tokens == 1 else "tokens"
-            tokens = f"{_message_tokens(inspector, message)} {unit}"
-            about = [f"#{message.at}", line.role, f"turn {line.turn}", tokens, _marks(message)]
-            table.line((" · ".join(filter(None, about)), f"bold {ROLES[line.role]}"))
-            table.console.print(full(message.message, line.tools), style="")
+        for one in item.shown:
+            tokens = _message_tokens(item, one)
+            unit = "token" if tokens == "1" else "tokens"
+            facts = [f"#{one.at}", one.role, f"turn {one.turn}", f"{tokens} {unit}", _marks(one)]
+            table.line((" · ".join(filter(None, facts)), f"bold {ROLES[one.role]}"))
+            table.console.print(full(one.message, one.tools), style="")
             table.line(("", ""))
-    _view_footer(table, inspector, shown)
+    _view_footer(table, shown)
 
 
-def _view_footer(table: Columns, inspector: Inspector, shown: ShownView) -> None:
-    mended = repairs(shown)
-    for notice in mended[:MAX_REPAIRS]:
+def _view_footer(table: Columns, shown: ShownView) -> None:
+    notices = shown.notices
+    for notice in notices[:MAX_REPAIRS]:
         table.line((f"repaired when sent: {one_line(notice)}", "yellow"))
-    if len(mended) > MAX_REPAIRS:
-        table.line((f"repaired when sent: {len(mended) - MAX_REPAIRS} more", "yellow"))
-    name = "" if inspector.view_name == "main" else f" {one_line(inspector.view_name)!r}"
+    if len(notices) > MAX_REPAIRS:
+        table.line((f"repaired when sent: {len(notices) - MAX_REPAIRS} more", "yellow"))
+    name = "" if shown.view == "main" else f" {one_line(shown.view)!r}"
     when = "" if shown.at is None else f" right after #{shown.at}"
-    saved = saved_percent(shown.recorded_tokens, shown.tokens)
-    count = f"shows {plural(len(shown.messages), 'message')} for {shown.recorded_messages:,} recorded"
-    tokens = f"{plural(shown.tokens, 'token')} · recorded {shown.recorded_tokens:,} · saved {saved} %"
-    table.line((f"view{name}{when} {tokens} · {count}", "bold"), wrap=True)
+    tokens = shown.tokens
+    saved = saved_percent(tokens.recorded, tokens.shown)
+    sizes = f"{plural(tokens.shown, 'token')} · recorded {tokens.recorded:,} · saved {saved} %"
+    count = f"shows {plural(len(shown.shown), 'message')} for {shown.recorded_messages:,} recorded"
+    table.line((f"view{name}{when} {sizes} · {count}", "bold"), wrap=True)
 
 
-def _message(inspector: Inspector, one: ShownMessage, indent: str) -> list[Cell]:
-    line = one.line
-    is_ours = one.kind not in ("", "correct") or line.summary
+def _message(item: ShownItem, one: ShownMessage, indent: str) -> list[Cell]:
+    is_ours = one.kind not in ("", "correct") or one.is_summary
     return [
         (f"{indent}#{one.at}", "dim"),
-        (f"{line.turn}", "dim"),
-        (_message_tokens(inspector, one), EDIT if one.kind else ""),
-        (line.role, ROLES[line.role]),
+        (f"{one.turn}", "dim"),
+        (_message_tokens(item, one), EDIT if one.kind else ""),
+        (one.role, ROLES[one.role]),
         (_marks(one), EDIT if one.kind else "bold red"),
-        (glance(one.message, line.tools, is_ours=is_ours), ""),
+        (glance(one.message, one.tools, is_ours=is_ours), ""),
     ]
 
 
-def _message_tokens(inspector: Inspector, one: ShownMessage) -> str:
-    if not one.kind:
-        return f"{one.tokens:,}"
-    recorded = inspector.recorded_in(Span(one.at, one.at + 1))
-    return f"{recorded.tokens:,} → {one.tokens:,}"
+def _message_tokens(item: ShownItem, one: ShownMessage) -> str:
+    return _item_tokens(item) if one.kind and item.is_in_place else f"{one.tokens:,}"
+
+
+def _item_tokens(item: ShownItem) -> str:
+    return f"{item.recorded.tokens:,} → {item.tokens:,}"
 
 
 def _marks(one: ShownMessage) -> str:
@@ -172,20 +142,20 @@ def _marks(one: ShownMessage) -> str:
     return " ".join(marks)
 
 
-def _edit_sentence(one: CountedItem) -> str:
+def _edit_sentence(item: ShownItem) -> str:
     """Which edit it is, and what it hides."""
-    edit = one.item.edit
+    edit = item.edit
     assert edit is not None
     kind = one_line(edit.kind)
     why = f": {one_line(edit.why)}" if edit.why else ""
-    if one.item.is_merged:
-        return f"{plural(one.hidden, 'message')} hidden by several edits, the newest #{edit.at} {kind}{why}"
-    if one.hidden == 0 and edit.kind == "restore":
+    if item.is_merged:
+        return f"{plural(item.hidden, 'message')} hidden by several edits, the newest #{edit.at} {kind}{why}"
+    if item.hidden == 0 and edit.kind == "restore":
         return f"restored by #{edit.at}{why}"
-    if one.hidden == 0:
+    if item.hidden == 0:
         return f"rewritten by #{edit.at} {kind}{why}"
-    messages = plural(one.recorded.messages, "message")
-    what = messages if one.hidden == one.recorded.messages else f"{one.hidden:,} of {messages}"
+    messages = plural(item.recorded.messages, "message")
+    what = messages if item.hidden == item.recorded.messages else f"{item.hidden:,} of {messages}"
     return f"{what} hidden by #{edit.at} {kind}{why}"
 
 
@@ -260,7 +230,7 @@ def _how_shown(found: Explanation) -> str:
 
 def diff(found: Diff) -> None:
     """What one view shows and the other does not, in order."""
-    everything = [*(change.seen for change in found.changes), *found.old.said, *found.new.said]
+    everything = [*found.changes, *found.old.recorded, *found.new.recorded]
     width = len(f"#{max([seen.at for seen in everything], default=0)}")
     tokens = max((len(f"{seen.tokens:,}") for seen in everything), default=0)
     table = Columns(Column("", 1), Column("", width), Column("", tokens, is_right=True), Column("", 9))
@@ -292,9 +262,9 @@ def _since_fork(table: Columns, found: Diff) -> None:
     has_past = found.parted_at is not None and found.parted_at >= 0
     table.line((f"They part after #{found.parted_at}" if has_past else "They share no events", "bold"))
     for side, sign, style in ((found.old, "-", "red"), (found.new, "+", "green")):
-        recorded = f"{one_line(side.conversation)} recorded {plural(len(side.said), 'message')} since"
+        recorded = f"{one_line(side.conversation)} recorded {plural(len(side.recorded), 'message')} since"
         table.line((recorded, "bold"))
-        for seen in side.said:
+        for seen in side.recorded:
             _change(table, sign, seen, style)
     table.line(("", ""))
 
@@ -319,7 +289,7 @@ def _heading(side: ComparedView) -> str:
 
 def _changes(table: Columns, side: Sequence[Change]) -> None:
     for change in side:
-        _change(table, change.sign, change.seen, {"-": "red", "+": "green"}.get(change.sign, "dim"))
+        _change(table, change.sign, change, {"-": "red", "+": "green"}.get(change.sign, "dim"))
 
 
 def _change(table: Columns, sign: str, seen: ShownMessage, style: str) -> None:

@@ -6,15 +6,16 @@ the path. OpenAPI is made from these types, the type that is returned, and the d
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 from urllib.parse import unquote
 from uuid import uuid4
 
 import msgspec
+from msgspec.structs import asdict, replace
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -24,8 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from refold.config.serving import Right
 from refold.core import codec
 from refold.core.errors import ConflictError, NotFoundError, SettingError
-from refold.core.event import Named, Said
-from refold.core.message import Media, Message, Part, ToolResult
+from refold.core.event import Named
 from refold.serve import schemas
 from refold.serve.conversations import Conversations
 from refold.serve.events import EventStream
@@ -34,16 +34,17 @@ from refold.serve.schemas import JsonBody, QueryParameters
 from refold.serve.service import Service
 from refold.serve.tokens import Caller, require_scope
 from refold.session.export import export_lines
-from refold.session.inspect import Inspector
+from refold.session.inspect import Inspector, shorten_texts
 from refold.session.results import (
+    EXCERPT_CHARS,
     CompactionResult,
-    ComparedView,
     ConversationRow,
     Decision,
+    Diff,
     Explanation,
     Overflow,
-    ShownItem,
     ShownMessage,
+    StoredMessage,
 )
 from refold.session.session import Session, forked
 from refold.stores.store import Key, Memories
@@ -55,6 +56,10 @@ MAX_OWNERS = 20
 """Owners whose conversations one request searches, if the caller may see them all."""
 EXPORT_BATCH = 200
 """Lines of an export that are read at a time."""
+TEXT_CHARS = 2_000
+"""Longer texts are cut in lists; `expand` returns all of a text."""
+
+Row = TypeVar("Row", StoredMessage, ShownMessage)
 
 
 class Endpoint:
@@ -141,17 +146,13 @@ def create(call: ApiCall, body: schemas.CreateBody) -> ConversationRow:
 @Endpoint("GET", ONE)
 def show(call: ApiCall, session: Session, inspector: Inspector) -> schemas.ConversationDetail:
     """A conversation, its size and savings"""
-    overflow = session.check_overflow()
     price = session.limits.input
     saved_usd = None
     if price is not None:
         saved_usd = round(inspector.steps.saved_tokens * price / 1_000_000, 6)
     return schemas.ConversationDetail(
-        **msgspec.structs.asdict(call.conversations.row(inspector)),
-        window=overflow.limit,
-        threshold=overflow.threshold,
-        room=overflow.available_tokens,
-        overflow=overflow,
+        **asdict(call.conversations.row(inspector)),
+        overflow=session.check_overflow(),
         pins=sorted(inspector.pins),
         cost=schemas.CostEstimate(saved_usd, round(inspector.state.spent, 6), price),
         forks=call.conversations.listed(call.key)[1],
@@ -191,7 +192,7 @@ def erase(call: ApiCall, inspector: Inspector, query: schemas.EraseQuery) -> sch
 def messages(inspector: Inspector, query: schemas.PageQuery) -> schemas.MessagePage:
     """Recorded messages, by index"""
     recorded = inspector.messages(query.start, query.limit)
-    rows = [_message_json(inspector, said) for said in recorded]
+    rows = [_with_short_texts(inspector.stored(said), TEXT_CHARS) for said in recorded]
     return schemas.MessagePage(rows, inspector.state.index)
 
 
@@ -211,8 +212,12 @@ def view(session: Session, inspector: Inspector, query: schemas.ViewQuery) -> sc
         (request,) = session.export(session.dialect, view=True)
         rendered = {"system": None, **codec.loads(request.encode())}
     view = inspector.view(query.at, query.start, query.limit)
-    items = [_item_json(item) for item in view.items]
-    return schemas.ViewJson(view.at, view.tokens, session.limits.window, items, view.total_items, **rendered)
+    items = []
+    for item in view.items:
+        shown = tuple(_with_short_texts(one, TEXT_CHARS) for one in item.shown)
+        items.append(replace(item, shown=shown))
+    facts = asdict(view) | {"items": tuple(items)}
+    return schemas.ViewJson(**facts, window=session.limits.window, **rendered)
 
 
 @Endpoint("GET", f"{ONE}/edits")
@@ -222,14 +227,10 @@ def edits(inspector: Inspector, query: schemas.PageQuery) -> schemas.EditPage:
 
 
 @Endpoint("GET", f"{ONE}/diff")
-def diff(inspector: Inspector, query: schemas.DiffQuery) -> schemas.DiffJson:
-    """The difference of two views"""
+def diff(inspector: Inspector, query: schemas.DiffQuery) -> Diff:
+    """The difference of two views, with the beginnings of texts"""
     diff = inspector.diff(inspector, query.at, query.to)
-    changes = [
-        schemas.DiffChangeJson(one.sign, one.seen.at, one.seen.role, one.seen.tokens, one.seen.text)
-        for one in diff.changes
-    ]
-    return schemas.DiffJson(_side_json(diff.old), _side_json(diff.new), changes)
+    return replace(diff, changes=tuple(_with_short_texts(one, EXCERPT_CHARS) for one in diff.changes))
 
 
 @Endpoint("GET", f"{ONE}/steps")
@@ -302,7 +303,7 @@ def events(call: ApiCall, query: schemas.EventsQuery) -> ASGIApp:
 @Endpoint("POST", f"{ONE}/expand")
 def expand(session: Session, body: schemas.ExpandBody) -> schemas.ExpandedText:
     """The full text at a place"""
-    return schemas.ExpandedText(session.expand(**msgspec.structs.asdict(body)))
+    return schemas.ExpandedText(session.expand(**asdict(body)))
 
 
 @Endpoint("POST", f"{ONE}/restore", "edit")
@@ -345,7 +346,7 @@ def fork(call: ApiCall, session: Session, body: schemas.ForkBody) -> Conversatio
 @Endpoint("POST", f"{ONE}/compact", "edit")
 def compact(session: Session, body: schemas.CompactBody) -> CompactionResult:
     """Compact the view now"""
-    return session.compact(**msgspec.structs.asdict(body))
+    return session.compact(**asdict(body))
 
 
 # Everything
@@ -357,15 +358,13 @@ def search(call: ApiCall, query: schemas.SearchQuery) -> schemas.SearchHits:
     keys = [Key(call.key.owner, query.conversation or "")]
     if not query.conversation:
         keys = _newest_by_owner(call)
-    found: list[schemas.HitJson] = []
+    found: list[schemas.FoundMessage] = []
     for key in keys:
         with call.session(key) as session:
             hits = session.search(query.q, limit=query.limit, everywhere=not query.conversation)
         for hit in hits:
             row = call.row(Key(key.owner, hit.conversation))
-            facts = msgspec.structs.asdict(hit)
-            del facts["is_corrected"]
-            found.append(schemas.HitJson(**facts, owner=key.owner, title=row.title))
+            found.append(schemas.FoundMessage(**asdict(hit), owner=key.owner, title=row.title))
     found.sort(key=lambda hit: -hit.score)
     return schemas.SearchHits(found[: query.limit])
 
@@ -497,64 +496,5 @@ def _body(body: bytes, endpoint: Endpoint) -> Any:
 # Answers
 
 
-def _message_json(inspector: Inspector, said: Said) -> schemas.MessageJson:
-    stored = inspector.stored(said)
-    text = said.message.text
-    return schemas.MessageJson(
-        at=stored.at,
-        index=stored.index,
-        id=stored.id,
-        role=said.line.role,
-        time=stored.timestamp,
-        tokens=stored.tokens,
-        tools=stored.tools,
-        tags=stored.tags,
-        kind=stored.kind,
-        edit=stored.edit,
-        shown=stored.shown,
-        pinned=stored.is_pinned,
-        text=text[: schemas.TEXT_CHARS],
-        cut=len(text) > schemas.TEXT_CHARS,
-        calls=_calls_json(said.message),
-        answers=said.line.answers,
-        media=list(_media_json(said.message.parts)),
-    )
-
-
-def _item_json(item: ShownItem) -> schemas.ShownItemJson:
-    shown = [_shown_json(one) for one in item.shown]
-    if item.edit is None:
-        return schemas.ShownItemJson(item.span, None, None, item.tokens, shown)
-    return schemas.ShownItemJson(item.span, item.edit.at, item.edit.kind, item.tokens, shown)
-
-
-def _shown_json(one: ShownMessage) -> schemas.ShownMessageJson:
-    text = one.message.text
-    return schemas.ShownMessageJson(
-        at=one.line.place,
-        role=one.role,
-        tokens=one.tokens,
-        text=text[: schemas.TEXT_CHARS],
-        cut=len(text) > schemas.TEXT_CHARS,
-        tools=one.tools,
-        summary=one.line.summary,
-        calls=_calls_json(one.message),
-    )
-
-
-def _calls_json(message: Message) -> list[schemas.CallJson]:
-    return [
-        schemas.CallJson(call.call_id, call.tool, call.input[: schemas.TEXT_CHARS]) for call in message.calls
-    ]
-
-
-def _media_json(parts: Sequence[Part]) -> Iterator[schemas.MediaJson]:
-    for part in parts:
-        if isinstance(part, Media):
-            yield schemas.MediaJson(part.kind, part.name)
-        elif isinstance(part, ToolResult) and not isinstance(part.output, str):
-            yield from _media_json(part.output)
-
-
-def _side_json(view: ComparedView) -> schemas.DiffSideJson:
-    return schemas.DiffSideJson(view.at, view.messages, view.tokens)
+def _with_short_texts(row: Row, chars: int) -> Row:
+    return replace(row, message=shorten_texts(row.message, chars))

@@ -1,18 +1,14 @@
 """Queries, request bodies and answers of the HTTP API. Its OpenAPI description is made from these types."""
 
-from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from refold.core.event import Span
-from refold.session.results import ConversationRow, EditRow, MessageState, Overflow, Sign
+from refold.session.results import ConversationRow, EditRow, Hit, Overflow, ShownView, StoredMessage
 from refold.session.savings import EditSavings
 from refold.session.steps import StepRow
 
-TEXT_CHARS = 2_000
-"""Longer texts are cut in lists; `expand` returns all of a text."""
 MAX_INTEGER = 1 << 53
 """JavaScript does not represent larger integers exactly."""
 
@@ -93,11 +89,6 @@ class CostEstimate(JsonAnswer, frozen=True):
 class ConversationDetail(ConversationRow, frozen=True, kw_only=True):
     """A conversation by itself."""
 
-    window: int
-    threshold: int
-    """Tokens from which on the view is made smaller."""
-    room: int
-    """What is left before the answer's own."""
     overflow: Overflow
     pins: list[int]
     cost: CostEstimate
@@ -113,7 +104,7 @@ class ErasedConversation(JsonAnswer, frozen=True):
     """Forks, which keep what they shared."""
 
 
-# What was said, and what is shown
+# What was recorded, and what is shown
 
 
 class PageQuery(QueryParameters, frozen=True):
@@ -122,42 +113,9 @@ class PageQuery(QueryParameters, frozen=True):
     limit: Many = 100
 
 
-class CallJson(JsonAnswer, frozen=True):
-    id: str
-    tool: str
-    input: str
-
-
-class MediaJson(JsonAnswer, frozen=True):
-    kind: str
-    name: str | None = None
-
-
-class MessageJson(JsonAnswer, frozen=True, kw_only=True):
-    at: int
-    index: int
-    id: str
-    role: str
-    time: datetime
-    tokens: int
-    tools: tuple[str, ...]
-    tags: tuple[str, ...]
-    kind: str | None
-    edit: int | None
-    """Place of the edit that shows it otherwise, or not at all."""
-    shown: MessageState
-    pinned: bool
-    text: str
-    cut: bool
-    """The text is longer than this."""
-    calls: list[CallJson]
-    answers: str | None
-    """Id of the call that it answers."""
-    media: list[MediaJson]
-
-
 class MessagePage(JsonAnswer, frozen=True):
-    messages: list[MessageJson]
+    messages: list[StoredMessage]
+    """Texts longer than 2,000 characters are cut and end in …"""
     total: int
 
 
@@ -178,34 +136,10 @@ class ViewQuery(PageQuery, frozen=True):
     """Also the provider's JSON, of all that is shown now."""
 
 
-class ShownMessageJson(JsonAnswer, frozen=True):
-    at: int
-    role: str
-    tokens: int
-    text: str
-    cut: bool
-    tools: tuple[str, ...]
-    summary: bool
-    calls: list[CallJson] = []
+class ViewJson(ShownView, frozen=True, kw_only=True):
+    """A view. Texts longer than 2,000 characters are cut and end in …"""
 
-
-class ShownItemJson(JsonAnswer, frozen=True):
-    """A stretch of the record and what stands for it."""
-
-    span: Span
-    edit: int | None
-    kind: str | None
-    """Of the edit."""
-    tokens: int
-    shown: list[ShownMessageJson]
-
-
-class ViewJson(JsonAnswer, frozen=True):
-    at: int | None
-    tokens: int
     window: int
-    items: list[ShownItemJson]
-    total_items: int
     messages: list[Any] | UnsetType = UNSET
     system: Any | UnsetType = UNSET
 
@@ -219,26 +153,6 @@ class DiffQuery(QueryParameters, frozen=True, kw_only=True):
     at: Place
     to: Place | None = None
     """Now, unless given."""
-
-
-class DiffSideJson(JsonAnswer, frozen=True):
-    at: int | None
-    messages: int
-    tokens: int
-
-
-class DiffChangeJson(JsonAnswer, frozen=True):
-    sign: Sign
-    at: int
-    role: str
-    tokens: int
-    text: str
-
-
-class DiffJson(JsonAnswer, frozen=True):
-    old: DiffSideJson
-    new: DiffSideJson
-    changes: list[DiffChangeJson]
 
 
 class StepsQuery(QueryParameters, frozen=True):
@@ -357,21 +271,14 @@ class MemoriesJson(JsonAnswer, frozen=True):
     memories: list[MemoryJson]
 
 
-class HitJson(JsonAnswer, frozen=True):
-    conversation: str
+class FoundMessage(Hit, frozen=True, kw_only=True):
     owner: str
-    at: int
-    role: str
-    tools: tuple[str, ...]
-    excerpt: str
-    score: float
-    in_view: bool | None
-    time: datetime
     title: str
+    """Of the conversation."""
 
 
 class SearchHits(JsonAnswer, frozen=True):
-    hits: list[HitJson]
+    hits: list[FoundMessage]
 
 
 class EventsQuery(QueryParameters, frozen=True):

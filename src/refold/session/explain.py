@@ -94,20 +94,24 @@ def edit_rows(record: Record, places: Iterable[int]) -> list[EditRow]:
             state = "in force"
         else:
             state = "under a later one" if at in active.edits else "taken back"
-        summary = edit.certificate
-        row = EditRow(
-            at=at,
-            kind=edit.kind,
-            why=edit.why,
-            span=edit.span,
-            tokens=edit.tokens,
-            time=utc(edit.time),
-            state=state,
-            model=summary.model if summary else None,
-            cost=summary.cost if summary else None,
-        )
-        rows.append(row)
+        rows.append(edit_row(edit, state))
     return rows
+
+
+def edit_row(edit: Replaced, state: str = "in force") -> EditRow:
+    summary = edit.certificate
+    return EditRow(
+        at=edit.at,
+        kind=edit.kind,
+        why=edit.why,
+        span=edit.span,
+        tokens=edit.tokens,
+        time=utc(edit.time),
+        state=state,
+        round=edit.round,
+        model=summary.model if summary else None,
+        cost=summary.cost if summary else None,
+    )
 
 
 def pinned_places(state: State) -> set[int]:

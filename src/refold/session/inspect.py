@@ -7,19 +7,31 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from difflib import SequenceMatcher
 from itertools import islice
-from typing import Any, Self
+from typing import Any, Literal, Self
+
+from msgspec.structs import asdict, replace
 
 from refold.core import codec
 from refold.core.cache_cost import Prices
 from refold.core.errors import RefoldError, StoreError
 from refold.core.event import Event, Line, Replaced, Said, Span, Unknown
-from refold.core.live import State
-from refold.core.message import Message
+from refold.core.live import Live, State
+from refold.core.message import (
+    CompactionMarker,
+    Media,
+    Message,
+    Opaque,
+    Part,
+    Reasoning,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 from refold.core.pairing import repair_pairs, with_original_ids
 from refold.core.slices import Slice
 from refold.core.view import Item, View
 from refold.dialects.registry import FORMATS
-from refold.session.explain import edit_rows, explain, message_state, pinned_places, replacements
+from refold.session.explain import edit_row, edit_rows, explain, message_state, pinned_places, replacements
 from refold.session.results import (
     Change,
     ComparedView,
@@ -32,8 +44,8 @@ from refold.session.results import (
     ShownItem,
     ShownMessage,
     ShownView,
-    Sign,
     StoredMessage,
+    ViewTokens,
     kind_of,
     shortened,
     utc,
@@ -125,9 +137,6 @@ class Inspector:
         if state.next:
             newest = self.event(state.next - 1)
             updated = None if isinstance(newest, Unknown) else utc(newest.time)
-        saved = 0.0
-        if state.total:
-            saved = round(max(0.0, 1 - self.tokens / state.total), 4)
         return ConversationRow(
             id=listed.key.conversation,
             owner=listed.key.owner,
@@ -137,9 +146,7 @@ class Inspector:
             updated=updated,
             messages=state.index,
             events=state.next,
-            tokens_said=state.total,
-            tokens_shown=self.tokens,
-            saved=saved,
+            tokens=_view_tokens(self._record.live),
             edits=sum(item.edit is not None for item in self.items),
             compactions=state.round,
             parent=_fork_point(listed),
@@ -239,14 +246,20 @@ class Inspector:
         first = from_end(start, len(live.items))
         stop = None if limit is None else first + limit
         items = record.with_words(View(tuple(live.items[first:stop]))).items
+        notices: Sequence[str] = ()
+        if first == 0 and stop is None:
+            notices = repair_pairs([line for item in items for line in item.lines])[1]
         return ShownView(
+            conversation=self.key.conversation,
+            owner=self.key.owner,
+            view=self.view_name,
             at=at,
-            tokens=live.tokens,
+            tokens=_view_tokens(live),
+            recorded_messages=live.state.index,
             items=tuple(self._shown_item(item, live.state) for item in items),
             total_items=len(live.items),
-            recorded_messages=live.state.index,
-            recorded_tokens=live.state.total,
             next=live.state.next,
+            notices=tuple(notices),
         )
 
     def _shown_item(self, item: Item, state: State) -> ShownItem:
@@ -260,9 +273,9 @@ class Inspector:
             if edit is not None and len(item.span) == len(item.lines) == 1 and line.place == edit.at:
                 at = item.span.start
                 kind = edit.kind
-            message = ShownMessage(
-                line=line,
-                message=item.words(line),
+            message = _shown_message(
+                line,
+                item.words(line),
                 at=at,
                 edit=None if line.at in item.span else line.at,
                 kind=kind,
@@ -270,7 +283,24 @@ class Inspector:
                 is_pinned=line.place in pinned,
             )
             shown.append(message)
-        return ShownItem(item.span, edit, item.merged, tuple(shown))
+        if edit is None and item.lines:
+            line = item.lines[0]
+            recorded = RecordedCount(1, line.tokens, line.turn, line.turn)
+        else:
+            recorded = self.recorded_in(item.span)
+        whole = sum(line.at in item.span for line in item.lines)
+        reduced = sum(bool(one.kind) for one in shown)
+        return ShownItem(
+            span=item.span,
+            edit=None if edit is None else edit_row(edit),
+            is_merged=item.merged,
+            recorded=recorded,
+            tokens=item.tokens,
+            whole=whole,
+            reduced=reduced,
+            hidden=recorded.messages - whole - reduced,
+            shown=tuple(shown),
+        )
 
     def edits(self, start: int = 0, limit: int | None = None) -> tuple[list[EditRow], int]:
         """The edits of the view, the oldest first, including those that were taken back; and how many."""
@@ -313,8 +343,8 @@ class Inspector:
             NotFoundError: there is no such place.
         """
         shared = None if other is self else self._shared_events(other)
-        before = self.view(at).messages
-        after = other.view(to).messages
+        before = self.view(at).shown
+        after = other.view(to).shown
         keys_before = [_identity(one, shared) for one in before]
         keys_after = [_identity(one, shared) for one in after]
         matcher = SequenceMatcher(None, keys_before, keys_after, autojunk=False)
@@ -346,9 +376,11 @@ class Inspector:
         if shared is not None:
             stop = None if at is None else self._record.end_of(at)
             events = self._record.events(shared, stop)
-            since = [ShownMessage(one.line, one.message, one.at) for one in events if isinstance(one, Said)]
+            since = [
+                _shown_message(one.line, one.message, at=one.at) for one in events if isinstance(one, Said)
+            ]
         tokens = sum(one.tokens for one in shown)
-        return ComparedView(self.key.conversation, at, len(shown), tokens, tuple(since))
+        return ComparedView(self.key.conversation, self.view_name, at, len(shown), tokens, tuple(since))
 
 
 def conversation_row(store: Store, listed: ConversationInfo) -> ConversationRow:
@@ -375,11 +407,6 @@ def follow_links(store: Store, key: Key, start: int) -> Iterator[codec.Link]:
     return (link for link in follow(store, key, start) if link is not None)
 
 
-def repairs(view: ShownView) -> list[str]:
-    """What is mended when a whole view is sent, such as a call without its result."""
-    return repair_pairs([one.line for one in view.messages])[1]
-
-
 def from_end(start: int, total: int) -> int:
     """A start that counts from the end if it is negative."""
     return start if start >= 0 else max(0, total + start)
@@ -391,17 +418,69 @@ def _fork_point(listed: ConversationInfo) -> ForkPoint | None:
     return ForkPoint(listed.parent.conversation, listed.fork_at - 1)
 
 
+def _view_tokens(live: Live) -> ViewTokens:
+    recorded = live.state.total
+    saved = 0.0
+    if recorded:
+        saved = round(max(0.0, 1 - live.tokens / recorded), 4)
+    return ViewTokens(recorded, live.tokens, saved)
+
+
+def _shown_message(line: Line, message: Message, **facts: Any) -> ShownMessage:
+    return ShownMessage(
+        role=line.role,
+        tokens=line.tokens,
+        turn=line.turn,
+        step=line.step,
+        tools=line.tools,
+        n=line.n,
+        is_summary=line.summary,
+        message=message,
+        **facts,
+    )
+
+
 def _identity(shown: ShownMessage, shared: int | None) -> tuple[object, ...]:
     """What makes two messages the same: their place, or their content after two conversations parted."""
-    line = shown.line
-    if shared is None or line.at < shared:
-        return (line.at, line.n)
+    place = shown.at if shown.edit is None else shown.edit
+    if shared is None or place < shared:
+        return (place, shown.n)
     message = shown.message
-    return (line.role, codec.dumps(Message(message.role, message.parts, name=message.name)))
+    return (message.role, codec.dumps(Message(message.role, message.parts, name=message.name)))
 
 
-def _changes(sign: Sign, messages: Sequence[ShownMessage]) -> list[Change]:
-    return [Change(sign, message) for message in messages]
+def _changes(sign: Literal[" ", "-", "+"], messages: Sequence[ShownMessage]) -> list[Change]:
+    return [Change(sign=sign, **asdict(message)) for message in messages]
+
+
+def shorten_texts(message: Message, chars: int) -> Message:
+    """The message for a list: longer texts are cut and end in …, and the data of media are left out."""
+    return replace(message, parts=tuple(_shorten(part, chars) for part in message.parts), meta=None)
+
+
+def _shorten(part: Part, chars: int) -> Part:
+    match part:
+        case Text(text=text) | Reasoning(text=text):
+            return replace(part, text=_cut(text, chars))
+        case ToolCall(input=text):
+            return replace(part, input=_cut(text, chars))
+        case ToolResult(output=str(text)):
+            return replace(part, output=_cut(text, chars))
+        case ToolResult(output=tuple(inner)):
+            return replace(part, output=tuple(_shorten(one, chars) for one in inner))
+        case Media():
+            return Media(part.kind, mime=part.mime, name=part.name)
+        case CompactionMarker(text=text):
+            return CompactionMarker(_cut(text, chars))
+        case Opaque(value=dict(value)):
+            return Opaque({"type": value.get("type")}, part.dialect)
+        case Opaque():
+            return Opaque(None, part.dialect)
+    return part
+
+
+def _cut(text: str, chars: int) -> str:
+    return text if len(text) <= chars else f"{text[:chars]}…"
 
 
 def parse(dialect: str, value: Any) -> Message:

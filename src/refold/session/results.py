@@ -5,10 +5,9 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
-from refold.core.event import Expiry, Line, Replaced, Said, Span
-from refold.core.message import Kind, Message
+from refold.core.event import Expiry, Said, Span
+from refold.core.message import Kind, Message, Role
 
 EXCERPT_CHARS = 80
 """Length of a title, and of a message in a list of many."""
@@ -241,6 +240,8 @@ class EditRow(msgspec.Struct, frozen=True, kw_only=True):
     time: datetime | None
     state: str
     """`in force`, `under a later one`, `taken back`, or which other view it belongs to."""
+    round: int = 0
+    """Which compaction of the view, from 1; 0 for edits that are none."""
     model: str | None = None
     """The model that wrote the summary."""
     cost: float | None = None
@@ -286,85 +287,13 @@ class Undoing(int):
         return self
 
 
-class ShownMessage(msgspec.Struct, frozen=True):
-    """A message of a view, or a recorded message by itself."""
+class ViewTokens(msgspec.Struct, frozen=True):
+    """How much of what was recorded a view shows, in tokens."""
 
-    line: Line
-    message: Message
-    at: int
-    """Place where it was recorded, also if it is shortened or corrected; of a summary, place of the edit."""
-    edit: int | None = None
-    """Place of the edit that wrote it, if it is not shown as recorded."""
-    kind: str = ""
-    """Kind of that edit, if this stands for one message; `correct` for a correction."""
-    is_task: bool = False
-    is_pinned: bool = False
-
-    @property
-    def role(self) -> str:
-        return self.line.role
-
-    @property
-    def tokens(self) -> int:
-        return self.line.tokens
-
-    @property
-    def tools(self) -> tuple[str, ...]:
-        return self.line.tools
-
-    @property
-    def text(self) -> str:
-        """The beginning of its text in one line; of a call, the tool and its input."""
-        texts = [self.message.text, *(f"{call.tool} {call.input}" for call in self.message.calls)]
-        return shortened(" ".join(texts))
-
-
-class ShownItem(msgspec.Struct, frozen=True):
-    """A span of the record, and the messages that the view shows for it."""
-
-    span: Span
-    edit: Replaced | None
-    """The edit that decided it; None if the record shows itself."""
-    is_merged: bool
-    """True if other edits hide parts of the span too."""
-    shown: tuple[ShownMessage, ...]
-
-    @property
-    def tokens(self) -> int:
-        return sum(one.tokens for one in self.shown)
-
-    @property
-    def reduced(self) -> int:
-        """Messages of the span that are shown shortened or corrected, each in its place."""
-        return sum(bool(one.kind) for one in self.shown)
-
-    @property
-    def whole(self) -> int:
-        """Messages of the span that are shown as recorded."""
-        return sum(one.line.at in self.span for one in self.shown)
-
-    @property
-    def is_in_place(self) -> bool:
-        """True for a single message that is shortened or corrected."""
-        return len(self.span) == 1 and bool(self.reduced)
-
-
-class ShownView(msgspec.Struct, frozen=True):
-    """A view, now or right after an event, or some of its items."""
-
-    at: int | None
-    """Right after which event; None is now."""
-    tokens: int
-    items: tuple[ShownItem, ...]
-    total_items: int
-    recorded_messages: int
-    recorded_tokens: int
-    next: int
-    """The first place after it."""
-
-    @property
-    def messages(self) -> list[ShownMessage]:
-        return [one for item in self.items for one in item.shown]
+    recorded: int
+    shown: int
+    saved: float = 0.0
+    """The share of the recorded tokens that is not shown, from 0 to 1."""
 
 
 class RecordedCount(msgspec.Struct, frozen=True):
@@ -374,6 +303,83 @@ class RecordedCount(msgspec.Struct, frozen=True):
     tokens: int
     first_turn: int
     last_turn: int
+
+
+class ShownMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of a view, or a recorded message by itself."""
+
+    at: int
+    """Place where it was recorded, also if it is shortened or corrected; of a summary, place of the edit."""
+    role: Role
+    tokens: int
+    turn: int
+    step: int
+    tools: tuple[str, ...]
+    """Names of the tools that it calls or answers for, as far as they are known."""
+    edit: int | None = None
+    """Place of the edit that wrote it, if it is not shown as recorded."""
+    n: int = 0
+    """Which of the messages that this edit wrote."""
+    kind: str = ""
+    """Kind of that edit, if this stands for one message; `correct` for a correction."""
+    is_task: bool = False
+    is_pinned: bool = False
+    is_summary: bool = False
+    """It stands for messages that are not shown."""
+    message: Message
+
+    @property
+    def text(self) -> str:
+        """The beginning of its text in one line; of a call, the tool and its input."""
+        texts = [self.message.text, *(f"{call.tool} {call.input}" for call in self.message.calls)]
+        return shortened(" ".join(texts))
+
+
+class ShownItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A span of the record, and the messages that the view shows for it."""
+
+    span: Span
+    edit: EditRow | None
+    """The edit that decided it; null if the record shows itself."""
+    is_merged: bool
+    """True if other edits hide parts of the span too."""
+    recorded: RecordedCount
+    tokens: int
+    """Tokens that are shown."""
+    whole: int
+    """Messages of the span that are shown as recorded."""
+    reduced: int
+    """Messages of the span that are shown shortened or corrected, each in its place."""
+    hidden: int
+    """Messages of the span that are not shown."""
+    shown: tuple[ShownMessage, ...]
+
+    @property
+    def is_in_place(self) -> bool:
+        """True for a single message that is shortened or corrected."""
+        return len(self.span) == 1 and bool(self.reduced)
+
+
+class ShownView(msgspec.Struct, frozen=True, kw_only=True):
+    """A view, now or right after an event, or some of its items."""
+
+    conversation: str
+    owner: str
+    view: str
+    at: int | None
+    """Right after which event; null is now."""
+    tokens: ViewTokens
+    recorded_messages: int
+    items: tuple[ShownItem, ...]
+    total_items: int
+    next: int
+    """The first place after it."""
+    notices: tuple[str, ...] = ()
+    """What is repaired when it is sent, such as a call without its result; only of a whole view."""
+
+    @property
+    def shown(self) -> list[ShownMessage]:
+        return [one for item in self.items for one in item.shown]
 
 
 class ForkPoint(msgspec.Struct, frozen=True):
@@ -395,17 +401,13 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     """When the newest event happened."""
     messages: int = 0
     events: int
-    tokens_said: int = 0
-    """Tokens recorded."""
-    tokens_shown: int = 0
-    saved: float = 0.0
-    """The share of the recorded tokens that is not shown, from 0 to 1."""
+    tokens: ViewTokens = ViewTokens(0, 0)
     edits: int = 0
     """Edits that decide what is shown now."""
     compactions: int = 0
     status: Literal["idle", "compacting"] = "idle"
     parent: ForkPoint | None = None
-    problem: str | UnsetType = UNSET
+    problem: str | None = None
     """Why it cannot be read, if it cannot."""
 
 
@@ -413,21 +415,20 @@ class ComparedView(msgspec.Struct, frozen=True):
     """One of the two views that are compared."""
 
     conversation: str
+    view: str
     at: int | None
-    """Right after which event; None is now."""
+    """Right after which event; null is now."""
     messages: int
     tokens: int
-    said: tuple[ShownMessage, ...] = ()
+    recorded: tuple[ShownMessage, ...] = ()
     """Messages recorded since the two conversations parted."""
 
 
-Sign: TypeAlias = Literal[" ", "-", "+"]
+class Change(ShownMessage, frozen=True, kw_only=True):
+    """A message of one of two views, or of both."""
 
-
-class Change(msgspec.Struct, frozen=True):
-    sign: Sign
+    sign: Literal[" ", "-", "+"]
     """In both, only in the old or only in the new."""
-    seen: ShownMessage
 
 
 class Diff(msgspec.Struct, frozen=True):
@@ -441,12 +442,12 @@ class Diff(msgspec.Struct, frozen=True):
     """Of two conversations, the last event that they share."""
 
     @property
-    def removed(self) -> list[ShownMessage]:
-        return [change.seen for change in self.changes if change.sign == "-"]
+    def removed(self) -> list[Change]:
+        return [change for change in self.changes if change.sign == "-"]
 
     @property
-    def added(self) -> list[ShownMessage]:
-        return [change.seen for change in self.changes if change.sign == "+"]
+    def added(self) -> list[Change]:
+        return [change for change in self.changes if change.sign == "+"]
 
     def __bool__(self) -> bool:
         return bool(self.removed or self.added)

@@ -10,8 +10,8 @@ import { Ribbons } from "./ribbons.js";
 import { Listed, Pages, Rows } from "./rows.js";
 import { hits, link } from "./search.js";
 
-const COLUMNS = { said: "what happened", edits: "what was decided", view: "what the model sees" };
-const NAMES = { said: "Recorded", edits: "Edits", view: "View" };
+const COLUMNS = { recorded: "what happened", edits: "what was decided", view: "what the model sees" };
+const NAMES = { recorded: "Recorded", edits: "Edits", view: "View" };
 const ROW = 72, EDIT = 92; // pixels
 const COMPARED = 2_000; // items of a view that are compared with now without being asked
 const DONE = { undo: "Undone:", restore: "Restored", pin: "Pinned", unpin: "Unpinned" };
@@ -26,7 +26,7 @@ export class Conversation {
     this.row = this.choice = this.replay = this.asked = null;
     this.isOver = this.isBusy = this.isComparing = false;
     this.onlyGrown = true;
-    this.said = this.paged("messages", "messages", "total", (one) => one.at);
+    this.recorded = this.paged("messages", "messages", "total", (one) => one.at);
     this.edits = this.paged("edits", "edits", "total", (one) => one.at);
     this.view = this.viewed();
     this.columns = this.rows();
@@ -48,7 +48,7 @@ export class Conversation {
   paged(verb, name, total, place, at = null) {
     const pages = new Pages(async (start, limit) => {
       const told = await this.ask(verb, { start, limit, at });
-      pages.tokens = told.tokens;
+      pages.tokens = told.tokens?.shown;
       return { rows: told[name], total: told[total] };
     }, place);
     pages.failed = (error) => { if (!this.isOver && pages.known) this.say(error.message); };
@@ -61,7 +61,7 @@ export class Conversation {
     this.el.setAttribute("aria-busy", "true");
     this.state.hidden = true;
     try {
-      const pages = [this.said, this.edits, this.view].map((one) => one.page(0));
+      const pages = [this.recorded, this.edits, this.view].map((one) => one.page(0));
       const first = await Promise.all(pages).catch((error) => this.byTitle(error));
       if (this.isOver || !first) return;
       await (this.place !== null ? this.chooseAt(this.place) : this.chooseNewest());
@@ -89,7 +89,7 @@ export class Conversation {
 
   fail(error) {
     const again = () => {
-      for (const pages of [this.said, this.edits, this.view]) pages.stale();
+      for (const pages of [this.recorded, this.edits, this.view]) pages.stale();
       this.open();
     };
     const what = error.status === 404 ? "There is no such conversation" : "This conversation could not be read";
@@ -138,7 +138,7 @@ export class Conversation {
     const row = await this.ask("");
     if (this.isOver) return;
     this.row = row;
-    this.said.stale(grown);
+    this.recorded.stale(grown);
     this.edits.stale(grown);
     if (this.replay === null) this.view.stale(grown);
     this.top();
@@ -169,7 +169,7 @@ export class Conversation {
   async reveal(choice, from) {
     const { message, edit, span } = choice, place = message?.at ?? span[0];
     const places = await Promise.all([
-      from !== "said" ? this.said.locate(place) : null,
+      from !== "recorded" ? this.recorded.locate(place) : null,
       from !== "edits" && edit ? this.edits.locate(edit.at) : null,
       from !== "view" && !this.isComparing ? this.view.locate(place) : null,
     ]);
@@ -191,39 +191,39 @@ export class Conversation {
     if (one.sign) return;
     const how = { from: "view", item: one.span[0] };
     try {
-      if (one.edit === null) await this.choose({ message: await this.found(this.said, one.span[0]), ...how });
-      else await this.choose({ edit: await this.found(this.edits, one.edit), ...how });
+      if (one.edit === null) await this.choose({ message: await this.found(this.recorded, one.span[0]), ...how });
+      else await this.choose({ edit: await this.found(this.edits, one.edit.at), ...how });
     } catch (error) {
       this.say(error.message);
     }
   }
 
   async chooseAt(at) {
-    const [message, edit] = await Promise.all([this.found(this.said, at), this.found(this.edits, at)]);
-    if (message?.at === at) { this.show("said"); await this.choose({ message }); }
+    const [message, edit] = await Promise.all([this.found(this.recorded, at), this.found(this.edits, at)]);
+    if (message?.at === at) { this.show("recorded"); await this.choose({ message }); }
     else if (edit?.at === at) { this.show("edits"); await this.choose({ edit }); }
   }
 
   /** At first the newest edit that folds messages together is chosen: it shows what the three columns are. */
   async chooseNewest() {
-    const { edits, said, view, columns } = this;
+    const { edits, recorded, view, columns } = this;
     const newest = edits.total ? await edits.page(Math.floor((edits.total - 1) / edits.size)) : [];
     const held = newest.filter((one) => one.state === "in force");
     const edit = held.findLast(({ span: [start, end] }) => end - start > 1) ?? held.at(-1);
     if (edit) return this.choose({ edit });
-    columns.said.el.scrollTop = said.total * ROW;
+    columns.recorded.el.scrollTop = recorded.total * ROW;
     columns.view.el.scrollTop = view.total * ROW;
   }
 
   /** What is chosen, as it is now. */
   async chosenAgain() {
     const { choice } = this, { message, edit } = choice;
-    const [said, held] = await Promise.all([
-      message && this.found(this.said, message.at), edit && this.found(this.edits, edit.at)]);
+    const [now, held] = await Promise.all([
+      message && this.found(this.recorded, message.at), edit && this.found(this.edits, edit.at)]);
     if (this.choice !== choice) return;
-    Object.assign(choice, { message: said ?? message, edit: held ?? edit });
-    const isFree = said && said.edit === null && held?.state !== "in force";
-    if (isFree) Object.assign(choice, { edit: null, span: [said.at, said.at + 1] });
+    Object.assign(choice, { message: now ?? message, edit: held ?? edit });
+    const isFree = now && now.edit === null && held?.state !== "in force";
+    if (isFree) Object.assign(choice, { edit: null, span: [now.at, now.at + 1] });
     this.draw();
   }
 
@@ -317,11 +317,11 @@ export class Conversation {
     const moved = () => this.ribbons.draw(), lit = (span) => when(meet(span, this.choice?.span), "lit");
     const chosen = (is) => when(is, "chosen");
     return {
-      said: new Rows({
-        label: NAMES.said, height: ROW, source: this.said, draw: drawn.message, moved,
-        mark: ({ role, shown, at }) =>
-          `${role} ${shown} ${lit([at, at + 1])} ${chosen(this.choice?.message?.at === at)}`,
-        chosen: (message) => this.choose({ message, from: "said" }),
+      recorded: new Rows({
+        label: NAMES.recorded, height: ROW, source: this.recorded, draw: drawn.message, moved,
+        mark: ({ message, shown, at }) =>
+          `${message.role} ${shown} ${lit([at, at + 1])} ${chosen(this.choice?.message?.at === at)}`,
+        chosen: (message) => this.choose({ message, from: "recorded" }),
       }),
       edits: new Rows({
         label: NAMES.edits, height: EDIT, source: this.edits, draw: drawn.edit, moved,
@@ -346,7 +346,7 @@ export class Conversation {
       expand: button("Expand", "e", () => this.expand()),
       restore: button("Restore", "r", () => this.act("restore", this.choice.message?.at ?? this.choice.edit.at)),
       undo: button("Undo", "u", () => this.act("undo", this.choice?.edit.at)),
-      pin: button("Pin", "p", () => this.act(this.choice.message.pinned ? "unpin" : "pin", this.choice.message.at)),
+      pin: button("Pin", "p", () => this.act(this.choice.message.is_pinned ? "unpin" : "pin", this.choice.message.at)),
     };
     this.head = h("header", { class: "head" });
     this.stats = h("div", { class: "stats" });
@@ -395,9 +395,9 @@ export class Conversation {
 
   headings(tokens = null) {
     const { row, edits, numbers } = this;
-    numbers.said.textContent = row ? many(row.messages, "message") : "";
+    numbers.recorded.textContent = row ? many(row.messages, "message") : "";
     numbers.edits.textContent = edits.known ? many(edits.total, "edit") : "";
-    numbers.view.textContent = row ? many(tokens ?? row.tokens_shown, "token") : "";
+    numbers.view.textContent = row ? many(tokens ?? row.tokens.shown, "token") : "";
   }
 
   /** What is chosen, and what can be done to it. */
@@ -407,13 +407,13 @@ export class Conversation {
     restore.disabled = edit?.state !== "in force";
     undo.disabled = this.choice ? !edit || edit.state === "taken back" : !this.row?.edits;
     pin.disabled = !message;
-    pin.textContent = message?.pinned ? "Unpin" : "Pin";
+    pin.textContent = message?.is_pinned ? "Unpin" : "Pin";
     let name = "Nothing chosen", facts = "Choose an edit to see what it covers and what stands for it.";
     if (message) {
       const by = edit ? ` by #${edit.at}` : "";
       const shown = message.shown === "whole" ? "shown whole" : `${message.shown}${by}`;
-      name = `${message.role} #${message.at}`;
-      facts = `${many(message.tokens, "token")}, ${shown}${when(message.pinned, ", pinned")}`;
+      name = `${message.message.role} #${message.at}`;
+      facts = `${many(message.tokens, "token")}, ${shown}${when(message.is_pinned, ", pinned")}`;
     } else if (edit) {
       name = `${edit.kind} #${edit.at}`;
       facts = `covers ${drawn.reach(edit.span)}, ${count(edit.tokens[0])} → ${many(edit.tokens[1], "token")}`;

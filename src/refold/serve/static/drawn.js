@@ -15,15 +15,25 @@ const number = (...what) => h("span", { class: "number" }, ...what);
 const pale = (text) => h("i", {}, text);
 const tools = (names) => (names?.length ? h("code", {}, plain(names.join(", "))) : null);
 
-function words({ text, calls = [], media = [] }) {
-  const all = [text, ...calls.map((call) => `${call.tool} ${call.input}`), ...media.map((one) => `[${one.kind}]`)];
-  return plain(all.filter(Boolean).join(" · ").slice(0, ROW_CHARS));
+function text(part) {
+  switch (part.type) {
+    case "text": return part.text;
+    case "tool-call": return `${part.tool} ${part.input}`;
+    case "tool-result": return typeof part.output === "string" ? part.output : part.output.map(text).join(" · ");
+    case "media": return `[${part.kind}]`;
+    case "compaction-marker": return part.value;
+    default: return "";
+  }
+}
+
+function words({ message }) {
+  return plain((message.parts ?? []).map(text).filter(Boolean).join(" · ").slice(0, ROW_CHARS));
 }
 
 export function message(one) {
   const state = one.edit === null ? one.shown : `${one.shown} by #${one.edit}`;
   return [
-    h("header", {}, role(one.role), tools(one.tools), place(`#${one.at}`), one.pinned && tag("pinned", "pin"),
+    h("header", {}, role(one.message.role), tools(one.tools), place(`#${one.at}`), one.is_pinned && tag("pinned", "pin"),
       one.shown !== "whole" && tag(state), number(count(one.tokens))),
     h("p", {}, words(one) || pale("no text")),
   ];
@@ -40,13 +50,13 @@ export function edit(one) {
 }
 
 export function item(one) {
-  const [first] = one.shown, kind = first?.summary ? "summary" : first?.role ?? "nothing";
-  const text = one.shown.slice(0, 3).map(words).join(" ⏎ ");
+  const [first] = one.shown, kind = first?.is_summary ? "summary" : first?.role ?? "nothing";
+  const shown = one.shown.slice(0, 3).map(words).join(" ⏎ ");
   return [
     h("header", {}, role(kind), one.edit === null && tools(first?.tools), place(reach(one.span)),
-      one.edit !== null && tag(`${plain(one.kind ?? "edit")} #${one.edit}`),
+      one.edit !== null && tag(`${plain(one.edit.kind)} #${one.edit.at}`),
       one.shown.length > 1 && tag(many(one.shown.length, "message")), number(count(one.tokens))),
-    h("p", {}, text || pale(first ? "no text" : "The model is shown nothing of this.")),
+    h("p", {}, shown || pale(first ? "no text" : "The model is shown nothing of this.")),
   ];
 }
 
@@ -55,6 +65,6 @@ export function change(one) {
   return [
     h("header", {}, h("span", { class: "sign" }, sign), role(one.role), place(`#${one.at}`), tag(when),
       number(count(one.tokens))),
-    h("p", {}, plain(one.text)),
+    h("p", {}, words(one)),
   ];
 }

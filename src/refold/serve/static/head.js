@@ -21,22 +21,22 @@ export function head(row, owner, isBusy) {
 }
 
 export function stats(row) {
-  const share = row.tokens_shown / (row.window || 1), { saved_usd: saved, spent_usd: spent } = row.cost;
+  const share = row.tokens.shown / (row.overflow.limit || 1), { saved_usd: saved, spent_usd: spent } = row.cost;
   const cell = (label, value, ...more) => h("div", {},
     h("span", { class: "label" }, label), h("strong", { class: "number" }, value), h("span", { class: "sub" }, ...more));
   return [
-    cell("Recorded", count(row.tokens_said), "tokens in ", many(row.messages, "message")),
-    cell("Shown", count(row.tokens_shown), "tokens with ", many(row.edits, "edit"), " in force"),
-    cell("Saved", percent(row.saved), saved === null ? "of the recorded tokens" : h("b", {}, `${money(saved)} saved`),
+    cell("Recorded", count(row.tokens.recorded), "tokens in ", many(row.messages, "message")),
+    cell("Shown", count(row.tokens.shown), "tokens with ", many(row.edits, "edit"), " in force"),
+    cell("Saved", percent(row.tokens.saved), saved === null ? "of the recorded tokens" : h("b", {}, `${money(saved)} saved`),
       spent > 0 && `${money(spent)} spent`),
-    cell("Window", percent(share), gauge(share, row), `of ${count(row.window)}`),
+    cell("Window", percent(share), gauge(share, row), `of ${count(row.overflow.limit)}`),
   ];
 }
 
 function gauge(share, row) {
   const full = h("i", {}), threshold = h("b", {});
   full.style.width = `${100 * Math.min(1, share)}%`;
-  threshold.style.left = `${100 * Math.min(1, row.threshold / (row.window || 1))}%`;
+  threshold.style.left = `${100 * Math.min(1, row.overflow.threshold / (row.overflow.limit || 1))}%`;
   const name = `gauge ${row.overflow.is_overflow ? "over" : ""}`;
   return h("i", { class: name, role: "img", "aria-label": `${percent(share)} of the window` }, full, threshold);
 }

@@ -100,8 +100,8 @@ export class Home {
         h("span", { class: "sub" }, h("bdi", { class: "id" }, plain(row.id)),
           row.model && h("span", { class: "model" }, plain(row.model)), row.parent && h("span", { class: "tag" }, "fork"))),
       h("span", { class: "number messages" }, count(row.messages)),
-      h("span", { class: "number tokens" }, brief(row.tokens_said), h("i", {}, " → "), h("b", {}, brief(row.tokens_shown))),
-      isBusy ? h("span", { class: "busy" }, "summarizing…") : saved(row.saved),
+      h("span", { class: "number tokens" }, brief(row.tokens.recorded), h("i", {}, " → "), h("b", {}, brief(row.tokens.shown))),
+      isBusy ? h("span", { class: "busy" }, "summarizing…") : saved(row.tokens.saved),
       h("time", { datetime: row.updated ?? "" }, ago(row.updated ?? row.created)),
     ];
   }

@@ -3,7 +3,7 @@
 import { s } from "./dom.js";
 
 export class Ribbons {
-  /** `columns` are the rows of said, edits and view; `chosen()` is what is lit. */
+  /** `columns` are the rows of recorded, edits and view; `chosen()` is what is lit. */
   constructor(columns, chosen) {
     Object.assign(this, { columns, chosen, frame: 0 });
     this.el = s("svg", { class: "ribbons", "aria-hidden": "true" });
@@ -21,9 +21,9 @@ export class Ribbons {
     const { edit, span } = this.chosen() ?? {};
     if (!edit || !span) return [];
     const [start, end] = span, middle = this.#band("edits", (one) => one.at === edit.at);
-    const said = this.#band("said", (one) => one.at >= start && one.at < end);
+    const recorded = this.#band("recorded", (one) => one.at >= start && one.at < end);
     const view = this.#band("view", (one) => one.span && one.span[0] < end && start < one.span[1]);
-    return [[said, middle], [middle, view]].filter(([a, b]) => a && b).map(([a, b]) => ribbon(a, b));
+    return [[recorded, middle], [middle, view]].filter(([a, b]) => a && b).map(([a, b]) => ribbon(a, b));
   }
 
   /** Where the rows are that it is true of, as far as they are in sight. */

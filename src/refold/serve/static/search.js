@@ -1,4 +1,4 @@
-// What was said anywhere, found: a list of links that lead to the place.
+// What was recorded anywhere, found: a list of links that lead to the place.
 
 import { get } from "./api.js";
 import { h, plain } from "./dom.js";
