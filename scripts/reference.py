@@ -32,8 +32,9 @@ from refold.core import errors, event
 from refold.core.event import Called, Certificate, Line, Named, Piece, Pinned, Replaced, Span, Undone
 from refold.core.message import Message, Text, Usage
 from refold.models.limits import ModelLimits, ModelSettings
+from refold.serve import app as service_app
 from refold.serve import events as live_events
-from refold.serve import gateway, health, http_errors, openapi, panel
+from refold.serve import gateway, http_errors, openapi
 from refold.serve.api import ENDPOINTS, Endpoint
 from refold.serve.service import Service
 from refold.session.notify import CompactionEvent, MessageEvent
@@ -221,8 +222,8 @@ def http() -> Iterator[str]:
     [the panel](../panel.md), [running it](../production.md). `GET /api/openapi.json` is the API for machines.
     """
     service = Service(Config(), MemoryStore())
-    plain = [route for part in (health, panel) for route in part.routes(service)]
     rows = [(f"any `{route.path}`", route.description) for route in gateway.ROUTES]
+    plain = service_app.routes(service)
     rows += [(f"GET `{route.path}`", inspect.getdoc(route.endpoint) or "") for route in plain]
     yield "## Gateway, health and panel\n"
     yield from table("route | what", rows)

@@ -17,8 +17,7 @@ from gates import Gate, Quiet, answering, gate
 from refold.config.config import load_config
 from refold.core.errors import StoreError
 from refold.serve import gateway, incoming, service
-from refold.serve.health import PROBED
-from refold.serve.service import SECRET, Service
+from refold.serve.service import PROBED, SECRET, Service
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Key
 from served import WAIT_S, until

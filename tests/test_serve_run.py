@@ -10,7 +10,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
@@ -23,10 +23,11 @@ from refold.config.config import load_config
 from refold.config.serving import Limits, ServeSettings, TokenSettings, Upstreams
 from refold.config.settings import Setting, all_settings
 from refold.config.validate import accepted_types, field_types
+from refold.core.codec import Link
 from refold.core.errors import SettingError, StoreError
-from refold.serve.health import Health, probe
 from refold.serve.metrics import BUCKETS_S, Metrics
 from refold.serve.run import files_of, listening
+from refold.serve.service import Health
 from refold.serve.tokens import hash_of, new_token
 from refold.stores.memory import MemoryStore
 from refold.stores.store import open_store
@@ -315,11 +316,23 @@ def test_who_watches_is_sent_away_and_the_record_is_closed(tmp_path):
 # Its health
 
 
+class Asked(MemoryStore):
+    """A store that does something when it is read."""
+
+    def __init__(self, do: Callable[[], object]) -> None:
+        super().__init__()
+        self.do = do
+
+    def read(self, *place: object) -> Iterator[Link]:
+        self.do()
+        return iter(())
+
+
 def test_a_store_that_fails_is_not_healthy_and_nothing_is_told_of_it():
     def fail() -> None:
         raise StoreError("postgresql://me:hunter2@db.internal is down")
 
-    assert asyncio.run(Health(fail).problem()) == "the store is not available"
+    assert asyncio.run(Health(Asked(fail)).problem()) == "the store is not available"
 
 
 def test_a_store_that_hangs_is_asked_by_one_thread_only():
@@ -330,7 +343,7 @@ def test_a_store_that_hangs_is_asked_by_one_thread_only():
         free.wait(WAIT_S)
 
     async def probed() -> list[str | None]:
-        health = Health(hang, timeout_s=0.1)
+        health = Health(Asked(hang), timeout_s=0.1)
         found = await asyncio.gather(*(health.problem() for _ in range(20)))
         assert len(asked) == 1
         free.set()
@@ -342,14 +355,14 @@ def test_a_store_that_hangs_is_asked_by_one_thread_only():
 
 
 def test_a_store_that_answers_is_healthy():
-    assert asyncio.run(Health(lambda: probe(MemoryStore())).problem()) is None
+    assert asyncio.run(Health(MemoryStore()).problem()) is None
 
 
 def test_any_other_failure_of_a_store_is_no_health_either():
     def fail() -> None:
         raise RuntimeError("hunter2")
 
-    assert asyncio.run(Health(fail).problem()) == "the store is not available"
+    assert asyncio.run(Health(Asked(fail)).problem()) == "the store is not available"
 
 
 def test_a_service_whose_store_is_gone_says_so_until_it_is_back():

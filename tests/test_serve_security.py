@@ -18,11 +18,11 @@ from starlette.responses import StreamingResponse
 from refold.config.config import load_config
 from refold.config.validate import validated_fields
 from refold.core.errors import SettingError
-from refold.serve import api, gateway, health, logs, panel
+from refold.serve import api, app, gateway, logs
 from refold.serve.guard import MAX_CALLERS, RateLimit
 from refold.serve.http_errors import error_response, requested_id, valid_id
 from refold.serve.http_protocol import MAX_HEADER_BYTES, MAX_UNSENT_BYTES
-from refold.serve.redact import redacted
+from refold.serve.logs import redacted
 from refold.serve.run import check_safe
 from refold.serve.service import Service
 from refold.serve.tokens import ALL_SCOPES, Caller, Tokens, hash_of, new_token
@@ -329,7 +329,7 @@ def whole():
 def all_paths() -> list[str]:
     """Of every route that there is."""
     service = Service(load_config(None), MemoryStore())
-    routes = [one for part in (health, gateway, api, panel) for one in part.routes(service)]
+    routes = [one for part in (app, gateway, api) for one in part.routes(service)]
     service.close()
     return sorted({re.sub(r"\{.*?\}", "x", one.path) for one in routes})
 

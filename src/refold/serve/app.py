@@ -1,13 +1,34 @@
-"""The service as one ASGI application: all routes behind the guard."""
+"""The service as one ASGI application: all routes behind the guard; health, metrics and the panel's files."""
 
+from hashlib import sha256
+from importlib.resources import files
+
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.routing import Router
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from refold.serve import api, gateway, health, panel
+from refold.serve import api, gateway
 from refold.serve.guard import Guard
+from refold.serve.logs import CSP
 from refold.serve.service import Service
-from refold.serve.tokens import Tokens
+from refold.serve.tokens import Tokens, require_scope
+
+CONTENT_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+"""Of the panel's files."""
+PANEL_HEADERS = {
+    "cache-control": "no-cache",  # requested again each time, and sent again only when it changed
+    "content-security-policy": f"{CSP}; require-trusted-types-for 'script'; trusted-types 'none'",
+    "cross-origin-opener-policy": "same-origin",
+}
+"""Besides those of every response. Text never becomes markup: the browser refuses to parse it."""
 
 
 def app_of(service: Service, tokens: Tokens | None = None) -> ASGIApp:
@@ -16,8 +37,8 @@ def app_of(service: Service, tokens: Tokens | None = None) -> ASGIApp:
     Raises:
         SettingError: a configured token is not valid.
     """
-    routes = [route for part in (health, gateway, api, panel) for route in part.routes(service)]
-    router = Router(routes, redirect_slashes=False, default=_not_found)
+    all_routes = [*routes(service), *gateway.routes(service), *api.routes(service)]
+    router = Router(all_routes, redirect_slashes=False, default=_not_found)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith("/api/") and scope.get("raw_path"):  # an id may contain a slash
@@ -25,6 +46,59 @@ def app_of(service: Service, tokens: Tokens | None = None) -> ASGIApp:
         await router(scope, receive, send)
 
     return Guard(app, service.settings, tokens or Tokens(service.config), service.metrics)
+
+
+def routes(service: Service) -> list[Route]:
+    """Health, metrics and the panel."""
+    static_files = _static_files()
+
+    async def healthz(request: Request) -> Response:
+        """200 while the store answers, else 503 and the reason; needs no token"""
+        problem = await service.health.problem()
+        if problem is None:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "unavailable", "reason": problem}, 503)
+
+    async def metrics(request: Request) -> Response:
+        """Metrics for Prometheus; needs the scope `read`"""
+        require_scope(request.state.caller, "read")
+        return Response(service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def page(request: Request) -> Response:
+        """The page for people"""
+        return sent(request, "index.html")
+
+    async def static(request: Request) -> Response:
+        """Its scripts, styles and pictures"""
+        return sent(request, request.path_params["name"])
+
+    def sent(request: Request, name: str) -> Response:
+        body = static_files.get(name)
+        if body is None:
+            return Response("There is no such file\n", 404)
+        etag = f'"{sha256(body).hexdigest()[:32]}"'
+        content_type = CONTENT_TYPES[name.rpartition(".")[2]]
+        headers = {**PANEL_HEADERS, "etag": etag, "content-type": content_type}
+        if etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(body, headers=headers)
+
+    return [
+        Route("/healthz", healthz),
+        Route("/metrics", metrics),
+        Route("/panel", page),
+        Route("/panel/", page),
+        Route("/panel/static/{name}", static),
+    ]
+
+
+def _static_files() -> dict[str, bytes]:
+    """All that can be served, read once: another name leads nowhere."""
+    found = {}
+    for file in files("refold.serve").joinpath("static").iterdir():
+        if file.name.rpartition(".")[2] in CONTENT_TYPES:
+            found[file.name] = file.read_bytes()
+    return found
 
 
 async def _not_found(*_: object) -> None:

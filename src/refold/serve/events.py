@@ -35,7 +35,7 @@ from refold.core.errors import NotFoundError, RefoldError
 from refold.core.event import Called, Event, Named, Pinned, Replaced, Said, Undone
 from refold.core.message import Message
 from refold.serve.http_protocol import abort, cancel, wait_for_disconnect
-from refold.serve.redact import redacted
+from refold.serve.logs import redacted
 from refold.session.inspect import Inspector, parse
 from refold.session.notify import NOT_SHORTENING, CompactionEvent, MessageEvent, SessionEvent, session_events
 from refold.stores.store import Key, Store

@@ -17,7 +17,6 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from refold.core.errors import OverBudgetError, RefoldError, SettingError, StoreError
-from refold.serve.health import Health, probe
 from refold.serve.http_errors import requested_id
 from refold.serve.http_protocol import cancel, wait_for_disconnect
 from refold.serve.incoming import Dialect, read_request
@@ -99,7 +98,6 @@ class Gateway:
         self.recorder = Recorder(service)
         self.upstream = Upstream()
         service.on_close(self.upstream.close)
-        self._health = Health(lambda: probe(service.store))
         self._store_down_until = 0.0
 
     async def answer(self, route: GatewayRoute, request: Request, body: bytes | None, send: Send) -> None:
@@ -158,7 +156,7 @@ class Gateway:
                 prepared = await self._record(named, body)
         except BaseException as error:
             self._store_down_until = min(self._store_down_until, monotonic())
-            if isinstance(error, TimeoutError) and await self._health.problem() is not None:
+            if isinstance(error, TimeoutError) and await self.service.health.problem() is not None:
                 raise StoreError("the store does not answer") from error
             raise
         self._store_down_until = 0.0

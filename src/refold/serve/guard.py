@@ -2,11 +2,9 @@
 
 import asyncio
 import logging
-import re
 from collections import OrderedDict
 from collections.abc import Hashable
 from time import monotonic
-from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -14,8 +12,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refold.config.serving import ServeSettings
-from refold.serve.access_log import METHODS, LoggedRequest
 from refold.serve.http_errors import error_response, has_control_characters, http_error, requested_id
+from refold.serve.logs import METHODS, LoggedRequest
 from refold.serve.metrics import Metrics
 from refold.serve.tokens import ANONYMOUS, LOCAL_AGENT, LOCAL_USER, Caller, Tokens, require_scope
 
@@ -24,11 +22,10 @@ PUBLIC = ("/", "/healthz", "/panel")
 PROBES = ("/healthz", "/metrics")
 """Paths that are answered under overload too."""
 WITH_BODY = ("POST", "PUT", "PATCH")
+DEFAULT_PORTS = {"http": 80, "https": 443}
 MAX_CALLERS = 10_000
 """Callers whose requests are counted; the longest inactive one is forgotten first."""
 _LOG = logging.getLogger("refold.serve")
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::([0-9]{1,5}))?")
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Guard:
@@ -139,11 +136,6 @@ class Guard:
             )
 
 
-class Address(NamedTuple):
-    host: str
-    port: int | None
-
-
 class AllowedHosts:
     """Which `Host` and `Origin` headers are accepted: against DNS rebinding and foreign web pages.
 
@@ -153,7 +145,7 @@ class AllowedHosts:
 
     def __init__(self, settings: ServeSettings) -> None:
         self._own = {"localhost", "127.0.0.1", "[::1]", _bracketed(settings.host.lower())}
-        self._configured = {_address(host) for host in settings.hosts}
+        self._configured = {_normalized(host) for host in settings.hosts}
 
     def check(self, headers: Headers, server: tuple[str, int | None] | None) -> None:
         """`server` is the address that the request came to.
@@ -162,34 +154,26 @@ class AllowedHosts:
             HTTPException: the request is meant for another host, or comes from a page of another origin.
         """
         name, port = server or ("localhost", None)
+        allowed = set(self._configured)
+        for host in self._own | {_bracketed(name)}:
+            allowed |= {host, f"{host}:{port}"}
+        for host in self._configured:
+            if not host.rpartition(":")[2].isdigit():
+                allowed |= {f"{host}:{port}", *(f"{host}:{default}" for default in DEFAULT_PORTS.values())}
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or not self._allows(_address(hosts[0]), name, port):
+        if len(hosts) != 1 or _normalized(hosts[0]) not in allowed:
             raise HTTPException(403, "this host name is not allowed; add it to serve.hosts")
         for origin in headers.getlist("origin"):
-            scheme, _, rest = origin.partition("://")
-            default = _DEFAULT_PORTS.get(scheme)
-            address = _address(rest)
-            if address is not None and address.port is None:
-                address = address._replace(port=default)
-            if default is None or not self._allows(address, name, port):
+            scheme, _, host = origin.partition("://")
+            host = _normalized(host)
+            if not host.rpartition(":")[2].isdigit():
+                host = f"{host}:{DEFAULT_PORTS.get(scheme)}"
+            if scheme not in DEFAULT_PORTS or host not in allowed:
                 raise HTTPException(403, "requests from this origin are not allowed; add it to serve.hosts")
 
-    def _allows(self, address: Address | None, server: str, port: int | None) -> bool:
-        if address is None:
-            return False
-        if address.host in self._own | {_bracketed(server)} and address.port in (None, port):
-            return True
-        if address in self._configured:
-            return True
-        is_usual = address.port in (None, port, *_DEFAULT_PORTS.values())
-        return is_usual and Address(address.host, None) in self._configured
 
-
-def _address(text: str) -> Address | None:
-    found = _HOST.fullmatch(text.lower())
-    if found is None:
-        return None
-    return Address(found[1].rstrip("."), int(found[2]) if found[2] else None)
+def _normalized(host: str) -> str:
+    return host.lower().replace(".:", ":").removesuffix(".")
 
 
 def _bracketed(host: str) -> str:

@@ -17,7 +17,7 @@ from refold.core.errors import (
     SettingError,
     StoreError,
 )
-from refold.serve.redact import redacted
+from refold.serve.logs import redacted
 
 MAX_ID_CHARS = 500
 MAX_MESSAGE_CHARS = 2_000

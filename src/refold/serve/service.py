@@ -1,8 +1,9 @@
-"""What all requests share: the store, open sessions, threads to work in, live events and metrics."""
+"""What all requests share: the store and its health, open sessions, threads, live events and metrics."""
 
+import asyncio
 import hmac
+import logging
 import secrets
-from asyncio import get_running_loop
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,37 @@ THREADS = 16
 SECRET = "serve:secret"
 SETTLE_S = 0.1
 """After which all processes that made a secret at the same time read the one that was stored last."""
+PROBE_TIMEOUT_S = 2.0
+PROBED = Key("refold", "healthz")
+"""A conversation that no store has."""
+_LOG = logging.getLogger("refold.serve")
+
+
+class Health:
+    """Asks the store whether it answers: one probe at a time, shared by all who ask meanwhile."""
+
+    def __init__(self, store: Store, timeout_s: float = PROBE_TIMEOUT_S) -> None:
+        self._store = store
+        self._timeout_s = timeout_s
+        self._probe: asyncio.Task[str | None] | None = None
+
+    async def problem(self) -> str | None:
+        """Why the service is not healthy, without internals; None if it is."""
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._ask())
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._probe), self._timeout_s)
+        except TimeoutError:
+            return "the store does not answer in time"
+
+    async def _ask(self) -> str | None:
+        try:
+            # not in the service's own threads, which may all be busy
+            await asyncio.to_thread(lambda: next(iter(self._store.read(PROBED, 0, 1)), None))
+        except Exception:
+            _LOG.warning("the store is not available", exc_info=True)
+            return "the store is not available"
+        return None
 
 
 class SessionKey(NamedTuple):
@@ -48,6 +80,7 @@ class Service:
         self.config = config
         self.settings = config.serve
         self.store = store
+        self.health = Health(store)
         self.events = EventBroker()
         self.metrics = Metrics()
         self.metrics.sessions_kept.set_function(lambda: len(self._sessions))
@@ -63,7 +96,7 @@ class Service:
 
     async def work(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs in a thread what may block on the store or on a lock."""
-        return await get_running_loop().run_in_executor(self._threads, lambda: do(*args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: do(*args, **kwargs))
 
     @contextmanager
     def session(self, key: Key, model: str | None = None, agent: str | None = None) -> Iterator[Session]:
