@@ -171,8 +171,9 @@ def fields_of(struct: Any, level: str, says: str = "") -> Iterator[str]:
     says = says or paragraphs(struct)[0]
     yield f"{level} {struct.__name__}\n\n{says[0].upper()}{says[1:].removesuffix('.')}.\n"
     meant, body = dict(openapi.documented(struct)), node_of(struct).body
-    named = [(ast.unparse(one.target), one.annotation) for one in body if isinstance(one, ast.AnnAssign)]
-    rows = ((code([name]), code([ast.unparse(kind)]), meant.get(name, "")) for name, kind in named)
+    annotated = [one for one in body if isinstance(one, ast.AnnAssign)]
+    named = [(ast.unparse(one.target), ast.unparse(one.annotation)) for one in annotated]
+    rows = ((code([name]), code([kind]), meant.get(name, "")) for name, kind in named if kind != "ClassVar")
     yield from table("field | type | what", rows)
 
 
