@@ -25,7 +25,7 @@ ENVIRONMENTS = {
     "openai-agents": (("openai-agents>=0.24",), ("SQLiteSession",)),
     "llama-index": (("llama-index-core",), ("Memory",)),
 }
-"""What is installed, and which peers of `refold.cli.bench.peers` are in it."""
+"""What is installed, and which peers of `benchmarks.peers` are in it."""
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def measured(name: str, sizes: str) -> list[dict[str, Any]] | None:
     packages, peers = ENVIRONMENTS[name]
     print(f"{name} …", file=sys.stderr, flush=True)
     python = ROOT / ".venvs" / f"peer-{name}" / "bin" / "python"
-    command = [python, "-m", "refold.cli.bench.peers", *peers, "--sizes", sizes, "--json", "-"]
+    command = [python, "-m", "benchmarks.peers", *peers, "--sizes", sizes, "--json"]
     try:
         install(python, packages)
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=MOST_S)
@@ -77,8 +77,9 @@ def install(python: Path, packages: tuple[str, ...]) -> None:
 
 
 def tell(rows: list[dict[str, Any]], *, markdown: bool) -> None:
-    sys.path.insert(0, str(ROOT / "src"))
-    from refold.cli.bench.peers import PeerRow, sheet
+    sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+    from benchmarks.peers import PeerRow, table
+
     from refold.cli.bench.speed import Times
     from refold.cli.bench.tables import show
 
@@ -87,7 +88,7 @@ def tell(rows: list[dict[str, Any]], *, markdown: bool) -> None:
         PeerRow(**{f.name: times[f.name][n] if f.name in times else row[f.name] for f in fields(PeerRow)})
         for n, row in enumerate(rows)
     ]
-    show([sheet(read)], markdown=markdown)
+    show([table(read)], markdown=markdown)
 
 
 if __name__ == "__main__":

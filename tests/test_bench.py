@@ -1,37 +1,41 @@
-"""The benchmarks as commands: on a set that anybody can make again, on one's own conversations, compared."""
+"""`refold bench` on stores, exports and histories, with configurations compared; and the maintainers' own."""
 
 import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from benchmarks import made, peers, plot
 from typer.testing import CliRunner
 
 import refold
 from refold.cli import app
-from refold.cli.bench import made, peers, plot, speed
+from refold.cli.bench import speed
 from refold.cli.bench.probes import extracted
 from refold.cli.bench.recorded import load
 from refold.cli.bench.replay import Arm, replay
-from refold.cli.bench.retention import KEPT, TITLES, arms_of
+from refold.cli.bench.retention import LOST, SAVED, arms_of
 from refold.core.errors import NotFoundError, SettingError
 
 STEPS = (32,)
 
 
-@pytest.fixture(autouse=True)
-def _few(monkeypatch):
+@pytest.fixture
+def data(monkeypatch, tmp_path_factory):
+    """A folder with the generated data set, of few conversations."""
     monkeypatch.setattr(made, "STEPS", STEPS)
+    folder = tmp_path_factory.mktemp("made")
+    made.write(folder)
+    return folder
 
 
 @pytest.fixture
-def traces():
-    return load(None)
+def traces(data):
+    return load(data)
 
 
 def run(*arguments: object, code: int = 0):
@@ -45,18 +49,20 @@ def stored(trace, url: str, id: str) -> None:
         chat.append(list(trace.messages))
 
 
-# The set that ships with refold
+# The generated data set
 
 
-def test_the_same_seed_makes_the_same_conversations_and_another_one_others():
-    one, same, other = ([trace.messages for trace in load(None, seed=seed)] for seed in (1, 1, 2))
+def test_the_same_seed_makes_the_same_conversations_and_another_one_others(monkeypatch):
+    monkeypatch.setattr(made, "STEPS", STEPS)
+    one, same, other = ([trace.messages for trace in made.traces(seed)] for seed in (1, 1, 2))
     assert one == same
     assert one != other
 
 
-def test_what_is_made_is_large_has_one_turn_or_many_and_errors_repeats_json_and_text(monkeypatch):
+def test_what_is_made_is_large_has_one_turn_or_many_and_errors_repeats_json_and_text(monkeypatch, tmp_path):
     monkeypatch.setattr(made, "STEPS", (96,))
-    sets = load(None)
+    made.write(tmp_path)
+    sets = load(tmp_path)
     assert {trace.source for trace in sets} == {"made, one turn", "made, many turns"}
     for trace in sets:
         users = [message for message in trace.messages if message["role"] == "user"]
@@ -106,7 +112,7 @@ def test_of_a_store_only_those_are_taken_that_are_named(traces, tmp_path):
         stored(trace, url, id)
     arguments = (url, "--budget", 50, "--jobs", 1, "--no-controls", "--json")
     both = json.loads(run("retention", *arguments).stdout)
-    one = json.loads(run("retention", *arguments, "-", "--conversation", "one").stdout)
+    one = json.loads(run("retention", *arguments, "--conversation", "one").stdout)
     assert [rows[-1]["numbers"]["conversations"] for rows in (both, one)] == [2, 1]
     missing = run("retention", url, "--conversation", "nobody", code=1)
     assert "nobody" in missing.stderr
@@ -148,11 +154,9 @@ def test_a_folder_with_traces_but_no_probes_gets_them_from_the_record(traces, tm
 # What the command prints
 
 
-def test_the_command_prints_tables_numbers_and_a_picture_and_says_that_the_controls_hold(tmp_path):
-    files = {name: tmp_path / name for name in ("numbers.json", "plot.svg", "lost.jsonl")}
-    flags = zip(("--json", "--plot", "--lost"), files.values(), strict=True)
-    done = run("retention", "--budget", 25, "--jobs", 1, *(part for flag in flags for part in flag))
-    for told in (
+def test_the_command_prints_tables_and_says_that_the_controls_hold(data):
+    done = run("retention", data, "--budget", 25, "--jobs", 1)
+    for text in (
         "refold 25 %",
         "newest 25 %",
         "everything",
@@ -160,22 +164,27 @@ def test_the_command_prints_tables_numbers_and_a_picture_and_says_that_the_contr
         "The controls hold",
         "after 4 or more",
     ):
-        assert told in done.stdout
-    rows = json.loads(files["numbers.json"].read_bytes())
+        assert text in done.stdout
+
+
+def test_all_numbers_and_the_lost_values_are_printed_as_json_and_can_be_drawn(data):
+    rows = json.loads(run("retention", data, "--budget", 25, "--jobs", 1, "--json").stdout)
     totals = {row["arm"]["name"]: row for row in rows if row["source"] == "total"}
     assert (totals["everything"]["lost"], totals["nothing"]["lost"]) == (0, 1)
     assert 0 < totals["refold"]["lost"] < totals["least"]["lost"]
-    assert len(files["lost.jsonl"].read_text().splitlines()) > totals["refold"]["numbers"]["lost"]
-    picture = ElementTree.fromstring(files["plot.svg"].read_text())
+    assert len(totals["refold"]["lost_values"]) == totals["refold"]["numbers"]["lost"]
+    picture = ElementTree.fromstring(plot.retention(rows))
     assert picture.tag.endswith("svg")
     assert "refold" in "".join(picture.itertext())
 
 
-def test_markdown_is_for_documents():
-    done = run("retention", "--budget", 50, "--jobs", 1, "--no-controls", "--markdown")
+def test_markdown_is_for_documents(data):
+    done = run("retention", data, "--budget", 50, "--jobs", 1, "--no-controls", "--markdown")
     rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(rows) == 3 * 3 + 2  # three tables; the first has two sources more
-    assert {row.count("|") for row in rows} == {14, 9, 7}
+    assert {row.count("|") for row in rows} == {14, 7}
+    brief = run("retention", data, "--budget", 50, "--jobs", 1, "--no-controls", "--markdown", "--brief")
+    assert len([line for line in brief.stdout.splitlines() if line.startswith("|")]) == 3
 
 
 def test_no_probe_is_kept_apart_from_its_key_where_everything_is_shown(traces):
@@ -201,9 +210,11 @@ def policies(tmp_path):
     return off, tight
 
 
-def test_configurations_are_compared_with_the_default_in_their_own_windows(policies):
+def test_configurations_are_compared_with_the_default_in_their_own_windows(policies, data):
     files = ",".join(map(str, policies))
-    rows = json.loads(run("retention", "--policy", files, "--jobs", 1, "--no-controls", "--json").stdout)
+    rows = json.loads(
+        run("retention", data, "--policy", files, "--jobs", 1, "--no-controls", "--json").stdout
+    )
     totals = {row["arm"]["name"]: row for row in rows if row["source"] == "total"}
     assert list(totals) == ["default", "off", "tight"]
     assert [totals[name]["numbers"].get("batches", 0) for name in ("default", "off")] == [0, 0]
@@ -212,7 +223,7 @@ def test_configurations_are_compared_with_the_default_in_their_own_windows(polic
 
 
 def test_configurations_are_compared_under_budgets_where_there_are_some(policies, traces):
-    arms = arms_of("50", ",".join(map(str, policies)), "room", None, None)
+    arms = arms_of("50", ",".join(map(str, policies)), None, None, own_windows=False)
     assert list(map(str, arms)) == ["default 50 %", "off 50 %", "tight 50 %"]
     default, off, tight = (replay(traces[0], arm) for arm in arms)
     same = replay(traces[0], Arm("refold", 50))
@@ -224,19 +235,22 @@ def test_configurations_are_compared_under_budgets_where_there_are_some(policies
 def test_an_agent_of_a_configuration_can_be_meant(policies):
     _, tight = policies
     tight.write_text(tight.read_text().replace("default:", "coder:"))
-    arms = arms_of(None, str(tight), "room", None, "coder")
+    arms = arms_of("50", str(tight), None, "coder", own_windows=True)
     assert arms[1].config(1).agent("coder").compaction.strategy == "sliding-window"
     assert arms[1].config(1).agent("coder").summarizer.models == ()
 
 
 def test_what_is_wrong_with_a_configuration_or_a_budget_is_told_before_anything_is_replayed(tmp_path):
     (tmp_path / "bad.yaml").write_text("agents: {default: {compct: off}}")
-    assert "compct" in run("retention", "--policy", tmp_path / "bad.yaml", code=2).stderr
-    assert "nowhere.yaml" in run("retention", "--policy", "nowhere.yaml", code=2).stderr
+    assert "compct" in run("retention", tmp_path, "--policy", tmp_path / "bad.yaml", code=2).stderr
+    assert "nowhere.yaml" in run("retention", tmp_path, "--policy", "nowhere.yaml", code=2).stderr
     (tmp_path / "low.yaml").write_text("agents: {default: {compact: {max_tokens: 0}}}")
-    assert "max_tokens" in run("retention", "--policy", tmp_path / "low.yaml", "--no-controls", code=2).stderr
+    assert (
+        "max_tokens"
+        in run("retention", tmp_path, "--policy", tmp_path / "low.yaml", "--no-controls", code=2).stderr
+    )
     with pytest.raises(SettingError, match="fifty"):
-        arms_of("fifty", None, "room", None, None)
+        arms_of("fifty", None, None, None, own_windows=False)
 
 
 # Pictures and the others
@@ -250,15 +264,12 @@ def test_a_picture_is_well_formed_whatever_its_names_are():
     assert ElementTree.fromstring(plot.scatter("none", "x", "y", []))
 
 
-def test_speed_is_told_as_ratios_and_peers_only_where_they_are(tmp_path, monkeypatch):
+def test_speed_is_measured_as_ratios(monkeypatch):
     monkeypatch.setattr(speed, "STEPS", 3)
-    monkeypatch.setattr(speed, "COUNTED", 20)
-    monkeypatch.setattr(peers, "PEERS", {"absent": replace(peers.PEERS["Memory"], package="no-such-package")})
-    done = run("speed", 20, "--json", tmp_path / "speed.json")
-    assert "× floor" in done.stdout
-    told = json.loads((tmp_path / "speed.json").read_bytes())
-    assert [row["messages"] for row in told["rows"]] == [20]
-    assert told["peers"] == []
+    assert "× floor" in run("speed", 20).stdout
+    rows = json.loads(run("speed", 20, "--json").stdout)
+    assert [row["messages"] for row in rows] == [20]
+    assert "smallest is 2" in run("speed", 1, code=2).stderr
 
 
 def test_a_peer_is_measured_beside_refold_on_the_same_messages(monkeypatch):
@@ -267,7 +278,7 @@ def test_a_peer_is_measured_beside_refold_on_the_same_messages(monkeypatch):
     monkeypatch.setattr(peers, "PEERS", {"list": peers.Peer("typer", "adds", lambda folder: taken.extend)})
     row = peers.measure("list", 10)
     assert (row.steps, row.messages, len(taken)) == (6, 10, 22)
-    (cells,) = peers.sheet([row]).rows
+    (cells,) = peers.table([row]).rows
     assert cells[0].startswith("list (typer ")
 
 
@@ -286,7 +297,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 def test_what_the_page_prints_has_the_columns_that_the_commands_print():
     """Where they differ, `python scripts/benchmarks.py` puts it right."""
     places = re.findall(r"<!-- printed by: (.+?) -->\n(.*?)<!-- end -->", PAGE.read_text(), re.DOTALL)
-    columns = {"bench retention": (TITLES, KEPT), "bench speed": (speed.TITLES,), "peers.py": (peers.TITLES,)}
+    columns = {"bench retention": (SAVED, LOST), "bench speed": (speed.TITLES,), "peers.py": (peers.TITLES,)}
     told = {name: text for name in columns for command, text in places if name in command}
     for name, tables in columns.items():
         for titles in tables:

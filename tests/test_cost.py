@@ -1,19 +1,19 @@
-"""What conversations cost, measured: on some whose bill is known, and on recorded ones."""
+"""What conversations cost, measured: on some whose charges are known, and on recorded ones."""
 
 import json
 from pathlib import Path
 
 import pytest
+from benchmarks import lengths, made, ways
+from benchmarks.lengths import pieces
 from typer.testing import CliRunner
 
 import refold
 from refold.cli import app
-from refold.cli.bench import ways
-from refold.cli.bench.cost import DEFAULT, ECONOMY, REFOLD, replay
-from refold.cli.bench.lengths import pieces
+from refold.cli.bench.charges import MIN_CACHED, SUMMARY_TOKENS, Charges
+from refold.cli.bench.cost import DEFAULT, WAYS, WITH_ECONOMY, replay
 from refold.cli.bench.recorded import load
 from refold.cli.bench.trace import Trace
-from refold.cli.bench.ways import OTHERS, Bill
 from refold.core.errors import SettingError
 from refold.core.expiry import EXPAND, SEARCH
 from refold.dialects.rules.targets import check_request
@@ -21,6 +21,7 @@ from refold.models.limits import find
 
 MODEL = "claude-sonnet-5"
 DATA = Path(__file__).parents[2] / "shared" / "data"
+APPEND_ONLY, AS_IT_IS, ECONOMY = WAYS
 
 
 def talk(steps: int, name: str = "made", size: int = 150) -> Trace:
@@ -31,63 +32,63 @@ def talk(steps: int, name: str = "made", size: int = 150) -> Trace:
         messages.append({"role": "assistant", "content": f"Now {n}.", "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": f"c{n}", "content": words})
     messages.append({"role": "assistant", "content": "Done."})
-    return Trace(name, "openai-chat", messages, ())
+    return Trace(name, messages, ())
 
 
-def test_a_bill_has_what_begins_the_request_before_as_read_and_all_else_as_written():
-    said, bill = talk(40).messages, Bill(MODEL)
-    bill.send(said[:20])
-    assert (bill.read, bill.written) == (0, sum(map(bill.size, said[:20])))
-    bill.send(said[:22])
-    assert bill.read == sum(map(bill.size, said[:20]))
-    assert bill.written == sum(map(bill.size, said[:22]))
+def test_a_request_is_charged_what_begins_the_request_before_as_read_and_all_else_as_written():
+    said, charges = talk(40).messages, Charges(MODEL)
+    charges.send(said[:20])
+    assert (charges.read, charges.written) == (0, charges.size(said[:20]))
+    charges.send(said[:22])
+    assert charges.read == charges.size(said[:20])
+    assert charges.written == charges.size(said[:22])
     changed = [*said[:10], {"role": "user", "content": "Wait."}, *said[11:22]]
-    bill.send(changed)
-    assert bill.read == sum(map(bill.size, said[:20])) + sum(map(bill.size, said[:10]))
+    charges.send(changed)
+    assert charges.read == charges.size(said[:20]) + charges.size(said[:10])
     limits = find(MODEL).limits
-    assert bill.usd == pytest.approx(
-        (bill.read * limits.cache_read + bill.written * limits.cache_write) / 1e6
+    assert charges.usd == pytest.approx(
+        (charges.read * limits.cache_read + charges.written * limits.cache_write) / 1e6
     )
 
 
 def test_what_is_too_short_for_a_cache_is_never_read_from_it():
-    said, bill = talk(5, size=5).messages, Bill(MODEL)
-    bill.send(said[:4])
-    bill.send(said[:6])
-    assert 0 < bill.written < ways.LEAST_CACHED
-    assert bill.read == 0
+    said, charges = talk(5, size=5).messages, Charges(MODEL)
+    charges.send(said[:4])
+    charges.send(said[:6])
+    assert 0 < charges.written < MIN_CACHED
+    assert charges.read == 0
 
 
 def test_sending_everything_costs_what_sending_everything_costs():
-    assert replay(talk(30), "append only", MODEL, None).index == 1
+    assert replay(talk(30), APPEND_ONLY, MODEL).index == 1
 
 
-@pytest.mark.parametrize("way", list(OTHERS))
+@pytest.mark.parametrize("way", [APPEND_ONLY, *ways.OTHERS], ids=lambda way: way.name)
 def test_what_others_send_is_a_request_that_a_provider_takes_and_has_the_task(way):
     """A straw man would prove nothing."""
-    trace, bill, keep = talk(120), Bill(MODEL), OTHERS[way]()
+    trace, charges, keep = talk(120), Charges(MODEL), way.begin()
     sizes = []
     for n, message in enumerate(trace.messages):
         if message["role"] == "assistant":
-            sent = list(keep(trace.messages[:n], bill))
-            bill.send(sent)
+            sent = list(keep(trace.messages[:n], charges))
+            charges.send(sent)
             assert not check_request("openai-chat", {"messages": sent})
             assert trace.messages[1] in sent
-            sizes.append(sum(map(bill.size, sent)))
-    assert (max(sizes) > ways.TRIGGER) == (way == "append only")
+            sizes.append(charges.size(sent))
+    assert (max(sizes) > ways.TRIGGER) == (way is APPEND_ONLY)
 
 
 def test_a_summary_of_others_is_paid_for():
-    bill, keep = Bill(MODEL), ways.Summarized()
+    charges, keep = Charges(MODEL), ways.SummarizeOldest()
     said = talk(120).messages
-    keep(said[:-1], bill)
-    assert bill.summaries > ways.SUMMARY * find(MODEL).limits.output / 1e6
+    keep(said[:-1], charges)
+    assert charges.summaries_usd > SUMMARY_TOKENS * find(MODEL).limits.output / 1e6
 
 
 def test_economy_is_cheaper_than_sending_everything_and_the_default_sends_everything():
     trace = talk(150)
-    assert replay(trace, DEFAULT, MODEL, None).index == 1
-    row = replay(trace, REFOLD, MODEL, ECONOMY)
+    assert replay(trace, AS_IT_IS, MODEL).index == 1
+    row = replay(trace, ECONOMY, MODEL)
     assert row.index < 0.7
     assert row.edits > 1
     assert row.cached > 0.9
@@ -112,14 +113,14 @@ def looked_up(
     """
     made = with_a_large_result() if is_large else talk(200).messages
     said, answered = list[dict](), list[str]()
-    whole, bill = Bill(model), Bill(model)
-    with refold.open("c", store="memory://", model=model, config=ECONOMY) as chat:
+    whole, charges = Charges(model), Charges(model)
+    with refold.open("c", store="memory://", model=model, config=WITH_ECONOMY) as chat:
         for n, message in enumerate(made[:-1]):
             step = (n - 2) // 2
             is_look_up = n > 1 and step % 10 == 9
             if message["role"] == "assistant":
                 whole.send(said)
-                bill.send(chat.fit(dialect="openai-chat").messages)
+                charges.send(chat.fit(dialect="openai-chat").messages)
             if is_look_up and message["role"] == "assistant":
                 wanted = WANTED[tool](0 if is_large else max(0, step - 37))
                 name = tool if texts is None else "look_up"
@@ -131,7 +132,7 @@ def looked_up(
                 message = {**message, "content": text}
             said.append(message)
             chat.append(message, dialect="openai-chat")
-    return bill.usd / whole.usd, answered
+    return charges.usd / whole.usd, answered
 
 
 # proves: X29
@@ -149,7 +150,15 @@ def test_a_look_up_costs_what_it_would_cost_by_a_tool_of_another_name(tool, mode
 
 def test_a_model_without_known_prices_is_refused():
     with pytest.raises(SettingError, match="not known"):
-        Bill("gpt-4")
+        Charges("gpt-4")
+
+
+def test_the_table_of_a_length_has_every_way(monkeypatch, capsys):
+    monkeypatch.setattr(lengths, "MODELS", (MODEL,))
+    monkeypatch.setattr(lengths, "ALL_WAYS", [APPEND_ONLY, ways.OTHERS[0]])
+    monkeypatch.setattr(made, "STEPS", (8,))
+    lengths.main(steps="8", jobs=1, brief=True)
+    assert "8 steps, claude-sonnet-5" in capsys.readouterr().out
 
 
 def test_conversations_are_cut_and_joined_to_the_length_that_is_asked_for():
@@ -172,22 +181,15 @@ def test_nothing_is_said_twice_but_for_the_beginning_of_a_piece():
 def test_the_command_compares_configurations_on_ones_own_history(tmp_path):
     (tmp_path / "chat.json").write_text(json.dumps(talk(130).messages))
     (tmp_path / "a.yaml").write_text("agents: {default: {compact: {economy: {keep_tokens: 2000}}}}\n")
-    policy, numbers, plot = (str(tmp_path / name) for name in ("a.yaml", "n.json", "p.svg"))
-    asked = ["bench", "cost", str(tmp_path / "chat.json"), "--steps", "120", "--models", MODEL]
-    run = CliRunner().invoke(app, [*asked, "--policy", policy, "--json", numbers, "--plot", plot])
+    policy = str(tmp_path / "a.yaml")
+    command = ["bench", "cost", str(tmp_path / "chat.json"), "--models", MODEL, "--policy", policy]
+    run = CliRunner().invoke(app, [*command, "--json"])
     assert run.exit_code == 0, run.output
-    rows = {row["arm"]: row for row in json.loads((tmp_path / "n.json").read_text())}
+    rows = {row["way"]: row for row in json.loads(run.stdout)}
     assert [rows[name]["index"] for name in ("append only", DEFAULT)] == [1, 1]
     assert rows[policy]["edits"] > 0
-    assert (tmp_path / "p.svg").read_text().startswith("<svg")
-    assert "a.yaml" in run.stdout
-
-
-@pytest.mark.parametrize("steps", ["x", "0", "40,-1"])
-def test_a_length_that_is_none_is_refused(steps):
-    run = CliRunner().invoke(app, ["bench", "cost", "--steps", steps])
-    assert run.exit_code != 0
-    assert "no number of steps" in str(run.exception) + run.output
+    for flags in (["--brief"], []):
+        assert "a.yaml" in CliRunner().invoke(app, [*command, *flags]).stdout
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="notice: ../shared/data is not here, so nothing is replayed")
@@ -196,6 +198,6 @@ def test_a_length_that_is_none_is_refused(steps):
     [(model, *bar) for model in (MODEL, "gpt-5") for bar in ((40, 1.0, 1.05), (200, 0.6, 1.05))],
 )
 def test_recorded_conversations_cost_less_with_economy_and_hardly_ever_more(model, steps, average, worst):
-    found = [replay(one, REFOLD, model, ECONOMY) for one in pieces(load(DATA, least=2_000), steps)]
+    found = [replay(one, ECONOMY, model) for one in pieces(load(DATA, least=2_000), steps)]
     assert sum(row.index for row in found) / len(found) <= average
     assert max(row.index for row in found) <= worst

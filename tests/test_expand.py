@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import refold
 from histories import DIALECTS
-from refold.cli.bench.retention import load
+from refold.cli.bench.recorded import load
+from refold.cli.bench.trace import DIALECT
 from refold.core.errors import CannotExpandError, OverBudgetError, RefoldError, SettingError
 from refold.core.event import Measured, Replaced
 from refold.core.expiry import EXPAND, SEARCH
@@ -212,8 +213,8 @@ def test_expansion_gives_the_exact_originals_of_recorded_conversations(kind, tmp
             for message in trace.messages:
                 if message["role"] == "assistant":
                     with suppress(OverBudgetError):  # a task that is larger than the window
-                        chat.fit(dialect=trace.dialect)
-                chat.append(message, dialect=trace.dialect)
+                        chat.fit(dialect=DIALECT)
+                chat.append(message, dialect=DIALECT)
             for at, text in _all_reduced(chat):
                 assert chat.expand(at) == text
                 seen += 1

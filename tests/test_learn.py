@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 import refold
 from refold.cli import app
-from refold.cli.bench.retention import load, text_of
+from refold.cli.bench.recorded import load
+from refold.cli.bench.trace import DIALECT, text_of
 from refold.config.config import load_config
 from refold.config.validate import set_values as fields
 from refold.core.event import Expiry
@@ -416,7 +417,7 @@ def recorded(request):
 
 def learned_from(trace):
     with refold.open("a", store="memory://", model="gpt-5") as chat:
-        chat.append(list(trace.messages), dialect=trace.dialect)
+        chat.append(list(trace.messages), dialect=DIALECT)
         return past(chat.events(), COUNT)
 
 
@@ -429,10 +430,10 @@ def lost(traces, rules):
             for n, message in enumerate(trace.messages):
                 needed = [probe.value for probe in trace.probes if probe.use_at == n]
                 if n and (needed or message["role"] == "assistant"):
-                    fitted = chat.fit(dialect=trace.dialect)
+                    fitted = chat.fit(dialect=DIALECT)
                     shown = "\n".join([*map(text_of, fitted.messages), str(fitted.system)]) if needed else ""
                     missing += sum(value not in shown for value in needed)
-                chat.append(message, dialect=trace.dialect)
+                chat.append(message, dialect=DIALECT)
     return missing
 
 

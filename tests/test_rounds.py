@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from refold.cli.bench.retention import Arm, Replay, load, replay, text_of
+from refold.cli.bench.recorded import load
+from refold.cli.bench.replay import Arm, Replay, replay
+from refold.cli.bench.trace import DIALECT, text_of
 from refold.core.event import Called, Replaced
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -36,8 +38,8 @@ def replayed(trace, arm):
         needed = [probe for probe in trace.probes if probe.use_at == n]
         if n and (needed or message["role"] == "assistant"):
             one.step(n, needed, is_call=message["role"] == "assistant")
-            views.append(one._sent)
-        one.session.append(message, dialect=trace.dialect)
+            views.append(one.sent)
+        one.session.append(message, dialect=DIALECT)
     return one, views
 
 
@@ -90,7 +92,7 @@ def test_rules_pins_and_the_task_stand_verbatim_after_any_number_of_rounds(trace
     session, said = one.session, 0
     for n, message in enumerate(trace.messages):
         if n and message["role"] == "assistant":
-            fitted = session.fit(dialect=trace.dialect)
+            fitted = session.fit(dialect=DIALECT)
             text = "\n".join(map(text_of, fitted.messages))
             assert said < len(RULES) or all(rule in text for rule in RULES), n
             assert said < len(RULES) or PINNED in text, n
@@ -100,6 +102,6 @@ def test_rules_pins_and_the_task_stand_verbatim_after_any_number_of_rounds(trace
             said += 1
             if said == len(RULES):
                 session.pin(session.append({"role": "user", "content": PINNED}))
-        session.append(message, dialect=trace.dialect)
+        session.append(message, dialect=DIALECT)
     assert session.compactions().count >= 20
     assert said == len(RULES)

@@ -55,7 +55,7 @@ Examples:
   refold serve                       a gateway for any agent, an API and a panel
   refold token --owner ann           a token for remote clients
   refold mcp                         conversations as tools for any MCP client
-  refold bench retention             what compaction saves and loses, on a set or on your own conversations
+  refold bench retention agent.db    what compaction saves and loses on your own conversations
 
 \b
 Exit codes: 0 success, 1 the answer is no (not found, invalid, damaged), 2 wrong usage.

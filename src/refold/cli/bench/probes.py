@@ -1,70 +1,76 @@
-"""Which values of a conversation were needed later? Read from the record, where nobody has written it down.
+"""Finds the values of a conversation that later calls needed.
 
-A value is needed if the arguments of a call have it, and neither the user nor the model was the first to say
-it: it came with the result of an earlier call.
+A value is needed if the arguments of a call have it, and it first occurred in the result of an earlier call:
+neither the user nor the model wrote it before.
 """
 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 import msgspec
 
-from refold.cli.bench.score import has_beside
-from refold.cli.bench.trace import Json, Probe, text_of
+from refold.cli.bench.trace import Json, Probe, has_key_near, text_of
 
 LENGTHS = range(5, 121)
-"""Characters: shorter ones stand somewhere by chance, longer ones are no values but texts."""
-LEAST_GAP = 2
-"""Messages from a value's last mention to its use: what the newest result says is in every request anyway."""
+"""Characters of a value: shorter ones occur by chance, longer ones are texts."""
+MIN_GAP = 2
+"""Messages from a value's last mention to its use; every request has the newest result anyway."""
 BORDERS = str.maketrans(dict.fromkeys("\"'`,;()[]{}<>|=\\", " "))
-"""What no value goes across."""
+"""Characters that no value contains."""
 TRIMMED = ".:!?*"
-LONGEST_KEY = 40
-FEW = 20
-"""Places of a value that are looked at for a label."""
+MAX_KEY_CHARS = 40
+MAX_LABELS = 20
+"""Occurrences of a value at which a label is looked for."""
 
 
 def extracted(messages: Sequence[Json], conversation: str = "") -> list[Probe]:
-    """Values of a result that a later call has, each once: where its last mention is farthest away."""
-    first, last, known = dict[str, int](), dict[str, int](), set[str]()
-    found = dict[str, Probe]()
+    """Values of results that a later call has; each once, for the use farthest from its last mention."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    written: set[str] = set()
+    found: dict[str, Probe] = {}
     for n, message in enumerate(messages):
-        for value in sorted({one for text in arguments(message) for one in _values(text)}):
-            if value not in known and n - last.get(value, n) >= LEAST_GAP:
+        for value in sorted(_called_with(message)):
+            if value in written or n - last.get(value, n) < MIN_GAP:
+                continue
+            known = found.get(value)
+            if known is None or n - last[value] > known.use_at - known.last:
                 roles = (messages[first[value]]["role"], messages[last[value]]["role"])
-                probe = Probe(conversation, value, _kind(value), first[value], last[value], n, *roles)
-                if value not in found or n - last[value] > found[value].use_at - found[value].last:
-                    found[value] = probe
+                found[value] = Probe(conversation, value, _kind(value), first[value], last[value], n, *roles)
         for word in set(_split(text_of(message))):
             if message["role"] == "tool" or word in last:
                 first.setdefault(word, n)
                 last[word] = n
             else:
-                known.add(word)
+                written.add(word)
     return sorted(found.values(), key=lambda probe: (probe.use_at, probe.value))
 
 
-def arguments(message: Json) -> Iterator[str]:
-    """What each call of a message is called with."""
+def _called_with(message: Json) -> set[str]:
+    """The exact values in the arguments of a message's calls."""
+    values: set[str] = set()
+    for text in _arguments(message):
+        given: Any = text
+        with suppress(ValueError):
+            given = json.loads(text)
+        for leaf in _leaves(given):
+            values.update(word for word in _split(leaf) if _is_exact(word))
+    return values
+
+
+def _arguments(message: Json) -> Iterator[str]:
     for call in message.get("tool_calls") or ():
-        yield str((call.get("function") or call.get("custom") or {}).get("arguments") or "")
-
-
-def _values(arguments: str) -> Iterator[str]:
-    try:
-        given = json.loads(arguments)
-    except ValueError:
-        given = arguments
-    for leaf in _leaves(given):
-        yield from filter(_is_exact, _split(leaf))
+        function = call.get("function") or call.get("custom") or {}
+        yield str(function.get("arguments") or "")
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    if isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
             yield from _leaves(inner)
     elif isinstance(value, str | int | float) and not isinstance(value, bool):
         yield str(value)
@@ -76,8 +82,8 @@ def _split(text: str) -> list[str]:
 
 
 def _is_exact(word: str) -> bool:
-    """Nobody would guess it: it has a digit, or is several words in one."""
-    return any(map(str.isdigit, word)) or any(mark in word[1:-1] for mark in "/_.@-")
+    """True if nobody would guess it: it has a digit, or is several words in one."""
+    return any(char.isdigit() for char in word) or any(mark in word[1:-1] for mark in "/_.@-")
 
 
 def _kind(value: str) -> str:
@@ -86,25 +92,24 @@ def _kind(value: str) -> str:
     return "path" if "/" in value else "id"
 
 
-# What stands beside a value
-
-
 def with_key(probe: Probe, messages: Sequence[Json]) -> Probe:
-    """The same, with the key or label that it has where it stood first, if that can be found there again."""
+    """The probe with the key or label of its value, if a search for the two together finds them."""
     source = messages[probe.first] if probe.first < len(messages) else {}
     key = key_of(source, probe.value)
-    near = bool(key) and has_beside(text_of(source), probe.value, key)
-    return msgspec.structs.replace(probe, key=key) if near else probe
+    is_near = bool(key) and has_key_near(text_of(source), probe.value, key)
+    return msgspec.structs.replace(probe, key=key) if is_near else probe
 
 
 def key_of(message: Json, value: str) -> str:
-    """The JSON key of a value, or the label before it; nothing where it has none."""
+    """The JSON key of a value, or the label before it; empty if it has none."""
     contents = [text for text in _leaves(message.get("content")) if value in text]
-    for text in (*contents, *arguments(message)):
+    for text in (*contents, *_arguments(message)):
         with suppress(ValueError, RecursionError):
-            if key := _key(json.loads(text), value):
+            key = _key(json.loads(text), value)
+            if key:
                 return key
-        if label := _label(text, value):
+        label = _label(text, value)
+        if label:
             return label
     return ""
 
@@ -112,9 +117,11 @@ def key_of(message: Json, value: str) -> str:
 def _key(tree: Any, value: str, key: str = "") -> str:
     match tree:
         case dict():
-            return next((found for name, one in tree.items() if (found := _key(one, value, name))), "")
+            keys = (_key(inner, value, name) for name, inner in tree.items())
+            return next(filter(None, keys), "")
         case list():
-            return next((found for one in tree if (found := _key(one, value, key))), "")
+            keys = (_key(inner, value, key) for inner in tree)
+            return next(filter(None, keys), "")
         case str() if tree != value:
             return _label(tree, value)
         case _:
@@ -122,18 +129,14 @@ def _key(tree: Any, value: str, key: str = "") -> str:
 
 
 def _label(text: str, value: str) -> str:
-    for at in islice(_places(text, value), FEW):
-        before = text[text.rfind("\n", 0, at) + 1 : at].rstrip(" \t\"'`*")
-        if before.endswith((":", "=")):
-            words = before[:-1].translate(BORDERS).split()
-            label = words[-1].strip("*#.:-?&") if words else ""
-            if any(map(str.isalpha, label)) and len(label) <= LONGEST_KEY:
-                return label
-    return ""
-
-
-def _places(text: str, value: str) -> Iterator[int]:
     at = text.find(value)
-    while at >= 0:
-        yield at
+    for _ in range(MAX_LABELS):
+        if at < 0:
+            break
+        before = text[text.rfind("\n", 0, at) + 1 : at].rstrip(" \t\"'`*")
+        words = before[:-1].translate(BORDERS).split() if before.endswith((":", "=")) else []
+        label = words[-1].strip("*#.:-?&") if words else ""
+        if any(char.isalpha() for char in label) and len(label) <= MAX_KEY_CHARS:
+            return label
         at = text.find(value, at + 1)
+    return ""

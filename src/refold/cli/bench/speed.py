@@ -1,51 +1,45 @@
-"""Does a step cost more when the conversation is longer? Times as ratios to a floor in the same run.
+"""Whether a step takes longer when the conversation is longer: times as ratios to a floor in the same run.
 
-The floor of an append is a bare INSERT into SQLite with the same durability. The floor of a fit is a
-walk over the cached counts of what is shown, and the encoding of the request's body. The floor of a first
-count is the tokenizer alone on the same texts.
+The floor of an append is a bare INSERT into SQLite with the same durability. The floor of a fit is a walk
+over the cached counts of what is shown, and the encoding of the request.
 """
 
 import gc
-import resource
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import mean, median
-from typing import Annotated, Any
 
 import apsw
 import msgspec
-import typer
+from rich.console import Console
+from rich.progress import Progress
 
 import refold
 from refold.cli.bench.generate import conversation
-from refold.cli.bench.tables import Sheet, show, write
-from refold.core.message import Message
-from refold.dialects import openai_chat
-from refold.models.count import counter, encoder
+from refold.cli.bench.tables import BenchTable
+from refold.cli.bench.trace import Json
 
 SIZES = (100, 1_000, 10_000, 100_000)
 STEPS = 200
-"""Messages appended and fitted, one by one, at each size."""
+"""Steps that are measured at each size."""
 BATCH = 500
-COUNTED = 5_000
-"""Messages that are counted for the first time."""
+TITLES = ("messages", "append", "× raw", "fit", "× floor", "shown", "open + fit", "file", "× raw")
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of many steps, in microseconds: the usual one, and the average with its snapshots and edits."""
+    """Microseconds of many steps; the mean includes snapshots and edits."""
 
     median_us: float
     mean_us: float
 
     @classmethod
-    def of(cls, seconds: list[float]) -> "Times":
+    def of(cls, seconds: Sequence[float]) -> "Times":
         return cls(round(median(seconds) * 1e6, 1), round(mean(seconds) * 1e6, 1))
 
     def over(self, floor: "Times") -> str:
@@ -57,7 +51,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class SpeedRow:
-    """One size."""
+    """The times at one size of conversation."""
 
     messages: int
     append: Times
@@ -69,64 +63,100 @@ class SpeedRow:
     file_mb: float
     raw_file_mb: float
 
-    @property
-    def file_ratio(self) -> float:
-        return self.file_mb / self.raw_file_mb
+    def cells(self) -> list[str]:
+        return [
+            f"{self.messages:,}",
+            f"{self.append}",
+            self.append.over(self.raw_append),
+            f"{self.fit}",
+            self.fit.over(self.floor),
+            f"{self.shown:,}",
+            f"{self.open_ms:.1f} ms",
+            f"{self.file_mb:,.2f} MB",
+            f"{self.file_mb / self.raw_file_mb:.2f}",
+        ]
 
 
-class RawLog:
-    """What somebody would write who only wants the messages kept."""
+def measure_all(sizes: Sequence[int]) -> list[SpeedRow]:
+    """Measure each size, with a progress bar."""
+    rows: list[SpeedRow] = []
+    with Progress(console=Console(stderr=True)) as bar, tempfile.TemporaryDirectory() as folder:
+        for size in sizes:
+            task = bar.add_task(f"{size:,} messages", total=size)
+            rows.append(measure(size, Path(folder), partial(bar.advance, task)))
+    return rows
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.db = apsw.Connection(str(path))
-        self.db.execute("PRAGMA journal_mode = WAL")
-        self.db.execute("PRAGMA synchronous = FULL")
-        self.db.execute(
-            "CREATE TABLE log (conversation TEXT, at INTEGER, body TEXT, PRIMARY KEY (conversation, at))"
-        )
-        self.at = 0
 
-    def append(self, messages: list[dict[str, Any]]) -> None:
-        if len(messages) > 1:
-            self.db.execute("BEGIN")
-        for message in messages:
-            body = msgspec.json.encode(message).decode()
-            self.db.execute("INSERT INTO log VALUES (?, ?, ?)", ("task", self.at, body))
-            self.at += 1
-        if len(messages) > 1:
-            self.db.execute("COMMIT")
+def table(rows: Sequence[SpeedRow]) -> BenchTable:
+    return BenchTable("A step, by the messages before it", TITLES, [row.cells() for row in rows], texts=0)
 
 
 def measure(size: int, folder: Path, progress: Callable[[int], None] = lambda n: None) -> SpeedRow:
-    url, raw = f"sqlite:///{folder}/refold-{size}.db", RawLog(folder / f"raw-{size}.db")
+    """Append and fit step by step, after so many messages."""
+    url = f"sqlite:///{folder}/refold-{size}.db"
+    raw = RawLog(folder / f"raw-{size}.db")
     source = conversation(size + 2 * STEPS, seed=size)
+    appends: list[float] = []
+    raw_appends: list[float] = []
+    fits: list[float] = []
+    floors: list[float] = []
     with refold.open("task", store=url) as chat:
         for batch in batches(source, size):
             chat.append(batch)
             raw.append(batch)
             chat.fit()
             progress(len(batch))
-        file_mb, raw_mb = _megabytes(folder, f"refold-{size}"), _megabytes(folder, f"raw-{size}")
-        appends, raws, fits, floors = list[float](), list[float](), list[float](), list[float]()
+        file_mb = _megabytes(folder, f"refold-{size}")
+        raw_mb = _megabytes(folder, f"raw-{size}")
         gc.collect()
         gc.disable()
         for step in batches(source, 2 * STEPS, 2):
             for message in step:
-                appends.append(timed(lambda m=message: chat.append(m)))  # type: ignore[misc]
-                raws.append(timed(lambda m=message: raw.append([m])))  # type: ignore[misc]
-            fits.append(timed(chat.fit))
+                appends.append(seconds(partial(chat.append, message)))
+                raw_appends.append(seconds(partial(raw.append, [message])))
+            fits.append(seconds(chat.fit))
             shown = chat.fit().messages
             counts = [line.tokens for line in chat.view().lines]
-            floors.append(timed(lambda s=shown, c=counts: _floor(s, c)))  # type: ignore[misc]
+            floors.append(seconds(partial(_floor, shown, counts)))
         gc.enable()
-    opens = [timed(lambda: _open(url)) for _ in range(15)]
-    append, raw_append, fit, floor = map(Times.of, (appends, raws, fits, floors))
-    open_ms = Times.of(opens).median_us / 1_000
-    return SpeedRow(size, append, raw_append, fit, floor, len(shown), open_ms, file_mb, raw_mb)
+    opens = [seconds(partial(_open, url)) for _ in range(15)]
+    return SpeedRow(
+        size,
+        Times.of(appends),
+        Times.of(raw_appends),
+        Times.of(fits),
+        Times.of(floors),
+        len(shown),
+        median(opens) * 1e3,
+        file_mb,
+        raw_mb,
+    )
 
 
-def _floor(messages: list[dict[str, Any]], counts: list[int]) -> bytes:
+class RawLog:
+    """A table of messages: what a program would write that only wants to keep them."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = apsw.Connection(str(path))
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute(
+            "CREATE TABLE log (conversation TEXT, at INTEGER, body TEXT, PRIMARY KEY (conversation, at))"
+        )
+        self._at = 0
+
+    def append(self, messages: Sequence[Json]) -> None:
+        if len(messages) > 1:
+            self._db.execute("BEGIN")
+        for message in messages:
+            body = msgspec.json.encode(message).decode()
+            self._db.execute("INSERT INTO log VALUES (?, ?, ?)", ("task", self._at, body))
+            self._at += 1
+        if len(messages) > 1:
+            self._db.execute("COMMIT")
+
+
+def _floor(messages: list[Json], counts: list[int]) -> bytes:
     total = 0
     for count in counts:
         total += count
@@ -139,125 +169,22 @@ def _open(url: str) -> None:
     chat.store.close()
 
 
-def timed(run: Callable[[], object]) -> float:
+def seconds(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
-def batches(
-    source: Iterator[dict[str, Any]], count: int, size: int = BATCH
-) -> Iterator[list[dict[str, Any]]]:
+def batches(source: Iterator[Json], count: int, size: int = BATCH) -> Iterator[list[Json]]:
+    """The next `count` messages, in batches."""
     while count > 0 and (batch := list(islice(source, min(size, count)))):
         yield batch
         count -= len(batch)
 
 
 def _megabytes(folder: Path, stem: str) -> float:
-    """The file and what is still in its write-ahead log, after a checkpoint."""
+    """The size of the file and of its write-ahead log, after a checkpoint."""
     db = apsw.Connection(str(folder / f"{stem}.db"))
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     db.close()
     return sum(file.stat().st_size for file in folder.glob(f"{stem}.db*")) / 1e6
-
-
-def count_ratio(tries: int = 5) -> float:
-    """How fast messages are counted that were never seen, as a share of the tokenizer's own speed."""
-    from splintr import Tokenizer
-
-    messages = [openai_chat.parse(message) for message in conversation(COUNTED, seed=1)]
-    texts = [text for message in messages for text in _texts(message)]
-    own, ours = list[float](), list[float]()
-    for _ in range(tries):
-        encode = Tokenizer.from_pretrained("o200k_base").encode_flat
-        encoder.cache_clear()  # a new one, for it remembers what it has seen
-        count = counter("gpt-5")
-        count.text("loads the vocabulary")
-        own.append(timed(lambda e=encode: [len(e(text)) for text in texts]))  # type: ignore[misc]
-        ours.append(timed(lambda c=count: [c.message(message) for message in messages]))  # type: ignore[misc]
-    return min(own) / min(ours)
-
-
-def _texts(message: Message) -> Iterator[str]:
-    for call in message.calls:
-        yield from (call.tool, call.input)
-    yield message.name or ""
-    yield message.text
-
-
-def import_cpu_ms(tries: int = 5) -> float:
-    """CPU of `import refold` in a new interpreter, beyond that of an empty program."""
-    return (_cpu("import refold", tries) - _cpu("pass", tries)) * 1e3
-
-
-def _cpu(program: str, tries: int) -> float:
-    times = []
-    for _ in range(tries):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", program], check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return median(times)
-
-
-TITLES = ("messages", "append", "× raw", "fit", "× floor", "shown", "open + fit", "file", "× raw")
-
-
-def _cells(row: SpeedRow) -> tuple[str, ...]:
-    append = (f"{row.append}", row.append.over(row.raw_append))
-    fit = (f"{row.fit}", row.fit.over(row.floor), f"{row.shown:,}", f"{row.open_ms:.1f} ms")
-    return (f"{row.messages:,}", *append, *fit, f"{row.file_mb:,.2f} MB", f"{row.file_ratio:.2f}")
-
-
-def main(
-    sizes: Annotated[list[int] | None, typer.Argument(metavar="SIZE", help="Messages.", min=2)] = None,
-    peers: Annotated[bool, typer.Option(help="Also other libraries, those that are installed here.")] = True,
-    numbers: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="All numbers; - for stdout.")
-    ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Tables for documents.")] = False,
-) -> None:
-    """Whether a step costs more when the conversation is longer.
-
-    An append is measured beside a bare INSERT of the same durability, a fit beside a walk over what is shown
-    and the encoding of the request. Other libraries are measured in the same run where they are installed;
-    `python scripts/peers.py` installs each apart.
-
-    \b
-    Examples:
-      refold bench speed                   100 to 100,000 messages
-      refold bench speed 100 1000          only these
-    """
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from refold.cli.bench import peers as others
-
-    rows = []
-    with Progress(console=Console(stderr=True)) as bar, tempfile.TemporaryDirectory() as folder:
-        for size in sizes or SIZES:
-            task = bar.add_task(f"{size:,} messages", total=size)
-            rows.append(measure(size, Path(folder), lambda n, task=task: bar.advance(task, n)))  # type: ignore[misc]
-    counted, imported = count_ratio(), import_cpu_ms()
-    names = others.installed() if peers else []
-    beside = others.run(names, [size for size in sizes or SIZES if size <= max(others.SIZES)])
-    if str(numbers) != "-":
-        show(
-            [Sheet("A step, by the messages before it", TITLES, list(map(_cells, rows)), texts=0)],
-            markdown=markdown,
-        )
-        print("Times are median / mean; ratios are to the floor of the same run.")
-        print(f"First count: {counted:.2f} of the tokenizer's own speed.")
-        print(f"Import refold: {imported:.0f} ms of CPU.")
-        if beside:
-            show([others.sheet(beside)], markdown=markdown)
-        elif peers:
-            print("No other library is installed here; `python scripts/peers.py` measures them apart.")
-    if numbers:
-        ratios = {"count_ratio": counted, "import_cpu_ms": imported}
-        told = {"rows": [asdict(row) for row in rows], "peers": [asdict(row) for row in beside], **ratios}
-        write(numbers, msgspec.json.encode(told))
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,4 +1,7 @@
-"""A recorded conversation, and the values in it that were needed later."""
+"""A recorded conversation, the values in it that were needed later, and how to look for them.
+
+The search is plain text search. It shares no code with `refold.policies`, which it measures.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,16 +12,22 @@ from typing import Any, TypeAlias
 import msgspec
 
 from refold.core.codec import dumps
-from refold.dialects.registry import FORMATS
+from refold.dialects import openai_chat
 from refold.models.count import counter
 
 Json: TypeAlias = dict[str, Any]
+DIALECT = "openai-chat"
+"""The format in which every conversation is replayed."""
 MODEL = "gpt-5"
-"""Whose tokens are counted, and whose window is set to the budget."""
+"""The model whose tokens are counted, and whose window is set to the budget."""
+EVERYTHING: Json = {"models": {MODEL: {"window": 10**12}}, "agents": {"default": {"compact": "off"}}}
+"""Settings under which nothing is ever hidden."""
+NEAR_CHARS = 200
+"""Characters before and after a value, and at the beginning of its line, where its key may be."""
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """A value that was needed, and the messages where it stood first and last and was used."""
+    """A value that was needed, and the messages where it first and last occurred and where it was used."""
 
     conversation: str
     value: str
@@ -29,7 +38,7 @@ class Probe(msgspec.Struct, frozen=True):
     first_role: str = ""
     last_role: str = ""
     key: str = ""
-    """What stands beside it where it stood first: a JSON key or a label. Empty where there is none."""
+    """The JSON key or label of the value where it first occurred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +46,19 @@ class Trace:
     """A recorded conversation."""
 
     source: str
-    dialect: str
     messages: Sequence[Json]
-    counts: Sequence[int]  # tokens of each message
+    counts: Sequence[int]
+    """Tokens of each message."""
     probes: Sequence[Probe] = ()
     dropped: int = 0
-    """Probes of no use: their value does not stand before it is used."""
+    """Probes left out, since their value does not occur before its use."""
     id: str = ""
 
 
-def counted(messages: Sequence[Json], dialect: str, model: str = MODEL) -> list[int]:
+def counted(messages: Sequence[Json], model: str = MODEL) -> list[int]:
     """The tokens of each message."""
-    return [counter(model).message(FORMATS[dialect].parse(message)) for message in messages]
+    count = counter(model)
+    return [count.message(openai_chat.parse(message)) for message in messages]
 
 
 def text_of(message: Json) -> str:
@@ -62,6 +72,31 @@ def _strings(value: Any, key: str = "") -> Iterator[str]:
         if key == "arguments":
             with suppress(ValueError):
                 yield from _strings(json.loads(value))
-    elif isinstance(value, list | dict):
-        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _strings(inner, str(name))
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _strings(inner, name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def has_key_near(text: str, value: str, key: str) -> bool:
+    """True if the text has the value with its key near it, or with its key at the beginning of the line."""
+    wanted = _words(key)
+    at = text.find(value)
+    while at >= 0:
+        line = text.rfind("\n", 0, at) + 1
+        end = at + len(value)
+        label = text[line : min(line + NEAR_CHARS, at)]
+        before = text[max(0, at - NEAR_CHARS) : at]
+        after = text[end : end + NEAR_CHARS]
+        if any(wanted in _words(part) for part in (label, before, after)):
+            return True
+        at = text.find(value, at + 1)
+    return False
+
+
+def _words(text: str) -> str:
+    """Letters and digits in lower case, so that `Order-ID` is the label of `order_id`."""
+    plain = "".join(char if char.isalnum() else " " for char in text.lower())
+    return f" {' '.join(plain.split())} "

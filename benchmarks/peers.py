@@ -1,9 +1,10 @@
-"""How fast is a step of other libraries, beside one of refold in the same process?
+"""How long a step of other libraries takes, beside one of refold in the same process.
 
-python -m refold.cli.bench.peers NAME [SIZE …]     NAME is installed; `python scripts/peers.py` installs all
+python -m benchmarks.peers [NAME …] [--sizes 100,1000] [--json] [--markdown]
 
-A step is what has to happen before each call of a model: two new messages are taken in, and the next request
-is made. They do not do the same: some keep nothing on disk, and some never make a history smaller.
+Without names, all that are installed; `python scripts/peers.py` installs each library in an environment of
+its own. A step is what has to happen before each model call: two new messages are appended, and the next
+request is made. The libraries do not do the same work: some store nothing, and some never reduce a history.
 """
 
 import asyncio
@@ -12,37 +13,41 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
 import refold
 from refold.cli.bench.generate import conversation
-from refold.cli.bench.speed import Times, batches, timed
-from refold.cli.bench.tables import Sheet, show, write
+from refold.cli.bench.speed import Times, batches, seconds
+from refold.cli.bench.tables import BenchTable, show
 from refold.cli.bench.trace import MODEL, Json
 from refold.core.codec import dumps
 from refold.core.errors import NotFoundError, SettingError
 
 SIZES = (100, 1_000, 10_000)
-STEPS, LEAST_STEPS = 50, 5
+STEPS = 50
+MIN_STEPS = 5
 TURN = 20
 """Messages of a turn."""
 BATCH = 500
-"""Messages that are taken in at once until the size is reached."""
-MOST_S = 30.0
-"""For one size: who takes longer is measured in fewer steps, or not at all."""
+"""Messages that are appended at once until the size is reached."""
+MAX_S = 30.0
+"""For one size; a slower library is measured in fewer steps, or not at all."""
 WINDOW = 128_000
 ROOM = 100_000
-"""Tokens above which those act that can."""
+"""Tokens above which libraries reduce a history, if they can."""
 Step: TypeAlias = Callable[[list[Json]], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another library, and what it does at each step."""
+    """A class or function of another library, and what it does at each step."""
 
     package: str
     does: str
@@ -162,11 +167,10 @@ PEERS = {
     "SQLiteSession": Peer("openai-agents", "saves, and loads all items", _agents_session, True),
     "Memory": Peer("llama-index-core", "saves, archives at a limit, and loads", _memory, True),
 }
-"""By the name of their class or function."""
 
 
 def installed() -> list[str]:
-    """The peers that could be measured here."""
+    """The peers that can be measured in this environment."""
     return [name for name, peer in PEERS.items() if _version(peer)]
 
 
@@ -187,15 +191,15 @@ class PeerRow:
     is_durable: bool
     messages: int
     steps: int
-    """0 where it was too slow to be measured."""
+    """0 if it was too slow to be measured."""
     theirs: Times
     ours: Times
-    """Appending and fitting, on disk."""
+    """Append and fit, on disk."""
     fit: Times
 
 
 def _turns(messages: int, seed: int) -> Iterator[Json]:
-    """A conversation where the user says something after every ten calls: some cut between turns only."""
+    """A conversation with many turns: some libraries cut between turns only."""
     for n, message in enumerate(conversation(messages, seed)):
         if n > 2 and n % TURN == 2:
             yield {"role": "assistant", "content": "That is done."}
@@ -204,33 +208,34 @@ def _turns(messages: int, seed: int) -> Iterator[Json]:
 
 
 def measure(name: str, size: int, advance: Callable[[int], None] = lambda n: None) -> PeerRow:
-    """Refold and then a peer, step by step, on the same history of so many messages."""
+    """Measure refold and then a peer, step by step, after the same history of so many messages."""
     peer, source = PEERS[name], _turns(size + 2 * STEPS, seed=size)
     theirs, appends, fits = list[float](), list[float](), list[float]()
     limits = {"models": {MODEL: {"window": WINDOW, "max_output": 1_000}}}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         folder = Path(place)
-        step, taken_s = peer.begin(folder), 0.0
+        step = peer.begin(folder)
+        taken_s = 0.0
         with refold.open("task", store=f"sqlite:///{folder}/refold.db", model=MODEL, config=limits) as chat:
             for batch in batches(source, size, BATCH):
                 chat.append(batch)
                 chat.fit()
                 advance(len(batch))
-                if taken_s < MOST_S:
-                    taken_s += timed(lambda batch=batch: step(batch))  # type: ignore[misc]
+                if taken_s < MAX_S:
+                    taken_s += seconds(partial(step, batch))
             steps = list(batches(source, 2 * STEPS, 2))
             gc.collect()
             gc.disable()
             for new in steps:
-                appends.append(timed(lambda new=new: chat.append(new)))  # type: ignore[misc]
-                fits.append(timed(chat.fit))
+                appends.append(seconds(partial(chat.append, new)))
+                fits.append(seconds(chat.fit))
             for new in steps:
-                if taken_s + sum(theirs) > MOST_S:
+                if taken_s + sum(theirs) > MAX_S:
                     break
-                theirs.append(timed(lambda new=new: step(new)))  # type: ignore[misc]
+                theirs.append(seconds(partial(step, new)))
             gc.enable()
     both = [append + fit for append, fit in zip(appends, fits, strict=True)]
-    is_measured = len(theirs) >= LEAST_STEPS
+    is_measured = len(theirs) >= MIN_STEPS
     times = [Times.of(some) if is_measured else Times(0, 0) for some in (theirs, both, fits)]
     told = (name, _version(peer) or "", peer.does, peer.is_durable, size)
     return PeerRow(*told, len(theirs) if is_measured else 0, *times)
@@ -242,9 +247,9 @@ TITLES = (
 )
 
 
-def sheet(rows: Sequence[PeerRow]) -> Sheet:
-    """Their times, and as multiples of refold's in the same run."""
-    return Sheet(
+def table(rows: Sequence[PeerRow]) -> BenchTable:
+    """Times, and their ratios to refold's in the same run."""
+    return BenchTable(
         "A step of others and of refold",
         TITLES,
         [_cells(row) for row in rows],
@@ -257,22 +262,19 @@ def _cells(row: PeerRow) -> list[str]:
     kept = "on disk" if row.is_durable else "in memory"
     told = [f"{row.peer} ({PEERS[row.peer].package} {row.version})", row.does, kept, f"{row.messages:,}"]
     if not row.steps:
-        return [*told, f"over {MOST_S:.0f} s", "–", "–", "–"]
+        return [*told, f"over {MAX_S:.0f} s", "–", "–", "–"]
     alone = "–" if row.is_durable else row.theirs.over(row.fit)
     return [*told, str(row.theirs), str(row.ours), row.theirs.over(row.ours), alone]
 
 
 def run(names: Sequence[str], sizes: Sequence[int]) -> list[PeerRow]:
-    """All of them at all sizes, with a bar."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+    """Measure these peers at these sizes, with a progress bar."""
     rows = []
     with Progress(console=Console(stderr=True)) as bar:
         for name in names:
             for size in sizes:
                 task = bar.add_task(f"{name}, {size:,} messages", total=size)
-                rows.append(measure(name, size, lambda n, task=task: bar.advance(task, n)))  # type: ignore[misc]
+                rows.append(measure(name, size, partial(bar.advance, task)))
                 bar.remove_task(task)
     return rows
 
@@ -282,10 +284,10 @@ def main(
         list[str] | None, typer.Argument(metavar="NAME", help="Which; else all there are.")
     ] = None,
     sizes: Annotated[str, typer.Option(metavar="N,N,…", help="Messages.")] = ",".join(map(str, SIZES)),
-    numbers: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="- for stdout.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="A table for documents.")] = False,
 ) -> None:
-    """How fast a step of other libraries is, beside one of refold."""
+    """Measure how long a step of other libraries takes, beside one of refold."""
     if unknown := sorted(set(names or ()) - set(PEERS)):
         raise SettingError("NAME", f"{unknown[0]!r} is unknown; known: {', '.join(PEERS)}")
     wanted = names or installed()
@@ -293,10 +295,10 @@ def main(
         packages = ", ".join(PEERS[name].package for name in missing)
         raise NotFoundError(f"{packages} is not installed here; `python scripts/peers.py` installs it apart")
     rows = run(wanted, [int(size) for size in sizes.split(",")])
-    if str(numbers) != "-":
-        show([sheet(rows)], markdown=markdown)
-    if numbers:
-        write(numbers, dumps([asdict(row) for row in rows]))
+    if as_json:
+        print(dumps([asdict(row) for row in rows]).decode())
+    else:
+        show([table(rows)], markdown=markdown)
 
 
 if __name__ == "__main__":

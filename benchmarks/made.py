@@ -1,20 +1,30 @@
-"""Conversations that nobody had: an agent at work, made by chance, the same for the same seed.
+"""Generates conversations of an agent at work, the same for the same seed, and runs a benchmark on them.
 
-Its tools answer with records in JSON and in text, small and very large, sometimes with an error, sometimes
-with what they said before. Its calls use exact values out of earlier results, most of them out of recent ones
-and some out of very old ones. How large results are, how many values they have, from how far back one is
-taken and how many are taken again was measured on recorded agents. Which values are needed is known here, so
-that nobody has to look for them.
+python -m benchmarks.made retention --brief          generates the data set and runs `refold bench retention`
+python -m benchmarks.made --seed 1 --out FOLDER      writes another one into a folder
+
+Tools return records in JSON and in text, small and very large, sometimes an error, sometimes what they
+returned before. Calls use exact values of earlier results, most of them recent, some very old. The size of
+results, the number of their values, how far back values are taken from and how often they are taken again
+resemble recorded agents. Which values are needed is known here, so that nobody has to look for them.
 """
 
 import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
+from typing import Annotated
+
+import msgspec
+import typer
 
 from refold.cli.bench.generate import WORDS
-from refold.cli.bench.probes import LEAST_GAP
-from refold.cli.bench.trace import Json, Probe, Trace, counted
+from refold.cli.bench.probes import MIN_GAP
+from refold.cli.bench.trace import Json, Probe, Trace
 
 STEPS = (32, 40, 48, 64, 96, 128, 320)
 """Calls of the conversations, each once with one request of the user's and once with many."""
@@ -40,14 +50,26 @@ REASONS = ("timed out after 30 s", "permission denied", "rate limit exceeded", "
 
 
 def traces(seed: int = 0) -> Iterator[Trace]:
-    """The set that ships with refold."""
+    """The data set."""
     for n, steps in enumerate(STEPS):
         for turns in ("one turn", "many turns"):
             id = f"{turns} {n}"
             work = Work(Random(f"{seed} {id}"), id)
             work.run(steps, has_many_turns=turns == "many turns")
-            counts = counted(work.messages, "openai-chat")
-            yield Trace(f"made, {turns}", "openai-chat", work.messages, counts, work.probes, id=id)
+            yield Trace(f"made, {turns}", work.messages, (), work.probes, id=id)
+
+
+def write(folder: Path, seed: int = 0) -> None:
+    """Write the data set as `refold bench` reads it."""
+    lines: list[bytes] = []
+    probes: list[bytes] = []
+    for trace in traces(seed):
+        line = {"id": trace.id, "source": trace.source, "format": "openai", "messages": trace.messages}
+        lines.append(msgspec.json.encode(line))
+        probes += [msgspec.json.encode(probe) for probe in trace.probes]
+    for name, content in (("traces", lines), ("probes", probes)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "made.jsonl").write_bytes(b"\n".join(content))
 
 
 @dataclass(slots=True)
@@ -110,7 +132,7 @@ class Work:
         """A key and a value out of the result that is about so far away."""
         here, first = len(self.messages), min(self.said)
         back = self.random.lognormvariate(NEAR_MU, NEAR_SIGMA)
-        wanted = self.random.randint(first, here) if self._chance(FAR) else here - LEAST_GAP - back
+        wanted = self.random.randint(first, here) if self._chance(FAR) else here - MIN_GAP - back
         if self.used and self._chance(AGAIN):
             value = min(self.used, key=lambda one: (abs(self.last[one] - wanted), one))
             return self.used[value], value
@@ -121,7 +143,7 @@ class Work:
         here, id = len(self.messages), f"call_{self.random.getrandbits(64):016x}"
         for key, value in used.items():
             gap = here - self.last[value]
-            if gap >= LEAST_GAP:
+            if gap >= MIN_GAP:
                 places = (self.first[value], self.last[value], here)
                 roles = (self.messages[place]["role"] for place in places[:2])
                 self.probes.append(Probe(self.id, value, key, *places, *roles))
@@ -230,3 +252,24 @@ def _labels(records: list[Json]) -> str:
 def _table(records: list[Json]) -> str:
     rows = [list(records[0]), *(list(map(str, one.values())) for one in records)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def main(
+    context: typer.Context,
+    bench: Annotated[str | None, typer.Argument(help="retention or cost, and its options.")] = None,
+    seed: Annotated[int, typer.Option(help="Another seed makes another data set.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the data set into this folder.")] = None,
+) -> None:
+    """Generate the data set, and run `refold bench` on it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = out or Path(temporary)
+        write(folder, seed)
+        if bench is not None:
+            command = [sys.executable, "-m", "refold", "bench", bench, str(folder), *context.args]
+            raise typer.Exit(subprocess.run(command).returncode)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+    app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(main)
+    app()

@@ -1,9 +1,16 @@
-"""Points on a plane as SVG, for light and dark pages: no background, and colors that both can show."""
+"""Draws what `refold bench retention --json` printed as SVG: tokens saved and values lost.
 
+refold bench retention DATA --json | python -m benchmarks.plot > docs/retention.svg
+
+The picture has no background, and colors for light and dark pages.
+"""
+
+import json
+import sys
 from collections.abc import Sequence
 from itertools import groupby
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 720, 420
@@ -14,7 +21,7 @@ TICKS = 5
 
 
 class Point(NamedTuple):
-    """Both shares from 0 to 1. Points of a group have one color and are joined."""
+    """`x` and `y` are shares from 0 to 1. Points of a group have one color and are joined."""
 
     group: str
     label: str
@@ -23,7 +30,7 @@ class Point(NamedTuple):
 
 
 def scatter(title: str, x: str, y: str, points: Sequence[Point]) -> str:
-    """An SVG document; `x` and `y` say what the axes mean."""
+    """An SVG document; `x` and `y` name the axes."""
     most = max((point.y for point in points), default=0.0)
     top = next(step for step in (0.05, 0.1, 0.2, 0.5, 1.0, ceil(most)) if step >= most)
     font = 'font-family="system-ui, sans-serif" font-size="12"'
@@ -48,8 +55,10 @@ def _group(points: Sequence[Point], color: str, top: float) -> list[str]:
     joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     lines = [f'<polyline points="{joined}" fill="none" stroke="{color}" stroke-opacity="0.5"/>']
     for point, (x, y) in zip(points, places, strict=True):
-        told = escape(f"{point.group} {point.label}: {point.x:.1%}, {point.y:.1%}")
-        lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}"><title>{told}</title></circle>')
+        title = escape(f"{point.group} {point.label}: {point.x:.1%}, {point.y:.1%}")
+        lines.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}"><title>{title}</title></circle>'
+        )
         lines.append(_text(x, y - 10, point.label, anchor="middle", size=11))
     return lines
 
@@ -81,3 +90,18 @@ def _up(share: float, top: float) -> float:
 def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 12) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}"'
     return f'<text {place} fill="{GRAY}">{escape(text)}</text>'
+
+
+def retention(rows: Sequence[dict[str, Any]]) -> str:
+    """The totals of each arm that hides something and keeps something."""
+    points: list[Point] = []
+    for row in rows:
+        arm = row["arm"]
+        if row["source"] == "total" and arm["name"] not in ("nothing", "least"):
+            label = f"{arm['percent']} %" if arm["percent"] else ""
+            points.append(Point(arm["name"], label, row["saved"], row["lost"]))
+    return scatter("Saved and lost", "tokens saved", "needed values lost from view", points)
+
+
+if __name__ == "__main__":
+    print(retention(json.load(sys.stdin)), end="")
