@@ -1,19 +1,19 @@
 """The command compact: makes a view smaller now, with a model or by rule."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal
 
 import typer
 from msgspec.structs import asdict
 
 from refold.cli.format import one_line, places, plural, quoted
-from refold.cli.log import event_json
+from refold.cli.log import event_json, event_line
 from refold.cli.options import Access, ConfigFile, Id, Json, Owner, StoreUrl, ViewName
 from refold.cli.terminal import complain, emit, say, waiting
 from refold.config.config import DEFAULT
 from refold.core.errors import RefoldError
-from refold.core.event import Called, Certificate, Replaced, Span
+from refold.core.event import Called, Replaced, Span
 from refold.core.plan import CompactionRequest
 from refold.session.results import CompactionResult
 from refold.session.session import STRATEGIES, Session
@@ -106,24 +106,11 @@ def compact(
             _queue(session, agent, request, json)
             return
         done = _compact(session, request, dry_run)
-        if json:
-            emit(_json(session, done))
-            return
-        for problem in done.result.problems:
-            say(one_line(problem))
-        if done.span is None:
-            _say_nothing_to_do(session, done)
-        elif dry_run:
-            models = summarizer or [
-                *session.config.prompts(agent).conversation.models,
-                *session.settings.summarizer.models,
-            ]
-            _say_plan(done, done.span, models)
-        else:
-            _say_edits(session, done)
-        if done.span is not None and target is not None and done.result.missed_by:
-            left = target + done.result.missed_by
-            say(f"The target of {target:,} tokens was missed: {left:,} are left, nothing else can be hidden.")
+    if json:
+        events = {name: list(map(event_json, getattr(done, name))) for name in ("edits", "called")}
+        emit(asdict(done) | events)
+    else:
+        _print(done, target)
 
 
 def _queue(session: Session, agent: str | None, request: CompactionRequest, json: bool) -> None:
@@ -135,32 +122,29 @@ def _queue(session: Session, agent: str | None, request: CompactionRequest, json
     handle = queue_of(session.store, f"store {type(session.store).__name__}").put(job)
     if json:
         emit({"did": "queue" if handle.is_new else None, "job": handle.id})
-    elif handle.is_new:
-        say(f"Job {handle.id} waits for a worker; `refold jobs` shows its progress.")
-    else:
-        say(f"Job {handle.id} is already queued and waits for a worker; `refold jobs` shows its progress.")
+        return
+    waits = "waits" if handle.is_new else "is already queued and waits"
+    say(f"Job {handle.id} {waits} for a worker; `refold jobs` shows its progress.")
 
 
-class Done(NamedTuple):
-    """What a compaction did, or would do."""
+class Compacted(CompactionResult, frozen=True, kw_only=True):
+    """What the command did, or would do."""
 
-    request: CompactionRequest
-    result: CompactionResult
+    did: Literal["compact"] | None
+    dry_run: bool
+    conversation: str
+    view: str
+    strategy: str
     span: Span | None
     """From the first compacted message to the last."""
-    before: int
-    after: int
-    """Tokens of the view."""
-    edits: Sequence[Replaced] = ()
-    called: Sequence[Called] = ()
-    is_dry: bool = False
-
-    @property
-    def tokens(self) -> str:
-        return f"{self.before:,} → {self.after:,} tokens"
+    tokens: tuple[int, int]
+    """Of the view, before and after."""
+    edits: tuple[Replaced, ...] = ()
+    called: tuple[Called, ...] = ()
+    cost: float = 0.0
 
 
-def _compact(session: Session, request: CompactionRequest, dry_run: bool) -> Done:
+def _compact(session: Session, request: CompactionRequest, dry_run: bool) -> Compacted:
     inspector = session.inspect
     start = inspector.state.next
     before = inspector.tokens
@@ -175,18 +159,24 @@ def _compact(session: Session, request: CompactionRequest, dry_run: bool) -> Don
         (first_message,) = inspector.messages(first, 1)
         (last_message,) = inspector.messages(end - 1, 1)
         span = Span(first_message.at, last_message.at + 1)
-    if dry_run:
-        return Done(request, result, span, before, before - result.tokens_saved, is_dry=True)
-    edits = list[Replaced]()
-    called = list[Called]()
-    for event in session.events(start):
-        if isinstance(event, Called) and event.view == inspector.view_name:
-            called.append(event)
-        elif isinstance(event, Replaced) and event.view == inspector.view_name and event.round:
-            edits.append(event)
-    after = inspector.tokens
+    new = [event for event in session.events(start) if getattr(event, "view", "") == inspector.view_name]
+    edits = tuple(event for event in new if isinstance(event, Replaced) and event.round)
+    called = tuple(event for event in new if isinstance(event, Called))
+    after = before - result.tokens_saved if dry_run else inspector.tokens
     session.close()
-    return Done(request, result, span, before, after, edits, called)
+    return Compacted(
+        **asdict(result),
+        did="compact" if edits else None,
+        dry_run=dry_run,
+        conversation=session.conversation,
+        view=inspector.view_name,
+        strategy=request.strategy,
+        span=span,
+        tokens=(before, after),
+        edits=edits,
+        called=called,
+        cost=sum((one.cost for one in called), 0.0),
+    )
 
 
 @contextmanager
@@ -204,81 +194,28 @@ def _interruptible(session: Session, start: int) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from error
 
 
-def _json(session: Session, done: Done) -> dict[str, Any]:
-    return {
-        "did": "compact" if done.edits else None,
-        "dry_run": done.is_dry,
-        "conversation": session.conversation,
-        "view": session.inspect.view_name,
-        "strategy": done.request.strategy,
-        "span": done.span,
-        "tokens": {"before": done.before, "after": done.after},
-        **asdict(done.result),
-        "edits": list(map(event_json, done.edits)),
-        "called": list(map(event_json, done.called)),
-        "cost": sum((one.cost for one in done.called), 0.0),
-    }
-
-
-def _say_nothing_to_do(session: Session, done: Done) -> None:
-    target = done.request.target
-    why = "nothing in it can be made shorter"
-    if target is not None and done.before <= target:
-        why = f"the target is {target:,}"
-    view = f"the view of {one_line(session.conversation)} has {plural(done.before, 'token')}"
-    say(f"Nothing to compact: {view}, and {why}{_usage(done.called)}.")
-
-
-def _say_plan(done: Done, span: Span, models: Sequence[str]) -> None:
-    first, end = done.result.compacted_range
-    what = f"{places(span)}, {plural(end - first, 'message')}, would be compacted by rule"
-    say(f"{what} ({done.request.strategy}); the view would have {done.tokens}. Nothing was changed.")
-    if models and done.request.strategy != SLIDING_WINDOW:
-        say(f"Without --dry-run, {' or '.join(map(one_line, models))} is asked for a summary.")
-
-
-def _say_edits(session: Session, done: Done) -> None:
-    id = quoted(session.conversation)
+def _print(done: Compacted, target: int | None) -> None:
+    """Why a model was not used, the new events as `refold log` prints them, and what came of it."""
+    id = quoted(done.conversation)
+    before, after = done.tokens
+    for problem in done.problems:
+        say(one_line(problem))
+    for call in done.called:
+        if not call.problem:
+            say(f"#{call.at} {event_line(call)}")
+    if done.span is None:
+        say(f"Nothing to compact: nothing in the {plural(before, 'token')} of the view can be made shorter.")
+        return
+    tokens = f"{before:,} → {after:,} tokens"
+    if done.dry_run:
+        what = f"{places(done.span)} would be compacted by rule ({done.strategy})"
+        say(f"{what}; the view would have {tokens}. Nothing was changed.")
+        return
     for edit in done.edits[:MAX_EDITS]:
-        recorded = session.inspect.recorded_in(edit.span).messages
-        kept = sum(isinstance(one, int) for one in edit.shown)
-        before, after = edit.tokens
-        what = (
-            f"#{edit.at} {one_line(edit.kind)} of {places(edit.span)}: {plural(recorded - kept, 'message')}"
-        )
-        say(f"{what}, {before:,} → {after:,} tokens{_author(edit.certificate)}")
+        say(f"#{edit.at} {event_line(edit)}")
     if left := done.edits[MAX_EDITS:]:
         say(f"… and {plural(len(left), 'edit')} more: refold log {id} --after {left[0].at - 1}")
-    has_model_summary = any(edit.certificate and edit.certificate.model for edit in done.edits)
-    if not done.result.problems and done.called and not has_model_summary:
-        say("The model's summary was not used: it was not shorter, or the view had changed meanwhile.")
-    say(f"The view has {done.tokens} (round {done.result.round:,}){_usage(done.called)}.")
-    if len(done.edits) == 1:
-        say(f"Undo it: refold undo {id} {done.edits[0].at}")
-    else:
-        say(f"Undo one: refold undo {id} AT, such as {done.edits[-1].at}")
-
-
-def _author(certificate: Certificate | None) -> str:
-    """Who wrote a summary, and what the check changed."""
-    if certificate is None:
-        return ""
-    if certificate.model is None:
-        return ", by rule"
-    cached = ", cached" if certificate.was_cached else ""
-    kept = plural(certificate.kept, "sentence")
-    added = len(certificate.appended)
-    entries = f"{added:,} entry" if added == 1 else f"{added:,} entries"
-    checked = f"{kept} kept, {len(certificate.struck):,} struck, {entries} appended by rule"
-    return f", by {one_line(certificate.model)}{cached}: {checked}"
-
-
-def _usage(called: Sequence[Called]) -> str:
-    if not called:
-        return ""
-    used = f"; it took {plural(sum(event.calls for event in called), 'call')}"
-    usages = [event.usage for event in called if event.usage]
-    if usages:
-        used += f", {sum(one.input for one in usages):,} in, {sum(one.output for one in usages):,} out"
-    cost = sum(event.cost for event in called)
-    return f"{used}, ${cost:.4f}" if cost else used
+    say(f"The view has {tokens} (round {done.round:,}). Undo it: refold undo {id} {done.edits[-1].at}")
+    if target is not None and done.missed_by:
+        missed = f"The target of {target:,} tokens was missed"
+        say(f"{missed}: {target + done.missed_by:,} are left, nothing else can be hidden.")

@@ -2,18 +2,31 @@
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
+import msgspec
 import typer
 from msgspec.structs import asdict
 
-from refold.cli.format import glance, glance_json, iso, local, one_line, places, plural
+from refold.cli.format import glance, glance_json, local, one_line, places, plural
 from refold.cli.options import Access, ConfigFile, Id, Json, Owner, StoreUrl, existing, place
 from refold.cli.terminal import Column, Columns
 from refold.core import codec
-from refold.core.event import Called, Event, Measured, Named, Pinned, Replaced, Said, Undone, Unknown
+from refold.core.event import (
+    Called,
+    Certificate,
+    Event,
+    Measured,
+    Named,
+    Pinned,
+    Replaced,
+    Said,
+    Undone,
+    Unknown,
+)
 from refold.session.doctor import Unreadable, links, told
 from refold.session.inspect import follow_links, parse
+from refold.session.results import utc
 from refold.stores.store import Key, Store
 
 STYLES = {"said": "", "replaced": "bold blue", "undone": "magenta", "pinned": "red", "measured": "dim"}
@@ -45,7 +58,7 @@ def log(
     with access.open() as backend:
         key = existing(backend, access.shown, Key(owner, id), for_reading=True)
         start = 0 if after is None else after + 1
-        events: Iterator[Event | Damaged]
+        events: Iterator[Event | DamagedEvent]
         if follow:
             events = map(_decoded, follow_links(backend, key, start))
         else:
@@ -55,14 +68,14 @@ def log(
         elif follow:
             damaged = 0
             for event in events:
-                typer.echo(codec.dumps(_event_json(event)))
+                typer.echo(codec.dumps(event_json(event)))
         else:
             damaged = _emit_events(events, key)
     if damaged:
         raise typer.Exit(1)
 
 
-class Damaged(NamedTuple):
+class DamagedEvent(msgspec.Struct, frozen=True):
     """Stands for an event that cannot be read."""
 
     at: int
@@ -70,21 +83,21 @@ class Damaged(NamedTuple):
     problem: str
 
 
-def read_events(store: Store, key: Key, start: int, limit: int | None) -> Iterator[Event | Damaged]:
+def read_events(store: Store, key: Key, start: int, limit: int | None) -> Iterator[Event | DamagedEvent]:
     """The events from a place on; damaged ones do not hide those that follow."""
     return map(_decoded, islice(links(store, key, start), limit))
 
 
-def _decoded(link: codec.Link | Unreadable) -> Event | Damaged:
+def _decoded(link: codec.Link | Unreadable) -> Event | DamagedEvent:
     if isinstance(link, Unreadable):
-        return Damaged(link.at, "?", told(link.error))
+        return DamagedEvent(link.at, "", told(link.error))
     try:
         return codec.decode(link.entry, parse)
-    except Exception as error:
-        return Damaged(link.entry.at, str(link.entry.kind), told(error))
+    except Exception as error:  # anything may be stored
+        return DamagedEvent(link.entry.at, str(link.entry.kind), told(error))
 
 
-def _print_events(events: Iterator[Event | Damaged], store: Store, key: Key) -> int:
+def _print_events(events: Iterator[Event | DamagedEvent], store: Store, key: Key) -> int:
     """Prints a line for each, and returns how many are damaged."""
     count = damaged = 0
     table = Columns(Column("place", 6), Column("time", 19), Column("kind", 8), Column("", 0))
@@ -102,16 +115,15 @@ def _print_events(events: Iterator[Event | Damaged], store: Store, key: Key) -> 
 
     for event in events:
         count += 1
-        if isinstance(event, Damaged):
+        if isinstance(event, DamagedEvent):
             damaged += 1
             cells = (f"#{event.at}", "", one_line(event.kind), f"cannot be read: {one_line(event.problem)}")
             table.line(*((cell, "bold red") for cell in cells))
             continue
-        time = event_time(event)
         kind = event_kind(event)
         table.line(
             (f"#{event.at}", "dim"),
-            ("" if time is None else local(time), "dim"),
+            ("" if isinstance(event, Unknown) else local(event.time), "dim"),
             (one_line(kind), STYLES.get(kind, "yellow")),
             (event_line(event, name_of), ""),
         )
@@ -120,37 +132,41 @@ def _print_events(events: Iterator[Event | Damaged], store: Store, key: Key) -> 
     return damaged
 
 
-def _emit_events(events: Iterator[Event | Damaged], key: Key) -> int:
+def _emit_events(events: Iterator[Event | DamagedEvent], key: Key) -> int:
     """Prints one JSON document while the events are read, and returns how many are damaged."""
     damaged = 0
     separator = b""
     head = codec.dumps({"conversation": key.conversation, "owner": key.owner})
     typer.echo(head[:-1] + b',"events":[', nl=False)
     for event in events:
-        damaged += isinstance(event, Damaged)
-        typer.echo(separator + b"\n" + codec.dumps(_event_json(event)), nl=False)
+        damaged += isinstance(event, DamagedEvent)
+        typer.echo(separator + b"\n" + codec.dumps(event_json(event)), nl=False)
         separator = b","
     typer.echo(b"\n]}")
     return damaged
-
-
-def _event_json(event: Event | Damaged) -> dict[str, Any]:
-    return event._asdict() if isinstance(event, Damaged) else event_json(event)
-
-
-def event_time(event: Event) -> float | None:
-    """When it happened; None if only a newer refold knows."""
-    if isinstance(event, Unknown):
-        time = event.body.get("time") if isinstance(event.body, dict) else None
-        return float(time) if isinstance(time, int | float) else None
-    return event.time
 
 
 def event_kind(event: Event) -> str:
     return event.kind if isinstance(event, Unknown) else type(event).__name__.lower()
 
 
-def event_line(event: Event, name_of: Callable[[int], str]) -> str:
+def event_json(event: Event | DamagedEvent) -> Any:
+    """The event's fields, with its kind as `event`; of a message, the fields of its line too."""
+    if isinstance(event, DamagedEvent):
+        return event
+    facts = asdict(event)
+    for name in ("line", "lines", "raw"):
+        facts.pop(name, None)
+    if isinstance(event, Said):
+        facts |= asdict(event.line)
+    if isinstance(event, Pinned):
+        facts["places"] = [line.at for line in event.lines]
+    if not isinstance(event, Unknown):
+        facts["time"] = utc(event.time)
+    return {"event": event_kind(event), **facts}
+
+
+def event_line(event: Event, name_of: Callable[[int], str] = "#{}".format) -> str:
     """The event in one line, for people."""
     match event:
         case Said(line=line, message=message):
@@ -158,9 +174,8 @@ def event_line(event: Event, name_of: Callable[[int], str]) -> str:
         case Replaced(view=view, tokens=(before, after)):
             name = f" in view {one_line(view)!r}" if view != "main" else ""
             tokens = f"{before:,} → {after:,} tokens"
-            by = event.certificate.model if event.certificate else None
-            who = f" by {one_line(by)}" if by else ""
-            return f"{places(event.span)} {one_line(event.kind)}{name}{who}, {tokens}{_why(event.why)}"
+            author = _author(event.certificate)
+            return f"{places(event.span)} {one_line(event.kind)}{name}{author}, {tokens}{_why(event.why)}"
         case Undone(of=of):
             return f"undoes {name_of(of)}{_why(event.why)}"
         case Pinned(lines=lines):
@@ -183,39 +198,18 @@ def event_line(event: Event, name_of: Callable[[int], str]) -> str:
             return f"unknown event of a newer refold: {glance_json(body)}"
 
 
+def _author(certificate: Certificate | None) -> str:
+    """Who wrote a summary, and what the check changed."""
+    if certificate is None:
+        return ""
+    if certificate.model is None:
+        return " by rule"
+    cached = ", cached" if certificate.was_cached else ""
+    checked = f"{plural(certificate.kept, 'sentence')} kept, {len(certificate.struck):,} struck"
+    return (
+        f" by {one_line(certificate.model)}{cached} ({checked}, {len(certificate.appended):,} added by rule)"
+    )
+
+
 def _why(why: str) -> str:
     return f": {one_line(why)}" if why else ""
-
-
-def event_json(event: Event) -> dict[str, Any]:
-    """The event for programs: `at`, `kind` and `time`, and the fields of its kind."""
-    time = event_time(event)
-    about = {"at": event.at, "kind": event_kind(event), "time": None if time is None else iso(time)}
-    match event:
-        case Said(line=line, message=message):
-            numbers = {name: getattr(line, name) for name in ("role", "tokens", "turn", "step", "tools")}
-            more = {"index": event.index, "total": event.total, "id": message.id, "tags": event.tags}
-            return about | numbers | more | {"message": message}
-        case Replaced(view=view, tokens=(before, after)):
-            what = {"view": view, "span": event.span, "edit": event.kind, "why": event.why}
-            tokens = {"before": before, "after": after}
-            certificate = asdict(event.certificate) if event.certificate else None
-            rest = {"round": event.round, "shown": event.shown, "certificate": certificate}
-            rest["worth"] = asdict(event.worth) if event.worth else None
-            return about | what | {"tokens": tokens} | rest
-        case Undone(of=of, why=why):
-            return about | {"of": of, "why": why}
-        case Pinned(lines=lines, why=why):
-            return about | {"places": [line.at for line in lines], "why": why}
-        case Measured(of=of, usage=usage, model=model):
-            numbers = {"input": usage.input, "output": usage.output}
-            cache = {"cache_read": usage.cache_read, "cache_write": usage.cache_write}
-            what = {"view": event.view, "of": of, "model": model, "estimate": event.estimate}
-            return about | what | {"usage": numbers | cache}
-        case Called():
-            names = ("view", "span", "model", "problem", "calls", "usage", "cost")
-            return about | {name: getattr(event, name) for name in names}
-        case Named(title=title, model=model):
-            return about | {"title": title, "model": model}
-        case Unknown(head=head, body=body):
-            return about | {"head": head, "body": body}

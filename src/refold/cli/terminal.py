@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock, Timer
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgspec
@@ -169,55 +168,19 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], No
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields a function to call, from any thread, with how many steps are done, and of how many.
-
-    A bar appears if it takes long, or at once if there are several steps.
-    """
+    """Shows a bar. Yields a function to call, from any thread, with the steps done and their number."""
     if not sys.stderr.isatty():
         yield lambda done, of: None
         return
-    bar = _Bar(what)
-    timer = Timer(PROGRESS_AFTER_S, bar.show)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield bar.tell
-    finally:
-        timer.cancel()
-        bar.close()
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
 
-class _Bar:
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._lock = Lock()
-        self._is_closed = False
-        self._bar: Any = None
-        self._task: Any = None
+        def tell(done: int, of: int) -> None:
+            if of > 1:
+                bar.update(task, description=f"{what}, {done:,} of {of:,}", completed=done, total=of)
 
-    def show(self) -> None:
-        with self._lock:
-            if self._bar is not None or self._is_closed:
-                return
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(self._what, total=None)
-            self._bar.start()
-
-    def tell(self, done: int, of: int) -> None:
-        if of == 1:
-            return
-        self.show()
-        with self._lock:
-            if not self._is_closed:
-                steps = f"{self._what}, {done:,} of {of:,}"
-                self._bar.update(self._task, description=steps, completed=done, total=of)
-
-    def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            if self._bar is not None:
-                self._bar.stop()
+        yield tell
