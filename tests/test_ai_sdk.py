@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from refold.core.errors import MessageError
 from refold.core.message import Media, Message, Opaque, Reasoning, StepStart, Text, ToolCall, ToolResult
-from refold.dialects.ai_sdk import DIALECT, parse, render, results, unread
+from refold.dialects.ai_sdk import AI_SDK, DIALECT, parse, render, results
 
 
 def call(id, **more):
@@ -169,7 +169,7 @@ def test_results_stand_together_with_approvals():
     approval = {"type": "tool-approval-response", "approvalId": "p", "approved": True}
     message = {"role": "tool", "content": [approval, result("a", "x"), result("b", "y")]}
     assert results(message) == [1, 2]
-    assert unread(message) == []
+    assert AI_SDK.unread(message) == []
     assert parse(message).parts[0] == Opaque(approval, DIALECT)
     assert render(parse(message))[0][0]["content"][0] == approval
 
@@ -325,7 +325,7 @@ def test_junk_is_understood_or_refused_and_nothing_else(value):
     except MessageError:
         return
     rendered, _ = render(message)
-    assert unread(value) == []
+    assert AI_SDK.unread(value) == []
     assert len(results(value)) == len(message.results)
     assert all(parse(one).role in ("user", "assistant", "tool", "system") for one in rendered)
 

@@ -19,7 +19,7 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.dialects.flat import DIALECT, parse, render, results, steps, unread
+from refold.dialects.flat import DIALECT, FLAT, parse, render, results, steps
 from refold.dialects.registry import recognize
 
 START = 1_700_000_000
@@ -417,5 +417,5 @@ def test_junk_is_understood_or_refused_and_nothing_else(value):
         return
     (record,), _ = render(message)
     assert parse(record).role == message.role
-    assert unread(value) == []
+    assert FLAT.unread(value) == []
     assert isinstance(results(value), list)

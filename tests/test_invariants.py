@@ -22,7 +22,7 @@ from refold.core.message import Message
 from refold.core.pairing import MissingResult, OrphanResult, Slot, repair_pairs
 from refold.core.plan import Stamp, settle
 from refold.core.view import ActiveEdits, fold
-from refold.dialects.registry import FORMATS, TARGETS
+from refold.dialects.registry import DIALECTS, TARGETS
 from refold.dialects.rules.targets import check_request
 from refold.policies.summarize import Window
 from refold.session.aio import AsyncSession
@@ -190,7 +190,7 @@ def test_what_nobody_edited_renders_as_it_came(history):
 @given(messages)
 def test_rendering_what_was_parsed_gives_the_same_message(message):
     for dialect in TARGETS:
-        format = FORMATS[dialect]
+        format = DIALECTS[dialect]
         for rendered in format.render(message)[0]:
             assert format.render(format.parse(rendered)) == ([rendered], [])
 

@@ -13,8 +13,7 @@ from refold.adapters.conversation import prepare_session
 from refold.core import codec
 from refold.core.event import Said
 from refold.core.pairing import ID_SEPARATOR
-from refold.dialects.openai_responses import DIALECT, render, tool_id
-from refold.dialects.repairs.openai_responses import PREFIXES
+from refold.dialects.openai_responses import DIALECT, PREFIXES, render, tool_id
 from refold.session.session import Session
 
 Item: TypeAlias = dict[str, Any]

@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from refold.core.errors import SettingError
 from refold.core.expiry import OWN_TOOLS
 from refold.core.message import Media, Text
+from refold.dialects.registry import DIALECTS
 from refold.summaries.providers import without_surrogates
 
 ToolOutput: TypeAlias = str | tuple[Text | Media, ...]
@@ -102,17 +103,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     def declared(self, dialect: str) -> dict[str, Any]:
         """The declaration for requests in a dialect."""
-        fields = {"name": self.name, "description": self.description}
-        schema = dict(self.parameters)
-        match dialect:
-            case "anthropic":
-                return {**fields, "input_schema": schema}
-            case "openai-responses":
-                return {"type": "function", **fields, "parameters": schema}
-            case "ai-sdk":
-                return {"type": "function", **fields, "inputSchema": schema}
-            case _:
-                return {"type": "function", "function": {**fields, "parameters": schema}}
+        return DIALECTS[dialect].declare_tool(self.name, self.description, dict(self.parameters))
 
 
 def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:

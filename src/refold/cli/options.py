@@ -15,7 +15,7 @@ from refold.cli.format import quoted
 from refold.cli.terminal import complain
 from refold.config.config import Config, load_config
 from refold.core.errors import CorruptError, NotFoundError
-from refold.dialects.registry import FORMATS
+from refold.dialects.registry import DIALECTS
 from refold.session.api import DEFAULT_STORE
 from refold.session.session import Session
 from refold.stores.store import Key, Store, open_store
@@ -105,7 +105,7 @@ OutFile: TypeAlias = Annotated[
     Path | None, typer.Option("-o", "--out", metavar="FILE", help="The file to write; default: stdout.")
 ]
 DialectOption: TypeAlias = Annotated[
-    str | None, typer.Option("--dialect", metavar="D", help=f"{', '.join(FORMATS)}; default: detected.")
+    str | None, typer.Option("--dialect", metavar="D", help=f"{', '.join(DIALECTS)}; default: detected.")
 ]
 
 

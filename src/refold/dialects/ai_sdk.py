@@ -21,7 +21,9 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.core.pairing import ID_SEPARATOR
+from refold.dialects.dialect import Dialect, RepairedMessages
 from refold.dialects.shape import (
+    EMPTY,
     expect,
     expect_parts,
     id_within,
@@ -110,18 +112,8 @@ def tool_id(id: str) -> str:
     return id if id and ID_SEPARATOR not in id else id_within(id, 1, "")
 
 
-def unread(value: dict[str, Any]) -> list[Any]:
-    """Nothing: what the SDK does not know it does not send, and its options take no tokens."""
-    return []
-
-
-def own(value: dict[str, Any]) -> Sequence[str]:
-    """The fields that are for refold."""
-    return OWN
-
-
 def results(value: dict[str, Any]) -> list[int]:
-    """Which blocks of its content are tool results; those of an assistant are the provider's own."""
+    """Indices of its tool results; those of an assistant are the provider's own."""
     content = value.get("content")
     blocks = content if isinstance(content, list) and value.get("role") == "tool" else []
     return [n for n, block in enumerate(blocks) if kind_of(block) == "tool-result"]
@@ -244,3 +236,91 @@ def _read(text: str) -> Any:
         return read_json(text)
     except (ValueError, RecursionError):
         return text
+
+
+def repair(messages: Sequence[dict[str, Any]], **_: Any) -> RepairedMessages:
+    """Messages whose calls and results belong together."""
+    notices: list[str] = []
+    return RepairedMessages(
+        [_repaired(message, f"messages[{n}]", notices) for n, message in enumerate(messages)], notices
+    )
+
+
+def with_call_ids(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
+    own, parts = map(tool_id, ids), zip(message["content"], parse(message).parts, strict=True)
+    content = [
+        {**value, "toolCallId": next(own)} if isinstance(part, ToolCall | ToolResult) else value
+        for value, part in parts
+    ]
+    return {**message, "content": content}
+
+
+def _repaired(message: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = _once([_with_id_of(part, where, notices) for part in content], where, notices)
+    if message.get("role") == "assistant":
+        parts = _run_by_the_provider(parts, where, notices)
+    same = len(parts) == len(content) and all(new is old for new, old in zip(parts, content, strict=True))
+    return message if same else {**message, "content": parts or EMPTY}
+
+
+def _with_id_of(part: Any, where: str, notices: list[str]) -> Any:
+    if kind_of(part) not in ("tool-call", "tool-result") or part.get("toolCallId") != "":
+        return part
+    notices.append(f"{where}: {tool_id('')!r} stands for an empty call id")
+    return {**part, "toolCallId": tool_id("")}
+
+
+def _once(parts: list[Any], where: str, notices: list[str]) -> list[Any]:
+    """Without a second call of the same id."""
+    seen: set[str] = set()
+    kept: list[Any] = []
+    for part in parts:
+        id = _id_of(part, "tool-call")
+        if id is not None and id in seen:
+            notices.append(f"{where}: a second call with the id {id!r} is left out")
+            continue
+        seen |= {id} if id is not None else set()
+        kept.append(part)
+    return kept
+
+
+def _run_by_the_provider(parts: list[Any], where: str, notices: list[str]) -> list[Any]:
+    """A result in the assistant's own message answers a call in it, which says that the provider ran it."""
+    calls = {_id_of(part, "tool-call") for part in parts}
+    answered = {_id_of(part, "tool-result") for part in parts} - {None}
+    kept: list[Any] = []
+    for part in parts:
+        call, result = _id_of(part, "tool-call"), _id_of(part, "tool-result")
+        if result is not None and result not in calls:
+            notices.append(f"{where}: a result without its call {result!r} is left out")
+            continue
+        if call in answered and part.get("providerExecuted") is not True:
+            notices.append(f"{where}: the call {call!r} is marked as run by the provider")
+            part = {**part, "providerExecuted": True}
+        kept.append(part)
+    return kept
+
+
+def _id_of(part: Any, kind: str) -> str | None:
+    id = part.get("toolCallId") if kind_of(part) == kind else None
+    return id if isinstance(id, str) else None
+
+
+def declare_tool(name: str, about: str, schema: Any) -> dict[str, Any]:
+    return {"type": "function", "name": name, "description": about, "inputSchema": schema}
+
+
+AI_SDK = Dialect(
+    DIALECT,
+    parse,
+    render,
+    own_fields=lambda value: OWN,
+    results=results,
+    repair=repair,
+    with_call_ids=with_call_ids,
+    declare_tool=declare_tool,
+    joins_results=True,
+)

@@ -29,7 +29,8 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.dialects import ai_sdk, anthropic, openai_chat, openai_responses
-from refold.dialects.shape import OWN, expect, kind_of, named, own_facts
+from refold.dialects.dialect import Dialect
+from refold.dialects.shape import expect, kind_of, named, own_facts
 
 DIALECT = "flat"
 ROLES: dict[str, Role] = {
@@ -111,16 +112,6 @@ def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
     fields = {"id": message.id, "name": message.name, "metadata": message.meta, "model": message.model}
     fields |= {"finish_reason": message.finish, "is_summary": message.summary or None}
     return [record | {field: value for field, value in fields.items() if value is not None}], lost
-
-
-def unread(value: dict[str, Any]) -> list[Any]:
-    """Nothing: a record is not sent as it is."""
-    return []
-
-
-def own(value: dict[str, Any]) -> Sequence[str]:
-    """The fields that are for refold."""
-    return OWN
 
 
 def results(value: dict[str, Any]) -> list[int]:
@@ -268,3 +259,6 @@ def _first(value: Mapping[str, Any], *fields: str) -> Any:
 def _text(value: Mapping[str, Any], *fields: str) -> str | None:
     found = _first(value, *fields)
     return found if isinstance(found, str) else None
+
+
+FLAT = Dialect(DIALECT, parse, render, results=results, declare_tool=openai_chat.declare_tool)

@@ -6,17 +6,7 @@ import msgspec
 
 from refold.core.event import Piece
 from refold.dialects import anthropic
-from refold.dialects.registry import FORMATS
-from refold.dialects.shape import APART, stands_apart
-
-LEADING = {"anthropic"}
-"""Where system messages at the beginning belong there too."""
-JOINS = {"anthropic", "ai-sdk"}
-"""Where the results of one step stand in one message."""
-LIST = {"openai-responses": "input"}
-"""What the list of messages is called, where it is not `messages`."""
-BEGIN = "[refold: the conversation goes on here]"
-"""Stands first where a conversation must begin with the user and does not."""
+from refold.dialects.dialect import Dialect
 
 
 class LastMessage(msgspec.Struct, frozen=True):
@@ -28,7 +18,7 @@ class LastMessage(msgspec.Struct, frozen=True):
 
 
 class MessageList(msgspec.Struct):
-    dialect: str
+    dialect: Dialect
     system_inside: bool = True
     """The model takes system text between messages, where it came so."""
     messages: list[dict[str, Any]] = []
@@ -50,13 +40,13 @@ class MessageList(msgspec.Struct):
             for item in value:
                 self.add(item, at, None, came)
             return
-        if stands_apart(value, self.dialect):
-            self.apart = value[APART[self.dialect]]  # the newest counts
+        if self.dialect.stands_apart(value):
+            self.apart = value[self.dialect.system_field]  # the newest counts
             return
-        placed = self._placed(value, at, came) if self.dialect in LEADING else value
+        placed = self._placed(value, at, came) if self.dialect.hoists_system else value
         if placed is None:
             return
-        if self.dialect in JOINS and isinstance(placed.get("content"), list) and (piece or not came):
+        if self.dialect.joins_results and isinstance(placed.get("content"), list) and (piece or not came):
             self._join(placed, LastMessage(at - piece.n if piece else -1, piece.blocks if piece else ()))
         else:
             self.messages.append(placed)
@@ -73,12 +63,12 @@ class MessageList(msgspec.Struct):
             self.notices.append(f"#{at}: system text between messages is shown as the user's")
             return anthropic.as_user(value)
         if value.get("role") == "assistant" and not self.messages and not came:
-            self.messages.append({"role": "user", "content": BEGIN})
+            self.messages.append({"role": "user", "content": anthropic.BEGIN})
             self.notices.append(f"#{at}: a note of the user's stands before it, as the API wants it")
         return value
 
     def _join(self, value: dict[str, Any], new: LastMessage) -> None:
-        results = FORMATS[self.dialect].results
+        results = self.dialect.results
         last, before = self.last, self.messages[-1] if self.messages else {}
         same = last is not None and last.group == new.group >= 0
         joins = same or (results(before) and results(value))

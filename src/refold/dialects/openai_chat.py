@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from refold.core.codec import dumps
@@ -21,7 +22,9 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.core.pairing import ID_SEPARATOR
+from refold.dialects.dialect import Dialect, RepairedMessages
 from refold.dialects.shape import (
+    EMPTY,
     OWN,
     expect,
     expect_parts,
@@ -30,6 +33,7 @@ from refold.dialects.shape import (
     name_of,
     named,
     own_facts,
+    repeated,
     rest_of,
     sayable,
 )
@@ -44,6 +48,8 @@ READ = {
 """Fields that become parts; others are sent along as they came."""
 LONG_ID = 64
 """Characters of an id that cost next to nothing."""
+MAX_CALLS = 128
+MAX_CHARS = 10_485_760
 ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -119,16 +125,6 @@ def unread(value: dict[str, Any]) -> list[Any]:
     rest += [_but(call["function"], "function") for call in calls if "function" in call]
     ids = (value.get("tool_call_id") or "", *(call["id"] for call in calls))
     return [one for one in rest if one] + [id for id in ids if len(id) > LONG_ID]
-
-
-def own(value: dict[str, Any]) -> Sequence[str]:
-    """The fields that are for refold: messages of this API have none of them."""
-    return OWN
-
-
-def results(value: dict[str, Any]) -> list[int]:
-    """None: a result is a message of its own here."""
-    return []
 
 
 def _but(value: dict[str, Any], read: str) -> dict[str, Any]:
@@ -220,3 +216,99 @@ def _render_result(result: ToolResult, lost: list[str]) -> dict[str, Any]:
 def tool_id(id: str) -> str:
     """The same id, or one that stands for it where it is too long, empty, or told apart from another."""
     return id if 0 < len(id) <= 40 and ID_SEPARATOR not in id else id_within(id, 40, "")
+
+
+def repair(messages: Sequence[dict[str, Any]], **_: Any) -> RepairedMessages:
+    """Messages that the API accepts one by one."""
+    notices: list[str] = []
+    repaired = [_repaired(message, f"messages[{n}]", notices) for n, message in enumerate(messages)]
+    return RepairedMessages(_in_batches(repaired, notices), notices)
+
+
+def with_call_ids(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
+    if message.get("role") == "tool":
+        return {**message, "tool_call_id": tool_id(ids[0])}
+    calls = zip(message["tool_calls"], ids, strict=True)
+    return {**message, "tool_calls": [{**call, "id": tool_id(id)} for call, id in calls]}
+
+
+def _repaired(message: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:
+    new = dict(message)
+    if "tool_calls" in message:
+        new["tool_calls"] = _repaired_calls(message["tool_calls"] or (), where, notices)
+        if not new["tool_calls"]:
+            del new["tool_calls"]
+            notices.append(f"{where}: an empty list of calls is left out")
+    if isinstance(message.get("tool_call_id"), str):
+        new["tool_call_id"] = tool_id(message["tool_call_id"])
+    content = message.get("content")
+    says = any(new.get(field) for field in ("tool_calls", "function_call", "audio", "refusal"))
+    if not says and content in (None, []):
+        new["content"] = EMPTY
+        notices.append(f"{where}: {EMPTY} stands where nothing was said")
+    if isinstance(content, str) and len(content) > MAX_CHARS:
+        new["content"] = _shortened(content)
+        notices.append(f"{where}: the middle of a text of more than {MAX_CHARS:,} characters is left out")
+    return message if new == message else new
+
+
+def _repaired_calls(calls: Sequence[dict[str, Any]], where: str, notices: list[str]) -> list[dict[str, Any]]:
+    new: list[dict[str, Any]] = []
+    for call, is_there in zip(calls, repeated([call.get("id") for call in calls]), strict=True):
+        if is_there:
+            notices.append(f"{where}: a second call with the id {call.get('id')!r} is left out")
+            continue
+        id, function = call.get("id"), call.get("function")
+        if isinstance(function, dict) and not isinstance(function.get("arguments"), str):
+            call = {
+                **call,
+                "function": {**function, "arguments": dumps(function.get("arguments") or {}).decode()},
+            }
+            notices.append(f"{where}: the arguments of {id!r} are written as a string")
+        if isinstance(id, str) and tool_id(id) != id:
+            call = {**call, "id": tool_id(id)}
+            notices.append(f"{where}: {call['id']!r} stands for a call id of {len(id)} characters")
+        new.append(call)
+    return new
+
+
+def _shortened(text: str) -> str:
+    half = MAX_CHARS // 2 - 100
+    return f"{text[:half]}\n[refold: {len(text) - 2 * half:,} characters left out]\n{text[-half:]}"
+
+
+def _in_batches(messages: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
+    """Calls beyond the most that a message may have go into messages of their own, with their results."""
+    result: list[dict[str, Any]] = []
+    n = 0
+    while n < len(messages):
+        message, calls = messages[n], messages[n].get("tool_calls") or ()
+        n += 1
+        if len(calls) <= MAX_CALLS:
+            result.append(message)
+            continue
+        notices.append(f"messages[{n - 1}]: {len(calls)} calls are sent in messages of at most {MAX_CALLS}")
+        answers = list(takewhile(lambda other: other.get("role") == "tool", messages[n:]))
+        n += len(answers)
+        for start in range(0, len(calls), MAX_CALLS):
+            batch = calls[start : start + MAX_CALLS]
+            ids = {call.get("id") for call in batch}
+            result.append({**({"role": "assistant"} if start else message), "tool_calls": batch})
+            result += [answer for answer in answers if answer.get("tool_call_id") in ids]
+    return result
+
+
+def declare_tool(name: str, about: str, schema: Any) -> dict[str, Any]:
+    function = {"name": name, "description": about, "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+OPENAI_CHAT = Dialect(
+    DIALECT,
+    parse,
+    render,
+    unread=unread,
+    repair=repair,
+    with_call_ids=with_call_ids,
+    declare_tool=declare_tool,
+)

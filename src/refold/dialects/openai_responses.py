@@ -4,7 +4,7 @@
 'look'
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from refold.core.codec import dumps
@@ -23,11 +23,14 @@ from refold.core.message import (
     ToolResult,
 )
 from refold.core.pairing import ID_SEPARATOR
+from refold.dialects.dialect import Dialect, RepairedMessages
 from refold.dialects.shape import (
+    EMPTY,
     OWN,
     expect,
     expect_parts,
     id_within,
+    is_blank,
     kind_of,
     named,
     own_facts,
@@ -47,6 +50,22 @@ HAVE_ERRORS = ("image_generation_call", "mcp_call", "mcp_list_tools")
 """Items that have an `error` of the API's."""
 INPUT = ("action", "arguments", "input", "operation")
 """Where the different calls keep what they ask for."""
+RESULTS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "function_call": lambda text: {"type": "function_call_output", "output": text},
+    "custom_tool_call": lambda text: {"type": "custom_tool_call_output", "output": text},
+    "local_shell_call": lambda text: {"type": "local_shell_call_output", "output": text},
+    "apply_patch_call": lambda text: {
+        "type": "apply_patch_call_output",
+        "status": "failed",
+        "output": text,
+    },
+    "shell_call": lambda text: {
+        "type": "shell_call_output",
+        "output": [{"stdout": "", "stderr": text, "outcome": {"type": "exit", "exit_code": 1}}],
+    },
+}
+"""What a result says of a call that never returned one."""
+PREFIXES = {"function_call": "fc_", "message": "msg_", "reasoning": "rs_"}
 
 
 def parse(value: Any, where: str = "message") -> Message:
@@ -63,15 +82,15 @@ def parse(value: Any, where: str = "message") -> Message:
         parts = tuple(part for message in said for part in message.parts)
         return Message("assistant", parts, meta=first.meta, error=first.error)
     expect(value, dict, where)
-    if stands_apart(value, DIALECT):
+    if stands_apart(value, "instructions"):
         expect(value["instructions"], str, f"{where}.instructions")
         return Message("system", (Text(value["instructions"]),), **own_facts(value))
-    return Message(role_of(value, where), tuple(_parts(value, where)), **own_facts(value, own(value)))
+    return Message(role_of(value, where), tuple(_parts(value, where)), **own_facts(value, own_fields(value)))
 
 
 def role_of(item: dict[str, Any], where: str = "item") -> Role:
     """Who says an item."""
-    if stands_apart(item, DIALECT):
+    if stands_apart(item, "instructions"):
         return "system"
     kind = item.get("type", "message")
     expect(kind, str, f"{where}.type")
@@ -128,17 +147,12 @@ def unread(value: Any) -> list[Any]:
     ]
 
 
-def own(item: dict[str, Any]) -> Sequence[str]:
+def own_fields(item: dict[str, Any]) -> Sequence[str]:
     """The fields that are for refold: items have an `id` of the API's, and some an `error`."""
-    if stands_apart(item, DIALECT):
+    if stands_apart(item, "instructions"):
         return OWN
     theirs = ("id", "error") if kind_of(item) in HAVE_ERRORS else ("id",)
     return [name for name in OWN if name not in theirs]
-
-
-def results(value: Any) -> list[int]:
-    """None: a result is an item of its own here."""
-    return []
 
 
 def _answers(item: dict[str, Any]) -> bool:
@@ -259,3 +273,117 @@ def _render_part(part: Part, lost: list[str]) -> list[Any]:
 def tool_id(id: str) -> str:
     """The same id, or one that stands for it where it is too long, empty, or told apart from another."""
     return id if 0 < len(id) <= 64 and ID_SEPARATOR not in id else id_within(id, 64, "")
+
+
+def repair(messages: Sequence[dict[str, Any]], *, store: bool | None = None, **_: Any) -> RepairedMessages:
+    """Items that the API accepts one by one."""
+    notices: list[str] = []
+    items = [_repaired(item, f"input[{n}]", notices) for n, item in enumerate(messages)]
+    items = _answered_in_kind(_once(items, notices), notices)
+    return RepairedMessages(_with_reasoning(items, store, notices), notices)
+
+
+def with_call_ids(value: Any, ids: Sequence[str]) -> Any:
+    own = map(tool_id, ids)
+    items = [
+        {**item, "call_id": next(own)} if (said := parse(item)).calls or said.results else item
+        for item in (value if isinstance(value, list) else [value])
+    ]
+    return items if isinstance(value, list) else items[0]
+
+
+def _repaired(item: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:
+    new = dict(item)
+    id, call = item.get("id"), item.get("call_id")
+    prefix = PREFIXES.get(kind_of(item) or "message")
+    if prefix and id is not None and not (isinstance(id, str) and id.startswith(prefix)):
+        del new["id"]
+        notices.append(f"{where}: the id {id!r} is left out, since it would begin with {prefix}")
+    if isinstance(call, str) and tool_id(call) != call:
+        new["call_id"] = tool_id(call)
+        notices.append(f"{where}: {new['call_id']!r} stands for a call id of {len(call)} characters")
+    if kind_of(item) in (None, "message") and is_blank(item.get("content")):
+        new["content"] = EMPTY
+        notices.append(f"{where}: {EMPTY} stands where nothing was said")
+    return item if new == item else new
+
+
+def _once(items: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
+    """Without a second call under the id of one that is not answered yet."""
+    open: set[Any] = set()
+    kept: list[dict[str, Any]] = []
+    for item in items:
+        kind, call = kind_of(item) or "", _call_id(item)
+        if kind.endswith("_call") and call is not None and call in open:
+            notices.append(f"a second call with the id {call!r} is left out")
+            continue
+        (open.add if kind.endswith("_call") else open.discard)(call)
+        kept.append(item)
+    return kept
+
+
+def _answered_in_kind(items: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
+    """Each kind of call has its own kind of result. A picture of a screen cannot be made up: both go."""
+    made: dict[str | None, int] = {}
+    new: list[dict[str, Any] | None] = list(items)
+    for n, item in enumerate(items):
+        kind, id = kind_of(item) or "", _call_id(item)
+        if kind.endswith("_call"):
+            made[id] = n
+        if not kind.endswith("_output") or id is None or id not in made:
+            continue
+        asked = kind_of(items[made[id]]) or ""
+        if kind == f"{asked}_output" or asked == "tool_search_call":
+            continue
+        notices.append(f"input[{n}]: a {kind} is no result of a {asked}")
+        text = item.get("output")
+        new[n] = None
+        if asked in RESULTS:
+            new[n] = {**RESULTS[asked](text if isinstance(text, str) else str(text)), "call_id": id}
+        else:
+            new[made[id]] = None
+    return [item for item in new if item is not None]
+
+
+def _call_id(item: dict[str, Any]) -> str | None:
+    id = item.get("call_id")
+    return id if isinstance(id, str) else None
+
+
+def _with_reasoning(
+    items: list[dict[str, Any]], store: bool | None, notices: list[str]
+) -> list[dict[str, Any]]:
+    """Reasoning stays with what follows from it, or both lose each other."""
+    kept: list[dict[str, Any]] = []
+    follows: dict[str, Any] | None = None
+    for item in reversed(items):
+        if kind_of(item) == "reasoning":
+            alone = follows is None or role_of(follows) != "assistant"
+            if alone or (store is False and not item.get("encrypted_content")):
+                notices.append(f"reasoning {item.get('id')!r} is left out: the API would refuse it")
+                if not alone and follows is not None and "id" in follows:
+                    kept[-1] = follows = {key: value for key, value in follows.items() if key != "id"}
+                continue
+        kept.append(item)
+        follows = item
+    return kept[::-1]
+
+
+def declare_tool(name: str, about: str, schema: Any) -> dict[str, Any]:
+    """Not strict: that would make all arguments required."""
+    return {"type": "function", "name": name, "description": about, "parameters": schema, "strict": False}
+
+
+OPENAI_RESPONSES = Dialect(
+    DIALECT,
+    parse,
+    render,
+    unread=unread,
+    own_fields=own_fields,
+    repair=repair,
+    with_call_ids=with_call_ids,
+    declare_tool=declare_tool,
+    list_field="input",
+    system_field="instructions",
+    has_items=True,
+)

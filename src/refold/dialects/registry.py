@@ -4,48 +4,28 @@
 'openai-responses'
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from refold.core.codec import read_json
 from refold.core.errors import SettingError
 from refold.core.lazy import LazyImports
-from refold.core.message import Message
-from refold.dialects.shape import APART, OWN, kind_of
+from refold.dialects.dialect import Dialect
+from refold.dialects.shape import OWN, kind_of
 
-
-class Format(Protocol):
-    """A dialect: a module of this package."""
-
-    DIALECT: str
-
-    def parse(self, value: Any, where: str = "message") -> Message:
-        """The message in a value of this dialect."""
-
-    def render(self, message: Message) -> tuple[list[dict[str, Any]], list[str]]:
-        """What to send for a message that did not come in this dialect, and what could not be said in it."""
-
-    def unread(self, value: Any) -> list[Any]:
-        """What is sent with a value beside what `parse` reads of it; it takes tokens as well."""
-
-    def own(self, value: Any) -> Sequence[str]:
-        """The fields of a value that are for refold and not for the API: they are not sent."""
-
-    def results(self, value: Any) -> list[int]:
-        """Which blocks of its content are tool results."""
-
-
-FORMATS: LazyImports[Format] = LazyImports(
+DIALECTS: LazyImports[Dialect] = LazyImports(
     {
-        "openai-chat": "refold.dialects.openai_chat",
-        "openai-responses": "refold.dialects.openai_responses",
-        "anthropic": "refold.dialects.anthropic",
-        "ai-sdk": "refold.dialects.ai_sdk",
-        "flat": "refold.dialects.flat",
+        "openai-chat": "refold.dialects.openai_chat:OPENAI_CHAT",
+        "openai-responses": "refold.dialects.openai_responses:OPENAI_RESPONSES",
+        "anthropic": "refold.dialects.anthropic:ANTHROPIC",
+        "ai-sdk": "refold.dialects.ai_sdk:AI_SDK",
+        "flat": "refold.dialects.flat:FLAT",
     }
 )
-TARGETS = tuple(name for name in FORMATS if name != "flat")
+TARGETS = tuple(name for name in DIALECTS if name != "flat")
 """Those that requests are made in."""
+SYSTEM_FIELDS = {"system": "anthropic", "instructions": "openai-responses"}
+"""The dialect whose requests have their system text in this field."""
 
 _BLOCKS = {
     "openai-chat": ("image_url", "input_audio", "refusal"),
@@ -78,21 +58,26 @@ _ITEM_ENDS = ("_call", "_output", "_request", "_response", "_reference", "_tools
 _BY_BLOCK = {block: dialect for dialect, blocks in _BLOCKS.items() for block in blocks}
 
 
-def format_of(dialect: str) -> Format:
+def find_dialect(name: str) -> Dialect:
     """
     Raises:
         SettingError: there is no such dialect.
     """
-    if dialect not in FORMATS:
-        raise SettingError("dialect", f"{dialect!r} is not known; known are {', '.join(FORMATS)}")
-    return FORMATS[dialect]
+    if name not in DIALECTS:
+        raise SettingError("dialect", f"{name!r} is not known; known are {', '.join(DIALECTS)}")
+    return DIALECTS[name]
+
+
+def default_dialect(provider: str | None) -> str:
+    """The dialect of requests for the models of a provider."""
+    return "anthropic" if provider == "anthropic" else "openai-chat"
 
 
 def recognize(value: Any) -> str | None:
     """The dialect of a message that could be in no other; None where several would do."""
     if not isinstance(value, Mapping):
         return None
-    for dialect, field in APART.items():
+    for field, dialect in SYSTEM_FIELDS.items():
         if value.keys() - {*OWN} == {field}:
             return dialect
     if any(field in value for field in _SUMMARY):
@@ -137,15 +122,12 @@ def readable_as(value: Any, default: str) -> str:
     return "openai-chat" if is_chat else default
 
 
-def is_plain(value: Any, dialect: str) -> bool:
-    """A message that is the same in every dialect, this one included: a role and a text."""
-    return (
-        isinstance(value, Mapping)
-        and value.keys() == {"role", "content"}
-        and isinstance(value["content"], str)
-        and value["role"]
-        in (("user", "assistant") if dialect == "anthropic" else ("user", "assistant", "system"))
-    )
+def is_plain(value: Any, dialect: Dialect) -> bool:
+    """True for a message that is the same in every dialect, this one included: a role and a text."""
+    if not isinstance(value, Mapping) or value.keys() != {"role", "content"}:
+        return False
+    roles = ("user", "assistant") if dialect.hoists_system else ("user", "assistant", "system")
+    return value["role"] in roles and isinstance(value["content"], str)
 
 
 def spoken(values: Iterable[Any]) -> str | None:

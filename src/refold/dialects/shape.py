@@ -1,6 +1,6 @@
 """What the formats have in common: expecting a shape, and saying what another dialect cannot."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -10,14 +10,13 @@ from refold.core.message import CompactionMarker, Media, Message, Opaque, Part, 
 
 OWN = ("metadata", "error", "expiry", "tags", "id")
 """Fields of a dict message that are for refold, in dialects whose API has no field of that name."""
-APART = {"anthropic": "system", "openai-responses": "instructions"}
-"""The field of the request that has the system text, where it stands apart from the messages."""
+EMPTY = "[empty]"
+"""Stands where a message or block would be empty."""
 
 
-def stands_apart(value: Any, dialect: str) -> bool:
-    """It is system text that stands apart, such as `{"system": …}`, with or without fields for refold."""
-    is_there = isinstance(value, Mapping) and APART.get(dialect) in value
-    return is_there and value.keys().isdisjoint(("role", "type"))
+def stands_apart(value: Any, field: str) -> bool:
+    """True for system text that is sent apart in a field of the request, such as `{"system": …}`."""
+    return isinstance(value, Mapping) and field in value and value.keys().isdisjoint(("role", "type"))
 
 
 def own_facts(value: dict[str, Any], own: Sequence[str] = OWN) -> dict[str, Any]:
@@ -129,3 +128,17 @@ def id_within(id: str, length: int, also: str) -> str:
     if 0 < len(id) <= length and all((c.isascii() and c.isalnum()) or c in also for c in id):
         return id
     return "call_" + blake2b(id.encode("utf-8", "backslashreplace"), digest_size=12).hexdigest()
+
+
+def is_blank(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip()) or value == []
+
+
+def repeated(ids: Sequence[Hashable]) -> list[bool]:
+    """For each id, whether it occurs earlier in the list."""
+    seen: set[Hashable] = set()
+    result = []
+    for id in ids:
+        result.append(id in seen)
+        seen.add(id)
+    return result

@@ -9,9 +9,8 @@ import msgspec
 from refold.core.codec import dumps, loads
 from refold.core.errors import MessageError
 from refold.core.expiry import OWN_TOOLS
-from refold.dialects.message_list import LIST
-from refold.dialects.registry import FORMATS
-from refold.dialects.shape import APART, kind_of
+from refold.dialects.registry import DIALECTS
+from refold.dialects.shape import kind_of
 from refold.serve.identify import OMITTABLE, content_digest, prefix_ids
 
 Dialect: TypeAlias = Literal["openai-chat", "openai-responses", "anthropic"]
@@ -97,7 +96,7 @@ def read_request(dialect: Dialect, body: bytes) -> IncomingRequest:
     Raises:
         MessageError: it is no request of that dialect, or one that only the provider can judge.
     """
-    name = LIST.get(dialect, "messages")
+    name = DIALECTS[dialect].list_field
     try:
         fields, raws = _fields_and_messages(body, name)
         messages = read_messages(dialect, raws)
@@ -106,7 +105,8 @@ def read_request(dialect: Dialect, body: bytes) -> IncomingRequest:
     if not messages:
         raise MessageError(name, "is empty")
     first = next((n for n, message in enumerate(messages) if message.role != "system"), 0)
-    system = fields.pop(APART[dialect], None) if dialect in APART else None
+    field = DIALECTS[dialect].system_field
+    system = fields.pop(field, None) if field is not None else None
     return IncomingRequest(dialect, fields, system, tuple(messages[:first]), tuple(messages[first:]))
 
 
@@ -134,7 +134,7 @@ def _role_and_digest(dialect: Dialect, raw: bytes, n: int) -> tuple[str, bytes]:
     known = _cached.get(key)
     if known is None:
         value = loads(raw)
-        message = FORMATS[dialect].parse(value, f"messages[{n}]")
+        message = DIALECTS[dialect].parse(value, f"messages[{n}]")
         digest = b"" if kind_of(value) in OMITTABLE else content_digest(message)
         known = (message.role, digest)
         if len(_cached) > CACHED_DIGESTS:

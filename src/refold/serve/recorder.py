@@ -14,8 +14,7 @@ from refold.core.event import Said
 from refold.core.expiry import OWN_TOOLS
 from refold.core.message import Message, ToolCall, ToolResult
 from refold.dialects import replies
-from refold.dialects.registry import FORMATS
-from refold.dialects.shape import APART
+from refold.dialects.registry import DIALECTS
 from refold.serve.cache_control import with_cache_control
 from refold.serve.identify import (
     KnownPrefix,
@@ -324,7 +323,7 @@ class Recorder:
         """System text to record: all of it in a new conversation, else separate text that changed."""
         intake = session.intake(incoming.dialect, reads_own_fields=False)
         drafts: list[Draft] = []
-        name = APART.get(incoming.dialect)
+        name = DIALECTS[incoming.dialect].system_field
         if name is not None:
             lines = session.inspect.state.apart
             last = session.inspect.raw(lines[-1].at) if lines else None
@@ -379,7 +378,7 @@ class Recorder:
                 fields["tools"] = [*incoming.tools, *session.tools(incoming.dialect)]
             fitted = session.fit(dialect=incoming.dialect, request=fields)
             body = fitted.request
-            name = APART.get(incoming.dialect)
+            name = DIALECTS[incoming.dialect].system_field
             if name is not None and not body.get(name):  # as it came, if it came at all
                 body.pop(name, None)
                 if incoming.system is not None:
@@ -445,7 +444,7 @@ class Recorder:
             if placed.is_at_provider:
                 prefix_id = _provider_prefix_id(request.owner, PREVIOUS_RESPONSE, visible_id)
             if prefix_id is not None:
-                render = FORMATS["openai-responses"].render
+                render = DIALECTS["openai-responses"].render
                 outputs = tuple(item for result in results for item in render(result)[0])
                 response = ProviderResponse(id, prefix_id, outputs)
                 self._cache(self._responses, (request.owner, visible_id), response)
@@ -488,7 +487,7 @@ def calls_in(incoming: IncomingRequest, reply: dict[str, Any]) -> list[ToolCall]
     taken = replies.take(reply)
     calls: list[ToolCall] = []
     for message in taken.messages if taken else ():
-        calls += FORMATS[incoming.dialect].parse(message).calls
+        calls += DIALECTS[incoming.dialect].parse(message).calls
     return calls
 
 

@@ -15,7 +15,7 @@ from refold.config.config import Config
 from refold.core import codec
 from refold.core.draft import Draft
 from refold.core.errors import MessageError, NotFoundError
-from refold.dialects.registry import format_of, spoken
+from refold.dialects.registry import SYSTEM_FIELDS, find_dialect, spoken
 from refold.session.intake import Intake
 from refold.session.meter import Meter
 
@@ -23,8 +23,6 @@ RESPONSES = "openai-responses"
 BOM = b"\xef\xbb\xbf"
 LISTS = ("messages", "input")
 """What the list of messages is called in a request."""
-APART = {"system": "anthropic", "instructions": RESPONSES}
-"""What system text is called that stands beside them, and in which dialect."""
 BATCH = 500
 """Messages that are read in one go."""
 
@@ -66,7 +64,7 @@ class FileConversation:
             MessageError: it is something else than text.
         """
         beside = self.beside
-        name = next((name for name in APART if beside.get(name)), None)
+        name = next((name for name in SYSTEM_FIELDS if beside.get(name)), None)
         if name is None:
             return {}
         if not isinstance(beside[name], str | list | dict):
@@ -139,7 +137,7 @@ class FileConversation:
     def _said_apart(self, intake: Intake, advance: Callable[[int], None]) -> list[Draft]:
         known = self._known(intake)
         for name, text in self.system.items():
-            own = APART[name] == (known.dialect or known.default)
+            own = SYSTEM_FIELDS[name] == (known.dialect or known.default)
             blocks = text if isinstance(text, list) else [text]
             if all(isinstance(block, dict) and "role" in block for block in blocks):  # so has the AI SDK
                 apart = blocks
@@ -271,7 +269,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
 def intake_for(config: Config, model: str | None, dialect: str | None) -> Intake:
     """Parses and counts the messages of a file, for a model, in a dialect or in the one each is in."""
     if dialect is not None:
-        format_of(dialect)
+        find_dialect(dialect)
     settings = config.agent(None)
     meter = Meter(None, config, model or settings.model, settings.counter)
     return Intake(meter.counter, meter.dialect, dialect)

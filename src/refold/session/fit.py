@@ -15,9 +15,7 @@ from refold.core.event import Line, Measured, Replaced
 from refold.core.message import Usage
 from refold.core.plan import CompactionRequest, must_stay
 from refold.core.view import View
-from refold.dialects.message_list import LIST
-from refold.dialects.registry import TARGETS
-from refold.dialects.shape import APART
+from refold.dialects.registry import DIALECTS, TARGETS
 from refold.policies.expire import EndLeases
 from refold.session.cache_economy import CacheEconomy
 from refold.session.explain import large_part
@@ -570,8 +568,8 @@ class Fitter:
     def _request(self, dialect: str, rendered: Rendered, fit_request: FitRequest) -> dict[str, Any]:
         request: dict[str, Any] = {"model": self.model} if self.model else {}
         if rendered.system is not None:
-            request[APART.get(dialect, "system")] = rendered.system
-        request[LIST.get(dialect, "messages")] = rendered.messages
+            request[DIALECTS[dialect].system_field or "system"] = rendered.system
+        request[DIALECTS[dialect].list_field] = rendered.messages
         return (
             request
             | ({"tools": list(fit_request.tools)} if fit_request.tools else {})
@@ -584,7 +582,7 @@ class Fitter:
         flags = self.meter.limits.flags
         inside = "system-inside" in flags or not self.meter.is_known
         known = {"no_prefill": "no-prefill" in flags, "system_inside": inside}
-        binds = "binds-thinking" in flags and dialect == "anthropic"
+        binds = "binds-thinking" in flags and DIALECTS[dialect].signs_thinking
         facts = msgspec.structs.replace(extras.facts, **known)
         has_system = extras.system is not None
         rest = {

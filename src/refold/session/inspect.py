@@ -30,7 +30,7 @@ from refold.core.message import (
 from refold.core.pairing import repair_pairs, with_original_ids
 from refold.core.slices import Slice
 from refold.core.view import Item, View
-from refold.dialects.registry import FORMATS
+from refold.dialects.registry import DIALECTS
 from refold.session.explain import edit_row, edit_rows, explain, message_state, pinned_places, replacements
 from refold.session.results import (
     Change,
@@ -488,6 +488,6 @@ def parse(dialect: str, value: Any) -> Message:
     Raises:
         StoreError: only a newer refold knows this dialect.
     """
-    if dialect not in FORMATS:
+    if dialect not in DIALECTS:
         raise StoreError(f"A stored message has the dialect {dialect!r}; upgrade refold to read it")
-    return FORMATS[dialect].parse(value)
+    return DIALECTS[dialect].parse(value)

@@ -13,10 +13,10 @@ from refold.core.draft import Draft, part_id, split
 from refold.core.errors import MessageError, SettingError
 from refold.core.event import Expiry, Piece
 from refold.core.message import Kind, Media, Message, Opaque
-from refold.dialects.registry import FORMATS, TARGETS, Format, is_plain, readable_as, recognize
-from refold.dialects.repairs.repair import repair
+from refold.dialects.dialect import Dialect
+from refold.dialects.registry import DIALECTS, TARGETS, is_plain, readable_as, recognize
 from refold.dialects.rules.targets import RULES
-from refold.dialects.shape import kind_of, own_id, stands_apart
+from refold.dialects.shape import kind_of, own_id
 from refold.models.count import Units
 from refold.session.streams import chunks_of, is_async_stream, is_stream
 from refold.session.to_json import EXPECTED, checked, encoded, plain, walk
@@ -155,7 +155,7 @@ class Intake(NamedTuple):
                 for n, part in enumerate(parts)
             ]
         assert unit.dialect is not None
-        format = FORMATS[unit.dialect]
+        format = DIALECTS[unit.dialect]
         own = _own_fields(group, format)
         reads_own = self.reads_own and unit.reply is None  # what a provider says is not for us
         if reads_own:
@@ -165,7 +165,7 @@ class Intake(NamedTuple):
             message = format.parse(value, unit.where)
             if unit.dialect == "flat":
                 _sendable(message, unit.where)
-            elif not is_plain(value, unit.dialect):
+            elif not is_plain(value, DIALECTS[unit.dialect]):
                 _shaped(value, unit.dialect, unit.where)
             if unit.dialect == "flat":
                 rest["time"] = _time_of(value)
@@ -177,7 +177,7 @@ class Intake(NamedTuple):
             message = msgspec.structs.replace(message, id=id, **known)
             unread = [*format.unread(value), *([] if self.reads_own else [own])]
             tokens = self.counter.message(message) + sum(map(self.counter.json, filter(None, unread)))
-            apart = stands_apart(value, unit.dialect)
+            apart = format.stands_apart(value)
             known = {"piece": piece, "apart": apart, "before": piece.n if piece else None}
             drafts.append(Draft(message, tokens, unit.dialect, raw, **rest, **known))
         return drafts
@@ -195,10 +195,10 @@ class Intake(NamedTuple):
         return [Draft(part, self.counter.message(part), **rest) for part in named]
 
 
-def _own_fields(group: Sequence[_Unit], format: Format) -> dict[str, Any]:
+def _own_fields(group: Sequence[_Unit], format: Dialect) -> dict[str, Any]:
     """Fields of a message that are for refold; of several items that are one message, those of the first."""
     value = group[0].value
-    names = format.own(value) if isinstance(value, dict) else ()
+    names = format.own_fields(value) if isinstance(value, dict) else ()
     return {name: value[name] for name in names if value.get(name) is not None}
 
 
@@ -375,17 +375,17 @@ def _sendable(message: Message, where: str) -> None:
             raise MessageError(f"{where}.parts", f"an opaque part is no {kind or 'object without a type'}")
     for dialect in RULES if opaque else ():
         if any(part.dialect in (None, dialect) for part in opaque):
-            for value in FORMATS[dialect].render(message)[0]:
+            for value in DIALECTS[dialect].render(message)[0]:
                 _shaped(value, dialect, where)
 
 
 def _shaped(value: Any, dialect: str, where: str) -> None:
     """The same for a provider's JSON: once stored, it would stand in the way of every request."""
     items = value if isinstance(value, list) else [value]
-    if stands_apart(items[0], dialect):
+    if DIALECTS[dialect].stands_apart(items[0]):
         return
     odd = _odd(items, dialect)
-    if odd and (odd := _odd(repair(dialect, items).messages, dialect)):
+    if odd and (odd := _odd(DIALECTS[dialect].repair(items).messages, dialect)):
         raise MessageError(where, odd.split(" ", 2)[2].replace("this API", dialect))
 
 

@@ -13,6 +13,7 @@ from refold.core import codec
 from refold.core.codec import dumps, json_problem, loads
 from refold.core.errors import LargePart, SettingError, StoreError
 from refold.core.event import Measured
+from refold.dialects.registry import default_dialect
 from refold.dialects.rules.targets import Facts, facts_of
 from refold.models import calibrate
 from refold.models.calibrate import LOWEST, Anchor, Calibration
@@ -54,7 +55,7 @@ class Meter:
     @property
     def dialect(self) -> str:
         """The provider's own."""
-        return "anthropic" if self.provider == "anthropic" else "openai-chat"
+        return default_dialect(self.provider)
 
     @property
     def calibration(self) -> Calibration:

@@ -10,7 +10,7 @@ from refold.config.config import Config, Source, load_config
 from refold.core.codec import loads
 from refold.core.errors import MessageError, RefoldError, SettingError
 from refold.core.message import Message
-from refold.dialects.registry import FORMATS, format_of
+from refold.dialects.registry import DIALECTS, find_dialect
 from refold.dialects.rules.targets import RULES, Violation, check_request
 from refold.models.limits import ModelLimits, find
 from refold.session.files import RESPONSES, FileConversation
@@ -83,7 +83,7 @@ def _request(
     messages: Iterable[Any], system: Any, tools: Sequence[Any] | None, dialect: str | None
 ) -> FileConversation:
     if dialect is not None:
-        format_of(require_name("dialect", dialect))
+        find_dialect(require_name("dialect", dialect))
     name = "input" if dialect == RESPONSES else "messages"
     request = loads(extras_json(tools, {}))
     if system is not None:
@@ -133,7 +133,7 @@ def count_parts(
         MessageError: a message, the system text or the tools cannot be read.
     """
     if dialect is not None:
-        format_of(dialect)
+        find_dialect(dialect)
     meter = _meter(config, model)
     intake = Intake(meter.counter, given.dialect or meter.dialect, dialect)
     try:
@@ -206,7 +206,7 @@ def check_given(
         raise SettingError("dialect", f"{spoken!r} is none of {', '.join(RULES)}")
     messages = list[Any]()
     for message in given.messages:
-        messages += FORMATS[spoken].render(message)[0] if isinstance(message, Message) else [message]
+        messages += DIALECTS[spoken].render(message)[0] if isinstance(message, Message) else [message]
     request = {**given.beside, "input" if spoken == RESPONSES else "messages": messages}
     flags = meter.limits.flags
     known = {"no_prefill": "no-prefill" in flags, "system_inside": "system-inside" in flags}

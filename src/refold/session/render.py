@@ -11,11 +11,11 @@ from refold.core.errors import RefoldError
 from refold.core.event import Line, Piece
 from refold.core.message import Message, Text, ToolResult
 from refold.core.pairing import NO_RESULT, MissingResult, OrphanResult, Slot, has_renamed_ids, repair_pairs
+from refold.dialects.dialect import RepairedMessages
 from refold.dialects.message_list import MessageList
-from refold.dialects.registry import FORMATS, is_plain
-from refold.dialects.repairs.repair import RepairedMessages, repair, unique_ids
+from refold.dialects.registry import DIALECTS, is_plain
 from refold.dialects.rules.targets import RULES, Facts, RequestRules, has_cache_mark
-from refold.dialects.shape import APART, without
+from refold.dialects.shape import without
 from refold.models.count import Units
 from refold.stores.record import Record
 
@@ -100,13 +100,13 @@ class Renderer:
         self._notes: dict[str, list[int]] = {}
         was_reopened = self._live is not self._record.live
         self._live = self._record.live
-        if was_reopened or self._request.binds_thinking or self._request.dialect == "openai-responses":
+        if was_reopened or self._request.binds_thinking or DIALECTS[self._request.dialect].has_items:
             self._rendered_lines = {}  # for these two, a line depends on the lines before it
         lines = {(line.at, line.n) for item in self._record.live.items for line in item.lines}
         self._rendered_lines = {key: line for key, line in self._rendered_lines.items() if key in lines}
 
     def _empty_list(self) -> MessageList:
-        return MessageList(self._request.dialect, self._request.facts.system_inside)
+        return MessageList(DIALECTS[self._request.dialect], self._request.facts.system_inside)
 
     def unsent(self) -> int:
         """Tokens of shown messages that are not sent: summaries that only another provider can decrypt."""
@@ -187,7 +187,7 @@ class Renderer:
                 self._add_line(message_list, slot, notes)
                 continue
             for value in map(
-                _escape_surrogates, FORMATS[self._request.dialect].render(self._placeholder(slot))[0]
+                _escape_surrogates, DIALECTS[self._request.dialect].render(self._placeholder(slot))[0]
             ):
                 message_list.add(value, -1)
             tokens += REPAIR_TOKENS if isinstance(slot, OrphanResult) else self._missing_tokens
@@ -197,7 +197,7 @@ class Renderer:
         rules = self._check(message_list.messages, facts)
         if _violations(rules):
             known = {"no_prefill": facts.no_prefill, "store": facts.store, "marks": facts.marks}
-            made = repair(self._request.dialect, message_list.messages, **known)
+            made = DIALECTS[self._request.dialect].repair(message_list.messages, **known)
             rules = self._check(made.messages, facts)
         if paired and any(fault.rule in rules.PAIRING for fault in rules.violations):
             return self._render_repaired(lines, False, break_at)
@@ -232,7 +232,7 @@ class Renderer:
 
     def _render_line(self, line: Line) -> RenderedLine:
         entry = self._record.entry(line.at)
-        dialect = self._request.dialect
+        dialect = DIALECTS[self._request.dialect]
         came = codec.came(entry)
         has_surrogate = b"\\ud" in entry.body or b"\\uD" in entry.body
         notes = (
@@ -242,21 +242,21 @@ class Renderer:
         )
         notes += [REPEATED_CALL_ID] if line.calls and has_renamed_ids(line) else []
         is_row = came is not None and came.dialect == "flat"  # its text may be the JSON of its parts
-        if came is not None and (came.dialect == dialect or (not is_row and is_plain(came.value, dialect))):
+        is_own = came is not None and came.dialect == dialect.name
+        if came is not None and (is_own or (not is_row and is_plain(came.value, dialect))):
             value = came.value if self._request.sends_own_fields else _for_api(came.value, came.dialect)
             value = self._without_invalid(line, _escape_surrogates(value) if has_surrogate else value, notes)
-            value = value if value is None else unique_ids(dialect, value, line)
-            whole = came.dialect == dialect
-            return RenderedLine([] if value is None else [value], came.piece, whole, tuple(notes))
+            value = value if value is None else dialect.unique_ids(value, line)
+            return RenderedLine([] if value is None else [value], came.piece, is_own, tuple(notes))
         message = _with_tool(self._record.message(line), line)
         if came is None and not message.parts and message.role == "assistant":
             return RenderedLine([])  # the answer never came
-        if line.apart and dialect in APART:
-            return RenderedLine([{APART[dialect]: message.text}], notes=tuple(notes))
-        values, lost = FORMATS[dialect].render(message)
+        if line.apart and dialect.system_field:
+            return RenderedLine([{dialect.system_field: message.text}], notes=tuple(notes))
+        values, lost = dialect.render(message)
         if not values and message.role == "user":  # a user message is never left out
             mark = Message("user", (Text(f"[{', '.join(lost)}: cannot be shown here]"),))
-            values, _ = FORMATS[dialect].render(mark)
+            values, _ = dialect.render(mark)
         sealed = [self._counter.json(marker.value) for marker in message.markers if marker.is_sealed]
         unsent = line.tokens if sealed and not values else sum(sealed)
         cleaned = [_escape_surrogates(value) for value in values]
@@ -265,7 +265,7 @@ class Renderer:
     def _without_invalid(self, line: Line, value: Any, notes: list[str]) -> Any:
         """The value without what an edit has made invalid."""
         if self._request.binds_thinking and line.role == "assistant" and self._is_stale(line.at):
-            from refold.dialects.repairs.anthropic import without_thinking
+            from refold.dialects.anthropic import without_thinking
 
             new = without_thinking(value)
             notes += [STALE_THINKING] if new is not value else []
@@ -280,7 +280,7 @@ class Renderer:
 
     def _lost_its_reasoning(self, line: Line, value: dict[str, Any]) -> bool:
         """True for an item of Responses whose reasoning item, right before it, is hidden."""
-        if self._request.dialect != "openai-responses" or line.role != "assistant" or not line.at:
+        if not DIALECTS[self._request.dialect].has_items or line.role != "assistant" or not line.at:
             return False
         before = self._record.live.item_at(line.at - 1)
         hidden = before is not None and line.at - 1 not in {shown.at for shown in before.lines}
@@ -308,7 +308,7 @@ class Renderer:
 
 def _for_api(value: Any, dialect: str) -> Any:
     """The value without the fields that are for refold."""
-    own = FORMATS[dialect].own
+    own = DIALECTS[dialect].own_fields
     if isinstance(value, list):
         return [without(item, own(item)) for item in value]
     return without(value, own(value))

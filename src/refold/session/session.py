@@ -26,7 +26,7 @@ from refold.core.query import parse_query
 from refold.core.slices import slice_of
 from refold.core.view import View
 from refold.dialects.chunks import INTERRUPTED
-from refold.dialects.registry import TARGETS, format_of
+from refold.dialects.registry import TARGETS, find_dialect
 from refold.models.limits import ModelLimits, find
 from refold.session import edits as amend
 from refold.session import expand as expansion
@@ -386,7 +386,7 @@ class Session:
         Without `reads_own_fields`, fields such as `tags` belong to the provider.
         """
         if dialect is not None:
-            format_of(require_name("dialect", dialect))
+            find_dialect(require_name("dialect", dialect))
         with self._lock:  # the dialect is that of the newest message, which may have to be read first
             return Intake(self.fitter.meter.counter, self.fitter.dialect, dialect, reads_own_fields)
 
@@ -734,7 +734,7 @@ class Session:
     def tools(self, dialect: str | None = None) -> list[dict[str, Any]]:
         """Expand and search as tools, for the request; where no handles are shown, search alone."""
         if dialect is not None:
-            format_of(require_name("dialect", dialect))
+            find_dialect(require_name("dialect", dialect))
         return declared(
             dialect or self.fitter.dialect, (EXPAND, SEARCH) if self.reducer.handles else (SEARCH,)
         )

@@ -13,6 +13,7 @@ from refold.core.event import Event, Expiry, Said
 from refold.core.expiry import EXPAND, OWN_TOOLS, SEARCH, is_leased
 from refold.core.message import Message, ToolCall
 from refold.core.slices import Cut, Slice, item_spans, line_spans, slice_of
+from refold.dialects.registry import DIALECTS
 from refold.policies.shorten import quoted
 from refold.session.expand import Source, source
 from refold.stores.record import Record
@@ -60,21 +61,12 @@ _REQUIRED = {EXPAND: ["at"], SEARCH: ["query"]}
 
 def declared(dialect: str, names: Iterable[str]) -> list[dict[str, Any]]:
     """Tool declarations in a dialect."""
+    declare = DIALECTS[dialect].declare_tool
     found: list[dict[str, Any]] = []
     for name in names:
         about, fields = _TOOLS[name]
         schema = {"type": "object", "properties": fields, "required": _REQUIRED[name]}
-        match dialect:
-            case "anthropic":
-                found.append({"name": name, "description": about, "input_schema": schema})
-            case "openai-responses":
-                strict = {"parameters": schema, "strict": False}  # strict would make all fields required
-                found.append({"type": "function", "name": name, "description": about, **strict})
-            case "ai-sdk":
-                found.append({"type": "function", "name": name, "description": about, "inputSchema": schema})
-            case _:
-                inner = {"name": name, "description": about, "parameters": schema}
-                found.append({"type": "function", "function": inner})
+        found.append(declare(name, about, schema))
     return found
 
 

@@ -1,0 +1,60 @@
+"""The definition of a dialect: the message format of one API, and how its requests are laid out."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from refold.core.event import Line
+from refold.core.message import Message
+from refold.core.pairing import has_renamed_ids
+from refold.dialects.shape import OWN, stands_apart
+
+
+class RepairedMessages(NamedTuple):
+    messages: list[dict[str, Any]]
+    notices: list[str]
+    """One for each repair."""
+
+
+class Dialect(msgspec.Struct, frozen=True):
+    name: str
+    parse: Callable[..., Message]
+    """`parse(value, where)` is the message in a value, or raises a MessageError that says where."""
+    render: Callable[[Message], tuple[list[dict[str, Any]], list[str]]]
+    """The messages to send for a message of another dialect, and what this dialect cannot express of it."""
+    unread: Callable[[Any], list[Any]] = lambda value: []
+    """What is sent with a value and takes tokens, but is in no part of the parsed message."""
+    own_fields: Callable[[Any], Sequence[str]] = lambda value: OWN
+    """The fields of a value that are for refold and are not sent."""
+    results: Callable[[Any], list[int]] = lambda value: []
+    """Indices of the tool results among the blocks of its content."""
+    repair: Callable[..., RepairedMessages] = lambda messages, **facts: RepairedMessages(messages, [])
+    """`repair(messages, **facts)` makes messages that the API accepts; facts are, for example, `store`."""
+    with_call_ids: Callable[[Any, Sequence[str]], Any] = lambda value, ids: value
+    """A value with these ids for its calls, in order, or for the call that it answers."""
+    declare_tool: Callable[[str, str, Any], dict[str, Any]] = lambda name, about, schema: {}
+    """The declaration of a tool by its name, its description and the JSON schema of its arguments."""
+
+    list_field: str = "messages"
+    """The field of a request that has the messages."""
+    system_field: str | None = None
+    """The field of a request that has the system text, where that is sent apart from the messages."""
+    hoists_system: bool = False
+    """System messages at the beginning are sent in the system field, too."""
+    joins_results: bool = False
+    """The results of one step are sent in one message."""
+    has_items: bool = False
+    """A message is sent as one or several items; a reply is a list of them."""
+    signs_thinking: bool = False
+    """Thinking is signed, and some models bind it to what was before it."""
+
+    def stands_apart(self, value: Any) -> bool:
+        """True for system text that is sent apart, such as `{"system": …}`."""
+        return self.system_field is not None and stands_apart(value, self.system_field)
+
+    def unique_ids(self, value: Any, line: Line) -> Any:
+        """A message as it came, with the unique call ids of its line in place of its own."""
+        if not has_renamed_ids(line):
+            return value
+        return self.with_call_ids(value, line.calls or (line.answers or "",))
