@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from functools import partial
 from threading import Condition, Event, Thread
@@ -28,6 +27,7 @@ from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import (
     Cursors,
+    Forks,
     Key,
     Leases,
     Memories,
@@ -150,7 +150,7 @@ class TestHybridOverMemory(StoreContract):
 
 def test_it_can_do_what_its_record_can_and_has_memories(notebook):
     class Plain:
-        """A record that has nothing but streams and cursors."""
+        """A record that has nothing but what delivery needs."""
 
         def __init__(self):
             inner = MemoryStore()
@@ -163,14 +163,19 @@ def test_it_can_do_what_its_record_can_and_has_memories(notebook):
                 "cursor",
                 "set_cursor",
                 "behind",
+                "acquire",
+                "release",
+                "leases",
+                "note",
+                "keep_note",
             ):
                 setattr(self, verb, getattr(inner, verb))
 
     rich, plain = HybridStore(MemoryStore(), notebook), HybridStore(Plain(), notebook)
-    for protocol in (Leases, Notes, SearchIndex):
+    for protocol in (Forks, SearchIndex):
         assert isinstance(rich, protocol)
         assert not isinstance(plain, protocol)
-    for protocol in (Memories, MessageListener, SessionHooks, Cursors):
+    for protocol in (Memories, MessageListener, SessionHooks, Cursors, Leases, Notes):
         assert isinstance(rich, protocol)
         assert isinstance(plain, protocol)
     assert not isinstance(rich, SelfCheck)
@@ -186,7 +191,7 @@ def test_a_record_without_cursors_is_refused(notebook):
     class Bare:
         pass
 
-    with pytest.raises(SettingError, match="Bare keeps no cursors"):
+    with pytest.raises(SettingError, match="Bare has no cursors"):
         HybridStore(Bare(), notebook)
 
 
@@ -551,29 +556,6 @@ def test_a_fork_is_handed_over_from_where_it_goes_its_own_way(notebook):
     store.close()
 
 
-def test_a_fork_without_a_cursor_is_handed_over_from_where_it_goes_its_own_way_too(notebook):
-    class Cut(MemoryStore):
-        is_cut = False
-
-        def set_cursor(self, *what):
-            if self.is_cut:
-                raise StoreError("cut")
-            super().set_cursor(*what)
-
-    record = Cut()
-    store = listening(HybridStore(record, notebook, sync="end"))
-    chat = opened(store)
-    chat.append([user("one"), user("two")])
-    record.is_cut = True
-    with pytest.raises(StoreError, match="cut"):
-        chat.fork("fork")
-    record.is_cut = False
-    fork = opened(store, "fork")
-    fork.append(user("three"))
-    assert store.drain(fork.key)
-    assert notebook.texts(fork.key) == ["three"]
-
-
 def test_no_append_goes_through_the_list_of_conversations(notebook):
     class Long(MemoryStore):
         listed = 0
@@ -585,10 +567,8 @@ def test_no_append_goes_through_the_list_of_conversations(notebook):
     record = Long()
     old = opened(record)
     old.append([user("one"), user("two")])
-    fork = old.fork("fork")  # by nobody who knew of a memory
-    record.listed = 0
     killed = HybridStore(record, notebook, sync="end")
-    for name in ("chat", "fork", "new"):
+    for name in ("chat", "new"):
         chat = opened(killed, name)
         chat.append(user("three"))
     assert record.listed == 0
@@ -598,27 +578,10 @@ def test_no_append_goes_through_the_list_of_conversations(notebook):
         with pytest.raises(StoreError, match="down"):
             store.drain(KEY)
     notebook.is_down = False
-    assert sorted(store.left()) == [KEY, fork.key, chat.key]
+    assert sorted(store.left()) == [KEY, chat.key]
     assert all(map(store.drain, store.left()))
-    assert (notebook.texts(), notebook.texts(fork.key)) == (["one", "two", "three"], ["three"])
-    assert record.listed == 2  # once for each that was there before
-
-
-@pytest.mark.parametrize("sync", ["immediate", "end"])
-def test_a_process_with_many_conversations_remembers_few_and_hands_over_all(notebook, monkeypatch, sync):
-    monkeypatch.setattr(hybrid_sync, "MOST_KNOWN", 3)
-    monkeypatch.setattr(hybrid_sync, "LONGEST_WAIT_S", 0.01)
-    notebook.is_down = True
-    store = HybridStore(MemoryStore(), notebook, sync=sync)
-    keys = [Key("default", f"chat {n}") for n in range(20)]
-    for key in keys:
-        opened(store, key.conversation).append(user("one"))
-    follower = store._sync
-    assert max(map(len, (follower.undelivered, follower._known, follower._due))) <= 4
-    notebook.is_down = False
-    assert notebook.until(lambda: len(notebook.said) >= (20 if sync == "immediate" else 17))
-    store.close()
-    assert [notebook.texts(key) for key in keys] == [["one"]] * 20
+    assert (notebook.texts(), notebook.texts(chat.key)) == (["one", "two", "three"], ["three"])
+    assert record.listed == 0
 
 
 def test_a_conversation_with_much_to_tell_lets_others_have_their_turn(notebook):
@@ -632,61 +595,6 @@ def test_a_conversation_with_much_to_tell_lets_others_have_their_turn(notebook):
     assert notebook.until(lambda: len(notebook.calls) == 51)
     assert notebook.calls.index((short.key, 1)) <= hybrid_sync.BATCHES + 1
     assert notebook.texts(long.key) == [f"message {n}" for n in range(50)]
-    store.close()
-
-
-def test_what_a_full_process_left_to_the_record_is_found_though_another_is_refused(notebook, monkeypatch):
-    monkeypatch.setattr(hybrid_sync, "MOST_KNOWN", 3)
-    notebook.refuses = "poison"
-    store = HybridStore(MemoryStore(), notebook)
-    opened(store, "stuck").append(user("poison"))
-    assert notebook.until(lambda: store.problem is not None)
-    notebook.entered.clear()
-    notebook.gate = Event()
-    chats = [opened(store, f"chat {n}") for n in range(10)]
-    for chat in chats:
-        chat.append(user("food"))
-    notebook.gate.set()
-    assert notebook.until(lambda: [notebook.texts(chat.key) for chat in chats] == [["food"]] * 10)
-    store.close()
-
-
-class Watching(MemoryStore):
-    """Tells when a cursor is moved, and may fail to say which conversations are behind."""
-
-    def __init__(self):
-        super().__init__()
-        self.moved, self.fails = Condition(), 0
-
-    def set_cursor(self, *what):
-        with self.moved:
-            super().set_cursor(*what)
-            self.moved.notify_all()
-
-    def behind(self, name):
-        self.fails -= 1
-        if self.fails >= 0:
-            raise StoreError("the record is down")
-        return super().behind(name)
-
-
-@pytest.mark.parametrize("fails", [0, 2])
-def test_what_says_nothing_keeps_nobody_busy_where_the_record_says_what_is_new(notebook, monkeypatch, fails):
-    monkeypatch.setattr(hybrid_sync, "MOST_KNOWN", 3)
-    monkeypatch.setattr(hybrid_sync, "LONGEST_WAIT_S", 0.01)
-    record = Watching()
-    store = listening(HybridStore(record, notebook, sync="end"))
-    chats = [opened(store, f"chat {n}") for n in range(10)]
-    for chat in chats:
-        chat.append(user("one"))
-        assert store.drain(chat.key)
-        chat.pin(0)
-    record.fails = fails
-    for chat in chats:  # more than are remembered
-        store._sync.schedule(chat.key, 0.0)
-    name = store._sync._name
-    with record.moved:
-        assert record.moved.wait_for(lambda: len(list(MemoryStore.behind(record, name))) <= 3, 10)
     store.close()
 
 
@@ -835,45 +743,6 @@ def test_the_right_to_hand_over_is_renewed_while_the_service_is_waited_for(noteb
     theirs.erase(KEY)
     assert notebook.said == {}
     mine.close()
-
-
-def test_one_thread_renews_all_that_are_erased_together(monkeypatch):
-    monkeypatch.setattr(hybrid_sync, "LEASE_S", 0.3)
-    renewed = Condition()
-
-    class Renewed(MemoryStore):
-        def __init__(self):
-            super().__init__()
-            self.until = dict[Key, list[float]]()
-
-        def acquire(self, key, *asked):
-            with renewed:
-                lease = super().acquire(key, *asked)
-                self.until.setdefault(key, []).append(lease.until)
-                renewed.notify_all()
-                return lease
-
-    class Slow(Notebook):
-        threads: frozenset[Thread] = frozenset()
-
-        def forget(self, key, /):
-            super().forget(key)
-            if self.forgotten == 20:
-                self.threads = frozenset(threading.enumerate())
-                with renewed:  # they would have run out by then
-                    ends = record.until.values()
-                    assert renewed.wait_for(lambda: all(one[-1] > one[0] + 0.6 for one in ends), 10)
-
-    record, service = Renewed(), Slow()
-    store = HybridStore(record, service, sync="end")
-    chat = opened(store)
-    chat.append(user("one"))
-    for n in range(19):
-        chat.fork(f"fork {n}")
-    before = frozenset(threading.enumerate())
-    chat.clear(with_forks=True)
-    assert (len(service.threads - before), len(record.until)) == (1, 20)
-    assert list(store.conversations()) == []
 
 
 @pytest.mark.parametrize("forgets_at_once", [True, False])

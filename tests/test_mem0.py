@@ -136,7 +136,7 @@ def test_what_was_handed_over_before_a_crash_is_not_handed_over_twice(stub, memo
 
 
 def test_a_process_with_many_conversations_remembers_few_and_hands_over_nothing_twice(stub, monkeypatch):
-    monkeypatch.setattr(ours, "MOST_KNOWN", 3)
+    monkeypatch.setattr(ours, "MAX_KNOWN", 3)
     memorizer = Mem0Memorizer(api_key=stub.key, host=stub.host)
     keys = [Key("default", f"chat {n}") for n in range(10)]
     for at in range(2):

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from refold.core.codec import Entry, Link
 from refold.core.errors import CorruptError, RefoldError, SettingError, StoreError
-from refold.stores.hybrid_sync import LEASE_S, PATIENCE_S, MemorySync, RefusedMessage
+from refold.stores.hybrid_sync import LEASE_S, PATIENCE_S, MemorySync, RecordStore, RefusedMessage
 from refold.stores.store import (
     BatchReads,
     ConversationInfo,
@@ -76,9 +76,11 @@ class HybridStore:
             raise SettingError("hybrid", f"sync is immediate, batch or end, not {sync!r}")
         if isinstance(record, Memories):
             raise SettingError("record", f"{type(record).__name__} has a memory already; {RECORDS}")
-        if not isinstance(record, Cursors):
+        if not isinstance(record, RecordStore):
             kind = type(record).__name__
-            raise SettingError("record", f"{kind} keeps no cursors, which delivery needs; {RECORDS}")
+            raise SettingError(
+                "record", f"{kind} has no cursors, leases or notes, which delivery needs; {RECORDS}"
+            )
         self.record = record
         self.memorizer = memorizer
         self.sync = sync
@@ -221,7 +223,7 @@ class HybridStore:
             if is_exclusive and with_refused:
                 self._sync.retry_refused(key)
             if is_exclusive:
-                self._sync.deliver(key, to_the_end=True)
+                self._sync.deliver(key)
             return is_exclusive
 
 

@@ -38,7 +38,7 @@ MEMORIES_S = 5.0
 PARTS = {"pool": 0.125, "connect": 0.25, "write": 0.125, "read": 0.5}
 """What each step of such a request may take of what is left."""
 PAGE = 100
-MOST_KNOWN = 10_000
+MAX_KNOWN = 10_000
 """Conversations and requests that a process remembers; Mem0 has worked through older ones long since."""
 SETTLE_S = 10.0
 """How long forgetting waits for what Mem0 has not worked through yet."""
@@ -96,9 +96,9 @@ class Mem0Memorizer:
         self._settings: dict[str, Any] = {"infer": infer} | ({} if graph is None else {"enable_graph": graph})
         self._timeout_s = timeout_s
         self._lock, self._pid = RLock(), os.getpid()
-        self._sure = BoundedDict[Key, None](MOST_KNOWN)
+        self._sure = BoundedDict[Key, None](MAX_KNOWN)
         """Conversations whose next batch cannot have been handed over already."""
-        self._pending = BoundedDict[str, Key](MOST_KNOWN)
+        self._pending = BoundedDict[str, Key](MAX_KNOWN)
         """What Mem0 took in and may not have worked through, and where it came from."""
 
     # What a hybrid store asks for
