@@ -81,7 +81,7 @@ def demo(
         model = DemoModel(steps, window)
         reading, problem = choose_folder(folder, window)
         note = f"{problem}: refold's own source is read instead" if problem else ""
-        files = f"{reading.root.resolve()}, {plural(len(reading.files), 'file')}"
+        files = f"{reading.root.resolve()}, {plural(len(reading.sizes), 'file')}"
         title = f"A scripted model reads {files}, in a window of {window:,} tokens"
         titles = [one_line(text) for text in (note, title) if text]
         with watching(StepTable(window, titles, on_stderr=json)) as tell:
@@ -129,7 +129,7 @@ def _sum_up(outcome: "DemoResult") -> None:
     prices = f"at the prices of {outcome.prices}, including its cache"
     money = f"{_usd(outcome.cost)} instead of {_usd(outcome.cost_without)}"
     lines = {
-        "recorded": f"{outcome.said:,} tokens in {plural(len(outcome.steps), 'step')}, none lost",
+        "recorded": f"{outcome.recorded:,} tokens in {plural(len(outcome.steps), 'step')}, none lost",
         "sent": f"never more than {outcome.most_sent:,} of {outcome.window:,} tokens",
         "without": f"{ended}; {unlimited}",
         "saved": f"{saved} % of the tokens sent; {prices}, {money}",
@@ -202,10 +202,10 @@ class StepTable:
 
     def cells(self, step: "DemoStep", full: str = "█", empty: str = "░") -> tuple[str, ...]:
         filled = min(BAR_CELLS, round(BAR_CELLS * step.sent / self.window))
-        saved = ", ".join(f"{one.rung} -{one.tokens_saved:,}" for one in step.edits)
+        saved = ", ".join(f"{one.stage} -{one.tokens_saved:,}" for one in step.edits)
         call = one_line(f"{step.tool} {step.argument}".strip())
         bar = full * filled + empty * (BAR_CELLS - filled)
-        return f"{step.step}", call, f"{step.said:,}", f"{step.sent:,}", bar, saved
+        return f"{step.step}", call, f"{step.recorded:,}", f"{step.sent:,}", bar, saved
 
     def line(self, step: "DemoStep") -> str:
         """A line of plain text, for pipes."""
@@ -227,7 +227,7 @@ class StepTable:
         marks = ("█", "░") if (console.encoding or "").startswith("utf") else ("#", ".")
         for step in [*self.steps][-max(3, console.height - OTHER_LINES) :]:
             cells = [Text(cell) for cell in self.cells(step, *marks)]
-            if step.said > self.window:  # without refold
+            if step.recorded > self.window:  # without refold
                 cells[TITLES.index("recorded")].stylize("red")
             grid.add_row(*cells)
         return Group(*(Text(title) for title in self.titles), "", grid, "", *self._bars(console, marks[0]))
@@ -239,12 +239,12 @@ class StepTable:
         if self.steps:
             newest = self.steps[-1]
             width = max(10, console.width - 44)
-            most = max(newest.said, self.window)
-            fit = round(width * min(newest.said, self.window) / most)
-            over = mark * (round(width * newest.said / most) - fit)
-            more = f"{newest.said / self.window:.1f} windows"
+            most = max(newest.recorded, self.window)
+            fit = round(width * min(newest.recorded, self.window) / most)
+            over = mark * (round(width * newest.recorded / most) - fit)
+            more = f"{newest.recorded / self.window:.1f} windows"
             yield Text.assemble(
-                "recorded  ", (mark * fit, "green"), (over, "red"), f" {newest.said:,}, {more}"
+                "recorded  ", (mark * fit, "green"), (over, "red"), f" {newest.recorded:,}, {more}"
             )
             sent = mark * max(1, round(width * newest.sent / most))
             yield Text.assemble("sent      ", (sent, "green"), f" {newest.sent:,} of {self.window:,}")

@@ -1,30 +1,24 @@
-"""A folder and the read-only tools by which an agent reads it.
+"""The text files of a folder, and the read-only tools by which an agent reads them.
 
 Hidden files, links, key files and generated folders (`node_modules` and the like) are left out.
 """
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal, TypeAlias
-
-import msgspec
 
 from refold.core.errors import NotFoundError
 
-MOST_FILES = 2_000
-MOST_FOLDERS = 2_000
-MOST_ENTRIES = 20_000
-"""Names that are read of one folder."""
-MOST_BYTES = 1_000_000
+MAX_FILES = 2_000
+MAX_FOLDERS = 2_000
+MAX_BYTES = 1_000_000
 """Of one file."""
-MOST_SEARCHED = 4_000_000
-"""Bytes that one search reads."""
-MOST_HITS = 30
-LONGEST_LINE = 400
-"""Characters; the rest of a line is cut off."""
+MAX_SEARCHED_BYTES = 4_000_000
+"""By one search."""
+MAX_HITS = 30
+MAX_LINE_CHARS = 400
+"""The rest of a line is cut off."""
 LISTED_FILES = 25
 """Files in one listing."""
 SKIPPED = frozenset(
@@ -32,21 +26,12 @@ SKIPPED = frozenset(
     | {"target", "vendor", "venv"}
 )
 SECRET = (".key", ".pem", ".p12", ".pfx", ".jks", ".kdbx")
-SNIFFED = 4_096
-FileKind: TypeAlias = Literal["text", "binary", "empty", "unreadable"]
-"""Files with size 0 are never opened: reading some system files would block."""
-
-
-class FolderFile(msgspec.Struct, frozen=True):
-    path: str
-    """Relative to the folder, with / on every system."""
-    location: Path
-    size: int
-    kind: FileKind
+SAMPLE_BYTES = 4_096
+"""Read to tell whether a file is text."""
 
 
 class Folder:
-    """The files of a folder, listed once."""
+    """The text files of a folder, listed once."""
 
     def __init__(self, root: Path) -> None:
         """
@@ -56,29 +41,30 @@ class Folder:
         if not root.is_dir():
             raise NotFoundError(f"{root} is not a folder; name one that exists, or none for this one")
         self.root = root
-        self.files = tuple(islice(_files(root), MOST_FILES))
-        self._indices = {file.path: n for n, file in enumerate(self.files)}
+        self.sizes = dict(islice(_text_files(root), MAX_FILES))
+        """By path relative to the folder, with / on every system."""
 
     @property
     def text_bytes(self) -> int:
         """Bytes of text that can be read."""
-        return sum(min(file.size, MOST_BYTES) for file in self.files if file.kind == "text")
+        return sum(min(size, MAX_BYTES) for size in self.sizes.values())
 
     @property
     def tools(self) -> Sequence[Callable[..., str]]:
-        return self.list_files, self.read_file, self.grep, self.count_words
+        return self.list_files, self.read_file, self.grep
 
     def list_files(self, after: str = "") -> str:
-        """The files there are, some at a time, with their size and kind.
+        """The files there are, some at a time, with their size.
 
         Args:
             after: The last one that you have seen; else from the first on.
         """
-        start = self._indices[self._file(after).path] + 1 if after else 0
-        listed = self.files[start : start + LISTED_FILES]
-        rows = [f"{file.size} bytes, {file.kind}: {file.path}" for file in listed]
-        left = len(self.files) - start - len(listed)
-        end = f"{left} more: ask with after" if left else f"That is all, {len(self.files)} files"
+        paths = list(self.sizes)
+        start = paths.index(self._known(after)) + 1 if after else 0
+        listed = paths[start : start + LISTED_FILES]
+        rows = [f"{self.sizes[path]} bytes: {path}" for path in listed]
+        left = len(paths) - start - len(listed)
+        end = f"{left} more: ask with after" if left else f"That is all, {len(paths)} files"
         return "\n".join([*rows, end])
 
     def read_file(self, path: str, first: int = 1, lines: int = 100) -> str:
@@ -89,11 +75,11 @@ class Folder:
             first: The first line to read, counting from 1.
             lines: How many.
         """
-        all_lines = self._lines(self._file(path))
+        all_lines = self._lines(path)
         start = max(0, first - 1)
         part = all_lines[start : start + max(1, lines)]
         head = f"{path}: lines {first}-{first + len(part) - 1} of {len(all_lines)}"
-        return "\n".join([head, *(line[:LONGEST_LINE] for line in part)])
+        return "\n".join([head, *(line[:MAX_LINE_CHARS] for line in part)])
 
     def grep(self, text: str) -> str:
         """Lines of any file that have a text in them, with their file and number.
@@ -101,80 +87,58 @@ class Folder:
         Args:
             text: What to look for, letter by letter.
         """
-        hits = [*islice(self._hits(text), MOST_HITS + 1)] if text else []
-        more = ["There are more."] if len(hits) > MOST_HITS else []
-        return "\n".join([*hits[:MOST_HITS], *more]) or "No line has it."
-
-    def count_words(self, path: str) -> str:
-        """How many lines and words a file has.
-
-        Args:
-            path: As list_files has it.
-        """
-        file = self._file(path)
-        lines = self._lines(file)
-        words = sum(len(line.split()) for line in lines)
-        cut = f", in its first {MOST_BYTES} bytes" if file.size > MOST_BYTES else ""
-        return f"{path}: {len(lines)} lines, {words} words{cut}"
+        hits = list(islice(self._hits(text), MAX_HITS + 1)) if text else []
+        if len(hits) > MAX_HITS:
+            hits[MAX_HITS:] = ["There are more."]
+        return "\n".join(hits) or "No line has it."
 
     def _hits(self, text: str) -> Iterator[str]:
-        left = MOST_SEARCHED
-        for file in self.files:
-            if file.kind != "text" or left <= 0:
-                continue
-            left -= min(file.size, MOST_BYTES)
+        left = MAX_SEARCHED_BYTES
+        for path, size in self.sizes.items():
+            if left <= 0:
+                return
+            left -= min(size, MAX_BYTES)
             try:
-                lines = self._lines(file)
+                lines = self._lines(path)
             except OSError:  # it was deleted meanwhile
                 continue
             for n, line in enumerate(lines, 1):
                 if text in line:
-                    yield f"{file.path}:{n}: {line.strip()[:LONGEST_LINE]}"
+                    yield f"{path}:{n}: {line.strip()[:MAX_LINE_CHARS]}"
 
-    def _file(self, path: str) -> FolderFile:
-        if path not in self._indices:
+    def _known(self, path: str) -> str:
+        if path not in self.sizes:
             raise NotFoundError(f"There is no file {path!r}; list_files names those that exist")
-        return self.files[self._indices[path]]
+        return path
 
-    def _lines(self, file: FolderFile) -> list[str]:
-        if file.kind != "text":
-            raise ValueError(f"{file.path} is {file.kind}")
-        with file.location.open("rb") as opened:
-            return opened.read(MOST_BYTES).decode("utf-8-sig", "replace").splitlines()
+    def _lines(self, path: str) -> list[str]:
+        with (self.root / self._known(path)).open("rb") as opened:
+            return opened.read(MAX_BYTES).decode("utf-8-sig", "replace").splitlines()
 
 
-def _files(root: Path) -> Iterator[FolderFile]:
-    """Files nearest to the root first. Links and other file systems are not followed."""
-    folders = deque([root])
-    visited = 0
-    device = os.stat(root).st_dev
-    while folders and visited < MOST_FOLDERS:
-        visited += 1
-        try:
-            with os.scandir(folders.popleft()) as found:
-                entries = sorted(islice(found, MOST_ENTRIES), key=lambda entry: entry.name)
-        except OSError:  # no permission
-            continue
-        for entry in entries:
-            name = entry.name
-            if name.startswith(".") or name.lower() in SKIPPED or not name.isprintable():
+def _text_files(root: Path) -> Iterator[tuple[str, int]]:
+    """Paths and sizes. Links and other file systems are not followed."""
+    for folder, folders, names in islice(os.walk(root), MAX_FOLDERS):
+        wanted = [name for name in folders if _is_wanted(name) and not os.path.ismount(Path(folder, name))]
+        folders[:] = sorted(wanted)
+        for name in sorted(names):
+            path = Path(folder, name)
+            if not _is_wanted(name) or name.lower().endswith(SECRET):
+                continue
+            if path.is_symlink() or not path.is_file():
                 continue
             try:
-                if entry.is_dir(follow_symlinks=False):
-                    if os.lstat(entry.path).st_dev == device:
-                        folders.append(Path(entry.path))
-                elif entry.is_file(follow_symlinks=False) and not name.lower().endswith(SECRET):
-                    location = Path(entry.path)
-                    size = entry.stat(follow_symlinks=False).st_size
-                    kind = _kind(location) if size else "empty"
-                    yield FolderFile(location.relative_to(root).as_posix(), location, size, kind)
-            except OSError:
+                size = path.stat().st_size
+                if size and _is_text(path):  # some empty system files would block their reader
+                    yield path.relative_to(root).as_posix(), size
+            except OSError:  # it may not be read
                 continue
 
 
-def _kind(location: Path) -> FileKind:
-    try:
-        with location.open("rb") as opened:
-            return "binary" if b"\0" in opened.read(SNIFFED) else "text"
-    except OSError:
-        return "unreadable"
+def _is_wanted(name: str) -> bool:
+    return not name.startswith(".") and name.lower() not in SKIPPED and name.isprintable()
+
+
+def _is_text(path: Path) -> bool:
+    with path.open("rb") as opened:
+        return b"\0" not in opened.read(SAMPLE_BYTES)

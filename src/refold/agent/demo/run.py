@@ -1,7 +1,9 @@
 """Runs a demo: an agent reads a folder, and is then asked about something that it read early."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -9,12 +11,11 @@ import refold
 from refold.agent import Agent, Asked, Failed, Replied, Result
 from refold.agent.demo.folder import Folder
 from refold.agent.demo.model import LIKE, QUESTION, DemoModel, cached_tokens
-from refold.agent.demo.question import Question, find_question
 from refold.agent.events import AgentEvent
 from refold.core.errors import RefoldError
 from refold.core.event import Replaced, Said
 from refold.core.expiry import EXPAND, SEARCH
-from refold.core.message import ToolCall, Usage
+from refold.core.message import ToolCall, ToolResult, Usage
 from refold.models.limits import find
 from refold.session.session import Session
 from refold.stores.store import Store
@@ -22,14 +23,36 @@ from refold.stores.store import Store
 TASK = "Work through this folder: list it, read what is worth reading, and look for who uses what you find."
 ANSWER_STEPS = 20
 """Steps that the answer may take."""
-LEAST_WINDOWS = 2
+MIN_WINDOWS = 2
 """A folder with less text than this many windows is too small to show anything."""
+EARLY = 0.5
+"""The question is about a line from this share of what was read, the oldest."""
+LINE_CHARS = range(12, 101)
+"""Lengths of a line that can be asked for."""
+_VALUE = re.compile(r"""^["']?[A-Za-z_][\w.-]*["']?(?:: \w+)?\s*[:=]\s*.*\d""")
+"""A name with a number, which cannot be guessed."""
+_PRIVATE = re.compile(r"passw|secret|credential|auth|private|api[_-]?key|\[refold|`", re.IGNORECASE)
+"""Text that should not be on a screen, or that would be read as a handle."""
+_WORD = re.compile(r"[A-Za-z0-9_]{5,}")
+
+
+class Question(msgspec.Struct, frozen=True):
+    """About an exact line that the agent read early and usually no longer sees."""
+
+    at: int
+    """The place of the result that has the line."""
+    path: str
+    word: str
+    line: str
+    """The expected answer."""
+    is_hidden: bool
+    """The view no longer shows it."""
 
 
 class StageEdits(msgspec.Struct, frozen=True):
     """What one stage of the compaction did before a step."""
 
-    rung: str
+    stage: str
     edits: int
     tokens_saved: int
 
@@ -42,7 +65,7 @@ class DemoStep(msgspec.Struct, frozen=True):
     """The tool that the model called; empty if it answered."""
     argument: str
     """The argument of the call, or the answer."""
-    said: int
+    recorded: int
     """Everything recorded before the step, and the tools: the request without refold."""
     sent: int
     """The request, as the provider counts it."""
@@ -62,7 +85,7 @@ class DemoResult(msgspec.Struct, frozen=True):
     room: int
     """The window without the room for the output."""
     steps: tuple[DemoStep, ...]
-    said: int
+    recorded: int
     most_sent: int
     ended_without: int | None
     """The first step whose request would not have fit without refold."""
@@ -84,7 +107,7 @@ class DemoResult(msgspec.Struct, frozen=True):
 def choose_folder(root: Path, window: int) -> tuple[Folder, str]:
     """The folder to read, and why it is another one than `root`; empty if it is not."""
     folder = Folder(root)
-    if folder.text_bytes // 4 >= LEAST_WINDOWS * window:
+    if folder.text_bytes // 4 >= MIN_WINDOWS * window:
         return folder, ""
     size = f"only {folder.text_bytes:,} bytes of text" if folder.text_bytes else "no text"
     why = f"{root} has {size}, too little to fill a window of {window:,} tokens"
@@ -119,16 +142,16 @@ def run_demo(
     tools = [step.tool for step in steps[reading_steps:] if step.tool in (SEARCH, EXPAND)]
     return DemoResult(
         folder=str(folder.root),
-        files=len(folder.files),
+        files=len(folder.sizes),
         conversation=conversation,
         window=model.window,
         room=room,
         steps=tuple(steps),
-        said=steps[-1].said + steps[-1].output,
+        recorded=steps[-1].recorded + steps[-1].output,
         most_sent=max(step.sent for step in steps),
-        ended_without=next((step.step for step in steps if step.said > room), None),
+        ended_without=next((step.step for step in steps if step.recorded > room), None),
         sent=sum(step.sent for step in steps),
-        sent_without=sum(step.said for step in steps),
+        sent_without=sum(step.recorded for step in steps),
         cost=_cost([Usage(step.sent, step.output, cache_read=step.cached) for step in steps]),
         cost_without=_cost(_usage_without(steps)),
         prices=LIKE,
@@ -137,6 +160,45 @@ def run_demo(
         is_right=question is not None and question.line in answer,
         found_by=tuple(dict.fromkeys(tools)),
     )
+
+
+def find_question(session: Session, request: dict[str, Any]) -> Question | None:
+    """The best question: hidden before shown, a value before words, early before late.
+
+    None if nothing was read. The word is in no other line of any result, so that there is one answer.
+    """
+    read: list[tuple[int, ToolResult]] = []
+    texts: list[str] = []
+    for event in session.events():
+        for result in event.message.results if isinstance(event, Said) else ():
+            texts += map(str.strip, str(result.output).splitlines())
+            if result.tool == "read_file" and not result.is_error:
+                read.append((event.at, result))
+    shown = "\n".join(str(message.get("content")) for message in request["messages"])
+    early = read[: max(1, int(EARLY * len(read)))]
+    lines = sorted(_lines(early), key=lambda one: (one[2] in shown, not _VALUE.match(one[2])))
+    for at, path, line in lines:
+        if word := _own_word(line, texts):
+            return Question(at, path, word, line, line not in shown)
+    return None
+
+
+def _lines(read: list[tuple[int, ToolResult]]) -> Iterator[tuple[int, str, str]]:
+    for at, result in read:
+        head, *lines = str(result.output).splitlines()
+        path = head.rpartition(": ")[0]
+        for line in map(str.strip, lines):
+            if len(line) in LINE_CHARS and not _PRIVATE.search(line):
+                yield at, path, line
+
+
+def _own_word(line: str, texts: list[str]) -> str | None:
+    """A word that only this line has: names before numbers, the longest first."""
+    words: set[str] = {*_WORD.findall(line)}
+    for word in sorted(words, key=lambda word: (word[0].isdigit(), -len(word), word)):
+        if all(text.endswith(line) for text in texts if word in text):
+            return word
+    return None
 
 
 def _text_of(result: Result) -> str:
@@ -150,8 +212,8 @@ def _usage_without(steps: Sequence[DemoStep]) -> list[Usage]:
     usages: list[Usage] = []
     before = 0
     for step in steps:
-        usages.append(Usage(step.said, step.output, cache_read=cached_tokens(before)))
-        before = step.said
+        usages.append(Usage(step.recorded, step.output, cache_read=cached_tokens(before)))
+        before = step.recorded
     return usages
 
 
@@ -191,9 +253,9 @@ class StepRecorder:
                 case Said(line=line):
                     self._recorded_tokens += line.tokens
                     self._newest = event
-                case Replaced(kind=rung, tokens=(before, after)):
-                    so_far = found.get(rung, StageEdits(rung, 0, 0))
-                    found[rung] = StageEdits(rung, so_far.edits + 1, so_far.tokens_saved + before - after)
+                case Replaced(kind=stage, tokens=(before, after)):
+                    so_far = found.get(stage, StageEdits(stage, 0, 0))
+                    found[stage] = StageEdits(stage, so_far.edits + 1, so_far.tokens_saved + before - after)
         return tuple(found.values())
 
     def _step(self, recorded: int) -> DemoStep:
@@ -206,7 +268,7 @@ class StepRecorder:
             step=len(self.steps) + 1,
             tool=call.tool if call else "",
             argument=_argument(call) if call else message.text,
-            said=recorded + self._tool_tokens,
+            recorded=recorded + self._tool_tokens,
             sent=usage.input,
             cached=usage.cache_read,
             output=usage.output,
