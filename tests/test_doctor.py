@@ -216,7 +216,7 @@ def test_numbers_that_are_chained_and_wrong_are_found(place, told):
     again = MemoryStore()
     again.append(KEY, forged)
     found = examine(again)
-    assert found[0].place == 1
+    assert found[0].at == 1
     assert told in found[0].problem
 
 
@@ -231,7 +231,7 @@ def test_an_edit_whose_head_and_body_differ_is_found(file):
         forged[at] = entries[at]._replace(body=msgspec.json.encode(body | {"shown": shown}))
         again = MemoryStore()
         again.append(KEY, forged)
-        assert [one.place for one in examine(again)] == [at]
+        assert [one.at for one in examine(again)] == [at]
 
 
 def test_events_of_kinds_to_come_are_no_flaw():
@@ -415,5 +415,5 @@ def test_a_summary_that_was_written_about_another_record_is_named():
     wrong = msgspec.structs.replace(edit.certificate, digest="00" * 16)
     store.append(KEY, [codec.encode(msgspec.structs.replace(edit, at=21, certificate=wrong))])
     (finding,) = examine(store)
-    assert finding.place == 21
+    assert finding.at == 21
     assert "written about another record" in finding.problem

@@ -2,18 +2,23 @@
 
 import sys
 import time
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from typing import Annotated
 
+import msgspec
 import typer
 
 import refold
-from refold.cli.format import iso, local, one_line, plural
+from refold.cli.format import local, one_line, plural
 from refold.cli.options import DEFAULT_OWNER, Access, ConfigFile, Json, StoreUrl, existing, ids
 from refold.cli.terminal import Column, Columns, emit, progress
 from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError
 from refold.session.doctor import BACKUP, Finding, examine, list_safely, missing_features, told
-from refold.stores.store import ConversationInfo, Key, Lease, Leases, Store
+from refold.session.results import utc
+from refold.stores.store import ConversationInfo, Key, Leases, Store
 
 MAX_FINDINGS = 50
 """Findings that are printed one by one."""
@@ -40,11 +45,7 @@ def doctor(
     features that this kind of store lacks. Nothing is changed.
     """
     access = Access.to(store, config)
-    events = 0
-    rows: list[ConversationInfo] = []
-    leases: list[tuple[Key, Lease]] = []
-    cannot = dict[str, str]()
-    lacks = dict[str, str]()
+    health = StoreHealth(access.shown, _versions(access))
     try:
         with access.open() as backend:
             only = None
@@ -52,108 +53,90 @@ def doctor(
                 key = Key(owner or DEFAULT_OWNER, id)
                 only = existing(backend, access.shown, key, for_reading=owner is None)
             rows = [row for row in list_safely(backend, owner)[0] if only in (None, row.key)]
+            health.conversations = len(rows)
             with progress("Checking", sum(row.next for row in rows)) as advance:
 
                 def tick(n: int) -> None:
-                    nonlocal events
-                    events += n
+                    health.events += n
                     advance(n)
 
-                findings = examine(backend, owner=owner, only=only, tick=tick)
-            cannot = dict(getattr(backend, "cannot", {}))
-            lacks = missing_features(backend)
-            leases = _leases(backend, rows)
+                health.findings = examine(backend, owner=owner, only=only, tick=tick)
+            health.cannot = dict(getattr(backend, "cannot", {}))
+            health.without = missing_features(backend)
+            health.leases = list(_leases(backend, rows))
     except CorruptError as error:  # it cannot be opened
-        findings = [Finding(told(error), BACKUP)]
-    counts = {"conversations": len(rows), "events": events}
+        health.findings = [Finding(told(error), BACKUP)]
+    health.healthy = not health.findings
     if json:
-        emit(_json(access, counts, findings, leases) | {"cannot": cannot, "without": lacks})
+        emit(health)
     else:
-        _print(access, counts, findings, leases, cannot | lacks)
-    if findings:
+        _print(health)
+    if health.findings:
         raise typer.Exit(1)
 
 
-def _leases(store: Store, rows: list[ConversationInfo]) -> list[tuple[Key, Lease]]:
-    if not isinstance(store, Leases):
-        return []
-    now = time.time()
-    held = []
-    for row in rows:
-        try:
-            held += [(row.key, lease) for lease in store.leases(row.key, now)]
-        except Exception:  # damaged: a lease expires anyway
-            continue
-    return held
+class HeldLease(msgspec.Struct, frozen=True):
+    owner: str
+    conversation: str
+    name: str
+    holder: str
+    until: datetime | None
+
+
+class StoreHealth(msgspec.Struct):
+    """What the examination found."""
+
+    store: str
+    versions: dict[str, str]
+    healthy: bool = True
+    conversations: int = 0
+    events: int = 0
+    findings: list[Finding] = []
+    leases: list[HeldLease] = []
+    cannot: dict[str, str] = {}
+    """What its engine is not able to do."""
+    without: dict[str, str] = {}
+    """Optional features that it lacks."""
+
+
+def _leases(store: Store, rows: list[ConversationInfo]) -> Iterator[HeldLease]:
+    if isinstance(store, Leases):
+        now = time.time()
+        for row in rows:
+            with suppress(Exception):  # damaged: a lease expires anyway
+                for lease in store.leases(row.key, now):
+                    yield HeldLease(*row.key, lease.name, lease.holder, utc(lease.until))
 
 
 def _versions(access: Access) -> dict[str, str]:
     python = ".".join(map(str, sys.version_info[:3]))
-    versions = {"refold": refold.__version__, "format": str(FORMAT), "python": python}
+    versions = {"refold": refold.__version__, "format": str(FORMAT), "Python": python}
     if access.file is not None:
         import apsw
 
-        versions["sqlite"] = apsw.sqlite_lib_version()
+        versions["SQLite"] = apsw.sqlite_lib_version()
     return versions
 
 
-def _json(
-    access: Access, counts: dict[str, int], findings: list[Finding], leases: list[tuple[Key, Lease]]
-) -> dict[str, Any]:
-    return {
-        "healthy": not findings,
-        "store": access.shown,
-        "versions": _versions(access),
-        **counts,
-        "findings": [
-            {
-                "owner": one.key and one.key.owner,
-                "conversation": one.key and one.key.conversation,
-                "at": one.place,
-                "problem": one.problem,
-                "advice": one.advice,
-            }
-            for one in findings
-        ],
-        "leases": [
-            {
-                "owner": key.owner,
-                "conversation": key.conversation,
-                "name": lease.name,
-                "holder": lease.holder,
-                "until": iso(lease.until),
-            }
-            for key, lease in leases
-        ],
-    }
-
-
-def _print(
-    access: Access,
-    counts: dict[str, int],
-    findings: list[Finding],
-    leases: list[tuple[Key, Lease]],
-    lacks: dict[str, str],
-) -> None:
+def _print(health: StoreHealth) -> None:
     table = Columns(Column("", 1), Column("", 0))
-    names = {"refold": "refold", "format": "format", "python": "Python", "sqlite": "SQLite"}
-    versions = " · ".join(f"{names[name]} {version}" for name, version in _versions(access).items())
-    table.line((versions, "dim"))
-    read = ", ".join(plural(n, what.removesuffix("s")) for what, n in counts.items())
-    table.line((f"{read} in {one_line(access.shown)}", ""), wrap=True)
-    for key, lease in leases:
-        held = f"{one_line(lease.holder)} until {local(lease.until)}"
-        table.line((f"lease {one_line(lease.name)} of {one_line(key.conversation)} held by {held}", "yellow"))
-    for name, why in lacks.items():
+    table.line((" · ".join(f"{name} {version}" for name, version in health.versions.items()), "dim"))
+    read = f"{plural(health.conversations, 'conversation')}, {plural(health.events, 'event')}"
+    table.line((f"{read} in {one_line(health.store)}", ""), wrap=True)
+    for lease in health.leases:
+        until = "" if lease.until is None else f" until {local(lease.until.timestamp())}"
+        what = f"lease {one_line(lease.name)} of {one_line(lease.conversation)}"
+        table.line((f"{what} held by {one_line(lease.holder)}{until}", "yellow"))
+    for name, why in (health.cannot | health.without).items():
         table.line((f"without {name}: {one_line(why)}", "dim"), wrap=True)
-    for one in findings[:MAX_FINDINGS]:
-        where = "" if one.key is None else one_line(one.key.conversation)
-        where += "" if one.place is None else f" #{one.place}"
+    for one in health.findings[:MAX_FINDINGS]:
+        where = one_line(one.conversation or "")
+        where += "" if one.at is None else f" #{one.at}"
         table.line(("✗", "red"), (f"{where}: {one_line(one.problem)}".removeprefix(": "), "red"), wrap=True)
         table.line(("", ""), (one.advice, ""), wrap=True)
-    if len(findings) > MAX_FINDINGS:
-        table.line((f"… and {len(findings) - MAX_FINDINGS:,} more: see --json", "red"))
-    if findings:
-        table.line((plural(len(findings), "problem"), "bold red"))
+    if len(health.findings) > MAX_FINDINGS:
+        table.line((f"… and {len(health.findings) - MAX_FINDINGS:,} more: see --json", "red"))
+    if health.findings:
+        table.line((plural(len(health.findings), "problem"), "bold red"))
     else:
         table.line(("✓", "green"), ("No problems: everything is as it was written", "bold green"))

@@ -53,15 +53,15 @@ Tick: TypeAlias = Callable[[int], None]
 """Called with the number of events that were just checked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One thing that is wrong, and what to do about it."""
 
     problem: str
     advice: str
-    key: Key | None = None
-    """The conversation; None for what concerns the store as a whole."""
-    place: int | None = None
+    owner: str | None = None
+    conversation: str | None = None
+    """None for what concerns the store as a whole."""
+    at: int | None = None
     """The event; None for what concerns the conversation as a whole."""
 
 
@@ -175,7 +175,7 @@ class _Audit:
             try:
                 self._snapshots = store.saved(self.key)
             except Exception as error:
-                self._others.append(Finding(f"a snapshot cannot be read: {told(error)}", CACHE, self.key))
+                self._others.append(Finding(f"a snapshot cannot be read: {told(error)}", CACHE, *self.key))
         self._lives = {view: Live(view, _no_words) for view in self._snapshots}
 
     def take(self, link: Link | Unreadable) -> None:
@@ -206,9 +206,9 @@ class _Audit:
                 f"the snapshot of view {view!r} covers {snapshot.at} events, but there are {self._next}:"
                 " the newest events are missing, or the snapshot was altered"
             )
-            self._others.append(Finding(problem, BACKUP, self.key))
+            self._others.append(Finding(problem, BACKUP, *self.key))
         found = [
-            Finding("; ".join(problem for problem, _ in problems), problems[0][1], self.key, at)
+            Finding("; ".join(problem for problem, _ in problems), problems[0][1], *self.key, at)
             for at, problems in sorted(self._problems.items())
         ]
         return found + self._others
@@ -310,7 +310,7 @@ class _Audit:
                 live = self._lives.pop(view)
                 for problem, advice in self._judge_snapshot(snapshot, live):
                     what = f"the snapshot of view {view!r} after #{at - 1} {problem}"
-                    self._others.append(Finding(what, advice, self.key))
+                    self._others.append(Finding(what, advice, *self.key))
 
     def _judge_snapshot(self, snapshot: Snapshot, live: Live) -> Iterator[tuple[str, str]]:
         before = {prior for prior in (self._recorded, self._computed) if prior is not None}
