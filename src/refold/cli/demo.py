@@ -4,10 +4,8 @@ import os
 import shutil
 import sys
 import webbrowser
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from threading import Thread
@@ -17,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from refold.cli.format import clip, one_line, plural, saved_percent
+from refold.cli.format import one_line, plural, saved_percent
 from refold.cli.options import Json
 from refold.cli.serve import serve_command
 from refold.cli.terminal import Column, Columns, emit, say
@@ -26,18 +24,11 @@ from refold.stores.store import Store, open_store
 from refold.stores.url import shown_url
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from refold.agent.demo.run import DemoResult, DemoStep
 
 OWNER = "default"
 COMMAND = "  {:<24} {}"
-MAX_ROWS = 16
-OTHER_LINES = 9
-"""Lines of the screen that the table leaves free."""
 BAR_CELLS = 10
-TITLES = ("step", "call", "recorded", "sent", "window", "edits")
-FRAMES_PER_S = 12
 
 
 def demo(
@@ -83,9 +74,8 @@ def demo(
         note = f"{problem}: refold's own source is read instead" if problem else ""
         files = f"{reading.root.resolve()}, {plural(len(reading.sizes), 'file')}"
         title = f"A scripted model reads {files}, in a window of {window:,} tokens"
-        titles = [one_line(text) for text in (note, title) if text]
-        with watching(StepTable(window, titles, on_stderr=json)) as tell:
-            outcome = run_demo(reading, model, opened, _unused_id(opened), tell)
+        on_step = ignore_step if json else step_printer(window, [text for text in (note, title) if text])
+        outcome = run_demo(reading, model, opened, _unused_id(opened), on_step)
     if json:
         emit({"store": shown_url(url), "note": note, **msgspec.to_builtins(outcome)})
         return
@@ -186,100 +176,41 @@ def _has_browser() -> bool:
     return is_named or sys.platform in ("win32", "darwin")
 
 
-class StepTable:
-    """The newest steps, as many as fit the screen."""
+def ignore_step(step: "DemoStep") -> None:
+    """With --json, stdout has the JSON only."""
 
-    def __init__(self, window: int, titles: Sequence[str], *, on_stderr: bool = False) -> None:
-        self.window = window
-        self.titles = titles
-        self.on_stderr = on_stderr
-        self.steps: deque[DemoStep] = deque(maxlen=MAX_ROWS)
 
-    @property
-    def stream(self) -> Any:
-        """With --json, stdout has the JSON, and people watch stderr."""
-        return sys.stderr if self.on_stderr else sys.stdout
+def step_printer(window: int, titles: Sequence[str]) -> Callable[["DemoStep"], None]:
+    """Prints the titles; returns a function that prints a step."""
+    table = Columns(
+        Column("step", 4, is_right=True),
+        Column("call", 40),
+        Column("recorded", 9, is_right=True),
+        Column("sent", 7, is_right=True),
+        Column("window", BAR_CELLS),
+        Column("edits", 0),
+    )
+    for title in titles:
+        say(one_line(title))
+    table.head()
 
-    def cells(self, step: "DemoStep", full: str = "█", empty: str = "░") -> tuple[str, ...]:
-        filled = min(BAR_CELLS, round(BAR_CELLS * step.sent / self.window))
-        saved = ", ".join(f"{one.stage} -{one.tokens_saved:,}" for one in step.edits)
-        call = one_line(f"{step.tool} {step.argument}".strip())
-        bar = full * filled + empty * (BAR_CELLS - filled)
-        return f"{step.step}", call, f"{step.recorded:,}", f"{step.sent:,}", bar, saved
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    full, empty = "█░" if is_unicode else "#."
 
-    def line(self, step: "DemoStep") -> str:
-        """A line of plain text, for pipes."""
-        number, call, recorded, sent, bar, edits = self.cells(step, "#", ".")
-        return f"{number:>4}  {clip(call, 44):<44}  {recorded:>9}  {sent:>7}  {bar}  {edits}".rstrip()
-
-    def frame(self, console: "Console") -> "RenderableType":
-        from rich.console import Group
-        from rich.table import Table as Grid
-        from rich.text import Text
-
-        grid = Grid(box=None, expand=True, padding=(0, 1, 0, 0), header_style="dim")
-        for head in TITLES:
-            is_number = head in ("step", "recorded", "sent")
-            wide = 1 if head in ("call", "edits") else None
-            style = {"sent": "bold", "window": "green", "edits": "yellow"}.get(head, "")
-            justify: Any = "right" if is_number else "left"
-            grid.add_column(head, justify=justify, no_wrap=True, overflow="ellipsis", ratio=wide, style=style)
-        marks = ("█", "░") if (console.encoding or "").startswith("utf") else ("#", ".")
-        for step in [*self.steps][-max(3, console.height - OTHER_LINES) :]:
-            cells = [Text(cell) for cell in self.cells(step, *marks)]
-            if step.recorded > self.window:  # without refold
-                cells[TITLES.index("recorded")].stylize("red")
-            grid.add_row(*cells)
-        return Group(*(Text(title) for title in self.titles), "", grid, "", *self._bars(console, marks[0]))
-
-    def _bars(self, console: "Console", mark: str) -> "Iterator[RenderableType]":
-        """The recorded tokens and the sent ones, on one scale."""
-        from rich.text import Text
-
-        if self.steps:
-            newest = self.steps[-1]
-            width = max(10, console.width - 44)
-            most = max(newest.recorded, self.window)
-            fit = round(width * min(newest.recorded, self.window) / most)
-            over = mark * (round(width * newest.recorded / most) - fit)
-            more = f"{newest.recorded / self.window:.1f} windows"
-            yield Text.assemble(
-                "recorded  ", (mark * fit, "green"), (over, "red"), f" {newest.recorded:,}, {more}"
+    def show(step: "DemoStep") -> None:
+        filled = min(BAR_CELLS, round(BAR_CELLS * step.sent / window))
+        try:
+            table.line(
+                (f"{step.step}", ""),
+                (one_line(f"{step.tool} {step.argument}".strip()), ""),
+                (f"{step.recorded:,}", "red" if step.recorded > window else ""),
+                (f"{step.sent:,}", "bold"),
+                (full * filled + empty * (BAR_CELLS - filled), "green"),
+                (", ".join(f"{one.stage} -{one.tokens_saved:,}" for one in step.edits), "yellow"),
             )
-            sent = mark * max(1, round(width * newest.sent / most))
-            yield Text.assemble("sent      ", (sent, "green"), f" {newest.sent:,} of {self.window:,}")
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader is gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise SystemExit(0) from None
 
-
-def _print(table: StepTable, step: "DemoStep") -> None:
-    try:
-        print(table.line(step), flush=True)
-    except BrokenPipeError:  # the reader is gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise SystemExit(0) from None
-
-
-@contextmanager
-def watching(table: StepTable) -> Iterator[Callable[["DemoStep"], None]]:
-    """Yields a function to call with each step."""
-    if not table.stream.isatty():
-        if table.on_stderr:
-            yield lambda step: None
-            return
-        for title in table.titles:
-            print(title)
-        print(f"{'step':>4}  {'call':<44}  {'recorded':>9}  {'sent':>7}  {'window':<10}  edits")
-        yield partial(_print, table)
-        return
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(file=table.stream, highlight=False, emoji=False, markup=False)
-    with Live(
-        console=console, refresh_per_second=FRAMES_PER_S, get_renderable=lambda: table.frame(console)
-    ) as live:
-
-        def tell(step: "DemoStep") -> None:
-            table.steps.append(step)
-
-        yield tell
-        live.refresh()
+    return show
