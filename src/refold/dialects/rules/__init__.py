@@ -1,1 +1,1 @@
-"""What each API accepts, as numbered rules from its documentation; `judge.py` and `targets.py` apply them."""
+"""What each API accepts, as numbered rules from its documentation; `targets.py` applies them."""

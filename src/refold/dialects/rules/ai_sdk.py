@@ -16,7 +16,6 @@ from msgspec import field
 from refold.dialects.rules.targets import RequestRules, Violation, is_name, quote
 
 ROLES = ("system", "user", "assistant", "tool")
-UNANSWERED = "calls {}, which no later tool message answers; each call needs a result"
 
 
 class AiSdkRules(RequestRules):
@@ -25,10 +24,6 @@ class AiSdkRules(RequestRules):
     VERSION: ClassVar[str] = "2026-11-15"
     PAIRING: ClassVar[frozenset[str]] = frozenset({"G4", "G5", "G6"})
 
-    waiting: dict[str, int] = field(default_factory=dict)
-    """Calls without a result, by id: the message that makes them."""
-    passed: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Calls without a result before a user or system message: the message that makes them, and that one."""
     free: set[str] = field(default_factory=set)
     """Calls whose result is optional: executed by the provider, or approved."""
     approvals: dict[str, str] = field(default_factory=dict)
@@ -41,9 +36,8 @@ class AiSdkRules(RequestRules):
         if role not in ROLES:
             self._unknown_role(index, role, ROLES)
             return
-        if self.waiting and (role == "user" or role == "system"):
-            self.passed.update({id: (at, index) for id, at in self.waiting.items()})
-            self.waiting.clear()
+        if role == "user" or role == "system":
+            self._begin_turn(index)
         if isinstance(content, list) and role != "system":
             for n, part in enumerate(content):
                 self._part(index, n, part, role)
@@ -52,22 +46,12 @@ class AiSdkRules(RequestRules):
             self._misshapen(index, f"has {quote(content)} for its content, not {expected}")
 
     def _at_end(self) -> Iterable[Violation]:
-        for id, (at, _) in self.passed.items():
-            yield self._violation("G6", at, UNANSWERED.format(quote(id)))
-        for id, at in self.waiting.items():
-            yield self._violation("G6", at, UNANSWERED.format(quote(id)))
+        return self._unanswered("G6")
 
     def _part(self, index: int, n: int, part: Any, role: str) -> None:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not is_name(kind):
-            self._misshapen(
-                index, f"has {quote(part)} for part {n} of its content, not an object with a type"
-            )
-        elif kind == "text" or kind == "reasoning":
-            if not isinstance(part.get("text"), str):
-                self._misshapen(
-                    index, f"has {quote(part.get('text'))} for the text of part {n}, not a string"
-                )
+        kind = self._part_type(index, n, part)
+        if kind == "text" or kind == "reasoning":
+            self._part_text(index, n, part)
         elif kind == "tool-call" or kind == "tool-result":
             id = part.get("toolCallId")
             if not is_name(id) or not is_name(part.get("toolName")):
@@ -83,35 +67,27 @@ class AiSdkRules(RequestRules):
                 self.approvals[part["approvalId"]] = part["toolCallId"]
         elif kind == "tool-approval-response" and is_name(part.get("approvalId")):
             call = self.approvals.pop(part["approvalId"], None)
-            if call is not None and (call in self.waiting or call in self.passed):
-                self.waiting.pop(call, None)
-                self.passed.pop(call, None)
+            if call is not None and self.open_calls.pop(call, None) is not None:
                 self.free.add(call)
 
     def _call(self, index: int, id: str, executed: bool) -> None:
-        self._take_id("G4", index, id)
-        if id in self.passed:
-            at, _ = self.passed.pop(id)
-            self._break("G6", at, UNANSWERED.format(quote(id)))
+        self._open_call("G4", "G6", index, id)
         if executed:
+            del self.open_calls[id]
             self.free.add(id)
-        else:
-            self.waiting[id] = index
 
     def _result(self, index: int, id: str, role: str) -> None:
         if id in self.free:
             self.free.discard(id)
-        elif id not in self.waiting and id not in self.passed:
-            self._break(
-                "G5", index, f"answers {quote(id)}, but no earlier message has an open call of that id"
-            )
+        elif id not in self.open_calls:
+            problem = f"answers {quote(id)}, but no earlier message has an open call of that id"
+            self._break("G5", index, problem)
             return
         elif role == "assistant":
             return  # the SDK looks for it in tool messages only
-        elif id in self.waiting:
-            del self.waiting[id]
         else:
-            at, since = self.passed.pop(id)
-            problem = f"answers {quote(id)} of message {at} after message {since}; move it before that"
-            self._break("G6", index, problem)
+            call = self.open_calls.pop(id)
+            if call.since is not None:
+                problem = f"of message {call.at} after message {call.since}; move it before that"
+                self._break("G6", index, f"answers {quote(id)} {problem}")
         self._release_id(id)

@@ -17,8 +17,6 @@ G4, a call id is unique, holds as long as its call has no result; strictly, in t
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from msgspec import field
-
 from refold.dialects.rules.targets import RequestRules, Violation, is_name, quote
 
 ROLES = ("user", "assistant", "tool", "system", "developer", "function")
@@ -27,7 +25,6 @@ MAX_CHARS = 10_485_760
 MAX_ID_CHARS = 40
 CONTENT_ALTERNATIVES = ("refusal", "audio", "function_call")
 """What an assistant may send in place of content and calls."""
-UNANSWERED = "calls {}, which no later tool message answers; each call needs a result"
 
 
 class ChatRules(RequestRules):
@@ -37,18 +34,13 @@ class ChatRules(RequestRules):
     PAIRING: ClassVar[frozenset[str]] = frozenset({"C1", "C2", "C3", "C7", "G4"})
 
     begun: bool = False
-    waiting: dict[str, int] = field(default_factory=dict)
-    """Open calls of the newest assistant message, by id: the message that makes them."""
-    passed: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Open calls that another message follows: the message that makes them, and that one."""
 
     def _check(self, index: int, message: dict[str, Any] | None) -> None:
         role = message.get("role") if message is not None else None
         if message is not None and role == "tool":
             self._result(index, message)
             return
-        self.passed.update({id: (at, index) for id, at in self.waiting.items()})
-        self.waiting.clear()
+        self._begin_turn(index)
         if message is None:
             return
         if role not in ROLES:
@@ -63,26 +55,15 @@ class ChatRules(RequestRules):
         self._content(index, message.get("content"), needs_content=not is_complete)
 
     def _at_end(self) -> Iterable[Violation]:
-        for id, (at, _) in self.passed.items():
-            yield self._violation("C2", at, UNANSWERED.format(quote(id)))
-        for id, at in self.waiting.items():
-            yield self._violation("C2", at, UNANSWERED.format(quote(id)))
+        return self._unanswered("C2")
 
     def _content(self, index: int, content: Any, *, needs_content: bool) -> None:
         if isinstance(content, str):
             self._text(index, content)
         elif isinstance(content, list):
             for n, part in enumerate(content):
-                if not isinstance(part, dict) or not is_name(part.get("type")):
-                    self._misshapen(
-                        index, f"has {quote(part)} for part {n} of its content, not an object with a type"
-                    )
-                elif part["type"] == "text":
-                    text = part.get("text")
-                    if isinstance(text, str):
-                        self._text(index, text)
-                    else:
-                        self._misshapen(index, f"has {quote(text)} for the text of part {n}, not a string")
+                if self._part_type(index, n, part) == "text":
+                    self._text(index, self._part_text(index, n, part) or "")
         elif content is not None:
             self._misshapen(index, f"has {quote(content)} for its content, not a string or parts")
         if needs_content and (content is None or content == []):
@@ -117,13 +98,9 @@ class ChatRules(RequestRules):
         if not is_name(id):
             self._misshapen(index, f"has {quote(id)} for the id of call {n}, not a string")
             return
-        self._take_id("G4", index, id)
-        if id in self.passed:
-            at, _ = self.passed.pop(id)
-            self._break("C2", at, UNANSWERED.format(quote(id)))
+        self._open_call("G4", "C2", index, id)
         if len(id) > MAX_ID_CHARS:
             self._break("C6", index, f"has a call id of {len(id)} characters; {MAX_ID_CHARS} are allowed")
-        self.waiting[id] = index
         function, field = call.get("function"), "arguments"
         if function is None:
             function, field = call.get("custom"), "input"
@@ -137,18 +114,15 @@ class ChatRules(RequestRules):
         id = message.get("tool_call_id")
         if not is_name(id):
             self._misshapen(index, f"has {quote(id)} for its `tool_call_id`, not a string")
-        elif id in self.waiting:
-            del self.waiting[id]
+        elif id in self.open_calls:
+            call = self.open_calls.pop(id)
             self._release_id(id)
-        elif id in self.passed:
-            at, since = self.passed.pop(id)
-            self._release_id(id)
-            problem = f"answers {quote(id)} of message {at} after message {since}; move it before that"
-            self._break("C3", index, problem)
+            if call.since is not None:
+                problem = f"of message {call.at} after message {call.since}; move it before that"
+                self._break("C3", index, f"answers {quote(id)} {problem}")
         elif self.begun:
-            self._break(
-                "C1", index, f"answers {quote(id)}, but no earlier message has an open call of that id"
-            )
+            problem = f"answers {quote(id)}, but no earlier message has an open call of that id"
+            self._break("C1", index, problem)
         if not self.begun:
             self._break("C7", index, "is a tool message and comes first; begin with a user message")
             self.begun = True

@@ -20,9 +20,7 @@ in a request; G4 otherwise asks that only of calls that are unanswered.
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from msgspec import field
-
-from refold.dialects.rules.targets import RequestRules, Violation, is_name, quote
+from refold.dialects.rules.targets import OpenCall, RequestRules, Violation, is_name, quote
 
 ROLES = ("user", "assistant", "system", "developer")
 OUTPUTS = {
@@ -55,7 +53,6 @@ CALLER_ITEMS = frozenset({"mcp_approval_response", "additional_tools"})
 COMPACTIONS = ("compaction", "compaction_summary")
 PREFIXES = {"function_call": "fc_", "message": "msg_", "reasoning": "rs_"}
 MAX_ID_CHARS = 64
-UNANSWERED = "calls {}, which no later output answers; each call needs an output"
 NOT_FOLLOWED = "is reasoning that no item of the model follows; keep both or neither"
 
 
@@ -65,11 +62,8 @@ class ResponsesRules(RequestRules):
     VERSION: ClassVar[str] = "2026-11-15"
     PAIRING: ClassVar[frozenset[str]] = frozenset({"G4", "R1", "R2", "R8"})
     NOUN: ClassVar[str] = "Item"
+    UNANSWERED: ClassVar[str] = "calls {}, which no later output answers; each call needs an output"
 
-    waiting: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Open calls of the model's newest turn, by id: the item that makes them, and its type."""
-    passed: dict[str, tuple[int, str, int]] = field(default_factory=dict)
-    """Open calls of earlier turns; the third is the item that begins the next turn."""
     caller_spoke: bool = False
     """The newest item is the caller's."""
     reasoning: int | None = None
@@ -106,10 +100,7 @@ class ResponsesRules(RequestRules):
 
     def _at_end(self) -> Iterable[Violation]:
         if self.facts.strict or not self.has_references:
-            open_calls = {id: call[0] for id, call in self.passed.items()}
-            open_calls |= {id: call[0] for id, call in self.waiting.items()}
-            for id, at in open_calls.items():
-                yield self._violation("R2", at, UNANSWERED.format(quote(id)))
+            yield from self._unanswered("R2")
         if self.reasoning is not None:
             yield self._violation("R3", self.reasoning, NOT_FOLLOWED)
 
@@ -134,8 +125,7 @@ class ResponsesRules(RequestRules):
             self._break("R4", index, "lost the reasoning item before it; keep that, or leave out the `id`")
         if self.caller_spoke:
             self.caller_spoke = False
-            self.passed.update({id: (*call, index) for id, call in self.waiting.items()})
-            self.waiting.clear()
+            self._begin_turn(index)
 
     def _item_id(self, index: int, item: dict[str, Any], kind: str) -> None:
         id = item.get("id")
@@ -153,14 +143,8 @@ class ResponsesRules(RequestRules):
             self._unknown_role(index, role, ROLES)
         if isinstance(content, list):
             for n, part in enumerate(content):
-                if not isinstance(part, dict) or not is_name(part.get("type")):
-                    self._misshapen(
-                        index, f"has {quote(part)} for part {n} of its content, not an object with a type"
-                    )
-                elif part["type"] in ("input_text", "output_text") and not isinstance(part.get("text"), str):
-                    self._misshapen(
-                        index, f"has {quote(part.get('text'))} for the text of part {n}, not a string"
-                    )
+                if self._part_type(index, n, part) in ("input_text", "output_text"):
+                    self._part_text(index, n, part)
         elif not isinstance(content, str):
             self._misshapen(index, f"has {quote(content)} for its content, not a string or parts")
 
@@ -182,12 +166,9 @@ class ResponsesRules(RequestRules):
         id: Any = item.get("call_id")
         if not self._check_call_id(index, id):
             return
-        self._take_id("G4", index, id)
-        if id in self.passed:
-            at, *_ = self.passed.pop(id)
-            if self.facts.strict or not self.has_references:
-                self._break("R2", at, UNANSWERED.format(quote(id)))
-        self.waiting[id] = (index, kind)
+        if self.has_references and not self.facts.strict:
+            self.open_calls.pop(id, None)  # its output may be behind a reference
+        self._open_call("G4", "R2", index, id, kind)
 
     def _output(self, index: int, item: dict[str, Any], kind: str) -> None:
         if _is_hosted_search(item, kind):
@@ -198,28 +179,24 @@ class ResponsesRules(RequestRules):
                 self._misshapen(index, f"has {quote(output)} for its output, not a string or parts")
         id: Any = item.get("call_id")
         if id is None and kind == "local_shell_call_output":  # its type has an `id`, whose meaning differs
-            open = (id for id, (_, type) in self.waiting.items() if type == "local_shell_call")
-            id = next(open, item.get("id"))
+            is_open = (id for id, call in self.open_calls.items() if _is_shell_call(call))
+            id = next(is_open, item.get("id"))
         if not self._check_call_id(index, id):
             return
-        if id in self.waiting:
-            _, made = self.waiting.pop(id)
-        elif id in self.passed:
-            at, made, since = self.passed.pop(id)
-            self._break(
-                "R8", index, f"answers {quote(id)} of item {at} after item {since}; move it before that"
-            )
-        else:
+        call = self.open_calls.pop(id, None)
+        if call is None:
             if self.facts.strict or not (self.facts.stored_elsewhere or self.has_references):
-                self._break(
-                    "R1", index, f"answers {quote(id)}, but no earlier item has an open call of that id"
-                )
+                problem = f"answers {quote(id)}, but no earlier item has an open call of that id"
+                self._break("R1", index, problem)
             return
+        if call.since is not None:
+            problem = f"of item {call.at} after item {call.since}; move it before that"
+            self._break("R8", index, f"answers {quote(id)} {problem}")
+        made = call.kind
         is_search = made == "tool_search_call" and kind == "function_call_output" and not self.facts.strict
         if made != OUTPUTS[kind] and not is_search:
-            self._break(
-                "R1", index, f"answers {quote(id)}, a {made}, with a {kind}, which is of another kind"
-            )
+            problem = f"answers {quote(id)}, a {made}, with a {kind}, which is of another kind"
+            self._break("R1", index, problem)
         self._release_id(id)
 
     def _check_call_id(self, index: int, id: Any) -> bool:
@@ -229,6 +206,10 @@ class ResponsesRules(RequestRules):
         if len(id) > MAX_ID_CHARS:
             self._break("R7", index, f"has a `call_id` of {len(id)} characters; {MAX_ID_CHARS} are allowed")
         return True
+
+
+def _is_shell_call(call: OpenCall) -> bool:
+    return call.kind == "local_shell_call" and call.since is None
 
 
 def _is_hosted_search(item: dict[str, Any], kind: str) -> bool:

@@ -10,7 +10,7 @@ S1 says that a message does not have the shape that the API documents, so that o
 
 from collections.abc import Iterable, Mapping
 from copy import copy
-from typing import Any, ClassVar, Self, TypeGuard
+from typing import Any, ClassVar, NamedTuple, Self, TypeGuard
 
 import msgspec
 
@@ -25,6 +25,16 @@ class Violation(msgspec.Struct, frozen=True):
     index: int
     """Which message of the request."""
     message: str
+
+
+class OpenCall(NamedTuple):
+    """A call without a result."""
+
+    at: int
+    """Index of the message that makes it."""
+    kind: str
+    since: int | None = None
+    """Index of the message that begins the next turn, if there is one: its result comes too late."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -66,6 +76,7 @@ class RequestRules(msgspec.Struct):
     PAIRING: ClassVar[frozenset[str]]
     """The rules about pairing and order of calls and results."""
     NOUN: ClassVar[str] = "Message"
+    UNANSWERED: ClassVar[str] = "calls {}, which no later tool message answers; each call needs a result"
 
     facts: Facts = Facts()
     """May be replaced at any time; a message is checked with the facts at the time it is fed."""
@@ -73,6 +84,8 @@ class RequestRules(msgspec.Struct):
     taken: set[str] = set()
     """Call ids in use."""
     broken: list[Violation] = []
+    open_calls: dict[str, OpenCall] = {}
+    """Calls without a result, by id."""
 
     def feed(self, messages: Iterable[Any], /) -> None:
         """Check the next messages of the request. Never raises, whatever they are."""
@@ -127,6 +140,39 @@ class RequestRules(msgspec.Struct):
     def _unknown_role(self, index: int, role: Any, roles: Iterable[str]) -> None:
         self._misshapen(index, f"has the role {quote(role)}, which is not one of {', '.join(roles)}")
 
+    def _part_type(self, index: int, n: int, part: Any) -> str | None:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if is_name(kind):
+            return kind
+        self._misshapen(index, f"has {quote(part)} for part {n} of its content, not an object with a type")
+        return None
+
+    def _part_text(self, index: int, n: int, part: dict[str, Any]) -> str | None:
+        text = part.get("text")
+        if isinstance(text, str):
+            return text
+        self._misshapen(index, f"has {quote(text)} for the text of part {n}, not a string")
+        return None
+
+    def _open_call(self, unique: str, answered: str, index: int, id: str, kind: str = "") -> None:
+        """A message makes a call; its id should be unique (first rule), and it should be answered (second)."""
+        self._take_id(unique, index, id)
+        before = self.open_calls.get(id)
+        if before is not None and before.since is not None:
+            del self.open_calls[id]
+            self._break(answered, before.at, self.UNANSWERED.format(quote(id)))
+        self.open_calls[id] = OpenCall(index, kind)
+
+    def _begin_turn(self, index: int) -> None:
+        """Open calls should have been answered before this message."""
+        for id, call in self.open_calls.items():
+            if call.since is None:
+                self.open_calls[id] = call._replace(since=index)
+
+    def _unanswered(self, rule: str) -> Iterable[Violation]:
+        for id, call in self.open_calls.items():
+            yield self._violation(rule, call.at, self.UNANSWERED.format(quote(id)))
+
     def _take_id(self, rule: str, index: int, id: str) -> None:
         if id in self.taken:
             self._break(rule, index, f"uses the call id {quote(id)} again; ids must be unique")
@@ -147,6 +193,8 @@ RULES: LazyImports[type[RequestRules]] = LazyImports(
     }
 )
 NO_FACTS = Facts()
+LISTS = {"openai-responses": "input"}
+"""The field of a request with its messages, where that is not `messages`."""
 
 
 def check(dialect: str, messages: Iterable[Any], facts: Facts = NO_FACTS) -> list[Violation]:
@@ -163,7 +211,7 @@ def check_request(dialect: str, request: Mapping[str, Any], **known: Any) -> lis
     []
     """
     facts = msgspec.structs.replace(facts_of(request), **known)
-    field = "input" if dialect == "openai-responses" else "messages"
+    field = LISTS.get(dialect, "messages")
     messages = request.get(field)
     if field == "input" and isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
