@@ -155,7 +155,7 @@ class RequestRules(msgspec.Struct):
         return None
 
     def _open_call(self, unique: str, answered: str, index: int, id: str, kind: str = "") -> None:
-        """A message makes a call; its id should be unique (first rule), and it should be answered (second)."""
+        """A message makes a call; `unique` and `answered` are the rules about its id and its result."""
         self._take_id(unique, index, id)
         before = self.open_calls.get(id)
         if before is not None and before.since is not None:
