@@ -16,6 +16,7 @@ import refold
 from refold.core.event import Called, Replaced
 from refold.core.view import fold
 from refold.dialects.rules.targets import check_request
+from refold.session import compaction
 from refold.testing.scribe import Scribe
 
 TINY = {"models": {"m": {"window": 6_000, "max_output": 500}}}
@@ -39,11 +40,11 @@ def near(chat, n=0):
     """Up to the soft threshold: a summary is being written, and the view is still whole."""
     if not n:
         chat.append({"role": "user", "content": "Read all files."})
-    while chat.reducer.summaries._job is None:
+    while chat.chat.summaries._job is None:
         step(chat, n)
         assert not chat.fit().report.edits
         n += 1
-    assert chat.reducer.summaries._job.wait(20)
+    assert chat.chat.summaries._job.wait(20)
     return n
 
 
@@ -206,12 +207,14 @@ def test_a_late_summary_is_not_committed_once_somebody_else_holds_the_lease(tmp_
     path = tmp_path / "c.db"
     with opened(path, Scribe(), max_calls=1) as chat:
         n = near(chat)
-        ready = chat.reducer.summaries._ready
+        ready = chat.chat.summaries._ready
         taken = chat.store.acquire(chat.key, "compaction:main", "another", time.time() + 3600, 60.0)
         assert taken.fence > ready.lease.fence
-        beyond(chat, n)
+        while not (report := chat.fit().report).edits:
+            step(chat, n)
+            n += 1
         assert [edit.certificate.model for edit in edits(chat)] == [None]
-        [told] = [notice for notice in chat.fit().report.notices if "by Scribe was not used" in notice]
+        [told] = [notice for notice in report.notices if "by Scribe was not used" in notice]
         assert told.endswith("it would save too little, or there is a newer one")
 
 
@@ -222,8 +225,8 @@ def test_two_sessions_do_not_pay_for_the_same_summary(tmp_path):
     with opened(path, one) as first, opened(path, other) as second:
         n = near(first)
         second.fit()
-        if second.reducer.summaries._job:
-            second.reducer.summaries._job.wait(20)
+        if second.chat.summaries._job:
+            second.chat.summaries._job.wait(20)
         beyond(second, n)
         assert len(one.asked) == 1
         assert not other.asked
@@ -274,13 +277,14 @@ def test_a_second_compaction_waits_for_the_first_and_returns_what_it_did(
     writes = Slow()
     path, scribe = tmp_path / "c.db", Scribe()
     with opened(path, writes) as first, opened(path, scribe if has_summarizer else None) as second:
-        commit = first.fitter.compact
+        commit = compaction.compact_view
 
-        def commit_late(*args):  # the second may not begin between the writing and the commit
-            time.sleep(0.3)
-            return commit(*args)
+        def commit_late(chat, *args, **named):  # the second may not begin between the writing and the commit
+            if chat is first.chat:
+                time.sleep(0.3)
+            return commit(chat, *args, **named)
 
-        monkeypatch.setattr(first.fitter, "compact", commit_late)
+        monkeypatch.setattr(compaction, "compact_view", commit_late)
         first.append({"role": "user", "content": "Read all files."})
         for n in range(8):
             step(first, n)
@@ -341,8 +345,8 @@ def test_a_summary_that_was_used_is_ready_for_nobody_else(tmp_path):
                 chat.append({"role": "user", "content": "Read all files."})
             step(chat, n)
             chat.fit()
-            if chat.reducer.summaries._job:
-                chat.reducer.summaries._job.wait(20)
+            if chat.chat.summaries._job:
+                chat.chat.summaries._job.wait(20)
     with opened(path) as chat:
         models = [edit.certificate.model for edit in edits(chat)]
     assert len(models) > 3

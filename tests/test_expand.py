@@ -465,7 +465,7 @@ def test_an_answer_keeps_within_its_budget_and_says_how_to_go_on():
     rest, lines = "1-", []
     while rest:
         answer = ask(chat, len(lines), at=2, lines=rest)
-        assert chat.fitter.meter.counter.counter.text(answer) <= 500
+        assert chat.chat.meter.counter.counter.text(answer) <= 500
         lines += answer.split("\n")[1:]
         rest = next(iter(re.findall(r"go on with lines (\d+-)\]", answer)), "")
     assert "\n".join(lines) == chat.expand(2)
@@ -499,7 +499,7 @@ def test_expansions_of_one_step_share_a_budget_before_any_is_said():
     answers = [chat.call(EXPAND, {"at": 2, "lines": f"{n}-"}) for n in range(1, 60, 10)]
     assert [answer.startswith("[refold #2 ") for answer in answers][:2] == [True, True]
     assert all("takes all the room" in answer for answer in answers[3:])
-    count = chat.fitter.meter.counter.counter.text
+    count = chat.chat.meter.counter.counter.text
     assert sum(count(answer) for answer in answers if answer.startswith("[refold ")) <= 800
     assert "takes all the room" in chat.call(
         EXPAND, {"at": 2, "lines": "51-"}

@@ -354,7 +354,7 @@ def test_usage_that_cannot_be_true_changes_little():
         chat.append(user("word " * 100))
         chat.fit()
         chat.append(refold.Message("assistant", "Fine.", usage=Usage(input=usage)))
-    assert chat.fitter.meter.calibration.ratio == 1.0
+    assert chat.chat.meter.calibration.ratio == 1.0
     assert chat.fit().report.tokens.final <= chat.view().tokens + 10
 
 

@@ -1168,7 +1168,7 @@ def test_without_an_edit_a_request_begins_with_the_one_before_it(run, ladder, wi
 def test_after_a_batch_there_is_room_again_unless_what_must_stay_takes_it(run, ladder, window):
     chat = opened(window, ladder)
     for fitted in played(chat, run):
-        budget = chat.fitter.budget
+        budget = chat.budget
         batch = [edit for edit in fitted.report.edits if edit.kind not in ("cap", "expire")]
         if not batch or fitted.report.tokens.before < budget.trigger:
             continue
@@ -1343,7 +1343,7 @@ def test_a_policy_that_plans_nonsense_is_refused_and_nothing_is_written(wrong):
 def test_the_newest_results_are_whole_unless_they_are_capped_or_cannot_fit(run, ladder, window):
     chat = opened(window, ladder)
     for fitted in played(chat, run):
-        view, budget = chat.view(), chat.fitter.budget
+        view, budget = chat.view(), chat.budget
         kept = {*view.kept, view.latest}
         lines = [line for line in chat.record.lines(Span(0, view.next)) if line.answers]
         new = [line for line in lines if line.step == view.step - 1]

@@ -305,7 +305,7 @@ def test_what_was_prepared_before_a_correction_is_not_applied(at, is_undone):
     talk.step(agent(WRONG))
     if is_undone:
         talk.chat.correct(at, RIGHT)
-    summaries = talk.chat.reducer.summaries
+    summaries = talk.chat.chat.summaries
     while not summaries.ready(talk.chat.record.live.freeze()):
         assert not any(edit.round for edit in talk.edits)
         talk.say(*_reading(talk))

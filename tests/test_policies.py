@@ -33,6 +33,7 @@ from refold.policies.sections import CLOSE, OPEN, is_summary, read
 from refold.policies.shorten import Reduction, quoted
 from refold.policies.shrink import Shrink, Squeeze
 from refold.policies.summarize import Hierarchy, Summarize, Window
+from refold.session.reduce import reduce_view
 from refold.session.session import Session
 from strategies import scraps, streams
 
@@ -536,7 +537,7 @@ def test_shrink_cuts_a_message_to_the_share_that_its_reason_states(text):
 def test_what_is_shortened_again_is_shortened_from_its_original():
     text = "\n".join(f"{n} order-{n * 7919} was shipped from dock {n % 9}" for n in range(400))
     chat = chat_of(user("task"), step("a", text), *(step(f"b{n}", output(40)) for n in range(8)))
-    chat.fitter.reducer.reduce(Prune(0, 0, keep_steps=1, length=300), Budget(), COUNT)
+    reduce_view(chat.chat, Prune(0, 0, keep_steps=1, length=300), Budget())
     first = next(item for item in chat.view().items if item.span.start == 2)
     assert first.is_shortened
     assert first.original.text == text
@@ -552,7 +553,7 @@ def test_what_a_model_wrote_about_a_message_is_shortened_in_its_words():
     chat = chat_of(user("task"), step("a", output(2_000)), *(step(f"b{n}", output(40)) for n in range(4)))
     rule = refold.core.event.Expiry(after_steps=0, compact_mode="ai-summary", length=2_000)
     expire = Expire({"read": rule}, told={(2, None, 2_000): told}, only=frozenset([2]))
-    chat.fitter.reducer.reduce(expire, Budget(), COUNT)
+    reduce_view(chat.chat, expire, Budget())
     item = next(item for item in chat.view().items if item.span.start == 2)
     reduction = Reduction.of(item, chat.view())
     assert reduction is not None

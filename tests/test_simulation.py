@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import refold.session.session
+import refold.session.append
 from oracle import Oracle
 from refold.core.codec import GENESIS, Link, chain
 from refold.stores.memory import MemoryStore
@@ -142,7 +142,7 @@ def test_a_store_that_breaks_a_promise_is_found_out(broken):
 
 
 def test_ids_that_nobody_looks_for_are_stored_twice(monkeypatch):
-    monkeypatch.setattr(refold.session.session, "FindsIds", type("Nobody", (), {}))
+    monkeypatch.setattr(refold.session.append, "FindsIds", type("Nobody", (), {}))
     assert "stored twice" in found_out(MemoryStore)
 
 

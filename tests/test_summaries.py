@@ -178,7 +178,7 @@ class Talk:
 
     def settle(self) -> None:
         """What is under way comes to its end, so that every step is the same each time."""
-        job = self.chat.reducer.summaries.job if self.chat.reducer.summaries else None
+        job = self.chat.chat.summaries.job if self.chat.chat.summaries else None
         assert job is None or job.wait(WAIT_S)
 
     def look(self, fitted: Fitted) -> None:
@@ -601,7 +601,7 @@ def test_a_summary_comes_with_a_certificate(provider):
     limits = find(name).limits
     cost = (1_000 * limits.input + 200 * limits.cache_read + 150 * limits.output) / 1_000_000
     assert cost > 0
-    count = talk.chat.fitter.meter.counter.message
+    count = talk.chat.chat.meter.counter.message
     for round, edit in enumerate(talk.written, 1):
         certificate = edit.certificate
         expected = Certificate(
@@ -1805,7 +1805,7 @@ def test_a_client_of_the_running_loop_writes_summaries_and_the_view_is_that_of_t
         for n in range(16):
             await chat.append(reading(n))
             await chat.fit()
-            job = chat.sync.reducer.summaries.job
+            job = chat.sync.chat.summaries.job
             assert job is None or await asyncio.to_thread(job.wait, WAIT_S)
         await chat.compact(keep_recent=2)
         view = await chat.view()

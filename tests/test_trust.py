@@ -283,9 +283,9 @@ def test_a_result_is_told_once_whoever_held_the_lease_is_gone():
     )
     held = chat.store.acquire(chat.key, "compaction:main", "another", 0.0, 10**12)
     chat.fit()
-    chat.reducer.summaries._job.wait(10)
+    chat.chat.summaries._job.wait(10)
     assert not asked
-    assert not chat.reducer.summaries.pending
+    assert not chat.chat.summaries.pending
     chat.store.release(chat.key, held)
     chat.append({"role": "assistant", "content": "Well."})
     chat.fit()

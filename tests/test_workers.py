@@ -197,7 +197,7 @@ def test_summaries_are_written_ahead_by_a_worker_and_used_when_they_are_needed(p
             until(lambda: all(job.status == "done" for job in every(queue)))
             if fitted.report.edits:
                 break
-            assert chat.reducer.summaries.job is None  # no thread of this process
+            assert chat.chat.summaries.job is None  # no thread of this process
             chat.append(reading(n))
         [job] = [job for job in every(queue) if job.result == "written by a-model"]
         assert job.job.budget is not None

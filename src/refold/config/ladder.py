@@ -1,7 +1,6 @@
 """The policies of the ladder, by the settings of an agent. Imported only when a view is compacted."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import msgspec
 
@@ -26,52 +25,60 @@ MODEL_SUMMARY_MARGIN = 1.25
 codec.decoder(Edit)
 
 
-class LadderPlan(NamedTuple):
-    """The policy without a model, and the one that uses prepared summaries."""
+def compaction_policy(
+    settings: AgentSettings,
+    own: Sequence[Policy],
+    budget: Budget,
+    order: CompactionRequest | None = None,
+    prepared: UsePrepared | None = None,
+) -> Policy:
+    """The policy of a compaction: on demand if there is an `order`, else because a trigger fired.
 
-    by_rule: Policy
-    by_model: Callable[[UsePrepared], Policy]
+    `own` are the user's policies. `prepared` shows summaries that a model wrote for this compaction.
+    """
+    if order is not None:
+        return on_demand(settings, own, order, prepared)
+    if budget.keeps_recent:
+        return all_but_recent(settings, prepared)
+    return full_ladder(settings, own, prepared)
 
 
-def full_ladder(settings: AgentSettings, own: Sequence[Policy] = ()) -> LadderPlan:
+def full_ladder(settings: AgentSettings, own: Sequence[Policy], prepared: UsePrepared | None) -> Policy:
     """All policies, the user's own first, until the target is reached."""
     in_place = in_place_rules(settings, own)
     last = (strategy(settings, settings.compaction.strategy), Shrink(spared_tools(settings)))
     ladder = Ladder((*in_place, *last))
-    return LadderPlan(ladder, lambda prepared: with_prepared(prepared, in_place, ladder))
+    return ladder if prepared is None else with_prepared(prepared, in_place, ladder)
 
 
-def all_but_recent(settings: AgentSettings) -> LadderPlan:
+def all_but_recent(settings: AgentSettings, prepared: UsePrepared | None) -> Policy:
     """The configured strategy, down to the newest messages."""
     compact = settings.compaction
-    stage = strategy(settings, compact.strategy, compact.keep_recent, fill=False)
+    stage = prepared or strategy(settings, compact.strategy, compact.keep_recent, fill=False)
     why = f"a turn or message trigger fired: keep the newest {compact.keep_recent}"
-    setting = ("compact", "keep_recent")
-    return LadderPlan(with_reason(stage, why, setting), lambda prepared: with_reason(prepared, why, setting))
+    return with_reason(stage, why, ("compact", "keep_recent"))
 
 
-def on_demand(settings: AgentSettings, own: Sequence[Policy], order: CompactionRequest) -> LadderPlan:
+def on_demand(
+    settings: AgentSettings, own: Sequence[Policy], order: CompactionRequest, prepared: UsePrepared | None
+) -> Policy:
     """The requested strategy; to reach a number of tokens, every other policy as well."""
-    keep = settings.compaction.keep_recent if order.keep_recent is None else order.keep_recent
     if order.target is None:
+        keep = settings.compaction.keep_recent if order.keep_recent is None else order.keep_recent
         order = msgspec.structs.replace(order, keep_recent=keep)
-        stage = strategy(settings, order.strategy, keep, fill=False, focus=order.focus)
-        return LadderPlan(with_reason(stage, order.why), lambda prepared: with_reason(prepared, order.why))
+        stage = prepared or strategy(settings, order.strategy, keep, fill=False, focus=order.focus)
+        return with_reason(stage, order.why)
+    first = [checked_policy(policy) for policy in own]
+    if prepared is not None:
+        first = [with_reason(prepared, order.why)]
     stage = strategy(settings, order.strategy, order.keep_recent or 0, fill=True, focus=order.focus)
     last = Shrink(spared_tools(settings), spare_newest=False)
+    stages = (*first, with_reason(stage, order.why), with_reason(last, order.why))
 
-    def down_to_target(*first: Policy) -> Policy:
-        stages = (*first, with_reason(stage, order.why), with_reason(last, order.why))
+    def policy(view: View, budget: Budget, count: Count, /) -> Plan:
+        return run_stages(stages, view, budget, count)[1]
 
-        def policy(view: View, budget: Budget, count: Count, /) -> Plan:
-            return run_stages(stages, view, budget, count)[1]
-
-        return policy
-
-    return LadderPlan(
-        down_to_target(*map(checked_policy, own)),
-        lambda prepared: down_to_target(with_reason(prepared, order.why)),
-    )
+    return policy
 
 
 def with_reason(stage: Policy, why: str, setting: tuple[str, ...] = ()) -> Policy:

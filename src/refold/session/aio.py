@@ -23,17 +23,11 @@ from refold.core.budget import Budget
 from refold.core.event import Event
 from refold.models.limits import ModelLimits
 from refold.session import api
-from refold.session.compaction import Compaction
-from refold.session.fit import Fitter
 from refold.session.inspect import Inspector
-from refold.session.notify import Notifier
-from refold.session.reduce import Reducer
 from refold.session.results import Diff
 from refold.session.session import Session
-from refold.session.streams import StreamRecording, demand_stream, is_async_stream
-from refold.session.tools import Toolbox
+from refold.session.streams import StreamRecording, is_async_stream, require_stream
 from refold.session.validate import require_int
-from refold.stores.record import Record
 from refold.stores.store import Key, Store
 from refold.summaries.background import in_thread
 
@@ -98,7 +92,7 @@ class _Recording(AsyncIterator[Any]):
                 await to_thread(self._finish, self._tape)
             raise
         except BaseException as error:  # the next verb settles it, off the event loop
-            self._tape.fail(f"it broke off with {type(error).__name__}: {error}")
+            self._tape.break_off(error)
             raise
         self._tape.chunks.append(chunk)
         return chunk
@@ -117,8 +111,8 @@ class AsyncSession:
         self.sync = session
         """The session that does the work."""
         session.notifier.loop = loop
-        if session.reducer.summaries is not None:
-            session.reducer.summaries.context.loop = loop
+        if session.chat.summaries is not None:
+            session.chat.summaries.context.loop = loop
 
     append = _awaited_with_streams(Session.append)
     say = _awaited(Session.say)
@@ -157,12 +151,6 @@ class AsyncSession:
     config: Config = _same("config")
     settings: AgentSettings = _same("settings")
     conversation: str = _same("conversation")
-    notifier: Notifier = _same("notifier")
-    record: Record = _same("record")
-    reducer: Reducer = _same("reducer")
-    fitter: Fitter = _same("fitter")
-    compaction: Compaction = _same("compaction")
-    toolbox: Toolbox = _same("toolbox")
     limits: ModelLimits = _same("limits")
     dialect: str = _same("dialect")
     budget: Budget = _same("budget")
@@ -196,8 +184,8 @@ class AsyncSession:
         self, stream: AsyncIterable[Any] | Iterable[Any], *, keep_partial: bool = False
     ) -> AsyncIterator[Any]:
         """The same for `async for`; the stream may be async or not."""
-        demand_stream(stream)
-        return _Recording(stream, self.sync._tape(keep_partial), self.sync._finish_stream)
+        require_stream(stream)
+        return _Recording(stream, self.sync._begin_stream(keep_partial), self.sync._finish_stream)
 
     async def close(self) -> None:
         """The same, and waits for coroutines that were told of something."""

@@ -84,11 +84,8 @@ def fit(
         here = {"agents": {agent or DEFAULT: {"summarizer": {"executor": "thread"}}}}
         settings = load_config([settings, here])
     rest: dict[str, Any] = {"model": model, "config": settings, "agent": agent, "summarizer": summarizer}
-    session = open("one-off", store="memory://", **rest)
-    session.reducer.handles = False  # nothing is stored: there would be nothing to expand
-    session.fitter.economy.settings = None  # and nobody remembers what was hidden in the last request
-    if session.reducer.summaries is not None:
-        session.reducer.summaries.writes_ahead = False
+    key = Key("default", "one-off")
+    session = Session(open_store("memory://"), key, **rest, owns_store=True, is_one_off=True)
     said = listed(messages)
     plain = [message for message in said if type(message) is dict]
     is_clear = spoken(plain) is not None or any(map(is_row, plain))
@@ -99,8 +96,8 @@ def fit(
     try:
         fitted = session.fit(dialect=wanted, tools=tools, request=beside)
     finally:
-        if session.reducer.summaries is not None:  # what is still being written is of no use to anybody
-            session.reducer.summaries.close()
+        if session.chat.summaries is not None:  # nobody can use what is still being written
+            session.chat.summaries.close()
     history = FittedMessages(fitted.messages, fitted.report)
     if fitted.system is not None:  # it stood in the list, though the API wants it apart
         history.insert(0, {"role": "system", "content": fitted.system})

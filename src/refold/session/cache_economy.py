@@ -1,15 +1,17 @@
 """Decides whether compacting a view now saves money, given what a rewrite costs at the provider's cache."""
 
 import time
+from typing import TYPE_CHECKING
 
-from refold.config.settings import Compact, Economy
+from refold.config.settings import Economy
 from refold.core import codec
 from refold.core.budget import Budget
-from refold.core.cache_cost import CacheTerms, Prices, batch, stake
+from refold.core.cache_cost import CacheTerms, batch, stake
 from refold.core.event import Said
 from refold.models.limits import same_model
-from refold.session.meter import Meter
-from refold.stores.record import Record
+
+if TYPE_CHECKING:
+    from refold.session.conversation import Conversation
 
 REGROWTH = 1.1
 """How much a view must grow before a rejected compaction is considered again."""
@@ -18,83 +20,91 @@ COLD_BATCH = 0.25
 """With a cold cache, a batch of this share of `keep_tokens` is enough."""
 
 
-class CacheEconomy:
-    """Remembers when requests were made, and with which tools and system text."""
+class CacheUse:
+    """When requests were made, and with which tools and system text."""
 
-    def __init__(self, record: Record, compact: Compact) -> None:
-        self._record = record
-        self.settings = compact.economizing
-        self._requested_at = 0.0
-        self._requested: dict[object, float] = {}
+    def __init__(self) -> None:
+        self.requested: dict[bytes, float] = {}
         """The time of the last request, by the JSON of its tools and system text."""
-        self._declined = 0
-        """Below so many tokens it is not worth another look."""
+        self.declined = 0
+        """Below so many tokens, compacting is not considered again."""
 
-    def note_request(self, extras: object) -> None:
-        self._requested_at = self._requested[extras] = time.time()
-        if len(self._requested) > MAX_TOOL_SETS:
-            del self._requested[min(self._requested, key=self._requested.__getitem__)]
+    @property
+    def requested_at(self) -> float:
+        return max(self.requested.values(), default=0.0)
 
-    def note_result(self, tokens: int, is_worth_it: bool) -> None:
-        self._declined = 0 if is_worth_it else int(tokens * REGROWTH)
+    def note_request(self, extras: bytes) -> None:
+        self.requested[extras] = time.time()
+        if len(self.requested) > MAX_TOOL_SETS:
+            del self.requested[min(self.requested, key=self.requested.__getitem__)]
 
-    def forced_terms(self, prices: Prices, budget: Budget, meter: Meter) -> CacheTerms:
-        """For an edit that is made whatever it costs."""
-        calls = max(1, self._record.live.state.step)
-        return CacheTerms(prices, calls, self.is_cold(meter), budget.ratio)
+    def note_result(self, tokens: int, *, pays: bool) -> None:
+        """Whether compacting a view of so many tokens saved money."""
+        self.declined = 0 if pays else int(tokens * REGROWTH)
 
-    def proposal(
-        self, tokens: int, least: int, budget: Budget, meter: Meter, extras: object
-    ) -> tuple[Budget, CacheTerms] | None:
-        """The target for a view of so many tokens and the terms of the edit; None if it cannot pay.
 
-        `least` are the tokens that no edit can hide.
-        """
-        settings = self.settings
-        prices = meter.limits.cached
-        state = self._record.live.state
-        if settings is None or prices is None or not state.step or tokens < least:
-            return None
-        keep = settings.keep_tokens
-        forced = self.forced_terms(prices, budget, meter)
-        is_new = forced.is_cold or self._is_new(extras)
-        if tokens < self._declined and not is_new:
-            return None
-        waited = batch(prices, keep, state.total * budget.ratio / state.step)
-        trigger = least + keep + int(COLD_BATCH * keep if is_new else waited)
-        if tokens < trigger or trigger >= budget.trigger:  # otherwise the window requires it first
-            return None
-        sums = (state.total, state.carried, state.shown, state.rewritten)
-        calls = forced.calls if is_new else self._calls_since_compaction()
-        most = stake(prices, settings.max_loss, *sums)
-        terms = CacheTerms(prices, calls, forced.is_cold, budget.ratio, most)
-        return budget.down_to(least + keep, trigger), terms
+def forced_terms(chat: "Conversation", budget: Budget) -> CacheTerms | None:
+    """For an edit that is made whatever it costs; None if no prices are known."""
+    prices = chat.meter.limits.cached
+    if prices is None:
+        return None
+    return CacheTerms(prices, max(1, chat.record.live.state.step), is_cold(chat), budget.ratio)
 
-    def _calls_since_compaction(self) -> int:
-        """The next compaction is expected after as many calls: an edit must pay before that."""
-        live = self._record.live
-        if live.state.compacted is None:
-            return live.state.step
-        lines = [line for item in live.items for line in item.lines]
-        return sum(line.role == "assistant" and line.at > live.state.compacted for line in lines)
 
-    def _is_new(self, extras: object) -> bool:
-        """True if nothing is cached for these tools. What is cached for others may be needed again."""
-        cache_s = (self.settings or Economy()).cache_s
-        return bool(self._requested_at) and time.time() - self._requested.get(extras, 0.0) > cache_s
+def proposal(chat: "Conversation", tokens: int, budget: Budget) -> tuple[Budget, CacheTerms] | None:
+    """The target for a view of so many tokens and the terms of the edit; None if it cannot pay."""
+    settings = None if chat.is_one_off else chat.settings.compaction.economizing
+    prices = chat.meter.limits.cached
+    state = chat.record.live.state
+    if settings is None or prices is None or not state.step:
+        return None
+    keep = settings.keep_tokens
+    least = chat.least(budget)
+    cold = is_cold(chat)
+    is_new = cold or _is_new(chat)
+    if tokens < least or (tokens < chat.cache_use.declined and not is_new):
+        return None
+    waited = batch(prices, keep, state.total * budget.ratio / state.step)
+    trigger = least + keep + int(COLD_BATCH * keep if is_new else waited)
+    if tokens < trigger or trigger >= budget.trigger:  # otherwise the window requires it first
+        return None
+    calls = state.step if is_new else _calls_since_compaction(chat)
+    most = stake(prices, settings.max_loss, state.total, state.carried, state.shown, state.rewritten)
+    terms = CacheTerms(prices, calls, cold, budget.ratio, most)
+    return budget.down_to(least + keep, trigger), terms
 
-    def is_cold(self, meter: Meter) -> bool:
-        """True if the cache has nothing of this view: it has expired, or the model has changed."""
-        state = self._record.live.state
-        if not state.step or not same_model(state.model, meter.model):
-            return True
-        cache_s = (self.settings or Economy()).cache_s
-        return time.time() - (self._requested_at or self._answered_at()) > cache_s
 
-    def _answered_at(self) -> float:
-        """The time of the newest answer in the view, of any process."""
-        for item in reversed(self._record.live.items):
-            if item.edit is None and item.lines and item.lines[0].role == "assistant":
-                event = codec.decode(self._record.entry(item.lines[0].at), self._record.parse)
-                return event.time if isinstance(event, Said) else 0.0
-        return 0.0
+def _calls_since_compaction(chat: "Conversation") -> int:
+    """The next compaction is expected after as many calls: an edit must pay before that."""
+    live = chat.record.live
+    if live.state.compacted is None:
+        return live.state.step
+    lines = [line for item in live.items for line in item.lines]
+    return sum(line.role == "assistant" and line.at > live.state.compacted for line in lines)
+
+
+def _is_new(chat: "Conversation") -> bool:
+    """True if nothing is cached for these tools. What is cached for others may be needed again."""
+    requested = chat.cache_use.requested
+    return bool(requested) and time.time() - requested.get(chat.extras.text, 0.0) > _cache_s(chat)
+
+
+def is_cold(chat: "Conversation") -> bool:
+    """True if the cache has nothing of this view: it has expired, or the model has changed."""
+    state = chat.record.live.state
+    if not state.step or not same_model(state.model, chat.model):
+        return True
+    return time.time() - (chat.cache_use.requested_at or _answered_at(chat)) > _cache_s(chat)
+
+
+def _cache_s(chat: "Conversation") -> float:
+    return (chat.settings.compaction.economizing or Economy()).cache_s
+
+
+def _answered_at(chat: "Conversation") -> float:
+    """The time of the newest answer in the view, of any process."""
+    for item in reversed(chat.record.live.items):
+        if item.edit is None and item.lines and item.lines[0].role == "assistant":
+            event = codec.decode(chat.record.entry(item.lines[0].at), chat.record.parse)
+            return event.time if isinstance(event, Said) else 0.0
+    return 0.0

@@ -2,129 +2,145 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from threading import Lock
 
+from refold.core.budget import Budget
 from refold.core.errors import ConflictError
 from refold.core.event import Replaced
 from refold.core.message import Message
 from refold.core.plan import CompactionRequest
-from refold.session.fit import Fitter
-from refold.session.notify import Notifier
+from refold.session.ahead import start_on_demand
+from refold.session.conversation import Conversation
+from refold.session.meter import NO_EXTRAS
+from refold.session.reduce import compact_view, compaction_edits
 from refold.session.results import CompactionResult, Compactions
-from refold.summaries.lease import CompactionLease
+from refold.stores.store import Lease
 
 LEASE_S = 60.0
 """The lease of a process that died expires after so many seconds."""
 
 
-class Compaction:
-    """Compacts one view on demand, for one session."""
+def compact(chat: Conversation, order: CompactionRequest, *, dry_run: bool = False) -> CompactionResult:
+    """Compacts a view. With `dry_run` nothing is changed and no model is called.
 
-    def __init__(self, fitter: Fitter, lease: CompactionLease, lock: Notifier) -> None:
-        self.fitter = fitter
-        self.reducer = fitter.reducer
-        self.record = fitter.record
-        self._lease = lease
-        self._lock = lock
-        self._one_at_a_time = Lock()
-        """For the threads of this session; other sessions are kept out by the lease."""
-
-    def run(self, order: CompactionRequest, dry_run: bool) -> CompactionResult:
-        """With `dry_run` nothing is changed and no model is called.
-
-        Waits for another compaction of the view, at most `summarizer.wait_s` if it is another session's. If
-        that leaves nothing to do, returns its result.
-        """
+    Waits for another compaction of the view, at most `summarizer.wait_s` if it is another session's. If
+    that leaves nothing to do, returns its result.
+    """
+    with chat.lock:
+        chat.record.catch_up()
         if dry_run:
-            with self._lock:
-                self.record.catch_up()
-                return self._result(self._planned(order), order)
-        with self._lock:
-            self.record.catch_up()
-            round = self.record.live.state.round
-        with self._one_at_a_time:
-            self._lease.wait_for_others(self.reducer.settings.summarizer.wait_s)
-            with self._lock:
-                self.record.catch_up()
-                if self.record.live.state.round > round and not self._planned(order):
-                    return self._result(self._newest_round(), order)
-            try:
-                self._wait_for_summaries(order)
-                with self._lock:
-                    self.record.catch_up()
-                    edits = [] if self._has_nothing_to_do else self.fitter.compact(order)
-                    if not edits and self.record.live.state.round > round:
-                        edits = self._newest_round()
-                    return self._result(edits, order)
-            finally:
-                self._lease.end()  # not before the commit: another session would write the same summary
-
-    def run_for_worker(self, order: CompactionRequest, round: int) -> CompactionResult:
-        """Compacts for a worker, unless another process has compacted the view or is compacting it.
-
-        Raises:
-            ConflictError: another process has compacted the view, or is compacting it.
-        """
-        lease = self._lease.acquire(LEASE_S)
-        if lease is None:
-            raise ConflictError("Another process is compacting the view")
+            return _result(chat, _planned(chat, order), order)
+        round = chat.record.live.state.round
+    with chat.one_at_a_time:
+        chat.lease.wait_for_others(chat.settings.summarizer.wait_s)
+        with chat.lock:
+            chat.record.catch_up()
+            if chat.record.live.state.round > round and not _planned(chat, order):
+                return _result(chat, _newest_round(chat), order)
         try:
-            self._wait_for_summaries(order)
-            with self._lock:
-                self.record.catch_up()
-                if self.record.live.state.round + 1 != round:
-                    raise ConflictError("The view was compacted meanwhile")
-                edits = [] if self._has_nothing_to_do else self.fitter.compact(order, lease)
-                return self._result(edits, order)
+            _wait_for_summaries(chat, order)
+            with chat.lock:
+                chat.record.catch_up()
+                edits = _compact(chat, order)
+                if not edits and chat.record.live.state.round > round:
+                    edits = _newest_round(chat)
+                return _result(chat, edits, order)
         finally:
-            self._lease.release(lease)
+            chat.lease.end()  # not before the commit: another session would write the same summary
 
-    def _planned(self, order: CompactionRequest) -> list[Replaced]:
-        return [] if self._has_nothing_to_do else self.fitter.planned(order)
 
-    def _newest_round(self) -> list[Replaced]:
-        """The edits of the newest compaction, of any process."""
-        newest, found = self.record.live.state.round, list[Replaced]()
-        for at in range(self.record.live.state.compacted or 0, -1, -1):
-            event = self.record.event(at)
-            if not isinstance(event, Replaced) or event.view != self.record.view or event.round != newest:
-                break
-            found.append(event)
-        return found[::-1]
+def compact_for_worker(chat: Conversation, order: CompactionRequest, round: int) -> CompactionResult:
+    """Compacts for a worker.
 
-    def _result(self, edits: Sequence[Replaced], order: CompactionRequest) -> CompactionResult:
-        saved = sum(edit.tokens[0] - edit.tokens[1] for edit in edits)
-        is_planned = bool(edits) and edits[-1].at >= self.record.live.state.next
-        left = self.record.live.tokens - (saved if is_planned else 0)
-        missed_by = 0 if order.target is None else max(0, self.fitter.tokens(left) - order.target)
-        if not edits:
-            return CompactionResult((), (0, 0), 0, self.record.live.state.round, missed_by)
-        new = tuple(one for edit in edits for one in edit.shown if isinstance(one, Message))
-        first, last = min(edit.span.start for edit in edits), max(edit.span.end for edit in edits)
-        range = (self.record.index_from(first), self.record.index_from(last))
-        return CompactionResult(new, range, saved, edits[0].round, missed_by)
+    Raises:
+        ConflictError: another process has compacted the view, or is compacting it.
+    """
+    lease = chat.lease.acquire(LEASE_S)
+    if lease is None:
+        raise ConflictError("Another process is compacting the view")
+    try:
+        _wait_for_summaries(chat, order)
+        with chat.lock:
+            chat.record.catch_up()
+            if chat.record.live.state.round + 1 != round:
+                raise ConflictError("The view was compacted meanwhile")
+            return _result(chat, _compact(chat, order, lease), order)
+    finally:
+        chat.lease.release(lease)
 
-    @property
-    def summary(self) -> Compactions:
-        """The compactions so far, and whether one is running."""
-        state = self.record.live.state
-        last = self.record.event(state.compacted) if state.compacted is not None else None
-        when = datetime.fromtimestamp(last.time, UTC) if isinstance(last, Replaced) else None
-        return Compactions(state.round, when, self._lease.is_held)
 
-    @property
-    def _has_nothing_to_do(self) -> bool:
-        return self.reducer.settings.is_off or not self.record.live.state.next
+def compactions(chat: Conversation) -> Compactions:
+    """The compactions so far, and whether one is running."""
+    state = chat.record.live.state
+    last = chat.record.event(state.compacted) if state.compacted is not None else None
+    when = datetime.fromtimestamp(last.time, UTC) if isinstance(last, Replaced) else None
+    return Compactions(state.round, when, chat.lease.is_held)
 
-    def _wait_for_summaries(self, order: CompactionRequest) -> None:
-        """Waits for a running summary job, then for the summaries of this compaction; the lock is free."""
-        summaries = self.reducer.summaries
-        if summaries is None:
-            return
-        if summaries.job is not None:
-            summaries.job.wait()
-        with self._lock:
-            self.record.catch_up()
-            job = None if self._has_nothing_to_do else self.fitter.start_on_demand(order)
-        if job is not None:
-            job.wait()
+
+def _compact(chat: Conversation, order: CompactionRequest, lease: Lease | None = None) -> list[Replaced]:
+    if _has_nothing_to_do(chat):
+        return []
+    chat.lock.begin(chat.state, "on demand", chat.measure(chat.extras)[1])
+    before = chat.shown
+    edits = list[Replaced]()
+    try:
+        edits = compact_view(chat, _budget(chat, order), chat.override, order=order, lease=lease)
+    finally:
+        changed = len(before - chat.shown)
+        chat.lock.end(chat.state, edits, changed, chat.measure(chat.extras)[1])
+    return edits
+
+
+def _planned(chat: Conversation, order: CompactionRequest) -> list[Replaced]:
+    """The edits without a model."""
+    return [] if _has_nothing_to_do(chat) else compaction_edits(chat, _budget(chat, order), order)
+
+
+def _has_nothing_to_do(chat: Conversation) -> bool:
+    return chat.settings.is_off or not chat.record.live.state.next
+
+
+def _budget(chat: Conversation, order: CompactionRequest) -> Budget:
+    return chat.budget(NO_EXTRAS, target=order.target, unsent=chat.unsent(chat.extras))
+
+
+def _newest_round(chat: Conversation) -> list[Replaced]:
+    """The edits of the newest compaction, of any process."""
+    record = chat.record
+    found = list[Replaced]()
+    for at in range(record.live.state.compacted or 0, -1, -1):
+        event = record.event(at)
+        if not isinstance(event, Replaced) or event.view != record.view:
+            break
+        if event.round != record.live.state.round:
+            break
+        found.append(event)
+    return found[::-1]
+
+
+def _result(chat: Conversation, edits: Sequence[Replaced], order: CompactionRequest) -> CompactionResult:
+    live = chat.record.live
+    saved = sum(edit.tokens[0] - edit.tokens[1] for edit in edits)
+    is_planned = bool(edits) and edits[-1].at >= live.state.next
+    left = live.tokens - (saved if is_planned else 0)
+    missed_by = 0
+    if order.target is not None:
+        missed_by = max(0, chat.estimate(left - chat.unsent(chat.extras)) - order.target)
+    if not edits:
+        return CompactionResult((), (0, 0), 0, live.state.round, missed_by)
+    new = tuple(one for edit in edits for one in edit.shown if isinstance(one, Message))
+    first = chat.record.index_from(min(edit.span.start for edit in edits))
+    last = chat.record.index_from(max(edit.span.end for edit in edits))
+    return CompactionResult(new, (first, last), saved, edits[0].round, missed_by)
+
+
+def _wait_for_summaries(chat: Conversation, order: CompactionRequest) -> None:
+    """Waits for a running summary job, then for the summaries of this compaction; the lock is free."""
+    if chat.summaries is None:
+        return
+    if chat.summaries.job is not None:
+        chat.summaries.job.wait()
+    with chat.lock:
+        chat.record.catch_up()
+        job = None if _has_nothing_to_do(chat) else start_on_demand(chat, order, _budget(chat, order))
+    if job is not None:
+        job.wait()

@@ -110,6 +110,16 @@ class Meter:
         return Anchor(counted, measured.input) if is_likely else None
 
 
+class FitRequest(msgspec.Struct, frozen=True):
+    """The arguments of one `fit`."""
+
+    dialect: str | None = None
+    tools: Sequence[Any] | None = None
+    override: Mapping[str, Any] | None = None
+    request: Mapping[str, Any] = {}
+    """Other fields that it will have, such as `max_tokens` or `store`."""
+
+
 class RequestExtras(NamedTuple):
     """Everything in a request besides its messages, counted."""
 

@@ -11,6 +11,7 @@ import msgspec
 from refold import telemetry
 from refold.core.errors import SettingError
 from refold.core.event import Called, Event, Replaced, Said, Span
+from refold.core.live import State
 from refold.core.message import Message
 
 if TYPE_CHECKING:
@@ -162,10 +163,10 @@ class Notifier:
         if self.callbacks or telemetry.is_on():
             self._waiting += events
 
-    def tell_all(self, events: Iterable[Event], turn: int, step: int) -> None:
-        """Tells of events that were appended."""
+    def appended(self, events: Iterable[Event], state: State) -> None:
+        """Tells of events that were appended to the record."""
         for event in events:
-            self.tell(session_events(event, self.conversation, turn, step))
+            self.tell(session_events(event, self.conversation, state.turn, state.step))
 
     def begin(self, now: ViewState, reason: str, tokens: int) -> None:
         """Tells of the start of a compaction, once until it ends."""
@@ -195,7 +196,7 @@ class Notifier:
             self.tell([self._compaction("compaction:failed", now, reason, tokens)])
         self.tell([self._compaction("overflow", now, reason, tokens)])
 
-    def taken(self) -> list[str]:
+    def take_problems(self) -> list[str]:
         """Failures of callbacks since the last call."""
         problems = self.problems
         self.problems = []

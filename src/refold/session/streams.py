@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Mapping, Sized
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from refold.core.errors import MessageError
 from refold.core.message import Message
@@ -11,7 +12,7 @@ ASYNC = "is an async stream, which only a session of refold.aopen reads"
 
 
 def is_stream(value: object) -> bool:
-    """Whether it is an iterator or an SDK's stream; not a collection, and not an SDK's message."""
+    """True for an iterator or an SDK's stream; not for a collection or an SDK's message."""
     is_message = isinstance(value, Message) or hasattr(value, "model_dump")
     return isinstance(value, Iterable) and not isinstance(value, Sized) and not is_message
 
@@ -21,10 +22,10 @@ def is_async_stream(value: object) -> bool:
 
 
 def chunks_of(stream: object, where: str) -> list[Any]:
-    """All that a stream gives, read to its end.
+    """All chunks of a stream, which is read to its end.
 
     Raises:
-        MessageError: it is async, or gives nothing.
+        MessageError: it is async, or has no chunks.
     """
     if not isinstance(stream, Iterable):
         raise MessageError(where, ASYNC)
@@ -36,18 +37,20 @@ def chunks_of(stream: object, where: str) -> list[Any]:
     return chunks
 
 
-def demand_stream(stream: object) -> None:
+def require_stream(stream: object) -> None:
     """
     Raises:
-        MessageError: it is nothing that gives chunks.
+        MessageError: it is not a stream or a list of chunks.
     """
-    gives = isinstance(stream, Iterable | AsyncIterable) and not isinstance(stream, str | bytes | Mapping)
-    if not gives or hasattr(stream, "model_dump"):
+    has_chunks = isinstance(stream, Iterable | AsyncIterable) and not isinstance(
+        stream, str | bytes | Mapping
+    )
+    if not has_chunks or hasattr(stream, "model_dump"):
         raise MessageError("stream", f"expected a stream or its chunks, got {type(stream).__name__}")
 
 
-class Unfinished(NamedTuple):
-    """A recorded stream that did not come to its end."""
+class UnfinishedStream(NamedTuple):
+    """A recorded stream that was not read to its end."""
 
     chunks: list[Any]
     keep_partial: bool
@@ -63,11 +66,11 @@ class Unfinished(NamedTuple):
 class StreamRecording:
     """The chunks of a stream that is being recorded.
 
-    Where nobody reads on, the interpreter collects the tape, at any moment and in any thread: what is on it
-    then is only put among the unfinished streams, since no lock may be taken there.
+    If the stream is abandoned, the interpreter collects the recording at any moment and in any thread. No
+    lock may be taken there, so its chunks are only added to the unfinished streams.
     """
 
-    def __init__(self, keep_partial: bool, unfinished: deque[Unfinished]) -> None:
+    def __init__(self, keep_partial: bool, unfinished: deque[UnfinishedStream]) -> None:
         self.chunks: list[Any] = []
         self.keep_partial = keep_partial
         self.is_over = False
@@ -75,12 +78,32 @@ class StreamRecording:
 
     def fail(self, problem: str) -> None:
         self.is_over = True
-        self._unfinished.append(Unfinished(self.chunks, self.keep_partial, problem))
+        self._unfinished.append(UnfinishedStream(self.chunks, self.keep_partial, problem))
 
-    def leave(self, problem: str) -> None:
-        """Nobody reads on: what came so far is all there is."""
+    def break_off(self, error: BaseException) -> None:
+        self.fail(f"it broke off with {type(error).__name__}: {error}")
+
+    def abandon(self, problem: str) -> None:
+        """Nobody reads on; a stream that was never begun has no chunks and leaves nothing."""
         if self.chunks and not self.is_over:
             self.fail(problem)
 
     def __del__(self) -> None:
-        self.leave("it was not read to its end")
+        self.abandon("it was not read to its end")
+
+
+class StreamRecordings:
+    """The streams that one session records, and those that were not read to their end."""
+
+    def __init__(self) -> None:
+        self.unfinished = deque[UnfinishedStream]()
+        self._open = WeakSet[StreamRecording]()
+
+    def begin(self, keep_partial: bool) -> StreamRecording:
+        recording = StreamRecording(keep_partial, self.unfinished)
+        self._open.add(recording)
+        return recording
+
+    def abandon_all(self, problem: str) -> None:
+        for recording in self._open:
+            recording.abandon(problem)

@@ -9,6 +9,8 @@ from typing import Any
 from refold.config.config import Config, Source, load_config
 from refold.core.errors import ConflictError, SettingError
 from refold.core.plan import Policy
+from refold.session.ahead import start_summaries
+from refold.session.compaction import compact_for_worker
 from refold.session.session import Session
 from refold.stores.store import Store, open_store
 from refold.stores.url import shown_url
@@ -106,13 +108,13 @@ class JobRunner:
 
 def _prepare_summaries(session: Session, job: CompactionJob) -> str:
     """For the compaction that comes next."""
-    summaries = session.reducer.summaries
+    summaries = session.chat.summaries
     if summaries is None or not summaries.can_write:
         raise SettingError("summarizer", "this worker has no model: configure or pass a summarizer")
     with session.notifier:
         if summaries.ready(session.record.live.freeze()) is not None:
             return "it was written already"
-        writing = session.fitter.start_summaries((), job.budget)
+        writing = start_summaries(session.chat, (), job.budget)
     writing.wait()
     with session.notifier:
         session.record.catch_up()
@@ -133,12 +135,12 @@ def _compact(session: Session, job: CompactionJob) -> str:
     """On demand, unless another process does or did."""
     assert job.order is not None
     try:
-        result = session.compaction.run_for_worker(job.order, job.round)
+        result = compact_for_worker(session.chat, job.order, job.round)
     except ConflictError as error:
         if session.record.live.state.round + 1 == job.round:
             raise RetryLater(str(error)) from error
         return "it was compacted meanwhile"
-    summaries = session.reducer.summaries
+    summaries = session.chat.summaries
     problem = f"; {summaries.problems[-1]}" if summaries and summaries.problems else ""
     if not result.tokens_saved:
         return f"nothing can be made shorter{problem}"

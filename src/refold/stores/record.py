@@ -60,12 +60,19 @@ class Entries:
 class Record:
     """Reads what others wrote, appends what is new, keeps the words of what is shown."""
 
-    def __init__(self, store: Store, key: Key, view: str, parse: Parse) -> None:
+    def __init__(
+        self,
+        store: Store,
+        key: Key,
+        view: str,
+        parse: Parse,
+        listener: Callable[[Sequence[Event], State], None] | None = None,
+    ) -> None:
+        """`listener` is called with the events that this record has appended."""
         self.store, self.key, self.view, self.parse = store, key, view, parse
         self._entries = Entries(store, key, parse)
         self._live = Live(view, self._entries.message)
-        self.heard: Callable[[Sequence[Event], State], None] | None = None
-        """Is told what was appended here, once it is safe."""
+        self._listener = listener
         self.forget()
         if not isinstance(store, BatchReads):  # one that is far away is asked once there is something to ask
             self.catch_up()
@@ -192,8 +199,8 @@ class Record:
             self._apply(Link(entry, digest) for entry in entries)  # only the last digest counts
             if self.live.state.next - self._saved >= max(SNAPSHOT_EVERY, len(self.live.items) // 8):
                 self.save()
-            if self.heard is not None:
-                self.heard(events, self._live.state)
+            if self._listener is not None:
+                self._listener(events, self._live.state)
             return events
         raise ConflictError(f"{self.key.conversation!r}: others wrote first {TRIES} times in a row; retry")
 

@@ -29,14 +29,7 @@ LEASE_S = 10.0
 class SummaryContext:
     """Written to by the thread that summarizes; other threads only read it."""
 
-    def __init__(
-        self,
-        record: Record,
-        config: Config,
-        agent: str | None,
-        lease: CompactionLease,
-        window: Callable[[], int],
-    ) -> None:
+    def __init__(self, record: Record, config: Config, agent: str | None, lease: CompactionLease) -> None:
         self.record = record
         self.config = config
         self.settings = config.agent(agent).summarizer
@@ -47,15 +40,19 @@ class SummaryContext:
         self.progress: Callable[[int, int], None] | None = None
         """Called with the number of answered requests, and of all requests."""
         self.lease = lease
-        self._conversation_window = window
+        self._conversation_window = 0
         self._covered = 0
         self._digest = ""
         self._abandoned: dict[int, Callable[[], bool]] = {}
         self._unrecorded_calls = 0
         self._unrecorded_cost = 0.0
 
-    def start(self, covered: int, digest: str) -> None:
-        """From now on, summaries are written about the first `covered` events, which have this digest."""
+    def start(self, covered: int, digest: str, window: int) -> None:
+        """From now on, summaries are written about the first `covered` events, which have this digest.
+
+        `window` is that of the conversation's model.
+        """
+        self._conversation_window = window
         self._covered = covered
         self._digest = digest
 
@@ -105,7 +102,7 @@ class SummaryContext:
         if self.settings.window:
             return self.settings.window
         limits = self.limits(getattr(summarizer, "name", None))
-        return limits.window if limits else self._conversation_window()
+        return limits.window if limits else self._conversation_window
 
     def limits(self, model: str | None) -> ModelLimits | None:
         return known_limits(model, self.config.models) if isinstance(model, str) else None

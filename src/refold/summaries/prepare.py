@@ -4,14 +4,13 @@ import time
 from asyncio import sleep
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import finalize
 
 import msgspec
 
 from refold.config.prompts import message_template
 from refold.core import codec
-from refold.core.budget import Budget
 from refold.core.errors import RefoldError, SettingError, StoreError
 from refold.core.event import Called, Replaced, Span
 from refold.core.view import View
@@ -24,6 +23,9 @@ from refold.summaries.prompt import SummaryInput, summary_input, task_of
 from refold.summaries.providers import summarizer_by_name
 from refold.summaries.summarizer import Summarizer
 from refold.summaries.write import MessageToSummarize, NoSummaryError, Writer, name_of
+
+if TYPE_CHECKING:
+    from refold.summaries.queue import CompactionJob, JobQueue
 
 __all__ = ["MessageToSummarize", "ReadySummaries", "SummaryWriter", "summarizers_of"]
 
@@ -46,13 +48,17 @@ class SummaryWriter:
     """Writes the summaries of one view, for one session: one job at a time."""
 
     def __init__(
-        self, context: SummaryContext, summarizers: Sequence[Summarizer], lock: AbstractContextManager[object]
+        self,
+        context: SummaryContext,
+        summarizers: Sequence[Summarizer],
+        lock: AbstractContextManager[object],
+        queue: "JobQueue | None" = None,
     ) -> None:
         self.context = context
         self.record = context.record
         self._lock = lock
-        self.writes_ahead = True
-        """False: nothing is written before it is needed."""
+        self._queue = queue
+        """For workers, if that is configured."""
         self.message_summaries: dict[MessageKey, str] = {}
         self.tried: set[MessageKey] = set()
         """Messages that were to be summarized by themselves, with or without success."""
@@ -62,8 +68,6 @@ class SummaryWriter:
         """Why no model's summary was used; for the next report."""
         self.retry_reason: str | None = None
         """Why the newest job failed, if it may succeed later."""
-        self.enqueue: Callable[[Budget, int], PendingWork] | None = None
-        """Hands the work for a budget and a round to another process, if that is configured."""
         self._own = tuple(summarizers)
         self._models = self._by_name((*context.prompts.conversation.models, *context.settings.models))
         self._job: BackgroundJob | None = None
@@ -102,8 +106,9 @@ class SummaryWriter:
         view: View,
         parts: Callable[[], Sequence[SummaryPart]],
         messages: Sequence[MessageToSummarize] = (),
-        focus: str | None = None,
         *,
+        window: int,
+        focus: str | None = None,
         is_due: bool = False,
         lease_wait_s: float = 0.0,
         keeps_lease: bool = False,
@@ -111,6 +116,7 @@ class SummaryWriter:
         """Starts to summarize messages and parts of the view, unless a job is running.
 
         `parts` is called in the job's thread, which also reads `view`: its messages must be loaded.
+        `window` is that of the conversation's model.
         `is_due` says that the compaction is happening now. With `keeps_lease` the caller ends the lease
         after it has committed the summaries.
         """
@@ -122,7 +128,7 @@ class SummaryWriter:
         digest = self.record.tip
         round = state.round + 1
         made = state.next
-        self.context.start(made, digest)
+        self.context.start(made, digest, window)
         self.pending = {one.key for one in messages}
         self.tried |= self.pending
 
@@ -198,18 +204,17 @@ class SummaryWriter:
             return False
         return True
 
-    def enqueue_for(self, budget: Budget, *, is_due: bool = False) -> PendingWork | None:
-        """Has a worker write the summaries for a budget; None if this process must write them."""
-        if self.enqueue is None:
+    def enqueue(self, job: "CompactionJob", *, is_due: bool = False) -> PendingWork | None:
+        """Has a worker write the summaries of the next compaction; None if this process must write them."""
+        if self._queue is None:
             return None
-        round = self.record.live.state.round + 1
         try:
-            self._enqueued = self.enqueue(budget, round)
+            self._enqueued = self._queue.put_if_served(job)
         except StoreError as error:
             self.problems.append(f"{error}. Summaries are written in this process instead")
             return None
         if is_due:
-            self._tried_round = round
+            self._tried_round = job.round
             self.problems += [self._enqueued.problem] if self._enqueued.problem else []
         return self._enqueued
 
@@ -255,6 +260,12 @@ class SummaryWriter:
             self._enqueued = None
             self.message_summaries.clear()
             self.tried.clear()
+
+    def take_problems(self) -> list[str]:
+        """Problems since the last call."""
+        problems = self.problems
+        self.problems = []
+        return problems
 
     def close(self) -> None:
         if self._job is not None:

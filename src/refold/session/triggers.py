@@ -1,0 +1,121 @@
+"""Whether a request is too large, which triggers it sets off, and what keeps a compaction from acting."""
+
+import msgspec
+
+from refold.core.budget import SOON, WINDOW, Budget
+from refold.core.plan import must_stay
+from refold.session.conversation import Conversation
+from refold.session.meter import FitRequest
+from refold.session.reduce import compaction_edits
+from refold.session.results import Decision, Overflow
+
+
+class Trigger(msgspec.Struct, frozen=True):
+    """True if a trigger fired and nothing keeps it from compacting."""
+
+    fired: tuple[str, ...]
+    budget: Budget
+    """Of the compaction."""
+    obstacle: str = ""
+    """Why nothing is compacted although a trigger fired."""
+
+    def __bool__(self) -> bool:
+        return bool(self.fired) and not self.obstacle
+
+
+def check_triggers(chat: Conversation, budget: Budget, tokens: int) -> Trigger:
+    """Which triggers a request of so many tokens sets off, and whether they act."""
+    fired = budget.fired(tokens, *_since_compaction(chat, budget))
+    if not fired:
+        return Trigger((), budget)
+    acting = fired
+    if not _has_news(chat):  # the user's triggers act once on the same messages
+        acting = tuple(name for name in fired if name == WINDOW)
+    least = chat.least(budget)
+    due = budget.compacting(acting, least)
+    obstacle = ""
+    if not acting:
+        obstacle = "nothing was added since the last compaction"
+    elif not due.keeps_recent and tokens <= budget.target and tokens < budget.threshold:
+        obstacle = f"{tokens:,} tokens are within the target of {budget.target:,}"
+    elif tokens < due.due:
+        obstacle = f"{least:,} of {tokens:,} tokens cannot be hidden; the next compaction is at {due.due:,}"
+    return Trigger(fired, due, obstacle)
+
+
+def nearing(chat: Conversation, budget: Budget, tokens: int) -> Budget | None:
+    """The budget of the next compaction, if it is near."""
+    near = budget.nearing(tokens, *_since_compaction(chat, budget))
+    if not near:
+        return None
+    coming = budget.compacting(near, chat.least(budget))
+    return coming.ahead(tokens) if tokens >= SOON * coming.due else None
+
+
+def _has_news(chat: Conversation) -> bool:
+    """Messages were added since the last compaction."""
+    live = chat.record.live
+    since = live.state.compacted
+    is_newer = since is None or (bool(live.items) and live.items[-1].span.end > since)
+    return is_newer and live.state.index > chat.messages_at_compaction
+
+
+def _since_compaction(chat: Conversation, budget: Budget) -> tuple[int, int]:
+    """Turns and messages in the view since the last compaction; zeros if no trigger counts them."""
+    if budget.turn_threshold is None and budget.message_threshold is None:
+        return 0, 0
+    return counts_since_compaction(chat)
+
+
+def counts_since_compaction(chat: Conversation) -> tuple[int, int]:
+    """Turns and messages in the view since the last compaction."""
+    since = chat.record.live.state.compacted
+    lines = [line for item in chat.record.live.items for line in item.lines if not line.recalled]
+    if since is None:
+        return sum(line.asks for line in lines), len(lines)
+    new = [line for line in lines if line.at > since]
+    return sum(line.asks for line in new), len(new) + any(line.at == since for line in lines)
+
+
+def target_obstacle(chat: Conversation, budget: Budget) -> str:
+    """What keeps a compaction from making the view smaller."""
+    if budget.keeps_recent:
+        recent = chat.settings.compaction.keep_recent
+        return f"nothing that can be hidden is older than the newest {recent} messages"
+    view = chat.record.live.freeze()
+    must = {line.at for line in must_stay(view)}
+    newest = [line for line in view.lines if line.step >= view.step - 1 and line.at not in must]
+    newest_tokens = chat.meter.estimate(sum(line.tokens for line in newest), None)
+    least = chat.least(budget)
+    if newest_tokens > least:
+        return f"the newest step alone takes {newest_tokens:,} tokens"
+    return (
+        "system text, tools, the task, the latest user message and pinned messages"
+        f" take {least:,} tokens and cannot be hidden"
+    )
+
+
+def check_overflow(chat: Conversation, request: FitRequest) -> Overflow:
+    budget, current = chat.measure(chat.extras_of(request, reuse=True))
+    return Overflow(
+        is_overflow=current > budget.room,
+        is_approaching=current >= 0.9 * budget.room,
+        current_tokens=current,
+        available_tokens=max(0, budget.room - current),
+        limit=budget.window,
+        threshold=budget.threshold,
+        output_reserve=budget.output,
+    )
+
+
+def decide(chat: Conversation, request: FitRequest) -> Decision:
+    """Whether the next `fit` compacts the view, without a model and without changing anything."""
+    budget, current = chat.measure(chat.extras_of(request, reuse=True))
+    turns, messages = counts_since_compaction(chat)
+    if chat.settings.is_off or chat.override.off:
+        return Decision((), current, turns, messages)
+    trigger = check_triggers(chat, budget, current)
+    obstacle = trigger.obstacle
+    if trigger and not compaction_edits(chat, trigger.budget):
+        obstacle = target_obstacle(chat, trigger.budget)
+    return Decision(trigger.fired, current, turns, messages, obstacle)
