@@ -18,7 +18,7 @@ import typer
 
 import refold
 from refold.session.session import Session
-from refold.summaries.providers import OpenAISummarizer
+from refold.summaries.providers import ModelSummarizer
 from refold.testing.model import Reply, ScriptedModel
 
 MODEL: dict[str, Any] = {"models": {"small": {"window": 40_000, "max_output": 1_000}}}
@@ -27,7 +27,7 @@ FILL = 140
 """Messages that bring a conversation to where its summary is prepared."""
 
 
-def opened(path: Path, summarizer: OpenAISummarizer | None) -> Session:
+def opened(path: Path, summarizer: ModelSummarizer | None) -> Session:
     config = MODEL | {"agents": {"default": {"summarizer": SETTINGS}}}
     session = refold.open("c", store=f"sqlite:///{path}", model="small", config=config, summarizer=summarizer)
     session.append([_message(n, 150) for n in range(FILL)])
@@ -43,7 +43,7 @@ def _message(n: int, words: int = 20) -> dict[str, Any]:
 def measure(appends: int) -> tuple[list[float], list[float]]:
     """Seconds of each append: without a summary under way, and beside one that hangs."""
     with tempfile.TemporaryDirectory() as folder, ScriptedModel(Reply(hang=Event())) as server:
-        model = OpenAISummarizer("gpt-4o-mini", base_url=server.openai_url, api_key="none")
+        model = ModelSummarizer("openai/gpt-4o-mini", base_url=server.openai_url, api_key="none")
         sessions = opened(Path(folder) / "a.db", None), opened(Path(folder) / "b.db", model)
         server.until(lambda: server.in_flight == 1)
         times: tuple[list[float], list[float]] = ([], [])

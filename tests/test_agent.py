@@ -607,7 +607,7 @@ def test_a_model_without_a_key_is_a_setting_to_be_made(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(SettingError, match="OPENAI_API_KEY"):
         Agent("worker", "openai/gpt-5", store="memory://").run("Go")
-    with pytest.raises(SettingError, match="write openai/MODEL"):
+    with pytest.raises(SettingError, match="openai/MODEL"):
         Agent("worker", "nobody/gpt-5")
 
 

@@ -9,7 +9,7 @@ import refold
 from refold.core.event import Called, Replaced
 from refold.core.view import fold
 from refold.dialects.rules.targets import check_request
-from refold.summaries.providers import AnthropicSummarizer, OpenAISummarizer
+from refold.summaries.providers import ModelSummarizer
 
 SHORT = """{sections}Summarize the conversation under these headings, in few words:
 {{{{headings}}}}
@@ -28,8 +28,8 @@ def model():
 def summarizer(request, model):
     rest = {"api_key": "none", "window": model.window}
     if request.param == "openai":
-        return OpenAISummarizer(model.name, base_url=model.openai_url, **rest)
-    return AnthropicSummarizer(model.name, base_url=model.anthropic_url, **rest)
+        return ModelSummarizer(f"openai/{model.name}", base_url=model.openai_url, **rest)
+    return ModelSummarizer(f"anthropic/{model.name}", base_url=model.anthropic_url, **rest)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from refold.stores.memory import MemoryStore
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Store
 from refold.summaries import summarizer as summarizer_module
-from refold.summaries.providers import AnthropicSummarizer, OpenAISummarizer
+from refold.summaries.providers import ModelSummarizer
 from refold.summaries.summarizer import Answer, Ask
 from refold.summaries.write import identity_of
 from refold.testing.model import Reply, Request, ScriptedModel
@@ -84,8 +84,8 @@ def provider(request: pytest.FixtureRequest) -> str:
 
 def writer(provider: str, server: ScriptedModel, model: str = "a-model", **more: Any) -> Any:
     if provider == "openai":
-        return OpenAISummarizer(model, base_url=server.openai_url, api_key=KEY, **more)
-    return AnthropicSummarizer(model, base_url=server.anthropic_url, api_key=KEY, **more)
+        return ModelSummarizer(f"openai/{model}", base_url=server.openai_url, api_key=KEY, **more)
+    return ModelSummarizer(f"anthropic/{model}", base_url=server.anthropic_url, api_key=KEY, **more)
 
 
 def config(

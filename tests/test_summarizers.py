@@ -18,8 +18,7 @@ from refold.core.errors import SettingError
 from refold.core.message import Usage
 from refold.summaries.call import CallOutcome, call, running_loop
 from refold.summaries.providers import (
-    AnthropicSummarizer,
-    OpenAISummarizer,
+    ModelSummarizer,
     output_limit_field,
     summarizer_by_name,
 )
@@ -55,9 +54,8 @@ def provider(request: pytest.FixtureRequest) -> str:
 
 
 def summarizer(provider: str, model: ScriptedModel, **more: Any) -> Any:
-    if provider == "openai":
-        return OpenAISummarizer("a-model", **{"base_url": model.openai_url, "api_key": KEY, **more})
-    return AnthropicSummarizer("a-model", **{"base_url": model.anthropic_url, "api_key": KEY, **more})
+    url = model.openai_url if provider == "openai" else model.anthropic_url
+    return ModelSummarizer(f"{provider}/a-model", **{"base_url": url, "api_key": KEY, **more})
 
 
 def put(to: Any, *, timeout_s: float = 10.0, calls: int = 10, **more: Any) -> CallOutcome:
@@ -91,8 +89,8 @@ class TestModels:
             "max_tokens": 300,
         }
 
-    @pytest.mark.parametrize("url", [None, "https://api.openai.com/v1", "https://eu.api.openai.com/v1"])
-    def test_openai_itself_is_sent_the_limit_that_all_its_models_take(self, url: str | None) -> None:
+    @pytest.mark.parametrize("url", ["https://api.openai.com/v1", "https://eu.api.openai.com/v1"])
+    def test_openai_itself_is_sent_the_limit_that_all_its_models_take(self, url: str) -> None:
         assert output_limit_field(url) == "max_completion_tokens"
 
     def test_anthropic_is_sent_the_system_apart(self) -> None:
@@ -215,10 +213,14 @@ class TestModels:
             {"choices": {}, "content": {}, "usage": {"prompt_tokens": "1", "prompt_tokens_details": 1}},
         ],
     )
-    def test_json_that_says_nothing_is_an_answer_without_text(self, provider: str, body: Any) -> None:
-        answer = said(provider, Reply(raw=json.dumps(body).encode()))[0].answer
-        assert answer is not None
-        assert (answer.text, answer.model, answer.finish) == ("", None, "other")
+    def test_json_that_is_no_reply_is_a_problem_or_says_nothing(self, provider: str, body: Any) -> None:
+        outcome, requests = said(provider, Reply(raw=json.dumps(body).encode()))
+        assert len(requests) == 1
+        if outcome.answer is None:
+            assert outcome.problem is not None
+            assert outcome.problem.startswith(f"{provider}/a-model")
+        else:
+            assert outcome.answer.text == ""
 
     @pytest.mark.parametrize("body", [b"", b"<html>log in</html>", b'{"a": "\xff"}', b"[" * 100_000])
     @pytest.mark.parametrize("kind", ["application/json", "text/html"])

@@ -24,7 +24,7 @@ from refold.core.errors import CannotExpandError, OverBudgetError
 from refold.core.message import Usage
 from refold.session.session import Session
 from refold.summaries.call import CallOutcome, call
-from refold.summaries.providers import AnthropicSummarizer, OpenAISummarizer
+from refold.summaries.providers import ModelSummarizer
 from refold.summaries.summarizer import Ask
 from refold.testing.model import Reply, ScriptedModel
 from refold.testing.scribe import Scribe
@@ -189,8 +189,8 @@ def test_spans_belong_to_what_the_program_traces_itself_also_where_it_awaits(see
 def test_a_request_to_a_model_is_one_span_with_the_names_of_the_conventions(seen, provider):
     usage = Usage(120, 30, cache_read=20)
     with ScriptedModel(Reply(f"## Work done\n- {SECRET}", usage=usage)) as model:
-        made = {"openai": OpenAISummarizer, "anthropic": AnthropicSummarizer}[provider]
-        put(made("a-model", base_url=getattr(model, f"{provider}_url"), api_key="any"))
+        url = getattr(model, f"{provider}_url")
+        put(ModelSummarizer(f"{provider}/a-model", base_url=url, api_key="any"))
     span = seen.one("chat a-model")
     assert seen.all() == (span,)
     assert span.kind is SpanKind.CLIENT
@@ -213,7 +213,7 @@ def test_a_request_to_a_model_is_one_span_with_the_names_of_the_conventions(seen
 def test_each_request_that_fails_is_a_span_with_its_status(seen):
     replies = [Reply(SECRET, 429, headers={"retry-after-ms": "1"}), Reply(SECRET, 400)]
     with ScriptedModel(replies) as model:
-        outcome = put(OpenAISummarizer("a-model", base_url=model.openai_url, api_key="any"))
+        outcome = put(ModelSummarizer("openai/a-model", base_url=model.openai_url, api_key="any"))
     assert outcome.calls == 2
     assert [facts(span)["error.type"] for span in seen.all()] == ["429", "400"]
     assert {span.status.status_code for span in seen.all()} == {StatusCode.ERROR}

@@ -1,11 +1,15 @@
 """Models for agents: any callable from a request to a reply, and those of OpenAI and Anthropic."""
 
-import os
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Protocol
 
-from refold.core.errors import SettingError
-from refold.summaries.providers import SDK_TIMEOUT_S, missing_sdk, parse_reply
+from refold.summaries.providers import (
+    anthropic_client,
+    anthropic_reply,
+    openai_client,
+    openai_reply,
+    split_name,
+)
 
 
 class Model(Protocol):
@@ -47,25 +51,13 @@ class OpenAIModel:
     def __call__(self, request: dict[str, Any], /) -> Awaitable[Any] | AsyncIterator[Any]:
         return self._chunks(request) if self._stream else self._reply(request)
 
-    def _client(self) -> Any:
-        try:
-            from openai import AsyncOpenAI, OpenAIError
-        except ImportError as error:
-            raise missing_sdk("openai") from error
-        url = self._base_url or os.environ.get("OPENAI_BASE_URL") or None
-        try:
-            return AsyncOpenAI(base_url=url, api_key=self._api_key, max_retries=0, timeout=SDK_TIMEOUT_S)
-        except OpenAIError as error:
-            raise SettingError(self.name, f"set OPENAI_API_KEY or pass api_key: {error}") from error
-
     async def _reply(self, request: dict[str, Any]) -> Any:
-        async with self._client() as client:
-            response = await client.chat.completions.with_raw_response.create(**request)
-            return parse_reply(response.http_response.content, self.name)
+        client = openai_client(self.name, self._base_url, self._api_key)
+        return await openai_reply(client, request, self.name)
 
     async def _chunks(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         usage = {"stream_options": {"include_usage": True}}
-        async with self._client() as client:
+        async with openai_client(self.name, self._base_url, self._api_key) as client:
             async for chunk in await client.chat.completions.create(**usage, **request, stream=True):
                 yield chunk
 
@@ -95,29 +87,12 @@ class AnthropicModel:
     def __call__(self, request: dict[str, Any], /) -> Awaitable[Any] | AsyncIterator[Any]:
         return self._chunks(request) if self._stream else self._reply(request)
 
-    def _client(self) -> Any:
-        try:
-            from anthropic import AsyncAnthropic
-        except ImportError as error:
-            raise missing_sdk("anthropic") from error
-        return AsyncAnthropic(
-            base_url=self._base_url,
-            api_key=self._api_key,
-            max_retries=0,
-            timeout=SDK_TIMEOUT_S,
-            open_telemetry=False,  # the loop traces it
-        )
-
     async def _reply(self, request: dict[str, Any]) -> Any:
-        async with self._client() as client:
-            try:
-                response = await client.messages.with_raw_response.create(**request)
-            except TypeError as error:  # the SDK has no credentials
-                raise SettingError(self.name, f"set ANTHROPIC_API_KEY or pass api_key: {error}") from error
-            return parse_reply(response.http_response.content, self.name)
+        client = anthropic_client(self._base_url, self._api_key)
+        return await anthropic_reply(client, request, self.name)
 
     async def _chunks(self, request: dict[str, Any]) -> AsyncIterator[Any]:
-        async with self._client() as client:
+        async with anthropic_client(self._base_url, self._api_key) as client:
             async for event in await client.messages.create(**request, stream=True):
                 yield event
 
@@ -126,11 +101,7 @@ def model_by_name(model: str) -> Model:
     """`openai/MODEL` or `anthropic/MODEL`; a bare `claude-…` is Anthropic's, any other bare name OpenAI's.
 
     Raises:
-        SettingError: the provider is unknown, or no model follows it.
+        SettingError: the provider is unknown, or no model is named.
     """
-    provider, slash, name = model.partition("/")
-    if not slash:
-        provider, name = "anthropic" if "claude" in model.lower() else "openai", model
-    if provider not in ("openai", "anthropic") or not name:
-        raise SettingError(f"model {model!r}", "write openai/MODEL or anthropic/MODEL, or pass a callable")
+    provider, name = split_name(model)
     return AnthropicModel(name) if provider == "anthropic" else OpenAIModel(name)
