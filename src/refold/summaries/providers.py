@@ -74,7 +74,7 @@ class ModelSummarizer:
             raise MessageError(self.name, "the reply has no message")
         message = parsed.messages[0]
         content = message.get("content")
-        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        parts: list[Any] = content if isinstance(content, list) else [{"type": "text", "text": content}]
         text = "".join(part["text"] for part in parts if _is_text(part))  # no thinking, no calls
         finish = "refusal" if message.get("refusal") else _FINISHES.get(parsed.finish, "other")
         return Answer(text, parsed.model, parsed.usage, finish)
