@@ -48,7 +48,8 @@ def fit(
     )
     session.shows_handles = False  # nothing is stored, so nothing could be expanded
     with progress("Reading", len(given.messages)) as advance:
-        session.say(given.said(session.intake(dialect), advance))
+        session.say(given.said(session.intake(dialect)))
+        advance(len(given.messages))
     spoken = dialect if dialect in TARGETS else given.dialect
     try:
         fitted = session.fit(dialect=spoken, tools=given.tools, request=given.beside | given.system)

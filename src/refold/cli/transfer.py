@@ -103,7 +103,8 @@ def _parse_files(
             name = id or one.id or _named_after(file, n if len(found) > 1 else None)
             if name in drafts:
                 raise ConflictError(f"{one.where}: the file has the id {name!r} twice")
-            drafts[name] = one.drafts(intake, advance)
+            drafts[name] = one.drafts(intake)
+            advance(one.count)
             if not drafts[name]:
                 raise MessageError(one.where, "has no messages")
     return drafts

@@ -2,10 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,7 @@ from refold.session.meter import Meter
 RESPONSES = "openai-responses"
 BOM = b"\xef\xbb\xbf"
 LISTS = ("messages", "input")
-"""What the list of messages is called in a request."""
-BATCH = 500
-"""Messages that are read in one go."""
+"""Names of the list of messages in a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,65 +98,38 @@ class FileConversation:
     def count(self) -> int:
         return len(self.messages) + bool(self.system)
 
-    def drafts(self, intake: Intake, advance: Callable[[int], None] = lambda n: None) -> list[Draft]:
-        """All that was said, parsed and counted; system text first.
+    def drafts(self, intake: Intake) -> list[Draft]:
+        """All messages, parsed and counted; system text beside them first.
 
         Raises:
             MessageError: says which message of which line.
         """
-        return [*self._said_apart(intake, advance), *self.said(intake, advance)]
+        known = intake._replace(default=self.dialect or intake.default)
+        drafts = list[Draft]()
+        for name, text in self.system.items():
+            blocks = text if isinstance(text, list) else [text]
+            if not all(isinstance(block, dict) and "role" in block for block in blocks):  # so has the AI SDK
+                is_own = SYSTEM_FIELDS[name] == (known.dialect or known.default)
+                blocks = [{name: text} if is_own else {"role": "system", "content": text}]
+            drafts += known.take(blocks, lambda _: self.inside(name)).drafts  # noqa: B023
+        return drafts + self.said(intake)
 
-    def said(self, intake: Intake, advance: Callable[[int], None] = lambda n: None) -> list[Draft]:
+    def said(self, intake: Intake) -> list[Draft]:
         """The messages, parsed and counted, without system text that stands beside them.
 
         Raises:
             MessageError: says which message of which line.
         """
-        known, drafts = self._known(intake), list[Draft]()
-        for start, stop in self._batches(known.dialect or known.default):
-            raw = self.raw[start:stop] if self.raw else None
-            drafts += known.take(self.messages[start:stop], partial(self.place, start), raw).drafts
-            advance(stop - start)
-        return drafts
+        known = intake._replace(default=self.dialect or intake.default)
+        return known.take(self.messages, self.place, self.raw).drafts
 
-    def place(self, start: int, n: int = 0) -> str:
+    def place(self, n: int) -> str:
         """Where a message stands, for people."""
-        return self.inside(f"{self.name}[{start + n}]")
+        return self.inside(f"{self.name}[{n}]")
 
     def inside(self, field: str) -> str:
         """Where a field of the request stands, for people."""
         return f"{self.where}: {field}" if self.where else field
-
-    def _known(self, intake: Intake) -> Intake:
-        return intake._replace(default=self.dialect or intake.default)
-
-    def _said_apart(self, intake: Intake, advance: Callable[[int], None]) -> list[Draft]:
-        known = self._known(intake)
-        for name, text in self.system.items():
-            own = SYSTEM_FIELDS[name] == (known.dialect or known.default)
-            blocks = text if isinstance(text, list) else [text]
-            if all(isinstance(block, dict) and "role" in block for block in blocks):  # so has the AI SDK
-                apart = blocks
-            else:
-                apart = [{name: text} if own else {"role": "system", "content": text}]
-            advance(1)
-            return known.take(apart, lambda n: self.inside(name)).drafts  # noqa: B023
-        return []
-
-    def _batches(self, dialect: str) -> Iterator[tuple[int, int]]:
-        """Where each begins and ends. Items that the model said in one answer stay together."""
-        start, count = 0, len(self.messages)
-        while start < count:
-            stop = min(start + BATCH, count)
-            while dialect == RESPONSES and stop < count and not _asks(self.messages[stop]):
-                stop += 1
-            yield start, stop
-            start = stop
-
-
-def _asks(item: Any) -> bool:
-    """Whether it is clear that this is not what the model said."""
-    return isinstance(item, dict) and item.get("role") in ("user", "system", "developer")
 
 
 def read_file(path: str) -> bytes:

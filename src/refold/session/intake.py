@@ -297,8 +297,9 @@ def _time_of(row: dict[str, Any]) -> float | None:
         found = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     if not isinstance(found, int | float) or isinstance(found, bool):
         return None
-    seconds = found / 1_000 if found > LATEST_S else float(found)
-    return seconds if 0 <= seconds <= LATEST_S else None
+    if not 0 <= found <= 1_000 * LATEST_S:
+        return None
+    return found / 1_000 if found > LATEST_S else float(found)
 
 
 def _groups(units: Sequence[_Unit]) -> Iterable[Sequence[_Unit]]:
