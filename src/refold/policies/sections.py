@@ -59,8 +59,15 @@ _FENCE = regex(r"<(\s*/?\s*)record", re.IGNORECASE)
 _ENTRY = regex(r"^- (.*)$")
 _ENDS = regex(r"(?<=[.!?])\s+|(?<=[。！？])")
 _KEYED = regex(r"([A-Za-z_][\w.-]*)=(.+)$")
-_TITLES = {f"{title}:": section for section, title in SECTIONS.items()}
-_OLD_TITLES = {"Rules and decisions:": "rules"}
+_TITLES = {f"{title}:": section for section, title in SECTIONS.items()} | {"Rules and decisions:": "rules"}
+_HEADED = {" ".join(re.findall(r"\w+", title.casefold())): section for section, title in SECTIONS.items()}
+_HEADING = regex(
+    r"(?:#{1,6}\s+)?(?:\d+[.)]\s+)?(?:\*\*|__)?"
+    rf"({'|'.join(title.replace(' ', chr(92) + 'W+') for title in _HEADED)})"
+    r"(?:\*\*|__)?(?::(?:\*\*|__)?(.*))?",
+    re.IGNORECASE,
+)
+_OTHER_HEADING = regex(r"#{1,6}\s.*|(?:\d+[.)]\s+)?(?:\*\*[^*]+\*\*|__[^_]+__):?")
 
 
 class SummaryEntry(NamedTuple):
@@ -102,7 +109,10 @@ def body(text: str) -> str:
     """The text inside the fence, or all of a summary that refold did not write."""
     if not text.startswith(_OURS):
         return text.strip()
-    return text.partition(f"{OPEN}\n")[2].rpartition(f"\n{CLOSE}")[0]
+    lines = text.split("\n")
+    start = next((n for n, line in enumerate(lines) if line.startswith("<record note=")), len(lines))
+    end = lines.index(CLOSE) if CLOSE in lines else len(lines)
+    return "\n".join(lines[start + 1 : end])
 
 
 def is_summary(text: str) -> bool:
@@ -121,64 +131,97 @@ def read(text: str) -> Iterator[SummaryEntry]:
 
     A summary that refold did not write is all narrative.
     """
-    is_ours = text.startswith(_OURS)
-    section = "" if is_ours else "narrative"
-    narrative = list[str]()
-    for line in _inside(text).split("\n") if is_ours else text.strip().split("\n"):
-        title = _TITLES.get(line) or _OLD_TITLES.get(line)
-        if title is not None and is_ours:
-            section = title
+    if text.startswith(_OURS):
+        return listed_entries(body(text))
+    return narrative_entries(body(text).split("\n"))
+
+
+def listed_entries(text: str) -> Iterator[SummaryEntry]:
+    """The entries of a summary without its fence."""
+    section = ""
+    narrative: list[str] = []
+    for line in text.split("\n"):
+        item = _ENTRY.match(line)
+        score = SECTION_SCORES.get(section, 0.0) - (0.0 if section in PROSE else OLDER)
+        if line in _TITLES:
+            section = _TITLES[line]
         elif section == "narrative":
             narrative.append(line)
         elif section == "values":
-            key, values = pair(line)
-            phrase = line.removeprefix(VALUE_SEPARATOR.lstrip())
-            if key:
-                found = [f"{key}={value}" for value in values.split(VALUE_SEPARATOR)]
-            else:
-                found = [phrase] if phrase != line else line.split(" ")
-            for n, one in enumerate(found):
-                if one:
-                    yield SummaryEntry(section, one, _value_score(one) - n / 400)
+            for n, value in enumerate(_read_values(line)):
+                yield SummaryEntry(section, value, _value_score(value) - n / 400)
         elif section == "files":
-            yield from (
-                SummaryEntry(section, one, SECTION_SCORES[section] - OLDER) for one in line.split(" ") if one
-            )
-        elif section and (listed := _ENTRY.match(line)):
-            many = [listed[1]]
-            if section == "calls":
-                tool, _, inputs = listed[1].partition(": ")
-                many = [f"{tool}: {input}" for input in inputs.split(CALL_SEPARATOR)]
-            less = 0.0 if section in PROSE else OLDER
-            yield from (SummaryEntry(section, one, SECTION_SCORES[section] - less) for one in many)
+            for file in line.split():
+                yield SummaryEntry(section, file, score)
+        elif section == "calls" and item:
+            tool, _, inputs = item[1].partition(": ")
+            for input in inputs.split(CALL_SEPARATOR):
+                yield SummaryEntry(section, f"{tool}: {input}", score)
+        elif section and item:
+            yield SummaryEntry(section, item[1], score)
     yield from narrative_entries(narrative)
+
+
+def _read_values(line: str) -> list[str]:
+    key, values = pair(line)
+    if key:
+        return [f"{key}={value}" for value in values.split(VALUE_SEPARATOR) if value]
+    phrase = line.removeprefix(VALUE_SEPARATOR.lstrip())
+    return line.split() if phrase == line else [phrase]
 
 
 def narrative_entries(lines: Sequence[str]) -> Iterator[SummaryEntry]:
     """The entries of a narrative, line by line; later lines score lower. Long lines are split."""
     before = 0
     for line in lines:
-        for part in _split_line(line):
+        for part in split_line(line, LONG_LINE):
             yield SummaryEntry("narrative", part, SECTION_SCORES["narrative"] - before / CHARS_PER_POINT)
             before += len(part)
 
 
-def _split_line(line: str) -> Iterator[str]:
-    piece = ""
-    for sentence in _ENDS.split(line) if len(line) > LONG_LINE else ():
-        if piece and len(piece) + len(sentence) > LONG_LINE:
-            yield piece
-            piece = ""
-        piece = f"{piece} {sentence}" if piece else sentence
-    yield piece or line
+def split_line(line: str, chars: int) -> Iterator[str]:
+    """A line in parts of so many characters, if that is possible between its sentences."""
+    part = ""
+    for sentence in _ENDS.split(line) if len(line) > chars else [line]:
+        if part and len(part) + len(sentence) > chars:
+            yield part
+            part = ""
+        part = f"{part} {sentence}" if part else sentence
+    yield part
 
 
-def _inside(text: str) -> str:
-    """The text inside the fence, also of an earlier version's."""
-    lines = text.split("\n")
-    start = next((n for n, line in enumerate(lines) if line.startswith("<record note=")), len(lines))
-    end = lines.index(CLOSE) if CLOSE in lines else len(lines)
-    return "\n".join(lines[start + 1 : end])
+def by_section(text: str, *, is_plain: bool = False) -> Iterator[tuple[str, str]]:
+    """The lines of a model's text, each with its section.
+
+    A text is read into sections if it begins with one of refold's headings or has two of them, and has no
+    more headings of its own. Otherwise, or if `is_plain`, all of it is narrative.
+    """
+    lines = text.strip("\n").splitlines()
+    fences = [n for n, line in enumerate(lines) if line.startswith("```")]
+    code: set[int] = set()
+    for start, end in zip(fences[::2], fences[1::2], strict=False):
+        code.update(range(start, end))
+    headings: dict[int, tuple[str, str]] = {}
+    for n, line in enumerate(lines):
+        ours = _HEADING.fullmatch(line.strip())
+        if n in code:
+            continue
+        if ours:
+            headings[n] = (_HEADED[_letters(ours[1])], (ours[2] or "").strip())
+        elif _OTHER_HEADING.fullmatch(line.strip()):
+            headings[n] = ("narrative", line)
+    own = [n for n, (section, _) in headings.items() if section != "narrative"]
+    if is_plain or 2 * len(own) < len(headings) or (len(own) < 2 and 0 not in own):
+        headings.clear()
+    section = "narrative"
+    for n, line in enumerate(lines):
+        if n in headings:
+            section, line = headings[n]
+        yield section, line
+
+
+def _letters(title: str) -> str:
+    return " ".join(re.findall(r"\w+", title.casefold()))
 
 
 def quote_line(text: str) -> str:
@@ -191,7 +234,7 @@ def quote_line(text: str) -> str:
 
 def _untitled(line: str) -> str:
     """A line of a narrative that cannot be taken for a title."""
-    return f"> {line}" if line.strip() in _TITLES or line.strip() in _OLD_TITLES else line
+    return f"> {line}" if line.strip() in _TITLES else line
 
 
 def pair(text: str) -> tuple[str, str]:

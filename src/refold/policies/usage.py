@@ -180,7 +180,7 @@ class _WordIndex:
         text = Evidence((all_text(Message(message.role, parts)),))
         self.lines[line.at] = line
         self._texts[line.at] = text
-        for atom in text.known:
+        for atom in text.words:
             self._places[atom].append(line.at)
 
     def holders(self, value: str) -> list[Line]:
