@@ -41,8 +41,7 @@ def running(
     config = load_config({"models": MODELS, **(settings or {}), "serve": {"port": 0, **serve}})
     service = Service(config, open_store(store), summarizer=summarizer)
     with listening(config) as listener:
-        server = GracefulServer(app_of(service), config.serve.limits)
-        server.on_stop = service.events.close
+        server = GracefulServer(app_of(service), config.serve.limits, service)
         thread = Thread(target=lambda: asyncio.run(server.serve([listener])))
         thread.start()
         url = url_of(listener)

@@ -73,8 +73,7 @@ def gate(
     )
     service = Service(settings, store)
     try:
-        with running(app_of(service), settings) as (url, server):
-            server.on_stop, server.on_end = service.events.close, service.finish
+        with running(app_of(service), settings, service) as (url, _):
             yield Gate(url, upstream, service)
     finally:
         service.close()

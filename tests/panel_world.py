@@ -70,8 +70,7 @@ def served(store: str, port: int = 0, **settings: Any) -> Iterator[Panel]:
     config = load_config({**SETTINGS, "serve": {"port": port, **settings}})
     with listening(config) as listener:
         service = Service(config, open_store(store), summarizer=summarize)
-        server = GracefulServer(app_of(service), config.serve.limits)
-        server.on_stop = service.events.close
+        server = GracefulServer(app_of(service), config.serve.limits, service)
         thread = Thread(target=server.run, args=([listener],))
         thread.start()
         try:

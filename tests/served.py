@@ -93,17 +93,16 @@ def whole_service(store: Store, **settings: Any) -> Iterator[Served]:
     config = load_config({"serve": {"port": 0, **settings}})
     service = Service(config, store)
     try:
-        with running(app_of(service), config) as (url, server):
-            server.on_stop, server.on_end = service.events.close, service.finish
+        with running(app_of(service), config, service) as (url, server):
             yield Served(url, server, service.metrics, [])
     finally:
         service.close()
 
 
 @contextmanager
-def running(app: Any, config: Config) -> Iterator[tuple[str, GracefulServer]]:
+def running(app: Any, config: Config, service: Service | None = None) -> Iterator[tuple[str, GracefulServer]]:
     with listening(config) as listener:
-        server = GracefulServer(app, config.serve.limits)
+        server = GracefulServer(app, config.serve.limits, service)
         thread = Thread(target=server.run, args=([listener],))
         thread.start()
         try:

@@ -45,8 +45,11 @@ class OpenAIModel:
         stream: bool = False,
         **extra: Any,
     ) -> None:
-        self.name, self.extra, self._stream = name, extra, stream
-        self._base_url, self._api_key = base_url, api_key
+        self.name = name
+        self.extra = extra
+        self._base_url = base_url
+        self._api_key = api_key
+        self._stream = stream
 
     def __call__(self, request: dict[str, Any], /) -> Awaitable[Any] | AsyncIterator[Any]:
         return self._chunks(request) if self._stream else self._reply(request)
@@ -81,8 +84,11 @@ class AnthropicModel:
         max_tokens: int = 4_096,
         **extra: Any,
     ) -> None:
-        self.name, self.extra, self._stream = name, {"max_tokens": max_tokens, **extra}, stream
-        self._base_url, self._api_key = base_url, api_key
+        self.name = name
+        self.extra = {"max_tokens": max_tokens, **extra}
+        self._base_url = base_url
+        self._api_key = api_key
+        self._stream = stream
 
     def __call__(self, request: dict[str, Any], /) -> Awaitable[Any] | AsyncIterator[Any]:
         return self._chunks(request) if self._stream else self._reply(request)

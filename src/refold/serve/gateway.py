@@ -22,8 +22,8 @@ from refold.serve.http_protocol import cancel, wait_for_disconnect
 from refold.serve.incoming import Dialect, read_request
 from refold.serve.recorder import GatewayRequest, PlacedRequest, Recorder, UpstreamRequest, only_looks_up
 from refold.serve.service import Service
-from refold.serve.streaming import Forwarder, UpstreamTarget
-from refold.serve.upstream import Upstream, UpstreamError, request_headers
+from refold.serve.streaming import Forwarder, RoundReply, UpstreamTarget
+from refold.serve.upstream import UpstreamError, request_headers
 
 MAX_LOOKUP_ROUNDS = 8
 """In which the model may use the gateway's own tools for one answer."""
@@ -96,8 +96,6 @@ class Gateway:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.recorder = Recorder(service)
-        self.upstream = Upstream()
-        service.on_close(self.upstream.close)
         self._store_down_until = 0.0
 
     async def answer(self, route: GatewayRoute, request: Request, body: bytes | None, send: Send) -> None:
@@ -113,13 +111,20 @@ class Gateway:
             except Exception as error:
                 headers = {"x-refold-bypass": self._bypass_reason(error)}
             else:
-                forwarder = Forwarder(self.upstream, send, target, _response_headers(prepared))
+                forwarder = Forwarder(
+                    self.service.upstream,
+                    send,
+                    target,
+                    _response_headers(prepared),
+                    route.dialect,
+                    hides_tools=prepared.placed.offers_tools,
+                )
                 try:
-                    await self._converse(route.dialect, prepared, forwarder)
+                    await self._converse(prepared, forwarder)
                     return
                 except _LookupError as error:
                     headers = {"x-refold-bypass": str(error)}
-        await Forwarder(self.upstream, send, target, headers).forward(body)
+        await Forwarder(self.service.upstream, send, target, headers).forward(body)
 
     def _url(self, route: GatewayRoute, request: Request) -> str:
         base = str(getattr(self.service.settings.upstreams, route.provider)).rstrip("/")
@@ -184,35 +189,51 @@ class Gateway:
         request.scope["state"]["caller"] = caller._replace(owner=owner)  # for the access log
         return owner
 
-    async def _converse(self, dialect: Dialect, prepared: UpstreamRequest, forwarder: Forwarder) -> None:
+    async def _converse(self, prepared: UpstreamRequest, forwarder: Forwarder) -> None:
+        """Sends requests until there is an answer for the client, and records each reply.
+
+        Raises:
+            _LookupError: the gateway's own tools failed before the client has seen anything.
+        """
         placed = prepared.placed
+        body: bytes | None = prepared.body
         rounds = 0
-
-        async def record(reply: dict[str, Any], visible: dict[str, Any]) -> bytes | None:
-            nonlocal placed, rounds
-            rounds += 1
-            try:
-                async with asyncio.timeout(TIMEOUT_S):
-                    placed = await self.service.work(self.recorder.record_reply, placed, reply, visible)
-                    if placed.is_complete or rounds > MAX_LOOKUP_ROUNDS:
-                        return None
-                    is_last = rounds >= MAX_LOOKUP_ROUNDS
-                    fitted = await self.service.work(self.recorder.fit, placed, is_last=is_last)
-                    return fitted.body
-            except Exception as error:  # the client gets its answer all the same
-                reason = self._bypass_reason(error)
-                facts = {"owner": placed.key.owner, "conversation": placed.key.conversation}
-                _LOG.error("a reply was not recorded: %s", type(error).__name__, extra={"facts": facts})
-                if not _waits_for_lookup(placed, reply):
-                    return None
-                if placed.request.incoming.is_stream:
-                    raise UpstreamError("what the model looked up could not be sent to it") from error
-                raise _LookupError(reason) from error
-
         try:
-            await forwarder.converse(dialect, prepared.body, record, hides_tools=placed.offers_tools)
+            while body is not None:
+                reply = await forwarder.receive(body)
+                if reply is None:
+                    break
+                rounds += 1
+                placed, body = await self._record_reply(placed, reply, rounds)
+            await forwarder.finish()
+        except UpstreamError as error:
+            await forwarder.fail(error)
         finally:
             self.recorder.end(prepared.placed)
+
+    async def _record_reply(
+        self, placed: PlacedRequest, reply: RoundReply, rounds: int
+    ) -> tuple[PlacedRequest, bytes | None]:
+        """Returns the body of the next request, if the model only looked something up; else None."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                placed = await self.service.work(
+                    self.recorder.record_reply, placed, reply.body, reply.visible
+                )
+                if placed.is_complete or rounds > MAX_LOOKUP_ROUNDS:
+                    return placed, None
+                is_last = rounds >= MAX_LOOKUP_ROUNDS
+                fitted = await self.service.work(self.recorder.fit, placed, is_last=is_last)
+                return placed, fitted.body
+        except Exception as error:  # the client gets its answer all the same
+            reason = self._bypass_reason(error)
+            facts = {"owner": placed.key.owner, "conversation": placed.key.conversation}
+            _LOG.error("a reply was not recorded: %s", type(error).__name__, extra={"facts": facts})
+            if not _waits_for_lookup(placed, reply.body):
+                return placed, None
+            if placed.request.incoming.is_stream:
+                raise UpstreamError("what the model looked up could not be sent to it") from error
+            raise _LookupError(reason) from error
 
     def _bypass_reason(self, error: Exception) -> str:
         """Why refold's part failed, in a word for the header."""

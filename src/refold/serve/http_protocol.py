@@ -3,7 +3,6 @@
 import socket
 from asyncio import CancelledError, Task, TimerHandle, Transport, wait
 from contextlib import suppress
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 from weakref import ref
@@ -98,7 +97,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._header_bytes = None
         self._set_timer(None)
-        self.scope["extensions"] = {ABORT: {"do": partial(_abort, ref(self))}}
+        self.scope["extensions"] = {ABORT: {"do": self.transport.abort}}
         super().on_headers_complete()
         self.cycle.transport = _LingeringTransport(self, self.cycle)  # type: ignore[assignment]
 
@@ -182,11 +181,6 @@ def abort(scope: Scope) -> None:
     """Closes the connection of a request at once, without sending what its client has not read."""
     if (extension := scope.get("extensions", {}).get(ABORT)) is not None:
         extension["do"]()
-
-
-def _abort(protocol: "ref[LimitedProtocol]") -> None:
-    if (connected := protocol()) is not None:
-        connected.transport.abort()
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

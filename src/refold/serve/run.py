@@ -5,7 +5,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -64,10 +64,7 @@ def run(
         service = Service(settings, backend, summarizer=summarizer, embedder=embedder)
         try:
             logs.configure(log_level, [settings.serve.token] if settings.serve.token else [])
-            server = GracefulServer(app_of(service, tokens), settings.serve.limits)
-            server.on_stop = service.events.close
-            server.on_end = service.finish
-            server.on_hangup = tokens.reload
+            server = GracefulServer(app_of(service, tokens), settings.serve.limits, service, tokens)
             tell(url_of(listener))
             server.run([listener])
         finally:
@@ -77,7 +74,10 @@ def run(
 class GracefulServer(uvicorn.Server):
     """Told to stop, it accepts no more and gives running requests `grace_s`; told again, it ends at once."""
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+    def __init__(
+        self, app: ASGIApp, limits: Limits, service: Service | None = None, tokens: Tokens | None = None
+    ) -> None:
+        """`tokens` are read again at SIGHUP."""
         config = uvicorn.Config(
             app,
             lifespan="off",
@@ -92,12 +92,8 @@ class GracefulServer(uvicorn.Server):
             timeout_graceful_shutdown=limits.grace_s,  # type: ignore[arg-type]
         )
         super().__init__(config)
-        self.on_stop: Callable[[], None] = lambda: None
-        """Called when no more requests are accepted, to end responses that would go on forever."""
-        self.on_end: Callable[[], Awaitable[None]] | None = None
-        """Awaited when all responses have ended."""
-        self.on_hangup: Callable[[], None] = lambda: None
-        """Called at SIGHUP."""
+        self._service = service
+        self._tokens = tokens
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -105,8 +101,9 @@ class GracefulServer(uvicorn.Server):
             yield
             return
         before = {one: signal.signal(one, self._stop) for one in (signal.SIGTERM, signal.SIGINT)}
-        if hasattr(signal, "SIGHUP"):
-            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: self.on_hangup())
+        tokens = self._tokens
+        if tokens is not None and hasattr(signal, "SIGHUP"):
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: tokens.reload())
         try:
             yield
         finally:
@@ -119,10 +116,11 @@ class GracefulServer(uvicorn.Server):
             signal.signal(one, signal.SIG_DFL)  # the next one ends the process
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.on_stop()
+        if self._service is not None:
+            self._service.events.close()  # these responses would go on forever
         await super().shutdown(sockets)
-        if self.on_end is not None:
-            await self.on_end()
+        if self._service is not None:
+            await self._service.upstream.close()
 
 
 def check_safe(config: Config) -> None:

@@ -5,7 +5,7 @@ import hmac
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -17,6 +17,7 @@ from refold.config.config import Config
 from refold.core.errors import RefoldError
 from refold.serve.events import EventBroker
 from refold.serve.metrics import Metrics
+from refold.serve.upstream import Upstream
 from refold.session.notify import CompactionEvent, SessionEvent
 from refold.session.session import Session
 from refold.stores.store import Key, Notes, Store
@@ -82,6 +83,7 @@ class Service:
         self.store = store
         self.health = Health(store)
         self.events = EventBroker()
+        self.upstream = Upstream()
         self.metrics = Metrics()
         self.metrics.sessions_kept.set_function(lambda: len(self._sessions))
         self._summarizer = summarizer
@@ -92,7 +94,6 @@ class Service:
         self._lock = Lock()
         self._secret: bytes | None = None
         self._secret_lock = Lock()
-        self._on_close: list[Callable[[], Awaitable[None]]] = []
 
     async def work(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs in a thread what may block on the store or on a lock."""
@@ -181,14 +182,6 @@ class Service:
             if self._secret is None:
                 self._secret = secrets.token_bytes(32)
             return self._secret
-
-    def on_close(self, do: Callable[[], Awaitable[None]]) -> None:
-        self._on_close.append(do)
-
-    async def finish(self) -> None:
-        """Runs what was given to `on_close`, before the event loop ends."""
-        for do in self._on_close:
-            await do()
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
@@ -14,7 +15,7 @@ from refold.core.errors import RefoldError
 from refold.dialects.chunks import join
 from refold.dialects.replies import take
 from refold.dialects.shape import kind_of
-from refold.serve.hide_tools import STREAM_ENDS, StreamMerger, stream_merger, visible_reply
+from refold.serve.hide_tools import STREAM_ENDS, stream_merger, visible_reply
 from refold.serve.incoming import Dialect
 from refold.serve.upstream import Upstream, UpstreamError, response_headers
 
@@ -38,99 +39,103 @@ class UpstreamTarget(NamedTuple):
     headers: list[tuple[str, str]]
 
 
-RecordRound = Callable[[dict[str, Any], dict[str, Any]], Awaitable[bytes | None]]
-"""Records the model's reply; the second argument is what the client sees of all rounds so far.
+class RoundReply(NamedTuple):
+    """What a model answered in one round."""
 
-Returns the body of the next request, if the model only looked something up; None if the answer is complete.
-"""
-
-
-class _Round(NamedTuple):
-    """One response of the upstream."""
-
-    response: aiohttp.ClientResponse
-    reply: dict[str, Any] | None
-    """None if there is nothing to record: an error, or something that is not understood."""
-    rest: bytes
-    """What was not passed on yet."""
+    body: dict[str, Any]
+    visible: dict[str, Any]
+    """What the client sees of all rounds so far."""
 
 
 class Forwarder:
-    """Answers one request of a client with one or more responses of an upstream."""
+    """Answers one request of a client with one or more responses of an upstream.
+
+    With `hides_tools`, the client sees nothing of the gateway's own tools. What is not understood of a
+    response is passed on as it came.
+    """
 
     def __init__(
-        self, upstream: Upstream, send: Send, target: UpstreamTarget, own_headers: Mapping[str, str]
+        self,
+        upstream: Upstream,
+        send: Send,
+        target: UpstreamTarget,
+        own_headers: Mapping[str, str],
+        dialect: Dialect = "openai-chat",
+        *,
+        hides_tools: bool = False,
     ) -> None:
         self._upstream = upstream
         self._send = send
         self._target = target
         self._own_headers = [(name.encode(), value.encode()) for name, value in own_headers.items()]
         """In UTF-8, since a conversation's id may have any characters."""
+        self._dialect: Dialect = dialect
+        self._hides_tools = hides_tools
+        self._merger = stream_merger(dialect) if hides_tools else None
+        self._replies: list[dict[str, Any]] = []
+        self._visible: dict[str, Any] | None = None
+        self._response: aiohttp.ClientResponse | None = None
+        """The last one, as long as its end is held back."""
+        self._rest = b""
+        """Of the last response: what was not passed on yet."""
         self._has_begun = False
         self._is_stream = False
 
     async def forward(self, body: bytes | None) -> None:
-        """Sends the request as it came, and its response as it comes."""
+        """Sends a request as it came, and its response as it comes."""
         try:
             async with self._upstream.request(*self._target, body) as response:
                 await self._pass_on(response)
         except UpstreamError as error:
-            await self._fail(error)
+            await self.fail(error)
 
-    async def converse(
-        self, dialect: Dialect, body: bytes, record: RecordRound, *, hides_tools: bool
-    ) -> None:
-        """Sends requests until there is an answer for the client.
+    async def receive(self, body: bytes) -> RoundReply | None:
+        """Sends a request and passes its response on, all but the end. None if there is nothing to record.
 
-        With `hides_tools`, the client sees nothing of the gateway's own tools. What is not understood of a
-        response is passed on as it came, and not recorded.
+        Raises:
+            UpstreamError: there is no response, or it was cut off.
         """
-        merger = stream_merger(dialect) if hides_tools else None
-        replies: list[dict[str, Any]] = []
-        next_body: bytes | None = body
-        visible: dict[str, Any] | None = None
-        try:
-            while next_body is not None:
-                async with self._upstream.request(*self._target, next_body) as response:
-                    if response.status != 200:
-                        if self._has_begun or replies:
-                            raise UpstreamError(f"the upstream answered {response.status} in mid-answer")
-                        await self._pass_on(response)
-                        return
-                    round = await self._receive(response, dialect, merger)
-                visible = round.reply
-                if round.reply is None:
-                    break
-                replies.append(round.reply)
-                if hides_tools:
-                    visible = _understood(lambda: visible_reply(dialect, replies))
-                if visible is None:
-                    break
-                next_body = await record(round.reply, visible)
-            rest = round.rest
-            if merger is not None and self._is_stream:
-                rest = b"".join(_as_sse(dialect, event) for event in merger.end()) + rest
-            elif visible is not None and visible != round.reply:
-                rest = dumps(visible)
-            await self._begin(round.response, len(rest))
-            await self._send_body(rest)
-            await self._end()
-        except UpstreamError as error:
-            await self._fail(error)
+        async with self._upstream.request(*self._target, body) as response:
+            if response.status != 200:
+                if self._has_begun or self._replies:
+                    raise UpstreamError(f"the upstream answered {response.status} in mid-answer")
+                await self._pass_on(response)
+                return None
+            self._response = response
+            if response.content_type == "text/event-stream":
+                reply = await self._receive_stream(response)
+            else:
+                reply = None
+                self._rest = await response.read()
+                with _tolerating():
+                    reply = _answer(loads(self._rest))
+        self._visible = None
+        if reply is None:
+            return None
+        self._replies.append(reply)
+        self._visible = reply
+        if self._hides_tools:
+            self._visible = None
+            with _tolerating():
+                self._visible = visible_reply(self._dialect, self._replies)
+        return RoundReply(reply, self._visible) if self._visible is not None else None
 
-    async def _receive(
-        self, response: aiohttp.ClientResponse, dialect: Dialect, merger: StreamMerger | None
-    ) -> _Round:
-        if response.content_type == "text/event-stream":
-            return await self._receive_stream(response, dialect, merger)
-        data = await response.read()
-        return _Round(response, _understood(lambda: _answer(loads(data))), data)
+    async def finish(self) -> None:
+        """Sends the end of the answer, once it is recorded."""
+        if self._response is None:
+            return
+        rest = self._rest
+        if self._merger is not None and self._is_stream:
+            rest = b"".join(_as_sse(self._dialect, event) for event in self._merger.end()) + rest
+        elif self._visible is not None and self._visible != self._replies[-1]:
+            rest = dumps(self._visible)
+        await self._begin(self._response, len(rest))
+        await self._send_body(rest)
+        await self._end()
 
-    async def _receive_stream(
-        self, response: aiohttp.ClientResponse, dialect: Dialect, merger: StreamMerger | None
-    ) -> _Round:
-        """Passes a stream on, all but its end."""
+    async def _receive_stream(self, response: aiohttp.ClientResponse) -> dict[str, Any] | None:
         await self._begin(response)
+        merger = self._merger
         values: list[Any] = []
         rest: list[bytes] = []
         is_held_back = False
@@ -151,9 +156,10 @@ class Forwarder:
                 if isinstance(value, dict) and value and not is_error:
                     values.append(value)
                     if merger is not None:
-                        shown = _understood(lambda: list(merger.feed(value)))  # noqa: B023
+                        with _tolerating():
+                            shown = list(merger.feed(value))
                 if shown is not None:
-                    out += [raw if one is value else _as_sse(dialect, one) for one in shown]
+                    out += [raw if one is value else _as_sse(self._dialect, one) for one in shown]
                 elif is_held_back:
                     rest.append(raw)
                 else:
@@ -161,11 +167,14 @@ class Forwarder:
             await self._send_body(b"".join(out))
             if is_over and deadline is None:
                 deadline = asyncio.get_running_loop().time() + CLOSE_S
-        is_over = is_over or (is_held_back and dialect == "openai-chat")  # some servers send no [DONE]
+        is_over = is_over or (is_held_back and self._dialect == "openai-chat")  # some servers send no [DONE]
         if not is_over and not has_failed:
             raise UpstreamError("the upstream's response was cut off")
-        reply = None if has_failed else _understood(lambda: _answer(join(values)))
-        return _Round(response, reply, b"".join(rest))
+        self._rest = b"".join(rest)
+        if not has_failed:
+            with _tolerating():
+                return _answer(join(values))
+        return None
 
     async def _pass_on(self, response: aiohttp.ClientResponse) -> None:
         if 300 <= response.status < 400:
@@ -192,7 +201,7 @@ class Forwarder:
     async def _end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _fail(self, error: UpstreamError) -> None:
+    async def fail(self, error: UpstreamError) -> None:
         """A response that has begun ends with an error, never as if it were complete.
 
         Raises:
@@ -211,21 +220,13 @@ class Forwarder:
         await self._end()
 
 
-def _understood(read: Callable[[], T]) -> T | None:
-    """None, and a warning in the log, if an upstream's response is not as expected."""
+@contextmanager
+def _tolerating() -> Iterator[None]:
+    """Logs a warning if an upstream's response is not as expected."""
     try:
-        return read()
-    except (
-        RefoldError,
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+        yield
+    except (RefoldError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         _LOG.warning("a response is passed on but not recorded, since it is not understood: %r", error)
-        return None
 
 
 def _answer(reply: Any) -> dict[str, Any] | None:

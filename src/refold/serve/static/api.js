@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 
 const TOKEN = "refold-token";
 const QUIET_MS = 40_000; // there is a heartbeat every 15 s
-let asking = null;
+let signIn = null; // the form that is open
 
 export class Refused extends Error {
   constructor(status, message) { super(message); this.status = status; }
@@ -37,19 +37,19 @@ async function ask(where, params, options) {
     }
     if (response.ok) return response;
     if (response.status === 401 || (response.status === 403 && token && !options.method)) {
-      if (token === sessionStorage.getItem(TOKEN)) await signedIn(Boolean(token));
+      if (token === sessionStorage.getItem(TOKEN)) await askForToken(Boolean(token));
       continue;
     }
-    const told = await response.json().catch(() => null);
-    throw new Refused(response.status, told?.error?.message ?? `The service answered ${response.status}.`);
+    const body = await response.json().catch(() => null);
+    throw new Refused(response.status, body?.error?.message ?? `The service answered ${response.status}.`);
   }
 }
 
-/** All that wait for a token wait for the same form. */
-function signedIn(again) {
-  asking ??= new Promise((done) => {
+/** All requests that need a token wait for the same form. */
+function askForToken(again) {
+  signIn ??= new Promise((done) => {
     const field = h("input", { type: "password", id: "token", required: true, autocomplete: "off" });
-    const why = again ? "That token was not accepted." : "This service asks for one. It is kept until this tab is closed.";
+    const why = again ? "That token was not accepted." : "This service needs a token. It is kept until this tab is closed.";
     const form = h("form", { method: "dialog" },
       h("h2", {}, "Sign in"),
       h("p", { role: again ? "alert" : null }, why),
@@ -59,7 +59,7 @@ function signedIn(again) {
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       sessionStorage.setItem(TOKEN, field.value.trim());
-      asking = null;
+      signIn = null;
       dialog.close();
       dialog.remove();
       done();
@@ -67,11 +67,11 @@ function signedIn(again) {
     document.body.append(dialog);
     dialog.showModal();
   });
-  return asking;
+  return signIn;
 }
 
-/** Events from `after` on, again and again after a loss. Returns what ends it. */
-export function follow(where, params, after, { heard, state }) {
+/** Events from `after` on, again and again after the connection was lost. Returns a function that ends it. */
+export function follow(where, params, after, { onEvent, onState }) {
   const end = new AbortController();
   let last = after, wait = 500, now = "new";
   (async () => {
@@ -82,23 +82,23 @@ export function follow(where, params, after, { heard, state }) {
       try {
         const headers = { accept: "text/event-stream", ...(last !== null && { "last-event-id": String(last) }) };
         const response = await ask(where, params, { headers, signal: attempt.signal });
-        state("live", now);
+        onState("live", now);
         now = "live";
         wait = 500;
         const alive = () => { clearTimeout(quiet); quiet = setTimeout(stop, QUIET_MS); };
         for await (const { id, event, data } of frames(response.body, alive)) {
           if (id) last = id;
           if (event === "lagging") break;
-          heard(event, data);
+          onEvent(event, data);
         }
       } catch (error) { // it is tried again, unless there is nothing left to follow
-        if (error.status === 404) { state("gone", now); end.abort(); }
+        if (error.status === 404) { onState("gone", now); end.abort(); }
       }
       clearTimeout(quiet);
       stop();
       end.signal.removeEventListener("abort", stop);
       if (end.signal.aborted) break;
-      state("lost", now);
+      onState("lost", now);
       now = "lost";
       await new Promise((done) => setTimeout(done, wait * (0.75 + Math.random() / 2)));
       wait = Math.min(2 * wait, 15_000);

@@ -47,8 +47,8 @@ export class Chart {
     return best;
   }
 
-  /** The step whose numbers are told: the one pointed at, the one replayed, or the newest. */
-  get told() {
+  /** The step whose numbers are shown: the one pointed at, the one replayed, or the newest. */
+  get current() {
     if (this.hover !== null) return this.hover;
     if (this.at === null) return this.steps.length - 1;
     return this.steps.findLastIndex((step) => step.at - 1 <= this.at);
@@ -63,7 +63,7 @@ export class Chart {
   pick(i) { if (this.steps[i]) this.picked(this.steps[i]); }
 
   key(event) {
-    const last = this.steps.length - 1, now = this.hover ?? this.told;
+    const last = this.steps.length - 1, now = this.hover ?? this.current;
     const to = {
       ArrowRight: now + 1, ArrowUp: now + 1, ArrowLeft: now - 1, ArrowDown: now - 1,
       PageUp: now + 10, PageDown: now - 10, Home: 0, End: last,
@@ -75,12 +75,12 @@ export class Chart {
     else this.point(Math.max(0, Math.min(last, to)));
   }
 
-  tell() {
-    const step = this.steps[this.told], total = step ? sum(step) : 0;
+  describe() {
+    const step = this.steps[this.current], total = step ? sum(step) : 0;
     const kinds = KINDS.map((kind) => `${kind} ${count(step?.tokens[kind])}`).join(", ");
-    const told = step ? `Step ${step.step}, ${many(total, "token")}: ${kinds}` : "No step yet";
-    this.plot.setAttribute("aria-valuenow", this.told + 1);
-    this.plot.setAttribute("aria-valuetext", step?.edits ? `${told}; ${many(step.edits, "edit")}` : told);
+    const text = step ? `Step ${step.step}, ${many(total, "token")}: ${kinds}` : "No step yet";
+    this.plot.setAttribute("aria-valuenow", this.current + 1);
+    this.plot.setAttribute("aria-valuetext", step?.edits ? `${text}; ${many(step.edits, "edit")}` : text);
     this.readout.replaceChildren(
       h("strong", {}, step ? `Step ${count(step.step)}` : "No step yet"),
       h("span", { class: "number" }, step ? many(total, "token") : ""),
@@ -93,7 +93,7 @@ export class Chart {
     this.width = this.plot.clientWidth;
     this.height = this.plot.clientHeight;
     if (!this.width || !this.height) return;
-    this.tell();
+    this.describe();
     const most = Math.max(1, ...this.steps.map(sum));
     this.isFar = this.window > 4 * most; // then its line would press all else to the ground
     this.scale = 1.04 * (this.isFar ? 1.5 * most : Math.max(most, this.window));

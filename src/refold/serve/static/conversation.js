@@ -3,7 +3,7 @@
 import { follow, get, path, post } from "./api.js";
 import { Chart } from "./chart.js";
 import { calmly, count, h, later, many, plain } from "./dom.js";
-import * as drawn from "./drawn.js";
+import * as cells from "./cells.js";
 import { drawer } from "./drawer.js";
 import { head, stats } from "./head.js";
 import { Ribbons } from "./ribbons.js";
@@ -13,7 +13,7 @@ import { hits, link } from "./search.js";
 const COLUMNS = { recorded: "what happened", edits: "what was decided", view: "what the model sees" };
 const NAMES = { recorded: "Recorded", edits: "Edits", view: "View" };
 const ROW = 72, EDIT = 92; // pixels
-const COMPARED = 2_000; // items of a view that are compared with now without being asked
+const COMPARED = 2_000; // items of a view that are compared with now on their own
 const DONE = { undo: "Undone:", restore: "Restored", pin: "Pinned", unpin: "Unpinned" };
 
 const meet = (a, b) => Boolean(a && b) && a[0] < b[1] && b[0] < a[1];
@@ -23,7 +23,7 @@ export class Conversation {
   /** `shared` is what all pages have: the search field, its popover, the dot, and a way to say something. */
   constructor(id, owner, place, shared) {
     Object.assign(this, { id, owner, place, ...shared, title: `${plain(id)} · refold` });
-    this.row = this.choice = this.replay = this.asked = null;
+    this.row = this.choice = this.replay = this.searching = null;
     this.isOver = this.isBusy = this.isComparing = false;
     this.onlyGrown = true;
     this.recorded = this.paged("messages", "messages", "total", (one) => one.at);
@@ -34,8 +34,8 @@ export class Conversation {
     const replayed = later(120, (at) => this.replayAt(at));
     this.chart = new Chart({ picked: (step) => this.replayAt(step.at - 1), replayed });
     this.readSteps = calmly(1_500, () => this.steps().catch((error) => this.say(error.message)));
-    this.news = calmly(350, () => this.renew());
-    this.lookAgain = later(2_000, () => this.isOver || this.news());
+    this.refreshSoon = calmly(350, () => this.renew());
+    this.refreshLater = later(2_000, () => this.isOver || this.refreshSoon());
     this.build();
     this.find();
     this.open();
@@ -47,9 +47,9 @@ export class Conversation {
 
   paged(verb, name, total, place, at = null) {
     const pages = new Pages(async (start, limit) => {
-      const told = await this.ask(verb, { start, limit, at });
-      pages.tokens = told.tokens?.shown;
-      return { rows: told[name], total: told[total] };
+      const answer = await this.ask(verb, { start, limit, at });
+      pages.tokens = answer.tokens?.shown;
+      return { rows: answer[name], total: answer[total] };
     }, place);
     pages.failed = (error) => { if (!this.isOver && pages.known) this.say(error.message); };
     return pages;
@@ -107,24 +107,24 @@ export class Conversation {
 
   follow() {
     this.stop = follow(path(this.id, "events"), { owner: this.owner }, this.row.events, {
-      heard: (event, data) => this.heard(event, data),
-      state: (now, before) => {
+      onEvent: (event, data) => this.onEvent(event, data),
+      onState: (now, before) => {
         this.connected(now);
-        if (now === "gone") this.say("This conversation is no longer there");
+        if (now === "gone") this.say("This conversation was erased");
         if (now === "lost") this.isBusy = false;
-        if (now === "live" && before === "lost") this.news();
+        if (now === "live" && before === "lost") this.refreshSoon();
       },
     });
   }
 
-  heard(event, data) {
+  onEvent(event, data) {
     if (event === "message-expanded") return;
     if (event === "compaction:start") this.isBusy = true;
     if (event === "compaction:complete" || event === "compaction:failed") this.isBusy = false;
     if (event === "compaction:failed") this.say(`No summary: ${plain(data.reason)}`);
     if (event.startsWith("compaction:")) this.top();
     this.onlyGrown &&= event === "message-added" || event === "compaction:start";
-    this.news();
+    this.refreshSoon();
   }
 
   async renew() {
@@ -208,8 +208,8 @@ export class Conversation {
   async chooseNewest() {
     const { edits, recorded, view, columns } = this;
     const newest = edits.total ? await edits.page(Math.floor((edits.total - 1) / edits.size)) : [];
-    const held = newest.filter((one) => one.state === "in force");
-    const edit = held.findLast(({ span: [start, end] }) => end - start > 1) ?? held.at(-1);
+    const inForce = newest.filter((one) => one.state === "in force");
+    const edit = inForce.findLast(({ span: [start, end] }) => end - start > 1) ?? inForce.at(-1);
     if (edit) return this.choose({ edit });
     columns.recorded.el.scrollTop = recorded.total * ROW;
     columns.view.el.scrollTop = view.total * ROW;
@@ -218,11 +218,11 @@ export class Conversation {
   /** What is chosen, as it is now. */
   async chosenAgain() {
     const { choice } = this, { message, edit } = choice;
-    const [now, held] = await Promise.all([
+    const [now, current] = await Promise.all([
       message && this.found(this.recorded, message.at), edit && this.found(this.edits, edit.at)]);
     if (this.choice !== choice) return;
-    Object.assign(choice, { message: now ?? message, edit: held ?? edit });
-    const isFree = now && now.edit === null && held?.state !== "in force";
+    Object.assign(choice, { message: now ?? message, edit: current ?? edit });
+    const isFree = now && now.edit === null && current?.state !== "in force";
     if (isFree) Object.assign(choice, { edit: null, span: [now.at, now.at + 1] });
     this.draw();
   }
@@ -237,10 +237,10 @@ export class Conversation {
 
   async act(verb, at) {
     try {
-      const told = await post(path(this.id, verb), at === undefined ? {} : { at }, { owner: this.owner });
-      const covered = told.covered_by ?? null;
-      const more = covered === null ? "" : `; it is seen when #${covered} is undone too`;
-      this.say(`${DONE[verb]} #${told.of ?? at}${more}`);
+      const answer = await post(path(this.id, verb), at === undefined ? {} : { at }, { owner: this.owner });
+      const covered = answer.covered_by ?? null;
+      const more = covered === null ? "" : `; it is shown again when #${covered} is undone, too`;
+      this.say(`${DONE[verb]} #${answer.of ?? at}${more}`);
       await this.refresh(false);
     } catch (error) {
       this.say(error.message);
@@ -272,28 +272,28 @@ export class Conversation {
     if (at === null || !this.isComparing) columns.view.use(view);
     this.headings();
     if (at === null) return;
-    const told = h("span", {}, "…");
+    const size = h("span", {}, "…");
     const quiet = (name, more) => h("button", { class: "quiet", ...more }, name), pressed = String(this.isComparing);
-    this.moment.replaceChildren(h("b", {}, `As of #${at}`), told,
+    this.moment.replaceChildren(h("b", {}, `As of #${at}`), size,
       quiet("Diff to now", { "aria-pressed": pressed, title: "Diff to now (d)", click: () => this.compare() }),
       quiet("Now", { title: "Back to now (n)", click: () => this.replayAt(null) }));
     try {
       await view.page(0);
       if (this.view !== view) return;
       this.headings(view.tokens);
-      told.replaceChildren(many(view.tokens, "token"));
-      if (this.isComparing || view.total <= COMPARED) await this.showChanges(at, told);
+      size.replaceChildren(many(view.tokens, "token"));
+      if (this.isComparing || view.total <= COMPARED) await this.showChanges(at, size);
     } catch (error) {
       this.say(error.message);
     }
   }
 
-  async showChanges(at, told) {
+  async showChanges(at, size) {
     const { changes } = await this.ask("diff", { at }), { view } = this.columns;
     if (this.replay !== at) return;
     const many = (sign) => count(changes.filter((one) => one.sign === sign).length);
     const minus = h("span", { class: "minus" }, `−${many("-")}`), plus = h("span", { class: "plus" }, `+${many("+")}`);
-    told.append("; since then ", minus, " ", plus);
+    size.append("; since then ", minus, " ", plus);
     if (!this.isComparing) return;
     view.use(new Listed(changes));
     view.el.scrollTop = ROW * (changes.findIndex((one) => one.sign !== " ") - 1);
@@ -318,20 +318,20 @@ export class Conversation {
     const chosen = (is) => when(is, "chosen");
     return {
       recorded: new Rows({
-        label: NAMES.recorded, height: ROW, source: this.recorded, draw: drawn.message, moved,
+        label: NAMES.recorded, height: ROW, source: this.recorded, draw: cells.message, moved,
         mark: ({ message, shown, at }) =>
           `${message.role} ${shown} ${lit([at, at + 1])} ${chosen(this.choice?.message?.at === at)}`,
         chosen: (message) => this.choose({ message, from: "recorded" }),
       }),
       edits: new Rows({
-        label: NAMES.edits, height: EDIT, source: this.edits, draw: drawn.edit, moved,
+        label: NAMES.edits, height: EDIT, source: this.edits, draw: cells.edit, moved,
         mark: ({ at, state }) =>
           `edit ${when(state !== "in force", "past")} ${when(this.choice?.edit?.at === at, "lit chosen")}`,
         chosen: (edit) => this.choose({ edit, from: "edits" }),
       }),
       view: new Rows({
         label: NAMES.view, height: ROW, source: this.view, moved,
-        draw: (one) => (one.sign ? drawn.change(one) : drawn.item(one)),
+        draw: (one) => (one.sign ? cells.change(one) : cells.item(one)),
         mark: ({ sign, role, edit, shown, span }) => sign
           ? `${role} ${{ "+": "added", "-": "removed", " ": "same" }[sign]}`
           : `${edit === null ? shown[0]?.role : "stands"} ${lit(span)} ${chosen(this.choice?.item === span[0])}`,
@@ -390,7 +390,7 @@ export class Conversation {
     this.chart.set({ events: row.events, at: this.replay });
     this.headings(this.replay === null ? null : this.view.tokens);
     this.bar();
-    if (row.status === "compacting") this.lookAgain();
+    if (row.status === "compacting") this.refreshLater();
   }
 
   headings(tokens = null) {
@@ -416,7 +416,7 @@ export class Conversation {
       facts = `${many(message.tokens, "token")}, ${shown}${when(message.is_pinned, ", pinned")}`;
     } else if (edit) {
       name = `${edit.kind} #${edit.at}`;
-      facts = `covers ${drawn.reach(edit.span)}, ${count(edit.tokens[0])} → ${many(edit.tokens[1], "token")}`;
+      facts = `covers ${cells.reach(edit.span)}, ${count(edit.tokens[0])} → ${many(edit.tokens[1], "token")}`;
     }
     this.about.replaceChildren(h("span", {}, h("b", {}, plain(name)), " ", facts), h("small", {}, plain(edit?.why)));
   }
@@ -427,9 +427,9 @@ export class Conversation {
     const { id, owner, search, popover } = this;
     const group = (label, links) => (links.length ? [h("h2", {}, label), ...links] : []);
     const look = later(180, async (query) => {
-      this.asked?.abort();
+      this.searching?.abort();
       if (query.length < 2) { popover.hidden = true; return; }
-      const { signal } = this.asked = new AbortController();
+      const { signal } = this.searching = new AbortController();
       try {
         const [here, all] = await Promise.all([
           hits(query, { conversation: id, owner, signal }), hits(query, { owner, limit: 5, signal })]);
@@ -474,7 +474,7 @@ export class Conversation {
   end() {
     this.isOver = true;
     this.stop?.();
-    this.asked?.abort();
+    this.searching?.abort();
     this.search.oninput = this.popover.onclick = null;
   }
 }

@@ -8,12 +8,12 @@ import { hits, link } from "./search.js";
 const PAGE = 50;
 const AHEAD = 15; // rows before the end of what is known, when more is read
 const AT_ONCE = 8; // conversations that are read again at a time
-const HEADS = ["Conversation", "Messages", "Tokens recorded → shown", "Saved", "Updated"];
+const HEADS = ["Conversation", "Messages", "Recorded → shown", "Saved", "Updated"];
 const KEYS = ["j", "k", "ArrowDown", "ArrowUp", "Enter"];
 
 const key = (row) => `${row.owner}\n${row.id}`;
 
-/** Conversations as far as anybody scrolled, the newest first. */
+/** Conversations as far as they were scrolled, the newest first. */
 class Conversations extends Listed {
   constructor(query) {
     super();
@@ -22,7 +22,7 @@ class Conversations extends Listed {
 
   want(from, to) { if (!this.known || (this.next && to > this.total - AHEAD)) this.more(); }
 
-  /** After a failure nothing more is read: somebody has to try again. */
+  /** After a failure nothing more is read: the user has to try again. */
   more() {
     this.coming ??= this.page(this.next).then(({ conversations, next }) => {
       const seen = new Set(this.rows.map(key));
@@ -46,8 +46,8 @@ class Conversations extends Listed {
   /** Those that changed, as they are now; one that is not known yet comes with the newest. */
   async again(changed) {
     const known = new Set(this.rows.map(key));
-    const asked = changed.filter((one) => known.has(key(one)));
-    const fresh = await Promise.all(asked.map((one) => get(path(one.id), { owner: one.owner })));
+    const listed = changed.filter((one) => known.has(key(one)));
+    const fresh = await Promise.all(listed.map((one) => get(path(one.id), { owner: one.owner })));
     const rows = new Map(fresh.map((row) => [key(row), row]));
     this.rows = this.rows.map((row) => rows.get(key(row)) ?? row);
     if (fresh.length < changed.length) await this.renew();
@@ -57,20 +57,20 @@ class Conversations extends Listed {
 
 export class Home {
   constructor(shared) {
-    Object.assign(this, { ...shared, title: "refold", asked: null, isOver: false });
+    Object.assign(this, { ...shared, title: "refold", searching: null, isOver: false });
     this.busy = new Set(); // conversations that are being summarized
-    this.news = new Map(); // conversations that changed
+    this.changed = new Map(); // conversations that changed
     this.renew = calmly(600, () => this.source.renew().catch((error) => this.say(error.message)));
-    this.catchUp = calmly(600, () => this.readNews());
+    this.catchUp = calmly(600, () => this.readChanged());
     this.build();
     this.use("");
     this.find();
     this.clock = setInterval(() => this.source.known && this.renew(), 60_000);
     this.stop = follow("/api/events", {}, null, {
-      heard: (event, data) => this.heard(event, data),
-      state: (now, before) => {
+      onEvent: (event, data) => this.onEvent(event, data),
+      onState: (now, before) => {
         this.connected(now);
-        if (now === "lost") this.busy.clear(); // what ends meanwhile is not told again
+        if (now === "lost") this.busy.clear(); // what ends meanwhile is not sent again
         if (now === "live" && before === "lost") this.renew();
       },
     });
@@ -84,7 +84,7 @@ export class Home {
     this.state = h("div", { class: "state", hidden: true });
     this.rows = new Rows({
       label: "Conversations", height: () => (innerWidth <= 720 ? 96 : 68), source: new Listed(),
-      draw: (row) => this.drawn(row),
+      draw: (row) => this.cells(row),
       chosen: (row, i, by) => { if (by !== "key") location.hash = link(row.id, row); },
     });
     this.head = h("div", { class: "list-head", "aria-hidden": "true" }, HEADS.map((name) => h("span", {}, name)));
@@ -92,7 +92,7 @@ export class Home {
       h("header", {}, h("h1", {}, "Conversations"), this.number), this.found, this.head, this.rows.el, this.state);
   }
 
-  drawn(row) {
+  cells(row) {
     const isBusy = row.status === "compacting" || this.busy.has(key(row));
     return [
       h("div", { class: "name" },
@@ -112,12 +112,12 @@ export class Home {
     this.rows.cursor = -1;
     this.rows.use(source);
     const { changed } = source;
-    source.changed = () => { changed(); this.tell(); };
+    source.changed = () => { changed(); this.describe(); };
     source.failed = (error) => this.show(h("h2", {}, "The list could not be read"), h("p", {}, plain(error.message)),
       h("button", { class: "primary", click: () => { this.show(); this.use(query); } }, "Retry"));
   }
 
-  tell() {
+  describe() {
     const { known, total, next, query } = this.source;
     this.number.textContent = known ? `${count(total)}${next ? "+" : ""}` : "";
     if (!known || total) this.show();
@@ -134,8 +134,8 @@ export class Home {
   find() {
     const { search } = this;
     const look = later(180, async (query) => {
-      this.asked?.abort();
-      const { signal } = this.asked = new AbortController();
+      this.searching?.abort();
+      const { signal } = this.searching = new AbortController();
       this.use(query);
       const links = query.length > 1 ? await hits(query, { signal }).catch(() => []) : [];
       if (signal.aborted) return;
@@ -145,26 +145,26 @@ export class Home {
     search.oninput = () => look(search.value.trim());
   }
 
-  heard(event, data) {
+  onEvent(event, data) {
     const one = { id: data.conversation, owner: data.owner };
     if (event === "compaction:start") this.busy.add(key(one));
     if (event === "compaction:complete" || event === "compaction:failed") this.busy.delete(key(one));
     if (event.startsWith("compaction:")) this.rows.redraw();
-    this.news.set(key(one), one);
+    this.changed.set(key(one), one);
     this.catchUp();
   }
 
-  async readNews() {
-    const some = [...this.news.values()].slice(0, AT_ONCE);
-    for (const one of some) this.news.delete(key(one));
+  async readChanged() {
+    const some = [...this.changed.values()].slice(0, AT_ONCE);
+    for (const one of some) this.changed.delete(key(one));
     try {
       await this.source.again(some);
     } catch (error) {
       if (error.status === 404) this.renew(); // it was erased
       else this.say(error.message);
     }
-    for (const row of this.source.rows) if (row.status === "compacting") this.news.set(key(row), row);
-    if (this.news.size && !this.isOver) setTimeout(this.catchUp, 1_500);
+    for (const row of this.source.rows) if (row.status === "compacting") this.changed.set(key(row), row);
+    if (this.changed.size && !this.isOver) setTimeout(this.catchUp, 1_500);
   }
 
   key(event) {
@@ -177,16 +177,16 @@ export class Home {
     this.isOver = true;
     this.stop();
     clearInterval(this.clock);
-    this.asked?.abort();
+    this.searching?.abort();
     this.search.oninput = null;
   }
 }
 
 function saved(share) {
-  const full = h("i", {}), told = percent(share);
+  const full = h("i", {}), text = percent(share);
   full.style.width = `${100 * share}%`;
-  return h("span", { class: "saved", title: `${told} of the recorded tokens is not sent` },
-    h("i", { class: "bar" }, full), h("span", { class: "number" }, told));
+  return h("span", { class: "saved", title: `${text} of the recorded tokens are not sent` },
+    h("i", { class: "bar" }, full), h("span", { class: "number" }, text));
 }
 
 function empty() {

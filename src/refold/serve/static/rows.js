@@ -21,18 +21,18 @@ export class Pages {
   async page(n) {
     const page = this.pages.get(n);
     if (page && page.version >= this.version) return page.rows;
-    if (page?.coming && page.asked >= this.version) return page.coming;
-    const asked = this.version, coming = this.#fetch(n, asked);
-    this.pages.set(n, { rows: page?.rows ?? [], version: page?.version ?? -1, coming, asked });
+    if (page?.coming && page.requested >= this.version) return page.coming;
+    const requested = this.version, coming = this.#fetch(n, requested);
+    this.pages.set(n, { rows: page?.rows ?? [], version: page?.version ?? -1, coming, requested });
     return coming;
   }
 
-  async #fetch(n, asked) {
+  async #fetch(n, requested) {
     try {
       const { rows, total } = await this.load(n * this.size, this.size);
       const before = this.pages.get(n);
       this.pages.delete(n); // the newest is last
-      this.pages.set(n, { rows, version: Math.max(asked, before?.version ?? -1), coming: null });
+      this.pages.set(n, { rows, version: Math.max(requested, before?.version ?? -1), coming: null });
       if (this.pages.size > KEPT) this.pages.delete(this.pages.keys().next().value);
       Object.assign(this, { total, known: true });
       this.changed();
@@ -85,7 +85,7 @@ export class Listed {
 }
 
 let names = 0;
-const bones = () => [h("i", { class: "bone" }), h("i", { class: "bone" })];
+const placeholders = () => [h("i", { class: "bone" }), h("i", { class: "bone" })];
 
 /** What is seen of a source: `draw(row, i)` gives a row's children, `mark(row, i)` its class names. */
 export class Rows {
@@ -141,7 +141,7 @@ export class Rows {
       }
       if (one.row !== row) {
         one.row = row;
-        one.replaceChildren(h("div", { role: "gridcell" }, row === undefined ? bones() : this.render(row, i)));
+        one.replaceChildren(h("div", { role: "gridcell" }, row === undefined ? placeholders() : this.render(row, i)));
       }
       const names = `row ${row === undefined ? "waiting" : this.mark(row, i)}${i === this.cursor ? " cursor" : ""}`;
       if (one.className !== names) one.className = names;

@@ -44,7 +44,7 @@ export function edit(one) {
   return [
     h("header", {}, role("summary", one.kind), place(`#${one.at}`), one.state !== "in force" && tag(one.state),
       number(brief(before), pale(" → "), h("b", {}, brief(after)))),
-    h("p", {}, plain(one.why) || pale("no reason was given")),
+    h("p", {}, plain(one.why) || pale("no reason")),
     h("footer", {}, `covers ${reach(one.span)}`, one.model && h("span", {}, plain(one.model))),
   ];
 }
@@ -56,7 +56,7 @@ export function item(one) {
     h("header", {}, role(kind), one.edit === null && tools(first?.tools), place(reach(one.span)),
       one.edit !== null && tag(`${plain(one.edit.kind)} #${one.edit.at}`),
       one.shown.length > 1 && tag(many(one.shown.length, "message")), number(count(one.tokens))),
-    h("p", {}, shown || pale(first ? "no text" : "The model is shown nothing of this.")),
+    h("p", {}, shown || pale(first ? "no text" : "Hidden from the model.")),
   ];
 }
 
