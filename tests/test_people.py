@@ -255,7 +255,7 @@ def test_system_text_is_corrected_wherever_it_stands():
         chat.undo(0)
         assert "Be brief." in json.dumps(chat.fit().request)
     chat.append({"system": "Be quick."}, dialect="anthropic")
-    with pytest.raises(refold.NotFoundError, match="newer system text took its place"):
+    with pytest.raises(refold.NotFoundError, match="newer system text replaced it"):
         chat.correct(0, "x")
 
 

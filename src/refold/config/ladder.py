@@ -125,11 +125,14 @@ def with_prepared(prepared: UsePrepared, in_place: Sequence[Policy], ladder: Lad
 
 
 def parts_to_summarize(
-    policy: Policy, settings: AgentSettings, view: View, budget: Budget, count: Count
+    policy: Policy, max_tokens: int | None, view: View, budget: Budget, count: Count
 ) -> list[SummaryPart]:
-    """The parts of the view that a policy will replace by summaries, each with its longest length."""
+    """The parts of the view that a policy will replace by summaries, each with its longest length.
+
+    `max_tokens` is the setting of the summarizer.
+    """
     parts = list[SummaryPart]()
-    most = summary_limit(settings.summarizer.max_tokens, budget)
+    most = summary_limit(max_tokens, budget)
     for edit in policy(view, budget, count):
         old = select_again(view, edit.span, [one for one in edit.shown if isinstance(one, int)])
         first = edit.shown[0] if edit.shown else None

@@ -13,7 +13,6 @@ from refold.session.triggers import check_triggers, nearing
 from refold.session.validate import Override, override_of
 
 if TYPE_CHECKING:
-    from refold.policies.summarize import SummaryPart
     from refold.summaries.background import BackgroundJob, PendingWork
     from refold.summaries.prepare import MessageToSummarize, SummaryWriter
 
@@ -109,42 +108,41 @@ def start_summaries(
     chat: Conversation, messages: "Sequence[MessageToSummarize]", ahead: Budget | None, is_due: bool = False
 ) -> "BackgroundJob":
     """Has models write summaries in the background, in this process."""
+    from refold.config import ladder
+    from refold.summaries.prepare import SummaryPlan
+
     assert chat.summaries is not None
-    view, count = chat.loaded_view(), chat.count
-
-    def parts() -> "list[SummaryPart]":
-        from refold.config import ladder
-
-        if ahead is None:
-            return []
-        policy = ladder.compaction_policy(chat.settings, chat.policies, ahead)
-        return ladder.parts_to_summarize(policy, chat.settings, view, ahead, count)
-
-    return chat.summaries.prepare(view, parts, messages, window=chat.meter.limits.window, is_due=is_due)
+    plan = SummaryPlan(
+        view=chat.loaded_view(),
+        window=chat.meter.limits.window,
+        count=chat.count,
+        messages=messages,
+        policy=None if ahead is None else ladder.compaction_policy(chat.settings, chat.policies, ahead),
+        budget=ahead or Budget(),
+        is_due=is_due,
+    )
+    return chat.summaries.start(plan)
 
 
 def start_on_demand(chat: Conversation, order: CompactionRequest, budget: Budget) -> "BackgroundJob | None":
     """The job that a compaction on demand waits for."""
-    summaries = chat.summaries
-    if summaries is None:
+    if chat.summaries is None:
         return None
-    summaries.discard_ready()
+    chat.summaries.discard_ready()
     if order.strategy == "sliding-window":
         return None
+    from refold.config import ladder
+    from refold.summaries.prepare import SummaryPlan
+
     chat.lock.begin(chat.state, "on demand", chat.measure(chat.extras)[1])
-    view, count = chat.loaded_view(), chat.count
-
-    def parts() -> "list[SummaryPart]":
-        from refold.config import ladder
-
-        policy = ladder.compaction_policy(chat.settings, chat.policies, budget, order)
-        return ladder.parts_to_summarize(policy, chat.settings, view, budget, count)
-
-    return summaries.prepare(
-        view,
-        parts,
+    plan = SummaryPlan(
+        view=chat.loaded_view(),
         window=chat.meter.limits.window,
+        count=chat.count,
+        policy=ladder.compaction_policy(chat.settings, chat.policies, budget, order),
+        budget=budget,
         focus=order.focus,
         lease_wait_s=chat.settings.summarizer.wait_s,
         keeps_lease=True,
     )
+    return chat.summaries.start(plan)

@@ -1,4 +1,4 @@
-"""The same conversation for code that awaits: every verb of `Session`, run off the event loop."""
+"""`AsyncSession`: every verb of `Session`, run in a thread, for code that awaits."""
 
 from asyncio import AbstractEventLoop, get_running_loop, to_thread
 from collections.abc import (
@@ -35,7 +35,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _END = object()
 CHUNK = 200
-"""Lines or events fetched in one go."""
+"""Lines or events that are fetched at a time."""
 
 
 def _awaited(
@@ -56,7 +56,7 @@ def _same(name: str) -> Any:
 def _awaited_with_streams(
     verb: Callable[Concatenate[Session, P], T],
 ) -> Callable[Concatenate["AsyncSession", P], Awaitable[T]]:
-    """The same for a verb that takes messages: async streams among them are read first, on the event loop."""
+    """For a verb that takes messages: async streams among them are read first, on the event loop."""
 
     @wraps(verb)
     async def twin(self: "AsyncSession", /, *args: Any, **kwargs: Any) -> T:
@@ -68,16 +68,16 @@ def _awaited_with_streams(
 
 
 async def _read(value: Any) -> Any:
-    """For an async stream an iterator of all its chunks, anything else as it is."""
+    """An iterator of all its chunks for an async stream; anything else as it is."""
     if isinstance(value, list | tuple):
         return [await _read(one) for one in value] if any(map(is_async_stream, value)) else value
     return iter([chunk async for chunk in value]) if is_async_stream(value) else value
 
 
 class _Recording(AsyncIterator[Any]):
-    """Hands on the chunks of a stream, async or not, and has the reply stored once it ends.
+    """Hands on the chunks of a stream, async or not, and stores the reply when it ends.
 
-    No generator: one that nobody reads on is closed by a task of its own, some time after the next request.
+    It is not a generator: an abandoned async generator is closed by a task, perhaps after the next request.
     """
 
     def __init__(self, stream: Any, tape: StreamRecording, finish: Callable[[StreamRecording], None]) -> None:
@@ -91,7 +91,7 @@ class _Recording(AsyncIterator[Any]):
             if not self._tape.is_over:
                 await to_thread(self._finish, self._tape)
             raise
-        except BaseException as error:  # the next verb settles it, off the event loop
+        except BaseException as error:  # the next verb settles it, in a thread
             self._tape.break_off(error)
             raise
         self._tape.chunks.append(chunk)
@@ -105,7 +105,7 @@ async def _in_threads(stream: Iterable[Any]) -> AsyncIterator[Any]:
 
 
 class AsyncSession:
-    """A thin twin of `Session`: the same words, the same events for the same input."""
+    """A thin twin of `Session`: the same verbs, the same events for the same input."""
 
     def __init__(self, session: Session, loop: AbstractEventLoop | None = None) -> None:
         self.sync = session
@@ -183,12 +183,12 @@ class AsyncSession:
     def record_stream(
         self, stream: AsyncIterable[Any] | Iterable[Any], *, keep_partial: bool = False
     ) -> AsyncIterator[Any]:
-        """The same for `async for`; the stream may be async or not."""
+        """Like `Session.record_stream`, for `async for`; the stream may be async or not."""
         require_stream(stream)
         return _Recording(stream, self.sync._begin_stream(keep_partial), self.sync._finish_stream)
 
     async def close(self) -> None:
-        """The same, and waits for coroutines that were told of something."""
+        """Like `Session.close`; also waits for callbacks that are coroutines."""
         await to_thread(self.sync.close)
         await self.sync.notifier.settled()
 
@@ -221,7 +221,7 @@ async def _each(source: Iterator[T]) -> AsyncIterator[T]:
 
 
 async def _followed(source: Iterator[T | None]) -> AsyncIterator[T]:
-    """In threads of their own: who waits for what others say keeps nobody else from working."""
+    """Waits in threads of its own, so that it does not take up the threads of other verbs."""
 
     def some() -> tuple[list[T], bool]:
         found = list[T]()
@@ -239,7 +239,7 @@ async def _followed(source: Iterator[T | None]) -> AsyncIterator[T]:
 
 
 class Opening(Coroutine[Any, Any, AsyncSession]):
-    """What `aopen` returns: await it for the session, or enter it with `async with`, which closes it too."""
+    """Returned by `aopen`: await it for the session, or enter it with `async with`, which also closes it."""
 
     def __init__(self, opened: Coroutine[Any, Any, AsyncSession]) -> None:
         self._opened = opened

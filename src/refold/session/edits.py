@@ -1,4 +1,4 @@
-"""What people do to a view: pin, restore, correct, undo. Each becomes one more event."""
+"""Edits by people: pin, restore, correct, undo. Each is one more event."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,12 +14,12 @@ from refold.core.view import ActiveEdits, Item, display
 from refold.stores.record import Record
 
 REACH = 64
-"""Places looked at in one go when the other messages of a group are sought."""
-MOMENT = "#{} was said, or erased, this very moment; look again"
+"""Places that are read at a time when the other messages of a group are looked for."""
+CHANGED = "#{} was recorded or erased just now; try again"
 
 
 def pin(record: Record, at: int, stamp: Stamp, why: str) -> Pinned:
-    """Keeps a message in sight, and with it the whole group of calls and results it belongs to."""
+    """Keeps a message in every view, and with it the calls and results it belongs to."""
     return Pinned(stamp.at, tuple(group(record, _said(record, at))), why, stamp.time)
 
 
@@ -32,7 +32,7 @@ def unpin(record: Record, at: int, stamp: Stamp, why: str) -> list[Undone]:
 
 
 def restore(record: Record, at: int, stamp: Stamp, why: str) -> Replaced:
-    """The original stands in its old place again; for the place of an edit, all that it covers."""
+    """Shows the original in its place again; for the place of an edit, all that it covers."""
     standing = ActiveEdits(record.view, record.facts(record.live.state.next))
     own: tuple[Line, ...] = ()
     if isinstance(codec.head(record.entry(at)), Line):
@@ -44,36 +44,36 @@ def restore(record: Record, at: int, stamp: Stamp, why: str) -> Replaced:
     else:
         cover = next((one for one in standing.outermost if one.at == at), None)
         if cover is None:
-            raise NotFoundError(f"#{at} is no edit that decides what is shown now")
+            raise NotFoundError(f"#{at} is not an edit that decides what is shown now")
         back = list(record.lines(cover.span))
     places = {line.at: line for line in back}
     return _edit(record, stamp, cover, display(own, cover.span, places), "restore", why)
 
 
 def correct(record: Record, at: int, new: Message | str, count: Count, stamp: Stamp, why: str) -> Replaced:
-    """Another message stands where one was said; of a text, one that says only that otherwise.
+    """Shows another message in the place of a recorded one; for a text, one with this text.
 
     Raises:
-        MessageError: it is of another role, or answers or makes other calls.
-        NotFoundError: no message was said there, or it is hidden together with others.
+        MessageError: it has another role, or answers or makes other calls.
+        NotFoundError: there is no message, or it is hidden together with others.
     """
     said, item = record.event(_said(record, at).at), record.live.item_at(at)
     if item is None or not isinstance(said, Said):
-        raise NotFoundError(MOMENT.format(at))
+        raise NotFoundError(CHANGED.format(at))
     message = _in_place_of(said, new)
     line = line_of(message, stamp.at, count(message), said.line.turn, said.line.step)
     told = {"tools": line.tools or said.line.tools, "corrects": at}
     told |= {name: getattr(said.line, name) for name in ("apart", "whole", "expiry", "retry", "wordless")}
     line = msgspec.structs.replace(line, **told)
     cover = Replaced(stamp.at, stamp.view, item.span, (), (), "", "", (0, 0), stamp.time)
-    if len(item.span) > 1:  # it is for an edit of others too to show it
+    if len(item.span) > 1:  # an edit that covers other messages, too, shows it
         standing = ActiveEdits(record.view, record.facts(record.live.state.next))
         covers = [one for one in standing.outermost if at in one.span]
         if not covers:
-            raise NotFoundError(MOMENT.format(at))
+            raise NotFoundError(CHANGED.format(at))
         cover = covers[0]
     if not item.lines and item.edit is None:
-        raise NotFoundError(f"#{at} is not shown any more: newer system text took its place; correct that")
+        raise NotFoundError(f"#{at} is no longer shown: newer system text replaced it; correct that")
     if not _is_shown(item, at):
         by = cover.at if len(item.span) > 1 else item.edit
         raise NotFoundError(f"#{at} is hidden by #{by}; restore #{at} first, then correct it")
@@ -81,26 +81,26 @@ def correct(record: Record, at: int, new: Message | str, count: Count, stamp: St
 
 
 def undo(record: Record, at: int | None, stamp: Stamp, why: str) -> tuple[Undone, int | None]:
-    """Takes an edit, a pin or an undoing back; for the place of a message, the edit that hides it.
+    """Takes back an edit, a pin or an undo; for the place of a message, the edit that hides it.
 
-    Comes with the edit that still decides what is shown there, where nothing is seen of it.
+    Also returns the edit that still decides what is shown there, if this changes nothing in the view.
 
     Raises:
-        NotFoundError: nothing of that kind is in force there.
-        ConflictError: an edit made meanwhile is in the way of putting it back.
+        NotFoundError: no edit, pin or undo is in force there.
+        ConflictError: a later edit is in the way of putting it back.
     """
     standing = ActiveEdits(record.view, record.facts(record.live.state.next))
     if at is None:
         at = max(standing.edits, default=None)
         if at is None:
-            raise NotFoundError("There is no edit to undo; a pin is taken back by its place")
+            raise NotFoundError("There is no edit to undo; to take back a pin, give its place")
     elif isinstance(codec.head(record.entry(at)), Line):
         hiding = _changing(record, standing, at)
         if hiding is None:
             raise NotFoundError(f"Nothing hides #{at}")
         at = hiding
     if not standing.holds(at):
-        raise NotFoundError(f"#{at} is no edit, pin or undoing that is in force in view {record.view!r}")
+        raise NotFoundError(f"#{at} is not an edit, pin or undo that is in force in view {record.view!r}")
     event = Undone(stamp.at, at, why, stamp.time)
     covers, seen = dict(standing.edits), (standing.outermost, _kept(record, standing))
     standing.apply(event)
@@ -115,7 +115,7 @@ def undo(record: Record, at: int | None, stamp: Stamp, why: str) -> tuple[Undone
 
 
 def group(record: Record, line: Line) -> list[Line]:
-    """A message and what may not be parted from it: the message that calls, and all its results."""
+    """A message with the calls and results it belongs to: the message that calls, and all its results."""
     caller = line if line.calls else None
     start = line.at
     while line.answers is not None and caller is None and start > 0:
@@ -144,7 +144,7 @@ def _edit(
     why: str,
     new: Message | None = None,
 ) -> Replaced:
-    """An edit of what another one covers: what that shows besides is said again by this one."""
+    """An edit of what another one covers; it shows again what else that one shows."""
     shown, told = list[Message | int](), list[Line]()
     for n, line in enumerate(lines):
         if line.at == stamp.at and new is not None:
@@ -164,7 +164,11 @@ def _edit(
 
 
 def _in_place_of(said: Said, new: Message | str) -> Message:
-    """What is corrected stays in its role, answers the same call and makes the same calls."""
+    """The correction, with the role of the corrected message, the call it answers and the calls it makes.
+
+    Raises:
+        MessageError: it has others.
+    """
     line, at = said.line, said.at
     if isinstance(new, str):
         new = msgspec.structs.replace(said.message, parts=_with_text(said.message, new))
@@ -185,7 +189,7 @@ def _in_place_of(said: Said, new: Message | str) -> Message:
 
 
 def _with_text(message: Message, text: str) -> tuple[Part, ...]:
-    """What an assistant thought stands for other words: of its parts, only the calls go on."""
+    """The parts with another text; of an assistant, only the calls stay, since it thought of the old text."""
     if message.results:
         return tuple(msgspec.structs.replace(result, output=text) for result in message.results)
     if message.role == "assistant":
@@ -195,19 +199,19 @@ def _with_text(message: Message, text: str) -> tuple[Part, ...]:
 
 
 def _is_shown(item: Item, at: int) -> bool:
-    """It is in sight, whole, corrected or shortened in its place."""
+    """True for a message that is shown whole, corrected or shortened in its place."""
     in_place = len(item.span) == 1 and len(item.lines) == 1 and not item.is_folded
     return in_place or any(line.place == at for line in item.lines)
 
 
 def _kept(record: Record, standing: ActiveEdits) -> dict[int, Line | None]:
-    """What is shown of messages that stay in sight: their corrections."""
+    """The corrections of messages that no edit hides."""
     corrected = standing.corrected
     return {at: corrected.get(at) for at in record.live.kept}
 
 
 def _changing(record: Record, standing: ActiveEdits, at: int) -> int | None:
-    """The edit that corrects a message, or else keeps it out of sight."""
+    """The edit that corrects a message, or else hides it."""
     item = record.live.item_at(at)
     own = [line.at for line in item.lines if line.corrects == at] if item else []
     if own and standing.holds(own[0]):
@@ -217,7 +221,7 @@ def _changing(record: Record, standing: ActiveEdits, at: int) -> int | None:
 
 
 def _hiding(record: Record, standing: ActiveEdits, at: int) -> Replaced | None:
-    """The edit that keeps a message out of sight."""
+    """The edit that hides a message."""
     item = record.live.item_at(at)
     if item is None or at in {line.at for line in item.lines}:
         return None
@@ -225,7 +229,7 @@ def _hiding(record: Record, standing: ActiveEdits, at: int) -> Replaced | None:
 
 
 def _still_needed(record: Record, cover: Replaced, back: Sequence[Line]) -> tuple[Line, ...]:
-    """What an edit shows, less what it says in place of the messages that come back."""
+    """What an edit shows, without what stands for the messages that come back."""
     span = cover.span
     ids = {id for line in back for id in (line.answers, *line.calls) if id is not None}
     known = {line.at for line in (*cover.lines, *back)}
@@ -241,5 +245,5 @@ def _still_needed(record: Record, cover: Replaced, back: Sequence[Line]) -> tupl
 def _said(record: Record, at: int) -> Line:
     head = codec.head(record.entry(at))
     if not isinstance(head, Line):
-        raise NotFoundError(f"#{at} is no message")
+        raise NotFoundError(f"#{at} is not a message")
     return head

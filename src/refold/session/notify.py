@@ -134,7 +134,7 @@ class Notifier:
         """Runs callbacks that are coroutines, if the session has an event loop."""
         self.problems: list[str] = []
         self._started: CompactionEvent | None = None
-        """The start of the compaction that is under way."""
+        """The start of the running compaction."""
         self._lock = RLock()
         self._depth = 0
         self._waiting: list[SessionEvent] = []

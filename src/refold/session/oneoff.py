@@ -32,8 +32,8 @@ def count(
 ) -> RequestTokens:
     """The tokens that a request takes, as the model counts them; nothing is sent or stored.
 
-    The result is a number with `system`, `tools` and `messages`, which add up to it. `messages` are dicts in
-    any dialect, SDK objects or `refold.Message`; `system` and `tools` are what the request has beside them.
+    The result is a number with the parts `system`, `tools` and `messages`, which add up to it. `messages` are
+    dicts in any dialect, SDK objects or `refold.Message`; `system` and `tools` are those of the request.
 
     >>> tokens = count([{"role": "user", "content": "Hello"}], model="gpt-5")
     >>> tokens, tokens.messages
@@ -57,9 +57,9 @@ def check(
 ) -> list[Violation]:
     """The rules of the provider's API that a request breaks, each with its `rule`, `index` and `message`.
 
-    The list is empty where the API would accept the request. Without a dialect, the one that the messages
-    are in, or else the model's. With a model, its own rules and its window are checked too. `strict` reports
-    as well what was seen accepted though the rules are against it.
+    The list is empty if the API would accept the request. Without a dialect, that of the messages is used, or
+    else the model's. With a model, its own rules and its window are checked, too. `strict` also reports what
+    the API was seen to accept against its own rules.
 
     >>> [found.rule for found in check([{"role": "tool", "tool_call_id": "a", "content": "4"}])]
     ['C7']
@@ -103,15 +103,15 @@ def listed(messages: Any) -> list[Any]:
 
 
 def _plain(message: Any, n: int) -> Any:
-    """SDK objects as dicts. What is neither stays as it is: `check` reports it."""
+    """An SDK object as a dict; anything else as it is, for `check` to report."""
     return plain(message, f"messages[{n}]") if hasattr(message, "model_dump") else message
 
 
-# Also for files: the command line uses these
+# Also for files, for the command line
 
 
 class RequestPart(NamedTuple):
-    """What one part of a request takes: its system text, its tools, or a message."""
+    """One part of a request: its system text, its tools, or a message."""
 
     role: str
     tokens: int
@@ -127,7 +127,7 @@ def count_parts(
 ) -> list[RequestPart]:
     """System text, tools and each message, in the model's tokens; they add up to the request.
 
-    What every request takes is counted with the first part that takes anything.
+    The overhead of a request is counted with its first part that is not empty.
 
     Raises:
         MessageError: a message, the system text or the tools cannot be read.
@@ -198,7 +198,7 @@ def check_given(
     """
     named_model = given.beside.get("model")
     with warnings.catch_warnings():
-        if model is None:  # nobody asked about the window of the model that the request names
+        if model is None:  # the caller did not name the model
             warnings.simplefilter("ignore")
         meter = Meter(None, config, model or (named_model if isinstance(named_model, str) else None))
     spoken = dialect or given.dialect or meter.dialect
@@ -215,7 +215,7 @@ def check_given(
 
 
 def _size(given: FileConversation, config: Config, meter: Meter, dialect: str | None) -> dict[str, int]:
-    """What the request takes and what there is room for, as far as it can be counted."""
+    """The tokens of the request and the room for it; empty if they cannot be counted."""
     assert meter.model is not None
     with suppress(RefoldError):
         tokens = sum(part.tokens for part in count_parts(given, config, meter.model, dialect))

@@ -1,6 +1,6 @@
 """Renders a view as a request in one dialect, and reuses the last request while the view only grows."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,7 +19,6 @@ from refold.dialects.shape import without
 from refold.models.count import Units
 from refold.stores.record import Record
 
-Copy: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 Place: TypeAlias = tuple[int, int, int]
 """Of a line: its event, the message of the event, and the start of the span it stands for."""
 REPAIR_TOKENS = 8
@@ -95,7 +94,8 @@ class Renderer:
         self._settled = 0
         self._unsent = 0
         self._message_list = self._empty_list()
-        self._copies: list[tuple[Copy, dict[str, Any]]] = []
+        self._checked = 0
+        """Messages that the rules have seen; the newest one may still grow."""
         self._rules = RULES[self._request.dialect](self._request.facts)
         self._notes: dict[str, list[int]] = {}
         was_reopened = self._live is not self._record.live
@@ -151,18 +151,14 @@ class Renderer:
             *self._message_list.notices,
             *(f"{f.rule}: {f.message}" for f in faults),
         ]
-        messages = [copy(message) for copy, message in self._copies]
-        return Rendered(
-            messages, self._system(self._message_list), 0, tuple(notices), break_at, self._settled
-        )
+        return _rendered(self._message_list, self._message_list.messages, notices, 0, break_at, self._settled)
 
     def _checked_rules(self) -> RequestRules:
         """Validates the request. The newest message may still grow, so it is validated every time."""
         message_list = self._message_list
-        known = len(self._copies) - 1 if self._copies else 0
         settled = max(0, len(message_list.messages) - 1)
-        self._rules.feed(message_list.messages[known:settled])
-        self._copies[known:] = [(copier(message), message) for message in message_list.messages[known:]]
+        self._rules.feed(message_list.messages[self._checked : settled])
+        self._checked = settled
         rules = self._rules.copy()
         rules.facts = self._facts(message_list)
         rules.feed(message_list.messages[settled:])
@@ -203,9 +199,8 @@ class Renderer:
             return self._render_repaired(lines, False, break_at)
         _require_valid(rules)
         all_notices = (*self._notices_of(notes), *message_list.notices, *notices, *made.notices)
-        messages = [copier(message)(message) for message in made.messages]
         added = tokens + REPAIR_TOKENS * len(made.notices)
-        return Rendered(messages, self._system(message_list), added, all_notices, break_at)
+        return _rendered(message_list, made.messages, all_notices, added, break_at)
 
     def _check(self, messages: list[dict[str, Any]], facts: Facts) -> RequestRules:
         rules = RULES[self._request.dialect](facts)
@@ -215,10 +210,6 @@ class Renderer:
     @cached_property
     def _missing_tokens(self) -> int:
         return self._counter.message(self._placeholder(MissingResult("", "")))
-
-    def _system(self, message_list: MessageList) -> Any:
-        whole = {"system": message_list.system}
-        return copier(whole)(whole)["system"]
 
     def _add_line(self, message_list: MessageList, line: Line, notes: dict[str, list[int]]) -> RenderedLine:
         rendered = self._rendered_lines.get((line.at, line.n))
@@ -306,6 +297,20 @@ class Renderer:
         return Message("user", (Text(f"[refold: result{tool} without its call]\n{text}"),))
 
 
+def _rendered(
+    message_list: MessageList,
+    messages: list[dict[str, Any]],
+    notices: Sequence[str],
+    repair_tokens: int,
+    break_at: int | None,
+    settled: int = 0,
+) -> Rendered:
+    """Copies, since the caller may change a request."""
+    copied = msgspec.to_builtins(messages)
+    system = msgspec.to_builtins(message_list.system)
+    return Rendered(copied, system, repair_tokens, tuple(notices), break_at, settled)
+
+
 def _for_api(value: Any, dialect: str) -> Any:
     """The value without the fields that are for refold."""
     own = DIALECTS[dialect].own_fields
@@ -373,39 +378,3 @@ def _escape_surrogates(value: Any) -> Any:
         case list():
             return list(map(_escape_surrogates, value))
     return value
-
-
-def copier(message: dict[str, Any]) -> Copy:
-    """A deep copy function for messages of this shape: every step copies hundreds of them."""
-    nested = [key for key, value in message.items() if isinstance(value, dict | list)]
-    if not nested:
-        return dict.copy
-    if nested == ["tool_calls"] and all(map(_is_plain_call, message["tool_calls"])):
-        return _copy_calls
-    return _copy
-
-
-def _is_plain_call(call: Any) -> bool:
-    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
-        return False
-    nested = [key for key, value in call.items() if isinstance(value, dict | list)]
-    return nested == ["function"] and all(isinstance(value, str) for value in call["function"].values())
-
-
-def _copy_calls(message: dict[str, Any]) -> dict[str, Any]:
-    calls = [{**call, "function": {**call["function"]}} for call in message["tool_calls"]]
-    return {**message, "tool_calls": calls}
-
-
-def _copy(message: dict[str, Any]) -> dict[str, Any]:
-    new = message.copy()
-    for key, inner in message.items():
-        if type(inner) is dict:
-            new[key] = _copy(inner)
-        elif type(inner) is list:
-            new[key] = _copy_list(inner)
-    return new
-
-
-def _copy_list(values: list[Any]) -> list[Any]:
-    return [_copy(v) if type(v) is dict else _copy_list(v) if type(v) is list else v for v in values]

@@ -1,4 +1,4 @@
-"""What callers ask for, checked before anything is done."""
+"""Validates the arguments of public functions before anything is done."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -16,17 +16,17 @@ from refold.core.plan import Policy
 def require_int(name: str, value: object) -> int:
     """
     Raises:
-        SettingError: it is no whole number.
+        SettingError: it is not a whole number.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise SettingError(name, f"expected a whole number such as 57, got {brief_repr(value)}")
-    return int(value)  # an answer that is a number knows more than its place
+    return int(value)  # a subclass such as `Undoing` becomes a plain number
 
 
 def require_name(name: str, value: object) -> str:
     """
     Raises:
-        SettingError: it is no name.
+        SettingError: it is not a text, or it is empty.
     """
     if not isinstance(value, str) or not value:
         raise SettingError(name, f"expected a text of at least one character, got {brief_repr(value)}")
@@ -36,17 +36,17 @@ def require_name(name: str, value: object) -> str:
 def model_name(model: str | None) -> str | None:
     """
     Raises:
-        SettingError: no model can be called that.
+        SettingError: it cannot be the name of a model.
     """
     if model is not None and not require_name("model", model).isprintable():
-        raise SettingError("model", f"is no name of a model: {brief_repr(model)}")
+        raise SettingError("model", f"is not the name of a model: {brief_repr(model)}")
     return model
 
 
 def require_kind(kind: object) -> None:
     """
     Raises:
-        SettingError: no message is of that kind.
+        SettingError: there is no such kind of message.
     """
     known = get_args(Kind)
     if kind is not None and (not isinstance(kind, str) or kind not in known):
@@ -56,7 +56,7 @@ def require_kind(kind: object) -> None:
 def require_policies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
     """
     Raises:
-        SettingError: it is no list, or something in it cannot be called.
+        SettingError: it is not a list of functions.
     """
     if not isinstance(policies, list | tuple):
         raise SettingError("policies", f"expected a list of functions, got {type(policies).__name__}")
@@ -72,7 +72,7 @@ def require_policies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
 def request_fields(request: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """
     Raises:
-        SettingError: it is no dict.
+        SettingError: it is not a dict.
     """
     if not isinstance(request, Mapping | None):
         raise SettingError("request", f"expected a dict, got {type(request).__name__}")
@@ -80,10 +80,10 @@ def request_fields(request: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def output_of(request: Mapping[str, Any]) -> int | None:
-    """How long an answer a request asks for, where it says so.
+    """The output limit of a request, if it has one.
 
     Raises:
-        SettingError: it is no whole number above 0.
+        SettingError: it is not a whole number above 0.
     """
     for name in ("max_output_tokens", "max_completion_tokens", "max_tokens"):
         if request.get(name) is not None:
@@ -96,7 +96,7 @@ def output_of(request: Mapping[str, Any]) -> int | None:
 def expiry_of(expiry: object, name: str = "expiry") -> Expiry:
     """
     Raises:
-        SettingError: something in it is not known, or not allowed.
+        SettingError: a field is not known, or its value is not allowed.
     """
     if not isinstance(expiry, Mapping | Expiry):
         raise SettingError(name, f"expected a refold.Expiry or a dict, got {brief_repr(expiry)}")
@@ -104,12 +104,12 @@ def expiry_of(expiry: object, name: str = "expiry") -> Expiry:
 
 
 class Override(msgspec.Struct, frozen=True):
-    """What a run, or one request, has otherwise than it is configured."""
+    """Settings of a session, or of one request, that override the configuration."""
 
     off: bool | None = None
     """Nothing is reduced."""
     keep_originals: bool | None = None
-    """Whether what is reduced shows how to get it back; unset, as configured. The record has it anyway."""
+    """False: the model cannot expand what is reduced; a person can restore it. Unset: as configured."""
     tools: tuple[Mapping[str, Expiry], ...] = ()
     """By the name or pattern of tools; `*` is every tool. Later ones beat earlier ones, field by field."""
 
@@ -118,7 +118,7 @@ class Override(msgspec.Struct, frozen=True):
         return [rule for one in self.tools for rule in one.values()]
 
     def then(self, other: "Override") -> "Override":
-        """Both, where the other one beats this one field by field."""
+        """Both; the other one overrides this one field by field."""
         off = self.off if other.off is None else other.off
         keep = self.keep_originals if other.keep_originals is None else other.keep_originals
         return Override(off, keep, (*self.tools, *other.tools))
@@ -127,7 +127,7 @@ class Override(msgspec.Struct, frozen=True):
 def override_of(override: "Mapping[str, Any] | Override | None") -> Override:
     """
     Raises:
-        SettingError: something in it is not known, or not allowed.
+        SettingError: a field is not known, or its value is not allowed.
     """
     if isinstance(override, Override):
         return override

@@ -41,8 +41,8 @@ class SummaryContext:
         """Called with the number of answered requests, and of all requests."""
         self.lease = lease
         self._conversation_window = 0
-        self._covered = 0
-        self._digest = ""
+        self.covered = 0
+        self.digest = ""
         self._abandoned: dict[int, Callable[[], bool]] = {}
         self._unrecorded_calls = 0
         self._unrecorded_cost = 0.0
@@ -53,13 +53,13 @@ class SummaryContext:
         `window` is that of the conversation's model.
         """
         self._conversation_window = window
-        self._covered = covered
-        self._digest = digest
+        self.covered = covered
+        self.digest = digest
 
     @property
     def is_erased(self) -> bool:
         """True if the conversation was erased since `start`."""
-        return self.record.digest_before(self._covered) != self._digest
+        return self.record.digest_before(self.covered) != self.digest
 
     # The budget
 

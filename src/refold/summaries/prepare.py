@@ -4,6 +4,7 @@ import time
 from asyncio import sleep
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import finalize
 
@@ -11,8 +12,10 @@ import msgspec
 
 from refold.config.prompts import message_template
 from refold.core import codec
+from refold.core.budget import Budget
 from refold.core.errors import RefoldError, SettingError, StoreError
 from refold.core.event import Called, Replaced, Span
+from refold.core.plan import Count, Policy
 from refold.core.view import View
 from refold.policies.expire import MessageKey
 from refold.policies.summarize import PreparedSummary, SummaryPart
@@ -27,7 +30,7 @@ from refold.summaries.write import MessageToSummarize, NoSummaryError, Writer, n
 if TYPE_CHECKING:
     from refold.summaries.queue import CompactionJob, JobQueue
 
-__all__ = ["MessageToSummarize", "ReadySummaries", "SummaryWriter", "summarizers_of"]
+__all__ = ["MessageToSummarize", "ReadySummaries", "SummaryPlan", "SummaryWriter", "summarizers_of"]
 
 T = TypeVar("T")
 LEASE_POLL_S = 0.1
@@ -42,6 +45,35 @@ class ReadySummaries(msgspec.Struct, frozen=True):
 
 
 codec.decoder(ReadySummaries)
+
+
+class SummaryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job summarizes: the parts of a view that a compaction will replace, and single messages."""
+
+    view: View
+    """Its messages are loaded: the job's thread reads it."""
+    window: int
+    """Of the conversation's model."""
+    count: Count
+    messages: Sequence[MessageToSummarize] = ()
+    policy: Policy | None = None
+    """Of the compaction, by rule; None: only messages are summarized."""
+    budget: Budget = Budget()
+    """Of the compaction."""
+    focus: str | None = None
+    is_due: bool = False
+    """The compaction is happening now."""
+    lease_wait_s: float = 0.0
+    keeps_lease: bool = False
+    """The caller ends the lease, after it has committed the summaries."""
+
+    def parts(self, max_tokens: int | None) -> list[SummaryPart]:
+        """The parts of the view to summarize, found as the compaction would find them."""
+        from refold.config.ladder import parts_to_summarize
+
+        if self.policy is None:
+            return []
+        return parts_to_summarize(self.policy, max_tokens, self.view, self.budget, self.count)
 
 
 class SummaryWriter:
@@ -101,86 +133,69 @@ class SummaryWriter:
         """True if summaries for the next compaction were requested, with or without success."""
         return self._tried_round == self.record.live.state.round + 1
 
-    def prepare(
-        self,
-        view: View,
-        parts: Callable[[], Sequence[SummaryPart]],
-        messages: Sequence[MessageToSummarize] = (),
-        *,
-        window: int,
-        focus: str | None = None,
-        is_due: bool = False,
-        lease_wait_s: float = 0.0,
-        keeps_lease: bool = False,
-    ) -> BackgroundJob:
-        """Starts to summarize messages and parts of the view, unless a job is running.
-
-        `parts` is called in the job's thread, which also reads `view`: its messages must be loaded.
-        `window` is that of the conversation's model.
-        `is_due` says that the compaction is happening now. With `keeps_lease` the caller ends the lease
-        after it has committed the summaries.
-        """
+    def start(self, plan: SummaryPlan) -> BackgroundJob:
+        """Starts to write the summaries of a plan, unless a job is running; returns the running job."""
         if self.job is not None:
             return self.job
         self.reset_if_reopened()
         self.retry_reason = None
-        state = self.record.live.state
-        digest = self.record.tip
-        round = state.round + 1
-        made = state.next
-        self.context.start(made, digest, window)
-        self.pending = {one.key for one in messages}
+        self.context.start(self.record.live.state.next, self.record.tip, plan.window)
+        self.pending = {one.key for one in plan.messages}
         self.tried |= self.pending
-
-        async def work() -> None:
-            try:
-                await write()
-            except Exception as error:
-                self.retry_reason = f"{type(error).__name__}: {error}"
-                raise
-
-        async def write() -> None:
-            to_write = parts()
-            if (to_write or is_due) and not self.context.is_erased:
-                self._tried_round = round
-            if not to_write and not messages:
-                return
-            lease = await self._acquire_lease(lease_wait_s)
-            if lease is None and self.context.lease.is_needed:
-                self.retry_reason = "another process is writing a summary of this view"
-                if lease_wait_s:
-                    self.problems.append(
-                        "Compacted without a model: another process is writing a summary of this view"
-                    )
-                self.tried -= self.pending
-                self.pending.clear()
-                return
-            if self._is_written(view):
-                to_write = ()
-            try:
-                for one in messages:
-                    text = await self._summarize_message(one, view)
-                    if text and not self.context.is_erased:
-                        self.message_summaries[one.key] = text
-                    self.pending.discard(one.key)
-                prepared = list[PreparedSummary]()
-                for part in to_write:
-                    source = summary_input(
-                        part, view, self.record, round=round, focus=focus, made=made, tip=digest
-                    )
-                    if source.is_new:
-                        summary = await self._summarize(source)
-                        prepared += [summary] if summary else []
-                if self._still_holds(lease) and prepared:
-                    self._ready = ReadySummaries(tuple(prepared), lease)
-                    self.context.cache(self._cache_key, self._ready)
-            finally:
-                self.pending.clear()
-                if not keeps_lease:
-                    self.context.lease.end()
-
+        work = partial(self._work, plan, self.record.live.state.round + 1)
         self._job = BackgroundJob(work, f"refold-summaries-{self.record.key.conversation}")
         return self._job
+
+    async def _work(self, plan: SummaryPlan, round: int) -> None:
+        try:
+            await self._write(plan, round)
+        except Exception as error:
+            self.retry_reason = f"{type(error).__name__}: {error}"
+
+    async def _write(self, plan: SummaryPlan, round: int) -> None:
+        """Writes the summaries of a plan for a round of compaction."""
+        parts = plan.parts(self.context.settings.max_tokens)
+        if (parts or plan.is_due) and not self.context.is_erased:
+            self._tried_round = round
+        if not parts and not plan.messages:
+            return
+        lease = await self._acquire_lease(plan.lease_wait_s)
+        if lease is None and self.context.lease.is_needed:
+            self.retry_reason = "another process is writing a summary of this view"
+            if plan.lease_wait_s:
+                self.problems.append(f"Compacted without a model: {self.retry_reason}")
+            self.tried -= self.pending
+            self.pending.clear()
+            return
+        if self._is_written(plan.view):
+            parts = []
+        try:
+            for one in plan.messages:
+                text = await self._summarize_message(one, plan.view)
+                if text and not self.context.is_erased:
+                    self.message_summaries[one.key] = text
+                self.pending.discard(one.key)
+            prepared = list[PreparedSummary]()
+            for part in parts:
+                source = summary_input(
+                    part,
+                    plan.view,
+                    self.record,
+                    round=round,
+                    focus=plan.focus,
+                    made=self.context.covered,
+                    tip=self.context.digest,
+                )
+                summary = await self._summarize(source) if source.is_new else None
+                if summary is not None:
+                    prepared.append(summary)
+            if self._still_holds(lease) and prepared:
+                self._ready = ReadySummaries(tuple(prepared), lease)
+                self.context.cache(self._cache_key, self._ready)
+        finally:
+            self.pending.clear()
+            if not plan.keeps_lease:
+                self.context.lease.end()
 
     def _is_written(self, view: View) -> bool:
         """True if another process has written the summaries."""
