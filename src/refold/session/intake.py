@@ -19,7 +19,7 @@ from refold.dialects.rules.targets import RULES
 from refold.dialects.shape import kind_of, own_id
 from refold.models.count import Units
 from refold.session.streams import chunks_of, is_async_stream, is_stream
-from refold.session.to_json import EXPECTED, checked, encoded, plain, walk
+from refold.session.to_json import EXPECTED, checked, encoded, plain, to_json
 from refold.session.validate import expiry_of
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def _require_content(value: dict[str, Any], where: str) -> None:
 
 def _units_of(reply: "ParsedReply", n: int, where: str) -> Iterable[_Unit]:
     for message in reply.messages:
-        walk(message, where, 0)  # joined chunks may not be valid JSON
+        to_json(message, where)  # joined chunks may not be valid JSON
         yield _Unit(n, where, message, None, reply.dialect, reply)
     if not reply.messages:  # it failed; its usage is recorded
         yield _Unit(n, where, Message("assistant", **_facts_of(reply)))

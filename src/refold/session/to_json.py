@@ -14,7 +14,6 @@ from refold.core.message import Message
 T = TypeVar("T")
 LONG_PLACE = 100
 """Characters of a place that are told."""
-PLAIN = (str, int, float, bool, type(None))
 EXPECTED = "expected a dict, an SDK object or a refold.Message"
 PARSED = ("parsed", "parsed_arguments", "parsed_output")
 """Fields that SDKs add to what a provider said: it takes none of them back."""
@@ -24,7 +23,7 @@ def checked(value: Any, type: type[T], where: str) -> T:
     """The value as it will be read again, if it can be."""
     try:
         plain = msgspec.to_builtins(value, builtin_types=(bytes, bytearray))  # left for the next to refuse
-        walk(plain, where, 0)
+        plain = to_json(plain, where)
         dumps(plain)
         return msgspec.convert(plain, type)
     except msgspec.ValidationError as error:
@@ -49,87 +48,62 @@ def plain(value: Any, where: str) -> Any:
     """
     if isinstance(value, Message):
         return value
+    if not isinstance(value, Mapping) and not hasattr(value, "model_dump"):
+        raise MessageError(where, f"{EXPECTED}, got {type(value).__name__}")
     try:
-        return _json_of(value, where)
+        found = to_json(value, where)
     except MessageError:
         raise
     except Exception as error:  # whatever somebody else's object may raise
         raise MessageError(where, f"{type(value).__name__} cannot be read: {error}") from error
-
-
-def _json_of(value: Any, where: str) -> Any:
-    if not isinstance(value, Mapping) and not hasattr(value, "model_dump"):
-        raise MessageError(where, f"{EXPECTED}, got {type(value).__name__}")
-    plain = value if type(value) is dict else _dumped(value, where)
-    if not walk(plain, where, 0):
-        plain = _converted(plain, where)
-        if not walk(plain, where, 0):
-            raise MessageError(where, f"{type(value).__name__}.model_dump() gives no JSON")
-    if not isinstance(plain, dict):
-        raise MessageError(where, f"{type(value).__name__}.model_dump() gives a {type(plain).__name__}")
+    if not isinstance(found, dict):
+        raise MessageError(where, f"{type(value).__name__}.model_dump() gives a {type(found).__name__}")
     if isinstance(value, Mapping):
-        return plain
+        return found
     from refold.dialects import replies  # only for those who hand in an SDK's objects
 
-    return replies.returnable(plain)
+    return replies.returnable(found)
 
 
-def walk(value: Any, where: str, depth: int) -> bool:
-    """Whether it is JSON already, rather than something that stands for it.
+def to_json(value: Any, where: str, depth: int = 0) -> Any:
+    """The same with every SDK object, and every kind of text, number or mapping, as the JSON it stands for.
 
-    JSON has no NaN and no infinity, and an encoder that wrote null for them would lose data.
+    Raises:
+        MessageError: JSON has nothing for a part of it. It has no NaN and no infinity, and an encoder that
+            wrote null for them would lose data.
     """
     if depth > MAX_DEPTH:
         raise MessageError(where[:LONG_PLACE] + "…", f"is nested deeper than {MAX_DEPTH} levels")
-    if isinstance(value, float) and not isfinite(value):
-        raise MessageError(where, f"{value} is no number that JSON can hold; send it as text")
-    plain = True
-    if isinstance(value, Mapping):
-        plain = type(value) is dict
-        for key, inner in value.items():
-            if type(key) is not str:
-                plain = False
-                if not isinstance(key, str):
-                    raise MessageError(where, f"has the key {key!r}; keys of JSON are text")
-            if type(inner) is not str:
-                plain &= walk(inner, f"{where}.{key}", depth + 1)
-    elif isinstance(value, list | tuple):
-        plain = type(value) is list
-        for n, inner in enumerate(value):
-            if type(inner) is not str:
-                plain &= walk(inner, f"{where}[{n}]", depth + 1)
-    elif hasattr(value, "model_dump"):
-        return False
-    elif not isinstance(value, str | int | float | None):
-        raise MessageError(where, f"{type(value).__name__} is nothing that JSON has")
-    else:
-        plain = type(value) in PLAIN
-    return plain
-
-
-def _converted(value: Any, where: str) -> Any:
-    """The same with every SDK object, and every kind of text or number, as the JSON it stands for."""
-    if isinstance(value, Mapping):
-        return {str.__str__(key): _converted(inner, f"{where}.{key}") for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_converted(inner, f"{where}[{n}]") for n, inner in enumerate(value)]
-    if hasattr(value, "model_dump"):
-        return _dumped(value, where)
     match value:
-        case bool():
+        case None | bool():
             return value
         case str():
             return str.__str__(value)
-        case float():
-            return float.__float__(value)
         case int():
             return int.__int__(value)
-    return value
+        case float():
+            if not isfinite(value):
+                raise MessageError(where, f"{value} is no number that JSON can hold; send it as text")
+            return float.__float__(value)
+        case Mapping():
+            mapping = {}
+            for key, inner in value.items():
+                if not isinstance(key, str):
+                    raise MessageError(where, f"has the key {key!r}; keys of JSON are text")
+                is_text = type(inner) is str
+                mapping[str.__str__(key)] = inner if is_text else to_json(inner, f"{where}.{key}", depth + 1)
+            return mapping
+        case list() | tuple():
+            found = []
+            for n, inner in enumerate(value):
+                found.append(inner if type(inner) is str else to_json(inner, f"{where}[{n}]", depth + 1))
+            return found
+    if not hasattr(value, "model_dump"):
+        raise MessageError(where, f"{type(value).__name__} is nothing that JSON has")
+    return to_json(_dumped(value, where), where, depth)
 
 
 def _dumped(value: Any, where: str) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
     try:  # only what its maker set: what a provider never said must not be said back to it
         said = {"mode": "json", "exclude_unset": True, "by_alias": True, "exclude": _parsed(value)}
         for options in ({**said, "warnings": False}, said):
