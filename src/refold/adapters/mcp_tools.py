@@ -1,10 +1,8 @@
 """The MCP tools and resources: a plain function for each, run in a thread, that returns JSON or text."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import dropwhile, islice
-from threading import Lock
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -103,8 +101,7 @@ class Tools:
         self.store = store
         self.owner = require_name("owner", owner)
         self.config = config
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self._lock = Lock()
+        self._opened = lru_cache(OPEN_SESSIONS)(self._open)  # all that a session knows is stored
         self._row = lru_cache(CACHED_ROWS)(partial(conversation_row, store))
 
     def list_conversations(self, after: After = "") -> str:
@@ -243,13 +240,7 @@ class Tools:
         key = Key(self.owner, require_name("conversation", id))
         if not is_new and next(self.store.read(key, 0, 1), None) is None:
             raise NotFoundError(f"There is no conversation {id!r}; list_conversations shows all")
-        session = self._sessions.get(id) or self._open(key)
-        with self._lock:
-            session = self._sessions.setdefault(id, session)  # another thread may have opened it first
-            self._sessions.move_to_end(id)
-            while len(self._sessions) > OPEN_SESSIONS:
-                self._sessions.popitem(last=False)  # everything it knows is stored
-        return session
+        return self._opened(key)
 
     def _open(self, key: Key) -> Session:
         session = Session(self.store, key, config=self.config)

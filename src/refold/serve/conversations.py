@@ -2,13 +2,11 @@
 
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from itertools import dropwhile
 from threading import Lock
-from typing import Generic, TypeVar
 
 import msgspec
 
@@ -24,36 +22,13 @@ CACHED_INSPECTORS = 64
 MAX_SCANNED = 2_000
 """Conversations that one request scans for a title; the next page continues from there."""
 
-T = TypeVar("T")
-
-
-class LruCache(Generic[T]):
-    """The most recently used values. Safe to use from several threads."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._lock = Lock()
-        self._values = OrderedDict[Hashable, T]()
-
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-                return self._values[key]
-        made = make()
-        with self._lock:
-            value = self._values.setdefault(key, made)
-            while len(self._values) > self._capacity:
-                self._values.popitem(last=False)
-            return value
-
 
 class Conversations:
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._rows = LruCache[ConversationRow](CACHED_ROWS)
-        self._inspectors = LruCache[tuple[Inspector, Lock]](CACHED_INSPECTORS)
-        self._listed = LruCache[ConversationInfo](CACHED_ROWS)
+        self._row_of = lru_cache(CACHED_ROWS)(partial(conversation_row, store))
+        self._opened = lru_cache(CACHED_INSPECTORS)(lambda key: (Inspector.open(store, key), Lock()))
+        self._listed = lru_cache(CACHED_ROWS)(lambda key, first_digest: self.listed(key)[0])
 
     @contextmanager
     def inspecting(self, key: Key) -> Iterator[Inspector]:
@@ -64,15 +39,14 @@ class Conversations:
         """
         if next(self._store.read(key, 0, 1), None) is None:
             raise NotFoundError(f"There is no conversation {key.conversation!r}")
-        inspector, lock = self._inspectors.get(key, lambda: (Inspector.open(self._store, key), Lock()))
+        inspector, lock = self._opened(key)
         with lock:
             inspector.refresh()
             yield inspector
 
     def row(self, inspector: Inspector) -> ConversationRow:
-        key = inspector.key
-        listed = self._listed.get((key, inspector.first_digest), lambda: self.listed(key)[0])
-        return self._with_status(inspector.conversation(listed), key)
+        listed = self._listed(inspector.key, inspector.first_digest)
+        return self._with_status(inspector.conversation(listed), inspector.key)
 
     def listed(self, key: Key) -> tuple[ConversationInfo, list[str]]:
         """The conversation as the store lists it, and the ids of its forks."""
@@ -89,7 +63,7 @@ class Conversations:
             if last is not None and (len(found) == query.limit or scanned == MAX_SCANNED):
                 return ConversationPage(found, _cursor(last))
             last = listed
-            row = self._rows.get(listed, partial(conversation_row, self._store, listed))
+            row = self._row_of(listed)
             if wanted in row.id.casefold() or wanted in row.title.casefold():
                 found.append(self._with_status(row, listed.key))
         return ConversationPage(found, None)
