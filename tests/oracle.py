@@ -136,8 +136,7 @@ class Oracle:
         assert answer == own if own is not None else answer in (others or [None])
 
     def on_save(self, answer: None, key: Key, view: str, snapshot: Snapshot) -> None:
-        saved = self._saved.get((key, view))
-        if key in self.entries and (saved is None or saved.at <= snapshot.at):
+        if key in self.entries:
             self._saved[key, view] = snapshot
 
     def on_saved(self, answer: Mapping[str, Snapshot], key: Key) -> None:

@@ -547,7 +547,7 @@ def test_a_conversation_that_is_not_there_is_told_with_a_hint_at_the_other_owner
 
 def test_a_damaged_conversation_does_not_hide_the_others(chat):
     refold.open("whole", store=STORE).append(user("hello"))
-    damage("UPDATE refold_entry SET head = x'00' WHERE place & 0xffffffff = 5", "DELETE FROM refold_snapshot")
+    damage("UPDATE refold_entry SET head = x'00' WHERE place & 0xffffffff = 5", "DELETE FROM refold_shelf")
     shown = run("list", code=1).stdout
     assert "cannot be read" in shown
     assert "whole" in shown
@@ -1005,9 +1005,7 @@ def test_delete_names_the_forks_that_keep_what_they_share(chat):
 
 
 def test_a_damaged_conversation_can_be_deleted(chat):
-    damage(
-        "UPDATE refold_entry SET body = x'78ff', head = x'00'", "UPDATE refold_snapshot SET body = x'78ff'"
-    )
+    damage("UPDATE refold_entry SET body = x'78ff', head = x'00'", "UPDATE refold_shelf SET value = x'78ff'")
     run("show", "task-42", code=1)
     run("delete", "task-42", "--yes")
 

@@ -159,23 +159,34 @@ def test_every_damaged_event_is_named_and_the_first_twenty_in_a_row_are_enough(f
 
 
 @pytest.mark.parametrize(
-    ("statement", "told"),
+    ("alter", "told"),
     [
-        ("UPDATE refold_snapshot SET digest = zeroblob(16) WHERE cid = 2", "was altered"),
-        ("UPDATE refold_snapshot SET at = at - 1 WHERE cid = 2", "was altered"),
-        ("UPDATE refold_snapshot SET at = at + 1 WHERE cid = 2", "events are missing, or the snapshot"),
-        ("UPDATE refold_snapshot SET body = x'5b5d' WHERE cid = 2", "was altered"),
-        ("UPDATE refold_snapshot SET body = x'78ff' WHERE cid = 2", "cannot be read"),
-        ("UPDATE refold_snapshot SET view = x'ff' WHERE cid = 2", "cannot be read"),
-        ("UPDATE refold_snapshot SET body = 7, digest = 7 WHERE cid = 2", ""),
+        (lambda snapshot: snapshot._replace(digest=bytes(16)), "was altered"),
+        (lambda snapshot: snapshot._replace(at=snapshot.at - 1), "was altered"),
+        (lambda snapshot: snapshot._replace(at=snapshot.at + 1), "events are missing, or the snapshot"),
+        (lambda snapshot: snapshot._replace(body=b"[]"), "was altered"),
     ],
 )
-def test_a_changed_snapshot_is_found_and_is_only_a_cache(file, statement, told):
-    change(file, statement)
+def test_a_changed_snapshot_is_found_and_is_only_a_cache(file, alter, told):
+    store = SQLiteStore(file)
+    store.save(KEY, "main", alter(store.saved(KEY)["main"]))
+    store.close()
     (found,) = find(file)
     assert (found["conversation"], found["at"]) == ("task-42", None)
     assert "snapshot" in found["problem"]
     assert told in found["problem"]
+
+
+@pytest.mark.parametrize("damage", ["value = x'78ff'", "value = x''", "name = x'763aff'"])
+def test_a_snapshot_that_cannot_be_read_is_found_and_is_only_a_cache(file, damage):
+    hex_name = b"task-42".hex()
+    change(
+        file,
+        f"UPDATE refold_shelf SET {damage} WHERE hex(name) LIKE '763A%' AND hex(scope) LIKE '%{hex_name}'",
+    )
+    (found,) = find(file)
+    assert (found["conversation"], found["at"]) == ("task-42", None)
+    assert "a snapshot cannot be read" in found["problem"]
 
 
 def test_a_snapshot_that_is_sealed_and_wrong_is_found(file):
@@ -337,7 +348,8 @@ def test_sync_tells_each_time_what_was_refused_and_how_to_hand_it_in_again(memor
 
 def test_a_note_of_refusals_that_was_altered_keeps_sync_from_nothing_and_is_told(memory, tmp_path):
     change(
-        tmp_path / "record.db", "UPDATE refold_note SET body = x'7b' WHERE CAST(name AS TEXT) LIKE 'refused%'"
+        tmp_path / "record.db",
+        "UPDATE refold_shelf SET value = x'7b' WHERE CAST(name AS TEXT) LIKE 'refused%'",
     )
     for args in (["sync"], ["sync", "--refused"]):
         told = CliRunner().invoke(app, [*args, "--store", memory])
@@ -373,7 +385,7 @@ def test_the_doctor_knows_what_it_means_to_be_without_any_protocol():
 
     internal = {"Store", "Memorizer", "MessageListener", "SessionHooks"}
     known = {name for name, one in vars(protocols).items() if getattr(one, "_is_protocol", False)}
-    assert {protocol.__name__ for protocol in LACKS} == known - internal - {"Protocol"}
+    assert {protocol.__name__ for protocol in LACKS} == known - internal - {"Protocol"} | {"Shelf"}
     assert missing_features(Bare()) == dict(LACKS.values())
 
 

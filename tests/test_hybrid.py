@@ -24,16 +24,14 @@ from refold.stores import hybrid, hybrid_sync
 from refold.stores.hybrid import HybridStore
 from refold.stores.hybrid_sync import BoundedDict, RefusedMessage
 from refold.stores.memory import MemoryStore
+from refold.stores.shelf import Shelf
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import (
-    Cursors,
     Forks,
     Key,
-    Leases,
     Memories,
     Memory,
     MessageListener,
-    Notes,
     SearchIndex,
     SelfCheck,
     SessionHooks,
@@ -150,32 +148,19 @@ class TestHybridOverMemory(StoreContract):
 
 def test_it_can_do_what_its_record_can_and_has_memories(notebook):
     class Plain:
-        """A record that has nothing but what delivery needs."""
+        """A record that has nothing but streams and a shelf."""
 
         def __init__(self):
             inner = MemoryStore()
-            for verb in (
-                "append",
-                "read",
-                "erase",
-                "conversations",
-                "close",
-                "cursor",
-                "set_cursor",
-                "behind",
-                "acquire",
-                "release",
-                "leases",
-                "note",
-                "keep_note",
-            ):
+            shelf = [verb for verb in vars(Shelf) if not verb.startswith("_")]
+            for verb in (*shelf, "append", "read", "erase", "conversations", "close"):
                 setattr(self, verb, getattr(inner, verb))
 
     rich, plain = HybridStore(MemoryStore(), notebook), HybridStore(Plain(), notebook)
     for protocol in (Forks, SearchIndex):
         assert isinstance(rich, protocol)
         assert not isinstance(plain, protocol)
-    for protocol in (Memories, MessageListener, SessionHooks, Cursors, Leases, Notes):
+    for protocol in (Memories, MessageListener, SessionHooks, Shelf):
         assert isinstance(rich, protocol)
         assert isinstance(plain, protocol)
     assert not isinstance(rich, SelfCheck)
@@ -187,11 +172,11 @@ def test_it_can_do_what_its_record_can_and_has_memories(notebook):
     assert notebook.said == {}
 
 
-def test_a_record_without_cursors_is_refused(notebook):
+def test_a_record_without_a_shelf_is_refused(notebook):
     class Bare:
         pass
 
-    with pytest.raises(SettingError, match="Bare has no cursors"):
+    with pytest.raises(SettingError, match="Bare has no shelf"):
         HybridStore(Bare(), notebook)
 
 

@@ -15,20 +15,17 @@ from mem0_stub import Mem0Stub
 from refold.core.errors import ConflictError, RefoldError, StoreError
 from refold.stores.hybrid import HybridStore
 from refold.stores.memory import MemoryStore
+from refold.stores.shelf import Shelf
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import (
     LOCATED,
     BatchReads,
-    Cursors,
     FindsIds,
     Key,
-    Leases,
     LocatesIds,
     Memories,
     Snapshot,
-    Snapshots,
     Store,
-    SummaryCache,
     Watchable,
     open_store,
 )
@@ -183,36 +180,34 @@ class Owner:
         return sorted(found)
 
     def keep(self, session, n):
-        if isinstance(self.store, SummaryCache):
+        if isinstance(self.store, Shelf):
             self.store.keep_summary(session.key, DIGEST, f"{self.mark} {n}".encode())
 
     def kept(self, session, n):
-        return self.store.summary(session.key, DIGEST) if isinstance(self.store, SummaryCache) else UNABLE
+        return self.store.summary(session.key, DIGEST) if isinstance(self.store, Shelf) else UNABLE
 
     def save(self, session, n):
-        if isinstance(self.store, Snapshots):
+        if isinstance(self.store, Shelf):
             self.store.save(session.key, f"{n % 2}", Snapshot(1_000 + n, self.mark.encode(), b""))
 
     def saved(self, session, n):
-        return self.store.saved(session.key) if isinstance(self.store, Snapshots) else None
+        return self.store.saved(session.key) if isinstance(self.store, Shelf) else None
 
     def acquire(self, session, n):
-        if isinstance(self.store, Leases):
+        if isinstance(self.store, Shelf):
             return self.store.acquire(session.key, "shared", f"{self.mark} {n % 2}", 100.0 * n, 50.0)
         return UNABLE
 
     def leases(self, session, n):
-        return self.store.leases(session.key, 10.0) if isinstance(self.store, Leases) else None
+        return self.store.leases(session.key, 10.0) if isinstance(self.store, Shelf) else None
 
     def set_cursor(self, session, n):
-        if isinstance(self.store, Cursors):
+        if isinstance(self.store, Shelf):
             self.store.set_cursor(session.key, f"shared {self.run}", n)
 
     def cursor(self, session, n):
         return (
-            self.store.cursor(session.key, f"shared {self.run}")
-            if isinstance(self.store, Cursors)
-            else UNABLE
+            self.store.cursor(session.key, f"shared {self.run}") if isinstance(self.store, Shelf) else UNABLE
         )
 
     def wait(self, session, n):
@@ -225,14 +220,11 @@ class Owner:
         keys = sorted(row.key for row in self.store.conversations(self.name))
         assert all(key.owner == self.name for key in keys)
         found = [(key, verified(self.store, key)) for key in keys]
-        for protocol, ask in (
-            (Snapshots, lambda key: self.store.saved(key)),
-            (Leases, lambda key: [one for one in self.store.leases(key, 0.0) if one.name == "shared"]),
-            (SummaryCache, lambda key: self.store.summary(key, DIGEST)),
-            (Cursors, lambda key: self.store.cursor(key, f"shared {self.run}")),
-        ):
-            if isinstance(self.store, protocol):
-                found += [(key, ask(key)) for key in keys]
+        for key in keys if isinstance(self.store, Shelf) else ():
+            found.append((key, self.store.saved(key)))
+            found.append((key, [one for one in self.store.leases(key, 0.0) if one.name == "shared"]))
+            found.append((key, self.store.summary(key, DIGEST)))
+            found.append((key, self.store.cursor(key, f"shared {self.run}")))
         return found
 
     def said(self) -> Any:
@@ -382,8 +374,8 @@ def test_another_owners_lease_commits_nothing_here(postgres_url, valkey_url, tmp
 
 
 class TellsSummaries(MemoryStore):
-    def summary(self, key, digest, /):
-        return next((one.summaries[digest] for one in self._all.values() if digest in one.summaries), None)
+    def shelved(self, name, owner=None, /):
+        return super().shelved(name)
 
 
 class SearchesAll(MemoryStore):

@@ -9,8 +9,9 @@ from refold.stores.agentcore import AgentCoreStore
 from refold.stores.memory import MemoryStore
 from refold.stores.postgres import PostgresStore
 from refold.stores.redis import RedisStore
+from refold.stores.shelf import Shelf
 from refold.stores.sqlite import SQLiteStore
-from refold.stores.store import FindsIds, Forks, Leases, Memories, SearchIndex, Settings, Snapshots, Watchable
+from refold.stores.store import FindsIds, Forks, Memories, SearchIndex, Settings, Watchable
 from refold.testing import StoreContract
 
 
@@ -37,8 +38,8 @@ class TestSQLite(StoreContract):
 ROWS = {
     "ids stored once": FindsIds,
     "forks": Forks,
-    "snapshots: opens at once": Snapshots,
-    "leases: one summary paid for": Leases,
+    "snapshots: opens at once": Shelf,
+    "leases: one summary paid for": Shelf,
     "settings in the store": Settings,
     "an index for search": SearchIndex,
     "waits for others' appends": Watchable,

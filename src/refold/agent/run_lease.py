@@ -2,7 +2,8 @@
 
 from refold.core.errors import ConflictError
 from refold.stores.lease_holder import RenewedLease
-from refold.stores.store import Key, Leases, Store
+from refold.stores.shelf import Shelf
+from refold.stores.store import Key, Store
 
 LEASE_S = 30.0
 """A lease that is not renewed expires after this time; one whose process died on this machine, at once."""
@@ -13,7 +14,7 @@ class RunLease:
 
     def __init__(self, store: Store, key: Key) -> None:
         self._key = key
-        self._lease = RenewedLease(store, key, "run", LEASE_S) if isinstance(store, Leases) else None
+        self._lease = RenewedLease(store, key, "run", LEASE_S) if isinstance(store, Shelf) else None
 
     def take(self) -> bool:
         """Returns False for a conversation without messages, which cannot be leased.

@@ -18,7 +18,8 @@ from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError
 from refold.session.doctor import BACKUP, Finding, examine, list_safely, missing_features, told
 from refold.session.results import utc
-from refold.stores.store import ConversationInfo, Key, Leases, Store
+from refold.stores.shelf import Shelf
+from refold.stores.store import ConversationInfo, Key, Store
 
 MAX_FINDINGS = 50
 """Findings that are printed one by one."""
@@ -100,7 +101,7 @@ class StoreHealth(msgspec.Struct):
 
 
 def _leases(store: Store, rows: list[ConversationInfo]) -> Iterator[HeldLease]:
-    if isinstance(store, Leases):
+    if isinstance(store, Shelf):
         now = time.time()
         for row in rows:
             with suppress(Exception):  # damaged: a lease expires anyway

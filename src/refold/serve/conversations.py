@@ -15,7 +15,8 @@ from refold.core.errors import NotFoundError, SettingError
 from refold.serve.schemas import ConversationPage, ListQuery
 from refold.session.inspect import Inspector, conversation_row
 from refold.session.results import ConversationRow
-from refold.stores.store import ConversationInfo, Key, Leases, Store
+from refold.stores.shelf import Shelf
+from refold.stores.store import ConversationInfo, Key, Store
 
 CACHED_ROWS = 10_000
 CACHED_INSPECTORS = 64
@@ -70,7 +71,7 @@ class Conversations:
 
     def _with_status(self, row: ConversationRow, key: Key) -> ConversationRow:
         """The status is not cached: a lease leaves no event."""
-        leases = self._store.leases(key, time.time()) if isinstance(self._store, Leases) else ()
+        leases = self._store.leases(key, time.time()) if isinstance(self._store, Shelf) else ()
         if not any(lease.name == "compaction:main" for lease in leases):
             return row
         return msgspec.structs.replace(row, status="compacting")

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
 from threading import Lock
-from time import sleep
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from refold.config.config import Config
@@ -20,7 +19,8 @@ from refold.serve.metrics import Metrics
 from refold.serve.upstream import Upstream
 from refold.session.notify import CompactionEvent, SessionEvent
 from refold.session.session import Session
-from refold.stores.store import Key, Notes, Store
+from refold.stores.shelf import Shelf
+from refold.stores.store import Key, Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,8 +29,6 @@ MAX_OPEN_SESSIONS = 500
 """More stay open only while they are used."""
 THREADS = 16
 SECRET = "serve:secret"
-SETTLE_S = 0.1
-"""After which all processes that made a secret at the same time read the one that was stored last."""
 PROBE_TIMEOUT_S = 2.0
 PROBED = Key("refold", "healthz")
 """A conversation that no store has."""
@@ -173,11 +171,10 @@ class Service:
     def _load_secret(self) -> bytes:
         """From the store, so that all processes have the same one, also after a restart."""
         with self._secret_lock:
-            if self._secret is None and isinstance(self.store, Notes):
+            if self._secret is None and isinstance(self.store, Shelf):
                 self._secret = self.store.note(SECRET)
                 if self._secret is None:
-                    self.store.keep_note(SECRET, secrets.token_bytes(32))
-                    sleep(SETTLE_S)  # another process may have found none either, and overwrite this one
+                    self.store.compare_and_set(None, SECRET, None, secrets.token_bytes(32))
                     self._secret = self.store.note(SECRET)
             if self._secret is None:
                 self._secret = secrets.token_bytes(32)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from refold.core.codec import GENESIS, Link, chain
 from refold.core.errors import ConflictError, CorruptError, RefoldError, StoreError
-from refold.stores.store import ConversationInfo, Forks, Key, Settings, Snapshots, Store
+from refold.stores.shelf import Shelf
+from refold.stores.store import ConversationInfo, Forks, Key, Settings, Store
 
 BATCH_ENTRIES = 500
 BATCH_BYTES = 1 << 20
@@ -119,7 +120,7 @@ def _stored(target: Store, key: Key, batch: Sequence[Link], after: bytes) -> int
 
 def _copy_snapshots(source: Store, target: Store, key: Key, entries: int) -> None:
     """Snapshots are caches that are chained to the entry before them, so they are valid in any store."""
-    if isinstance(source, Snapshots) and isinstance(target, Snapshots):
+    if isinstance(source, Shelf) and isinstance(target, Shelf):
         with suppress(StoreError):
             for view, snapshot in source.saved(key).items():
                 if snapshot.at <= entries:

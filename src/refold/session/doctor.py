@@ -21,7 +21,8 @@ from refold.core.plan import line_of
 from refold.session.inspect import parse
 from refold.stores import store as protocols
 from refold.stores.record import seal
-from refold.stores.store import ConversationInfo, Key, SelfCheck, Snapshot, Snapshots, Store
+from refold.stores.shelf import Shelf
+from refold.stores.store import ConversationInfo, Key, SelfCheck, Snapshot, Store
 
 MOST_UNREADABLE = 20
 """After so many events in a row that cannot be read, a stream is given up."""
@@ -35,16 +36,16 @@ LACKS: dict[type, tuple[str, str]] = {
     protocols.FindsIds: ("idempotent appends", "a message appended again under the same id is stored again"),
     protocols.LocatesIds: ("a global index of ids", "an id is found only within a named conversation"),
     protocols.Forks: ("forks", "a conversation is exported and imported under another id instead"),
-    protocols.Snapshots: ("snapshots", "opening a conversation folds it from its beginning"),
-    protocols.Leases: ("leases", "two processes that compact the same view may both pay for a summary"),
-    protocols.Notes: ("notes", "each process learns anew how far a model's token counts are off"),
-    protocols.SummaryCache: ("cached summaries", "a summary may be paid for twice"),
+    Shelf: (
+        "snapshots, leases and cached summaries",
+        "opening a conversation folds it from its beginning; two processes that compact the same view may"
+        " both pay for a summary; it cannot be the record of a hybrid store",
+    ),
     protocols.SearchIndex: ("a search index", "a search reads whole conversations"),
     protocols.Vectors: ("vectors", "a search is by words, not by meaning"),
     protocols.Settings: ("stored settings", "settings of tools come from files only"),
     protocols.BatchReads: ("batched reads", "opening a conversation takes several reads"),
     protocols.Watchable: ("change notifications", "followers of events poll ten times a second"),
-    protocols.Cursors: ("cursors", "it cannot be the record of a hybrid store"),
     protocols.Memories: ("memories", "nothing is learned from conversations"),
     SelfCheck: ("a check of the engine", "only the conversations in it are verified"),
 }
@@ -171,7 +172,7 @@ class _Audit:
 
     def expect(self, store: Store) -> None:
         """Takes the snapshots, before the stream: what they cover is there by then."""
-        if isinstance(store, Snapshots):
+        if isinstance(store, Shelf):
             try:
                 self._snapshots = store.saved(self.key)
             except Exception as error:

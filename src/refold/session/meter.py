@@ -20,7 +20,8 @@ from refold.models.calibrate import LOWEST, Anchor, Calibration
 from refold.models.count import Units, counter
 from refold.models.limits import find, provider_of, same_model
 from refold.session.validate import output_of
-from refold.stores.store import Notes, Store
+from refold.stores.shelf import Shelf
+from refold.stores.store import Store
 
 SAVED_AT_ONCE = 3
 SAVE_EVERY = 20
@@ -46,7 +47,7 @@ class Meter:
         self.provider = self.limits.provider or provider_of(model)
         self.counter = Units(counter(model, self.provider, kind))
         """Its counts are stored; `estimate` converts them to the model's tokens."""
-        self._notes = store if isinstance(store, Notes) and model is not None else None
+        self._notes = store if isinstance(store, Shelf) and model is not None else None
         self._name = f"calibration:{kind}:{model}"
         self._calibration: Calibration | None = None
         self._learned = 0

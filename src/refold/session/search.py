@@ -19,7 +19,8 @@ from refold.session.embedding import pieces_of, unit_vectors
 from refold.session.results import Hit
 from refold.session.validate import require_int
 from refold.stores.record import Record
-from refold.stores.store import FEW_RESULTS, FoundPlace, Key, Scope, SearchIndex, Snapshots, Store, Vectors
+from refold.stores.shelf import Shelf
+from refold.stores.store import FEW_RESULTS, FoundPlace, Key, Scope, SearchIndex, Store, Vectors
 
 if TYPE_CHECKING:
     from refold.session.embedding import Embedder
@@ -275,7 +276,7 @@ def hits(
 def _record(store: Store, key: Key, view: str, parse: Parse) -> Record | None:
     """Another conversation; None if it is damaged, or long and without a snapshot."""
     try:
-        has_snapshot = isinstance(store, Snapshots) and view in store.saved(key)
+        has_snapshot = isinstance(store, Shelf) and view in store.saved(key)
         if not has_snapshot and next(store.read(key, LONG, LONG + 1), None) is not None:
             return None
         return Record(store, key, view, parse)

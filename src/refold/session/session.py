@@ -68,6 +68,7 @@ from refold.session.validate import (
     require_policies,
 )
 from refold.stores.record import Record
+from refold.stores.shelf import Shelf
 from refold.stores.store import (
     Forks,
     Key,
@@ -75,7 +76,6 @@ from refold.stores.store import (
     Memory,
     MessageListener,
     SessionHooks,
-    Snapshots,
     Store,
 )
 from refold.summaries.lease import CompactionLease
@@ -921,7 +921,7 @@ def forked(session: Session, new_id: str, at: int | None = None) -> Key:
         stop = record.live.state.next if at is None else record.end_of(require_int("at", at))
         new = Key(session.key.owner, require_name("new_id", new_id))
         store.fork(session.key, new, stop)
-        if isinstance(store, Snapshots):  # those of the shared log are valid for the fork
+        if isinstance(store, Shelf):  # those of the shared log are valid for the fork
             record.save()
             with suppress(StoreError):
                 for view, snapshot in store.saved(session.key).items():

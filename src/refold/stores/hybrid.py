@@ -11,29 +11,25 @@ from urllib.parse import parse_qsl, urlsplit
 
 from refold.core.codec import Entry, Link
 from refold.core.errors import CorruptError, RefoldError, SettingError, StoreError
-from refold.stores.hybrid_sync import LEASE_S, PATIENCE_S, MemorySync, RecordStore, RefusedMessage
+from refold.stores.hybrid_sync import LEASE_S, PATIENCE_S, MemorySync, RefusedMessage
+from refold.stores.shelf import Shelf
 from refold.stores.store import (
     BatchReads,
     ConversationInfo,
-    Cursors,
     FindsIds,
     Forks,
     Key,
     Lease,
-    Leases,
     LocatesIds,
     Memories,
     Memorizer,
     Memory,
-    Notes,
     SearchIndex,
     SelfCheck,
     Settings,
-    Snapshots,
     SpokenMessage,
     Store,
     StoreProblem,
-    SummaryCache,
     Vectors,
     Watchable,
     open_store,
@@ -43,8 +39,7 @@ from refold.stores.url import ENCODING_HELP, shown_url
 Sync: TypeAlias = Literal["immediate", "batch", "end"]
 
 DELEGATED = (
-    *(FindsIds, LocatesIds, Forks, Snapshots, Leases, Notes, SummaryCache, SearchIndex, Vectors, Settings),
-    *(BatchReads, Watchable, Cursors, SelfCheck),
+    *(FindsIds, LocatesIds, Forks, Shelf, SearchIndex, Vectors, Settings, BatchReads, Watchable, SelfCheck),
 )
 """Protocols of the record that this store has too, by delegation."""
 RECORDS = "a record is sqlite://, postgresql://, redis:// or memory://"
@@ -76,10 +71,11 @@ class HybridStore:
             raise SettingError("hybrid", f"sync is immediate, batch or end, not {sync!r}")
         if isinstance(record, Memories):
             raise SettingError("record", f"{type(record).__name__} has a memory already; {RECORDS}")
-        if not isinstance(record, RecordStore):
+        if not isinstance(record, Shelf):
             kind = type(record).__name__
             raise SettingError(
-                "record", f"{kind} has no cursors, leases or notes, which delivery needs; {RECORDS}"
+                "record",
+                f"{kind} has no shelf, where delivery keeps its cursors and leases; {RECORDS}",
             )
         self.record = record
         self.memorizer = memorizer

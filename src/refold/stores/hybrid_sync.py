@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Condition, RLock, Thread
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,7 +15,8 @@ from refold.core.codec import Entry, Link
 from refold.core.errors import CorruptError, MessageError, StoreError
 from refold.stores.lease_holder import RenewedLease
 from refold.stores.packing import key_digest, pack, unpack
-from refold.stores.store import Cursors, Key, Leases, Memorizer, Notes, SpokenMessage, Store
+from refold.stores.shelf import Shelf
+from refold.stores.store import Key, Memorizer, SpokenMessage
 
 BATCH_CHARS = 100_000
 PATIENCE_S = 5.0
@@ -61,11 +62,6 @@ class BoundedDict(OrderedDict[K, V]):
             self.popitem(last=False)
 
 
-@runtime_checkable
-class RecordStore(Store, Cursors, Leases, Notes, Protocol):
-    """What delivery needs of the record."""
-
-
 class RefusedMessage(NamedTuple):
     """A recorded message that the service refused, though it accepted others."""
 
@@ -90,7 +86,7 @@ class Refusals:
     at 0 marks the conversations that ever had one.
     """
 
-    def __init__(self, record: RecordStore, name: str) -> None:
+    def __init__(self, record: Shelf, name: str) -> None:
         self._record = record
         self._name = f"refused by {name}"
 
@@ -151,7 +147,7 @@ class MemorySync:
     may deliver too; a lease keeps two from delivering the same conversation.
     """
 
-    def __init__(self, record: RecordStore, memorizer: Memorizer, batch_size: int) -> None:
+    def __init__(self, record: Shelf, memorizer: Memorizer, batch_size: int) -> None:
         self._record = record
         self._memorizer = memorizer
         self._batch_size = batch_size
@@ -211,7 +207,7 @@ class MemorySync:
         return self._thread is not None and (is_due or self._delivering is not None)
 
     @contextmanager
-    def _open_record(self) -> Iterator[RecordStore]:
+    def _open_record(self) -> Iterator[Shelf]:
         with self._using:
             if self._is_closed:
                 raise StoreError("The store was closed; what is left is delivered later")

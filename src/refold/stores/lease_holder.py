@@ -9,7 +9,8 @@ from threading import Event, RLock, Thread
 from uuid import uuid4
 
 from refold.core.errors import RefoldError
-from refold.stores.store import Key, Lease, Leases
+from refold.stores.shelf import Shelf
+from refold.stores.store import Key, Lease
 
 _PROCESS = uuid4().hex[:12]
 """Tells this process from an earlier one with the same number."""
@@ -21,7 +22,7 @@ class RenewedLease:
     A conversation without entries has no leases.
     """
 
-    def __init__(self, store: Leases, key: Key, name: str, seconds: float) -> None:
+    def __init__(self, store: Shelf, key: Key, name: str, seconds: float) -> None:
         self.rival: Lease | None = None
         """The lease of another holder, when this one was last acquired or renewed."""
         self._store = store

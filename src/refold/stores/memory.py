@@ -11,17 +11,15 @@ from refold.core.errors import ConflictError, NotFoundError
 from refold.core.event import Expiry
 from refold.core.query import Query, SearchText
 from refold.stores.nearest import nearest
+from refold.stores.shelf import LEASE, Shelf, require_held
 from refold.stores.store import (
     FEW_RESULTS,
-    KEPT_SUMMARIES,
     ConversationInfo,
     FoundPlace,
     Key,
     Lease,
     Scope,
-    Snapshot,
     ToolSetting,
-    require_held,
     require_next,
 )
 
@@ -36,9 +34,6 @@ class _Conversation:
     links: list[Link] = field(default_factory=list)
     """Including those that a fork shares."""
     places: dict[str, int] = field(default_factory=dict)
-    snapshots: dict[str, Snapshot] = field(default_factory=dict)
-    leases: dict[str, Lease] = field(default_factory=dict)
-    summaries: dict[bytes, bytes] = field(default_factory=dict)
     words: list[SearchText | None] = field(default_factory=list)
     """Of the first entries."""
     vectors: dict[str, list[Sequence[bytes]]] = field(default_factory=dict)
@@ -49,14 +44,13 @@ class _Conversation:
         self.places |= {link.entry.id: link.entry.at for link in links if link.entry.id is not None}
 
 
-class MemoryStore:
+class MemoryStore(Shelf):
     """Safe to use from many threads; gone with the process."""
 
     def __init__(self) -> None:
         self._all: dict[Key, _Conversation] = {}
-        self._notes: dict[str, bytes] = {}
+        self._shelf: dict[tuple[Key | None, str], bytes] = {}
         self._settings: dict[tuple[str, str], ToolSetting] = {}
-        self._cursors: dict[tuple[Key, str], int] = {}
         self._lock = RLock()
 
     def append(
@@ -65,7 +59,7 @@ class MemoryStore:
         with self._lock:
             mine = self._all.get(key) or _Conversation(time.time())
             if lease is not None:
-                require_held(key, lease, mine.leases.get(lease.name))
+                require_held(key, lease, self.get(key, LEASE + lease.name))
             digest = mine.links[-1].digest if mine.links else GENESIS
             require_next(key, entries, len(mine.links), digest, after)
             links = []
@@ -103,7 +97,7 @@ class MemoryStore:
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
         with self._lock:
             mine = self._all.pop(key, None)
-            self._cursors = {of: next for of, next in self._cursors.items() if of[0] != key}
+            self._shelf = {of: value for of, value in self._shelf.items() if of[0] != key}
             forks = [fork for fork, one in self._all.items() if mine and one.parent == key]
             if with_forks:
                 for fork in forks:
@@ -133,16 +127,6 @@ class MemoryStore:
             self._all[new] = _Conversation(time.time(), key, at)
             self._all[new].add(self._all[key].links[:at])
             self._all[new].words = self._all[key].words[:at]
-
-    def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
-        with self._lock:
-            saved = self._all[key].snapshots if key in self._all else {}
-            if view not in saved or saved[view].at <= snapshot.at:
-                saved[view] = snapshot
-
-    def saved(self, key: Key, /) -> dict[str, Snapshot]:
-        with self._lock:
-            return dict(self._all[key].snapshots) if key in self._all else {}
 
     def index(self, scope: Scope, words: Callable[[Entry], SearchText | None], /) -> Iterator[int]:
         return self._follow(scope, lambda one: one.words, lambda entries: list(map(words, entries)))
@@ -206,58 +190,38 @@ class MemoryStore:
                     seen.add(id(link))
                     yield key, at, one
 
-    def acquire(self, key: Key, name: str, holder: str, now: float, seconds: float, /) -> Lease | None:
+    def get(self, scope: Key | None, name: str, /) -> bytes | None:
+        return self._shelf.get((scope, name))
+
+    def put(self, scope: Key | None, name: str, value: bytes | None, /, *, durable: bool = True) -> None:
         with self._lock:
-            mine = self._all.get(key)
-            held = mine.leases.get(name) if mine else None
-            if mine is None or (held and held.until > now and held.holder != holder):
-                return None
-            fence = (held.fence if held else 0) + (held is None or held.holder != holder)
-            mine.leases[name] = Lease(name, holder, fence, now + seconds)
-            return mine.leases[name]
+            if value is None:
+                self._shelf.pop((scope, name), None)
+            elif scope is None or scope in self._all:
+                self._shelf[scope, name] = value
 
-    def release(self, key: Key, lease: Lease, /) -> None:
+    def compare_and_set(
+        self, scope: Key | None, name: str, old: bytes | None, new: bytes, /, *, early: bool = False
+    ) -> bool:
         with self._lock:
-            held = self._all[key].leases.get(lease.name) if key in self._all else None
-            if held and (held.holder, held.fence) == (lease.holder, lease.fence):
-                self._all[key].leases[lease.name] = lease._replace(until=0.0)
+            is_there = early or scope is None or scope in self._all
+            if not is_there or self._shelf.get((scope, name)) != old:
+                return False
+            self._shelf[scope, name] = new
+            return True
 
-    def leases(self, key: Key, now: float, /) -> Sequence[Lease]:
+    def values(self, key: Key, prefix: str, /) -> dict[str, bytes]:
         with self._lock:
-            mine = self._all.get(key)
-            return [lease for lease in mine.leases.values() if lease.until > now] if mine else []
+            shelf = list(self._shelf.items())
+        return {name: value for (of, name), value in shelf if of == key and name.startswith(prefix)}
 
-    def note(self, name: str, /) -> bytes | None:
-        return self._notes.get(name)
-
-    def keep_note(self, name: str, body: bytes, /) -> None:
-        self._notes[name] = body
-
-    def summary(self, key: Key, digest: bytes, /) -> bytes | None:
+    def shelved(self, name: str, owner: str | None = None, /) -> Iterator[tuple[Key, bytes, int]]:
         with self._lock:
-            mine = [self._all[key]] if key in self._all else []
-            others = (one for other, one in self._all.items() if other.owner == key.owner)
-            return next((one.summaries[digest] for one in (*mine, *others) if digest in one.summaries), None)
-
-    def keep_summary(self, key: Key, digest: bytes, body: bytes, /) -> None:
-        with self._lock:
-            kept = self._all[key].summaries if key in self._all else {}
-            kept.pop(digest, None)
-            kept[digest] = body
-            if len(kept) > KEPT_SUMMARIES:
-                del kept[next(iter(kept))]
-
-    def cursor(self, key: Key, name: str, /) -> int | None:
-        return self._cursors.get((key, name))
-
-    def set_cursor(self, key: Key, name: str, next: int, /) -> None:
-        with self._lock:
-            self._cursors[key, name] = max(next, self._cursors.get((key, name), 0))
-
-    def behind(self, name: str, /) -> Iterator[Key]:
-        with self._lock:
-            rows = [(key, next) for (key, of), next in self._cursors.items() if of == name]
-            return iter([key for key, next in rows if key in self._all and len(self._all[key].links) > next])
+            rows = [(key, len(one.links)) for key, one in self._all.items() if owner in (None, key.owner)]
+        for key, next in rows:
+            value = self.get(key, name)
+            if value is not None:
+                yield key, value, next
 
     def settings(self) -> Sequence[ToolSetting]:
         with self._lock:

@@ -12,19 +12,18 @@ from urllib.parse import parse_qsl, quote
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError
 from refold.core.event import Expiry
-from refold.stores.packing import pack, to_text, unpack
+from refold.stores.packing import pack, to_text
 from refold.stores.postgres_index import PostgresIndex, key_digest, owner_digest, to_entry
 from refold.stores.postgres_pool import OPTIONS, PostgresPool, PostgresQueries, shown
 from refold.stores.postgres_watch import PostgresWatch
+from refold.stores.shelf import LEASE, SNAPSHOT, Shelf, decode_snapshot, require_held
 from refold.stores.store import (
-    KEPT_SUMMARIES,
     ConversationInfo,
     Key,
     Lease,
     Snapshot,
     StoreProblem,
     ToolSetting,
-    require_held,
     require_next,
 )
 from refold.stores.url import split_url
@@ -39,7 +38,7 @@ MAX_PLACE = 1 << 32
 UNKNOWN = ". The last append may or may not be stored: read, or append again with the same ids"
 
 
-class PostgresStore(PostgresIndex):
+class PostgresStore(PostgresIndex, Shelf):
     """Safe to use from many threads, from many processes, and after a fork of the process."""
 
     def __init__(
@@ -63,16 +62,15 @@ class PostgresStore(PostgresIndex):
         known = after
         while True:
             if known is None or not places or places != list(range(places[0], places[0] + len(places))):
-                name = None if lease is None else to_bytes(lease.name)
-                rows = self.pool("tip", key=key_digest(key), lease=name)
-                next, known, *held = rows[0] if rows else (0, GENESIS, None, None, None)
+                rows = self.pool("tip", key=key_digest(key), lease=_lease_name(lease))
+                next, known, held = rows[0] if rows else (0, GENESIS, None)
                 _require(key, entries, after, lease, next, known, held)
             if not places:
                 return known
             digests = [known]
             for entry in entries:
                 digests.append(chain(digests[-1], entry))
-            stored, next, last, *held = self._append(key, entries, digests, lease)
+            stored, next, last, held = self._append(key, entries, digests, lease)
             if stored:
                 self._watch.changed(key_digest(key))
                 return digests[-1]
@@ -91,7 +89,7 @@ class PostgresStore(PostgresIndex):
                 and not run.is_retry
                 and run("append_next", key=key_digest(key), **statements[0][1])[0][0]
             ):
-                return True, None, None
+                return True, None, None, None
             always = {**_names(key), **_fence(lease), "now": time.time()}
             for query, values in statements:
                 row: Sequence[Any] = run(query, **values, **always, again=run.is_retry)[0]
@@ -114,12 +112,11 @@ class PostgresStore(PostgresIndex):
 
     def resume(self, key: Key, view: str, /) -> tuple[Snapshot | None, Iterator[Link]]:
         most = {"stop": MAX_PLACE, "rows": CHUNK, "bytes": CHUNK_BYTES}
-        rows = self.pool("resume", key=key_digest(key), view=to_bytes(view), **most)
+        rows = self.pool("resume", key=key_digest(key), view=to_bytes(SNAPSHOT + view), **most)
         if not rows or rows[0][0] >= 0:
             return None, self._continue(key, rows)
-        at, *_, body, digest = rows[0]
         try:
-            return Snapshot(-1 - at, unpack(body), digest), self._continue(key, rows[1:])
+            return decode_snapshot(rows[0][-1]), self._continue(key, rows[1:])
         except CorruptError:  # only a cache
             return None, self.read(key)
 
@@ -197,9 +194,8 @@ class PostgresStore(PostgresIndex):
             if is_all:  # and no fork was added in between
                 doomed.append((cid, key_digest(key)))
             for one, name in doomed:
-                run("erase_cursors", key=name)
-                for query in ("erase_snapshots", "erase_leases", "erase_summaries", "bury"):
-                    run(query, cid=one)
+                run("erase_shelf", scope=name)
+                run("bury", cid=one)
             for one, _ in doomed:  # forks come before their parents
                 self._delete_unshared(run, one)
             kept = [] if with_forks else [(owner, name) for *_, owner, name in reversed(forks) if name]
@@ -234,64 +230,39 @@ class PostgresStore(PostgresIndex):
             run("erase_conversation", cid=cid)
             cid = parent
 
-    # Snapshots, leases, notes, summaries, cursors, settings
+    # The shelf and settings
 
-    def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
-        at, body, digest = snapshot
-        self.pool("save", key=key_digest(key), view=to_bytes(view), at=at, body=pack(body), digest=digest)
-
-    def saved(self, key: Key, /) -> dict[str, Snapshot]:
-        rows = self.pool("saved", key=key_digest(key))
-        return {to_text(view): Snapshot(at, unpack(body), digest) for view, at, body, digest in rows}
-
-    def acquire(self, key: Key, name: str, holder: str, now: float, seconds: float, /) -> Lease | None:
-        values = {"name": to_bytes(name), "holder": to_bytes(holder), "now": now, "until": now + seconds}
-        rows = self.pool("acquire", key=key_digest(key), **values)
-        return Lease(name, holder, rows[0][0], now + seconds) if rows else None
-
-    def release(self, key: Key, lease: Lease, /) -> None:
-        name, holder = to_bytes(lease.name), to_bytes(lease.holder)
-        self.pool("release", key=key_digest(key), name=name, holder=holder, fence=lease.fence)
-
-    def leases(self, key: Key, now: float, /) -> Sequence[Lease]:
-        rows = self.pool("leases", key=key_digest(key), now=now)
-        return [Lease(to_text(name), to_text(holder), fence, until) for name, holder, fence, until in rows]
-
-    def note(self, name: str, /) -> bytes | None:
-        rows = self.pool("note", name=to_bytes(name))
+    def get(self, scope: Key | None, name: str, /) -> bytes | None:
+        rows = self.pool("get_value", scope=_scope(scope), name=to_bytes(name))
         return rows[0][0] if rows else None
 
-    def keep_note(self, name: str, body: bytes, /) -> None:
-        self.pool("keep_note", name=to_bytes(name), body=body)
+    def put(self, scope: Key | None, name: str, value: bytes | None, /, *, durable: bool = True) -> None:
+        where = {"scope": _scope(scope), "name": to_bytes(name)}
+        if value is None:
+            self.pool("remove_value", **where)
+        else:
+            self.pool("put_value", **where, value=value, durable=durable)
 
-    def summary(self, key: Key, digest: bytes, /) -> bytes | None:
-        rows = self.pool("summary", key=key_digest(key), owner_key=owner_digest(key.owner), digest=digest)
-        return unpack(rows[0][0]) if rows else None
+    def compare_and_set(
+        self, scope: Key | None, name: str, old: bytes | None, new: bytes, /, *, early: bool = False
+    ) -> bool:
+        where = {"scope": _scope(scope), "name": to_bytes(name)}
+        if old is None:
+            return bool(self.pool("add_value", **where, value=new, early=early))
+        return bool(self.pool("replace_value", **where, value=new, old=old))
 
-    def keep_summary(self, key: Key, digest: bytes, body: bytes, /) -> None:
-        def work(run: PostgresQueries) -> None:
-            for (cid,) in run("keep_summary", key=key_digest(key), digest=digest, body=pack(body)):
-                run("drop_summaries", cid=cid, keep=KEPT_SUMMARIES)
+    def values(self, key: Key, prefix: str, /) -> dict[str, bytes]:
+        rows = self.pool("values", scope=_scope(key), prefix=to_bytes(prefix))
+        return {to_text(name): value for name, value in rows}
 
-        self.pool.transact(work)
-
-    def cursor(self, key: Key, name: str, /) -> int | None:
-        rows = self.pool("cursor", key=key_digest(key), what=to_bytes(name))
-        return rows[0][0] if rows else None
-
-    def set_cursor(self, key: Key, name: str, next: int, /) -> None:
-        owner, conversation = map(to_bytes, key)
-        names = {"key": key_digest(key), "owner": owner, "name": conversation}
-        self.pool("set_cursor", **names, what=to_bytes(name), next=next)
-
-    def behind(self, name: str, /) -> Iterator[Key]:
+    def shelved(self, name: str, owner: str | None = None, /) -> Iterator[tuple[Key, bytes, int]]:
+        owner_key = None if owner is None else owner_digest(owner)
         after, rows = b"", None
         while rows is None or len(rows) == CHUNK:
-            rows = self.pool("cursors_behind", what=to_bytes(name), after=after, limit=CHUNK)
-            for key, owner, conversation, is_behind in rows:
-                after = key
-                if is_behind:
-                    yield Key(to_text(owner), to_text(conversation))
+            rows = self.pool("shelved", name=to_bytes(name), owner_key=owner_key, after=after, limit=CHUNK)
+            for scope, owned, conversation, value, next in rows:
+                after = scope
+                yield Key(to_text(owned), to_text(conversation)), value, next
 
     def settings(self) -> Sequence[ToolSetting]:
         rows = self.pool("settings")
@@ -358,10 +329,19 @@ def _names(key: Key) -> dict[str, Any]:
     return {"key": key_digest(key), "owner_key": owner_digest(key.owner), "owner": owner, "name": name}
 
 
+def _scope(key: Key | None) -> bytes:
+    """Names a shelf; that of the whole store has no name."""
+    return b"" if key is None else key_digest(key)
+
+
+def _lease_name(lease: Lease | None) -> bytes | None:
+    return None if lease is None else to_bytes(LEASE + lease.name)
+
+
 def _fence(lease: Lease | None) -> dict[str, Any]:
-    if lease is None:
-        return {"lease": None, "holder": None, "fence": None}
-    return {"lease": to_bytes(lease.name), "holder": to_bytes(lease.holder), "fence": lease.fence}
+    holder = None if lease is None else to_bytes(lease.holder)
+    fence = None if lease is None else lease.fence
+    return {"lease": _lease_name(lease), "holder": holder, "fence": fence}
 
 
 def _statements(entries: Sequence[Entry], digests: Sequence[bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -391,11 +371,10 @@ def _require(
     lease: Lease | None,
     next: int,
     last: bytes,
-    held: Sequence[Any],
+    held: bytes | None,
 ) -> None:
     if lease is not None:
-        by, fence, until = held
-        require_held(key, lease, None if by is None else Lease(lease.name, to_text(by), fence, until))
+        require_held(key, lease, held)
     require_next(key, entries, next, last, after)
 
 

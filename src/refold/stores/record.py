@@ -15,7 +15,8 @@ from refold.core.event import Event, Head, Line, Replaced, Said, Span
 from refold.core.live import Live, State
 from refold.core.message import Message
 from refold.core.view import View
-from refold.stores.store import BatchReads, Key, Lease, Snapshot, Snapshots, Store, Watchable
+from refold.stores.shelf import Shelf
+from refold.stores.store import BatchReads, Key, Lease, Snapshot, Store, Watchable
 
 SNAPSHOT_EVERY = 64
 """Events between two snapshots; more for a view that is very long, so that its cost stays small."""
@@ -137,7 +138,7 @@ class Record:
         with suppress(CorruptError):  # only a cache
             if isinstance(self.store, BatchReads):
                 return self.store.resume(self.key, self.view)
-            if isinstance(self.store, Snapshots):
+            if isinstance(self.store, Shelf):
                 snapshot = self.store.saved(self.key).get(self.view)
         return snapshot, self.store.read(self.key, snapshot.at - 1 if snapshot else 0)
 
@@ -166,7 +167,7 @@ class Record:
 
     def save(self) -> None:
         """Keeps a snapshot. It is only a cache: where the store cannot take it now, a later one will do."""
-        if self._known and isinstance(self.store, Snapshots) and self.live.state.next > self._saved:
+        if self._known and isinstance(self.store, Shelf) and self.live.state.next > self._saved:
             body = codec.dumps(self.live.snapshot())
             with suppress(StoreError):
                 snapshot = Snapshot(self.live.state.next, body, seal(self._digest, body))

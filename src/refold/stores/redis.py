@@ -27,15 +27,15 @@ from refold.stores.redis_index import (
     encode_name,
     member,
 )
+from refold.stores.shelf import LEASE, Shelf, decode_snapshot, require_held
 from refold.stores.store import (
-    KEPT_SUMMARIES,
+    LOCATED,
     ConversationInfo,
     Key,
     Lease,
     Snapshot,
     StoreProblem,
     ToolSetting,
-    require_held,
     require_next,
 )
 from refold.stores.url import require_between, shown_url
@@ -58,7 +58,7 @@ class _StoredEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The last 16 bytes of the encoded entry, where `lua/conversation.lua` reads it."""
 
 
-class RedisStore:
+class RedisStore(Shelf):
     """Safe to use from many threads, from many processes, and after a fork of the process.
 
     A conversation expires `ttl_s` seconds after its last use, reads included (0: never). A fork copies what
@@ -92,7 +92,7 @@ class RedisStore:
     ) -> bytes:
         first = entries[0].at if entries else 0
         is_run = [entry.at for entry in entries] == list(range(first, first + len(entries)))
-        field = b"" if lease is None else b"l:" + to_bytes(lease.name)
+        field = b"" if lease is None else to_bytes(LEASE + lease.name)
         while True:
             last = GENESIS if after is None and first == 0 else after
             if last is None or not entries or not is_run:
@@ -148,7 +148,7 @@ class RedisStore:
         answer = self._connection.call("resume", self._keys.of(key), self._ttl, to_bytes(view))
         snapshot, due, more, *rows = answer
         self._relist(key, due)
-        return _snapshot(snapshot) if snapshot else None, self._continue(key, rows, more)
+        return decode_snapshot(snapshot) if snapshot else None, self._continue(key, rows, more)
 
     def _continue(self, key: Key, rows: Sequence[bytes], more: bytes) -> Iterator[Link]:
         yield from map(_link, rows)
@@ -272,10 +272,10 @@ class RedisStore:
             self._hand_over(heir, row)
         for one in reversed(doomed):  # forks first: they are found through their parents
             self._locations.forget(one.key)
-            digests = self._connection.call("erase", self._keys.of(one.key), one.order, durable=True)
+            fields = self._connection.call("erase", self._keys.of(one.key), one.order, durable=True)
             self._list.settle(member(one.key), one.order, b"")
-            for digest in digests:
-                index = self._keys.summary(one.key.owner, digest)
+            for field in fields:
+                index = self._keys.shelved(one.key.owner, field)
                 self._connection.send(index, ("SREM", index, member(one.key)))
         if row.parent:
             head = self._keys.of(decode_name(row.parent)[0])[0]
@@ -305,72 +305,57 @@ class RedisStore:
         fork_at = min(fork.fork_at, erased.fork_at)
         self._connection.call("reparent", self._keys.of(fork.key), erased.name, parent, fork_at, durable=True)
 
-    # Snapshots, leases, cursors
+    # The shelf and settings
 
-    def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
-        body = msgspec.msgpack.encode((pack(snapshot.body), snapshot.digest))
-        self._connection.call("save", self._keys.of(key), b"v:" + to_bytes(view), snapshot.at, body)
-
-    def saved(self, key: Key, /) -> dict[str, Snapshot]:
-        fields = self._connection.call("fields", self._keys.of(key), b"v:")
-        return {to_text(view): _snapshot(body) for view, body in zip(fields[::2], fields[1::2], strict=True)}
-
-    def acquire(self, key: Key, name: str, holder: str, now: float, seconds: float, /) -> Lease | None:
-        until = now + seconds
-        args = (b"l:" + to_bytes(name), to_bytes(holder), repr(float(now)), repr(float(until)))
-        fence = self._connection.call("acquire", self._keys.of(key), *args)
-        return None if fence is None else Lease(name, holder, int(fence), until)
-
-    def release(self, key: Key, lease: Lease, /) -> None:
-        args = (b"l:" + to_bytes(lease.name), lease.fence, to_bytes(lease.holder))
-        self._connection.call("release", self._keys.of(key), *args)
-
-    def leases(self, key: Key, now: float, /) -> Sequence[Lease]:
-        fields = self._connection.call("fields", self._keys.of(key), b"l:")
-        leases = [_lease(to_text(name), held) for name, held in zip(fields[::2], fields[1::2], strict=True)]
-        return [lease for lease in leases if lease.until > now]
-
-    def cursor(self, key: Key, name: str, /) -> int | None:
-        head = self._keys.of(key)[0]
-        (found,) = self._connection.send(head, ("HGET", head, b"c:" + to_bytes(name)))
-        return None if found is None else int(found)
-
-    def set_cursor(self, key: Key, name: str, next: int, /) -> None:
-        args = (self._ttl, b"c:" + to_bytes(name), next)
-        self._connection.call("follow", self._keys.of(key), *args, durable=True)
-
-    def behind(self, name: str, /) -> Iterator[Key]:
-        for rows in self._list.pages(None, b"c:" + to_bytes(name)):
-            yield from (row.key for row in rows if row.cursor is not None and row.cursor < row.next)
-
-    # Summaries, notes, settings
-
-    def summary(self, key: Key, digest: bytes, /) -> bytes | None:
-        found = self._connection.call("summary", self._keys.of(key), digest)
-        index = self._keys.summary(key.owner, digest)
-        while found is None:
-            (others,) = self._connection.send(index, ("SRANDMEMBER", index, 9))
-            if not others:
-                return None
-            calls = [ScriptCall("summary", self._keys.by(other), (digest,)) for other in others]
-            found = next((one for one in self._connection.call_each(calls) if one is not None), None)
-            if found is None:  # erased, expired or evicted from the cache
-                self._connection.send(index, ("SREM", index, *others))
-        return unpack(found)
-
-    def keep_summary(self, key: Key, digest: bytes, body: bytes, /) -> None:
-        args = (self._ttl, KEPT_SUMMARIES, digest, pack(body))
-        if self._connection.call("keep", self._keys.of(key), *args, durable=True):
-            index = self._keys.summary(key.owner, digest)
-            last = ("PEXPIRE", index, self._ttl) if self._ttl else ("PERSIST", index)
-            self._connection.send(index, ("SADD", index, member(key)), last)
-
-    def note(self, name: str, /) -> bytes | None:
-        (found,) = self._connection.send(self._keys.notes, ("HGET", self._keys.notes, to_bytes(name)))
+    def get(self, scope: Key | None, name: str, /) -> bytes | None:
+        at, field = self._keys.shelf(scope), self._keys.field(scope, name)
+        (found,) = self._connection.send(at, ("HGET", at, field))
         return None if found is None else bytes(found)
 
-    def keep_note(self, name: str, body: bytes, /) -> None:
-        self._connection.send(self._keys.notes, ("HSET", self._keys.notes, to_bytes(name), body))
+    def put(self, scope: Key | None, name: str, value: bytes | None, /, *, durable: bool = True) -> None:
+        field = self._keys.field(scope, name)
+        if scope is None or value is None:
+            at = self._keys.shelf(scope)
+            command = ("HDEL", at, field) if value is None else ("HSET", at, field, value)
+            self._connection.send(at, command, durable=durable)
+            return
+        args = (self._ttl, field, value)
+        is_put = self._connection.call("put", self._keys.of(scope), *args, durable=durable)
+        if is_put and name.startswith(LOCATED):
+            index = self._keys.shelved(scope.owner, field)
+            last = ("PEXPIRE", index, self._ttl) if self._ttl else ("PERSIST", index)
+            self._connection.send(index, ("SADD", index, member(scope)), last)
+
+    def compare_and_set(
+        self, scope: Key | None, name: str, old: bytes | None, new: bytes, /, *, early: bool = False
+    ) -> bool:
+        keys = [self._keys.shelf(None)] if scope is None else self._keys.of(scope)
+        ttl = "" if scope is None else self._ttl
+        must_exist = int(scope is not None and not early)
+        known = (0, b"") if old is None else (1, old)
+        args = (ttl, must_exist, self._keys.field(scope, name), *known, new)
+        return bool(self._connection.call("compare_and_set", keys, *args, durable=True))
+
+    def values(self, key: Key, prefix: str, /) -> dict[str, bytes]:
+        found = self._connection.call("fields", self._keys.of(key), self._keys.field(key, prefix))
+        rest = zip(found[::2], found[1::2], strict=True)
+        return {prefix + to_text(name): value for name, value in rest}
+
+    def shelved(self, name: str, owner: str | None = None, /) -> Iterator[tuple[Key, bytes, int]]:
+        field = self._keys.field(Key("", ""), name)
+        if owner is None or not name.startswith(LOCATED):
+            for rows in self._list.pages(owner, field):
+                yield from ((row.key, row.value, row.next) for row in rows if row.value is not None)
+            return
+        index = self._keys.shelved(owner, field)
+        while True:
+            (members,) = self._connection.send(index, ("SRANDMEMBER", index, 9))
+            rows = [row for row in self._list.rows(members, field) if row is not None]
+            found = [(row.key, row.value, row.next) for row in rows if row.value is not None]
+            yield from found
+            if found or not members:
+                return
+            self._connection.send(index, ("SREM", index, *members))  # erased, expired or evicted
 
     def settings(self) -> Sequence[ToolSetting]:
         (found,) = self._connection.send(self._keys.settings, ("HGETALL", self._keys.settings))
@@ -420,7 +405,7 @@ def _require(
     """Returns the last digest, if the entries continue from there."""
     next, last, _, held = tip
     if lease is not None:
-        require_held(key, lease, _lease(lease.name, held) if held else None)
+        require_held(key, lease, held or None)
     require_next(key, entries, int(next), last, after)
     return last
 
@@ -469,20 +454,6 @@ def _link(data: bytes) -> Link:
     row = _stored(data)
     id = None if row.id is None else to_text(row.id)
     return Link(Entry(row.at, to_text(row.kind), id, row.head, unpack(row.body)), row.digest)
-
-
-def _snapshot(data: bytes) -> Snapshot:
-    at, _, rest = data.partition(b" ")
-    try:
-        body, digest = msgspec.msgpack.decode(rest, type=tuple[bytes, bytes])
-        return Snapshot(int(at), unpack(body), digest)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise CorruptError(f"A stored snapshot was altered: {error}") from error
-
-
-def _lease(name: str, held: bytes) -> Lease:
-    fence, until, holder = held.split(b" ", 2)
-    return Lease(name, to_text(holder), int(fence), float(until))
 
 
 def _setting(name: bytes, body: bytes) -> ToolSetting:

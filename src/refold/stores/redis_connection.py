@@ -35,11 +35,11 @@ TEMPORARY = (
 )
 TEMPORARY_PREFIXES = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
 READS = {
-    *("tip", "read", "resume", "fetch", "find", "row", "use", "fields", "summary", "examine", "page"),
+    *("tip", "read", "resume", "fetch", "find", "row", "use", "fields", "examine", "page"),
     *("PING", "WAITAOF", "XREAD", "HGET", "HGETALL", "HSCAN", "SRANDMEMBER", "ZRANGE", "PEXPIRE", "PERSIST"),
 }
 """Script verbs and commands that change nothing but expiry times."""
-ALLOWED_WHEN_FULL = READS | {"release", "reparent", "erase", "settle"}
+ALLOWED_WHEN_FULL = READS | {"reparent", "erase", "settle"}
 """Verbs that need no new memory."""
 STORED = "it is stored, but not yet confirmed on disk"
 

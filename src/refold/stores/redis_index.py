@@ -16,6 +16,7 @@ from refold.core.codec import to_bytes
 from refold.core.errors import CorruptError
 from refold.stores.packing import to_text
 from refold.stores.redis_connection import Command, RedisConnection, ScriptCall
+from refold.stores.shelf import CURSOR, LEASE, SNAPSHOT
 from refold.stores.store import LOCATED, Key
 
 PAGE = 200
@@ -39,7 +40,8 @@ class ConversationHead(NamedTuple):
     parent: bytes
     """Name of the conversation it was forked from; empty if none."""
     fork_at: int
-    cursor: int | None
+    value: bytes | None
+    """A field of its shelf."""
 
     @property
     def name(self) -> bytes:
@@ -53,13 +55,22 @@ class RedisKeys:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self.clock, self.all = f"{prefix}:{{list}}:clock", f"{prefix}:{{list}}:all"
-        self.notes, self.settings = f"{prefix}:notes", f"{prefix}:settings"
+        self.settings = f"{prefix}:settings"
 
     def of(self, key: Key, draft: str = "") -> list[str]:
         return self.by(member(key), draft)
 
     def by(self, member: bytes, draft: str = "") -> list[str]:
         return [f"{self._prefix}:{{{member[16:].hex()}}}:{draft}{kind}" for kind in KINDS]
+
+    def shelf(self, scope: Key | None) -> str:
+        """The hash that has the values of a shelf."""
+        return f"{self._prefix}:notes" if scope is None else self.of(scope)[0]
+
+    def field(self, scope: Key | None, name: str) -> bytes:
+        """The field of a value: the head of a conversation has others, too."""
+        plain = scope is None or name.startswith((SNAPSHOT, LEASE, CURSOR))
+        return to_bytes(name if plain else f"n:{name}")
 
     def owned(self, member: bytes) -> str:
         return f"{self._prefix}:{{list}}:{member[:16].hex()}"
@@ -68,9 +79,9 @@ class RedisKeys:
         """The set of an owner's conversations that contain an id."""
         return f"{self._prefix}:{{{_hash(to_bytes(owner)).hex()}}}:said:{_hash(to_bytes(id)).hex()}"
 
-    def summary(self, owner: str, digest: bytes) -> str:
-        """The set of an owner's conversations that keep a summary."""
-        return f"{self._prefix}:{{{_hash(to_bytes(owner)).hex()}}}:summary:{_hash(digest).hex()}"
+    def shelved(self, owner: str, field: bytes) -> str:
+        """The set of an owner's conversations that have a value in this field."""
+        return f"{self._prefix}:{{{_hash(to_bytes(owner)).hex()}}}:shelf:{_hash(field).hex()}"
 
 
 class ConversationList:
@@ -80,26 +91,26 @@ class ConversationList:
     def row(self, key: Key) -> ConversationHead | None:
         return self.rows([member(key)])[0]
 
-    def rows(self, members: Sequence[bytes], cursor: bytes = b"next") -> list[ConversationHead | None]:
+    def rows(self, members: Sequence[bytes], field: bytes = b"next") -> list[ConversationHead | None]:
         found = self._connection.call_each(
-            [ScriptCall("row", self._keys.by(one), (cursor,)) for one in members]
+            [ScriptCall("row", self._keys.by(one), (field,)) for one in members]
         )
         return [None if head[0] is None else _row(*head) for head in found]
 
-    def pages(self, owner: str | None, cursor: bytes = b"next") -> Iterator[list[ConversationHead]]:
+    def pages(self, owner: str | None, field: bytes = b"next") -> Iterator[list[ConversationHead]]:
         """All conversations, the newest first."""
         before: bytes | str = "+inf"
         of = self._keys.all if owner is None else self._keys.owned(member(Key(owner, "")))
-        while page := self._page(of, before, cursor):
+        while page := self._page(of, before, field):
             before, rows = page
             yield rows
 
     def _page(
-        self, of: str, before: bytes | str, cursor: bytes
+        self, of: str, before: bytes | str, field: bytes
     ) -> tuple[bytes, list[ConversationHead]] | None:
         now, *listed = self._connection.call("page", [of], before, PAGE)
         orders = dict(zip(listed[::2], listed[1::2], strict=True))
-        rows = self.rows(list(orders), cursor)
+        rows = self.rows(list(orders), field)
         gone = [one for one, row in zip(orders, rows, strict=True) if row is None]
         stale = [one for one in gone if int(now) - int(orders[one]) > STALE_US]
         self._connection.call_each([self._settling(one, orders[one], b"") for one in stale])
@@ -151,11 +162,10 @@ def _row(
     name: bytes,
     parent: bytes | None,
     fork_at: bytes | None,
-    cursor: bytes | None,
+    value: bytes | None,
 ) -> ConversationHead:
-    at = None if cursor is None else int(cursor)
     return ConversationHead(
-        Key(to_text(owner), to_text(name)), int(next), order, parent or b"", int(fork_at or 0), at
+        Key(to_text(owner), to_text(name)), int(next), order, parent or b"", int(fork_at or 0), value
     )
 
 

@@ -16,7 +16,8 @@ from urllib.parse import parse_qsl
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError, StoreError
 from refold.core.event import Expiry
-from refold.stores.packing import pack, to_text, unpack
+from refold.stores.packing import pack, to_text
+from refold.stores.shelf import LEASE, Shelf, require_held
 from refold.stores.sqlite_file import SQLiteFile, SQLiteQueries
 from refold.stores.sqlite_index import (
     PLACE_BITS,
@@ -28,14 +29,11 @@ from refold.stores.sqlite_index import (
     to_entry,
 )
 from refold.stores.store import (
-    KEPT_SUMMARIES,
     ConversationInfo,
     Key,
     Lease,
-    Snapshot,
     StoreProblem,
     ToolSetting,
-    require_held,
     require_next,
 )
 from refold.stores.url import shown_url
@@ -58,7 +56,7 @@ class _PendingAppend:
         self.done = False
 
 
-class SQLiteStore(SQLiteIndex):
+class SQLiteStore(SQLiteIndex, Shelf):
     """Safe to use from many threads, from many processes, and after a fork of the process."""
 
     def __init__(
@@ -112,8 +110,8 @@ class SQLiteStore(SQLiteIndex):
         next, digest = (0, GENESIS) if row is None else self._tip(run, row)
         try:
             if pending.lease is not None:
-                current = None if row is None else self._lease(run, row, pending.lease.name)
-                require_held(pending.key, pending.lease, current)
+                stored = _value(run, pending.key, LEASE + pending.lease.name)
+                require_held(pending.key, pending.lease, stored)
             require_next(pending.key, pending.entries, next, digest, pending.after)
         except (ConflictError, CorruptError) as error:  # the other appends go on
             pending.error = error
@@ -215,11 +213,10 @@ class SQLiteStore(SQLiteIndex):
             if with_forks:
                 erased += [cid for cid, *_ in forks]
                 for owner, name in named_forks:
-                    run("erase_cursors", owner=owner, name=name)
-            run("erase_cursors", **_names(key))
+                    run("erase_shelf", scope=_scope(Key(to_text(owner), to_text(name))))
+            run("erase_shelf", scope=_scope(key))
             for cid in erased:
-                for query in ("erase_snapshots", "erase_leases", "erase_summaries", "bury"):
-                    run(query, cid=cid)
+                run("bury", cid=cid)
             for cid in reversed(erased):  # forks have higher row ids than their parents
                 self._delete_unshared(run, cid)
         self._purge_index()
@@ -242,83 +239,47 @@ class SQLiteStore(SQLiteIndex):
             run("erase_conversation", cid=cid)
             cid = parent
 
-    # Snapshots, leases, notes, summaries, cursors, settings
+    # The shelf and settings
 
-    def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
-        with self._file.write(durable=False) as run:
-            row = self._row(run, key)
-            if row is not None:
-                at, body, digest = snapshot
-                values = {"cid": row.cid, "view": to_bytes(view), "at": at, "digest": digest}
-                run("save", **values, body=pack(body))
-
-    def saved(self, key: Key, /) -> dict[str, Snapshot]:
+    def get(self, scope: Key | None, name: str, /) -> bytes | None:
         with self._file.read() as run:
-            row = self._row(run, key)
-            rows = [] if row is None else run("saved", cid=row.cid)
-        return {to_text(view): Snapshot(at, unpack(body), digest) for view, at, body, digest in rows}
+            return _value(run, scope, name)
 
-    def acquire(self, key: Key, name: str, holder: str, now: float, seconds: float, /) -> Lease | None:
+    def put(self, scope: Key | None, name: str, value: bytes | None, /, *, durable: bool = True) -> None:
+        with self._file.write(durable=durable) as run:
+            if value is None:
+                run("remove_value", scope=_scope(scope), name=to_bytes(name))
+            elif scope is None or self._row(run, scope):
+                run("put_value", scope=_scope(scope), name=to_bytes(name), value=value)
+
+    def compare_and_set(
+        self, scope: Key | None, name: str, old: bytes | None, new: bytes, /, *, early: bool = False
+    ) -> bool:
         with self._file.write() as run:
-            row = self._row(run, key)
-            if row is None:
-                return None
-            last = self._lease(run, row, name) or Lease(name, "", 0, 0.0)
-            if last.until > now and last.holder != holder:
-                return None
-            fence = last.fence if last.holder == holder else last.fence + 1
-            lease = Lease(name, holder, fence, now + seconds)
-            values = {"cid": row.cid, "name": to_bytes(name), "holder": to_bytes(holder)}
-            run("set_lease", **values, fence=fence, until=lease.until)
-            return lease
+            is_there = early or scope is None or self._row(run, scope)
+            if not is_there or _value(run, scope, name) != old:
+                return False
+            run("put_value", scope=_scope(scope), name=to_bytes(name), value=new)
+            return True
 
-    def release(self, key: Key, lease: Lease, /) -> None:
-        with self._file.write() as run:
-            row = self._row(run, key)
-            if row is not None:
-                name, holder = to_bytes(lease.name), to_bytes(lease.holder)
-                run("end_lease", cid=row.cid, name=name, holder=holder, fence=lease.fence)
-
-    def leases(self, key: Key, now: float, /) -> Sequence[Lease]:
+    def values(self, key: Key, prefix: str, /) -> dict[str, bytes]:
+        low = to_bytes(prefix)
+        high = low[:-1] + bytes([low[-1] + 1])
         with self._file.read() as run:
-            row = self._row(run, key)
-            rows = [] if row is None else run("leases", cid=row.cid, now=now)
-        return [Lease(to_text(name), to_text(holder), fence, until) for name, holder, fence, until in rows]
+            rows = run("values", scope=_scope(key), low=low, high=high)
+        return {to_text(name): value for name, value in rows}
 
-    def note(self, name: str, /) -> bytes | None:
+    def shelved(self, name: str, owner: str | None = None, /) -> Iterator[tuple[Key, bytes, int]]:
         with self._file.read() as run:
-            rows = run("note", name=to_bytes(name))
-        return rows[0][0] if rows else None
-
-    def keep_note(self, name: str, body: bytes, /) -> None:
-        with self._file.write(durable=False) as run:
-            run("keep_note", name=to_bytes(name), body=body)
-
-    def summary(self, key: Key, digest: bytes, /) -> bytes | None:
-        with self._file.read() as run:
-            rows = run("summary", **_names(key), digest=digest)
-        return unpack(rows[0][0]) if rows else None
-
-    def keep_summary(self, key: Key, digest: bytes, body: bytes, /) -> None:
-        with self._file.write() as run:  # durable: waiting for the disk is cheaper than asking a model again
-            row = self._row(run, key)
-            if row is not None:
-                run("keep_summary", cid=row.cid, digest=digest, body=pack(body))
-                run("drop_summaries", cid=row.cid, keep=KEPT_SUMMARIES)
-
-    def cursor(self, key: Key, name: str, /) -> int | None:
-        with self._file.read() as run:
-            rows = run("cursor", **_names(key), cursor=to_bytes(name))
-        return rows[0][0] if rows else None
-
-    def set_cursor(self, key: Key, name: str, next: int, /) -> None:
-        with self._file.write() as run:
-            run("set_cursor", **_names(key), cursor=to_bytes(name), next=next)
-
-    def behind(self, name: str, /) -> Iterator[Key]:
-        with self._file.read() as run:
-            rows = run("behind_cursor", cursor=to_bytes(name))
-        return (Key(to_text(owner), to_text(conversation)) for owner, conversation in rows)
+            scopes = [scope for (scope,) in run("shelved", name=to_bytes(name))]
+        for key in map(_key, scopes):
+            with self._file.read() as run:
+                row = self._row(run, key) if owner in (None, key.owner) else None
+                value = _value(run, key, name)
+                if row is None or value is None:
+                    continue
+                next = self._tip(run, row)[0]
+            yield key, value, next
 
     def settings(self) -> Sequence[ToolSetting]:
         with self._file.read() as run:
@@ -367,10 +328,6 @@ class SQLiteStore(SQLiteIndex):
     def _seal(self, run: SQLiteQueries, cid: int) -> None:
         run("set_seal", cid=cid, seal=_seal_of(run("row", cid=cid)[0]))
 
-    def _lease(self, run: SQLiteQueries, row: SQLiteConversation, name: str) -> Lease | None:
-        rows = run("lease", cid=row.cid, name=to_bytes(name))
-        return Lease(name, to_text(rows[0][0]), *rows[0][1:]) if rows else None
-
     def _tip(self, run: SQLiteQueries, row: SQLiteConversation) -> tuple[int, bytes]:
         """The next free place and the digest of the entry before it."""
         last = run("last", low=row_id(row.cid, 0), high=row_id(row.cid + 1, 0))
@@ -399,6 +356,24 @@ def from_url(url: str) -> SQLiteStore:
 
 def _names(key: Key) -> dict[str, bytes]:
     return {"owner": to_bytes(key.owner), "name": to_bytes(key.conversation)}
+
+
+def _scope(key: Key | None) -> bytes:
+    """Names a shelf; that of the whole store has no name."""
+    if key is None:
+        return b""
+    owner = to_bytes(key.owner)
+    return b"%d:%b%b" % (len(owner), owner, to_bytes(key.conversation))
+
+
+def _key(scope: bytes) -> Key:
+    size, _, rest = scope.partition(b":")
+    return Key(to_text(rest[: int(size)]), to_text(rest[int(size) :]))
+
+
+def _value(run: SQLiteQueries, scope: Key | None, name: str) -> bytes | None:
+    rows = run("get_value", scope=_scope(scope), name=to_bytes(name))
+    return rows[0][0] if rows else None
 
 
 def _seal_of(row: Sequence[Any]) -> bytes:

@@ -1,7 +1,7 @@
 """The `Store` protocol, and optional protocols for what only some engines do well.
 
 A store keeps entries in order and interprets none of them. A session uses an optional protocol if the store
-has it.
+has it; everything but the logs is kept on a `Shelf` (`stores/shelf.py`).
 """
 
 import re
@@ -41,6 +41,16 @@ class Lease(NamedTuple):
     fence: int
     """Grows with each new holder: tells a late holder from the current one."""
     until: float
+
+
+class Snapshot(NamedTuple):
+    """A view as of a place, to resume from."""
+
+    at: int
+    """The first place that is not in it."""
+    body: bytes
+    digest: bytes
+    """Chained to the entry before `at`, so that it cannot belong to another record."""
 
 
 class Store(Protocol):
@@ -101,60 +111,6 @@ class Forks(Protocol):
         Raises:
             ConflictError: `new` already exists.
             NotFoundError: `key` has no place `at`.
-        """
-
-
-class Snapshot(NamedTuple):
-    """A view as of a place, to resume from."""
-
-    at: int
-    """The first place that is not in it."""
-    body: bytes
-    digest: bytes
-    """Chained to the entry before `at`, so that it cannot belong to another record."""
-
-
-@runtime_checkable
-class Snapshots(Protocol):
-    def save(self, key: Key, view: str, snapshot: Snapshot, /) -> None:
-        """Keeps the newest of each view. It is only a cache."""
-
-    def saved(self, key: Key, /) -> dict[str, Snapshot]: ...
-
-
-@runtime_checkable
-class Leases(Protocol):
-    def acquire(self, key: Key, name: str, holder: str, now: float, seconds: float, /) -> Lease | None:
-        """The lease, or None if another holder has it at `now`. Acquiring it again extends it."""
-
-    def release(self, key: Key, lease: Lease, /) -> None: ...
-
-    def leases(self, key: Key, now: float, /) -> Sequence[Lease]: ...
-
-
-@runtime_checkable
-class Notes(Protocol):
-    """Small values that outlive conversations, such as the calibration of token counts."""
-
-    def note(self, name: str, /) -> bytes | None: ...
-
-    def keep_note(self, name: str, body: bytes, /) -> None:
-        """Replaces the note of that name. It is only a cache."""
-
-
-KEPT_SUMMARIES = 200
-
-
-@runtime_checkable
-class SummaryCache(Protocol):
-    """Summaries by the digest of their request; erased with the conversation."""
-
-    def summary(self, key: Key, digest: bytes, /) -> bytes | None:
-        """From this conversation, or else from any other of the same owner."""
-
-    def keep_summary(self, key: Key, digest: bytes, body: bytes, /) -> None:
-        """Replaces the one with that digest; drops the oldest above `KEPT_SUMMARIES`. Does nothing if there
-        is no such conversation.
         """
 
 
@@ -241,20 +197,6 @@ class BatchReads(Protocol):
 class Watchable(Protocol):
     def wait(self, key: Key, next: int, seconds: float, /) -> bool:
         """Waits up to `seconds` for an entry at the place `next`; True if there is one."""
-
-
-@runtime_checkable
-class Cursors(Protocol):
-    """Named positions in conversations; erased with them."""
-
-    def cursor(self, key: Key, name: str, /) -> int | None:
-        """The first unprocessed place; None if it was never set."""
-
-    def set_cursor(self, key: Key, name: str, next: int, /) -> None:
-        """Durable when this returns. May be set before the conversation begins; never goes back."""
-
-    def behind(self, name: str, /) -> Iterator[Key]:
-        """The conversations whose cursor was set and that have entries at or after it."""
 
 
 class SpokenMessage(NamedTuple):
@@ -374,19 +316,6 @@ def require_next(key: Key, entries: Sequence[Entry], next: int, last: bytes, aft
         raise ConflictError(f"{key.conversation!r} goes on at {next}, not with entries at {places[:9]}")
     if after not in (None, last):
         raise ConflictError(f"{key.conversation!r} was erased and started again since it was read")
-
-
-def require_held(key: Key, lease: Lease, current: Lease | None) -> None:
-    """Checks the lease of an append against the `current` one of that name.
-
-    Raises:
-        ConflictError: it was released, or another holder took it.
-    """
-    if current is None or current.until == 0 or current[:3] != lease[:3]:
-        raise ConflictError(
-            f"{lease.holder!r} no longer holds {lease.name!r} of {key.conversation!r}: it was released, or"
-            " another holder took it; acquire it again"
-        )
 
 
 def open_store(url: str) -> Store:

@@ -17,7 +17,8 @@ from refold.core.live import PERIOD_S
 from refold.core.message import Usage
 from refold.models.limits import ModelLimits, known_limits
 from refold.stores.record import Record
-from refold.stores.store import Lease, SummaryCache
+from refold.stores.shelf import Shelf
+from refold.stores.store import Lease
 from refold.summaries.lease import CompactionLease
 from refold.summaries.summarizer import Summarizer
 
@@ -119,7 +120,7 @@ class SummaryContext:
 
     def cached(self, digest: bytes, kind: type[T]) -> T | None:
         store = self.record.store
-        if not isinstance(store, SummaryCache):
+        if not isinstance(store, Shelf):
             return None
         with suppress(RefoldError, msgspec.DecodeError):
             found = store.summary(self.record.key, digest)
@@ -128,7 +129,7 @@ class SummaryContext:
 
     def cache(self, digest: bytes, value: msgspec.Struct) -> None:
         store = self.record.store
-        if isinstance(store, SummaryCache):
+        if isinstance(store, Shelf):
             with suppress(RefoldError):
                 if not self.is_erased:
                     store.keep_summary(self.record.key, digest, codec.dumps(value))

@@ -5,7 +5,8 @@ import time
 from contextlib import suppress
 
 from refold.core.errors import RefoldError
-from refold.stores.store import Key, Lease, Leases, Store
+from refold.stores.shelf import Shelf
+from refold.stores.store import Key, Lease, Store
 
 POLL_S = 0.05
 
@@ -26,7 +27,7 @@ class CompactionLease:
 
     @property
     def is_needed(self) -> bool:
-        return isinstance(self._store, Leases)
+        return isinstance(self._store, Shelf)
 
     @property
     def is_held(self) -> bool:
@@ -58,18 +59,18 @@ class CompactionLease:
             self._hold(0.0)
 
     def release(self, lease: Lease) -> None:
-        if isinstance(self._store, Leases):
+        if isinstance(self._store, Shelf):
             with suppress(RefoldError):
                 self._store.release(self._key, lease)
 
     def _hold(self, seconds: float) -> Lease | None:
-        if isinstance(self._store, Leases):
+        if isinstance(self._store, Shelf):
             with suppress(RefoldError):
                 return self._store.acquire(self._key, self.name, self._holder, time.time(), seconds)
         return None
 
     def _held(self) -> list[Lease]:
-        if isinstance(self._store, Leases):
+        if isinstance(self._store, Shelf):
             with suppress(RefoldError):
                 leases = self._store.leases(self._key, time.time())
                 return [lease for lease in leases if lease.name == self.name]

@@ -6,14 +6,7 @@ from refold.testing.samples import Reopen
 from refold.testing.store_forks import ForksContract, IdsContract, LocatedContract
 from refold.testing.store_log import BatchesContract, SessionsContract, StreamsContract, WritersContract
 from refold.testing.store_search import SearchContract
-from refold.testing.store_values import (
-    CursorsContract,
-    LeasesContract,
-    NotesContract,
-    SettingsContract,
-    SnapshotsContract,
-    SummariesContract,
-)
+from refold.testing.store_values import SettingsContract, ShelfContract
 
 
 class StoreContract(
@@ -23,14 +16,10 @@ class StoreContract(
     IdsContract,
     LocatedContract,
     ForksContract,
-    SnapshotsContract,
-    LeasesContract,
-    NotesContract,
-    SummariesContract,
+    ShelfContract,
     SettingsContract,
     SearchContract,
     BatchesContract,
-    CursorsContract,
 ):
     """All of it. The fixture `store` gives a new, empty store."""
 

@@ -17,7 +17,8 @@ from refold.session.api import load, open
 from refold.session.session import Session
 from refold.stores.memory import MemoryStore
 from refold.stores.record import seal
-from refold.stores.store import BatchReads, FindsIds, Forks, Key, Leases, Snapshot, Snapshots, Watchable
+from refold.stores.shelf import Shelf
+from refold.stores.store import BatchReads, FindsIds, Forks, Key, Snapshot, Watchable
 from refold.testing.samples import (
     KEY,
     ODD_NAMES,
@@ -42,8 +43,8 @@ class StreamsContract:
     def test_what_does_not_exist_reads_as_empty(self, store: Any) -> None:
         assert list(store.read(KEY)) == list(store.conversations()) == store.erase(KEY) == []
         assert not isinstance(store, FindsIds) or store.find(KEY, ["a"]) == {}
-        assert not isinstance(store, Snapshots) or store.saved(KEY) == {}
-        assert not isinstance(store, Leases) or not store.leases(KEY, 0.0)
+        assert not isinstance(store, Shelf) or store.saved(KEY) == {}
+        assert not isinstance(store, Shelf) or not store.leases(KEY, 0.0)
 
     def test_entries_come_back_in_order_and_to_the_byte(self, store: Any) -> None:
         bodies = [b"", b"{}", b"x", b"x" * 300, bytes(range(256)), b"\x00" * 9, b'"' + b"ab" * 5000 + b'"']
@@ -279,7 +280,7 @@ class BatchesContract:
         batched.append(KEY, entries(0, 2_500))
         snapshot, links = batched.resume(KEY, "main")
         assert (snapshot, list(links)) == (None, list(batched.read(KEY)))
-        has_snapshots: bool = isinstance(batched, Snapshots)
+        has_snapshots: bool = isinstance(batched, Shelf)
         assert has_snapshots
         before = next(batched.read(KEY, 1_999, 2_000))
         kept = Snapshot(2_000, b"{}", seal(before.digest, b"{}"))

@@ -3,12 +3,12 @@
 -- Every verb gets the same keys, all in one slot:
 --   head       a hash: next, digest (of the last entry), order (when it was created), owner, name, parent,
 --              fork_at, used and ttl (when it was last used, and for how long it is kept after that); and
---              c:<name> a cursor, f:<key and order> a fork, l:<name> a lease, v:<view> a snapshot
+--              c:<name> a cursor, f:<key and order> a fork, l:<name> a lease, v:<view> a snapshot, n:<name>
+--              another value of its shelf
 --   log        a stream: the entry at place n has the id (n + 1)-0
 --   ids        a hash: from an entry's id to its place
 --   unsaid     a sorted set: the places of entries of other kinds than "said"
---   summaries  a hash: from a digest to what was kept under it
---   kept       a sorted set: those digests, in the order in which they were kept
+--   summaries, kept  of older versions, which are only erased and expire
 -- and `again`, whether it may have been done already by a try whose answer was lost.
 
 local HEAD, LOG, IDS, UNSAID, SUMMARIES, KEPT = 1, 2, 3, 4, 5, 6
@@ -219,74 +219,43 @@ verbs.use = function(keys, _, args)
   return use(keys, args[1])
 end
 
--- All fields of the head that begin with two letters, less those, each followed by what is in it.
+-- All fields of the head with a prefix, without it, each followed by what is in it.
 verbs.fields = function(keys, _, args)
-  local all, answer = call('HGETALL', keys[HEAD]), {}
+  local all, answer, size = call('HGETALL', keys[HEAD]), {}, #args[1]
   for n = 1, #all, 2 do
-    if string.sub(all[n], 1, 2) == args[1] then
-      table.insert(answer, string.sub(all[n], 3))
+    if string.sub(all[n], 1, size) == args[1] then
+      table.insert(answer, string.sub(all[n], size + 1))
       table.insert(answer, all[n + 1])
     end
   end
   return answer
 end
 
--- Snapshots, leases, summaries, cursors
+-- The shelf
 
-verbs.save = function(keys, _, args)
-  local view, at, snapshot = unpack(args)
-  local known = call('HGET', keys[HEAD], view)
-  if exists(keys) and tonumber(known and string.match(known, '^%d+') or 0) <= tonumber(at) then
-    call('HSET', keys[HEAD], view, at .. ' ' .. snapshot)
-  end
-end
-
--- The fence; or false, where somebody else holds it.
-verbs.acquire = function(keys, _, args)
-  local lease, holder, now, ends = unpack(args)
-  local fence, last, by = parsed(call('HGET', keys[HEAD], lease) or '0 0 ')
-  if not exists(keys) or (tonumber(last) > tonumber(now) and by ~= holder) then
-    return false
-  end
-  fence = whole(fence == '0' and 1 or by == holder and fence or fence + 1)
-  call('HSET', keys[HEAD], lease, fence .. ' ' .. ends .. ' ' .. holder)
-  return fence
-end
-
-verbs.release = function(keys, _, args)
-  local lease, fence, holder = unpack(args)
-  local known, _, by = parsed(call('HGET', keys[HEAD], lease) or '0 0 ')
-  if known == fence and by == holder then
-    call('HSET', keys[HEAD], lease, fence .. ' 0 ' .. by)
-  end
-end
-
--- Whether it was kept.
-verbs.keep = function(keys, _, args)
-  local ttl, most, digest, body = unpack(args)
+-- Whether it was put there.
+verbs.put = function(keys, _, args)
+  local ttl, field, value = unpack(args)
   if not exists(keys) then
     return 0
   end
-  local last = call('ZREVRANGE', keys[KEPT], 0, 0, 'WITHSCORES')[2] or 0
-  call('HSET', keys[SUMMARIES], digest, body)
-  call('ZADD', keys[KEPT], last + 1, digest)
-  for _, old in ipairs(call('ZRANGE', keys[KEPT], 0, -1 - most)) do
-    call('ZREM', keys[KEPT], old)
-    call('HDEL', keys[SUMMARIES], old)
-  end
-  touch(keys, ttl, { SUMMARIES, KEPT })
+  call('HSET', keys[HEAD], field, value)
+  touch(keys, ttl, { HEAD })
   return 1
 end
 
-verbs.summary = function(keys, _, args)
-  return call('HGET', keys[SUMMARIES], args[1])
-end
-
-verbs.follow = function(keys, _, args)
-  local ttl, cursor, next = unpack(args)
-  next = math.max(tonumber(call('HGET', keys[HEAD], cursor) or 0), tonumber(next))
-  call('HSET', keys[HEAD], cursor, whole(next)) -- written even if it stays, so that it can be waited for
-  touch(keys, ttl, { HEAD })
+-- Whether the value was the old one; without a `ttl`, the shelf is of no conversation.
+verbs.compare_and_set = function(keys, _, args)
+  local ttl, must_exist, field, known, old, new = unpack(args)
+  local value = call('HGET', keys[HEAD], field)
+  if (must_exist == '1' and not exists(keys)) or (value and '1' or '0') ~= known or (value and value ~= old) then
+    return 0
+  end
+  call('HSET', keys[HEAD], field, new)
+  if ttl ~= '' then
+    touch(keys, ttl, { HEAD })
+  end
+  return 1
 end
 
 -- Forking and erasing
@@ -339,16 +308,22 @@ verbs.reparent = function(keys, _, args)
   return 1
 end
 
--- The digests under which it kept summaries; nothing is erased of another record than the one that was meant.
+-- The fields in which it had values that are found by their owner; nothing is erased of another record than the
+-- one that was meant.
 verbs.erase = function(keys, _, args)
   if (call('HGET', keys[HEAD], 'order') or '') ~= args[1] then
     return {}
   end
-  local digests = call('ZRANGE', keys[KEPT], 0, -1)
+  local found = {}
+  for _, field in ipairs(call('HKEYS', keys[HEAD])) do
+    if string.sub(field, 1, 3) == 'n:~' then
+      table.insert(found, field)
+    end
+  end
   for n = HEAD, KEPT do
     call('UNLINK', keys[n])
   end
-  return digests
+  return found
 end
 
 -- Health

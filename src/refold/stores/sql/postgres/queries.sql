@@ -48,10 +48,10 @@ SELECT * FROM refold_append(
 )
 
 -- name: tip
-SELECT coalesce(e.at + 1, c.fork_at), coalesce(e.digest, c.base), l.holder, l.fence, l.until
+SELECT coalesce(e.at + 1, c.fork_at), coalesce(e.digest, c.base), l.value
 FROM refold_conversation c LEFT JOIN LATERAL (
     SELECT t.at, t.digest FROM refold_entry t WHERE t.cid = c.cid ORDER BY t.at DESC LIMIT 1
-) e ON true LEFT JOIN refold_lease l ON l.cid = c.cid AND sha256(l.name) = sha256(%(lease)b)
+) e ON true LEFT JOIN refold_shelf l ON l.scope = c.key AND sha256(l.name) = sha256(%(lease)b)
 WHERE c.key = %(key)b
 
 -- name: read
@@ -59,11 +59,12 @@ SELECT at, kind, id, head, body, digest
 FROM refold_read(%(key)b, %(start)s, %(stop)s, %(but)b, %(rows)s::integer, %(bytes)s)
 
 -- name: resume
+-- A snapshot begins with its place and a space.
 WITH s AS MATERIALIZED (
-    SELECT s.at, s.body, s.digest FROM refold_conversation c JOIN refold_snapshot s ON s.cid = c.cid
-    WHERE c.key = %(key)b AND sha256(s.view) = sha256(%(view)b)
+    SELECT coalesce(substring(encode(substr(s.value, 1, 20), 'escape') FROM '^([0-9]{1,18}) ')::bigint, 0) AS at, s.value
+    FROM refold_shelf s WHERE s.scope = %(key)b AND sha256(s.name) = sha256(%(view)b)
 )
-SELECT -1 - s.at AS at, NULL::bytea, NULL::bytea, NULL::bytea, s.body, s.digest FROM s
+SELECT -1 - s.at AS at, NULL::bytea, NULL::bytea, NULL::bytea, NULL::bytea, s.value FROM s
 UNION ALL
 SELECT e.at, e.kind, e.id, e.head, e.body, e.digest FROM refold_read(
     %(key)b, greatest(coalesce((SELECT s.at FROM s), 0) - 1, 0), %(stop)s, NULL, %(rows)s::integer, %(bytes)s
@@ -172,73 +173,11 @@ DELETE FROM refold_words WHERE cid = %(cid)s AND at >= %(at)s
 -- name: erase_vectors
 DELETE FROM refold_vector WHERE cid = %(cid)s AND at >= %(at)s
 
--- name: erase_snapshots
-DELETE FROM refold_snapshot WHERE cid = %(cid)s
-
--- name: erase_leases
-DELETE FROM refold_lease WHERE cid = %(cid)s
-
--- name: erase_summaries
-DELETE FROM refold_summary WHERE cid = %(cid)s
-
--- name: erase_cursors
-DELETE FROM refold_cursor WHERE key = %(key)b
-
 -- name: erase_followed
 DELETE FROM refold_followed WHERE cid = %(cid)s
 
 -- name: erase_conversation
 DELETE FROM refold_conversation WHERE cid = %(cid)s
-
--- name: save
-INSERT INTO refold_snapshot AS s (cid, view, at, body, digest)
-SELECT h.cid, %(view)b, %(at)s, %(body)b, %(digest)b
-FROM refold_hold(%(key)b) h (cid), set_config('synchronous_commit', 'off', true) WHERE h.cid IS NOT NULL
-ON CONFLICT (cid, sha256(view)) DO UPDATE SET at = excluded.at, body = excluded.body, digest = excluded.digest
-WHERE excluded.at >= s.at
-
--- name: saved
-SELECT s.view, s.at, s.body, s.digest FROM refold_conversation c JOIN refold_snapshot s ON s.cid = c.cid
-WHERE c.key = %(key)b
-
--- name: acquire
-INSERT INTO refold_lease AS l (cid, name, holder, fence, until)
-SELECT h.cid, %(name)b, %(holder)b, 1, %(until)s FROM refold_hold(%(key)b) h (cid) WHERE h.cid IS NOT NULL
-ON CONFLICT (cid, sha256(name)) DO UPDATE SET holder = excluded.holder, until = excluded.until,
-    fence = CASE WHEN l.holder = excluded.holder THEN l.fence ELSE l.fence + 1 END
-WHERE l.until <= %(now)s OR l.holder = excluded.holder
-RETURNING fence
-
--- name: release
-UPDATE refold_lease l SET until = 0 FROM refold_conversation c
-WHERE c.key = %(key)b AND l.cid = c.cid AND sha256(l.name) = sha256(%(name)b)
-    AND l.fence = %(fence)s AND l.holder = %(holder)b
-
--- name: leases
-SELECT l.name, l.holder, l.fence, l.until FROM refold_conversation c JOIN refold_lease l ON l.cid = c.cid
-WHERE c.key = %(key)b AND l.until > %(now)s
-
--- name: note
-SELECT body FROM refold_note WHERE sha256(name) = sha256(%(name)b)
-
--- name: keep_note
-INSERT INTO refold_note (name, body) VALUES (%(name)b, %(body)b)
-ON CONFLICT (sha256(name)) DO UPDATE SET body = excluded.body
-
--- name: summary
-SELECT s.body FROM refold_summary s JOIN refold_conversation c ON c.cid = s.cid
-WHERE sha256(s.digest) = sha256(%(digest)b) AND c.owner_key = %(owner_key)b AND c.name IS NOT NULL
-ORDER BY c.key = %(key)b DESC LIMIT 1
-
--- name: keep_summary
-INSERT INTO refold_summary (cid, digest, body) SELECT h.cid, %(digest)b, %(body)b
-FROM refold_hold(%(key)b) h (cid) WHERE h.cid IS NOT NULL
-ON CONFLICT (sha256(digest), cid) DO UPDATE SET body = excluded.body, made = DEFAULT RETURNING cid
-
--- name: drop_summaries
-DELETE FROM refold_summary WHERE cid = %(cid)s AND made <= (
-    SELECT made FROM refold_summary WHERE cid = %(cid)s ORDER BY made DESC OFFSET %(keep)s LIMIT 1
-)
 
 -- name: settings
 SELECT agent, tool, after_steps, mode, compact_mode, length, prompt, strategy, threshold FROM refold_setting
@@ -254,22 +193,6 @@ ON CONFLICT (sha256(agent), sha256(tool)) DO UPDATE SET after_steps = excluded.a
 -- name: unset_setting
 DELETE FROM refold_setting WHERE sha256(agent) = sha256(%(agent)b) AND sha256(tool) = sha256(%(tool)b)
 
--- name: cursor
-SELECT next FROM refold_cursor WHERE key = %(key)b AND sha256(what) = sha256(%(what)b)
-
--- name: set_cursor
-INSERT INTO refold_cursor AS c (key, owner, name, what, next)
-VALUES (%(key)b, %(owner)b, %(name)b, %(what)b, %(next)s)
-ON CONFLICT (sha256(what), key) DO UPDATE SET next = greatest(c.next, excluded.next)
-
--- name: cursors_behind
-SELECT u.key, u.owner, u.name, coalesce(e.at + 1, c.fork_at) > u.next FROM (
-    SELECT * FROM refold_cursor WHERE sha256(what) = sha256(%(what)b) AND key > %(after)b
-    ORDER BY key LIMIT %(limit)s
-) u LEFT JOIN refold_conversation c ON c.key = u.key LEFT JOIN LATERAL (
-    SELECT t.at FROM refold_entry t WHERE t.cid = c.cid ORDER BY t.at DESC LIMIT 1
-) e ON true ORDER BY u.key
-
 -- name: lift_timeout
 SELECT set_config('statement_timeout', '0', true)
 
@@ -282,9 +205,6 @@ SELECT name FROM refold_conversation c WHERE seal <> refold_seal(c)
 -- name: strays
 SELECT 'entries', count(*) FROM refold_entry e
 WHERE NOT EXISTS (SELECT 1 FROM refold_conversation c WHERE c.cid = e.cid) HAVING count(*) > 0
-UNION ALL
-SELECT 'summaries', count(*) FROM refold_summary s
-WHERE NOT EXISTS (SELECT 1 FROM refold_conversation c WHERE c.cid = s.cid AND c.name IS NOT NULL) HAVING count(*) > 0
 UNION ALL
 SELECT 'places in the index', count(*) FROM refold_words w
 WHERE NOT EXISTS (SELECT 1 FROM refold_entry e WHERE e.cid = w.cid AND e.at = w.at) HAVING count(*) > 0
@@ -358,3 +278,42 @@ WHERE %(key)b::bytea IS NULL AND c.owner_key = %(owner_key)b AND c.name IS NOT N
 
 -- name: tell
 SELECT pg_notify(%(channel)s, %(keys)s), set_config('synchronous_commit', 'off', true)
+
+-- name: get_value
+SELECT value FROM refold_shelf WHERE scope = %(scope)b AND sha256(name) = sha256(%(name)b)
+
+-- name: put_value
+INSERT INTO refold_shelf (scope, name, value) SELECT %(scope)b, %(name)b, %(value)b
+FROM set_config('synchronous_commit',
+    CASE WHEN %(durable)s THEN current_setting('synchronous_commit') ELSE 'off' END, true)
+WHERE CASE WHEN %(scope)b = ''::bytea THEN true ELSE refold_hold(%(scope)b) IS NOT NULL END
+ON CONFLICT (scope, sha256(name)) DO UPDATE SET value = excluded.value
+
+-- name: add_value
+INSERT INTO refold_shelf (scope, name, value) SELECT %(scope)b, %(name)b, %(value)b
+WHERE CASE WHEN %(scope)b = ''::bytea THEN true ELSE refold_hold(%(scope)b) IS NOT NULL OR %(early)s END
+ON CONFLICT (scope, sha256(name)) DO NOTHING RETURNING true
+
+-- name: replace_value
+-- Holds the conversation, since an append with a lease must not overlap with its next holder.
+WITH held AS MATERIALIZED (SELECT CASE WHEN %(scope)b = ''::bytea THEN NULL ELSE refold_hold(%(scope)b) END)
+UPDATE refold_shelf SET value = %(value)b FROM held
+WHERE scope = %(scope)b AND sha256(name) = sha256(%(name)b) AND value = %(old)b RETURNING true
+
+-- name: remove_value
+DELETE FROM refold_shelf WHERE scope = %(scope)b AND sha256(name) = sha256(%(name)b)
+
+-- name: values
+SELECT name, value FROM refold_shelf
+WHERE scope = %(scope)b AND substr(name, 1, length(%(prefix)b::bytea)) = %(prefix)b
+
+-- name: shelved
+SELECT s.scope, c.owner, c.name, s.value, coalesce(e.at + 1, c.fork_at)
+FROM refold_shelf s JOIN refold_conversation c ON c.key = s.scope LEFT JOIN LATERAL (
+    SELECT t.at FROM refold_entry t WHERE t.cid = c.cid ORDER BY t.at DESC LIMIT 1
+) e ON true WHERE sha256(s.name) = sha256(%(name)b) AND s.scope > %(after)b
+AND (%(owner_key)b::bytea IS NULL OR c.owner_key = %(owner_key)b)
+ORDER BY s.scope LIMIT %(limit)s
+
+-- name: erase_shelf
+DELETE FROM refold_shelf WHERE scope = %(scope)b

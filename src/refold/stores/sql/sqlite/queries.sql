@@ -95,15 +95,6 @@ UPDATE refold_conversation SET parent = :parent WHERE parent = :cid RETURNING ci
 -- name: erase_entries
 DELETE FROM refold_entry WHERE place >= :low AND place < :high
 
--- name: erase_snapshots
-DELETE FROM refold_snapshot WHERE cid = :cid
-
--- name: erase_leases
-DELETE FROM refold_lease WHERE cid = :cid
-
--- name: erase_summaries
-DELETE FROM refold_summary WHERE cid = :cid
-
 -- name: erase_words
 DELETE FROM refold_search WHERE rowid >= :low AND rowid < :high
 
@@ -119,34 +110,9 @@ INSERT INTO refold_search (refold_search, rank) VALUES ('merge', :pages)
 -- name: erase_conversation
 DELETE FROM refold_conversation WHERE cid = :cid
 
--- name: save
-INSERT INTO refold_snapshot (cid, view, at, body, digest) VALUES (:cid, :view, :at, :body, :digest)
-ON CONFLICT DO UPDATE SET at = excluded.at, body = excluded.body, digest = excluded.digest
-WHERE excluded.at >= at
-
--- name: saved
-SELECT view, at, body, digest FROM refold_snapshot WHERE cid = :cid
-
--- name: lease
-SELECT holder, fence, until FROM refold_lease WHERE cid = :cid AND name = :name
-
--- name: leases
-SELECT name, holder, fence, until FROM refold_lease WHERE cid = :cid AND until > :now
-
--- name: set_lease
-INSERT INTO refold_lease (cid, name, holder, fence, until) VALUES (:cid, :name, :holder, :fence, :until)
-ON CONFLICT DO UPDATE SET holder = excluded.holder, fence = excluded.fence, until = excluded.until
-
--- name: end_lease
-UPDATE refold_lease SET until = 0 WHERE cid = :cid AND name = :name AND holder = :holder AND fence = :fence
-
 -- name: strays
 SELECT 'entries', count(*) AS strays FROM refold_entry
 WHERE place >> 32 NOT IN (SELECT cid FROM refold_conversation) HAVING strays
-UNION ALL
-SELECT 'summaries', count(*) AS strays FROM refold_summary
-WHERE cid NOT IN (SELECT cid FROM refold_conversation WHERE name IS NOT NULL) HAVING strays
-
 UNION ALL
 SELECT 'places in the index', count(*) AS strays FROM refold_search_docsize
 WHERE id NOT IN (SELECT place FROM refold_entry) HAVING strays
@@ -216,26 +182,6 @@ SELECT v.place, v.vector FROM refold_conversation c
 JOIN refold_vector v ON v.place >= c.cid << 32 AND v.place < (c.cid + 1) << 32
 WHERE c.owner = :owner AND c.name IS NOT NULL AND v.embedder = :embedder
 
--- name: note
-SELECT body FROM refold_note WHERE name = :name
-
--- name: keep_note
-INSERT INTO refold_note (name, body) VALUES (:name, :body)
-ON CONFLICT DO UPDATE SET body = excluded.body
-
--- name: summary
-SELECT s.body FROM refold_summary s CROSS JOIN refold_conversation c ON c.cid = s.cid
-WHERE s.digest = :digest AND c.owner = :owner AND c.name IS NOT NULL
-ORDER BY c.name = :name DESC LIMIT 1
-
--- name: keep_summary
-INSERT OR REPLACE INTO refold_summary (cid, digest, body) VALUES (:cid, :digest, :body)
-
--- name: drop_summaries
-DELETE FROM refold_summary WHERE made IN (
-    SELECT made FROM refold_summary WHERE cid = :cid ORDER BY made DESC LIMIT -1 OFFSET :keep
-)
-
 -- name: settings
 SELECT CAST(agent AS BLOB), CAST(tool AS BLOB), after_steps, mode, compact_mode, length,
        CAST(prompt AS BLOB), strategy, threshold
@@ -249,19 +195,20 @@ VALUES (CAST(:agent AS TEXT), CAST(:tool AS TEXT), :after_steps, :mode, :compact
 -- name: unset_setting
 DELETE FROM refold_setting WHERE agent = CAST(:agent AS TEXT) AND tool = CAST(:tool AS TEXT)
 
--- name: cursor
-SELECT next FROM refold_cursor WHERE owner = :owner AND name = :name AND cursor = :cursor
+-- name: get_value
+SELECT value FROM refold_shelf WHERE scope = :scope AND name = :name
 
--- name: set_cursor
-INSERT INTO refold_cursor (owner, name, cursor, next) VALUES (:owner, :name, :cursor, :next)
-ON CONFLICT DO UPDATE SET next = max(next, excluded.next)
+-- name: put_value
+INSERT OR REPLACE INTO refold_shelf (scope, name, value) VALUES (:scope, :name, :value)
 
--- name: behind_cursor
-SELECT k.owner, k.name FROM refold_cursor k
-JOIN refold_conversation c ON c.owner = k.owner AND c.name = k.name
-WHERE k.cursor = :cursor AND (k.next < c.fork_at OR EXISTS (
-    SELECT 1 FROM refold_entry e WHERE e.place >= (c.cid << 32) + k.next AND e.place < (c.cid + 1) << 32
-))
+-- name: remove_value
+DELETE FROM refold_shelf WHERE scope = :scope AND name = :name
 
--- name: erase_cursors
-DELETE FROM refold_cursor WHERE owner = :owner AND name = :name
+-- name: values
+SELECT name, value FROM refold_shelf WHERE scope = :scope AND name >= :low AND name < :high
+
+-- name: shelved
+SELECT scope FROM refold_shelf WHERE name = :name AND scope <> x''
+
+-- name: erase_shelf
+DELETE FROM refold_shelf WHERE scope = :scope
