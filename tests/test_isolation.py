@@ -21,6 +21,7 @@ from refold.stores.store import (
     LOCATED,
     BatchReads,
     FindsIds,
+    Forks,
     Key,
     LocatesIds,
     Memories,
@@ -131,6 +132,8 @@ class Owner:
 
     def fork(self, session, n):
         """Onto the id of another conversation, which the other owner may have."""
+        if not isinstance(self.store, Forks):
+            return None
         with session.fork(self.ids[n % len(self.ids)]) as fork:
             return [one.message.text for one in fork.get_all()]
 

@@ -122,7 +122,7 @@ def test_odd_names_and_texts_are_safe(stub):
 
 def test_a_long_message_is_handed_over_by_its_beginning(stub, memorizer):
     memorizer.remember(KEY, said("x" * 100_000))
-    assert len(adds(stub)[0]["messages"][0]["content"]) == ours.MOST_CHARS
+    assert len(adds(stub)[0]["messages"][0]["content"]) == ours.MAX_CHARS
 
 
 # Repeats
@@ -311,7 +311,7 @@ def test_a_service_that_hangs_is_asked_for_memories_for_a_few_seconds(stub, mute
     assert opened.memories(KEY, "tea", 10, None) == []
     stub.fault, opened._timeout_s = "slow", 0.1
     assert ended(asking(opened, told))
-    assert ["does not answer" in one for one in told] == [True, True]
+    assert ["has not answered" in one for one in told] == [True, True]
 
 
 def test_who_opens_the_client_keeps_nobody_from_asking_or_closing(mute, monkeypatch):
@@ -327,7 +327,7 @@ def test_who_opens_the_client_keeps_nobody_from_asking_or_closing(mute, monkeypa
         memorizer._lock.release()
     told = []
     assert ended(asking(memorizer, told))
-    assert "is being opened" in told[0]
+    assert "has not answered" in told[0]
     assert ended(memorizer.close)
 
 

@@ -6,13 +6,13 @@ The metadata of each memory names its conversation, so that both can be erased t
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from datetime import datetime
 from importlib.util import find_spec
-from threading import RLock
-from typing import Any, Literal, TypeAlias
+from threading import Lock, Thread
+from typing import Any, Literal, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from refold.core.errors import MessageError, RefoldError, SettingError, StoreError
@@ -22,39 +22,36 @@ from refold.stores.packing import key_digest
 from refold.stores.store import Key, Memory, SpokenMessage
 from refold.stores.url import shown_url
 
+T = TypeVar("T")
 Level: TypeAlias = Literal["user", "session", "agent", "org"]
 
 ENTITY = {"user": "user_id", "session": "run_id", "agent": "agent_id", "org": "app_id"}
-"""By level: whose memories they are. Mem0 keeps those of one kind apart from those of another."""
+"""By level, Mem0's name for whose memories they are."""
 RECORD = "sqlite:///refold.db"
 ROLES = ("user", "assistant")
-"""Who is listened to. What tools say is not: strangers may have written it."""
-MOST_CHARS = 20_000
-"""Of one message: what is longer is handed over by its beginning."""
-TIMEOUT_S, CONNECT_S = 20.0, 5.0
-"""For a request that nobody waits for, and for its connection."""
+"""Not tools: strangers may have written their results."""
+MAX_CHARS = 20_000
+"""Of one message; the rest of a longer one is left out."""
+TIMEOUT_S = 20.0
+"""For a request that nobody waits for."""
+CONNECT_S = 5.0
 MEMORIES_S = 5.0
-"""For asking for memories, opening the client included, unless `timeout_s` says otherwise."""
-PARTS = {"pool": 0.125, "connect": 0.25, "write": 0.125, "read": 0.5}
-"""What each step of such a request may take of what is left."""
+"""For reading memories, opening the client included, unless `timeout_s` says otherwise."""
 PAGE = 100
 MAX_KNOWN = 10_000
-"""Conversations and requests that a process remembers; Mem0 has worked through older ones long since."""
+"""Conversations and requests that a process remembers; Mem0 is done with older ones."""
 SETTLE_S = 10.0
-"""How long forgetting waits for what Mem0 has not worked through yet."""
+"""How long forgetting waits for messages that Mem0 is still working on."""
 NEVER = ("HTTP_400", "HTTP_409", "HTTP_413", "HTTP_422")
-"""What Mem0 will not take, however often it is asked."""
+"""Codes of requests that Mem0 will never accept."""
 OPTIONS = "host, level=user|session|agent|org, graph=0|1, infer=0|1, recall=0|1, timeout_s, key and record"
 USER_INFO = re.compile(r"((?<=://)|^)[^/\s]*@")
-"""In a URL: who asks, and the password."""
-
-_UNTIL: ContextVar[float | None] = ContextVar("until", default=None)
-"""When memories that are asked for must be there."""
+"""The user and the password in a URL."""
 
 
 class Mem0Memorizer:
-    """The cloud by its key, or a `mem0.Memory` of your own as `client`. Opened when first used: a service
-    that is down is no reason not to begin.
+    """The cloud by its key, or a `mem0.Memory` of your own as `client`. The cloud's client is opened on first
+    use, so that sessions open while the service is down.
     """
 
     def __init__(
@@ -70,9 +67,9 @@ class Mem0Memorizer:
         recall: bool = True,
         timeout_s: float = MEMORIES_S,
     ) -> None:
-        """`user` is whose the memories are, or at other levels which agent's or organization's; unset, the
-        conversation's owner. `graph` is sent only where it is set: newer services always have one. Asking
-        for memories takes `timeout_s` at most; a `client` that was given has times of its own.
+        """`user` is whose the memories are, at other levels which agent's or organization's; by default the
+        conversation's owner. `graph` is sent only if it is set: newer services always have one. Reading
+        memories takes `timeout_s` at most; a `client` of your own has its own timeouts.
         """
         if client is None:
             self._key_from = "`api_key` or `key`" if api_key else "MEM0_API_KEY"
@@ -88,20 +85,30 @@ class Mem0Memorizer:
         if client is not None and level == "org" and not hasattr(client, "api_key"):
             raise SettingError("level", "the open-source Memory has user, session and agent, no org")
         self.recalls = recall
-        self._told_host = USER_INFO.sub("", host or "https://api.mem0.ai")
-        place = (self._told_host if host else "cloud") if client is None else "client"
+        self._shown_host = USER_INFO.sub("", host or "https://api.mem0.ai")
+        place = "client"
+        if client is None:
+            place = self._shown_host if host else "cloud"
         self.name = f"mem0 {place} {level} {user or ''}".rstrip()
-        self._client, self._is_given = client, client is not None
-        self._api_key, self._host, self._user, self._level = api_key, host, user, level
-        self._settings: dict[str, Any] = {"infer": infer} | ({} if graph is None else {"enable_graph": graph})
+        self._given = client
+        self._client: Any = None
+        self._lock = Lock()
+        """Held while the client is opened."""
+        self._pid = os.getpid()
+        self._api_key = api_key
+        self._host = host
+        self._user = user
+        self._level = level
+        self._options: dict[str, Any] = {"infer": infer}
+        if graph is not None and self._is_cloud:
+            self._options["enable_graph"] = graph
         self._timeout_s = timeout_s
-        self._lock, self._pid = RLock(), os.getpid()
         self._sure = BoundedDict[Key, None](MAX_KNOWN)
-        """Conversations whose next batch cannot have been handed over already."""
+        """Conversations whose next batch was certainly not delivered yet."""
         self._pending = BoundedDict[str, Key](MAX_KNOWN)
-        """What Mem0 took in and may not have worked through, and where it came from."""
+        """The conversation of each request that Mem0 accepted and may still be working on."""
 
-    # What a hybrid store asks for
+    # The methods of a memorizer
 
     def remember(self, key: Key, said: Sequence[SpokenMessage], /) -> None:
         said = [one for one in said if one.role in ROLES and one.text.strip()]
@@ -110,21 +117,27 @@ class Mem0Memorizer:
         with self._explained_errors(refusals=True):
             self._sure.pop(key, None)
             if said:
-                messages = [{"role": one.role, "content": _clean(one.text[:MOST_CHARS])} for one in said]
+                messages = [{"role": one.role, "content": _clean(one.text[:MAX_CHARS])} for one in said]
                 about: dict[str, Any] = {"refold": key_digest(key), "owner": _clean(key.owner)}
                 about |= {"conversation": _clean(key.conversation)}
                 about |= {"first": said[0].at, "last": said[-1].at}
                 whose = {ENTITY[self._level]: self._whose(key)}
-                answer = self.client.add(messages, **whose, metadata=about, **self._add_settings)
+                answer = self.client.add(messages, **whose, metadata=about, **self._options)
                 if isinstance(answer, dict) and isinstance(answer.get("event_id"), str):
                     self._pending[answer["event_id"]] = key
             self._sure[key] = None
 
     def memories(self, key: Key, query: str | None, limit: int, namespace: str | None, /) -> Sequence[Memory]:
         """A namespace is one of the cloud's categories."""
-        with self._explained_errors(), self._within(self._timeout_s):
-            if namespace is not None and not self._is_cloud:
-                raise SettingError("namespace", "the open-source Memory has no categories")
+        if not self._is_cloud and namespace is not None:
+            raise SettingError("namespace", "the open-source Memory has no categories")
+        if self._given is not None:
+            return self._find(key, query, limit, namespace)
+        _imported()  # which takes a second or two
+        return _within(self._timeout_s, lambda: self._find(key, query, limit, namespace))
+
+    def _find(self, key: Key, query: str | None, limit: int, namespace: str | None) -> list[Memory]:
+        with self._explained_errors():
             more = [] if namespace is None else [{"categories": {"in": [_clean(namespace)]}}]
             filters = self._filters(key, *more)
             if query is not None and query.strip():
@@ -136,7 +149,7 @@ class Mem0Memorizer:
             return [_memory(one) for one in _results(found)][:limit]
 
     def forget(self, key: Key, /) -> None:
-        """What came from the conversation; where Mem0 merged it with other things, what still says so."""
+        """Deletes what came from the conversation, as far as metadata of merged memories still says so."""
         with self._explained_errors():
             self._settle(key)
             for _ in range(PAGE):
@@ -148,70 +161,42 @@ class Mem0Memorizer:
         raise StoreError(f"Mem0 still returns memories of {key.conversation!r} after deleting them; retry")
 
     def close(self) -> None:
-        if self._is_given or self._pid != os.getpid() or not self._lock.acquire(blocking=False):
-            return  # it may just be opened, by somebody who waits for a host that never answers
-        try:
-            client, self._client = self._client, None
-            if client is not None:
-                client.client.close()
-        finally:
-            self._lock.release()
+        if self._client is not None and self._pid == os.getpid():
+            self._client.client.close()
+            self._client = None
 
     # The client
 
     @property
     def client(self) -> Any:
-        """Mem0's own client, opened when first asked for."""
-        if self._is_given:
+        """Mem0's own client, opened when it is first used. A forked process opens its own."""
+        if self._given is not None:
+            return self._given
+        if self._pid != os.getpid():
+            self._client = None
+            self._lock = Lock()
+            self._pid = os.getpid()
+        with self._lock:
+            self._client = self._client or self._open()
             return self._client
-        if self._pid != os.getpid():  # neither connections nor locks may cross a fork
-            self._client, self._lock, self._pid = None, RLock(), os.getpid()
-        if not self._lock.acquire(timeout=_left() or TIMEOUT_S):
-            raise StoreError("Mem0's host has not answered yet while its client is being opened; retry")
-        try:
-            self._client = self._client or self._opened()
-            return self._client
-        finally:
-            self._lock.release()
 
-    def _opened(self) -> Any:
+    def _open(self) -> Any:
         mem0 = _imported()
         import httpx
 
-        def hurry(request: Any) -> None:
-            if (left := _left()) is not None:
-                request.extensions["timeout"] |= {what: left * part for what, part in PARTS.items()}
-
-        times = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S)
-        http = httpx.Client(timeout=times, event_hooks={"request": [hurry]})
+        http = httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S))
         try:
             return mem0.MemoryClient(api_key=self._api_key, host=self._host, client=http)
         except BaseException:
             http.close()
             raise
 
-    @contextmanager
-    def _within(self, seconds: float) -> Iterator[None]:
-        if not self._is_given:
-            _imported()  # which takes a second or two, and is not the service's fault
-        before = _UNTIL.set(time.monotonic() + seconds)
-        try:
-            yield
-        finally:
-            _UNTIL.reset(before)
-
     @property
     def _is_cloud(self) -> bool:
-        return not self._is_given or hasattr(self._client, "api_key")
-
-    @property
-    def _add_settings(self) -> dict[str, Any]:
-        return self._settings if self._is_cloud else {"infer": self._settings["infer"]}
+        return self._given is None or hasattr(self._given, "api_key")
 
     def _whose(self, key: Key) -> str:
-        """At the levels of user and session, owners are kept apart whatever the URL says; agents and
-        organizations are shared by all.
-        """
+        """Owners are separate at the levels of user and session, and share agents and organizations."""
         if self._level == "session":
             return f"refold-{key_digest(key)}"
         name = key.owner if self._user is None else self._user
@@ -220,9 +205,11 @@ class Mem0Memorizer:
         return _plain(name)
 
     def _filters(self, key: Key, *more: dict[str, Any]) -> dict[str, Any]:
-        whose = {ENTITY[self._level]: self._whose(key)}
+        whose: dict[str, Any] = {ENTITY[self._level]: self._whose(key)}
         if not self._is_cloud:
-            return {**whose, **{name: value for one in more for name, value in one["metadata"].items()}}
+            for one in more:
+                whose |= one["metadata"]
+            return whose
         return {"AND": [whose, *more]} if more else whose
 
     def _from(self, key: Key, **places: int) -> list[dict[str, Any]]:
@@ -240,19 +227,18 @@ class Mem0Memorizer:
         return [one for one in found if (one.get("metadata") or {}).get("refold") == key_digest(key)]
 
     def _unknown(self, key: Key, said: Sequence[SpokenMessage]) -> list[SpokenMessage]:
-        """Without what Mem0 learned from already, before this process died or the line was cut."""
-        found = list[dict[str, Any]]()
-        with (
-            suppress(MessageError),
-            self._explained_errors(refusals=True),
-        ):  # it cannot be asked: so be it
+        """The messages that Mem0 does not have yet: a batch may have arrived though this process died, or the
+        connection broke.
+        """
+        found: list[dict[str, Any]] = []
+        with suppress(MessageError), self._explained_errors(refusals=True):  # Mem0 rejects the question
             found = self._from(key, first=said[0].at) if said else []
         places = [one["metadata"].get("last") for one in found]
         last = max((place for place in places if isinstance(place, int)), default=-1)
         return [one for one in said if one.at > last]
 
     def _settle(self, key: Key) -> None:
-        """Waits for what Mem0 took in just now: it must not learn from it after it forgot."""
+        """Waits until Mem0 has worked on what it accepted: it must not learn from it after forgetting."""
         until = time.monotonic() + SETTLE_S
         for event in [event for event, of in list(self._pending.items()) if of == key]:
             while self._is_under_way(event):
@@ -269,11 +255,13 @@ class Mem0Memorizer:
         return answer.json().get("status") in ("PENDING", "RUNNING")
 
     def _delete(self, ids: Sequence[str]) -> None:
-        for start in range(0, len(ids), PAGE) if self._is_cloud else ():
-            self.client.batch_delete([{"memory_id": id} for id in ids[start : start + PAGE]])
-        for id in ids if not self._is_cloud else ():
-            with suppress(ValueError):  # another process deleted it
-                self.client.delete(id)
+        if self._is_cloud:
+            for start in range(0, len(ids), PAGE):
+                self.client.batch_delete([{"memory_id": id} for id in ids[start : start + PAGE]])
+        else:
+            for id in ids:
+                with suppress(ValueError):  # another process deleted it
+                    self.client.delete(id)
 
     @contextmanager
     def _explained_errors(self, *, refusals: bool = False) -> Iterator[None]:
@@ -285,10 +273,10 @@ class Mem0Memorizer:
         except Exception as error:
             told = USER_INFO.sub("***@", str(error) or repr(error))[:500]
             is_never = getattr(error, "error_code", "") in NEVER or type(error).__name__ == "ValidationError"
-            if _status(error) in (401, 403) and not self._is_given:
+            if _status(error) in (401, 403) and self._given is None:
                 raise StoreError(
                     f"Mem0 does not accept the key from {self._key_from}: {told}. Use one that is valid"
-                    f" for {self._told_host}; nothing is lost meanwhile"
+                    f" for {self._shown_host}; nothing is lost meanwhile"
                 ) from error
             if refusals and is_never:
                 raise MessageError("Mem0", f"refuses it: {told}") from error
@@ -296,24 +284,36 @@ class Mem0Memorizer:
 
 
 def _status(error: BaseException) -> int | None:
-    """Of the answer that an error was made of: the client tells it only sometimes."""
+    """The HTTP status behind an error of the client."""
     answers = (getattr(one, "response", None) for one in (error, error.__context__))
     return next((answer.status_code for answer in answers if answer is not None), None)
 
 
-def _left() -> float | None:
-    """The seconds that are left, where something must be there by a time."""
-    until = _UNTIL.get()
-    return None if until is None else max(0.001, until - time.monotonic())
+def _within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` returns. It runs in a thread, since the client's own timeouts are longer.
+
+    Raises:
+        StoreError: it takes longer.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=run, name="refold-mem0", daemon=True).start()
+    try:
+        return result.result(seconds)
+    except TimeoutError as error:
+        raise StoreError(f"Mem0 has not answered within {seconds:g} s; retry") from error
 
 
 def _imported() -> Any:
-    """The library. It reports what it does to its makers unless MEM0_TELEMETRY says no: nobody was asked, so
-    it is imported with that said, unless the user said otherwise or has imported it already.
-    """
-    name, before = "MEM0_TELEMETRY", os.environ.get("MEM0_TELEMETRY")
-    if before is None:
-        os.environ[name] = "False"
+    """The library, imported with MEM0_TELEMETRY=False unless the user set that: it reports its use."""
+    is_unset = "MEM0_TELEMETRY" not in os.environ
+    os.environ.setdefault("MEM0_TELEMETRY", "False")
     try:
         import mem0
 
@@ -321,18 +321,18 @@ def _imported() -> Any:
     except ImportError as error:
         raise StoreError(f'Mem0 cannot be imported ({error}): pip install "refold[mem0]"') from error
     finally:
-        if before is None:
-            os.environ.pop(name, None)
+        if is_unset:
+            os.environ.pop("MEM0_TELEMETRY", None)
 
 
 def _plain(name: str) -> str:
-    """A name as Mem0 takes it: no spaces, no wildcard, not too long; others by their digest."""
+    """A name that Mem0 accepts: no spaces, no wildcard, not too long; the digest of any other."""
     is_plain = re.fullmatch(r"[\w@.+:-]{1,128}", name, re.ASCII) and not name.startswith("refold-")
     return name if is_plain else f"refold-{key_digest(Key(name, ''))}"
 
 
 def _clean(text: str) -> str:
-    """A lone surrogate cannot be sent, and NUL not be stored by all."""
+    """Without lone surrogates, which cannot be sent, and NUL, which not every store keeps."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
@@ -353,14 +353,14 @@ def _memory(found: dict[str, Any]) -> Memory:
 
 
 def memorizer(url: str) -> Mem0Memorizer:
-    """Mem0's cloud, or a host that speaks as it does, by `mem0://USER`; without a record."""
+    """Mem0's cloud, or a host with the same API, by `mem0://USER`; without a record."""
     return _parsed(url)[0]
 
 
 def from_url(url: str) -> HybridStore:
-    """The store behind `mem0://USER?host=…&level=user&record=URL`: a record, and Mem0 told of it at once.
+    """The store behind `mem0://USER?host=…&level=user&record=URL`: a record, and Mem0 as its memory.
 
-    Options: host, level=user|session|agent|org, graph=0|1, infer=0|1, recall=0|1, timeout_s (of asking for
+    Options: host, level=user|session|agent|org, graph=0|1, infer=0|1, recall=0|1, timeout_s (of reading
     memories), key (else MEM0_API_KEY), and record, a URL, percent-encoded.
     """
     memorizer, record = _parsed(url)
