@@ -26,7 +26,7 @@ from refold.config.validate import accepted_types, field_types
 from refold.core.codec import Link
 from refold.core.errors import SettingError, StoreError
 from refold.serve.metrics import BUCKETS_S, Metrics
-from refold.serve.run import files_of, listening
+from refold.serve.run import listening
 from refold.serve.service import Health
 from refold.serve.tokens import hash_of, new_token
 from refold.stores.memory import MemoryStore
@@ -505,4 +505,3 @@ def test_settings_of_the_service_are_those_of_the_contract():
     assert serve.tokens == (TokenSettings(ENTRY["hash"], "ann", ("read",)),)
     assert load_config({"serve": {"inject_tools": "off"}}).serve.inject_tools is False
     assert msgspec.structs.replace(serve, token=None, tokens=(), upstreams=Upstreams()) == ServeSettings()
-    assert files_of(["a.yaml", {"serve": {}}, Path("b.yaml")]) == [Path("a.yaml"), Path("b.yaml")]

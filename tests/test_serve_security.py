@@ -166,7 +166,7 @@ def test_a_token_is_taken_back_while_the_service_runs(tmp_path: Path):
     file, now = tmp_path / "refold.yaml", [0.0]
     write = lambda *entries: file.write_text(json.dumps({"serve": {"tokens": entries}}))  # noqa: E731
     write(*TOKENS)
-    tokens = Tokens(load_config(file), [file], lambda: load_config(file), clock=lambda: now[0])
+    tokens = Tokens(load_config(file), file, clock=lambda: now[0])
     assert tokens.caller_of(ANN) == Caller("ann", frozenset(("read", "append")))
     write({**TOKENS[0], "revoked": True}, TOKENS[1])
     now[0] += 1
@@ -182,7 +182,7 @@ def test_a_token_is_taken_back_while_the_service_runs(tmp_path: Path):
 def test_a_file_that_cannot_be_read_leaves_the_tokens_as_they_were(tmp_path: Path, content, caplog):
     file, now = tmp_path / "refold.yaml", [0.0]
     file.write_text(json.dumps({"serve": {"tokens": TOKENS}}))
-    tokens = Tokens(load_config(file), [file], lambda: load_config(file), clock=lambda: now[0])
+    tokens = Tokens(load_config(file), file, clock=lambda: now[0])
     file.write_text(content)
     now[0] += 1
     assert tokens.caller_of(ANN) is not None
@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_read_leaves_the_tokens_as_they_were(tmp_path: Pat
 def test_a_file_without_tokens_lets_nobody_in(tmp_path: Path):
     file, now = tmp_path / "refold.yaml", [0.0]
     file.write_text(json.dumps({"serve": {"tokens": TOKENS}}))
-    tokens = Tokens(load_config(file), [file], lambda: load_config(file), clock=lambda: now[0])
+    tokens = Tokens(load_config(file), file, clock=lambda: now[0])
     file.write_text("{}")
     now[0] += 1
     assert tokens.caller_of(ANN) is None
@@ -212,7 +212,7 @@ def test_where_all_tokens_are_revoked_nobody_comes_in():
 def test_a_file_in_which_all_tokens_are_revoked_closes_what_was_open(tmp_path: Path):
     file = tmp_path / "refold.yaml"
     file.write_text("{}")
-    tokens = Tokens(load_config(file), [file], lambda: load_config(file))
+    tokens = Tokens(load_config(file), file)
     file.write_text(json.dumps({"serve": {"tokens": [{**TOKENS[0], "revoked": True}]}}))
     tokens.reload()
     assert tokens.are_needed

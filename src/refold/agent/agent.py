@@ -144,8 +144,7 @@ class Agent:
         step where that one stopped, or returns its answer; otherwise the task is appended. `override` beats
         the settings in this run and its sub-agents (see `refold.open`).
         """
-        name = conversation or f"{self.name}-{uuid4().hex[:12]}"
-        return await self.work(task, name, self.callbacks, override=override)
+        return await self.work(task, conversation, self.callbacks, override=override)
 
     def stream(
         self,
@@ -178,8 +177,8 @@ class Agent:
         def put(event: Any) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        name = conversation or f"{self.name}-{uuid4().hex[:12]}"
-        run = asyncio.create_task(self.work(task, name, (*self.callbacks, put), override=override))
+        callbacks = (*self.callbacks, put)
+        run = asyncio.create_task(self.work(task, conversation, callbacks, override=override))
         run.add_done_callback(lambda _: put(None))
         try:
             while (event := await events.get()) is not None:
@@ -193,7 +192,7 @@ class Agent:
     async def work(
         self,
         task: str | Message,
-        conversation: str,
+        conversation: str | None,
         callbacks: Sequence[OnEvent],
         parent: AgentRun | None = None,
         override: Mapping[str, Any] | None = None,
@@ -203,7 +202,7 @@ class Agent:
             task = Message("user", (Text(require_name("task", task)),))
         store = self.store if parent is None or self._given_store is not None else parent.session.store
         session = await aopen(
-            conversation,
+            conversation or f"{self.name}-{uuid4().hex[:12]}",
             store=store,
             model=getattr(self.model, "name", None),
             agent=self.settings,

@@ -9,7 +9,7 @@ from weakref import ref
 
 import msgspec
 from starlette.types import Receive, Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from refold.config.serving import Limits
 from refold.serve.http_errors import CODES
@@ -99,7 +99,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._set_timer(None)
         self.scope["extensions"] = {ABORT: {"do": self.transport.abort}}
         super().on_headers_complete()
-        self.cycle.transport = _LingeringTransport(self, self.cycle)  # type: ignore[assignment]
+        self.cycle.transport = _LingeringTransport(self)  # type: ignore[assignment]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -110,9 +110,9 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self._header_bytes is None:
             self._set_timer(self.limits.idle_s)
 
-    def close_after(self, answered: RequestResponseCycle) -> None:
+    def close(self) -> None:
         """Closes the connection once the client has sent the rest of its request."""
-        if answered.more_body:
+        if self.cycle.more_body:
             self._linger()
         else:
             self.transport.close()
@@ -166,15 +166,14 @@ def protocol_with(limits: Limits) -> type[LimitedProtocol]:
 class _LingeringTransport:
     """The transport of one response. Closing it is left to the protocol."""
 
-    def __init__(self, protocol: LimitedProtocol, cycle: RequestResponseCycle) -> None:
-        self._protocol = protocol
-        self._cycle = ref(cycle)  # the cycle holds this transport: a strong reference would be circular
+    def __init__(self, protocol: LimitedProtocol) -> None:
+        self._protocol = ref(protocol)  # whose cycle holds this transport
         self.write = protocol.transport.write
         self.is_closing = protocol.transport.is_closing
 
     def close(self) -> None:
-        if (cycle := self._cycle()) is not None:
-            self._protocol.close_after(cycle)
+        if (protocol := self._protocol()) is not None:
+            protocol.close()
 
 
 def abort(scope: Scope) -> None:

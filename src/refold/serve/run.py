@@ -5,10 +5,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -57,7 +56,7 @@ def run(
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT)
-    tokens = Tokens(settings, files_of(config), lambda: load_config(config))
+    tokens = Tokens(settings, config)
     opened = store if store is not None else settings.store or DEFAULT_STORE
     with listening(settings) as listener:
         backend = open_store(opened) if isinstance(opened, str) else opened
@@ -159,11 +158,6 @@ def is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ip_address(host).is_loopback
     return host.lower() == "localhost"
-
-
-def files_of(config: Source) -> Sequence[Path]:
-    sources = config if isinstance(config, list | tuple) else [config]
-    return [Path(source) for source in sources if isinstance(source, str | Path)]
 
 
 @contextmanager

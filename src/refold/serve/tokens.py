@@ -6,13 +6,13 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, get_args
 
 from starlette.exceptions import HTTPException
 
-from refold.config.config import Config
+from refold.config.config import Config, Source, load_config
 from refold.config.serving import Right
 from refold.core.errors import RefoldError, SettingError
 
@@ -61,23 +61,19 @@ class Tokens:
     """The configured tokens; changes of the configuration files take effect while the service runs."""
 
     def __init__(
-        self,
-        config: Config,
-        files: Sequence[Path] = (),
-        read: Callable[[], Config] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, config: Config, source: Source = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """
+        """`source` is what the configuration was loaded from.
+
         Raises:
             SettingError: a token's entry is not valid.
         """
         self._callers = _callers(config)
         self.are_needed = _has_any(config)
         """Stays true once any token was configured, revoked or not: an emptied file lets nobody in."""
-        self._files = files
-        self._read = read
+        self._source = source
         self._clock = clock
-        self._versions = [_version(file) for file in files]
+        self._versions = _versions(source)
         self._checked_at = clock()
 
     def caller_of(self, token: str) -> Caller | None:
@@ -92,10 +88,8 @@ class Tokens:
 
     def reload(self) -> None:
         """Reads the configuration again. If it is not valid, that is logged and nothing changes."""
-        if self._read is None:
-            return
         try:
-            config = self._read()
+            config = load_config(self._source)
             self._callers = _callers(config)
             self.are_needed = self.are_needed or _has_any(config)
             _LOG.info("reloaded the tokens: %d are valid", len(self._callers))
@@ -107,18 +101,24 @@ class Tokens:
         if now - self._checked_at < RELOAD_CHECK_S:
             return
         self._checked_at = now
-        versions = [_version(file) for file in self._files]
+        versions = _versions(self._source)
         if versions != self._versions:
             self._versions = versions
             self.reload()
 
 
-def _version(file: Path) -> tuple[int, int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+def _versions(source: Source) -> list[tuple[int, int, int] | None]:
+    """Tells whether a file of the configuration has changed."""
+    versions: list[tuple[int, int, int] | None] = []
+    for one in source if isinstance(source, list | tuple) else [source]:
+        if isinstance(one, str | Path):
+            try:
+                found = Path(one).stat()
+            except OSError:
+                versions.append(None)
+            else:
+                versions.append((found.st_mtime_ns, found.st_size, found.st_ino))
+    return versions
 
 
 def _has_any(config: Config) -> bool:
