@@ -10,7 +10,7 @@ from refold.session.conversation import Conversation
 from refold.session.meter import FitRequest
 from refold.session.reduce import due_for_summary
 from refold.session.triggers import check_triggers, nearing
-from refold.session.validate import Override, override_of
+from refold.session.validate import Override
 
 if TYPE_CHECKING:
     from refold.summaries.background import BackgroundJob, PendingWork
@@ -43,8 +43,8 @@ def summary_writer(chat: Conversation, summarizer: Any) -> "SummaryWriter | None
 def pending_summaries(chat: Conversation, request: FitRequest) -> "PendingWork | None":
     """The job that the next request should wait for, started if necessary."""
     summaries = chat.summaries
-    override = chat.override.then(override_of(request.override))
-    if summaries is None or chat.settings.is_off or override.off:
+    override = request.override
+    if summaries is None or chat.is_off or override.off:
         return None
     messages = due_for_summary(chat, chat.record.live.state.step + 1, override)
     budget, tokens = chat.measure(chat.extras_of(request), request.dialect or chat.dialect)

@@ -53,7 +53,7 @@ def forced_terms(chat: "Conversation", budget: Budget) -> CacheTerms | None:
 
 def proposal(chat: "Conversation", tokens: int, budget: Budget) -> tuple[Budget, CacheTerms] | None:
     """The target for a view of so many tokens and the terms of the edit; None if it cannot pay."""
-    settings = None if chat.is_one_off else chat.settings.compaction.economizing
+    settings = chat.economy
     prices = chat.meter.limits.cached
     state = chat.record.live.state
     if settings is None or prices is None or not state.step:
@@ -98,7 +98,7 @@ def is_cold(chat: "Conversation") -> bool:
 
 
 def _cache_s(chat: "Conversation") -> float:
-    return (chat.settings.compaction.economizing or Economy()).cache_s
+    return (chat.economy or Economy()).cache_s
 
 
 def _answered_at(chat: "Conversation") -> float:

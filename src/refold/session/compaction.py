@@ -96,7 +96,7 @@ def _planned(chat: Conversation, order: CompactionRequest) -> list[Replaced]:
 
 
 def _has_nothing_to_do(chat: Conversation) -> bool:
-    return chat.settings.is_off or not chat.record.live.state.next
+    return chat.is_off or not chat.record.live.state.next
 
 
 def _budget(chat: Conversation, order: CompactionRequest) -> Budget:

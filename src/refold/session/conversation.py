@@ -61,6 +61,11 @@ class Conversation:
         self.config = config
         self.agent = agent
         self.settings = config.agent(agent)
+        self.is_off = self.settings.is_off
+        self.compact = self.settings.compaction
+        self.cap = self.compact.capping
+        self.prune = self.compact.pruning
+        self.economy = None if is_one_off else self.compact.economizing
         self.expiries = {name: tool.expire for name, tool in self.settings.tools.items()}
         self.policies = policies
         """The user's own; they run first."""
@@ -164,9 +169,10 @@ class Conversation:
 
     def extras_of(self, request: FitRequest, *, reuse: bool = False) -> RequestExtras:
         """Everything besides the messages; with `reuse`, that of the newest request if none is passed."""
-        if reuse and request.tools is None and not request.request:
+        is_empty = request.tools is None and not request.request
+        if reuse and is_empty:
             return self.extras
-        text = extras_json(request.tools, request.request)
+        text = NO_EXTRAS.text if is_empty else extras_json(request.tools, request.request)
         if self.extras.text != text or self.extras.meter is not self.meter:
             self.extras = RequestExtras.of(text, self.meter)
         return self.extras

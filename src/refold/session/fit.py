@@ -23,7 +23,7 @@ from refold.session.reduce import compact_view, has_ended_leases, reduce_new_res
 from refold.session.render import Rendered, RenderRequest
 from refold.session.results import EditReport, Fitted, Report, TokenCounts
 from refold.session.triggers import Trigger, check_triggers, target_obstacle
-from refold.session.validate import Override, override_of
+from refold.session.validate import Override
 
 MAX_NAMED_PARTS = 3
 """The largest parts that an `OverBudgetError` names."""
@@ -50,8 +50,8 @@ def fit(chat: Conversation, request: FitRequest, *, yields: bool = False) -> Fit
     Raises:
         OverBudgetError: what must be shown is larger than the window.
     """
-    override = chat.override.then(override_of(request.override))
-    is_off = chat.settings.is_off or bool(override.off)
+    override = request.override
+    is_off = chat.is_off or bool(override.off)
     extras = chat.extras_of(request)
     kind = chat.render_request(request.dialect or chat.dialect, extras)
     chat.sent_dialect = kind.dialect
@@ -195,12 +195,11 @@ def _make_room(chat: Conversation, reduced: Reduced, tokens: int, override: Over
 
 def prune_at_close(chat: Conversation) -> None:
     """Prunes at the end of a run, when no cache is lost."""
-    prune = chat.settings.compaction.pruning
     budget = chat.budget(NO_EXTRAS)
     before = chat.record.live.tokens
-    if prune is None or chat.settings.is_off or chat.override.off or before < max(prune.limits(budget)):
+    if chat.prune is None or chat.is_off or chat.override.off or before < max(chat.prune.limits(budget)):
         return
-    edits = reduce_view(chat, prune, budget)
+    edits = reduce_view(chat, chat.prune, budget)
     chat.lock.pruned(chat.state, edits, before, chat.record.live.tokens)
 
 

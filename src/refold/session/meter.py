@@ -19,7 +19,7 @@ from refold.models import calibrate
 from refold.models.calibrate import LOWEST, Anchor, Calibration
 from refold.models.count import Units, counter
 from refold.models.limits import find, provider_of, same_model
-from refold.session.validate import output_of
+from refold.session.validate import Override, output_of
 from refold.stores.shelf import Shelf
 from refold.stores.store import Store
 
@@ -116,9 +116,10 @@ class FitRequest(msgspec.Struct, frozen=True):
 
     dialect: str | None = None
     tools: Sequence[Any] | None = None
-    override: Mapping[str, Any] | None = None
     request: Mapping[str, Any] = {}
     """Other fields that it will have, such as `max_tokens` or `store`."""
+    override: Override = Override()
+    """Of the session and of this request."""
 
 
 class RequestExtras(NamedTuple):

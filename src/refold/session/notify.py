@@ -23,7 +23,7 @@ TRACED = (
     *("at", "turn", "step", "role", "tools", "reason", "edit", "tokens_saved", "tokens_before"),
     *("tokens_after", "limit", "messages", "was_pruned", "was_summarized"),
 )
-"""Fields of an event that are traced; never what was said."""
+"""Fields of an event that are traced; never the text of a message."""
 
 
 class MessageEvent(msgspec.Struct, frozen=True):
@@ -171,30 +171,29 @@ class Notifier:
     def begin(self, now: ViewState, reason: str, tokens: int) -> None:
         """Tells of the start of a compaction, once until it ends."""
         if self._started is None:
-            self._started = self._compaction("compaction:start", now, reason, tokens)
+            self._started = self._event("compaction:start", now, reason, tokens, tokens)
             self.tell([self._started])
 
     def end(self, now: ViewState, edits: Sequence[Replaced], messages: int, tokens: int) -> None:
         """Tells of the end of a compaction: `messages` changed, the request now has `tokens`."""
-        if self._started is not None:
-            start = self._started
+        start = self._started
+        if start is not None:
             self._started = None
             before = start.tokens_before
-            self.tell([self._done("compaction:complete", now, edits, messages, start.reason, before, tokens)])
+            event = self._event("compaction:complete", now, start.reason, before, tokens, edits, messages)
+            self.tell([event])
 
     def pruned(self, now: ViewState, edits: Sequence[Replaced], before: int, after: int) -> None:
         if edits:
-            done = self._done(
-                "prune:complete", now, edits, len(edits), "the session was closed", before, after
-            )
-            self.tell([done])
+            reason = "the session was closed"
+            self.tell([self._event("prune:complete", now, reason, before, after, edits, len(edits))])
 
     def overflow(self, now: ViewState, reason: str, tokens: int) -> None:
         """Tells that the request is larger than the window, and nothing more can be hidden."""
         if self._started is not None:
             self._started = None
-            self.tell([self._compaction("compaction:failed", now, reason, tokens)])
-        self.tell([self._compaction("overflow", now, reason, tokens)])
+            self.tell([self._event("compaction:failed", now, reason, tokens, tokens)])
+        self.tell([self._event("overflow", now, reason, tokens, tokens)])
 
     def take_problems(self) -> list[str]:
         """Failures of callbacks since the last call."""
@@ -202,28 +201,29 @@ class Notifier:
         self.problems = []
         return problems
 
-    def _done(
+    def _event(
         self,
         kind: Any,
         now: ViewState,
-        edits: Sequence[Replaced],
-        messages: int,
         reason: str,
         before: int,
         after: int,
+        edits: Sequence[Replaced] = (),
+        messages: int = 0,
     ) -> CompactionEvent:
-        return msgspec.structs.replace(
-            self._compaction(kind, now, reason, before),
-            tokens_after=after,
+        return CompactionEvent(
+            kind,
+            self.conversation,
+            now.turn,
+            now.step,
+            reason,
+            before,
+            after,
+            limit=now.limit,
             messages=messages,
             was_pruned=any(edit.kind == "prune" for edit in edits),
             was_summarized=any(edit.certificate is not None for edit in edits),
             at=edits[0].at if edits else None,
-        )
-
-    def _compaction(self, kind: Any, now: ViewState, reason: str, tokens: int) -> CompactionEvent:
-        return CompactionEvent(
-            kind, self.conversation, now.turn, now.step, reason, tokens, tokens, limit=now.limit
         )
 
     def _call(self, callback: OnEvent, event: SessionEvent) -> None:
@@ -278,13 +278,9 @@ class Notifier:
 
 def _trace(event: SessionEvent) -> None:
     """Adds an event to the current span; not for added messages, which would fill the span of a long run."""
-    if not isinstance(event, MessageEvent | CompactionEvent) or event.kind == "message-added":
+    if event.kind == "message-added":
         return
-    # models and people write these reasons
-    is_quoting = event.kind in (
-        "message-expanded",
-        "compaction:failed",
-    )
+    is_quoting = event.kind in ("message-expanded", "compaction:failed")  # models and people write the reason
     facts: dict[str, Any] = {"gen_ai.conversation.id": event.conversation}
     for name in TRACED:
         if name != "reason" or not is_quoting:

@@ -196,7 +196,7 @@ def compact_view(
 def reduce_new_results(chat: Conversation, budget: Budget, override: Override) -> list[Replaced]:
     """Reduces results that expire in this step or are too large. Needs no trigger."""
     live = chat.record.live
-    cap = chat.settings.compaction.capping
+    cap = chat.cap
     rules = (*chat.expiries.values(), *override.rules)
     step = live.state.step + 1
     by_relevance = any(rule.strategy == "relevance" for rule in rules)  # due at any later step, or never
@@ -222,8 +222,7 @@ def reduce_new_results(chat: Conversation, budget: Budget, override: Override) -
     edits = _expire(chat, lines, budget, override)
     if cap is not None:
         gone = {edit.span.start for edit in edits}
-        prune = chat.settings.compaction.pruning
-        spared = set(prune.exclude_tools) if prune else set[str]()
+        spared = set(chat.prune.exclude_tools) if chat.prune else set[str]()
         large = list[Line]()
         for line in lines:
             if line.answers and line.tokens > most and line.at not in gone and not spared & {*line.tools}:

@@ -144,7 +144,7 @@ class Session:
         )
         """What the functions behind `fit` and `compact` work on."""
         self.chat.summaries = summary_writer(self.chat, summarizer)
-        self.toolbox = Toolbox(self.record, self.settings)
+        self.toolbox = Toolbox(self.chat)
         self._inspector = Inspector(self.record)
         self._streams = StreamRecordings()
         self._recall = self._begin()
@@ -402,7 +402,10 @@ class Session:
             OverBudgetError: what must be shown is larger than the window.
         """
         require_name("dialect", "unset" if dialect is None else dialect)
-        asked = FitRequest(dialect, tools, override, request_fields(request))
+        overrides = self.chat.override
+        if override is not None:
+            overrides = overrides.then(override_of(override))
+        asked = FitRequest(dialect, tools, request_fields(request), overrides)
         with telemetry.work("fit", self.conversation) as span:
             self._settle_streams()
             if self._recall is not None:
@@ -679,11 +682,9 @@ class Session:
         `arguments` are a JSON text or a mapping. What cannot be done is returned as a sentence for the model.
         """
         with telemetry.tool(str(name), self.conversation):
-            with self.locked():
-                meter = self.chat.meter
-            answer = self.toolbox.call(
-                name, arguments, self.notifier, meter.limits.window, meter.counter.counter.text, self._found
-            )
+            with self.notifier:
+                self.record.catch_up()
+            answer = self.toolbox.call(name, arguments, self._found)
             if answer.at is not None:
                 self._tell_expanded(answer.at, answer.reason)
             return answer.text

@@ -2,12 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 
-from refold.config.settings import AgentSettings
 from refold.core.errors import CannotExpandError, NotFoundError, RefoldError, SettingError
 from refold.core.event import Event, Expiry, Said
 from refold.core.expiry import EXPAND, OWN_TOOLS, SEARCH, is_leased
@@ -15,8 +13,8 @@ from refold.core.message import Message, ToolCall
 from refold.core.slices import Cut, Slice, item_spans, line_spans, slice_of
 from refold.dialects.registry import DIALECTS
 from refold.policies.shorten import quoted
+from refold.session.conversation import Conversation
 from refold.session.expand import Source, source
-from refold.stores.record import Record
 
 DEFAULT_SHARE = 1 / 8
 """Of the window, for one answer, unless `expand.max_tokens` is set."""
@@ -81,9 +79,10 @@ class ToolAnswer(msgspec.Struct, frozen=True):
 class Toolbox:
     """Runs the tools of one session."""
 
-    def __init__(self, record: Record, settings: AgentSettings) -> None:
-        self.record = record
-        self.settings = settings
+    def __init__(self, chat: Conversation) -> None:
+        self.chat = chat
+        self.record = chat.record
+        self.settings = chat.settings.expand
         self._failures = Counter[str]()
         """How often each impossible request was made."""
         self._expansions = Counter[tuple[int, Slice]]()
@@ -91,15 +90,7 @@ class Toolbox:
         self._answered_tokens = 0
         """Of the answers in that step."""
 
-    def call(
-        self,
-        name: str,
-        arguments: Any,
-        lock: AbstractContextManager[object],
-        window: int,
-        count: Callable[[str], int],
-        search: Callable[[str, int], str],
-    ) -> ToolAnswer:
+    def call(self, name: str, arguments: Any, search: Callable[[str, int], str]) -> ToolAnswer:
         """Runs a tool. Whatever the model wrote as arguments, the answer is a text that it can act on.
 
         The lock is held only while the view is read, not during work that may take long.
@@ -120,8 +111,9 @@ class Toolbox:
                 return ToolAnswer(search(given["query"], min(MAX_HITS, limit)))
             at = _number("at", given["at"])
             part = slice_of(given)
-            with lock:
-                max_tokens = self._available_tokens(window)
+            count = self.chat.meter.counter.counter.text
+            with self.chat.lock:
+                max_tokens = self._available_tokens(self.chat.meter.limits.window)
                 self._check_hidden(at, part)
                 found = source(self.record, at)
                 note = ", before it was corrected" if at in self.record.live.state.corrected else ""
@@ -138,7 +130,7 @@ class Toolbox:
         Raises:
             CannotExpandError: earlier answers take all of them.
         """
-        limit = self.settings.expand.max_tokens or int(DEFAULT_SHARE * window)
+        limit = self.settings.max_tokens or int(DEFAULT_SHARE * window)
         limit = min(limit, int(MAX_SHARE * window))
         step = self.record.live.state.step
         if self._answered_step != step:
@@ -157,7 +149,7 @@ class Toolbox:
         if used and left < MIN_TOKENS:
             raise _NotNowError(
                 "What was expanded before takes all the room that is set aside for it. Use it now; it is"
-                f" hidden again after {self.settings.expand.lease_steps} steps, and then there is room"
+                f" hidden again after {self.settings.lease_steps} steps, and then there is room"
             )
         return max(MIN_TOKENS, min(limit, left))
 
@@ -205,7 +197,7 @@ class Toolbox:
         line = said.line
         if line.answers is None or not _is_own(said) or line.expiry is not None:
             return said
-        steps = self.settings.expand.lease_steps
+        steps = self.settings.lease_steps
         call = calls.get(line.answers) or self._open_call(line.answers)
         requested = _requested(call) if call is not None and call.tool == EXPAND else None
         if requested is not None and _is_expansion(said.message, requested[0]):

@@ -80,7 +80,7 @@ def counts_since_compaction(chat: Conversation) -> tuple[int, int]:
 def target_obstacle(chat: Conversation, budget: Budget) -> str:
     """What keeps a compaction from making the view smaller."""
     if budget.keeps_recent:
-        recent = chat.settings.compaction.keep_recent
+        recent = chat.compact.keep_recent
         return f"nothing that can be hidden is older than the newest {recent} messages"
     view = chat.record.live.freeze()
     must = {line.at for line in must_stay(view)}
@@ -112,7 +112,7 @@ def decide(chat: Conversation, request: FitRequest) -> Decision:
     """Whether the next `fit` compacts the view, without a model and without changing anything."""
     budget, current = chat.measure(chat.extras_of(request, reuse=True))
     turns, messages = counts_since_compaction(chat)
-    if chat.settings.is_off or chat.override.off:
+    if chat.is_off or chat.override.off:
         return Decision((), current, turns, messages)
     trigger = check_triggers(chat, budget, current)
     obstacle = trigger.obstacle
