@@ -5,88 +5,83 @@
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
-from refold.core.codec import dumps, read_json
+from refold.core.codec import dumps
 from refold.core.errors import MessageError
-from refold.core.message import (
-    Media,
-    Message,
-    Opaque,
-    Part,
-    Reasoning,
-    Role,
-    Text,
-    ToolCall,
-    ToolResult,
-)
-from refold.core.pairing import ID_SEPARATOR
+from refold.core.message import Media, Message, Opaque, Part, Reasoning, Role, Text, ToolCall, ToolResult
 from refold.dialects.dialect import Dialect, RepairedMessages
 from refold.dialects.shape import (
     EMPTY,
     expect,
-    expect_parts,
-    id_within,
+    expect_one_of,
+    expressible,
+    fitting_id,
+    json_or,
     kind_of,
-    named,
+    lost_name,
     own_facts,
-    rest_of,
-    sayable,
-    worded,
+    parse_content,
+    render_rest,
+    text_field,
+    with_results,
+    with_summary_texts,
 )
 
 DIALECT = "ai-sdk"
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 DENIED = "Tool call execution denied."
-"""What the SDK tells a model when a denial has no reason."""
+"""The SDK's result for a denial without a reason."""
 OWN = ("metadata", "error", "expiry", "tags")
-"""Fields that are for refold; an `id` is the SDK's, which gives one to the messages of its replies."""
+"""Fields that are for refold; an `id` is the SDK's own."""
+DEFAULT_MIMES = {"image": "image/png", "audio": "audio/wav", "file": "application/octet-stream"}
 FILES = ("file", "file-data", "file-url", "image", "image-data", "image-url", "media")
 
 
 def parse(value: Any, where: str = "message") -> Message:
-    """The message in `value`; parts that we do not know are kept as they are.
+    """The message in `value`; parts of unknown types are kept as they are.
 
-    So are the tools that the provider runs by itself, call and result: nobody else answers them.
+    So are the calls and results of tools that the provider executes: nobody else answers them.
 
     Raises:
-        MessageError: it is no message; says which field of which message.
+        MessageError: the value is not a message; names the message and the field.
     """
     expect(value, dict, where)
-    role = named(value.get("role"), ROLES, f"{where}.role")
+    role = expect_one_of(value.get("role"), ROLES, f"{where}.role")
     content = value.get("content")
-    if isinstance(content, str) and role != "tool":
-        return Message(ROLES[role], (Text(content),), **own_facts(value, OWN))
-    expect_parts(content, f"{where}.content")
-    inside = (
-        {_id(part) for part in content if kind_of(part) == "tool-result"} if role == "assistant" else set()
-    )
-    parts = [_part(part, f"{where}.content[{n}]", role, inside) for n, part in enumerate(content)]
-    return Message(ROLES[role], tuple(parts), **own_facts(value, OWN))
+    if isinstance(content, str) and role == "tool":
+        raise MessageError(f"{where}.content", "expected a list of parts, got str")
+    own = own_facts(value, OWN)
+    inside = set[str | None]()
+    if role == "assistant" and isinstance(content, list):
+        inside = {_id(part) for part in content if kind_of(part) == "tool-result"}
+    parts = parse_content(content, f"{where}.content", partial(_part, role, inside))
+    return Message(ROLES[role], tuple(parts), **own)
 
 
 def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
-    """What to send for a message that did not come in this dialect, and what could not be said in it."""
-    lost = ["the author's name"] if message.name and message.role != "tool" else []
+    """The messages to send for a message of another dialect, and what they cannot express of it."""
+    lost = lost_name(message)
     role = "user" if message.role == "tool" else message.role
-    answers: list[Any] = []
+    results: list[Any] = []
     said: list[Any] = []
-    for part in sayable(message, lost) if role == "system" else worded(message):
+    for part in expressible(message, lost) if role == "system" else with_summary_texts(message):
         if isinstance(part, ToolResult) or (isinstance(part, Opaque) and message.role == "tool"):
-            answers += render_part(part, "tool", lost)
+            results += render_part(part, "tool", lost)
         else:
             said += render_part(part, role, lost)
-    rendered: list[dict[str, Any]] = [{"role": "tool", "content": answers}] if answers else []
-    if said or not (answers or lost):
-        texts = [part.text for part in message.parts if isinstance(part, Text)]
-        plain = role == "system" or len(said) == len(texts) <= 1
-        whole = {"role": role, "content": "".join(texts) if plain else said}
-        rendered = [whole, *rendered] if role == "assistant" else [*rendered, whole]
-    return rendered, lost
+    answer = [{"role": "tool", "content": results}] if results else []
+    if not said and (results or lost):
+        return answer, lost
+    texts = [part.text for part in message.parts if isinstance(part, Text)]
+    is_text = role == "system" or len(said) == len(texts) <= 1
+    whole = {"role": role, "content": "".join(texts) if is_text else said}
+    return with_results(message, [whole], answer), lost
 
 
 def render_part(part: Part, role: str, lost: list[str]) -> list[Any]:
-    """A part of a message of this role: one block, or none where `lost` now names it."""
+    """The block of a part in a message of this role, or none if `lost` names it."""
     match part:
         case ToolResult():
             return [_render_result(part, lost)]
@@ -98,18 +93,24 @@ def render_part(part: Part, role: str, lost: list[str]) -> list[Any]:
         case Reasoning(text=text) if role == "assistant":
             return [{"type": "reasoning", "text": text}]
         case ToolCall(call_id=id, tool=tool, input=text):
-            return [{"type": "tool-call", "toolCallId": tool_id(id), "toolName": tool, "input": _read(text)}]
+            return [
+                {
+                    "type": "tool-call",
+                    "toolCallId": tool_id(id),
+                    "toolName": tool,
+                    "input": json_or(text, text),
+                }
+            ]
         case Media(kind="image", url=url, data=data, mime=mime) if role == "user":
             return [{"type": "image", "image": url or data} | ({"mediaType": mime} if mime else {})]
         case Media(url=url, data=data, name=name):
             named = {"filename": name} if name else {}
             return [{"type": "file", "data": url or data, "mediaType": _mime(part)} | named]
-    return rest_of(part, DIALECT, lost)
+    return render_rest(part, DIALECT, lost)
 
 
 def tool_id(id: str) -> str:
-    """The same id; one that stands for it where it is empty, or told apart from another."""
-    return id if id and ID_SEPARATOR not in id else id_within(id, 1, "")
+    return fitting_id(id)
 
 
 def results(value: dict[str, Any]) -> list[int]:
@@ -119,7 +120,7 @@ def results(value: dict[str, Any]) -> list[int]:
     return [n for n, block in enumerate(blocks) if kind_of(block) == "tool-result"]
 
 
-def _part(value: Any, where: str, role: str, inside: set[str | None]) -> Part:
+def _part(role: str, inside: set[str | None], value: Any, where: str) -> Part:
     expect(value, dict, where)
     match value:
         case {"type": "tool-call"} if role == "assistant":
@@ -151,19 +152,21 @@ def _inner(value: dict[str, Any]) -> Text | Media | Opaque:
 
 
 def _media(value: dict[str, Any]) -> Media | None:
-    """The many ways in which versions of the SDK say where a file is; None for references and bytes."""
+    """The file of a part as versions of the SDK write it; None for references and bytes."""
     source: Any = next((value[field] for field in ("data", "image", "url") if field in value), None)
     match source:
         case {"type": "data", "data": str(found)} | {"type": "url", "url": str(found)} | str(found):
             pass
         case _:
             return None
-    mime, name = value.get("mediaType") or value.get("mimeType"), value.get("filename")
-    mime, name = mime if isinstance(mime, str) else None, name if isinstance(name, str) else None
+    mime = text_field(value, "mediaType", "mimeType")
+    name = text_field(value, "filename")
     top = "image" if value["type"].startswith("image") else (mime or "").partition("/")[0]
-    kind: Literal["image", "audio", "file"] = (
-        "image" if top == "image" else "audio" if top == "audio" else "file"
-    )
+    kind: Literal["image", "audio", "file"] = "file"
+    if top == "image":
+        kind = "image"
+    elif top == "audio":
+        kind = "audio"
     return Media(kind, found, None, mime, name) if ":" in found else Media(kind, None, found, mime, name)
 
 
@@ -177,7 +180,7 @@ def _result(value: dict[str, Any], where: str) -> ToolResult:
 
 
 def _output(value: Any, where: str) -> tuple[str | tuple[Text | Media | Opaque, ...], bool]:
-    """What a tool said, and whether it is an error. What has none of the SDK's shapes is JSON text."""
+    """The output of a tool, and whether it is an error. Anything that is not the SDK's becomes JSON text."""
     match value:
         case str(text) | {"type": "text", "value": str(text)}:
             return text, False
@@ -226,16 +229,7 @@ def _mime(media: Media) -> str:
     mime = (media.inline or (media.mime,))[0] or media.mime
     if mime and "/" not in mime and media.kind != "file":
         return f"{media.kind}/{mime}"
-    return (
-        mime or {"image": "image/png", "audio": "audio/wav", "file": "application/octet-stream"}[media.kind]
-    )
-
-
-def _read(text: str) -> Any:
-    try:
-        return read_json(text)
-    except (ValueError, RecursionError):
-        return text
+    return mime or DEFAULT_MIMES[media.kind]
 
 
 def repair(messages: Sequence[dict[str, Any]], **_: Any) -> RepairedMessages:
@@ -274,7 +268,7 @@ def _with_id_of(part: Any, where: str, notices: list[str]) -> Any:
 
 
 def _once(parts: list[Any], where: str, notices: list[str]) -> list[Any]:
-    """Without a second call of the same id."""
+    """Leave out a second call with the same id."""
     seen: set[str] = set()
     kept: list[Any] = []
     for part in parts:
@@ -288,7 +282,7 @@ def _once(parts: list[Any], where: str, notices: list[str]) -> list[Any]:
 
 
 def _run_by_the_provider(parts: list[Any], where: str, notices: list[str]) -> list[Any]:
-    """A result in the assistant's own message answers a call in it, which says that the provider ran it."""
+    """Mark a call that has its result in the same message as run by the provider."""
     calls = {_id_of(part, "tool-call") for part in parts}
     answered = {_id_of(part, "tool-result") for part in parts} - {None}
     kept: list[Any] = []

@@ -5,9 +5,10 @@
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from refold.core.codec import dumps, read_json
+from refold.core.codec import dumps
 from refold.core.errors import MessageError
 from refold.core.message import (
     CompactionMarker,
@@ -25,70 +26,71 @@ from refold.dialects.dialect import Dialect, RepairedMessages
 from refold.dialects.shape import (
     EMPTY,
     expect,
-    expect_parts,
-    id_within,
+    expect_one_of,
+    expressible,
+    fitting_id,
     is_blank,
+    json_or,
     kind_of,
-    named,
+    lost_name,
     own_facts,
+    parse_content,
+    render_rest,
     repeated,
-    rest_of,
-    sayable,
+    text_field,
+    with_results,
 )
 
 DIALECT = "anthropic"
 ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
 THINKING = ("thinking", "redacted_thinking")
 BEGIN = "[refold: the conversation goes on here]"
-"""Stands first where a conversation must begin with the user and does not."""
+"""Text of a user message that is put before a conversation that begins otherwise."""
 GO_ON = "[refold: go on]"
 MAX_MARKS = 4
 IDS = {"tool_use": "id", "tool_result": "tool_use_id"}
-"""Where blocks say which call they are, or answer."""
+"""The field of a block with the id of its call."""
 
 
 def parse(value: Any, where: str = "message") -> Message:
-    """The message in `value`, or the system text in `{"system": …}`; unknown blocks stay as they are.
+    """The message in `value`, or the system text in `{"system": …}`; unknown blocks are kept as they are.
 
     Raises:
-        MessageError: it is no message; says which field of which message.
+        MessageError: the value is neither; names the message and the field.
     """
     expect(value, dict, where)
     if "system" in value and "role" not in value:
-        parts = _content(value["system"], f"{where}.system", "system")
+        parts = parse_content(value["system"], f"{where}.system", partial(_block, "system"))
         return Message("system", tuple(parts), **own_facts(value))
-    role = named(value.get("role"), ROLES, f"{where}.role")
+    role = expect_one_of(value.get("role"), ROLES, f"{where}.role")
     if "content" not in value:
         raise MessageError(f"{where}.content", "a message has content: a text or a list of blocks")
-    parts = _content(value["content"], f"{where}.content", role)
+    parts = parse_content(value["content"], f"{where}.content", partial(_block, role))
     only_results = parts and all(isinstance(part, ToolResult) for part in parts)
     return Message("tool" if only_results else ROLES[role], tuple(parts), **own_facts(value))
 
 
 def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
-    """What to send for a message that did not come in this dialect, and what could not be said in it."""
-    lost = ["the author's name"] if message.name and message.role != "tool" else []
+    """The messages to send for a message of another dialect, and what they cannot express of it."""
+    lost = lost_name(message)
     said: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
-    for part in sayable(message, lost):
+    for part in expressible(message, lost):
         match part:
-            case ToolCall():
-                calls.append(_render_call(part))
+            case ToolCall(call_id=id, tool=tool, input=input):
+                calls.append({"type": "tool_use", "id": tool_id(id), "name": tool, "input": as_object(input)})
             case ToolResult():
                 results.append(_render_result(part, lost))
             case _:
                 said += _render_part(part, lost)
-    rendered: list[dict[str, Any]] = []
-    if results:
-        rendered.append({"role": "user", "content": results})
-    if said or calls or not (results or lost):
-        plain = not calls and len(said) == 1 and kind_of(said[0]) == "text"
-        content = said[0]["text"] if plain else [*said, *calls]
-        role = "user" if message.role == "tool" else message.role
-        whole = {"role": role, "content": content}
-        rendered = [whole, *rendered] if message.role == "assistant" else [*rendered, whole]
-    return rendered, lost
+    answer = [{"role": "user", "content": results}] if results else []
+    if not (said or calls) and (results or lost):
+        return answer, lost
+    is_text = not calls and len(said) == 1 and kind_of(said[0]) == "text"
+    content = said[0]["text"] if is_text else [*said, *calls]
+    role = "user" if message.role == "tool" else message.role
+    return with_results(message, [{"role": role, "content": content}], answer), lost
 
 
 def results(value: dict[str, Any]) -> list[int]:
@@ -97,18 +99,9 @@ def results(value: dict[str, Any]) -> list[int]:
     return [n for n, block in enumerate(blocks) if kind_of(block) == "tool_result"]
 
 
-def _content(value: Any, where: str, role: str) -> list[Part]:
-    if isinstance(value, str):
-        return [Text(value)]
-    expect_parts(value, where)
-    return [_block(block, f"{where}[{n}]", role) for n, block in enumerate(value)]
-
-
-def _block(value: Any, where: str, role: str) -> Part:
+def _block(role: str, value: Any, where: str) -> Part:
     expect(value, dict, where)
     match value:
-        case {"type": "text", "text": str(text)}:
-            return Text(text)
         case {"type": "thinking", "thinking": str(text)}:
             return Reasoning(text)
         case {"type": "tool_use"}:
@@ -123,19 +116,18 @@ def _block(value: Any, where: str, role: str) -> Part:
             return _result(value, where)
         case {"type": "compaction"}:
             return CompactionMarker(value)
-        case _:
-            return _media(value) or Opaque(value, DIALECT)
+    return _inner(value, where)
 
 
 def _result(value: dict[str, Any], where: str) -> ToolResult:
-    id, content = value.get("tool_use_id"), value.get("content")
+    id = value.get("tool_use_id")
+    content = value.get("content")
     expect(id, str, f"{where}.tool_use_id")
-    error = value.get("is_error") is True
+    is_error = value.get("is_error") is True
     if content is None or isinstance(content, str):
-        return ToolResult(str(id), content or "", is_error=error)
+        return ToolResult(str(id), content or "", is_error=is_error)
     expect(content, list, f"{where}.content")
-    blocks = [_inner(block, f"{where}.content[{n}]") for n, block in enumerate(content)]
-    return ToolResult(str(id), tuple(blocks), is_error=error)
+    return ToolResult(str(id), tuple(parse_content(content, f"{where}.content", _inner)), is_error=is_error)
 
 
 def _inner(value: Any, where: str) -> Text | Media | Opaque:
@@ -143,8 +135,7 @@ def _inner(value: Any, where: str) -> Text | Media | Opaque:
     match value:
         case {"type": "text", "text": str(text)}:
             return Text(text)
-        case _:
-            return _media(value) or Opaque(value, DIALECT)
+    return _media(value) or Opaque(value, DIALECT)
 
 
 def _media(value: dict[str, Any]) -> Media | None:
@@ -154,15 +145,10 @@ def _media(value: dict[str, Any]) -> Media | None:
         case {"type": "image", "source": {"type": "url", "url": str(url)}}:
             return Media("image", url=url)
         case {"type": "document", "source": {"type": "base64", "data": str(data), "media_type": str(mime)}}:
-            return Media("file", data=data, mime=mime, name=_title(value))
+            return Media("file", data=data, mime=mime, name=text_field(value, "title"))
         case {"type": "document", "source": {"type": "url", "url": str(url)}}:
-            return Media("file", url=url, name=_title(value))
+            return Media("file", url=url, name=text_field(value, "title"))
     return None
-
-
-def _title(value: dict[str, Any]) -> str | None:
-    title = value.get("title")
-    return title if isinstance(title, str) else None
 
 
 def _render_part(part: Part, lost: list[str]) -> list[dict[str, Any]]:
@@ -174,7 +160,7 @@ def _render_part(part: Part, lost: list[str]) -> list[dict[str, Any]]:
             if block is None:
                 lost.append(f"a {part.kind} that is no image and no PDF")
             return [block] if block else []
-    return rest_of(part, DIALECT, lost)
+    return render_rest(part, DIALECT, lost)
 
 
 def _render_media(media: Media) -> dict[str, Any] | None:
@@ -189,15 +175,6 @@ def _render_media(media: Media) -> dict[str, Any] | None:
     return {"type": kind, "source": {"type": "url", "url": media.url}} | title
 
 
-def _render_call(call: ToolCall) -> dict[str, Any]:
-    return {
-        "type": "tool_use",
-        "id": tool_id(call.call_id),
-        "name": call.tool,
-        "input": as_object(call.input),
-    }
-
-
 def _render_result(result: ToolResult, lost: list[str]) -> dict[str, Any]:
     output = result.output
     block: dict[str, Any] = {"type": "tool_result", "tool_use_id": tool_id(result.call_id)}
@@ -209,21 +186,17 @@ def _render_result(result: ToolResult, lost: list[str]) -> dict[str, Any]:
 
 
 def as_object(text: str) -> dict[str, Any]:
-    """A call's input, which must be an object here whatever the model wrote."""
-    try:
-        value = read_json(text)
-    except (ValueError, RecursionError):
-        value = text
+    """The input of a call, which must be an object whatever the model wrote."""
+    value = json_or(text, text)
     return value if isinstance(value, dict) else {"input": value}
 
 
 def tool_id(id: str) -> str:
-    """The same id in letters that are allowed here."""
-    return id_within(id, 64, "-_")
+    return fitting_id(id, 64, "-_")
 
 
 def system_of(contents: Sequence[Any]) -> Any:
-    """System text to send apart, from the content of one or several messages."""
+    """The value of the system field for the content of one or several messages."""
     if len(contents) <= 1:
         return contents[0] if contents else None
     return [block for content in contents for block in as_blocks(content)]
@@ -234,7 +207,7 @@ def as_blocks(content: Any) -> list[Any]:
 
 
 def as_user(message: dict[str, Any]) -> dict[str, Any]:
-    """System text in the midst of a conversation, as something that the user may say."""
+    """A system message between others as a user message."""
     blocks = as_blocks(message.get("content") or [])
     return {"role": "user", "content": [{"type": "text", "text": "[system]"}, *blocks]}
 
@@ -244,7 +217,7 @@ def repair(
 ) -> RepairedMessages:
     """Messages that the API accepts one by one.
 
-    `marks` is how many cache marks stand outside the messages.
+    `marks` is the number of cache marks outside the messages.
     """
     notices: list[str] = []
     repaired = _served(_addressed(messages, notices), notices)
@@ -269,7 +242,7 @@ def with_call_ids(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]
 
 
 def _addressed(messages: Sequence[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
-    """System text stays between messages only where it follows the user and the user does not follow it."""
+    """Keep system messages only after a user message that no user message follows."""
     said = [n for n, message in enumerate(messages) if message.get("role") != "system"]
     new = list(messages)
     for n, message in enumerate(messages):
@@ -285,7 +258,7 @@ def _addressed(messages: Sequence[dict[str, Any]], notices: list[str]) -> list[d
 
 
 def _served(messages: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
-    """A server tool's use and its result stay together; the newest use may still wait for its result."""
+    """Keep the use and the result of a server tool together; the newest use may still have no result."""
     used = {id for message in messages for kind, id in _server_ids(message) if kind == "use"}
     answered = {id for message in messages for kind, id in _server_ids(message) if kind == "result"}
     last = max((n for n, message in enumerate(messages) if message.get("role") == "assistant"), default=-1)
@@ -318,7 +291,7 @@ def _server_id(block: Any) -> tuple[str, Any]:
 
 
 def _thought(messages: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
-    """Thinking is signed, and stands first in the newest turn that uses tools."""
+    """Keep thinking if it is signed and, in the newest turn that uses tools, comes first."""
     new = [_signed(message, f"messages[{n}]", notices) for n, message in enumerate(messages)]
     last = max((n for n, message in enumerate(new) if message.get("role") == "assistant"), default=-1)
     first = last
@@ -399,7 +372,7 @@ def _is_blank_text(block: Any) -> bool:
 
 
 def _once(blocks: list[Any], where: str, notices: list[str]) -> list[Any]:
-    """Without a second call, or a second result, of the same id; of results the last one counts."""
+    """Leave out repeated calls and results of one id; the last result counts."""
     ids = [_id(block) for block in blocks]
     first = repeated(ids)
     last = repeated(ids[::-1])[::-1]
@@ -424,7 +397,7 @@ def _id(block: Any) -> tuple[str, Any]:
 def _in_order(
     blocks: list[Any], kinds: tuple[str, ...], first: bool, where: str, notices: list[str]
 ) -> list[Any]:
-    """Results stand before what the user says, calls after what the assistant says."""
+    """Put results before other content of the user, and calls after other content of the assistant."""
     ordered = sorted(blocks, key=lambda block: (kind_of(block) in kinds) != first)
     if ordered != blocks:
         notices.append(f"{where}: its blocks are put in the order that the API wants")
@@ -432,7 +405,7 @@ def _in_order(
 
 
 def _unmarked(messages: list[dict[str, Any]], most: int, notices: list[str]) -> list[dict[str, Any]]:
-    """Without the oldest cache marks beyond the most that a request may have."""
+    """Leave out the first cache marks beyond the number that a request may have."""
     extra = max(0, sum(_marks(message.get("content")) for message in messages) - max(0, most))
     if not extra:
         return messages
@@ -445,13 +418,13 @@ def _unmarked(messages: list[dict[str, Any]], most: int, notices: list[str]) -> 
 
 
 def _marks(content: Any) -> int:
-    """Those on blocks, and on blocks inside them."""
+    """The number of cache marks on blocks and on blocks inside them."""
     blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
     return sum((block.get("cache_control") is not None) + _marks(block.get("content")) for block in blocks)
 
 
 def _without_marks(content: Any, extra: int) -> tuple[Any, int]:
-    """The same without the first ones, and how many are still to go."""
+    """The content without its first marks, and how many are still to be left out."""
     if not extra or not _marks(content):
         return content, extra
     new: list[Any] = []

@@ -3,9 +3,9 @@
 >>> parse({"role": "assistant", "content": '[{"type": "text", "text": "Hello"}]'}).text
 'Hello'
 
-JSON text is opened only where it can hardly be anything else: a JSON string, an object with `text` alone, or
-a list of typed parts in the shapes of the AI SDK (model or UI messages), Anthropic or OpenAI. What a tool
-said is opened only where it is a list of results. Any other JSON is what somebody said.
+JSON text is parsed only where it can hardly be anything else: a JSON string, an object with nothing but
+`text`, or a list of typed parts as the AI SDK (model or UI messages), Anthropic or OpenAI have them. The
+output of a tool is parsed only if it is a list of results. Any other JSON stays text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from refold.core.codec import dumps, read_json
+from refold.core.codec import dumps
 from refold.core.errors import MessageError
 from refold.core.message import (
     CompactionMarker,
@@ -30,7 +30,7 @@ from refold.core.message import (
 )
 from refold.dialects import ai_sdk, anthropic, openai_chat, openai_responses
 from refold.dialects.dialect import Dialect
-from refold.dialects.shape import expect, kind_of, named, own_facts
+from refold.dialects.shape import expect, expect_one_of, json_or, kind_of, own_facts, text_field
 
 DIALECT = "flat"
 ROLES: dict[str, Role] = {
@@ -44,20 +44,20 @@ ROLES: dict[str, Role] = {
     "function": "tool",
 }
 SAYS = {"tool-call": "assistant", "tool_use": "assistant", "reasoning": "assistant", "tool-result": "tool"}
-"""Whose part it is, where its dialect takes it from nobody else."""
+"""The role of a part that its dialect accepts from no other role."""
 ASKED = ("input", "args", "arguments", "rawInput")
 
 
 def parse(value: Any, where: str = "message") -> Message:
-    """The message in a record. What is not understood stays text, or is kept as it is.
+    """The message in a record. Unknown content stays text, and unknown parts are kept as they are.
 
     Raises:
-        MessageError: it is no record, or nobody's.
+        MessageError: the value is not a record, or has no known role.
     """
     expect(value, dict, where)
-    role = ROLES[named(value.get("role"), ROLES, f"{where}.role")]
-    name = _text(value, "name")
-    call, tool = _text(value, "tool_call_id", "toolCallId"), _text(value, "tool_name", "toolName")
+    role = ROLES[expect_one_of(value.get("role"), ROLES, f"{where}.role")]
+    name = text_field(value, "name")
+    call, tool = text_field(value, "tool_call_id", "toolCallId"), text_field(value, "tool_name", "toolName")
     is_ui = isinstance(value.get("parts"), list)
     content = value["parts"] if is_ui else value.get("content")
     is_result = role == "tool" and call is not None
@@ -72,15 +72,15 @@ def parse(value: Any, where: str = "message") -> Message:
         "tool" if is_answer else role,
         tuple(parts),
         name=name if role != "tool" else None,
-        model=_text(value, "model", "model_id", "modelId"),
-        finish=_text(value, "finish_reason", "finishReason"),
+        model=text_field(value, "model", "model_id", "modelId"),
+        finish=text_field(value, "finish_reason", "finishReason"),
         summary=_first(value, "is_summary", "isSummary") is True,
         **own_facts(value),
     )
 
 
 def steps(message: Message) -> list[Message]:
-    """A turn that was stored in one record, cut where the model spoke again; only the first keeps the id."""
+    """The steps of a turn that is stored in one record; only the first keeps the id."""
     groups: list[list[Part]] = [[]]
     for part in message.parts:
         has_results = any(isinstance(before, ToolResult) for before in groups[-1])
@@ -97,7 +97,7 @@ def steps(message: Message) -> list[Message]:
 
 
 def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
-    """The record of a message: its text where that is all there is, else the JSON text of its parts."""
+    """The record of a message: its text if it has nothing else, or the JSON text of its parts."""
     lost: list[str] = []
     record: dict[str, Any] = {"role": message.role, "content": None}
     match message.parts:
@@ -115,7 +115,7 @@ def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def results(value: dict[str, Any]) -> list[int]:
-    """Which blocks of its content are tool results and nothing else; none where content is JSON text."""
+    """Indices of its tool results; none if the content is JSON text."""
     content = value.get("content")
     blocks = content if isinstance(content, list) and "parts" not in value else []
     if not all(map(kind_of, blocks)):
@@ -145,7 +145,7 @@ def _parts(content: Any) -> list[Part]:
 
 
 def _results(content: Any, call: str, tool: str | None) -> list[Part]:
-    """What a tool said: in one result, or in a list of them."""
+    """The output of a tool: one result, or a list of them."""
     values = _read(content) if isinstance(content, str) else content
     if not isinstance(values, list) or not all(map(kind_of, values)):
         return [ToolResult(call, _written(content), tool)]
@@ -158,7 +158,7 @@ def _results(content: Any, call: str, tool: str | None) -> list[Part]:
 
 
 def _part(value: dict[str, Any], theirs: Sequence[Any] = ()) -> list[Part]:
-    """The part in a value, whatever dialect it is from; `theirs` are calls that the provider answers."""
+    """The parts of a value of any dialect; `theirs` are calls that the provider executes."""
     kind = kind_of(value) or ""
     match value:
         case {"toolCallId": str(id)} if id in theirs:
@@ -186,7 +186,7 @@ def _part(value: dict[str, Any], theirs: Sequence[Any] = ()) -> list[Part]:
 
 
 def _invocation(call: Any, value: Any) -> list[Part]:
-    """A call as UI messages have it: with its result, once that is there."""
+    """A call of a UI message, with its result if it has one."""
     found = _call(call)
     if not isinstance(found, ToolCall) or call.get("state") in ("partial-call", "input-streaming"):
         return [Opaque(value, DIALECT)]
@@ -202,7 +202,7 @@ def _invocation(call: Any, value: Any) -> list[Part]:
 
 
 def _call(value: Any) -> Part:
-    """A call as rows have it: in OpenAI's shape, the AI SDK's, or with its fields side by side."""
+    """A call of a row: as OpenAI or the AI SDK have it, or with its fields side by side."""
     match value:
         case {"id": str(id), "function": {"name": str(name)} as function}:
             return ToolCall(id, name, _written(function.get("arguments")))
@@ -235,12 +235,7 @@ def _render_part(part: Part, lost: list[str]) -> Any:
 
 def _read(text: str) -> Any:
     """The JSON in a text; None if it has none."""
-    if not text.lstrip().startswith(("[", "{", '"')):
-        return None
-    try:
-        return read_json(text)
-    except (ValueError, RecursionError):
-        return None
+    return json_or(text, None) if text.lstrip().startswith(("[", "{", '"')) else None
 
 
 def _written(value: Any) -> str:
@@ -254,11 +249,6 @@ def _list(value: Any) -> list[Any]:
 
 def _first(value: Mapping[str, Any], *fields: str) -> Any:
     return next((value[field] for field in fields if value.get(field) is not None), None)
-
-
-def _text(value: Mapping[str, Any], *fields: str) -> str | None:
-    found = _first(value, *fields)
-    return found if isinstance(found, str) else None
 
 
 FLAT = Dialect(DIALECT, parse, render, results=results, declare_tool=openai_chat.declare_tool)

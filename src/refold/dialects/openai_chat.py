@@ -10,32 +10,23 @@ from typing import Any
 
 from refold.core.codec import dumps
 from refold.core.errors import MessageError
-from refold.core.message import (
-    Media,
-    Message,
-    Opaque,
-    Part,
-    Role,
-    StepStart,
-    Text,
-    ToolCall,
-    ToolResult,
-)
-from refold.core.pairing import ID_SEPARATOR
+from refold.core.message import Media, Message, Opaque, Part, Role, StepStart, Text, ToolCall, ToolResult
 from refold.dialects.dialect import Dialect, RepairedMessages
 from refold.dialects.shape import (
     EMPTY,
     OWN,
+    data_url,
     expect,
-    expect_parts,
-    id_within,
+    expect_one_of,
+    expressible,
+    fitting_id,
     kind_of,
     name_of,
-    named,
     own_facts,
+    parse_content,
+    render_rest,
     repeated,
-    rest_of,
-    sayable,
+    with_results,
 )
 
 DIALECT = "openai-chat"
@@ -45,9 +36,9 @@ READ = {
     "call": ("id", "type", "function", "custom"),
     "function": ("name", "arguments"),
 }
-"""Fields that become parts; others are sent along as they came."""
+"""Fields that are in the parts of a message; others are sent as they came."""
 LONG_ID = 64
-"""Characters of an id that cost next to nothing."""
+"""Characters; a longer id is counted."""
 MAX_CALLS = 128
 MAX_CHARS = 10_485_760
 ROLES: dict[str, Role] = {
@@ -60,63 +51,60 @@ ROLES: dict[str, Role] = {
 
 
 def parse(value: Any, where: str = "message") -> Message:
-    """The message in `value`; parts that we do not know are kept as they are.
+    """The message in `value`; parts of unknown types are kept as they are.
 
     Raises:
-        MessageError: it is no message; says which field of which message.
+        MessageError: the value is not a message; names the message and the field.
     """
     if not isinstance(value, dict):
         raise MessageError(where, f"a message is an object, not {name_of(value)}")
-    role = named(value.get("role"), ROLES, f"{where}.role")
+    role = expect_one_of(value.get("role"), ROLES, f"{where}.role")
     name = value.get("name")
     expect(name, str | None, f"{where}.name")
     for field, only in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
         if role != only and value.get(field) is not None:
             raise MessageError(f"{where}.{field}", f"only a message of the role {only} has it")
-    parts = _content(value.get("content"), f"{where}.content")
-    if isinstance(refusal := value.get("refusal"), str) and not parts:
-        parts = [Text(refusal)]
+    content = value.get("content")
+    inner = [] if content is None else parse_content(content, f"{where}.content", _part)
+    if isinstance(refusal := value.get("refusal"), str) and not inner:
+        inner = [Text(refusal)]
+    parts: list[Part] = [*inner]
     if role == "tool":
         id = value.get("tool_call_id")
         expect(id, str, f"{where}.tool_call_id")
-        plain = value.get("content")
-        output = plain if isinstance(plain, str) else tuple(parts)
-        parts = [ToolResult(str(id), output, name)]  # type: ignore[arg-type]
+        parts = [ToolResult(str(id), content if isinstance(content, str) else tuple(inner), name)]
     if role == "assistant":
         parts += _calls(value.get("tool_calls"), f"{where}.tool_calls")
     return Message(ROLES[role], tuple(parts), name=name, **own_facts(value))
 
 
 def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
-    """What to send for a message that did not come in this dialect, and what could not be said in it.
-
-    A tool message for each result.
-    """
+    """The messages to send for a message of another dialect, and what they cannot express of it."""
     lost: list[str] = []
     results = [_render_result(part, lost) for part in message.results]
-    said: dict[str, Any] = {"role": "user" if message.role == "tool" else message.role}
-    said_parts = sayable(message, lost)
-    parts = [part for part in said_parts if not isinstance(part, ToolCall | ToolResult | StepStart)]
+    parts = [
+        part for part in expressible(message, lost) if not isinstance(part, ToolCall | ToolResult | StepStart)
+    ]
     calls = [_render_call(call) for call in message.calls]
+    said: dict[str, Any] = {"role": "user" if message.role == "tool" else message.role}
     if all(isinstance(part, Text) for part in parts):
         text = "\n\n".join(part.text for part in parts if isinstance(part, Text))
         said["content"] = text if text or not calls else None
     else:
         content = [inner for part in parts for inner in _render_part(part, lost)]
-        plain = all(kind_of(inner) == "text" for inner in content)
-        said["content"] = "\n\n".join(inner["text"] for inner in content) or None if plain else content
+        is_text = all(kind_of(inner) == "text" for inner in content)
+        said["content"] = "\n\n".join(inner["text"] for inner in content) or None if is_text else content
     if message.name and message.role != "tool":
         said["name"] = message.name
     if calls:
         said["tool_calls"] = calls
-    is_there = bool(said.get("content") or calls or not (results or lost))
-    if not is_there:
+    if not (said.get("content") or calls) and (results or lost):
         return results, lost
-    return ([said, *results] if message.role == "assistant" else [*results, said]), lost
+    return with_results(message, [said], results), lost
 
 
 def unread(value: dict[str, Any]) -> list[Any]:
-    """What is sent with a message beside what `parse` reads of it; it takes tokens as well."""
+    """What is sent with a message and takes tokens, but is in no part of it."""
     content, calls = value.get("content"), value.get("tool_calls") or ()
     parts = content if isinstance(content, list) else []
     rest = [_but(value, "message")]
@@ -131,16 +119,7 @@ def _but(value: dict[str, Any], read: str) -> dict[str, Any]:
     return {key: inner for key, inner in value.items() if inner and key not in READ[read]}
 
 
-def _content(value: Any, where: str) -> list[Part]:
-    if value is None:
-        return []
-    if isinstance(value, str):
-        return [Text(value)]
-    expect_parts(value, where)
-    return [_part(part, f"{where}[{i}]") for i, part in enumerate(value)]
-
-
-def _part(value: Any, where: str) -> Part:
+def _part(value: Any, where: str) -> Text | Media | Opaque:
     expect(value, dict, where)
     match value:
         case {"type": "text", "text": str(text)}:
@@ -172,24 +151,21 @@ def _render_part(part: Part, lost: list[str]) -> list[Any]:
     match part:
         case Text(text=text):
             return [{"type": "text", "text": text}]
-        case Media(kind="image", url=url):
-            mime, data = part.inline or ("", "")
-            source = f"data:{mime or 'image/png'};base64,{data}" if data else url
-            return [{"type": "image_url", "image_url": {"url": source}}]
+        case Media(kind="image"):
+            return [{"type": "image_url", "image_url": {"url": data_url(part, "image/png")}}]
         case Media(kind="audio", data=str(data), mime=mime):
             return [{"type": "input_audio", "input_audio": {"data": data, "format": _sound(mime)}}]
         case Media(kind="file", name=name) if part.inline:
-            mime, data = part.inline
-            source = f"data:{mime or 'application/pdf'};base64,{data}"
-            return [{"type": "file", "file": {"file_data": source, "filename": name or "file"}}]
+            file = {"file_data": data_url(part, "application/pdf"), "filename": name or "file"}
+            return [{"type": "file", "file": file}]
         case Media(kind=kind):
             lost.append(f"a {kind} that is only a URL")
             return []
-    return rest_of(part, DIALECT, lost)
+    return render_rest(part, DIALECT, lost)
 
 
 def _sound(mime: str | None) -> str:
-    return {"audio/mpeg": "mp3", "audio/mp3": "mp3", "mp3": "mp3"}.get(mime or "", "wav")
+    return "mp3" if mime in ("audio/mpeg", "audio/mp3", "mp3") else "wav"
 
 
 def _render_call(call: ToolCall) -> dict[str, Any]:
@@ -198,7 +174,7 @@ def _render_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _render_result(result: ToolResult, lost: list[str]) -> dict[str, Any]:
-    """The text of it: the API takes nothing else from a tool."""
+    """A tool message with the text of the result: the API accepts nothing else from a tool."""
     lost += ["that a result is an error"] if result.is_error else []
     texts: list[str] = []
     for part in (Text(result.output),) if isinstance(result.output, str) else result.output:
@@ -214,8 +190,7 @@ def _render_result(result: ToolResult, lost: list[str]) -> dict[str, Any]:
 
 
 def tool_id(id: str) -> str:
-    """The same id, or one that stands for it where it is too long, empty, or told apart from another."""
-    return id if 0 < len(id) <= 40 and ID_SEPARATOR not in id else id_within(id, 40, "")
+    return fitting_id(id, 40)
 
 
 def repair(messages: Sequence[dict[str, Any]], **_: Any) -> RepairedMessages:
@@ -278,7 +253,7 @@ def _shortened(text: str) -> str:
 
 
 def _in_batches(messages: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
-    """Calls beyond the most that a message may have go into messages of their own, with their results."""
+    """Split a message with more calls than the API accepts, each part followed by its results."""
     result: list[dict[str, Any]] = []
     n = 0
     while n < len(messages):

@@ -22,20 +22,21 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.core.pairing import ID_SEPARATOR
 from refold.dialects.dialect import Dialect, RepairedMessages
 from refold.dialects.shape import (
     EMPTY,
     OWN,
+    data_url,
     expect,
-    expect_parts,
-    id_within,
+    expect_one_of,
+    expressible,
+    fitting_id,
     is_blank,
     kind_of,
-    named,
+    lost_name,
     own_facts,
-    rest_of,
-    sayable,
+    parse_content,
+    render_rest,
     stands_apart,
 )
 
@@ -47,9 +48,9 @@ ROLES: dict[str, Role] = {
     "assistant": "assistant",
 }
 HAVE_ERRORS = ("image_generation_call", "mcp_call", "mcp_list_tools")
-"""Items that have an `error` of the API's."""
+"""Items with an `error` field of the API."""
 INPUT = ("action", "arguments", "input", "operation")
-"""Where the different calls keep what they ask for."""
+"""Fields with the arguments of the different calls."""
 RESULTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "function_call": lambda text: {"type": "function_call_output", "output": text},
     "custom_tool_call": lambda text: {"type": "custom_tool_call_output", "output": text},
@@ -64,23 +65,22 @@ RESULTS: dict[str, Callable[[str], dict[str, Any]]] = {
         "output": [{"stdout": "", "stderr": text, "outcome": {"type": "exit", "exit_code": 1}}],
     },
 }
-"""What a result says of a call that never returned one."""
+"""The result of a call that has none, by the type of the call, with a text that says so."""
 PREFIXES = {"function_call": "fc_", "message": "msg_", "reasoning": "rs_"}
 
 
 def parse(value: Any, where: str = "message") -> Message:
-    """The message in an item, in a list of items that the model said together, or in `{"instructions": …}`.
+    """The message in an item, in the list of items of one reply, or in `{"instructions": …}`.
 
     Raises:
-        MessageError: it is no item; says which field of which one.
+        MessageError: the value is none of these; names the item and the field.
     """
     if isinstance(value, list):
         said = [parse(item, f"{where}[{n}]") for n, item in enumerate(value)]
         if not said or {message.role for message in said} != {"assistant"}:
-            raise MessageError(where, "only what the model said in one answer stands together")
-        first = said[0]
+            raise MessageError(where, "a list of items must be one reply of the model")
         parts = tuple(part for message in said for part in message.parts)
-        return Message("assistant", parts, meta=first.meta, error=first.error)
+        return Message("assistant", parts, meta=said[0].meta, error=said[0].error)
     expect(value, dict, where)
     if stands_apart(value, "instructions"):
         expect(value["instructions"], str, f"{where}.instructions")
@@ -89,56 +89,57 @@ def parse(value: Any, where: str = "message") -> Message:
 
 
 def role_of(item: dict[str, Any], where: str = "item") -> Role:
-    """Who says an item."""
     if stands_apart(item, "instructions"):
         return "system"
     kind = item.get("type", "message")
     expect(kind, str, f"{where}.type")
     if kind == "message" or "role" in item:
-        return ROLES[named(item.get("role"), ROLES, f"{where}.role")]
-    return "tool" if _answers(item) or kind.endswith("_response") else "assistant"
+        return ROLES[expect_one_of(item.get("role"), ROLES, f"{where}.role")]
+    return "tool" if _is_of_caller(item, "_output") or kind.endswith("_response") else "assistant"
 
 
 def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
-    """What to send for a message that did not come in this dialect, and what could not be said in it."""
-    lost = ["the author's name"] if message.name and message.role != "tool" else []
+    """The items to send for a message of another dialect, and what they cannot express of it."""
+    lost = lost_name(message)
+    role = "user" if message.role == "tool" else message.role
     items: list[dict[str, Any]] = []
     said: list[Any] = []
-    role = "user" if message.role == "tool" else message.role
-
-    def close() -> None:
-        if said:
-            plain = all(kind_of(inner) in ("input_text", "output_text") for inner in said)
-            content = "\n\n".join(inner["text"] for inner in said) if plain else list(said)
-            items.append({"role": role, "content": content})
-            said.clear()
-
-    for part in sayable(message, lost):
+    for part in expressible(message, lost):
         match part:
             case ToolCall(call_id=id, tool=tool, input=input):
-                close()
                 call = {"type": "function_call", "call_id": tool_id(id), "name": tool, "arguments": input}
-                items.append(call)
+                items += [*_said(role, said), call]
+                said = []
             case ToolResult(call_id=id, output=output):
-                close()
                 lost += ["that a result is an error"] if part.is_error else []
                 content = output if isinstance(output, str) else _inner(output, lost)
-                items.append({"type": "function_call_output", "call_id": tool_id(id), "output": content})
+                result = {"type": "function_call_output", "call_id": tool_id(id), "output": content}
+                items += [*_said(role, said), result]
+                said = []
             case Opaque(value=value, dialect=origin) if origin == DIALECT:
-                close()
-                items.append(value)
+                items += [*_said(role, said), value]
+                said = []
             case StepStart():
                 pass
             case _:
                 said += _render_part(part, lost)
-    close()
+    items += _said(role, said)
     if not items and not lost:
         items.append({"role": role, "content": ""})
     return items, lost
 
 
+def _said(role: str, parts: list[Any]) -> list[dict[str, Any]]:
+    """The message item of content parts, if there are any."""
+    if not parts:
+        return []
+    if all(kind_of(part) in ("input_text", "output_text") for part in parts):
+        return [{"role": role, "content": "\n\n".join(part["text"] for part in parts)}]
+    return [{"role": role, "content": parts}]
+
+
 def unread(value: Any) -> list[Any]:
-    """Reasoning that only its provider can read: other fields (ids, states, annotations) take no tokens."""
+    """Encrypted reasoning. Other fields (ids, states, annotations) take no tokens."""
     items = value if isinstance(value, list) else [value]
     return [
         {"encrypted_content": item["encrypted_content"]}
@@ -148,35 +149,21 @@ def unread(value: Any) -> list[Any]:
 
 
 def own_fields(item: dict[str, Any]) -> Sequence[str]:
-    """The fields that are for refold: items have an `id` of the API's, and some an `error`."""
+    """Items have an `id` of the API, and some have an `error`."""
     if stands_apart(item, "instructions"):
         return OWN
     theirs = ("id", "error") if kind_of(item) in HAVE_ERRORS else ("id",)
     return [name for name in OWN if name not in theirs]
 
 
-def _answers(item: dict[str, Any]) -> bool:
-    """It is the application's answer to a call, not something that the provider ran by itself."""
-    kind, server = item.get("type"), item.get("execution") == "server"
-    return (
-        isinstance(kind, str)
-        and kind.endswith("_output")
-        and isinstance(item.get("call_id"), str)
-        and not server
-    )
+def _is_of_caller(item: dict[str, Any], end: str) -> bool:
+    """True for a call that the caller executes (`_call`), or for its output (`_output`)."""
+    kind = item.get("type")
+    is_kind = isinstance(kind, str) and kind.endswith(end)
+    return is_kind and isinstance(item.get("call_id"), str) and item.get("execution") != "server"
 
 
-def _asks(item: dict[str, Any]) -> bool:
-    kind, server = item.get("type"), item.get("execution") == "server"
-    return (
-        isinstance(kind, str)
-        and kind.endswith("_call")
-        and isinstance(item.get("call_id"), str)
-        and not server
-    )
-
-
-def _parts(item: dict[str, Any], where: str) -> list[Part]:
+def _parts(item: dict[str, Any], where: str) -> Sequence[Part]:
     match item:
         case {"type": "function_call"}:
             for field in ("call_id", "name", "arguments"):
@@ -191,14 +178,15 @@ def _parts(item: dict[str, Any], where: str) -> list[Part]:
             return [CompactionMarker(item)]
         case {"type": str(kind), "role": _} if kind != "message":
             return [Opaque(item, DIALECT)]
-        case {"role": str(role)}:
-            return _content(item.get("content"), f"{where}.content", role)
-        case {"type": str(kind)} if _asks(item):
+        case {"role": str()}:
+            content = item.get("content")
+            return [] if content is None else parse_content(content, f"{where}.content", _part)
+        case {"type": str(kind)} if _is_of_caller(item, "_call"):
             asked: Any = next((item[field] for field in INPUT if field in item), {})
             text = asked if isinstance(asked, str) else dumps(asked).decode()
             name = item.get("name")
             return [ToolCall(item["call_id"], name if isinstance(name, str) else kind[: -len("_call")], text)]
-        case {"type": str()} if _answers(item):
+        case {"type": str()} if _is_of_caller(item, "_output"):
             return [_result(item, where)]
     return [Opaque(item, DIALECT)]
 
@@ -218,13 +206,6 @@ def _reasoning(item: dict[str, Any]) -> str:
     lists = [item[field] for field in ("summary", "content") if isinstance(item.get(field), list)]
     parts = [part for parts in lists for part in parts if isinstance(part, dict)]
     return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
-
-
-def _content(value: Any, where: str, role: str) -> list[Part]:
-    if value is None or isinstance(value, str):
-        return [Text(value)] if value is not None else []
-    expect_parts(value, where)
-    return [_part(part, f"{where}[{n}]") for n, part in enumerate(value)]
 
 
 def _part(value: Any, where: str) -> Text | Media | Opaque:
@@ -254,25 +235,21 @@ def _render_part(part: Part, lost: list[str]) -> list[Any]:
     match part:
         case Text(text=text):
             return [{"type": "input_text", "text": text}]
-        case Media(kind="image", url=url):
-            mime, data = part.inline or ("", "")
-            source = f"data:{mime or 'image/png'};base64,{data}" if data else url
-            return [{"type": "input_image", "image_url": source}]
-        case Media(kind="file", name=name, url=url):
-            mime, data = part.inline or ("", "")
-            if data:
-                source = f"data:{mime or 'application/pdf'};base64,{data}"
-                return [{"type": "input_file", "filename": name or "file", "file_data": source}]
+        case Media(kind="image"):
+            return [{"type": "input_image", "image_url": data_url(part, "image/png")}]
+        case Media(kind="file", name=name) if part.inline:
+            source = data_url(part, "application/pdf")
+            return [{"type": "input_file", "filename": name or "file", "file_data": source}]
+        case Media(kind="file", url=url):
             return [{"type": "input_file", "file_url": url}]
         case Media():
             lost.append("audio")
             return []
-    return rest_of(part, DIALECT, lost)
+    return render_rest(part, DIALECT, lost)
 
 
 def tool_id(id: str) -> str:
-    """The same id, or one that stands for it where it is too long, empty, or told apart from another."""
-    return id if 0 < len(id) <= 64 and ID_SEPARATOR not in id else id_within(id, 64, "")
+    return fitting_id(id, 64)
 
 
 def repair(messages: Sequence[dict[str, Any]], *, store: bool | None = None, **_: Any) -> RepairedMessages:
@@ -309,7 +286,7 @@ def _repaired(item: dict[str, Any], where: str, notices: list[str]) -> dict[str,
 
 
 def _once(items: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
-    """Without a second call under the id of one that is not answered yet."""
+    """Leave out a second call with the id of one that has no output yet."""
     open: set[Any] = set()
     kept: list[dict[str, Any]] = []
     for item in items:
@@ -323,7 +300,7 @@ def _once(items: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any
 
 
 def _answered_in_kind(items: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
-    """Each kind of call has its own kind of result. A picture of a screen cannot be made up: both go."""
+    """Replace outputs of the wrong type, or leave out the call if no output can be made up (a screenshot)."""
     made: dict[str | None, int] = {}
     new: list[dict[str, Any] | None] = list(items)
     for n, item in enumerate(items):
@@ -353,7 +330,7 @@ def _call_id(item: dict[str, Any]) -> str | None:
 def _with_reasoning(
     items: list[dict[str, Any]], store: bool | None, notices: list[str]
 ) -> list[dict[str, Any]]:
-    """Reasoning stays with what follows from it, or both lose each other."""
+    """Leave out reasoning that the API would refuse; what followed it loses its `id`."""
     kept: list[dict[str, Any]] = []
     follows: dict[str, Any] | None = None
     for item in reversed(items):

@@ -7,11 +7,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from refold.core.codec import read_json
 from refold.core.errors import SettingError
 from refold.core.lazy import LazyImports
 from refold.dialects.dialect import Dialect
-from refold.dialects.shape import OWN, kind_of
+from refold.dialects.shape import OWN, json_or, kind_of
 
 DIALECTS: LazyImports[Dialect] = LazyImports(
     {
@@ -23,7 +22,7 @@ DIALECTS: LazyImports[Dialect] = LazyImports(
     }
 )
 TARGETS = tuple(name for name in DIALECTS if name != "flat")
-"""Those that requests are made in."""
+"""The dialects that requests are made in."""
 SYSTEM_FIELDS = {"system": "anthropic", "instructions": "openai-responses"}
 """The dialect whose requests have their system text in this field."""
 
@@ -51,7 +50,7 @@ _ROW_FIELDS = (
     *("created_at", "createdAt", "timestamp", "session_id", "sessionId", "context_id", "contextId"),
     *("toolCalls", "toolCallId", "toolInvocations", *_SUMMARY),
 )
-"""What only rows of an application's own table have: no provider takes any of these in a message."""
+"""Fields of rows of an application's own table: no provider accepts them in a message."""
 _ROW_ROLES = ("human", "ai")
 _ITEMS = ("message", "reasoning", "compaction", "compaction_summary")
 _ITEM_ENDS = ("_call", "_output", "_request", "_response", "_reference", "_tools")
@@ -96,7 +95,7 @@ def recognize(value: Any) -> str | None:
 
 
 def is_row(value: Mapping[str, Any]) -> bool:
-    """Whether a message is a row of an application's own table, or a message of a user interface."""
+    """True for a row of an application's own table, and for a message of a user interface."""
     role = value.get("role")
     if not isinstance(role, str):
         return False
@@ -105,14 +104,13 @@ def is_row(value: Mapping[str, Any]) -> bool:
     content = value.get("content")
     if isinstance(content, str):
         is_stored = isinstance(value.get("id"), str) or (role != "user" and '"toolCallId"' in content)
-        return is_stored and _are_parts(_json_list(content))
+        return is_stored and content.lstrip().startswith("[") and _are_parts(json_or(content, None))
     return _are_parts(value.get("parts"))
 
 
 def readable_as(value: Any, default: str) -> str:
-    """The dialect to read a message in that could be in several: the default, where that has such messages.
-
-    OpenAI's chat has them where others do not: a `developer`, and an assistant who says nothing.
+    """The dialect to parse a message in that could be in several: the default, unless only OpenAI's chat has
+    such messages: those of a `developer`, and those of an assistant without content.
     """
     if default.startswith("openai") or not isinstance(value, Mapping):
         return default
@@ -131,22 +129,12 @@ def is_plain(value: Any, dialect: Dialect) -> bool:
 
 
 def spoken(values: Iterable[Any]) -> str | None:
-    """The first dialect that is recognized among messages, of those that requests are made in."""
+    """The first dialect of requests that is recognized among messages."""
     return next((found for value in values if (found := recognize(value)) in TARGETS), None)
 
 
 def _are_parts(values: Any) -> bool:
     return isinstance(values, list) and bool(values) and all(map(kind_of, values))
-
-
-def _json_list(text: str) -> Any:
-    """The list whose JSON is the text; None where it is none."""
-    if not text.lstrip().startswith("["):
-        return None
-    try:
-        return read_json(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _by_blocks(content: list[Any]) -> str | None:
