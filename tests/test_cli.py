@@ -780,18 +780,6 @@ def test_explain_has_every_edit_the_newest_first_and_what_became_of_it(chat, edi
     run("explain", "task-42", 999, code=1)
 
 
-def test_of_many_edits_explain_tells_the_newest_and_the_first(ladder):
-    for _ in range(6):
-        run("undo", "climb", 2)
-        refold.open("climb", store=STORE, model="m", config=LADDER).compact(keep_recent=2)
-    causes = ask("explain", "climb", 2)["causes"]
-    told = run("explain", "climb", 2).stdout
-    assert re.findall(r"^#(\d+) summarize", told, re.MULTILINE) == [
-        str(causes[n]["at"]) for n in (0, 1, 2, -1)
-    ]
-    assert f"… {len(causes) - 4} more: --json has all; the first was\n" in told
-
-
 def test_expand_prints_the_whole_text_and_nothing_else(ladder, capped):
     said = next(one.message.text for one in ladder.get_all() if one.at == capped)
     assert run("expand", "climb", capped).stdout == said + "\n"

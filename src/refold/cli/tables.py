@@ -6,7 +6,6 @@ from itertools import groupby
 from refold.cli.format import full, glance, local, one_line, places, plural, quoted, saved_percent
 from refold.cli.terminal import Cell, Column, Columns, console, fitting
 from refold.session.results import (
-    Change,
     ComparedView,
     ConversationRow,
     Diff,
@@ -21,10 +20,7 @@ from refold.session.savings import EditSavings
 ROLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow"}
 EDIT = "bold blue"
 MAX_REPAIRS = 3
-MAX_CAUSES = 4
-"""Edits of one message that are printed, the first of all included."""
-CONTEXT = 1
-"""Unchanged messages printed around a change."""
+CHANGE_STYLES = {"-": "red", "+": "green"}
 
 
 def conversations(rows: Sequence[ConversationRow], *, with_owner: bool) -> None:
@@ -166,14 +162,8 @@ def explanation(found: Explanation, conversation: str) -> None:
         table.line((f"#{found.at} ({found.role}) {_how_shown(found)}", "bold"))
     for reason in found.stays:
         table.line((f"It stays: {reason}.", "green"))
-    newest = found.causes
-    if len(newest) > MAX_CAUSES:
-        newest = newest[: MAX_CAUSES - 1]
-    for edit in newest:
+    for edit in found.causes:
         _cause(table, edit)
-    if len(newest) < len(found.causes):
-        table.line((f"… {len(found.causes) - MAX_CAUSES:,} more: --json has all; the first was", "dim"))
-        _cause(table, found.causes[-1])
     if not found.causes:
         table.line(("No edit covers it.", ""))
     if found.shown != "whole":
@@ -234,52 +224,37 @@ def diff(found: Diff) -> None:
     width = len(f"#{max([seen.at for seen in everything], default=0)}")
     tokens = max((len(f"{seen.tokens:,}") for seen in everything), default=0)
     table = Columns(Column("", 1), Column("", width), Column("", tokens, is_right=True), Column("", 9))
-    old = one_line(found.old.conversation)
-    new = one_line(found.new.conversation)
-    if found.parted_at is None:
-        table.line((f"--- {_heading(found.old)}", "bold"))
-        table.line((f"+++ {_heading(found.new)}", "bold"))
-        counts = f"{len(found.removed):,} no longer shown, {len(found.added):,} newly shown"
-    else:
-        _since_fork(table, found)
-        table.line((f"--- {old} {_heading(found.old)}", "bold"))
-        table.line((f"+++ {new} {_heading(found.new)}", "bold"))
-        counts = f"{len(found.removed):,} shown only by {old}, {len(found.added):,} only by {new}"
+    removed = len(found.removed)
+    added = len(found.added)
+    old = ""
+    new = ""
+    counts = f"{removed:,} no longer shown, {added:,} newly shown"
+    if found.parted_at is not None:
+        old = f"{one_line(found.old.conversation)} "
+        new = f"{one_line(found.new.conversation)} "
+        counts = (
+            f"{len(found.removed):,} shown only by {old.strip()}, {len(found.added):,} only by {new.strip()}"
+        )
+        has_past = found.parted_at >= 0
+        table.line((f"They part after #{found.parted_at}" if has_past else "They share no events", "bold"))
+        for name, side, sign in ((old, found.old, "-"), (new, found.new, "+")):
+            table.line((f"{name} recorded {plural(len(side.recorded), 'message')} since", "bold"))
+            for seen in side.recorded:
+                _change(table, sign, seen)
+        table.line(("", ""))
+    for sign, name, side in (("---", old, found.old), ("+++", new, found.new)):
+        table.line((" ".join(filter(None, (sign, name, _heading(side)))), "bold"))
     if not found:
         table.line(("The two views show the same.", "bold"))
         return
-    groups = [(is_shared, list(some)) for is_shared, some in groupby(found.changes, lambda c: c.sign == " ")]
-    for n, (is_shared, some) in enumerate(groups):
+    for is_shared, group in groupby(found.changes, lambda change: change.sign == " "):
+        changes = list(group)
         if is_shared:
-            _unchanged(table, some, starts=n == 0, ends=n == len(groups) - 1)
-        else:
-            _changes(table, some)
+            table.line((f"   … {len(changes):,} shown in both …", "dim"))
+            continue
+        for change in changes:
+            _change(table, change.sign, change)
     table.line((f"{counts} · {found.old.tokens:,} → {found.new.tokens:,} tokens", "bold"))
-
-
-def _since_fork(table: Columns, found: Diff) -> None:
-    """Where two conversations part, and what each recorded since."""
-    has_past = found.parted_at is not None and found.parted_at >= 0
-    table.line((f"They part after #{found.parted_at}" if has_past else "They share no events", "bold"))
-    for side, sign, style in ((found.old, "-", "red"), (found.new, "+", "green")):
-        recorded = f"{one_line(side.conversation)} recorded {plural(len(side.recorded), 'message')} since"
-        table.line((recorded, "bold"))
-        for seen in side.recorded:
-            _change(table, sign, seen, style)
-    table.line(("", ""))
-
-
-def _unchanged(table: Columns, side: Sequence[Change], *, starts: bool, ends: bool) -> None:
-    """The messages next to a change, and how many more there are."""
-    head = 0 if starts else CONTEXT
-    tail = 0 if ends else CONTEXT
-    left = len(side) - head - tail
-    if left <= 1:
-        _changes(table, side)
-        return
-    _changes(table, side[:head])
-    table.line((f"   … {left:,} shown in both …", "dim"))
-    _changes(table, side[len(side) - tail :])
 
 
 def _heading(side: ComparedView) -> str:
@@ -287,12 +262,7 @@ def _heading(side: ComparedView) -> str:
     return f"view {when} · {plural(side.messages, 'message')} · {plural(side.tokens, 'token')}"
 
 
-def _changes(table: Columns, side: Sequence[Change]) -> None:
-    for change in side:
-        _change(table, change.sign, change, {"-": "red", "+": "green"}.get(change.sign, "dim"))
-
-
-def _change(table: Columns, sign: str, seen: ShownMessage, style: str) -> None:
+def _change(table: Columns, sign: str, seen: ShownMessage) -> None:
     text = glance(seen.message, seen.tools, is_ours=seen.edit is not None)
     cells = (sign, f"#{seen.at}", f"{seen.tokens:,}", seen.role, text)
-    table.line(*((cell, style) for cell in cells))
+    table.line(*((cell, CHANGE_STYLES[sign]) for cell in cells))
