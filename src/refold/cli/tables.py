@@ -230,11 +230,9 @@ def diff(found: Diff) -> None:
     new = ""
     counts = f"{removed:,} no longer shown, {added:,} newly shown"
     if found.parted_at is not None:
-        old = f"{one_line(found.old.conversation)} "
-        new = f"{one_line(found.new.conversation)} "
-        counts = (
-            f"{len(found.removed):,} shown only by {old.strip()}, {len(found.added):,} only by {new.strip()}"
-        )
+        old = one_line(found.old.conversation)
+        new = one_line(found.new.conversation)
+        counts = f"{removed:,} shown only by {old}, {added:,} only by {new}"
         has_past = found.parted_at >= 0
         table.line((f"They part after #{found.parted_at}" if has_past else "They share no events", "bold"))
         for name, side, sign in ((old, found.old, "-"), (new, found.new, "+")):
