@@ -57,7 +57,7 @@ def test_everything_arrives_to_the_byte_and_in_the_same_order(source, target):
             [refold.Message("user", (f"{name} words " * 40,)[0], id=name), user_message("and more")]
         )
     done = list(copy(source, target, rows(source)))
-    assert all(one.problem is None and one.new == one.entries for one in done)
+    assert all(one.problem is None and one.new == one.events for one in done)
     demand_same(source, target)
 
 
@@ -103,7 +103,7 @@ def test_what_is_there_is_not_copied_again_and_what_is_new_is(source, target):
     assert [one.new for one in copy(source, target, rows(source))] == [1_200]
     assert [one.new for one in copy(source, target, rows(source))] == [0]
     session.append([user_message("new"), user_message("newer")])
-    assert [(one.entries, one.new) for one in copy(source, target, rows(source))] == [(1_202, 2)]
+    assert [(one.events, one.new) for one in copy(source, target, rows(source))] == [(1_202, 2)]
     demand_same(source, target)
 
 
@@ -127,7 +127,7 @@ def test_an_interrupted_copy_is_taken_up_where_it_ended(source):
     target = Breaking(6)
     done = list(copy(source, target, rows(source)))
     assert [one.problem for one in done] == [None, "the line is cut", None]
-    assert [one.entries for one in done] == [1_700, 500, 1_700]
+    assert [one.events for one in done] == [1_700, 500, 1_700]
     again = list(copy(source, target, rows(source)))
     assert [one.new for one in again] == [0, 1_200, 0]
     for row in rows(source):
@@ -154,7 +154,7 @@ def test_damage_is_not_copied(target):
     source.append(Key("default", "a"), entries(0, 20))
     (done,) = copy(source, target, rows(source))
     assert "#7" in done.problem
-    assert done.entries == 0
+    assert done.events == 0
 
 
 def test_settings_come_along(source, target):

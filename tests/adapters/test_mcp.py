@@ -554,13 +554,12 @@ async def test_a_long_text_is_cut_and_says_how_to_go_on(client, url, name):
     assert await client.call("expand", conversation=name, at=1, chars="200000-") == "x" * 50_000
 
 
-async def test_a_view_too_large_has_shorter_texts_and_says_so(client, url, name):
+async def test_long_texts_in_a_view_are_cut_and_say_so(client, url, name):
     again(url, name).append([user(f"{n} " + "word " * 8_000) for n in range(10)])
     shown = await client.ask("show_view", conversation=name)
     texts = [one for item in shown["items"] for one in item["shown"]]
     assert [one["text"].split()[0] for one in texts] == [f"{n}" for n in range(10)]
-    assert all(one["cut"] and len(one["text"]) == 5_000 for one in texts)
-    assert shown["note"] == "Texts are cut at 5,000 characters; expand returns the full text at a place."
+    assert all(one["cut"] and len(one["text"]) == 2_000 for one in texts)
 
 
 async def test_a_big_conversation_is_seen_from_its_newest_message_back_to_its_first(client, url, name):

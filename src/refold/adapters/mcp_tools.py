@@ -30,8 +30,8 @@ LIST_ROWS = 100
 CACHED_ROWS = 10_000
 MAX_ANSWER = 100_000
 """Characters of an answer."""
-TEXT_LIMITS = (MAX_ANSWER, 20_000, 5_000, 1_000, 200)
-"""Characters of each text in an answer: the first limit with which everything fits."""
+TEXT_CHARS = 2_000
+"""Longer texts are cut in lists; `expand` returns all of a text."""
 NOTE_CHARS = 2_000
 """Reserved for the note that says how to get the rest."""
 MAX_MESSAGES = 2_000
@@ -119,7 +119,7 @@ class Tools:
         return _page({"owner": self.owner}, "conversations", rows, rest, total=len(rows) + has_more)
 
     def show_view(self, conversation: ConversationId, at: ViewTime = None) -> str:
-        """Shows what the model sees: every message, or what stands for those that are hidden."""
+        """Shows what the model sees: every message, or what stands for hidden ones. Long texts are cut."""
         session = self._session(conversation)
         with session.locked() as inspector:
             view = inspector.view(at, start=-MAX_MESSAGES)
@@ -131,7 +131,7 @@ class Tools:
         if at is not None:
             about["at"] = at
         items = view.items
-        rows = _fitting(lambda chars: [_item_json(item, chars) for item in items], about)
+        rows = list(map(_item_json, items))
 
         def rest(n: int) -> str:
             first = items[len(items) - n].span.start if n else view.next
@@ -209,15 +209,13 @@ class Tools:
             end = inspector.state.next
             newest = list(islice(inspector.newest_first(), MAX_MESSAGES))[::-1]
         about: dict[str, Any] = {"conversation": session.conversation, "total": total}
-
-        def rows_of(chars: int) -> list[Any]:
-            return [{"index": one.index, **_message_json(one.line, one.message, chars)} for one in newest]
+        rows = [{"index": one.index, **_message_json(one.line, one.message)} for one in newest]
 
         def rest(n: int) -> str:
             first = newest[len(newest) - n].at if n else end
             return f"These are the newest {n:,} messages; expand shows any message before #{first}."
 
-        return _page(about, "messages", _fitting(rows_of, about), rest, total=total, newest=True)
+        return _page(about, "messages", rows, rest, total=total, newest=True)
 
     def view(self, id: str) -> str:
         """What the model sees of a conversation."""
@@ -284,8 +282,7 @@ def _page(
     texts = [_json(row) for row in rows]
     kept = _first(reversed(texts) if newest else texts, MAX_ANSWER - NOTE_CHARS - len(_json(about)))
     if len(kept) < (len(rows) if total is None else total):
-        notes = [about.get("note"), rest(len(kept))]
-        about = {**about, "note": " ".join(filter(None, notes))}
+        about = {**about, "note": rest(len(kept))}
     if newest:
         kept.reverse()
     return f'{_json(about)[:-1]},"{name}":[{",".join(kept)}]}}'
@@ -301,32 +298,21 @@ def _first(rows: Iterable[str], room: int) -> list[str]:
     return kept
 
 
-def _fitting(rows_of: Callable[[int], list[Any]], about: dict[str, Any]) -> list[Any]:
-    """Rows whose texts are as long as there is room for; a note in `about` says if they are cut."""
-    for chars in TEXT_LIMITS:
-        rows = rows_of(chars)
-        if sum(len(_json(row)) + 1 for row in rows) <= MAX_ANSWER - NOTE_CHARS - len(_json(about)):
-            break
-    if chars < MAX_ANSWER:
-        about["note"] = f"Texts are cut at {chars:,} characters; expand returns the full text at a place."
-    return rows
-
-
-def _item_json(item: ShownItem, chars: int) -> dict[str, Any]:
+def _item_json(item: ShownItem) -> dict[str, Any]:
     """A model reads this: an item and its messages without what it can do without."""
     facts: dict[str, Any] = {"span": item.span, "tokens": item.tokens}
     if item.edit is not None:
         facts["edit"] = item.edit
-    return {**facts, "shown": [_message_json(one, one.message, chars) for one in item.shown]}
+    return {**facts, "shown": [_message_json(one, one.message) for one in item.shown]}
 
 
-def _message_json(about: Line | ShownMessage, message: Message, chars: int) -> dict[str, Any]:
+def _message_json(about: Line | ShownMessage, message: Message) -> dict[str, Any]:
     text = written(message)
     facts: dict[str, Any] = {"at": about.at, "role": about.role, "tokens": about.tokens}
     if about.tools:
         facts["tools"] = about.tools
-    facts["text"] = text[:chars]
-    if len(text) > chars:
+    facts["text"] = text[:TEXT_CHARS]
+    if len(text) > TEXT_CHARS:
         facts["cut"] = True
     return facts
 

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import Parameter, Signature, signature
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -26,8 +25,6 @@ CONFIG = "refold.yaml"
 DEFAULT_OWNER = "default"
 ALL_OWNERS = "*"
 """What --owner takes for every owner."""
-MAX_SCANNED = 1_000
-"""Conversations that are read for a hint: a remote store may have millions."""
 
 
 def place(text: str | int) -> int:
@@ -228,7 +225,7 @@ def existing(store: Store, url: str, key: Key, *, for_reading: bool = False) -> 
         owner = owners[0]
         complain(f"{key.conversation!r} belongs to the owner {owner!r} (--owner {quoted(owner)})")
         return Key(owner, key.conversation)
-    raise NotFoundError(_not_found(store, url, key, names, owners))
+    raise NotFoundError(_not_found(url, key, names, owners))
 
 
 def _owners(store: Store, url: str, id: str) -> list[str]:
@@ -238,7 +235,7 @@ def _owners(store: Store, url: str, id: str) -> list[str]:
     return [row.key.owner for row in store.conversations() if row.key.conversation == id]
 
 
-def _not_found(store: Store, url: str, key: Key, names: Sequence[str], owners: Sequence[str]) -> str:
+def _not_found(url: str, key: Key, names: Sequence[str], owners: Sequence[str]) -> str:
     of_owner = "" if key.owner == DEFAULT_OWNER else f" of owner {key.owner!r}"
     message = f"There is no conversation {key.conversation!r}{of_owner} in {url}. "
     if owners:
@@ -246,13 +243,7 @@ def _not_found(store: Store, url: str, key: Key, names: Sequence[str], owners: S
     close = get_close_matches(key.conversation, names, 1)
     if close:
         message += f"Did you mean {close[0]!r}? "
-    message += "`refold list` shows all"
-    if of_owner:
-        message += f" of owner {key.owner!r}"
-    newest = islice(store.conversations(), MAX_SCANNED)
-    if any(row.key.owner != key.owner for row in newest):
-        message += "; other owners have conversations too: `refold list --all-owners`"
-    return message
+    return message + "`refold list --all-owners` shows every conversation"
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from refold.cli.format import one_line, plural, quoted
@@ -26,8 +27,8 @@ from refold.config.config import Config
 from refold.core.draft import Draft
 from refold.core.errors import ConflictError, MessageError, NotFoundError, RefoldError, StoreError
 from refold.dialects.registry import TARGETS
-from refold.session.copy import CopyResult, copy_settings
 from refold.session.copy import copy as copy_conversations
+from refold.session.copy import copy_settings
 from refold.session.export import export_lines, load_lines
 from refold.session.files import FileConversation, conversations, export_in, intake_for, read_file
 from refold.session.session import Session
@@ -40,7 +41,7 @@ MAX_NAMED = 10
 """Conversations that an import prints one by one."""
 
 
-class ImportedConversation(NamedTuple):
+class ImportedConversation(msgspec.Struct, frozen=True):
     id: str
     messages: int
     tokens: int
@@ -82,7 +83,7 @@ def import_(
         with access.open(create=True) as backend:
             done = _store(backend, drafts, owner, append)
     if json:
-        emit({"did": "import", "store": access.shown, "conversations": [one._asdict() for one in done]})
+        emit({"did": "import", "store": access.shown, "conversations": done})
         return
     for one in done[:MAX_NAMED]:
         say(f"{one_line(one.id)}: {plural(one.messages, 'message')}, {plural(one.tokens, 'token')}")
@@ -194,18 +195,13 @@ def export(
             for line in lines:
                 file.write(line)
                 count += 1
-    facts: dict[str, Any]
-    if format is not None:
-        facts = {"did": "export", "conversations": ids, "format": format, "file": str(out)}
-        sentence = f"{plural(count, 'conversation')} in {one_line(str(out))}"
-    else:
-        count -= 2  # the first and the last line are not events
-        facts = {"did": "export", "conversation": ids[0], "events": count, "file": str(out)}
-        sentence = f"{one_line(ids[0])}: {plural(count, 'event')} in {one_line(str(out))}"
+    name = one_line(str(out))
     if json:
-        emit(facts)
+        emit({"did": "export", "conversations": ids, "format": format, "file": str(out), "lines": count})
+    elif format is not None:
+        say(f"{plural(count, 'conversation')} in {name}")
     else:
-        say(sentence)
+        say(f"{one_line(ids[0])}: {plural(count - 2, 'event')} in {name}")  # first and last lines are none
 
 
 def _exported(
@@ -252,12 +248,12 @@ def copy(
     failed = [one for one in copied if one.problem]
     if json:
         facts = {"from": shown_url(source), "to": shown_url(target), "settings": settings}
-        emit({"did": "copy", **facts, "conversations": list(map(_copied_json, copied))})
+        emit({"did": "copy", **facts, "conversations": copied})
     else:
         for one in failed:
-            complain(f"{one_line(one.key.conversation)}: {one.problem}")
+            complain(f"{one_line(one.conversation)}: {one.problem}")
         new_events = sum(one.new for one in copied)
-        old_events = sum(one.entries for one in copied) - new_events
+        old_events = sum(one.events for one in copied) - new_events
         skipped = f", {old_events:,} already there" if old_events else ""
         say(f"{plural(len(copied), 'conversation')}: {plural(new_events, 'event')} copied{skipped}")
     if failed:
@@ -272,13 +268,3 @@ def _chosen(store: Store, url: str, owner: str | None, ids: list[str] | None) ->
     if of_owner and not rows:
         raise NotFoundError(f"There are no conversations{of_owner} in {shown_url(url)}")
     return [row for row in rows if not ids or row.key.conversation in ids]
-
-
-def _copied_json(one: CopyResult) -> dict[str, object]:
-    return {
-        "owner": one.key.owner,
-        "conversation": one.key.conversation,
-        "events": one.entries,
-        "new": one.new,
-        "problem": one.problem,
-    }

@@ -5,7 +5,8 @@ What the target already has is not copied again, and every entry is verified aga
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+
+import msgspec
 
 from refold.core.codec import GENESIS, Link, chain
 from refold.core.errors import ConflictError, CorruptError, RefoldError, StoreError
@@ -16,11 +17,12 @@ BATCH_ENTRIES = 500
 BATCH_BYTES = 1 << 20
 
 
-class CopyResult(NamedTuple):
+class CopyResult(msgspec.Struct, frozen=True):
     """The outcome for one conversation."""
 
-    key: Key
-    entries: int
+    owner: str
+    conversation: str
+    events: int
     """In the target now."""
     new: int
     """Copied by this run."""
@@ -56,7 +58,7 @@ def copy(
             complete.add(row.key)
         except RefoldError as error:
             problem = str(error)
-        yield CopyResult(row.key, entries, new, problem)
+        yield CopyResult(*row.key, entries, new, problem)
 
 
 def copy_settings(source: Store, target: Store) -> int:
