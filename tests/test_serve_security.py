@@ -25,7 +25,7 @@ from refold.serve.http_protocol import MAX_HEADER_BYTES, MAX_UNSENT_BYTES
 from refold.serve.logs import redacted
 from refold.serve.run import check_safe
 from refold.serve.service import Service
-from refold.serve.tokens import ALL_SCOPES, Caller, Tokens, hash_of, new_token
+from refold.serve.tokens import ALL_SCOPES, Caller, Tokens, credential_of, hash_of, new_token
 from refold.stores.memory import MemoryStore
 from served import behind_the_guard, running, until, whole_service
 
@@ -237,6 +237,24 @@ def test_a_token_that_makes_no_sense_is_refused_and_not_told(serve):
     with pytest.raises(SettingError) as caught:
         Tokens(load_config({"serve": serve}))
     assert not re.search(f"{ANN}|{hash_of(ANN)}|12345678", str(caught.value), re.IGNORECASE)
+
+
+def test_credentials_are_told_apart_whatever_header_carries_them():
+    aws = "AWS4-HMAC-SHA256 Credential={}/20260101/eu/bedrock/aws4_request, Signature={}"
+    sent = [
+        {"x-api-key": "a"},
+        {"authorization": "Bearer b"},
+        {"authorization": "Basic c"},
+        {"api-key": "d"},
+        {"x-goog-api-key": "e"},
+        {"authorization": aws.format("AKIA1", "1")},
+        {"authorization": aws.format("AKIA2", "1")},
+        {"x-api-key": "a", "authorization": "Bearer b"},
+        {},
+    ]
+    assert len({credential_of(Headers(one)) for one in sent}) == len(sent)
+    assert credential_of(Headers({"authorization": "bearer  a "})) == "a"
+    assert credential_of(Headers({"authorization": aws.format("AKIA1", "2")})) == "AKIA1"
 
 
 def test_tokens_are_random_and_long():

@@ -23,6 +23,7 @@ from refold.serve.incoming import Dialect, read_request
 from refold.serve.recorder import GatewayRequest, PlacedRequest, Recorder, UpstreamRequest, only_looks_up
 from refold.serve.service import Service
 from refold.serve.streaming import Forwarder, RoundReply, UpstreamTarget
+from refold.serve.tokens import credential_of
 from refold.serve.upstream import UpstreamError, request_headers
 
 MAX_LOOKUP_ROUNDS = 8
@@ -183,9 +184,7 @@ class Gateway:
         caller = request.scope["state"]["caller"]
         if caller.owner is not None:
             return str(caller.owner)
-        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        key = request.headers.get("x-api-key") or (bearer if scheme.lower() == "bearer" else "")
-        owner = await self.service.owner_of_key(key.strip())
+        owner = await self.service.owner_of_key(credential_of(request.headers))
         request.scope["state"]["caller"] = caller._replace(owner=owner)  # for the access log
         return owner
 

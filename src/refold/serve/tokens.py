@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, get_args
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from refold.config.config import Config, Source, load_config
@@ -19,6 +20,9 @@ from refold.core.errors import RefoldError, SettingError
 PREFIX = "rft_"
 """Makes a token recognizable wherever it turns up."""
 RELOAD_CHECK_S = 1.0
+CREDENTIALS = ("x-api-key", "authorization", "api-key", "x-goog-api-key")
+"""Headers that carry a credential of a provider."""
+_AWS_KEY = re.compile(r"Credential=([^/,\s]+)")
 _LOG = logging.getLogger("refold.serve")
 
 
@@ -46,6 +50,23 @@ def require_scope(caller: Caller, scope: Right) -> None:
     """
     if scope not in caller.scopes:
         raise HTTPException(403, f"this token does not have the scope {scope!r}, which this request needs")
+
+
+def credential_of(headers: Headers) -> str:
+    """What tells the clients of a provider apart: all credentials in a request; empty if there are none."""
+    found: list[str] = []
+    for name in CREDENTIALS:
+        value = headers.get(name, "").strip()
+        if name == "authorization":
+            scheme, _, rest = value.partition(" ")
+            signed_by = _AWS_KEY.search(value)
+            if scheme.lower() == "bearer":
+                value = rest.strip()
+            elif signed_by is not None:  # the signature differs with each request
+                value = signed_by[1]
+        if value:
+            found.append(value)
+    return "\n".join(found)
 
 
 def new_token() -> str:
