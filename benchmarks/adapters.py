@@ -24,8 +24,8 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from refold.adapters.conversation import AdapterConversation
-from refold.adapters.synced_history import SyncedHistory
 from refold.session.session import Session
+from refold.session.synced_history import SyncedHistory
 from refold.testing.adapters import TASK, LedgerReader, Rig, Script, ScriptedReply, SentRequest
 
 Method: TypeAlias = Callable[..., Any]

@@ -3,7 +3,7 @@
 import gc
 import threading
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refold
-from refold.adapters.align import align, insert_transient, match_request
 from refold.adapters.conversation import (
     WARM_CONVERSATIONS,
     AdapterConversations,
     ModelCall,
     lookup_tools,
 )
-from refold.adapters.synced_history import Overridden
 from refold.core.errors import OverBudgetError, RefoldError
 from refold.core.message import Message
 from refold.dialects import openai_chat
+from refold.session.history_sync import align, insert_transient, match_request
+from refold.session.synced_history import Overridden
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Store
 from refold.testing.adapters import CONFIG, MODEL, TASK, ledger
@@ -32,9 +32,6 @@ CALL = ModelCall(tools=[{"type": "function", "function": one} for one in lookup_
 
 class Dicts:
     """A framework that has only dicts, without ids."""
-
-    def fingerprint(self, message: dict[str, Any]) -> Hashable:
-        return repr(message)
 
     def parse(self, message: dict[str, Any]) -> Message:
         return openai_chat.parse(message)
@@ -359,9 +356,9 @@ class Counted(Dicts):
     def __init__(self) -> None:
         self.asked = 0
 
-    def fingerprint(self, message: dict[str, Any]) -> Hashable:
+    def parse(self, message: dict[str, Any]) -> Message:
         self.asked += 1
-        return super().fingerprint(message)
+        return super().parse(message)
 
 
 def test_what_was_there_at_the_last_call_is_not_looked_at_again(store):
@@ -388,15 +385,8 @@ class Watched(dict[str, Any]):
     __hash__ = object.__hash__
 
 
-class Marked(Dicts):
-    """A framework that knows its messages by themselves."""
-
-    def fingerprint(self, message: dict[str, Any]) -> Hashable:
-        return message
-
-
 def test_what_a_framework_handed_over_is_let_go_of_after_the_run(store):
-    conversations = new(store, Marked())
+    conversations = new(store)
     messages = [Watched(user(f"word {n}")) for n in range(3)]
     gone = [weakref.ref(one) for one in messages]
     conversations.get("t").fit(messages, CALL)
@@ -407,7 +397,7 @@ def test_what_a_framework_handed_over_is_let_go_of_after_the_run(store):
 
 
 def test_of_many_conversations_only_the_newest_are_remembered_as_they_were_handed_over(store):
-    conversations, gone = new(store, Marked()), list[Any]()
+    conversations, gone = new(store), list[Any]()
     for n in range(3 * WARM_CONVERSATIONS):
         message = Watched(user(f"word {n}"))
         gone.append(weakref.ref(message))

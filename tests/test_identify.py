@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refold.serve.identify import PROBES, longest_known_prefix, prefix_ids
 from refold.serve.incoming import Dialect, read_request
+from refold.session.history_sync import PROBES, longest_known_prefix, prefix_ids
 from refold.stores.store import LOCATED, Key
 
 KEY = Key("o", "c")

@@ -29,7 +29,7 @@ from pages import printed
 from pydantic import BaseModel
 
 import refold
-from refold.adapters.litellm import HashedMessage, LiteLLMConverter, RefoldHook
+from refold.adapters.litellm import ChatMessage, LiteLLMConverter, RefoldHook
 from refold.core.expiry import OWN_TOOLS
 from refold.core.message import Message, Text, ToolResult
 from refold.stores.store import Key, open_store
@@ -623,18 +623,18 @@ def test_what_is_written_anew_keeps_ids_and_what_stood_beside() -> None:
     long = "call_" + "x" * 80
     result = Message("tool", (ToolResult(long, "short"),))
     told = {"role": "tool", "tool_call_id": long, "content": "a long one", "name": "read", "extra": {"a": 1}}
-    assert LiteLLMConverter().render(result, HashedMessage.of(told)).message == {**told, "content": "short"}
-    assert LiteLLMConverter().render(result, None).message == {
+    assert LiteLLMConverter().render(result, ChatMessage.of(told)).value == {**told, "content": "short"}
+    assert LiteLLMConverter().render(result, None).value == {
         "role": "tool",
         "tool_call_id": long,
         "content": "short",
     }
     call = {**_written(ScriptedCall(long, "read", {})), "index": 0}
     asked = {"role": "assistant", "content": "See. " * 9, "tool_calls": [call], "reasoning_content": "hm"}
-    parts = (Text("See."), *LiteLLMConverter().parse(HashedMessage.of(asked)).calls)
-    shorter = LiteLLMConverter().render(Message("assistant", parts), HashedMessage.of(asked)).message
+    parts = (Text("See."), *LiteLLMConverter().parse(ChatMessage.of(asked)).calls)
+    shorter = LiteLLMConverter().render(Message("assistant", parts), ChatMessage.of(asked)).value
     assert shorter == {**asked, "content": "See."}
-    without = LiteLLMConverter().render(Message("assistant", parts[:1]), HashedMessage.of(asked)).message
+    without = LiteLLMConverter().render(Message("assistant", parts[:1]), ChatMessage.of(asked)).value
     assert without == {"role": "assistant", "content": "See.", "reasoning_content": "hm"}
 
 
@@ -649,10 +649,8 @@ def test_an_object_says_what_a_dict_says_whatever_its_class_names() -> None:
     }
     call = said["tool_calls"][0]
     objects = Loose(**{**said, "tool_calls": [Loose(**{**call, "function": Loose(**call["function"])})]})
-    assert HashedMessage.of(objects).content_hash == HashedMessage.of(said).content_hash
-    assert LiteLLMConverter().parse(HashedMessage.of(objects)) == LiteLLMConverter().parse(
-        HashedMessage.of(said)
-    )
+    assert ChatMessage.of(objects).digest == ChatMessage.of(said).digest
+    assert LiteLLMConverter().parse(ChatMessage.of(objects)) == LiteLLMConverter().parse(ChatMessage.of(said))
 
 
 @pytest.mark.parametrize(
@@ -663,9 +661,8 @@ def test_calls_that_ask_for_something_else_are_told_apart(one: str, other: str) 
         {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": text}}
         for text in (one, other)
     ]
-    said = [HashedMessage.of({"role": "assistant", "content": None, "tool_calls": [call]}) for call in calls]
-    assert said[0].content_hash != said[1].content_hash
-    assert LiteLLMConverter().parse(said[0]).id != LiteLLMConverter().parse(said[1]).id
+    said = [ChatMessage.of({"role": "assistant", "content": None, "tool_calls": [call]}) for call in calls]
+    assert said[0].digest != said[1].digest
 
 
 # The proxy and the page

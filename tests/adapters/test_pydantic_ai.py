@@ -40,6 +40,7 @@ from pydantic_ai.usage import RequestUsage
 import refold
 from refold.adapters.pydantic_ai import IS_LATE, HistoryPart, PydanticAIConverter, Refold
 from refold.core.message import Media, Message, Reasoning, Text, ToolCall, ToolResult
+from refold.session.history_sync import content_id
 from refold.stores.store import open_store
 from refold.testing.adapters import (
     CONFIG,
@@ -544,11 +545,11 @@ def test_what_is_said_anew_is_like_the_original_but_for_its_words() -> None:
     thought = ThinkingPart("Hm.", signature="s", provider_name="p")
     call = ToolCallPart("look", '{"a": 1}', "c1", id="fc_1", provider_name="p")
     response = ModelResponse([thought, TextPart("A long story."), call], model_name="m")
-    converter, given = PydanticAIConverter(), HistoryPart.of(response, None, 4)
+    converter, given = PydanticAIConverter(), HistoryPart(response)
     message = converter.parse(given)
     assert message.parts == (Reasoning("Hm."), Text("A long story."), ToolCall("c1", "look", '{"a":1}'))
     short = converter.render(Message("assistant", (Text("A story."), message.calls[0])), given)
-    assert (short.message_index, short.message) == (4, replace(response, parts=[TextPart("A story."), call]))
+    assert short.message == replace(response, parts=[TextPart("A story."), call])
     cut = converter.render(Message("assistant", (ToolCall("c1", "look", "{}"),)), given)
     assert list(cut.message.parts) == [replace(call, args="{}")]
     assert list(response.parts) == [thought, TextPart("A long story."), call]
@@ -563,7 +564,7 @@ def test_results_and_prompts_said_anew_keep_what_goes_with_them() -> None:
     returned = ToolReturnPart("look", ["A long story.", image], "c1", metadata={"own": 1}, outcome="failed")
     request = ModelRequest([returned, UserPromptPart(["See?", image])])
     converter = PydanticAIConverter()
-    result, prompt = HistoryPart.of(request, returned, 2), HistoryPart.of(request, request.parts[1], 2, 1)
+    result, prompt = HistoryPart(request, returned), HistoryPart(request, request.parts[1], 1)
     photo = Media("image", data=image.base64, mime="image/png")
     assert converter.parse(result).parts == (
         ToolResult("c1", (Text("A long story."), photo), "look", is_error=True),
@@ -580,11 +581,13 @@ def test_results_and_prompts_said_anew_keep_what_goes_with_them() -> None:
 
 def test_things_are_known_by_what_they_say_not_by_how_they_are_written() -> None:
     def mark(part: Any) -> Any:
-        return HistoryPart.of(ModelRequest([part]), part, 0).digest
+        return content_id([converter.parse(HistoryPart(ModelRequest([part]), part))])
 
     def call(args: Any) -> Any:
-        return HistoryPart.of(ModelResponse([TextPart(""), ToolCallPart("look", args, "c1")]), None, 0).digest
+        response = ModelResponse([TextPart(""), ToolCallPart("look", args, "c1")])
+        return content_id([converter.parse(HistoryPart(response))])
 
+    converter = PydanticAIConverter()
     found = ToolReturnPart("look", {"a": (1, 2)}, "c1")
     assert mark(found) == mark(ToolReturnPart("look", '{"a":[1,2]}', "c1"))
     assert mark(found) != mark(ToolReturnPart("look", '{"a":[1,2]}', "c2"))

@@ -678,7 +678,6 @@ def test_cache_points_that_move_change_nothing() -> None:
     converter = StrandsConverter()
     plain = said("user", "Hello.")
     marked = {**plain, "content": [*plain["content"], {"cachePoint": {"type": "default"}}]}
-    assert converter.fingerprint(plain) == converter.fingerprint(marked)
     assert converter.parse(plain) == converter.parse(marked)
 
 

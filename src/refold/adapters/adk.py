@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -25,14 +25,13 @@ from refold.adapters.adk_converter import DIALECT, AdkConverter, EventContent, f
 from refold.adapters.conversation import (
     OPEN_CONVERSATIONS,
     AdapterConversations,
+    AdapterOptions,
     ModelCall,
     declare_function,
     lookup_tools,
 )
-from refold.adapters.synced_history import AGAIN
-from refold.config.config import Source
 from refold.core.draft import PART
-from refold.stores.store import Store
+from refold.session.synced_history import AGAIN
 
 INTERNAL_FUNCTIONS = (
     "adk_request_credential",
@@ -50,18 +49,9 @@ ACTIVE_SESSIONS = 100
 class RefoldPlugin(BasePlugin):
     """Fits every call of a model. The session's events stay unchanged. Serves many sessions at once."""
 
-    def __init__(
-        self,
-        *,
-        store: str | Store | None = None,
-        model: str | None = None,
-        config: Source = None,
-        agent: str | None = None,
-    ) -> None:
+    def __init__(self, **options: Unpack[AdapterOptions]) -> None:
         super().__init__("refold")
-        self._conversations = AdapterConversations(
-            AdkConverter(), store=store, model=model, config=config, agent=agent
-        )
+        self._conversations = AdapterConversations(AdkConverter(), **options)
         self._tools = [_LookupTool(run=self._run_tool, **about) for about in lookup_tools()]
         self._owners: dict[str, list[str]] = {}
         """The owner of the conversation that has a session's id as its name."""

@@ -2,7 +2,7 @@
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from google.adk.events.event import Event
@@ -44,10 +44,6 @@ def functions(content: types.Content | None) -> Iterator[types.FunctionCall | ty
 
 
 class AdkConverter:
-    def fingerprint(self, given: EventContent) -> Hashable:
-        id = given.event.id if given.event else None
-        return (id, given.content.model_dump_json()) if given.is_changed else id
-
     def parse(self, given: EventContent) -> Message:
         event = given.event
         assert event is not None

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, S
 from functools import partial
 from itertools import groupby, takewhile
 from threading import Lock
-from typing import Any
+from typing import Any, Unpack
 
 from agent_framework import (
     EXCLUDE_REASON_KEY,
@@ -35,15 +35,15 @@ from refold.adapters.conversation import (
     WARM_CONVERSATIONS,
     AdapterConversation,
     AdapterConversations,
+    AdapterOptions,
     ModelCall,
     lookup_tools,
 )
-from refold.adapters.synced_history import Overridden, Passed, shown
-from refold.config.config import Source
 from refold.core.draft import PART
 from refold.core.errors import RefoldError
 from refold.core.pairing import with_original_ids
-from refold.stores.store import Store
+from refold.session.history_sync import content_id
+from refold.session.synced_history import Overridden, Passed, shown
 
 LOCAL_HISTORY = "agent_framework_local_history_persistence"
 """The conversation id if the framework itself loads the history at each call of the model."""
@@ -54,20 +54,10 @@ UNNAMED_AGENT = "UnnamedAgent"
 class RefoldCompaction(ContextProvider):
     """Fits every call of the model. The session's messages stay unchanged. Serves many sessions at once."""
 
-    def __init__(
-        self,
-        *,
-        store: str | Store | None = None,
-        conversation: str | None = None,
-        model: str | None = None,
-        config: Source = None,
-        agent: str | None = None,
-    ) -> None:
+    def __init__(self, *, conversation: str | None = None, **options: Unpack[AdapterOptions]) -> None:
         super().__init__(REFOLD)
         self.converter = AgentFrameworkConverter()
-        self._conversations = AdapterConversations(
-            self.converter, store=store, model=model, config=config, agent=agent
-        )
+        self._conversations = AdapterConversations(self.converter, **options)
         self._conversation = conversation
         self._tools = [self._tool(**about) for about in lookup_tools()]
         self._declarations: list[dict[str, Any]] = []
@@ -222,25 +212,15 @@ class RunMiddleware(ChatMiddleware):
 def _identity(message: FrameworkMessage) -> Hashable:
     """Calls and results by their ids, since other middleware may have changed their content."""
     ids = tuple((one.type, one.call_id) for one in message.contents if one.call_id)
-    return ids or AgentFrameworkConverter().fingerprint(message)
+    return ids or content_id([AgentFrameworkConverter().parse(message)])
 
 
 class RefoldHistory(HistoryProvider):
     """Keeps a session's messages in the record instead of the session: its id is enough to continue."""
 
-    def __init__(
-        self,
-        *,
-        store: str | Store | None = None,
-        conversation: str | None = None,
-        model: str | None = None,
-        config: Source = None,
-        agent: str | None = None,
-    ) -> None:
+    def __init__(self, *, conversation: str | None = None, **options: Unpack[AdapterOptions]) -> None:
         super().__init__(f"{REFOLD}_history")
-        self._conversations = AdapterConversations(
-            AgentFrameworkConverter(), store=store, model=model, config=config, agent=agent
-        )
+        self._conversations = AdapterConversations(AgentFrameworkConverter(), **options)
         self._conversation = conversation
         self._cache = RecordedMessages()
 

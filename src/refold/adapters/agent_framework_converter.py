@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Hashable, Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,8 +10,8 @@ import msgspec
 from agent_framework import Content
 from agent_framework import Message as FrameworkMessage
 
-from refold.adapters.synced_history import AGAIN
 from refold.core.message import Media, Message, Opaque, Part, Reasoning, Role, Text, ToolCall, ToolResult
+from refold.session.synced_history import AGAIN
 
 DIALECT = "agent-framework"
 REFOLD = "refold"
@@ -32,15 +31,9 @@ def has_content(message: FrameworkMessage) -> bool:
 
 
 class AgentFrameworkConverter:
-    content_of = attrgetter("contents")
-
     def __init__(self) -> None:
         self.authors: WeakKeyDictionary[FrameworkMessage, str] = WeakKeyDictionary()
         """Authors of answers that are recorded before the framework names them."""
-
-    def fingerprint(self, message: FrameworkMessage) -> Hashable:
-        contents = [_content_key(content) for content in message.contents if content.type not in APPROVALS]
-        return (_own_id(message), message.role, *contents)
 
     def parse(self, message: FrameworkMessage) -> Message:
         # Results come first, except in messages of an assistant: in this order they are recorded.
@@ -76,22 +69,6 @@ class AgentFrameworkConverter:
 def _own_id(message: FrameworkMessage) -> str | None:
     id = message.message_id
     return None if not id or GENERATED_ID.fullmatch(id) else id
-
-
-def _content_key(content: Content) -> Hashable:
-    key: Hashable
-    match content.type:
-        case "text":
-            key = content.text
-        case "function_result":
-            key = (content.call_id, str(content.result), len(content.items or ()))
-        case "function_call":
-            key = (content.call_id, str(content.arguments))
-        case "data" | "uri":
-            key = content.uri
-        case _:
-            key = repr(content.to_dict())
-    return key
 
 
 def _part(content: Content) -> Any:

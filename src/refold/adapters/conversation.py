@@ -1,24 +1,32 @@
-"""The conversations of an adapter: their histories are recorded, and what their models see fits."""
+"""What all adapters share: the conversations of a framework, recorded, and fitted for its models."""
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, islice
 from threading import RLock
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, TypedDict
 
 import msgspec
 
-from refold.adapters.synced_history import Converter, M, Passed, SyncedHistory, shown
 from refold.config.config import Source, load_config
 from refold.core.event import Line, Span
 from refold.core.expiry import EXPAND, OWN_TOOLS
 from refold.core.message import Message, Text, ToolResult
-from refold.core.pairing import NO_RESULT, MissingResult, OrphanResult, original_id, repair_pairs
+from refold.core.pairing import (
+    NO_RESULT,
+    MissingResult,
+    OrphanResult,
+    original_id,
+    repair_pairs,
+    with_original_ids,
+)
 from refold.session.api import DEFAULT_STORE
 from refold.session.api import open as open_session
+from refold.session.history_sync import are_same, insert_transient, match_request
 from refold.session.session import Session
+from refold.session.synced_history import Converter, M, Overridden, Passed, SyncedHistory, shown
 from refold.session.tools import declared
 from refold.stores.store import Store, open_store
 
@@ -28,6 +36,16 @@ WARM_CONVERSATIONS = 8
 """The newest of them, whose message objects are remembered between requests."""
 DIALECT = "openai-chat"
 """Requests are counted and checked in this dialect, whatever the framework makes of them."""
+
+
+class AdapterOptions(TypedDict, total=False):
+    """Keyword arguments of every adapter, with the meaning that they have in `refold.open`."""
+
+    store: str | Store | None
+    model: str | None
+    """Replaces the framework's own name of the model."""
+    config: Source
+    agent: str | None
 
 
 class ModelCall(NamedTuple):
@@ -46,6 +64,65 @@ class ModelCall(NamedTuple):
         return {name: value for name, value in fields.items() if value}
 
 
+class FittedMessage(NamedTuple, Generic[M]):
+    message: M
+    position: int | None
+    """Of the passed message that it is, or is a short form of."""
+
+
+class RequestMatch(NamedTuple, Generic[M]):
+    """One request to a model, compared with the history that it was made from.
+
+    Other middleware may have changed messages, left some out, or inserted some: what was changed is recorded
+    as the history has it, and what was inserted is sent with this request only.
+    """
+
+    request: Sequence[M]
+    passed: list[Passed[M]]
+    """The history, with what was changed for this request."""
+    positions: list[int | None]
+    """Of each passed message in the request; None if it was left out."""
+    transient: dict[int, M]
+    """Messages of this request only, by position."""
+
+    @classmethod
+    def of(
+        cls,
+        history: Sequence[M],
+        request: Sequence[M],
+        key: Callable[[M], Hashable],
+        is_recorded: Callable[[M], bool] = lambda message: True,
+    ) -> "RequestMatch[M]":
+        """`key` tells which messages are the same, whatever was changed in them.
+
+        Messages of the request that are not `is_recorded` belong to this request only.
+        """
+        if are_same(history, request) or history == request:
+            return cls(request, list(history), [*range(len(request))], {})
+        candidates = [n for n, message in enumerate(request) if is_recorded(message)]
+        matches = match_request([*map(key, history)], [key(request[n]) for n in candidates])
+        position_of = {at: candidates[n] for n, at in matches.items()}
+        passed: list[Passed[M]] = []
+        for at, own in enumerate(history):
+            sent = request[position_of[at]] if at in position_of else own
+            passed.append(own if own == sent else Overridden(own, sent))
+        known = set(position_of.values())
+        transient = {n: message for n, message in enumerate(request) if n not in known}
+        return cls(request, passed, [*map(position_of.get, range(len(history)))], transient)
+
+    def merge(self, fitted: Sequence[FittedMessage[M]]) -> list[M]:
+        """The messages to send: unchanged ones as the request has them, and the transient ones in between."""
+        messages: list[M] = []
+        positions: list[int | None] = []
+        for message, n in fitted:
+            position = None if n is None else self.positions[n]
+            if n is not None and position is not None and message is shown(self.passed[n]):
+                message = self.request[position]
+            messages.append(message)
+            positions.append(position)
+        return insert_transient(messages, positions, self.transient)
+
+
 class _ShownPart(NamedTuple):
     """A part of the view: a recorded line, or a message that stands for it."""
 
@@ -61,29 +138,42 @@ class AdapterConversation(SyncedHistory[M]):
     has_fixed_model = False
     """The adapter was given a model, which the framework's does not replace."""
 
-    def fit(self, messages: Sequence[Passed[M]], call: ModelCall) -> list[M]:
-        """Records what is new, and returns the messages to send.
+    def fit_request(self, match: RequestMatch[M], call: ModelCall) -> list[M]:
+        """Records what is new in the history of a request, and returns the messages to send.
+
+        Transient messages are counted as system text.
 
         Raises:
             OverBudgetError: what must be shown is larger than the model's window.
         """
+        texts = [call.system, *(self._converter.parse(one).text for one in match.transient.values())]
+        call = call._replace(system="\n\n".join(filter(None, texts)) or None)
+        return match.merge(self._fit(match.passed, call))
+
+    def fit(self, messages: Sequence[Passed[M]], call: ModelCall) -> list[M]:
+        """The same for a history that nobody changed or added to."""
+        return [message for message, _ in self._fit(messages, call)]
+
+    async def afit(self, messages: Sequence[Passed[M]], call: ModelCall) -> list[M]:
+        return await asyncio.to_thread(self.fit, messages, call)
+
+    def _fit(self, messages: Sequence[Passed[M]], call: ModelCall) -> list[FittedMessage[M]]:
         with self.lock:
             positions = self._sync(messages, is_request=True)
             names = {tool["function"]["name"] for tool in call.tools if "function" in tool}
             prepare_session(self.session, None if self.has_fixed_model else call.model, names)
             self.session.fit(dialect=DIALECT, request=call.request)
-            fitted: list[M] = []
+            fitted: list[FittedMessage[M]] = []
             for known, group in groupby(self._shown_parts(), lambda part: part.known):
-                parts = list(group)
                 if known is None:
-                    fitted += [self._converter.render(part.message, None) for part in parts if part.message]
-                else:
-                    passed = shown(messages[positions[known]]) if known in positions else None
-                    fitted.append(self._joined(known, parts, passed))
+                    for part in group:
+                        if part.message:
+                            fitted.append(FittedMessage(self._converter.render(part.message, None), None))
+                    continue
+                position = positions.get(known)
+                passed = None if position is None else shown(messages[position])
+                fitted.append(FittedMessage(self._joined(known, list(group), passed), position))
             return fitted
-
-    async def afit(self, messages: Sequence[Passed[M]], call: ModelCall) -> list[M]:
-        return await asyncio.to_thread(self.fit, messages, call)
 
     def call(self, tool: str, arguments: Any) -> str:
         """The result of a call of refold_expand or refold_search."""
@@ -110,6 +200,10 @@ class AdapterConversation(SyncedHistory[M]):
                 covered = {self._known_at[at] for at in span if at in self._known_at}
                 known = covered.pop() if len(covered) == 1 else None
                 yield _ShownPart(known, None, self._message(slot))
+
+    def _message(self, line: Line) -> Message:
+        """With the ids of calls as the framework has them."""
+        return with_original_ids(self.session.inspect.message(line))
 
     def _joined(self, known: int, parts: list[_ShownPart], passed: M | None) -> M:
         """One message of the framework: the passed object if all of it is shown unchanged."""

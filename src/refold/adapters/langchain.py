@@ -5,8 +5,7 @@ A thread is a conversation; without a thread, each run is one.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from operator import attrgetter
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, Unpack
 from uuid import uuid4
 
 import msgspec
@@ -27,10 +26,13 @@ from langgraph.channels.untracked_value import UntrackedValue
 from langgraph.config import get_config
 from langgraph.runtime import Runtime
 
-from refold.adapters.align import are_same, insert_transient, match_request
-from refold.adapters.conversation import AdapterConversations, ModelCall, lookup_tools
-from refold.adapters.synced_history import Overridden, Passed, hashable
-from refold.config.config import Source
+from refold.adapters.conversation import (
+    AdapterConversations,
+    AdapterOptions,
+    ModelCall,
+    RequestMatch,
+    lookup_tools,
+)
 from refold.core.message import (
     Media,
     Message,
@@ -43,7 +45,7 @@ from refold.core.message import (
     ToolResult,
     Usage,
 )
-from refold.stores.store import Store
+from refold.session.history_sync import are_same
 
 ROLES: dict[str, Role] = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}
 UNNAMED = "run"
@@ -61,19 +63,9 @@ class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
 
     state_schema = RefoldState
 
-    def __init__(
-        self,
-        *,
-        store: str | Store | None = None,
-        model: str | None = None,
-        config: Source = None,
-        agent: str | None = None,
-    ) -> None:
+    def __init__(self, **options: Unpack[AdapterOptions]) -> None:
         super().__init__()
-        converter = LangChainConverter()
-        self._conversations = AdapterConversations(
-            converter, store=store, model=model, config=config, agent=agent
-        )
+        self._conversations = AdapterConversations(LangChainConverter(), **options)
         self._declared: tuple[Sequence[Any], list[dict[str, Any]]] = ((), [])
         self.tools = [self._tool(**about) for about in lookup_tools()]
 
@@ -104,30 +96,19 @@ class RefoldMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def _fit(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         """What other middleware inserts into this one request is sent, and not recorded."""
-        messages = [*request.messages]
-        for n, message in enumerate(messages):
-            if not isinstance(message, BaseMessage):
-                messages[n] = convert_to_messages([message])[0]
+        messages = request.messages
+        if not all(isinstance(message, BaseMessage) for message in messages):
+            messages = convert_to_messages(messages)
         history: Sequence[Any] = request.state["messages"] or messages
-        passed, places = _match(history, messages)
-        transient: dict[int, Any] = {}
-        if len(places) < len(messages):
-            transient = {n: message for n, message in enumerate(messages) if n not in places}
-        texts = [str(message.text) for message in transient.values()]
-        if request.system_message:
-            texts.insert(0, str(request.system_message.text))
         call = ModelCall(
-            "\n\n".join(filter(None, texts)),
+            str(request.system_message.text) if request.system_message else None,
             self._declarations(request.tools),
             _first_attribute(request.model, "model_name", "model"),
             request.model_settings.get("max_tokens") or _first_attribute(request.model, "max_tokens"),
         )
         conversation = self._conversations.get(_conversation(request.state, get_config()))
-        shown: list[Any] = conversation.fit(passed, call)
-        if transient:
-            positions = {history[at].id: n for n, at in places.items()}
-            shown = insert_transient(shown, [positions.get(one.id) for one in shown], transient)
-        return request.override(messages=shown)
+        fitted: list[Any] = conversation.fit_request(RequestMatch.of(history, messages, _key), call)
+        return request.override(messages=fitted)
 
     def _declarations(self, tools: Sequence[BaseTool | dict[str, Any]]) -> list[dict[str, Any]]:
         """Cached, since most calls offer the same tools as the one before."""
@@ -161,22 +142,8 @@ def _thread_id(config: Any) -> str:
     return str(config.get("configurable", {}).get("thread_id") or "")
 
 
-def _match(
-    history: Sequence[BaseMessage], request: Sequence[BaseMessage]
-) -> tuple[Sequence[Passed[BaseMessage]], dict[int, int]]:
-    """The messages of a thread as a request has them, and which one each message of the request is."""
-    if are_same(history, request):
-        return request, {n: n for n in range(len(request))}
-    places = match_request([one.id or id(one) for one in history], [one.id or id(one) for one in request])
-    passed: list[Passed[BaseMessage]] = []
-    for n, at in places.items():
-        own, shown = history[at], request[n]
-        if own is shown:
-            passed.append(own)
-        else:
-            named = shown if shown.id == own.id else shown.model_copy(update={"id": own.id})
-            passed.append(Overridden(own, named))
-    return passed, places
+def _key(message: BaseMessage) -> Hashable:
+    return message.id or id(message)
 
 
 def _first_attribute(model: Any, *names: str) -> Any:
@@ -184,12 +151,6 @@ def _first_attribute(model: Any, *names: str) -> Any:
 
 
 class LangChainConverter:
-    content_of = attrgetter("content")
-
-    def fingerprint(self, message: BaseMessage) -> Hashable:
-        calls = [call["id"] for call in message.tool_calls] if isinstance(message, AIMessage) else ()
-        return (message.id, *calls, hashable(message.content))
-
     def parse(self, message: BaseMessage) -> Message:
         content = [message.content] if isinstance(message.content, str) else message.content
         if isinstance(message, ToolMessage):

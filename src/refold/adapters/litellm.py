@@ -8,11 +8,10 @@ import asyncio
 import warnings
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate, takewhile
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 from uuid import uuid4
 
 import litellm
@@ -24,16 +23,15 @@ from refold.adapters.conversation import (
     WARM_CONVERSATIONS,
     AdapterConversation,
     AdapterConversations,
+    AdapterOptions,
     ModelCall,
     declare_function,
     lookup_tools,
 )
-from refold.config.config import Source
-from refold.core.codec import read_json
 from refold.core.errors import MessageError, OverBudgetError
 from refold.core.message import Message, Text, Usage
 from refold.dialects import openai_chat
-from refold.stores.store import Store
+from refold.session.history_sync import content_digest
 
 CHAT_CALLS = ("completion", "acompletion")
 """Other calls are not fitted."""
@@ -44,15 +42,20 @@ MOST_REMEMBERED = 5_000
 """Conversations, and requests under way, that are remembered."""
 
 
-class HashedMessage(NamedTuple):
-    """A message, as a dict or as an object of a reply, with the hash of its content."""
+class ChatMessage(NamedTuple):
+    """A message, as a dict or as an object of a reply, and what it says."""
 
-    message: Any
-    content_hash: int
+    value: Any
+    message: Message
+    digest: bytes
 
     @classmethod
-    def of(cls, message: Any) -> "HashedMessage":
-        return cls(message, hash(_content_key(message)))
+    def of(cls, value: Any) -> "ChatMessage":
+        fields = _as_dict(value)
+        parsed = openai_chat.parse(fields)
+        parts = tuple(part for part in parsed.parts if part != Text(""))
+        message = msgspec.structs.replace(parsed, parts=parts, usage=_usage(fields.get("usage")))
+        return cls(value, message, content_digest(message))
 
 
 class ConversationId(NamedTuple):
@@ -64,7 +67,7 @@ class _PendingRequest(NamedTuple):
     """A request that waits for its answer."""
 
     conversation: ConversationId
-    last: HashedMessage
+    last: ChatMessage
     message_count: int
     """Messages in the conversation when the request was made."""
     history_hash: int | None
@@ -74,25 +77,15 @@ class _PendingRequest(NamedTuple):
 class RefoldHook(CustomLogger):
     """Fits the requests of `acompletion`, routers and the proxy. Serves many conversations at once."""
 
-    def __init__(
-        self,
-        *,
-        store: str | Store | None = None,
-        model: str | None = None,
-        config: Source = None,
-        agent: str | None = None,
-    ) -> None:
+    def __init__(self, **options: Unpack[AdapterOptions]) -> None:
         super().__init__()
-        converter = LiteLLMConverter()
-        self._conversations = AdapterConversations(
-            converter, store=store, model=model, config=config, agent=agent
-        )
+        self._conversations = AdapterConversations(LiteLLMConverter(), **options)
         self._pending: OrderedDict[str, _PendingRequest] = OrderedDict()
         """By LiteLLM's id of the call."""
         self._by_history: OrderedDict[int, ConversationId] = OrderedDict()
         """Conversations by the hash of their newest history."""
-        self._hashes: OrderedDict[int, tuple[list[Any], list[int]]] = OrderedDict()
-        """The last request's messages and their hashes, by the hash of the first one."""
+        self._read: OrderedDict[bytes, tuple[list[Any], list[ChatMessage]]] = OrderedDict()
+        """The last request's messages, and what they say, by the digest of the first one."""
         self._lock = Lock()
 
     # For the caller's own loop
@@ -155,9 +148,6 @@ class RefoldHook(CustomLogger):
             _warn("acompletion was not fitted: give `messages` by keyword")
             return request
         system = list(takewhile(lambda message: _field(message, "role") in SYSTEM_ROLES, messages))
-        body = self._hashed(list(messages)[len(system) :])
-        if not body:
-            return request
         call = ModelCall(
             "\n\n".join(_text(_field(message, "content")) for message in system) or None,
             request.get("tools") or (),
@@ -165,6 +155,9 @@ class RefoldHook(CustomLogger):
             request.get("max_completion_tokens") or request.get("max_tokens"),
         )
         try:
+            body = self._parsed(list(messages)[len(system) :])
+            if not body:
+                return request
             id, history_hash = self._identify(request, system, body)
             conversation = self._conversations.get(*id)
             with conversation.lock:
@@ -176,22 +169,22 @@ class RefoldHook(CustomLogger):
             raise ContextWindowExceededError(str(error), call.model or "", "refold") from error
         pending = _PendingRequest(id, body[-1], count, history_hash)
         self._remember(self._pending, request.get("litellm_call_id"), pending)
-        return {**request, "messages": [*system, *(one.message for one in shown)]}
+        return {**request, "messages": [*system, *(one.value for one in shown)]}
 
-    def _hashed(self, messages: list[Any]) -> list[HashedMessage]:
-        """Hashes only the messages that the request before did not have."""
+    def _parsed(self, messages: list[Any]) -> list[ChatMessage]:
+        """Reads only the messages that the request before did not have."""
         if not messages:
             return []
-        first = HashedMessage.of(messages[0]).content_hash
+        first = ChatMessage.of(messages[0]).digest
         with self._lock:
-            known, hashes = self._hashes.pop(first, ([], []))
+            known, parsed = self._read.pop(first, ([], []))
         if messages[: len(known)] != known:
-            known, hashes = [], []
+            known, parsed = [], []
         new = messages[len(known) :]
-        hashes = [*hashes, *(HashedMessage.of(message).content_hash for message in new)]
+        parsed = [*parsed, *map(ChatMessage.of, new)]
         copies = [dict(message) if isinstance(message, dict) else message for message in new]
-        self._remember(self._hashes, first, ([*known, *copies], hashes), WARM_CONVERSATIONS)
-        return [*map(HashedMessage, messages, hashes)]
+        self._remember(self._read, first, ([*known, *copies], parsed), WARM_CONVERSATIONS)
+        return parsed
 
     def _record_answer(self, id: Any, response: Any) -> None:
         """Unless the conversation went on meanwhile: then the answer is recorded when it is sent back."""
@@ -200,15 +193,15 @@ class RefoldHook(CustomLogger):
         answer = getattr(choices[0], "message", None) if len(choices) == 1 else None
         if pending is None or answer is None:
             return
-        message = HashedMessage.of({**_as_dict(answer), "usage": _field(response, "usage")})
+        message = ChatMessage.of({**_as_dict(answer), "usage": _field(response, "usage")})
         conversation = self._conversations.get(*pending.conversation)
         with conversation.lock:
             if conversation.session.inspect.state.index != pending.message_count:
                 return
-            conversation.record([pending.last, message])
+            conversation.record([pending.last, message], keeps_objects=True)
         before = pending.history_hash
         if before is not None and self._by_history.pop(before, None) is not None:
-            self._remember(self._by_history, hash((before, message.content_hash)), pending.conversation)
+            self._remember(self._by_history, hash((before, message.digest)), pending.conversation)
 
     def _remember(
         self, where: OrderedDict[Any, Any], key: Hashable, value: Any, most: int = MOST_REMEMBERED
@@ -221,7 +214,7 @@ class RefoldHook(CustomLogger):
     # Which conversation a request belongs to
 
     def _identify(
-        self, request: dict[str, Any], system: Sequence[Any], body: Sequence[HashedMessage]
+        self, request: dict[str, Any], system: Sequence[Any], body: Sequence[ChatMessage]
     ) -> tuple[ConversationId, int | None]:
         """The conversation, and the hash of the history if that identified it."""
         metadata = [request[name] for name in ("metadata", "litellm_metadata") if request.get(name)]
@@ -239,7 +232,7 @@ class RefoldHook(CustomLogger):
             return ConversationId(str(name), owner), None
         session = request.get("litellm_session_id") or first("session_id")
         seed = hash((owner or "", session))
-        hashes = [*accumulate((one.content_hash for one in body), lambda *two: hash(two), initial=seed)][1:]
+        hashes = [*accumulate((one.digest for one in body), lambda *two: hash(two), initial=seed)][1:]
         with self._lock:
             newest = next((one for one in reversed(hashes) if one in self._by_history), None)
             found = None if newest is None else self._by_history.pop(newest)
@@ -248,21 +241,21 @@ class RefoldHook(CustomLogger):
         return found, hashes[-1]
 
     def _begin(
-        self, owner: str | None, session: Any, system: Sequence[Any], body: Sequence[HashedMessage]
+        self, owner: str | None, session: Any, system: Sequence[Any], body: Sequence[ChatMessage]
     ) -> ConversationId:
         """A conversation without other messages: several may share a session, or begin with the same text."""
 
-        def get(name: str) -> AdapterConversation[HashedMessage]:
+        def get(name: str) -> AdapterConversation[ChatMessage]:
             return self._conversations.get(name, owner)
 
-        messages = [one.message for one in body]
-        before_user = [*takewhile(lambda message: _field(message, "role") != "user", messages)]
-        beginning = [_content_key(message) for message in (*system, *messages[: len(before_user) + 1])]
-        name = f"chat-{_digest(beginning)}"
+        before_user = [*takewhile(lambda one: one.message.role != "user", body)]
+        beginning = [*map(ChatMessage.of, system), *body[: len(before_user) + 1]]
+        digest = _digest([one.digest for one in beginning])
+        name = f"chat-{digest}"
         if session:
             if get(str(session)).continues(body, may_be_trimmed=True):
                 return ConversationId(str(session), owner)
-            name = f"{session}~h{_digest(beginning)}"
+            name = f"{session}~h{digest}"
         if not get(name).continues(body):
             name = f"{name}-{uuid4().hex[:8]}"
         return ConversationId(name, owner)
@@ -273,30 +266,20 @@ def _warn(text: str) -> None:
 
 
 class LiteLLMConverter:
-    """LiteLLM's messages are those of OpenAI's chat completions, without ids.
+    """LiteLLM's messages are those of OpenAI's chat completions, without ids."""
 
-    An answer may come back in another form, so a message is known by its content.
-    """
+    def parse(self, message: ChatMessage) -> Message:
+        return message.message
 
-    def fingerprint(self, message: HashedMessage) -> int:
-        return message.content_hash
-
-    def parse(self, message: HashedMessage) -> Message:
-        value = _as_dict(message.message)
-        parsed = openai_chat.parse(value)
-        parts = tuple(part for part in parsed.parts if part != Text(""))
-        id = f"said-{_digest(_content_key(value))}"
-        return msgspec.structs.replace(parsed, parts=parts, id=id, usage=_usage(value.get("usage")))
-
-    def render(self, message: Message, original: HashedMessage | None) -> HashedMessage:
+    def render(self, message: Message, original: ChatMessage | None) -> ChatMessage:
         rendered = openai_chat.render(message)[0][0]
         if message.results:  # the calls have the same ids, however long they are
             rendered["tool_call_id"] = message.results[0].call_id
         for call, part in zip(rendered.get("tool_calls", ()), message.calls, strict=False):
             call["id"] = part.call_id
         if original is not None:
-            rendered = _with_other_fields(rendered, _as_dict(original.message))
-        return HashedMessage(rendered, 0)
+            rendered = _with_other_fields(rendered, _as_dict(original.value))
+        return ChatMessage(rendered, message, b"")
 
 
 def _with_other_fields(rendered: dict[str, Any], original: dict[str, Any]) -> dict[str, Any]:
@@ -305,7 +288,7 @@ def _with_other_fields(rendered: dict[str, Any], original: dict[str, Any]) -> di
         return rendered
     calls = original.get("tool_calls") or ()
     merged = {name: value for name, value in original.items() if name != "tool_calls"} | rendered
-    if calls and [*map(_call_key, calls)] == [*map(_call_key, rendered.get("tool_calls", ()))]:
+    if calls and openai_chat.parse(original).calls == openai_chat.parse(rendered).calls:
         merged["tool_calls"] = calls
     return merged
 
@@ -331,44 +314,6 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "".join(_field(block, "text") or "" for block in content or ())
-
-
-def _content_key(message: Any) -> tuple[Any, ...]:
-    """Equal for messages with the same content, in whatever form."""
-    fields = _fields(message)
-    content = fields.get("content")
-    if not isinstance(content, str) and any(_field(block, "type") != "text" for block in content or ()):
-        content = _hashable(content)
-    else:
-        content = _text(content).strip()
-    calls = fields.get("tool_calls") or ()
-    return (fields.get("role"), content, fields.get("tool_call_id"), tuple(map(_call_key, calls)))
-
-
-def _call_key(call: Any) -> tuple[Any, ...]:
-    fields = _fields(call)
-    function = _fields(fields.get("function") or fields.get("custom") or {})
-    arguments = function.get("arguments") or function.get("input") or ""
-    key = _arguments_key(arguments) if isinstance(arguments, str) else _hashable(arguments)
-    return (fields.get("id"), function.get("name"), key)
-
-
-@lru_cache(1_000)
-def _arguments_key(text: str) -> Any:
-    try:
-        return _hashable(read_json(text))
-    except (ValueError, RecursionError):
-        return text
-
-
-def _hashable(value: Any) -> Hashable:
-    """Numbers as text, since -1 and -2 have the same hash."""
-    match value:
-        case dict():
-            return tuple(sorted((str(key), _hashable(one)) for key, one in value.items()))
-        case list() | tuple():
-            return tuple(map(_hashable, value))
-    return value if isinstance(value, str) else (repr(value),)
 
 
 def _digest(value: Any) -> str:

@@ -27,7 +27,6 @@ from agents.models import get_default_model
 from agents.run_config import CallModelData, ModelInputData
 from agents.tool_context import ToolContext
 
-from refold.adapters.align import are_same
 from refold.adapters.conversation import lookup_tools, open_adapter_store
 from refold.adapters.openai_agents_items import (
     FilteredInput,
@@ -37,12 +36,13 @@ from refold.adapters.openai_agents_items import (
     compare_input,
     lacks_calls,
 )
-from refold.adapters.synced_history import MOST_GAPS, branch_name, newer_branches
 from refold.config.config import DEFAULT, Source, load_config
 from refold.core import codec
 from refold.core.errors import ConflictError, StoreError
 from refold.session.api import open as open_session
+from refold.session.history_sync import are_same
 from refold.session.session import Session
+from refold.session.synced_history import MOST_GAPS, branch_name, newer_branches
 from refold.stores.store import Forks, Store
 
 OTHER_HISTORIES = 32

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from refold.adapters.align import insert_transient, match_request
 from refold.adapters.conversation import prepare_session
 from refold.core import codec
 from refold.core.event import Said
 from refold.core.pairing import ID_SEPARATOR
 from refold.dialects.openai_responses import DIALECT, PREFIXES, render, tool_id
+from refold.session.history_sync import insert_transient, match_request
 from refold.session.session import Session
 
 Item: TypeAlias = dict[str, Any]

@@ -5,14 +5,11 @@ Without a `conversation`, it is the one that the run belongs to, by its message 
 
 import asyncio
 from base64 import b64decode
-from bisect import bisect_left
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
-from hashlib import blake2b
 from itertools import groupby
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import msgspec
 from pydantic_ai import AgentRunResult, FunctionToolset, RunContext, Tool
@@ -38,13 +35,16 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models import ModelRequestContext
 
-from refold.adapters.align import are_same, match_request
-from refold.adapters.conversation import AdapterConversations, ModelCall, declare_function, lookup_tools
-from refold.adapters.synced_history import Overridden, Passed
-from refold.config.config import Source
-from refold.core import codec
+from refold.adapters.conversation import (
+    AdapterConversations,
+    AdapterOptions,
+    ModelCall,
+    RequestMatch,
+    declare_function,
+    lookup_tools,
+)
 from refold.core.message import Media, Message, Opaque, Part, Reasoning, Text, ToolCall, ToolResult, Usage
-from refold.stores.store import Store
+from refold.session.history_sync import are_same
 
 DIALECT = "pydantic-ai"
 IS_LATE = hasattr(AbstractCapability, "prepare_model_request")
@@ -56,25 +56,16 @@ RECORDED = frozenset(("user-prompt", "tool-return", "retry-prompt", "retry-feedb
 class Refold(AbstractCapability[Any]):
     """Fits every call of the model. The run's own messages stay unchanged."""
 
-    def __init__(
-        self,
-        *,
-        store: str | Store | None = None,
-        conversation: str | None = None,
-        model: str | None = None,
-        config: Source = None,
-        agent: str | None = None,
-    ) -> None:
-        converter = PydanticAIConverter()
-        self._conversations = AdapterConversations(
-            converter, store=store, model=model, config=config, agent=agent
-        )
+    def __init__(self, *, conversation: str | None = None, **options: Unpack[AdapterOptions]) -> None:
+        self._conversations = AdapterConversations(PydanticAIConverter(), **options)
         self._conversation = conversation
-        self._last: RequestHistory | None = None
-        """Of the last request in this run."""
+        self._parts: dict[tuple[int, int], HistoryPart] = {}
+        """The parts of this run's messages: the same objects in every request."""
 
     async def for_run(self, ctx: RunContext[Any]) -> "Refold":
-        return copy(self)
+        run = copy(self)
+        run._parts = {}
+        return run
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
@@ -84,18 +75,34 @@ class Refold(AbstractCapability[Any]):
     async def prepare_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        history = RequestHistory(ctx.messages, request_context.messages, self._last)
-        self._last = history
+        messages = request_context.messages
+        parts: list[HistoryPart] = []
+        for part in self._split(messages):
+            if getattr(part.part, "scope", None) != "request" or part.message is messages[-1]:
+                parts.append(part)
+        match = RequestMatch.of(self._history(ctx.messages), parts, _key, _is_recorded)
         conversation = self._conversations.get(self._name(ctx))
-        shown = await conversation.afit(history.passed, _model_call(request_context, history))
-        request_context.messages = history.rebuild(shown)
+        call = _model_call(request_context)
+        fitted = await asyncio.to_thread(conversation.fit_request, match, call)
+        request_context.messages = _messages(fitted)
         return request_context
 
     async def after_run(self, ctx: RunContext[Any], *, result: AgentRunResult[Any]) -> AgentRunResult[Any]:
         """Records the last answer, which no call of the model follows."""
-        history = RequestHistory(result.all_messages(), before=self._last)
-        await asyncio.to_thread(self._conversations.get(self._name(ctx)).record, history.passed)
+        history = self._history(result.all_messages())
+        await asyncio.to_thread(self._conversations.get(self._name(ctx)).record, history)
         return result
+
+    def _history(self, messages: Sequence[ModelMessage]) -> "list[HistoryPart]":
+        return [part for part in self._split(messages) if _is_recorded(part)]
+
+    def _split(self, messages: Sequence[ModelMessage]) -> "list[HistoryPart]":
+        parts: list[HistoryPart] = []
+        for message in messages:
+            for part in _parts(message):
+                key = (id(message), id(part.part))
+                parts.append(self._parts.setdefault(key, part))
+        return parts
 
     def get_toolset(self) -> FunctionToolset[Any]:
         return FunctionToolset([self._tool(**about) for about in lookup_tools()])
@@ -110,14 +117,9 @@ class Refold(AbstractCapability[Any]):
         return str(self._conversation or ctx.conversation_id or ctx.run_id)
 
 
-def _model_call(request: ModelRequestContext, history: "RequestHistory") -> ModelCall:
-    """Parts and messages that are not recorded are counted as system text."""
+def _model_call(request: ModelRequestContext) -> ModelCall:
     parameters = request.model_request_parameters
-    transient = RequestHistory([message for messages in history.transient.values() for message in messages])
     system = [part.content for part in parameters.instruction_parts or ()]
-    for parts in (*history.unrecorded.values(), *transient.unrecorded.values()):
-        system += [part.content for part in parts if isinstance(part, SystemPromptPart)]
-    system += [PydanticAIConverter().parse(part).text for part in transient.parts]
     if parameters.output_object:
         system.append(_json(parameters.output_object.json_schema))
     return ModelCall(
@@ -136,161 +138,59 @@ class HistoryPart(NamedTuple):
 
     message: Any
     part: Any = None
-    """None for a response."""
-    message_index: int | None = None
-    """Of the message in the history."""
-    part_index: int = 0
-    content: tuple[Part, ...] = ()
-    digest: str = ""
-    own: "HistoryPart | None" = None
-    """The history's own part, if another capability changed it for one request."""
-
-    @classmethod
-    def of(cls, message: Any, part: Any, index: int, part_index: int = 0) -> "HistoryPart":
-        content: list[Part] = []
-        for one in message.parts if part is None else (part,):
-            content += _content(one)
-        digest = blake2b(codec.dumps([part is None, content]), digest_size=12).hexdigest()
-        return cls(message, part, index, part_index, tuple(content), digest)
+    """None for a response, or a request without parts."""
+    n: int = 0
+    """The index of the part in its message."""
 
 
-class RequestHistory:
-    """The history, split into parts, and what other capabilities changed in it for one request."""
+def _parts(message: ModelMessage) -> Iterable[HistoryPart]:
+    if isinstance(message, ModelResponse) or not message.parts:
+        is_empty = isinstance(message, ModelResponse) and not message.parts
+        return () if is_empty else (HistoryPart(message),)
+    parts = [HistoryPart(message, part, n) for n, part in enumerate(message.parts)]
+    return sorted(parts, key=lambda one: not _is_result(one.part))  # as in the next run's history
 
-    def __init__(
-        self,
-        history: Sequence[ModelMessage],
-        request: Sequence[ModelMessage] | None = None,
-        before: "RequestHistory | None" = None,
-    ) -> None:
-        self._history = list(history)
-        self.parts: list[HistoryPart] = []
-        self.unrecorded: dict[int, list[Any]] = {}
-        """Parts that are sent and not recorded, by the index of their message."""
-        self.transient: dict[int, Sequence[ModelMessage]] = {}
-        """Messages of this request only, by the index of the history's message that follows them."""
-        self._changed: dict[int, ModelMessage] = {}
-        """Messages that replace those of the history, by index."""
-        self._is_unchanged = request is None or are_same(self._history, request)
-        if request is not None and not self._is_unchanged:
-            self._compare(request)
-        elif request is None and before:  # the last request had these changes
-            for n, message in before._changed.items():
-                if n < len(self._history) and before._history[n] is self._history[n]:
-                    self._changed[n] = message
-        known = self._take_over(before) if before else 0
-        first = len(self.parts)
-        for n in range(known, len(self._history)):
-            self._split(n)
-        if before:  # keep the same objects, by which an unchanged history is recognized
-            for n in range(first, min(len(self.parts), len(before.parts))):
-                if self.parts[n] == before.parts[n]:
-                    self.parts[n] = before.parts[n]
 
-    def _compare(self, request: Sequence[ModelMessage]) -> None:
-        """Finds changed and inserted messages. Removed ones are sent if they fit."""
-        places = match_request([*map(id, self._history)], [*map(id, request)])
-        following = len(self._history)
-        for n in range(len(request) - 1, -1, -1):
-            at = places.get(n)
-            if at is None or type(request[n]) is not type(self._history[at]):
-                self.transient[following] = [request[n], *self.transient.get(following, ())]
-                continue
-            following = at
-            if request[n] is not self._history[at]:
-                self._changed[at] = request[n]
+def _is_recorded(part: HistoryPart) -> bool:
+    if part.part is None:
+        return isinstance(part.message, ModelResponse)
+    return part.part.part_kind in RECORDED
 
-    def _take_over(self, before: "RequestHistory") -> int:
-        """Copies the parts of unchanged messages, except the newest: others may have added to it since."""
-        known = len(before._history) - 1
-        if not are_same(before._history[:known], self._history[:known]):
-            return 0
-        for n in {*before._changed, *self._changed}:
-            if before._changed.get(n) is not self._changed.get(n):
-                known = min(known, n)
-        self.parts = before.parts[: bisect_left(before.parts, known, key=attrgetter("message_index"))]
-        self.unrecorded = {n: parts for n, parts in before.unrecorded.items() if n < known}
-        return known
 
-    def _split(self, n: int) -> None:
-        own = self._history[n]
-        message = self._changed.get(n, own)
-        if isinstance(message, ModelResponse):
-            if message.parts:
-                own_part = HistoryPart.of(own, None, n) if message is not own else None
-                self.parts.append(HistoryPart.of(message, None, n)._replace(own=own_part))
-            return
-        parts: list[HistoryPart] = []
-        is_alike = len(message.parts) == len(own.parts)
-        for k, part in enumerate(message.parts):
-            if part.part_kind in RECORDED:
-                is_changed = is_alike and own.parts[k] is not part
-                own_part = HistoryPart.of(own, own.parts[k], n, k) if is_changed else None
-                parts.append(HistoryPart.of(message, part, n, k)._replace(own=own_part))
-            elif getattr(part, "scope", None) != "request" or n == len(self._history) - 1:
-                self.unrecorded.setdefault(n, []).append(part)
-        self.parts += sorted(parts, key=lambda one: not _is_result(one.part))  # as in the next run's history
+def _key(part: HistoryPart) -> int:
+    return id(part.message if part.part is None else part.part)
 
-    @property
-    def passed(self) -> list[Passed[HistoryPart]]:
-        return [part if part.own is None else Overridden(part.own, part) for part in self.parts]
 
-    def rebuild(self, shown: Sequence[HistoryPart]) -> list[ModelMessage]:
-        """Messages from parts: the same objects, if all parts of a message are shown unchanged."""
-        if self._is_unchanged and are_same(shown, self.parts):
-            return [*self._history]
-        messages: list[ModelMessage] = []
-        due = 0
-        for n, group in groupby(shown, attrgetter("message_index")):
-            if n is None:
-                messages += [part.message for part in group]
-                continue
-            messages += self._unrecorded_between(due, n)
-            messages.append(self._message(n, list(group)))
-            due = max(due, n + 1)
-        return [*messages, *self._unrecorded_between(due, len(self._history))]
-
-    def _unrecorded_between(self, start: int, stop: int) -> Iterator[ModelMessage]:
-        """What is sent with messages that are not shown, and what was inserted before them or at `stop`."""
-        last = len(self._history) - 1
-        for n in range(start, stop):
-            yield from self.transient.get(n, ())
-            if n == last and not (self.parts and self.parts[-1].message_index == last):
-                yield self._changed.get(last, self._history[last])  # it has no content, and awaits an answer
-            elif n in self.unrecorded:
-                yield ModelRequest(self.unrecorded[n])
-        if start <= stop:
-            yield from self.transient.get(stop, ())
-
-    def _message(self, n: int, shown: Sequence[HistoryPart]) -> Any:
-        message: Any = self._changed.get(n, self._history[n])
-        if isinstance(message, ModelResponse):
-            return shown[0].message
-        shown_parts = {part.part_index: part.part for part in shown}
-        parts: list[Any] = []
-        for k, part in enumerate(message.parts):
-            if k in shown_parts:
-                parts.append(shown_parts[k])
-            elif part.part_kind not in RECORDED:
-                parts.append(part)
-        return message if are_same(parts, message.parts) else replace(message, parts=parts)
+def _messages(parts: Iterable[HistoryPart]) -> list[ModelMessage]:
+    """Messages from parts: the same objects, if all parts of a message are there."""
+    messages: list[ModelMessage] = []
+    for _, group in groupby(parts, lambda part: id(part.message)):
+        shown = sorted(group, key=lambda part: part.n)
+        message = shown[0].message
+        shown_parts = [part.part for part in shown]
+        if shown_parts != [None] and not are_same(shown_parts, message.parts):
+            message = replace(message, parts=shown_parts)
+        messages.append(message)
+    return messages
 
 
 class PydanticAIConverter:
-    def fingerprint(self, part: HistoryPart) -> Hashable:
-        return part.digest
-
     def parse(self, part: HistoryPart) -> Message:
         if part.part is not None:
-            return Message("tool" if _is_result(part.part) else "user", part.content)
-        return Message("assistant", part.content, usage=_usage(part.message))
+            return Message("tool" if _is_result(part.part) else "user", _content(part.part))
+        content: list[Part] = []
+        for one in part.message.parts:
+            content += _content(one)
+        if isinstance(part.message, ModelRequest):
+            return Message("user")
+        return Message("assistant", tuple(content), usage=_usage(part.message))
 
     def render(self, message: Message, original: HistoryPart | None) -> HistoryPart:
         known = original.part if original else None
         if message.role == "assistant":
             return _response(message, None if known else original)
         part = _result(message, known) if message.results else _prompt(message, known)
-        return original._replace(part=part) if original and known else HistoryPart(ModelRequest([part]))
+        return original._replace(part=part) if original and known else HistoryPart(ModelRequest([part]), part)
 
 
 def _content(part: Any) -> tuple[Part, ...]:
@@ -312,6 +212,8 @@ def _content(part: Any) -> tuple[Part, ...]:
             return (ToolResult(part.tool_call_id, part.model_response(), part.tool_name, is_error=True),)
         case "retry-prompt" | "retry-feedback":
             return (Text(part.model_response()),)
+        case "system-prompt":
+            return (Text(part.content),)
         case "user-prompt":
             items = [part.content] if isinstance(part.content, str) else part.content
             return tuple(_item(one) for one in items if one and not isinstance(one, CachePoint))

@@ -7,10 +7,10 @@ another one.
 import asyncio
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from copy import deepcopy
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -22,10 +22,14 @@ from strands.tools import PythonAgentTool
 from strands.types.content import split_system_prompt
 from strands.types.session import decode_bytes_values, encode_bytes_values
 
-from refold.adapters.align import insert_transient, match_request
-from refold.adapters.conversation import AdapterConversations, ModelCall, declare_function, lookup_tools
-from refold.adapters.synced_history import Overridden, Passed, content_id, hashable, shown
-from refold.config.config import Source
+from refold.adapters.conversation import (
+    AdapterConversations,
+    AdapterOptions,
+    ModelCall,
+    RequestMatch,
+    declare_function,
+    lookup_tools,
+)
 from refold.core.message import (
     Media,
     Message,
@@ -38,7 +42,8 @@ from refold.core.message import (
     ToolResult,
     Usage,
 )
-from refold.stores.store import Store
+from refold.session.history_sync import content_id
+from refold.session.synced_history import Overridden
 
 DIALECT = "strands"
 DEFAULT_AGENT_ID = "default"
@@ -58,20 +63,9 @@ class RefoldPlugin(Plugin):
 
     name = "refold"
 
-    def __init__(
-        self,
-        *,
-        store: str | Store | None = None,
-        conversation: str | None = None,
-        model: str | None = None,
-        config: Source = None,
-        agent: str | None = None,
-    ) -> None:
+    def __init__(self, *, conversation: str | None = None, **options: Unpack[AdapterOptions]) -> None:
         super().__init__()
-        converter = StrandsConverter()
-        self._conversations = AdapterConversations(
-            converter, store=store, model=model, config=config, agent=agent
-        )
+        self._conversations = AdapterConversations(StrandsConverter(), **options)
         self._conversation = conversation
         self._restarts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         """How often the messages of each agent were cleared."""
@@ -101,28 +95,20 @@ class RefoldPlugin(Plugin):
 
     async def _fit(self, context: InvokeModelContext) -> InvokeModelContext:
         """What other plugins insert into this one request is sent, and not recorded."""
-        request = context.messages
         added = context.dynamic_trailing_blocks
-        passed, places = _match(list(context.agent.messages), _without_last_blocks(request, added))
+        request = context.messages
+        last = request[-1] if request else None
+        match = RequestMatch.of(context.agent.messages, _without_last_blocks(request, added), _key)
         self._overridden[context.agent] = [
-            (one.own["content"], one) for one in passed if isinstance(one, Overridden)
+            (one.own["content"], one) for one in match.passed if isinstance(one, Overridden)
         ]
         conversation = self._conversations.get(self._name(context.agent))
         if context.model.stateful:  # the provider has the history
-            await asyncio.to_thread(conversation.record, passed)
+            await asyncio.to_thread(conversation.record, match.passed)
             return context
-        transient = {n: message for n, message in enumerate(request) if n not in places}
-        fitted = await conversation.afit(passed, _model_call(context, transient.values()))
-        positions = {id(shown(message)): n for message, n in zip(passed, places, strict=True)}
-        messages: list[Any] = []
-        for message in fitted:
-            unchanged = positions.get(id(message))
-            messages.append(message if unchanged is None else request[unchanged])
-        if transient:
-            messages = insert_transient(messages, [positions.get(id(one)) for one in fitted], transient)
-        if added and messages[-1] is not request[-1]:
-            last = messages[-1]
-            messages[-1] = {**last, "content": [*last["content"], *request[-1]["content"][-added:]]}
+        messages = await asyncio.to_thread(conversation.fit_request, match, _model_call(context))
+        if added and last is not None:
+            messages[-1] = {**messages[-1], "content": [*messages[-1]["content"], *last["content"][-added:]]}
         return context.replace(messages=_alternating(messages))
 
     def _name(self, agent: Any) -> str:
@@ -140,20 +126,9 @@ class RefoldPlugin(Plugin):
         return PythonAgentTool(name, spec, run)
 
 
-def _match(history: list[Any], request: list[Any]) -> tuple[list[Passed[Any]], dict[int, int]]:
-    """The agent's messages as a request has them, and which one each message of the request is."""
-    if request == history:
-        return [*history], {n: n for n in range(len(request))}
-    places = match_request([*map(_key, history)], [*map(_key, request)])
-    passed: list[Passed[Any]] = []
-    for n, at in places.items():
-        is_same = history[at] == request[n]
-        passed.append(history[at] if is_same else Overridden(history[at], request[n]))
-    return passed, places
-
-
 def _key(message: Any) -> Hashable:
-    return message.get("tracking_id") or StrandsConverter().fingerprint(message)
+    """Strands' id of a message if it has one, or its content."""
+    return message.get("tracking_id") or ENCODER.encode([message["role"], message["content"]])
 
 
 def _without_last_blocks(messages: list[Any], blocks: int) -> list[Any]:
@@ -163,10 +138,7 @@ def _without_last_blocks(messages: list[Any], blocks: int) -> list[Any]:
     return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"][:-blocks]}]
 
 
-def _model_call(context: InvokeModelContext, transient: Iterable[Any]) -> ModelCall:
-    """Transient messages are counted as system text."""
-    texts = [split_system_prompt(context.system_prompt)[0]]
-    texts += [StrandsConverter().parse(message).text for message in transient]
+def _model_call(context: InvokeModelContext) -> ModelCall:
     config: Any = context.model.get_config()
     config = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
     limits = {**(config.get("params") or {}), **config}
@@ -175,7 +147,7 @@ def _model_call(context: InvokeModelContext, transient: Iterable[Any]) -> ModelC
         schema = spec["inputSchema"]
         tools.append(declare_function(spec["name"], spec["description"], schema.get("json", schema)))
     return ModelCall(
-        "\n\n".join(filter(None, texts)) or None,
+        split_system_prompt(context.system_prompt)[0],
         tools,
         config.get("model_id"),
         next(filter(None, (limits.get(name) for name in OUTPUT_LIMITS)), None),
@@ -204,16 +176,12 @@ class StrandsConverter:
         self._ids: dict[str, str] = {}
         """The id of each message's first content, by Strands' own id."""
 
-    def fingerprint(self, message: Any) -> Hashable:
-        blocks = [_block_key(block) for block in message["content"] if CACHE_POINT not in block]
-        return (message.get("tracking_id"), message["role"], *blocks)
-
     def parse(self, message: Any) -> Message:
         parts = tuple(_part(block) for block in message["content"] if CACHE_POINT not in block)
         is_result = parts and all(isinstance(part, ToolResult) for part in parts)
         role: Role = "tool" if is_result else message["role"]
         parsed = Message(role, parts, usage=_usage(message))
-        id = content_id(parsed)
+        id = content_id([parsed])
         if tracking_id := message.get("tracking_id"):
             if len(self._ids) > REMEMBERED_IDS:
                 del self._ids[next(iter(self._ids))]
@@ -235,16 +203,6 @@ class StrandsConverter:
         if original and "tracking_id" in original:
             rendered["tracking_id"] = original["tracking_id"]
         return rendered
-
-
-def _block_key(block: Any) -> Hashable:
-    """Strings and bytes stay as they are: they cache their hash."""
-    if "text" in block:
-        return str(block["text"])
-    if "toolResult" in block:
-        result = block["toolResult"]
-        return (result["toolUseId"], result.get("status"), *map(_block_key, result["content"]))
-    return ENCODER.encode(block) if "toolUse" in block else hashable(block)
 
 
 def _part(block: Any) -> Any:

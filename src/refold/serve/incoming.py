@@ -11,7 +11,7 @@ from refold.core.errors import MessageError
 from refold.core.expiry import OWN_TOOLS
 from refold.dialects.registry import DIALECTS
 from refold.dialects.shape import kind_of
-from refold.serve.identify import OMITTABLE, content_digest, prefix_ids
+from refold.session.history_sync import OMITTABLE, content_digest, prefix_ids
 
 Dialect: TypeAlias = Literal["openai-chat", "openai-responses", "anthropic"]
 PREVIOUS_RESPONSE = "previous_response_id"

@@ -16,7 +16,9 @@ from refold.core.message import Message, ToolCall, ToolResult
 from refold.dialects import replies
 from refold.dialects.registry import DIALECTS
 from refold.serve.cache_control import with_cache_control
-from refold.serve.identify import (
+from refold.serve.incoming import PREVIOUS_RESPONSE, HistoryMessage, IncomingRequest, read_messages
+from refold.serve.service import Service
+from refold.session.history_sync import (
     KnownPrefix,
     content_digest,
     longest_known_prefix,
@@ -24,8 +26,6 @@ from refold.serve.identify import (
     prefix_ids,
     recorded_digests,
 )
-from refold.serve.incoming import PREVIOUS_RESPONSE, HistoryMessage, IncomingRequest, read_messages
-from refold.serve.service import Service
 from refold.session.session import Session, forked
 from refold.stores.store import LOCATED, FindsIds, Key, LocatesIds
 
