@@ -145,8 +145,9 @@ def within(range: Range) -> str:
 def events() -> Iterator[str]:
     """Every event
 
-    How to be told: [being told](../events.md), and [live events](../api.md#live-events) over HTTP. Those of
-    the record are what `chat.events()` and `refold log ID --json` give, and [stored](../format.md).
+    [Events](../events.md) explains how to receive them, [live events](../api.md#live-events) how over HTTP.
+    Those of the record are what `chat.events()` and `refold log ID --json` return, and what is
+    [stored](../format.md).
     """
     yield "## In the record\n"
     for kind in get_args(event.Event):
@@ -154,11 +155,11 @@ def events() -> Iterator[str]:
     yield "### Inside them\n"
     for kind in (Line, Certificate, Piece, Usage):
         yield from fields_of(kind, "####")
-    yield "## Told to callbacks\n\nWhat `on_event` is called with, from `refold.session.notify`.\n"
+    yield "## For callbacks\n\nWhat `on_event` is called with, from `refold.session.notify`.\n"
     for struct in (MessageEvent, CompactionEvent):
         yield from fields_of(struct, "###")
         yield from table("`kind` | when", (([code([kind]), says]) for kind, says in listed(struct).items()))
-    yield "## Told over HTTP\n\nThe `event:` of a frame, and what is in its `data:` as far as there is any.\n"
+    yield "## Over HTTP\n\nThe `event:` of a frame, and the fields of its `data:`, if it has any.\n"
     told, found = (
         listed(MessageEvent) | listed(CompactionEvent) | listed(live_events),
         dict(fields_of_frames()),

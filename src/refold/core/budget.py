@@ -132,7 +132,7 @@ class Budget(msgspec.Struct, frozen=True):
         return structs.replace(self, due=most, max_tokens=least + int(LEAST_ROOM * self.trigger))
 
     def down_to(self, target: int, trigger: int) -> "Budget":
-        """The same as if it were full at the trigger: the rungs do what they do there."""
+        """The same as if it were full at the trigger, so that stages act as they do there."""
         share = trigger / max(1, min(self.window - self.reserves, self.max_input or self.window))
         return structs.replace(self, max_tokens=target, threshold_percent=share, token_threshold=None)
 

@@ -63,7 +63,7 @@ class NotFoundError(RefoldError):
 
 
 class CannotExpandError(NotFoundError):
-    """There is nothing to show again at that place, or no such part of it.
+    """The place has nothing to expand, or no such part.
 
     Ask for another place or part; the text says why, in a sentence for whoever asked, be it a model.
     """
@@ -107,7 +107,7 @@ class OverBudgetError(RefoldError):
 
 
 class ConflictError(RefoldError):
-    """That place or name is taken: somebody else wrote first.
+    """Another writer took that place or name first.
 
     Read again and retry, or choose another name.
     """

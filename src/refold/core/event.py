@@ -1,15 +1,15 @@
-"""What happened: one stream of facts per conversation, appended to and never changed.
+"""Events: the facts that make up a conversation. They are appended and never changed.
 
 Said      a message entered the conversation
 Replaced  a span of it is now shown as something shorter
 Undone    an earlier Replaced, Pinned or Undone no longer holds
-Pinned    messages that are shown whatever replaces what is around them
-Measured  what the provider says a request took
-Called    a model was asked for a summary, and what came of it
+Pinned    messages that stay shown, whatever replaces their neighbors
+Measured  the tokens of a request, as the provider reported them
+Called    a summarizer was called: what it cost, and whether it failed
 Named     the conversation was given a title, or a model
-Unknown   a fact of a kind that only a newer refold understands
+Unknown   an event of a kind that only a newer refold understands
 
-The place of an event in its stream, `at`, never moves: it is the handle that everybody uses.
+The place of an event in its log, `at`, never changes; handles name it.
 
 An event is stored in two parts, its head and its body (the texts). `HEAD` names the fields of the head, in
 the order of their array; `BODY` names the fields of the body, with the values that stand for them where only
@@ -47,18 +47,18 @@ class Span(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class Expiry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When a message may be reduced, as its sender wished; unset means as configured."""
+    """When a message may be reduced; unset fields are as configured."""
 
     after_steps: int | None = None
-    """Intact for so many steps after the one that brought it; 0 is a number, unset means never."""
+    """Shown whole for so many steps after the one that added it; unset, always."""
     mode: Literal["none", "remove", "compact"] | None = None
-    """What becomes of it then: nothing, only its name is left, or it is shown shorter; unset, shorter."""
+    """What happens then: nothing, only its name is left, or it is shown shorter; unset, shorter."""
     compact_mode: Literal["first-n-chars", "ai-summary", "skeleton"] | None = None
-    """Shorter how: its beginning, what a model writes, or keys, values and errors; unset, its beginning."""
+    """What is shown: its beginning, what a model writes, or keys, values and errors; unset, its beginning."""
     length: int | None = None
     """Characters that stay; unset, 500."""
     prompt: str | None = None
-    """What the summarizer is asked: a text, or a file where it ends in `.md` or `.txt`."""
+    """The prompt for the summarizer: a text, or a file if it ends in `.md` or `.txt`."""
     strategy: Literal["age", "relevance"] | None = None
     """All that is old expires, or of that only what has little to do with the work at hand: with the words,
     identifiers and quotations of the newest messages, or with their meaning where there is an embedder;
@@ -68,14 +68,14 @@ class Expiry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True):
-    """A shown message without its words: all that views, policies and checks need to know of it."""
+    """A shown message without its text: what views and policies need to know of it."""
 
     at: int
-    """The event that has the words: the Said, or the Replaced that shows something new."""
+    """The event with the text: the `Said`, or the `Replaced` that shows something new."""
     role: Role
     tokens: int
     turn: int
-    """Messages of the user that ask for something, up to and including this one."""
+    """Requests of the user, up to and including this message."""
     step: int
     """Assistant messages up to and including this one."""
     calls: tuple[str, ...] = ()
@@ -85,23 +85,23 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     tools: tuple[str, ...] = ()
     """Names of the tools it calls or answers for, as far as they are known."""
     n: int = 0
-    """Which of the event's messages."""
+    """Its index among the event's messages."""
     apart: bool = False
-    """It is system text that stands apart from the messages: only the newest is ever shown."""
+    """System text that its API keeps apart from the messages; only the newest is shown."""
     whole: int | None = None
-    """Place where the message begins that it was a part of, where one was taken apart."""
+    """The first place of the message that it was split from."""
     expiry: Expiry | None = None
-    """When it may be reduced, where its sender said so."""
+    """When it may be reduced, if its sender set that."""
     summary: bool = False
-    """It stands for messages that are not shown: nobody asks for anything with it."""
+    """It stands for messages that are not shown; it is no request."""
     corrects: int | None = None
-    """Place of the message that somebody put it in the place of."""
+    """Place of the message that it corrects."""
     retry: bool = False
-    """In the user's place it only tells the model to try again: nobody asks for anything with it."""
+    """A user message that only has the model try again; it is no request."""
     recalled: bool = False
-    """It is what a service remembers, shown beside a message: nobody said it."""
+    """A memory of the store, shown with a message; it was not recorded."""
     wordless: bool = False
-    """A user's message without text or sound, such as a screenshot: nobody asks for anything with it."""
+    """A user message without text or sound, such as a screenshot; it is no request."""
 
     @property
     def place(self) -> int:
@@ -116,27 +116,27 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a message that was taken apart, one tool result each: neighbors make up the whole again."""
+    """A part of a message that was split into one event for each tool result."""
 
     n: int
-    """Which piece, from 0; the whole begins so many places before."""
+    """Its number, from 0; the message begins so many places before."""
     of: int
-    """How many there are."""
+    """The number of pieces."""
     blocks: tuple[int, ...]
-    """Where its blocks stood in the whole."""
+    """The positions of its blocks in the message."""
 
 
 class Said(msgspec.Struct, frozen=True):
     line: Line
     message: Message
     index: int
-    """Which message of the conversation this is, counting messages only."""
+    """Its number among the messages of the conversation, from 0."""
     total: int
     """Tokens of all messages up to and including this one."""
     time: float
     dialect: str | None = None
     raw: bytes | None = None
-    """The provider's own JSON, where the message came as such."""
+    """The provider's own JSON, if the message came as such."""
     tags: tuple[str, ...] = ()
     kind: Kind | None = None
     piece: Piece | None = None
@@ -151,36 +151,36 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Certificate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a summary rests on, and what was done to it before it counted."""
+    """How a summary was made and checked."""
 
     digest: str = ""
-    """Of the record up to the end of what it stands for: the hash chain's own."""
+    """The hash chain's digest at the end of the messages that it stands for."""
     model: str | None = None
-    """Who wrote it; None where all of it was put together by rule."""
+    """The model that wrote it; None for a summary by rule."""
     kept: int = 0
-    """Sentences of the model's that stayed."""
+    """Number of the model's sentences that stayed."""
     struck: tuple[str, ...] = ()
-    """Its sentences with exact values that the messages do not have: they are not in the summary."""
+    """Sentences that were removed: they have exact values that the messages do not have."""
     appended: tuple[str, ...] = ()
-    """What it had left out and was added by rule, word for word."""
+    """What the model left out and the rules added."""
     score: float = 1.0
     """The share of its sentences that stayed."""
     usage: Usage | None = None
     cost: float | None = None
-    """USD, where the model's prices are known."""
+    """USD, if the model's prices are known."""
     was_cached: bool = False
-    """It had been written before, for the same content: then nothing was paid."""
+    """The reply came from the cache of summaries, at no cost."""
     left_out: int = 0
-    """Rules of the user that there was no room for: they are in the originals only."""
+    """Rules of the user for which there was no room; they are in the originals only."""
 
 
 class Worth(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an edit was expected to save, where the provider keeps a cache and its prices are known."""
+    """What an edit was expected to save, if the provider has a cache and its prices are known."""
 
     removed: int
     """Tokens by which every later request is shorter."""
     rewritten: int
-    """Tokens after the first change, which the cache must take in anew."""
+    """Tokens after the first change, which are written to the cache again."""
     after: float
     """Calls after which it has paid for itself."""
     calls: int
@@ -190,9 +190,9 @@ class Worth(msgspec.Struct, frozen=True, omit_defaults=True):
     cost: float = 0.0
     """USD for the summaries in it."""
     was_forced: bool = False
-    """It would have been made whatever it costs: the window or a setting asked for it."""
+    """The window or a setting required it, whatever it costs."""
     was_cold: bool = False
-    """The cache had forgotten the conversation anyway."""
+    """The cache had expired."""
 
 
 class Replaced(msgspec.Struct, frozen=True):
@@ -203,22 +203,22 @@ class Replaced(msgspec.Struct, frozen=True):
     view: str
     span: Span
     shown: tuple[Message | int, ...]
-    """What stands there now: new messages, or places whose messages are shown as they were."""
+    """What is shown instead: new messages, and places whose messages stay shown."""
     lines: tuple[Line, ...]
-    """The same without the words."""
+    """The same without the text."""
     kind: str
     why: str
     tokens: tuple[int, int]
-    """Shown before and after."""
+    """Tokens shown before and after."""
     time: float
     round: int = 0
-    """Which compaction of this view, from 1; 0 for edits that are none."""
+    """The number of the compaction in this view, from 1; 0 for other edits."""
     certificate: Certificate | None = None
     """Of a summary."""
     worth: Worth | None = None
-    """Of all edits that were made together, with the first of them."""
+    """The savings of all edits of a compaction; only its first edit has them."""
     keeps_originals: bool = True
-    """False if what it hides cannot be expanded: it was made with `keep_originals: false`."""
+    """False if what it hides cannot be expanded (`keep_originals: false`)."""
 
 
 class Undone(msgspec.Struct, frozen=True):
@@ -248,10 +248,10 @@ class Measured(msgspec.Struct, frozen=True):
     at: int
     view: str
     of: int
-    """The answer whose request was measured."""
+    """The place of the reply to the request that was measured."""
     usage: Usage
     estimate: int
-    """What refold had counted for the same request, not corrected."""
+    """refold's own count of the same request, without calibration."""
     model: str | None = None
     time: float = 0.0
     prefix: str | None = None

@@ -29,13 +29,13 @@ class _Part(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True):
 
 
 class Text(_Part, frozen=True, tag="text"):
-    """What was said."""
+    """Text of a message."""
 
     text: str
 
 
 class Reasoning(_Part, frozen=True, tag="reasoning"):
-    """What the model thought before it spoke."""
+    """What the model thought before it answered."""
 
     text: str
 

@@ -23,25 +23,25 @@ class ModelLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_output: int = 4_096
     """The longest answer, reasoning included."""
     max_input: int | None = None
-    """The longest request, where the provider refuses longer ones although the window has room."""
+    """The longest request, if the provider limits it below the window."""
     input: float | None = None
-    """The price of what no cache had."""
+    """USD for a million input tokens that are not cached."""
     cache_read: float | None = None
-    """Input that the provider's prompt cache had."""
+    """USD for a million tokens read from the cache."""
     cache_write: float | None = None
-    """Input that it was told to keep."""
+    """USD for a million tokens written to the cache."""
     output: float | None = None
-    """The price of the answer."""
+    """USD for a million output tokens."""
     provider: str | None = None
-    """Who made it: openai, anthropic, google, meta, mistral, deepseek, qwen or xai."""
+    """The provider: openai, anthropic, google, meta, mistral, deepseek, qwen or xai."""
     date: str | None = None
-    """The day somebody last looked it up."""
+    """The day on which it was last verified."""
     note: str | None = None
     """What is uncertain about it."""
     flags: tuple[str, ...] = ()
-    """What requests have to heed.
+    """Special rules for requests.
 
-    system-inside   role `system` is heeded inside `messages`, not only before them
+    system-inside   the role `system` works inside `messages`, not only before them
     no-prefill      the last message must not be the assistant's
     binds-thinking  signed thinking is refused once anything before it has changed
     """

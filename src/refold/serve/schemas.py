@@ -283,7 +283,7 @@ class SearchHits(JsonAnswer, frozen=True):
 
 class EventsQuery(QueryParameters, frozen=True):
     after: Count | None = None
-    """How many events were seen; unless given, and without `Last-Event-ID`, only what comes is told."""
+    """How many events were seen; unless given, and without `Last-Event-ID`, only new events are sent."""
 
 
 # What went wrong

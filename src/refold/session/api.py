@@ -34,13 +34,13 @@ def open(
     on_event: OnEvent | Sequence[OnEvent] | None = None,
     override: Mapping[str, Any] | None = None,
 ) -> Session:
-    """Opens a conversation, there already or new.
+    """Opens a conversation, existing or new.
 
     `store` is a URL or a store; unless given, the configuration's, else `sqlite:///refold.db`. `policies`
-    are rungs of your own: when a view must become smaller, they are asked first. `summarizer` is a callable
-    from an `Ask` to a text (see `refold.summaries.summarizer`), the name of a model such as
+    are stages of your own, which run before all others when a view must become smaller. `summarizer` is
+    a callable from an `Ask` to a text (see `refold.summaries.summarizer`), the name of a model such as
     `openai/gpt-4o-mini`, or several of these to be tried in order; it stands in for the configuration's.
-    `on_event` is a function, or several, that are told what happens (see `refold.session.notify`); they may
+    `on_event` is a function, or several, called with what happens (see `refold.session.notify`); they may
     be coroutines. `embedder` is a callable from texts to vectors, or the name of a model (see
     `refold.session.embedding`): then `search` finds by meaning too. `override` holds for every `fit` of this
     session, which may say otherwise, field by field: `{"after_steps": 1, "mode": "remove"}` for every tool,
