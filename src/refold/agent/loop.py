@@ -34,6 +34,7 @@ from refold.agent.tools import FoundTools, ToolOutput, tool_output
 from refold.core.errors import MessageError, OverBudgetError, RefoldError, SettingError
 from refold.core.event import Said
 from refold.core.message import Kind, Message, Text, ToolCall, ToolResult, Usage
+from refold.dialects.registry import default_dialect
 from refold.models.limits import PROVIDERS, provider_of
 from refold.session.aio import AsyncSession
 from refold.session.notify import OnEvent
@@ -95,8 +96,7 @@ class AgentRun:
                 f" models: {{{session.model}: {{input: …, output: …}}}}",
             )
         provider = session.limits.provider or provider_of(session.model)
-        by_name = "anthropic" if provider == "anthropic" else "openai-chat"
-        self.dialect: str = getattr(agent.model, "dialect", None) or by_name
+        self.dialect: str = getattr(agent.model, "dialect", None) or default_dialect(provider)
 
     async def result(self, task: Message) -> Result:
         try:

@@ -46,6 +46,8 @@ class Dialect(msgspec.Struct, frozen=True):
     """The results of one step are sent in one message."""
     has_items: bool = False
     """A message is sent as one or several items; a reply is a list of them."""
+    history_fields: tuple[str, ...] = ()
+    """Fields of a request that continue a history at the provider."""
     signs_thinking: bool = False
     """Thinking is signed, and some models bind it to what was before it."""
 

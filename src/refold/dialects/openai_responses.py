@@ -363,4 +363,5 @@ OPENAI_RESPONSES = Dialect(
     list_field="input",
     system_field="instructions",
     has_items=True,
+    history_fields=("previous_response_id", "conversation"),
 )

@@ -15,7 +15,6 @@ from refold.session.history_sync import OMITTABLE, content_digest, prefix_ids
 
 Dialect: TypeAlias = Literal["openai-chat", "openai-responses", "anthropic"]
 PREVIOUS_RESPONSE = "previous_response_id"
-PROVIDER_HISTORY = (PREVIOUS_RESPONSE, "conversation")
 """Fields that refer to a history at the provider."""
 CACHED_DIGESTS = 50_000
 """Clients send the same messages with every request."""
@@ -56,9 +55,7 @@ class IncomingRequest(NamedTuple):
     @property
     def provider_history(self) -> tuple[str, str] | None:
         """The field that refers to a history at the provider, and the id in it."""
-        if self.dialect != "openai-responses":
-            return None
-        for name in PROVIDER_HISTORY:
+        for name in DIALECTS[self.dialect].history_fields:
             value = self.fields.get(name)
             id = value.get("id") if isinstance(value, dict) else value
             if isinstance(id, str) and id:
@@ -115,11 +112,12 @@ def read_messages(dialect: Dialect, raws: Sequence[bytes]) -> list[HistoryMessag
     Raises:
         MessageError: one of them is no message; says which.
     """
+    has_items = DIALECTS[dialect].has_items
     messages: list[HistoryMessage] = []
     for n, raw in enumerate(raws):
         role, digest = _role_and_digest(dialect, raw, n)
         last = messages[-1] if messages else None
-        if dialect == "openai-responses" and last and role == last.role == "assistant":
+        if has_items and last and role == last.role == "assistant":
             messages[-1] = HistoryMessage((*last.raws, raw), "assistant", last.digest + digest)
         else:
             messages.append(HistoryMessage((raw,), role, digest))

@@ -438,14 +438,14 @@ class Recorder:
                 prefix_id = request.incoming.prefix_ids(request.prefix_seed, *answers)[-1]
         id = reply.get("id")
         visible_id = visible.get("id")
-        if request.incoming.dialect != "openai-responses" or not isinstance(id, str):
+        dialect = DIALECTS[request.incoming.dialect]
+        if not dialect.history_fields or not isinstance(id, str):
             return prefix_id
         if isinstance(visible_id, str):
             if placed.is_at_provider:
                 prefix_id = _provider_prefix_id(request.owner, PREVIOUS_RESPONSE, visible_id)
             if prefix_id is not None:
-                render = DIALECTS["openai-responses"].render
-                outputs = tuple(item for result in results for item in render(result)[0])
+                outputs = tuple(item for result in results for item in dialect.render(result)[0])
                 response = ProviderResponse(id, prefix_id, outputs)
                 self._cache(self._responses, (request.owner, visible_id), response)
         return prefix_id

@@ -168,6 +168,7 @@ class Intake(NamedTuple):
                 raw,
                 piece=piece,
                 apart=dialect.stands_apart(value),
+                is_item=dialect.has_items,
                 before=piece.n if piece else None,
                 **rest,
             )
