@@ -218,6 +218,10 @@ class Inspector:
 
     def recorded_in(self, span: Span) -> RecordedCount:
         """The first message at or after each end of the span knows how many were recorded before it."""
+        if len(span) == 1:
+            said = self.event(span.start)
+            if isinstance(said, Said):
+                return RecordedCount(1, said.line.tokens, said.line.turn, said.line.turn)
         first = self._record.said_from(span.start)
         after = self._record.said_from(span.end)
         state = self.state
