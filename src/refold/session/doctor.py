@@ -5,7 +5,7 @@
 []
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -99,25 +99,35 @@ def missing_features(store: Store) -> dict[str, str]:
 def check(store: Store, key: Key, tick: Tick | None = None) -> list[Finding]:
     """What is wrong with one conversation: its chain, its places, its numbers, its snapshots."""
     audit = _Audit(key)
-    audit.expect(store)
+    snapshots: Mapping[str, Snapshot] = {}
+    if isinstance(store, Shelf):
+        try:
+            snapshots = store.saved(key)  # before the stream: what they cover is there by then
+        except Exception as error:
+            audit.others.append(Finding(f"a snapshot cannot be read: {told(error)}", CACHE, *key))
     for link in links(store, key):
         audit.take(link)
         if tick:
             tick(1)
-    return audit.close()
+    for view, snapshot in snapshots.items():
+        audit.judge_snapshot(view, snapshot)
+    return audit.findings()
 
 
 def links(store: Store, key: Key, start: int = 0) -> Iterator[Link | Unreadable]:
     """The stream, with a stand-in for each event that cannot be read."""
-    at, failed = start, 0
+    at = start
+    failed = 0
     while failed < MOST_UNREADABLE:
         try:
             for link in store.read(key, at):
                 yield link
-                at, failed = link.entry.at + 1, 0
+                at = link.entry.at + 1
+                failed = 0
         except Exception as error:  # whatever a damaged row makes of itself
             yield Unreadable(at, error)
-            at, failed = at + 1, failed + 1
+            at += 1
+            failed += 1
         else:
             return
 
@@ -148,36 +158,26 @@ def _engine(store: Store) -> Iterator[Finding]:
 
 
 class _Audit:
-    """Reads one stream in order and remembers what it needs to judge the next event."""
+    """Reads one stream in order and remembers what it needs to judge the next event, and snapshots."""
 
     def __init__(self, key: Key) -> None:
         self.key = key
+        self.others: list[Finding] = []
+        """What concerns no single event."""
         self._problems: dict[int, list[tuple[str, str]]] = {}
-        self._others: list[Finding] = []
         self._next = 0
         self._recorded: bytes | None = GENESIS
         """Digest of the event before, as stored; None where it cannot be known."""
         self._computed: bytes | None = GENESIS
         self._counts: tuple[int, int, int, int] | None = (0, 0, 0, 0)
         """Index, turn, step and total before the next message; None after a gap."""
-        self._digests: dict[int, bytes] = {}
-        """Of the record up to and including each place, as computed."""
-        self._past = _Past()
-        self._whole = True
-        """Nothing was wrong with any event so far, so that views can be built from them."""
-        self._ended = True
+        self._digests: dict[int, tuple[bytes, bytes]] = {}
+        """Of the record up to and including each place, as stored and as computed."""
+        self._heads = _Heads()
+        self._whole = 0
+        """Nothing is wrong with so many of the first events, so that views can be built from them."""
+        self._is_ended = True
         """The stream was read to its end, not given up."""
-        self._lives: dict[str, Live] = {}
-        self._snapshots: dict[str, Snapshot] = {}
-
-    def expect(self, store: Store) -> None:
-        """Takes the snapshots, before the stream: what they cover is there by then."""
-        if isinstance(store, Shelf):
-            try:
-                self._snapshots = store.saved(self.key)
-            except Exception as error:
-                self._others.append(Finding(f"a snapshot cannot be read: {told(error)}", CACHE, *self.key))
-        self._lives = {view: Live(view, _no_words) for view in self._snapshots}
 
     def take(self, link: Link | Unreadable) -> None:
         at = link.at if isinstance(link, Unreadable) else link.entry.at
@@ -186,46 +186,37 @@ class _Audit:
             self._note(self._next, f"missing: {lost}, between what came before and #{at}")
             self._lose()
         self._next = at + 1
-        self._ended = not isinstance(link, Unreadable)
+        self._is_ended = not isinstance(link, Unreadable)
         if isinstance(link, Unreadable):
             self._note(at, f"cannot be read: {told(link.error)}")
             self._lose()
-        else:
-            try:
-                self._chain(link)
-            except Exception as error:  # a column of another type
-                self._note(at, f"is not what was written: {told(error)}")
-                self._lose()
-            self._read(link.entry)
-            if at in self._problems:
-                self._doubt()
-        self._compare(at + 1)
+            return
+        try:
+            self._chain(link)
+        except Exception as error:  # a column of another type
+            self._note(at, f"is not what was written: {told(error)}")
+            self._lose()
+        self._read(link.entry)
+        if at in self._problems:
+            self._counts = None
+        elif self._whole == at:
+            self._whole += 1
 
-    def close(self) -> list[Finding]:
-        for view, snapshot in self._snapshots.items() if self._ended else ():
-            problem = (
-                f"the snapshot of view {view!r} covers {snapshot.at} events, but there are {self._next}:"
-                " the newest events are missing, or the snapshot was altered"
-            )
-            self._others.append(Finding(problem, BACKUP, *self.key))
-        found = [
-            Finding("; ".join(problem for problem, _ in problems), problems[0][1], *self.key, at)
-            for at, problems in sorted(self._problems.items())
-        ]
-        return found + self._others
+    def findings(self) -> list[Finding]:
+        found = []
+        for at, problems in sorted(self._problems.items()):
+            _, advice = problems[0]
+            found.append(Finding("; ".join(problem for problem, _ in problems), advice, *self.key, at))
+        return found + self.others
 
     def _note(self, at: int, problem: str, advice: str = BACKUP) -> None:
         self._problems.setdefault(at, []).append((problem, advice))
 
     def _lose(self) -> None:
-        """What follows cannot be judged by what came before at all."""
-        self._recorded = self._computed = None
-        self._doubt()
-
-    def _doubt(self) -> None:
-        """What follows cannot be judged by the numbers of what came before."""
+        """What follows cannot be judged by what came before."""
+        self._recorded = None
+        self._computed = None
         self._counts = None
-        self._whole = False
 
     def _chain(self, link: Link) -> None:
         """A broken link is told once, where it is: what follows is judged by either digest before it."""
@@ -242,7 +233,7 @@ class _Audit:
         prior = self._computed if self._computed in follows else self._recorded
         self._computed = codec.chain(prior, entry) if prior is not None else digest
         self._recorded = digest if isinstance(digest, bytes) else self._computed
-        self._digests[at] = self._computed
+        self._digests[at] = (self._recorded, self._computed)
 
     def _read(self, entry: Entry) -> None:
         """The words and the numbers beside them, each judged by the other."""
@@ -256,10 +247,7 @@ class _Audit:
             for problem in self._judge(event, entry):
                 self._note(at, problem)
         try:
-            head = codec.head(entry)
-            self._past.add(head)
-            for live in self._lives.values() if self._whole else ():
-                live.apply(head, at, self._past)
+            self._heads.append(at, codec.head(entry))
         except Exception as error:
             if at not in self._problems:
                 self._note(at, f"cannot be applied: {told(error)}")
@@ -270,8 +258,8 @@ class _Audit:
                 yield from self._judge_said(event, entry)
             case Replaced(at=at, shown=shown, lines=lines):
                 rests = event.certificate.digest if event.certificate else ""
-                known = self._digests.get(event.span.end - 1)
-                if rests and known is not None and self._whole and known.hex() != rests:
+                _, known = self._digests.get(event.span.end - 1, (b"", b""))
+                if rests and known and self._whole == at and known.hex() != rests:
                     yield "it was written about another record: its certificate does not match"
                 new = {n: one for n, one in enumerate(shown) if isinstance(one, Message)}
                 told = [line for line in lines if line.at == at]
@@ -295,55 +283,69 @@ class _Audit:
         counts = (said.index + 1, line.turn, line.step, said.total)
         if self._counts is not None:
             index, turn, step, total = self._counts
-            steps = (1, line.asks, line.role == "assistant", line.tokens)
-            right = tuple(map(sum, zip((index, turn, step, total), steps, strict=True)))
-            for name, is_, be in zip(("index", "turn", "step", "total"), counts, right, strict=True):
+            expected = (index + 1, turn + line.asks, step + (line.role == "assistant"), total + line.tokens)
+            for name, is_, be in zip(("index", "turn", "step", "total"), counts, expected, strict=True):
                 if is_ != be:
                     less = name == "index"
                     yield f"its {name} is {is_ - less:,}, but {be - less:,} by what came before"
         self._counts = counts
 
-    def _compare(self, at: int) -> None:
-        """The snapshots that were taken right here."""
-        for view, snapshot in list(self._snapshots.items()):
-            if snapshot.at == at:
-                del self._snapshots[view]
-                live = self._lives.pop(view)
-                for problem, advice in self._judge_snapshot(snapshot, live):
-                    what = f"the snapshot of view {view!r} after #{at - 1} {problem}"
-                    self._others.append(Finding(what, advice, *self.key))
-
-    def _judge_snapshot(self, snapshot: Snapshot, live: Live) -> Iterator[tuple[str, str]]:
-        before = {prior for prior in (self._recorded, self._computed) if prior is not None}
-        if before and snapshot.digest not in {seal(prior, snapshot.body) for prior in before}:
-            yield "was altered, or belongs to another record", CACHE
+    def judge_snapshot(self, view: str, snapshot: Snapshot) -> None:
+        """Once the stream was read."""
+        what = f"the snapshot of view {view!r}"
+        if snapshot.at > self._next:
+            if self._is_ended:
+                problem = (
+                    f"{what} covers {snapshot.at} events, but there are {self._next}:"
+                    " the newest events are missing, or the snapshot was altered"
+                )
+                self.others.append(Finding(problem, BACKUP, *self.key))
+            return
+        what = f"{what} after #{snapshot.at - 1}"
+        known = self._digests.get(snapshot.at - 1)
+        if known and snapshot.digest not in {seal(digest, snapshot.body) for digest in known}:
+            altered = f"{what} was altered, or belongs to another record"
+            self.others.append(Finding(altered, CACHE, *self.key))
             return
         try:
             state = msgspec.convert(codec.loads(snapshot.body), State, str_keys=True)
         except (ValueError, RecursionError):
             return  # sealed and of another version: it is passed over
-        if self._whole and state != live.snapshot():
-            yield "is not what the stream adds up to", USED_CACHE
+        if self._whole < snapshot.at:
+            return
+        try:
+            is_same = state == self._heads.fold(view, snapshot.at)
+        except Exception:  # an event that is chained and still makes no sense
+            is_same = False
+        if not is_same:
+            self.others.append(Finding(f"{what} is not what the stream adds up to", USED_CACHE, *self.key))
 
 
-class _Past:
-    """What a live view may ask of the past, from heads in memory."""
+class _Heads:
+    """The heads of a stream, for folding it into views without a store."""
 
     def __init__(self) -> None:
-        self._lines: dict[int, Line] = {}
+        self._heads: dict[int, Head | None] = {}
         self._facts: list[Head] = []
 
-    def add(self, head: Head | None) -> None:
-        if isinstance(head, Line):
-            self._lines[head.at] = head
-        elif head is not None:
+    def append(self, at: int, head: Head | None) -> None:
+        self._heads[at] = head
+        if head is not None and not isinstance(head, Line):
             self._facts.append(head)
 
     def facts(self, before: int, /) -> Iterable[Head]:
         return [fact for fact in self._facts if fact.at < before]
 
     def lines(self, span: Span, /) -> Iterable[Line]:
-        return [self._lines[at] for at in span if at in self._lines]
+        heads = (self._heads.get(at) for at in span)
+        return [head for head in heads if isinstance(head, Line)]
+
+    def fold(self, view: str, stop: int) -> State:
+        """The state of a view after so many events."""
+        live = Live(view, _no_words)
+        for at in range(stop):
+            live.apply(self._heads[at], at, self)
+        return live.snapshot()
 
 
 def _no_words(line: Line) -> Message:
