@@ -23,11 +23,13 @@ from refold.core.budget import Budget
 from refold.core.event import Event
 from refold.models.limits import ModelLimits
 from refold.session import api
+from refold.session.conversation import Conversation
 from refold.session.inspect import Inspector
 from refold.session.results import Diff
 from refold.session.session import Session
 from refold.session.streams import StreamRecording, is_async_stream, require_stream
 from refold.session.validate import require_int
+from refold.stores.record import Record
 from refold.stores.store import Key, Store
 from refold.summaries.background import in_thread
 
@@ -110,7 +112,7 @@ class AsyncSession:
     def __init__(self, session: Session, loop: AbstractEventLoop | None = None) -> None:
         self.sync = session
         """The session that does the work."""
-        session.notifier.loop = loop
+        session.chat.lock.loop = loop
         if session.chat.summaries is not None:
             session.chat.summaries.context.loop = loop
 
@@ -151,6 +153,8 @@ class AsyncSession:
     config: Config = _same("config")
     settings: AgentSettings = _same("settings")
     conversation: str = _same("conversation")
+    chat: Conversation = _same("chat")
+    record: Record = _same("record")
     limits: ModelLimits = _same("limits")
     dialect: str = _same("dialect")
     budget: Budget = _same("budget")
@@ -190,7 +194,7 @@ class AsyncSession:
     async def close(self) -> None:
         """Like `Session.close`; also waits for callbacks that are coroutines."""
         await to_thread(self.sync.close)
-        await self.sync.notifier.settled()
+        await self.sync.chat.lock.settled()
 
     async def fork(self, new_id: str, *, at: int | None = None) -> "AsyncSession":
         return AsyncSession(await to_thread(self.sync.fork, new_id, at=at), get_running_loop())

@@ -124,9 +124,9 @@ class Session:
         self.key = key
         self.config = with_database(config or Config(), store)
         self.settings: AgentSettings = self.config.agent(agent)
-        self.notifier = Notifier(key.conversation, callbacks_of(on_event))
-        """Also the lock: callbacks are called once it is released."""
-        self.record = Record(store, key, view, parse, self.notifier.appended)
+        self._lock = Notifier(key.conversation, callbacks_of(on_event))
+        """Calls callbacks once it is released."""
+        self.record = Record(store, key, view, parse, self._lock.appended)
         self._summarizer = summarizer
         self._embedder = embedder_of(embedder)
         self.chat = Conversation(
@@ -135,7 +135,7 @@ class Session:
             agent,
             model_name(model) or self.settings.model,
             CompactionLease(store, key, view, uuid4().hex),
-            self.notifier,
+            self._lock,
             policies=require_policies(policies),
             similarity=Similarity(self._embedder) if self._embedder else None,
             override=override_of(override),
@@ -144,7 +144,7 @@ class Session:
         )
         """What the functions behind `fit` and `compact` work on."""
         self.chat.summaries = summary_writer(self.chat, summarizer)
-        self.toolbox = Toolbox(self.chat)
+        self._toolbox = Toolbox(self.chat)
         self._inspector = Inspector(self.record)
         self._streams = StreamRecordings()
         self._recall = self._begin()
@@ -206,7 +206,7 @@ class Session:
     @property
     def hidden_tokens(self) -> int:
         """Recorded tokens that the view leaves out, as the model counts them."""
-        with self.notifier:
+        with self._lock:
             live = self.record.live
             return self.chat.meter.counter.tokens(max(0, live.state.total - live.tokens))
 
@@ -218,7 +218,7 @@ class Session:
     @contextmanager
     def locked(self) -> Iterator[Inspector]:
         """Keeps other threads of this session from appending or editing while a block runs."""
-        with self.notifier:
+        with self._lock:
             self.record.catch_up()
             yield self._inspector
 
@@ -356,7 +356,7 @@ class Session:
         """
         if dialect is not None:
             find_dialect(require_name("dialect", dialect))
-        with self.notifier:  # the dialect is that of the newest message, which may have to be read first
+        with self._lock:  # the dialect is that of the newest message, which may have to be read first
             return Intake(self.chat.meter.counter, self.chat.dialect, dialect, reads_own_fields)
 
     def say(self, drafts: Sequence[Draft], *, after: int | None = None) -> list[int]:
@@ -369,9 +369,9 @@ class Session:
         """
         self._require_open()
         self._settle_streams()
-        with self.notifier:
+        with self._lock:
             self._has_appended = True
-            return append_drafts(self.chat, self.toolbox, drafts, after)
+            return append_drafts(self.chat, self._toolbox, drafts, after)
 
     def _require_open(self) -> None:
         """
@@ -603,7 +603,7 @@ class Session:
                     found.append(self._inspector.stored(event))
         if self._recall is not None and found:
             room = None if limit is None else min(limit // 4, limit - found[0].tokens)
-            memory = self._recall.beside(self.record, self.notifier, self.chat.meter, room)
+            memory = self._recall.beside(self.record, self._lock, self.chat.meter, room)
         while found and limit is not None and sum(one.tokens for one in (*memory, *found)) > limit:
             found.pop()
         return [*memory, *found[::-1]]
@@ -666,8 +666,8 @@ class Session:
         event = MessageEvent(
             "message-expanded", self.conversation, at, state.turn, state.step + 1, role, tools, reason
         )
-        with self.notifier:
-            self.notifier.tell([event])
+        with self._lock:
+            self._lock.tell([event])
 
     def tools(self, dialect: str | None = None) -> list[dict[str, Any]]:
         """The tools `refold_expand` and `refold_search`, for the request; without handles, only search."""
@@ -682,9 +682,9 @@ class Session:
         `arguments` are a JSON text or a mapping. What cannot be done is returned as a sentence for the model.
         """
         with telemetry.tool(str(name), self.conversation):
-            with self.notifier:
+            with self._lock:
                 self.record.catch_up()
-            answer = self.toolbox.call(name, arguments, self._found)
+            answer = self._toolbox.call(name, arguments, self._found)
             if answer.at is not None:
                 self._tell_expanded(answer.at, answer.reason)
             return answer.text
@@ -836,7 +836,7 @@ class Session:
             policies=self.chat.policies,
             summarizer=self._summarizer,
             embedder=self._embedder,
-            on_event=self.notifier.callbacks,
+            on_event=self._lock.callbacks,
             override=self.chat.override,
         )
 
@@ -863,7 +863,7 @@ class Session:
 
     def clear(self, *, with_forks: bool = False) -> list[Key]:
         """Erases the conversation for good. Forks keep what they share, and are returned."""
-        with self.notifier:
+        with self._lock:
             heirs = self.store.erase(self.key, with_forks=with_forks)
             self.record.catch_up()
             return heirs
@@ -878,7 +878,7 @@ class Session:
             self._settle_streams()
         if self.chat.summaries is not None:
             self.chat.summaries.close()
-        with telemetry.work("close", self.conversation), self.notifier:
+        with telemetry.work("close", self.conversation), self._lock:
             with suppress(RefoldError):  # the log is complete without it
                 if self._has_appended:
                     fit.prune_at_close(self.chat)
@@ -893,7 +893,7 @@ class Session:
 
     def save_snapshot(self) -> None:
         """Saves a snapshot, so that the conversation opens faster; unlike `close`, it prunes nothing."""
-        with self.notifier:
+        with self._lock:
             self.record.save()
 
     def __repr__(self) -> str:

@@ -111,12 +111,12 @@ def _prepare_summaries(session: Session, job: CompactionJob) -> str:
     summaries = session.chat.summaries
     if summaries is None or not summaries.can_write:
         raise SettingError("summarizer", "this worker has no model: configure or pass a summarizer")
-    with session.notifier:
+    with session.chat.lock:
         if summaries.ready(session.record.live.freeze()) is not None:
             return "it was written already"
         writing = start_summaries(session.chat, (), job.budget)
     writing.wait()
-    with session.notifier:
+    with session.chat.lock:
         session.record.catch_up()
         ready = summaries.ready(session.record.live.freeze())
     if ready is not None:
