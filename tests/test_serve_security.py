@@ -239,6 +239,7 @@ def test_a_token_that_makes_no_sense_is_refused_and_not_told(serve):
     assert not re.search(f"{ANN}|{hash_of(ANN)}|12345678", str(caught.value), re.IGNORECASE)
 
 
+# proves: X28
 def test_credentials_are_told_apart_whatever_header_carries_them():
     aws = "AWS4-HMAC-SHA256 Credential={}/20260101/eu/bedrock/aws4_request, Signature={}"
     sent = [
