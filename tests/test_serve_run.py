@@ -498,7 +498,7 @@ def test_settings_of_the_service_are_those_of_the_contract():
         "token": "t",
         "tokens": [ENTRY],
         "inject_tools": "auto",
-        "max_body_mb": 16,
+        "max_body_mb": 64,
     }
     serve = load_config({"serve": given}).serve
     assert serve.upstreams == Upstreams("https://a.example/v1", "https://b.example")

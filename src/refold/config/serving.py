@@ -74,6 +74,6 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Any number of tokens, each with its owner and what it allows."""
     inject_tools: Literal["auto"] | Switch = "auto"
     """The gateway adds expand and search: `auto` where a request already has tools."""
-    max_body_mb: float = 16.0
+    max_body_mb: float = 64.0
     """The largest request body."""
     limits: Limits = Limits()

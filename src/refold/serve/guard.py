@@ -81,8 +81,8 @@ class Guard:
         if method not in METHODS:
             raise HTTPException(405, f"{method[:20]} is not supported", {"allow": ", ".join(METHODS)})
         if "websocket" in headers.get("upgrade", "").lower():
-            message = "websockets are not supported; live events are at /api/events"
-            raise HTTPException(400, message, {"connection": "close"})
+            message = "websockets are not supported; send plain HTTP requests"
+            raise HTTPException(426, message, {"upgrade": "HTTP/1.1", "connection": "close"})
         if has_control_characters(path):
             raise HTTPException(400, "the path has a control character")
         if request.is_gateway and {".", ".."} & set(path.split("/")):

@@ -32,6 +32,7 @@ CODES = {
     409: "conflict",
     413: "too_large",
     415: "not_json",
+    426: "no_websockets",
     429: "too_many",
     431: "too_large",
     500: "internal",

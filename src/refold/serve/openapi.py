@@ -29,6 +29,7 @@ ERRORS = {
     409: "The name is taken, or another writer won the race.",
     413: "The body is too large.",
     415: "The body is not JSON.",
+    426: "Websockets are not supported.",
     429: "Too many requests; `retry-after` says when to try again.",
     431: "The headers are too large.",
     500: "An internal error; see the log.",
