@@ -74,6 +74,12 @@ class FarStore(SimulatedStore):
         found: dict[int, Entry] = self._world.ask(self._process, f"fetch {key.conversation}", effect)
         return found
 
+    def wait(self, key: Key, next: int, seconds: float, /) -> bool:
+        found = self._world.ask(
+            self._process, f"wait {key.conversation}", lambda: list(self._world.engine.read(key, next))
+        )
+        return bool(found)
+
 
 def store_of(world: World, process: Process) -> Any:
     return (FarStore if world.is_far else SimulatedStore)(world, process)

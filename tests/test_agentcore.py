@@ -29,7 +29,6 @@ from refold.stores.hybrid import HybridStore
 from refold.stores.hybrid_sync import BoundedDict
 from refold.stores.shelf import Shelf
 from refold.stores.store import (
-    FindsIds,
     Forks,
     Key,
     Memories,
@@ -75,7 +74,7 @@ class TestAgentCore(StoreContract):
 
 
 def test_what_the_store_is_able_to_do(store):
-    assert all(isinstance(store, one) for one in (FindsIds, MessageListener, Memories))
+    assert all(isinstance(store, one) for one in (MessageListener, Memories))
     assert not any(isinstance(store, one) for one in (Forks, Shelf))
     assert "one process at a time" in missing_ability(store, "compare-and-append")
     assert missing_ability(store, "whole-batches") is missing_ability(store, "any-size") is None

@@ -373,7 +373,7 @@ def test_what_a_store_cannot_do_and_does_without_is_shown(file, monkeypatch):
     monkeypatch.setattr(SQLiteStore, "cannot", {"order": "it has none"}, raising=False)
     report = json.loads(CliRunner().invoke(app, [*args, "--json"]).stdout)
     assert report["cannot"] == {"order": "it has none"}
-    assert list(report["without"]) == ["batched reads", "change notifications", "memories"]
+    assert list(report["without"]) == ["change notifications", "memories"]
     shown = CliRunner().invoke(app, args).stdout.splitlines()
     assert "without order: it has none" in shown
     assert "without change notifications: followers of events poll ten times a second" in shown
@@ -381,7 +381,7 @@ def test_what_a_store_cannot_do_and_does_without_is_shown(file, monkeypatch):
 
 def test_the_doctor_knows_what_it_means_to_be_without_any_protocol():
     class Bare:
-        append = read = erase = conversations = close = None
+        append = read = find = erase = conversations = close = None
 
     internal = {"Store", "Memorizer", "MessageListener", "SessionHooks"}
     known = {name for name, one in vars(protocols).items() if getattr(one, "_is_protocol", False)}

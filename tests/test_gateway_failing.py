@@ -262,7 +262,7 @@ class Shelfless:
 
     def __init__(self) -> None:
         inner = MemoryStore()
-        for verb in ("append", "read", "erase", "conversations", "close"):
+        for verb in ("append", "read", "find", "erase", "conversations", "close"):
             setattr(self, verb, getattr(inner, verb))
 
 

@@ -153,7 +153,7 @@ def test_it_can_do_what_its_record_can_and_has_memories(notebook):
         def __init__(self):
             inner = MemoryStore()
             shelf = [verb for verb in vars(Shelf) if not verb.startswith("_")]
-            for verb in (*shelf, "append", "read", "erase", "conversations", "close"):
+            for verb in (*shelf, "append", "read", "find", "erase", "conversations", "close"):
                 setattr(self, verb, getattr(inner, verb))
 
     rich, plain = HybridStore(MemoryStore(), notebook), HybridStore(Plain(), notebook)

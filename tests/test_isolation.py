@@ -19,15 +19,13 @@ from refold.stores.shelf import Shelf
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import (
     LOCATED,
-    BatchReads,
-    FindsIds,
     Forks,
     Key,
     LocatesIds,
     Memories,
+    RemoteReads,
     Snapshot,
     Store,
-    Watchable,
     open_store,
 )
 from refold.testing.samples import ODD_NAMES, TINY, verified
@@ -158,7 +156,7 @@ class Owner:
     def read(self, session, n):
         key = session.key
         found: list[Any] = list(self.store.read(key, n)), list(self.store.conversations(self.name))
-        if isinstance(self.store, BatchReads):
+        if isinstance(self.store, RemoteReads):
             snapshot, links = self.store.resume(key, "main")
             found += (snapshot, list(links), self.store.fetch(key, range(9)))
         return found
@@ -168,7 +166,7 @@ class Owner:
 
     def find(self, session, n):
         ids = [f"{start} {m}" for start in ("id", *MARKS) for m in range(9)]
-        return self.store.find(session.key, ids) if isinstance(self.store, FindsIds) else UNABLE
+        return self.store.find(session.key, ids)
 
     def locate(self, session, n):
         """Which were found; of several that said the same, and of heirs, each store may tell another."""
@@ -212,7 +210,7 @@ class Owner:
         )
 
     def wait(self, session, n):
-        return self.store.wait(session.key, n, 0.0) if isinstance(self.store, Watchable) else None
+        return self.store.wait(session.key, n, 0.0) if isinstance(self.store, RemoteReads) else None
 
     # All there is
 

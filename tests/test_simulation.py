@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import refold.session.append
 from oracle import Oracle
 from refold.core.codec import GENESIS, Link, chain
 from refold.stores.memory import MemoryStore
@@ -141,9 +140,14 @@ def test_a_store_that_breaks_a_promise_is_found_out(broken):
     assert found_out(broken)
 
 
+class FindsNoIds(MemoryStore):
+    def find(self, key, ids, /):
+        return {}
+
+
 def test_ids_that_nobody_looks_for_are_stored_twice(monkeypatch):
-    monkeypatch.setattr(refold.session.append, "FindsIds", type("Nobody", (), {}))
-    assert "stored twice" in found_out(MemoryStore)
+    monkeypatch.setattr(Oracle, "on_find", lambda *_: None)
+    assert "stored twice" in found_out(FindsNoIds)
 
 
 def test_a_lease_that_everybody_has_is_paid_for_twice(monkeypatch):

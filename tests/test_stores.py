@@ -11,7 +11,7 @@ from refold.stores.postgres import PostgresStore
 from refold.stores.redis import RedisStore
 from refold.stores.shelf import Shelf
 from refold.stores.sqlite import SQLiteStore
-from refold.stores.store import FindsIds, Forks, Memories, SearchIndex, Settings, Watchable
+from refold.stores.store import Forks, Memories, RemoteReads, SearchIndex
 from refold.testing import StoreContract
 
 
@@ -36,13 +36,12 @@ class TestSQLite(StoreContract):
 
 
 ROWS = {
-    "ids stored once": FindsIds,
     "forks": Forks,
     "snapshots: opens at once": Shelf,
     "leases: one summary paid for": Shelf,
-    "settings in the store": Settings,
+    "settings in the store": Shelf,
     "an index for search": SearchIndex,
-    "waits for others' appends": Watchable,
+    "waits for others' appends": RemoteReads,
     "memories": Memories,
 }
 

@@ -21,7 +21,8 @@ from refold.core.errors import NotFoundError, StoreError
 from refold.core.event import Expiry
 from refold.core.expiry import merge_expiries
 from refold.session.api import DEFAULT_STORE
-from refold.stores.store import Settings, Store, ToolSetting
+from refold.stores.shelf import Shelf
+from refold.stores.store import Store, ToolSetting
 
 EVERY = "*"
 """Stands for every agent."""
@@ -224,7 +225,7 @@ def _number(text: str) -> float | str:
 
 
 def _stored(store: Store) -> dict[tuple[str, str], Expiry]:
-    if not isinstance(store, Settings):
+    if not isinstance(store, Shelf):
         raise StoreError(f"{type(store).__name__} stores no settings; use a configuration file")
     return {(agent, tool): expiry for agent, tool, expiry in store.settings()}
 

@@ -19,7 +19,8 @@ from refold.core.errors import SettingError
 from refold.core.event import Expiry
 from refold.core.expiry import merge_expiries
 from refold.models.limits import PROVIDERS, ModelLimits, ModelSettings, find
-from refold.stores.store import Settings, Store, ToolSetting
+from refold.stores.shelf import Shelf
+from refold.stores.store import Store, ToolSetting
 
 __all__ = [
     "AgentSettings",
@@ -172,7 +173,7 @@ def load_config(source: Source) -> Config:
 
 def with_database(config: Config, store: Store) -> Config:
     """Settings in the store's database override the configuration, field by field."""
-    return with_stored(config, store.settings() if isinstance(store, Settings) else ())
+    return with_stored(config, store.settings() if isinstance(store, Shelf) else ())
 
 
 def with_stored(config: Config, rows: Sequence[ToolSetting]) -> Config:

@@ -27,7 +27,7 @@ from refold.session.history_sync import (
     recorded_digests,
 )
 from refold.session.session import Session, forked
-from refold.stores.store import LOCATED, FindsIds, Key, LocatesIds
+from refold.stores.store import LOCATED, Key, LocatesIds
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -220,7 +220,7 @@ class Recorder:
         store = self.service.store
         if isinstance(store, LocatesIds):
             return store.locate(request.owner, ids)
-        if request.conversation is None or not isinstance(store, FindsIds):
+        if request.conversation is None:
             raise SettingError(
                 "x-refold-conversation",
                 f"{type(store).__name__} cannot find conversations by their content; name the conversation",
@@ -458,7 +458,7 @@ class Recorder:
         with suppress(ConflictError):
             return self._append(placed, drafts, prefix_id)._replace(replies=all_replies)
         store = self.service.store
-        found = store.find(placed.key, [placed.prefix_id]) if isinstance(store, FindsIds) else {}
+        found = store.find(placed.key, [placed.prefix_id])
         if placed.prefix_id not in found:
             raise NotFoundError(f"Conversation {placed.key.conversation!r} was erased meanwhile")
         key = self._fork(placed.key, found[placed.prefix_id], placed.request)

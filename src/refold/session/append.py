@@ -8,7 +8,6 @@ from refold.core.errors import ConflictError
 from refold.core.event import Event, Said
 from refold.session.conversation import Conversation
 from refold.session.tools import Toolbox
-from refold.stores.store import FindsIds
 
 
 def append_drafts(
@@ -29,7 +28,7 @@ def append_drafts(
         if after not in (None, record.live.state.index):
             raise ConflictError(f"{record.key.conversation!r} no longer has {after} messages")
         known.clear()
-        if ids and isinstance(record.store, FindsIds):
+        if ids:
             known.update(record.store.find(record.key, ids))
         new = _without_known(drafts, known)
         return toolbox.leased(number(new, record.live.state, chat.last, time.time()))

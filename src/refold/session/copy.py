@@ -11,7 +11,7 @@ import msgspec
 from refold.core.codec import GENESIS, Link, chain
 from refold.core.errors import ConflictError, CorruptError, RefoldError, StoreError
 from refold.stores.shelf import Shelf
-from refold.stores.store import ConversationInfo, Forks, Key, Settings, Store
+from refold.stores.store import ConversationInfo, Forks, Key, Store
 
 BATCH_ENTRIES = 500
 BATCH_BYTES = 1 << 20
@@ -63,7 +63,7 @@ def copy(
 
 def copy_settings(source: Store, target: Store) -> int:
     """Copies the settings of tools that are kept in the store; returns how many there are."""
-    if not isinstance(source, Settings) or not isinstance(target, Settings):
+    if not isinstance(source, Shelf) or not isinstance(target, Shelf):
         return 0
     for setting in source.settings():
         target.set_setting(setting)

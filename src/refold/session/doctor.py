@@ -33,19 +33,19 @@ USED_CACHE = "it is only a cache, but in use: export the conversation and import
 NEWER = "upgrade refold to read it"
 
 LACKS: dict[type, tuple[str, str]] = {
-    protocols.FindsIds: ("idempotent appends", "a message appended again under the same id is stored again"),
     protocols.LocatesIds: ("a global index of ids", "an id is found only within a named conversation"),
     protocols.Forks: ("forks", "a conversation is exported and imported under another id instead"),
     Shelf: (
-        "snapshots, leases and cached summaries",
+        "snapshots, leases, cached summaries and settings",
         "opening a conversation folds it from its beginning; two processes that compact the same view may"
-        " both pay for a summary; it cannot be the record of a hybrid store",
+        " both pay for a summary; settings of tools come from files only; it cannot be the record of a"
+        " hybrid store",
     ),
-    protocols.SearchIndex: ("a search index", "a search reads whole conversations"),
-    protocols.Vectors: ("vectors", "a search is by words, not by meaning"),
-    protocols.Settings: ("stored settings", "settings of tools come from files only"),
-    protocols.BatchReads: ("batched reads", "opening a conversation takes several reads"),
-    protocols.Watchable: ("change notifications", "followers of events poll ten times a second"),
+    protocols.SearchIndex: (
+        "a search index",
+        "a search reads whole conversations, and is by words, not by meaning",
+    ),
+    protocols.RemoteReads: ("change notifications", "followers of events poll ten times a second"),
     protocols.Memories: ("memories", "nothing is learned from conversations"),
     SelfCheck: ("a check of the engine", "only the conversations in it are verified"),
 }

@@ -11,7 +11,6 @@ from refold.core.slices import Cut, Slice, around, cut, matches
 from refold.policies.shorten import quoted
 from refold.session.safe_regex import find
 from refold.stores.record import Record
-from refold.stores.store import FindsIds
 
 EXCERPT_CHARS = 80
 """Of a message in a list of many."""
@@ -150,11 +149,7 @@ def _place(record: Record, at: int | str) -> int:
         if said is None:
             raise CannotExpandError(f"{at}: the conversation has only {record.live.state.index:,} messages")
         return said.at
-    if isinstance(record.store, FindsIds):
-        found = record.store.find(record.key, [at]).get(at)
-    else:
-        entries = (link.entry for link in record.store.read(record.key))
-        found = next((entry.at for entry in entries if entry.id == at), None)
+    found = record.store.find(record.key, [at]).get(at)
     if found is None and GENERATED_ID.fullmatch(at):
         found = int(at[1:])
     if found is None:

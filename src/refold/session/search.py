@@ -20,7 +20,7 @@ from refold.session.results import Hit
 from refold.session.validate import require_int
 from refold.stores.record import Record
 from refold.stores.shelf import Shelf
-from refold.stores.store import FEW_RESULTS, FoundPlace, Key, Scope, SearchIndex, Store, Vectors
+from refold.stores.store import FEW_RESULTS, FoundPlace, Key, Scope, SearchIndex, Store
 
 if TYPE_CHECKING:
     from refold.session.embedding import Embedder
@@ -66,7 +66,7 @@ def find(
     """
     limit += SPARE
     by_words = _by_words(store, scope, query, max(limit, CANDIDATES if embedder else 0), parse, tick)
-    if embedder is None or not query.text or not isinstance(store, Vectors):
+    if embedder is None or not query.text or not isinstance(store, SearchIndex):
         return by_words[:limit]
     try:
         by_meaning = _by_meaning(store, scope, query, embedder, parse, tick)
@@ -187,7 +187,7 @@ def _texts(part: Part, is_own: bool) -> Iterator[str]:
 
 
 def _by_meaning(
-    store: Vectors,
+    store: SearchIndex,
     scope: Scope,
     query: Query,
     embedder: "Embedder",

@@ -4,7 +4,7 @@ The record is the outbox: a cursor in it says how far it was delivered, by a thr
 for the service, and after a crash or an outage the delivery continues at the cursor.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal, Self, TypeAlias, get_args
 from urllib.parse import parse_qsl, urlsplit
@@ -14,9 +14,7 @@ from refold.core.errors import CorruptError, RefoldError, SettingError, StoreErr
 from refold.stores.hybrid_sync import LEASE_S, PATIENCE_S, MemorySync, RefusedMessage
 from refold.stores.shelf import Shelf
 from refold.stores.store import (
-    BatchReads,
     ConversationInfo,
-    FindsIds,
     Forks,
     Key,
     Lease,
@@ -24,23 +22,19 @@ from refold.stores.store import (
     Memories,
     Memorizer,
     Memory,
+    RemoteReads,
     SearchIndex,
     SelfCheck,
-    Settings,
     SpokenMessage,
     Store,
     StoreProblem,
-    Vectors,
-    Watchable,
     open_store,
 )
 from refold.stores.url import ENCODING_HELP, shown_url
 
 Sync: TypeAlias = Literal["immediate", "batch", "end"]
 
-DELEGATED = (
-    *(FindsIds, LocatesIds, Forks, Shelf, SearchIndex, Vectors, Settings, BatchReads, Watchable, SelfCheck),
-)
+DELEGATED = (*(LocatesIds, Forks, Shelf, SearchIndex, RemoteReads, SelfCheck),)
 """Protocols of the record that this store has too, by delegation."""
 RECORDS = "a record is sqlite://, postgresql://, redis:// or memory://"
 LEFT = "the record is complete: solve the problem, then `refold sync` delivers the rest"
@@ -104,6 +98,9 @@ class HybridStore:
         self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
     ) -> Iterator[Link]:
         return self.record.read(key, start, stop, but=but)
+
+    def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:
+        return self.record.find(key, ids)
 
     def conversations(self, owner: str | None = None, /) -> Iterator[ConversationInfo]:
         return self.record.conversations(owner)

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from refold.core.codec import GENESIS, Entry, Link, chain
 from refold.core.errors import ConflictError, NotFoundError
-from refold.core.event import Expiry
 from refold.core.query import Query, SearchText
 from refold.stores.nearest import nearest
 from refold.stores.shelf import LEASE, Shelf, require_held
@@ -19,7 +18,6 @@ from refold.stores.store import (
     Key,
     Lease,
     Scope,
-    ToolSetting,
     require_next,
 )
 
@@ -50,7 +48,6 @@ class MemoryStore(Shelf):
     def __init__(self) -> None:
         self._all: dict[Key, _Conversation] = {}
         self._shelf: dict[tuple[Key | None, str], bytes] = {}
-        self._settings: dict[tuple[str, str], ToolSetting] = {}
         self._lock = RLock()
 
     def append(
@@ -210,10 +207,10 @@ class MemoryStore(Shelf):
             self._shelf[scope, name] = new
             return True
 
-    def values(self, key: Key, prefix: str, /) -> dict[str, bytes]:
+    def values(self, scope: Key | None, prefix: str, /) -> dict[str, bytes]:
         with self._lock:
             shelf = list(self._shelf.items())
-        return {name: value for (of, name), value in shelf if of == key and name.startswith(prefix)}
+        return {name: value for (of, name), value in shelf if of == scope and name.startswith(prefix)}
 
     def shelved(self, name: str, owner: str | None = None, /) -> Iterator[tuple[Key, bytes, int]]:
         with self._lock:
@@ -222,16 +219,6 @@ class MemoryStore(Shelf):
             value = self.get(key, name)
             if value is not None:
                 yield key, value, next
-
-    def settings(self) -> Sequence[ToolSetting]:
-        with self._lock:
-            return list(self._settings.values())
-
-    def set_setting(self, setting: ToolSetting, /) -> None:
-        with self._lock:
-            self._settings.pop(setting[:2], None)
-            if setting.expiry != Expiry():
-                self._settings[setting[:2]] = setting
 
     def close(self) -> None:
         pass

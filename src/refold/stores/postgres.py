@@ -251,8 +251,8 @@ class PostgresStore(PostgresIndex, Shelf):
             return bool(self.pool("add_value", **where, value=new, early=early))
         return bool(self.pool("replace_value", **where, value=new, old=old))
 
-    def values(self, key: Key, prefix: str, /) -> dict[str, bytes]:
-        rows = self.pool("values", scope=_scope(key), prefix=to_bytes(prefix))
+    def values(self, scope: Key | None, prefix: str, /) -> dict[str, bytes]:
+        rows = self.pool("values", scope=_scope(scope), prefix=to_bytes(prefix))
         return {to_text(name): value for name, value in rows}
 
     def shelved(self, name: str, owner: str | None = None, /) -> Iterator[tuple[Key, bytes, int]]:

@@ -16,7 +16,7 @@ from refold.core.live import Live, State
 from refold.core.message import Message
 from refold.core.view import View
 from refold.stores.shelf import Shelf
-from refold.stores.store import BatchReads, Key, Lease, Snapshot, Store, Watchable
+from refold.stores.store import Key, Lease, RemoteReads, Snapshot, Store
 
 SNAPSHOT_EVERY = 64
 """Events between two snapshots; more for a view that is very long, so that its cost stays small."""
@@ -75,7 +75,7 @@ class Record:
         self._live = Live(view, self._entries.message)
         self._listener = listener
         self.forget()
-        if not isinstance(store, BatchReads):  # one that is far away is asked once there is something to ask
+        if not isinstance(store, RemoteReads):  # one that is far away is asked once there is something to ask
             self.catch_up()
 
     # Keeping up
@@ -136,7 +136,7 @@ class Record:
     def _resumed(self) -> tuple[Snapshot | None, Iterator[Link]]:
         snapshot = None
         with suppress(CorruptError):  # only a cache
-            if isinstance(self.store, BatchReads):
+            if isinstance(self.store, RemoteReads):
                 return self.store.resume(self.key, self.view)
             if isinstance(self.store, Shelf):
                 snapshot = self.store.saved(self.key).get(self.view)
@@ -285,7 +285,7 @@ class Record:
 
     def _fetch(self, places: set[int]) -> dict[int, Entry]:
         """Entries by place, in as few reads as their places allow."""
-        if places and isinstance(self.store, BatchReads):
+        if places and isinstance(self.store, RemoteReads):
             return self.store.fetch(self.key, places)
         found: dict[int, Entry] = {}
         missing = sorted(places)
@@ -376,7 +376,7 @@ def follow(store: Store, key: Key, start: int) -> Iterator[Link | None]:
             if last not in (None, before):
                 return
             last = before
-        if isinstance(store, Watchable):
+        if isinstance(store, RemoteReads):
             store.wait(key, start, WATCH_S)
         else:
             time.sleep(POLL_S)

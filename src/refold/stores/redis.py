@@ -10,10 +10,8 @@ from uuid import uuid4
 
 import msgspec
 
-from refold.core import codec
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, StoreError
-from refold.core.event import Expiry
 from refold.stores.packing import pack, to_text, unpack
 from refold.stores.redis_connection import RedisConnection, ScriptCall, parse_url
 from refold.stores.redis_index import (
@@ -27,7 +25,7 @@ from refold.stores.redis_index import (
     encode_name,
     member,
 )
-from refold.stores.shelf import LEASE, Shelf, decode_snapshot, require_held
+from refold.stores.shelf import LEASE, Shelf, decode_setting, decode_snapshot, encode_setting, require_held
 from refold.stores.store import (
     LOCATED,
     ConversationInfo,
@@ -336,8 +334,9 @@ class RedisStore(Shelf):
         args = (ttl, must_exist, self._keys.field(scope, name), *known, new)
         return bool(self._connection.call("compare_and_set", keys, *args, durable=True))
 
-    def values(self, key: Key, prefix: str, /) -> dict[str, bytes]:
-        found = self._connection.call("fields", self._keys.of(key), self._keys.field(key, prefix))
+    def values(self, scope: Key | None, prefix: str, /) -> dict[str, bytes]:
+        keys = [self._keys.shelf(scope)]
+        found = self._connection.call("fields", keys, self._keys.field(scope, prefix))
         rest = zip(found[::2], found[1::2], strict=True)
         return {prefix + to_text(name): value for name, value in rest}
 
@@ -359,14 +358,14 @@ class RedisStore(Shelf):
 
     def settings(self) -> Sequence[ToolSetting]:
         (found,) = self._connection.send(self._keys.settings, ("HGETALL", self._keys.settings))
-        return [_setting(name, body) for name, body in zip(found[::2], found[1::2], strict=True)]
+        rows = zip(found[::2], found[1::2], strict=True)
+        return [decode_setting(to_text(name), body) for name, body in rows]
 
     def set_setting(self, setting: ToolSetting, /) -> None:
-        at, name = self._keys.settings, codec.dumps([setting.agent, setting.tool])
-        if setting.expiry == Expiry():
-            self._connection.send(at, ("HDEL", at, name), durable=True)
-        else:
-            self._connection.send(at, ("HSET", at, name, codec.dumps(setting.expiry)), durable=True)
+        at = self._keys.settings
+        name, value = encode_setting(setting)
+        command = ("HDEL", at, name) if value is None else ("HSET", at, name, value)
+        self._connection.send(at, command, durable=True)
 
     # Health
 
@@ -454,11 +453,3 @@ def _link(data: bytes) -> Link:
     row = _stored(data)
     id = None if row.id is None else to_text(row.id)
     return Link(Entry(row.at, to_text(row.kind), id, row.head, unpack(row.body)), row.digest)
-
-
-def _setting(name: bytes, body: bytes) -> ToolSetting:
-    try:
-        agent, tool = codec.loads(name)
-        return ToolSetting(agent, tool, msgspec.convert(codec.loads(body), Expiry))
-    except (ValueError, msgspec.ValidationError) as error:
-        raise CorruptError(f"A stored setting was altered: {error}") from error

@@ -9,12 +9,14 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from refold.core import codec
 from refold.core.codec import to_bytes
 from refold.core.errors import ConflictError, CorruptError
+from refold.core.event import Expiry
 from refold.stores.packing import pack, to_text, unpack
-from refold.stores.store import LOCATED, Key, Lease, Snapshot, Store
+from refold.stores.store import LOCATED, Key, Lease, Snapshot, Store, ToolSetting
 
-SNAPSHOT, LEASE, CURSOR, SUMMARY = "v:", "l:", "c:", LOCATED
+SNAPSHOT, LEASE, CURSOR, SETTING, SUMMARY = "v:", "l:", "c:", "setting:", LOCATED
 """Prefixes of names. A summary is found in any conversation of an owner."""
 SUMMARIES = "summaries"
 """The digests of a conversation's summaries, the oldest first."""
@@ -50,7 +52,7 @@ class Shelf(Store, Protocol):
         """
 
     @abstractmethod
-    def values(self, key: Key, prefix: str, /) -> dict[str, bytes]:
+    def values(self, scope: Key | None, prefix: str, /) -> dict[str, bytes]:
         """All values whose names begin with a prefix, by name."""
 
     @abstractmethod
@@ -148,6 +150,18 @@ class Shelf(Store, Protocol):
         for one in dropped:
             self.put(key, SUMMARY + one.hex(), None)
 
+    # Settings, which override those in files
+
+    def settings(self) -> Sequence[ToolSetting]:
+        """Must be cheap: called whenever a conversation is opened."""
+        found = self.values(None, SETTING)
+        return [decode_setting(name.removeprefix(SETTING), value) for name, value in found.items()]
+
+    def set_setting(self, setting: ToolSetting, /) -> None:
+        """Replaces the setting of that agent and tool; an empty `Expiry` removes it."""
+        name, value = encode_setting(setting)
+        self.put(None, SETTING + name, value)
+
     # Notes, which outlive conversations, such as the calibration of token counts
 
     def note(self, name: str, /) -> bytes | None:
@@ -190,6 +204,24 @@ def decode_lease(name: str, value: bytes) -> Lease:
         return Lease(name, to_text(holder), int(fence), float(until))
     except ValueError as error:
         raise CorruptError(f"The stored lease {name!r} was altered: {value!r}") from error
+
+
+def encode_setting(setting: ToolSetting) -> tuple[str, bytes | None]:
+    """Its name, and its value: None if nothing is set."""
+    name = codec.dumps([setting.agent, setting.tool]).decode()
+    return name, None if setting.expiry == Expiry() else codec.dumps(setting.expiry)
+
+
+def decode_setting(name: str, value: bytes) -> ToolSetting:
+    """
+    Raises:
+        CorruptError: the setting was altered.
+    """
+    try:
+        agent, tool = codec.loads(name.encode())
+        return ToolSetting(agent, tool, msgspec.convert(codec.loads(value), Expiry))
+    except (ValueError, msgspec.ValidationError) as error:
+        raise CorruptError(f"A stored setting was altered: {error}") from error
 
 
 def require_held(key: Key, lease: Lease, stored: bytes | None) -> None:

@@ -262,11 +262,11 @@ class SQLiteStore(SQLiteIndex, Shelf):
             run("put_value", scope=_scope(scope), name=to_bytes(name), value=new)
             return True
 
-    def values(self, key: Key, prefix: str, /) -> dict[str, bytes]:
+    def values(self, scope: Key | None, prefix: str, /) -> dict[str, bytes]:
         low = to_bytes(prefix)
         high = low[:-1] + bytes([low[-1] + 1])
         with self._file.read() as run:
-            rows = run("values", scope=_scope(key), low=low, high=high)
+            rows = run("values", scope=_scope(scope), low=low, high=high)
         return {to_text(name): value for name, value in rows}
 
     def shelved(self, name: str, owner: str | None = None, /) -> Iterator[tuple[Key, bytes, int]]:

@@ -73,6 +73,9 @@ class Store(Protocol):
     ) -> Iterator[Link]:
         """Entries from `start` up to `stop`, in order, except those of the kind `but`."""
 
+    def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:
+        """The places of the entries that have these ids."""
+
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
         """Erases a conversation for good: entries, snapshots, leases, summaries.
 
@@ -83,12 +86,6 @@ class Store(Protocol):
         """All conversations, the newest first."""
 
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class FindsIds(Protocol):
-    def find(self, key: Key, ids: Collection[str], /) -> dict[str, int]:
-        """The places of the entries that have these ids."""
 
 
 LOCATED = "~"
@@ -133,7 +130,7 @@ class FoundPlace(NamedTuple):
 
 @runtime_checkable
 class SearchIndex(Protocol):
-    """A word index, which follows the entries by a cursor and is erased with them."""
+    """An index of words and one of vectors. Both follow the entries by a cursor and are erased with them."""
 
     def index(self, scope: Scope, words: Callable[[Entry], SearchText | None], /) -> Iterator[int]:
         """Indexes new entries in small steps; yields how many entries each step indexed.
@@ -146,15 +143,10 @@ class SearchIndex(Protocol):
         any word.
         """
 
-
-@runtime_checkable
-class Vectors(Protocol):
-    """Embeddings of entries: float32 vectors of length 1."""
-
     def embed(
         self, scope: Scope, embedder: str, vectors: Callable[[Sequence[Entry]], Sequence[Sequence[bytes]]], /
     ) -> Iterator[int]:
-        """Like `SearchIndex.index`, with a cursor for each embedder."""
+        """Stores embeddings of new entries, like `index`: float32 vectors of length 1, for each embedder."""
 
     def nearest(self, scope: Scope, embedder: str, vector: bytes, limit: int, /) -> list[FoundPlace]:
         """The nearest entries; the score is the cosine similarity."""
@@ -170,19 +162,8 @@ class ToolSetting(NamedTuple):
 
 
 @runtime_checkable
-class Settings(Protocol):
-    """Settings in the database, which override those in files."""
-
-    def settings(self) -> Sequence[ToolSetting]:
-        """Must be cheap: called whenever a conversation is opened."""
-
-    def set_setting(self, setting: ToolSetting, /) -> None:
-        """Replaces the setting of that agent and tool; an empty `Expiry` removes it."""
-
-
-@runtime_checkable
-class BatchReads(Protocol):
-    """Combined reads, for stores across a network."""
+class RemoteReads(Protocol):
+    """Combined reads and waiting, for engines across a network."""
 
     def resume(self, key: Key, view: str, /) -> tuple[Snapshot | None, Iterator[Link]]:
         """The newest snapshot of a view, and the entries from the last one in it on; without a snapshot, all
@@ -192,9 +173,6 @@ class BatchReads(Protocol):
     def fetch(self, key: Key, places: Collection[int], /) -> dict[int, Entry]:
         """The entries at these places, in one round trip; missing ones are left out."""
 
-
-@runtime_checkable
-class Watchable(Protocol):
     def wait(self, key: Key, next: int, seconds: float, /) -> bool:
         """Waits up to `seconds` for an entry at the place `next`; True if there is one."""
 

@@ -18,7 +18,7 @@ from refold.session.session import Session
 from refold.stores.memory import MemoryStore
 from refold.stores.record import seal
 from refold.stores.shelf import Shelf
-from refold.stores.store import BatchReads, FindsIds, Forks, Key, Snapshot, Watchable
+from refold.stores.store import Forks, Key, RemoteReads, Snapshot
 from refold.testing.samples import (
     KEY,
     ODD_NAMES,
@@ -42,7 +42,7 @@ from refold.testing.samples import (
 class StreamsContract:
     def test_what_does_not_exist_reads_as_empty(self, store: Any) -> None:
         assert list(store.read(KEY)) == list(store.conversations()) == store.erase(KEY) == []
-        assert not isinstance(store, FindsIds) or store.find(KEY, ["a"]) == {}
+        assert store.find(KEY, ["a"]) == {}
         assert not isinstance(store, Shelf) or store.saved(KEY) == {}
         assert not isinstance(store, Shelf) or not store.leases(KEY, 0.0)
 
@@ -71,7 +71,7 @@ class StreamsContract:
         with pytest.raises(ConflictError):
             store.append(KEY, [entry(at, "wrong", id="wrong") for at in places])
         assert verified(store, KEY) == entries(0, 3)
-        assert not isinstance(store, FindsIds) or store.find(KEY, ["wrong"]) == {}
+        assert store.find(KEY, ["wrong"]) == {}
         store.append(KEY, entries(3, 5))
         assert verified(store, KEY) == entries(0, 5)
 
@@ -136,7 +136,7 @@ class StreamsContract:
         assert store.erase(KEY) == []
         assert list(store.read(KEY)) == []
         assert [row.key for row in store.conversations()] == [other]
-        assert not isinstance(store, FindsIds) or store.find(KEY, ["an id"]) == {}
+        assert store.find(KEY, ["an id"]) == {}
         store.append(KEY, [entry(0, "new")])
         assert verified(store, KEY) == [entry(0, "new")]
         assert len(verified(store, other)) == 2
@@ -270,9 +270,8 @@ class SessionsContract:
 
 
 class BatchesContract:
-    batched = requires(BatchReads, "this store answers one question at a time")
-
-    watched = requires(Watchable, "nobody can wait for this store")
+    batched = requires(RemoteReads, "this store is not across a network")
+    watched = batched
 
     def test_what_is_resumed_is_the_snapshot_and_what_came_after_it(self, batched: Any) -> None:
         assert batched.resume(KEY, "main")[0] is None

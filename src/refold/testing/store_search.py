@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from refold.core.codec import Entry
 from refold.core.query import SearchText, parse_query
 from refold.session.api import open
-from refold.stores.store import Key, Scope, SearchIndex, Vectors
+from refold.stores.store import Key, Scope, SearchIndex
 from refold.testing.embedder import WordEmbedder
 from refold.testing.samples import (
     KEY,
@@ -62,9 +62,8 @@ def found(store: Any, scope: Scope, text: str, limit: int = 50) -> list[tuple[st
 
 
 class SearchContract:
-    searched = requires(SearchIndex, "this store has no index of words")
-
-    vectors = requires(Vectors, "this store keeps no vectors")
+    searched = requires(SearchIndex, "this store has no search index")
+    vectors = searched
 
     def test_all_that_was_appended_since_is_found_and_what_has_no_words_is_not(self, searched: Any) -> None:
         assert found(searched, KEY, "apple") == found(searched, KEY.owner, "apple") == []

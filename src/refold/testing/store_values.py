@@ -15,7 +15,7 @@ from refold.core.errors import ConflictError, NotFoundError, OverBudgetError
 from refold.core.event import Expiry
 from refold.session.api import open
 from refold.stores.shelf import Shelf
-from refold.stores.store import LOCATED, Forks, Key, Lease, SelfCheck, Settings, Snapshot, ToolSetting
+from refold.stores.store import LOCATED, Forks, Key, Lease, SelfCheck, Snapshot, ToolSetting
 from refold.testing.samples import (
     KEY,
     ODD_NAMES,
@@ -273,7 +273,7 @@ FULL = Expiry(0, "compact", "ai-summary", 0, "What\x00 \ud800\nmatters?", "relev
 
 
 class SettingsContract:
-    settings = requires(Settings, "this store keeps no settings")
+    settings = requires(Shelf, "this store has no shelf")
 
     # proves: A13
     def test_a_setting_is_what_was_set_last_for_its_agent_and_tool(self, settings: Any) -> None:
