@@ -16,13 +16,14 @@ from refold.adapters.conversation import (
     WARM_CONVERSATIONS,
     AdapterConversations,
     ModelCall,
+    RequestMatch,
     lookup_tools,
 )
 from refold.core.errors import OverBudgetError, RefoldError
 from refold.core.message import Message
 from refold.dialects import openai_chat
-from refold.session.history_sync import align, insert_transient, match_request
-from refold.session.synced_history import Overridden
+from refold.session.history_sync import CONTENT_ID, align, insert_transient, match_request
+from refold.session.synced_history import ADAPTER_TAG, AGAIN, Overridden
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Store
 from refold.testing.adapters import CONFIG, MODEL, TASK, ledger
@@ -187,6 +188,41 @@ def test_words_that_were_said_before_are_not_taken_for_those(conversations):
     conversations.get("t").record([user("a"), user("go on"), ok, user("go on")])
     changed = [user("a"), user("go on"), user("other")]
     assert conversations.get("t").fit(changed, CALL) == changed
+
+
+def test_what_another_version_recorded_under_ids_of_its_own_is_recognized(conversations, store):
+    messages = [user("yes"), *said(1), user("yes")]
+    with refold.open("t", store=store) as chat:
+        for n, message in enumerate(messages):
+            repeated = AGAIN + "1" if n == 3 else ""
+            id = f"{CONTENT_ID}{0 if n == 3 else n:024}{repeated}"
+            chat.append(message, id=id, tags=[ADAPTER_TAG])
+    assert conversations.get("t").fit([*messages, user("no")], CALL) == [*messages, user("no")]
+    assert kept(store) == [openai_chat.parse(one).text for one in [*messages, user("no")]]
+
+
+def test_arguments_that_are_written_anew_and_spaces_at_the_end_are_no_change(conversations, store):
+    call, result = said(1)
+    conversations.get("t").record([user(TASK), call, result])
+    function = {"name": "read_ledger", "arguments": "{ }"}
+    written = {
+        **call,
+        "content": f"{call['content']} ",
+        "tool_calls": [{**call["tool_calls"][0], "function": function}],
+    }
+    shown = conversations.get("t").fit([user(TASK), written, result, user("Go on.")], CALL)
+    assert shown[2:] == [result, user("Go on.")]
+    assert len(kept(store)) == 4
+    assert [row.key.conversation for row in store.conversations()] == ["t"]
+
+
+def test_what_a_request_leaves_out_is_shown_as_the_framework_has_it(conversations, store):
+    history = [user(TASK), *said(2)]
+    reminder = user("[reminder]")
+    match = RequestMatch.of(history, [history[0], reminder, *history[3:]], repr)
+    shown = conversations.get("t").fit_request(match, CALL)
+    assert [id(one) for one in shown] == [id(one) for one in [*history[:3], reminder, *history[3:]]]
+    assert len(kept(store)) == len(history)
 
 
 def test_a_changed_past_goes_on_in_a_conversation_of_its_own(conversations, store):

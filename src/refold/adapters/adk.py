@@ -6,7 +6,7 @@ events, since other agents speak in it too, has a conversation of its own: `SESS
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from itertools import pairwise
 from threading import Lock
 from typing import Any, NamedTuple, Unpack
@@ -27,11 +27,12 @@ from refold.adapters.conversation import (
     AdapterConversations,
     AdapterOptions,
     ModelCall,
+    RequestMatch,
     declare_function,
     lookup_tools,
 )
 from refold.core.draft import PART
-from refold.session.synced_history import AGAIN
+from refold.session.synced_history import AGAIN, Passed
 
 INTERNAL_FUNCTIONS = (
     "adk_request_credential",
@@ -91,29 +92,16 @@ class RefoldPlugin(BasePlugin):
         conversation = self._conversations.get(name)
         keys = events.keys_of(contents)
         places = _match(keys, events, context.agent_name)
-        if is_whole and keys == events.keys:
-            passed = [*events.contents]
-        else:
-            passed = _passed(contents, keys, places, events, is_whole)
-        if request.previous_interaction_id or not passed:  # the provider has the history
-            conversation.record(passed)
+        match = _request_match(contents, keys, places, events, is_whole)
+        if request.previous_interaction_id or not match.passed:  # the provider has the history
+            conversation.record(match.passed)
             return
-        transient = {n: content for n, content in enumerate(contents) if n not in places}
-        shown = conversation.fit(passed, _model_call(request, transient.values()))
-        unchanged: dict[int, types.Content] = {}
-        for n, at in places.items():
-            if keys[n] == events.keys[at]:
-                unchanged[id(events.contents[at])] = contents[n]
+        fitted = conversation.fit_request(match, _model_call(request))
+        own = {id(content) for content in contents}
         with_ids = _shows_generated_ids(contents)
-        fitted = [unchanged.get(id(one)) or _copy(one.content, with_ids) for one in shown]
-        for n, content in transient.items():
-            following = {events.events[at].id for other, at in places.items() if other > n}
-            at = next(
-                (k for k, one in enumerate(shown) if one.event and one.event.id in following), len(shown)
-            )
-            shown.insert(at, EventContent(content))
-            fitted.insert(at, content)
-        request.contents = fitted
+        request.contents = [
+            one.content if id(one.content) in own else _copy(one.content, with_ids) for one in fitted
+        ]
 
     def _events(self, session: Session, branch: str | None = None) -> "SessionEvents":
         key = (*_owner(session), session.id, branch)
@@ -182,10 +170,8 @@ def _owner(session: Session) -> list[str]:
     return [session.app_name, session.user_id]
 
 
-def _model_call(request: LlmRequest, transient: Iterable[types.Content]) -> ModelCall:
-    """Transient contents are counted as system text."""
+def _model_call(request: LlmRequest) -> ModelCall:
     config = request.config
-    system = "\n\n".join(filter(None, [_text(config.system_instruction), *map(_text, transient)]))
     tools: list[dict[str, Any]] = []
     for tool in config.tools or ():
         for declared in getattr(tool, "function_declarations", None) or ():
@@ -193,7 +179,7 @@ def _model_call(request: LlmRequest, transient: Iterable[types.Content]) -> Mode
             if schema is None and declared.parameters is not None:
                 schema = declared.parameters.model_dump(mode="json", exclude_none=True)
             tools.append(declare_function(declared.name or "", declared.description, schema))
-    return ModelCall(system, tools, request.model, config.max_output_tokens)
+    return ModelCall(_text(config.system_instruction), tools, request.model, config.max_output_tokens)
 
 
 def _text(value: Any) -> str:
@@ -397,26 +383,34 @@ def _kinds(key: list[Any]) -> list[Any]:
     return [key[0], *map(type, key[1:])]
 
 
-def _passed(
+def _request_match(
     contents: Sequence[types.Content],
     keys: Sequence[list[Any]],
     places: Mapping[int, int],
     events: SessionEvents,
     is_whole: bool,
-) -> list[EventContent]:
+) -> RequestMatch[EventContent]:
     """What is recorded: the whole session, or what the agent sees of it, with changes by other plugins."""
-    position = {at: n for n, at in places.items()}
-    passed: list[EventContent] = []
+    request = [EventContent(content) for content in contents]
+    position_of = {at: n for n, at in places.items()}
+    passed: list[Passed[EventContent]] = []
+    positions: list[int | None] = []
     for at, own in enumerate(events.contents):
-        n = position.get(at)
+        n = position_of.get(at)
         if n is None:
-            if is_whole:
-                passed.append(own)
-        elif keys[n] == events.keys[at] or (is_whole and events.is_changed_by_adk(at, keys[n])):
+            if not is_whole:
+                continue
             passed.append(own)
+        elif keys[n] == events.keys[at]:
+            passed.append(own)
+        elif is_whole and events.is_changed_by_adk(at, keys[n]):
+            passed.append(own)
+            request[n] = own
         else:
-            passed.append(EventContent(contents[n], own.event, own.owner, is_whole))
-    return passed
+            passed.append(EventContent(contents[n], own.event, own.owner))
+        positions.append(n)
+    transient = {n: one for n, one in enumerate(request) if n not in places}
+    return RequestMatch(request, passed, positions, transient)
 
 
 def _shows_generated_ids(contents: Sequence[types.Content]) -> bool:

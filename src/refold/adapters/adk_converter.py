@@ -32,8 +32,6 @@ class EventContent(NamedTuple):
     content: types.Content
     event: Event | None = None
     owner: Sequence[str] = ()
-    is_changed: bool = False
-    """The content is another one than the event's."""
 
 
 def functions(content: types.Content | None) -> Iterator[types.FunctionCall | types.FunctionResponse]:
@@ -46,8 +44,9 @@ def functions(content: types.Content | None) -> Iterator[types.FunctionCall | ty
 class AdkConverter:
     def parse(self, given: EventContent) -> Message:
         event = given.event
-        assert event is not None
         parts = [_part(part, id) for part, id in _parts_with_ids(given)]
+        if event is None:  # it is in one request only
+            return Message("user", tuple(parts))
         role: Role = "user" if event.author == "user" else "assistant"
         results = [part for part in parts if isinstance(part, ToolResult)]
         if results and (role == "assistant" or len(results) == len(parts)):

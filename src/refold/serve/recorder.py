@@ -20,6 +20,7 @@ from refold.serve.incoming import PREVIOUS_RESPONSE, HistoryMessage, IncomingReq
 from refold.serve.service import Service
 from refold.session.history_sync import (
     KnownPrefix,
+    common_prefix,
     content_digest,
     longest_known_prefix,
     overlap,
@@ -256,9 +257,7 @@ class Recorder:
                 recorded = recorded_digests(inspector.events())
         if not recorded:
             return None, False, count
-        length = 0
-        while length < min(len(recorded), len(digests)) and recorded[length][1] == digests[length]:
-            length += 1
+        length = common_prefix([digest for _, digest in recorded], digests)
         at = recorded[length - 1][0] if length else -1
         return KnownPrefix(length, key, at), 0 < length < len(recorded), count
 
