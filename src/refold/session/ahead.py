@@ -14,7 +14,8 @@ from refold.session.validate import Override
 
 if TYPE_CHECKING:
     from refold.summaries.background import BackgroundJob, PendingWork
-    from refold.summaries.prepare import MessageToSummarize, SummaryWriter
+    from refold.summaries.prepare import SummaryWriter
+    from refold.summaries.write import MessageToSummarize
 
 
 def summary_writer(chat: Conversation, summarizer: Any) -> "SummaryWriter | None":

@@ -22,7 +22,7 @@ from refold.session.validate import Override
 from refold.stores.store import Lease
 
 if TYPE_CHECKING:
-    from refold.summaries.prepare import MessageToSummarize
+    from refold.summaries.write import MessageToSummarize
 
 NO_OVERRIDE = Override()
 NO_SUMMARIZER = (
@@ -284,7 +284,7 @@ def due_for_summary(chat: Conversation, step: int, override: Override) -> "list[
     if summaries is None or not any(rule.compact_mode == "ai-summary" for rule in rules):
         return []
     from refold.policies.expire import Expire, batches, length_of
-    from refold.summaries.prepare import MessageToSummarize
+    from refold.summaries.write import MessageToSummarize
 
     live = chat.record.live
     summaries.reset_if_reopened()

@@ -30,8 +30,6 @@ from refold.summaries.write import MessageToSummarize, NoSummaryError, Writer, n
 if TYPE_CHECKING:
     from refold.summaries.queue import CompactionJob, JobQueue
 
-__all__ = ["MessageToSummarize", "ReadySummaries", "SummaryPlan", "SummaryWriter", "summarizers_of"]
-
 T = TypeVar("T")
 LEASE_POLL_S = 0.1
 
