@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from refold.agent import Agent, Asked, Success
-from refold.models.count import count_text
+from refold.models.count import counter
 from refold.session import doctor
 from refold.session.api import open as open_session
 from refold.stores.sqlite import SQLiteStore
@@ -269,7 +269,7 @@ def run(steps: int, kills: int, seed: int, root: Path) -> dict[str, object]:
         AssertionError: says what went wrong; the folder is left as it is.
     """
     shutil.copytree(SOURCE, root / "files", ignore=shutil.ignore_patterns("__pycache__", "*.json", "*.pyc"))
-    count_text("loads the vocabulary, before any process is forked")
+    counter(None).text("loads the vocabulary, before any process is forked")
     began = time.monotonic()
     peace = in_peace(root, steps, seed)
     settled, after = peace.memory_kb[: SETTLED + 1], peace.memory_kb[SETTLED + 1 :]

@@ -19,7 +19,7 @@ from pathlib import Path
 import refold
 from refold.core.codec import GENESIS, chain
 from refold.core.view import fold
-from refold.models.count import count_text
+from refold.models.count import counter
 from refold.session import doctor
 from refold.stores.sqlite import SQLiteStore
 
@@ -184,7 +184,7 @@ def run(
         AssertionError: something was lost; says the round, and the file is left as it is.
     """
     path, total, began = folder / "crash.db", Counter[str](), time.monotonic()
-    count_text("loads the vocabulary, before any process is forked")
+    counter(None).text("loads the vocabulary, before any process is forked")
     for round in range(rounds):
         try:
             total += play(path, seed, round)

@@ -19,7 +19,7 @@ from refold.core.message import Media, Message, Opaque, Text, ToolCall, ToolResu
 from refold.dialects import openai_chat
 from refold.models import images
 from refold.models.calibrate import HIGHEST, LOWEST, Anchor, Calibration, estimate, scale, update
-from refold.models.count import count_json, count_message, count_text, counter
+from refold.models.count import Counter, counter
 from refold.models.images import Crops, Grid, Patches, Tiles
 from refold.models.schemas import Declared, typed
 
@@ -28,6 +28,7 @@ recorded = pytest.mark.skipif(
     not DATA.exists(), reason="the recorded conversations are not beside the project"
 )
 
+PLAIN = Counter()
 VOCABULARIES = {
     "o200k_base": "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken",
     "cl100k_base": "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken",
@@ -97,8 +98,8 @@ def test_what_looks_like_a_special_token_is_counted_as_the_text_it_is(model):
 @given(st.text(alphabet=st.characters(categories=["L", "Cs"])))
 def test_a_lone_surrogate_counts_like_the_mark_that_stands_for_it(text):
     marked = text.encode("utf-8", "replace").decode()
-    assert count_text(text) == count_text(marked)
-    assert count_json({"text": text}) > 0
+    assert PLAIN.text(text) == PLAIN.text(marked)
+    assert PLAIN.json({"text": text}) > 0
 
 
 def test_older_and_newer_openai_models_have_their_own_vocabulary():
@@ -144,15 +145,15 @@ def test_the_estimate_counts_calls_by_name_and_input_and_results_by_output():
 # proves: E1
 def test_without_a_model_a_message_takes_its_words_and_four():
     call = Message("assistant", (Text("Let me see."), ToolCall("c1", "look", "{}")))
-    assert count_message(call) == 4 + count_text("Let me see.") + count_text("look") + count_text("{}")
-    assert count_message(Message("user", "")) == 4
-    assert counter(None).message(call) == count_message(call)
+    assert PLAIN.message(call) == 4 + PLAIN.text("Let me see.") + PLAIN.text("look") + PLAIN.text("{}")
+    assert PLAIN.message(Message("user", "")) == 4
+    assert counter(None).message(call) == PLAIN.message(call)
 
 
 def test_code_in_a_call_is_counted_unescaped_where_the_model_reads_it_so():
     input = json.dumps({"path": "a.py", "text": 'if "x":\n\treturn "\\\\"\n' * 50})
     call = Message("assistant", (ToolCall("c1", "write", input),))
-    claude, plain = counter("claude-sonnet-4-5"), counter("claude-sonnet-4-5").margin * count_text(input)
+    claude, plain = counter("claude-sonnet-4-5"), counter("claude-sonnet-4-5").margin * PLAIN.text(input)
     assert claude.message(call) < plain
     broken = Message("assistant", (ToolCall("c1", "write", '{"path": "a.p'),))
     assert claude.message(broken) > 0

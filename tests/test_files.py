@@ -564,7 +564,7 @@ def test_a_model_that_is_not_known_is_told_in_one_line(command):
     model = f"nobody-{command}"
     rest = ("--id", "x", "--store", STORE) if command == "import" else ()
     done = run(command, "-", "--model", model, *rest, input=chat())
-    assert done.stderr.startswith(f"refold: The model '{model}' is not known: its window is taken to be")
+    assert done.stderr.startswith(f"refold: The model '{model}' is not known: its window is assumed to be")
     assert done.stderr.count("\n") == 1
     assert done.stdout
 

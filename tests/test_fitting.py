@@ -382,7 +382,7 @@ def test_a_message_is_never_counted_twice(tmp_path, monkeypatch):
         chat.view()
     said = [text for text in seen if text.startswith("question")]
     assert len(said) == len({*said}) == 30
-    assert count.count_text("x") == 1
+    assert count.Counter().text("x") == 1
 
 
 # Thinking

@@ -1,53 +1,51 @@
-"""What the provider says a request took corrects the next estimate.
+"""The correction of estimates by the token counts that providers report.
 
-A model's `Calibration` is learned from every answer and outlives the conversation. An `Anchor` is the newest
-measured request of one view since its last edit: what every request has and nobody counted is in it too.
+A model's `Calibration` is learned from every reply and outlives the conversation. An `Anchor` is the newest
+measured request of a view since its last edit: it includes what every request has and nobody can count.
 """
 
 from math import ceil
-from typing import Protocol
 
 import msgspec
 
+from refold.models.count import Counter
+
 LOWEST, HIGHEST = 0.5, 2.0
-"""A count is not further off than that; whatever seems so has another reason."""
+"""Limits of a ratio: no count is further off, so that anything beyond has another cause."""
 KEPT = 16
-"""Answers that a calibration remembers."""
+"""Number of replies that a calibration remembers."""
 HEAVIEST = 1_000
-"""Tokens from which on one answer counts no more than another."""
+"""The highest weight of a reply, in tokens."""
 SHARE = 0.6
-"""Which of them is believed, from the lowest: too much does less harm than too little."""
-
-
-class Counts(Protocol):
-    def estimate(self, counted: int, /) -> int: ...
+"""The quantile of the ratios that is used: an estimate that is too high does less harm."""
 
 
 class Anchor(msgspec.Struct, frozen=True):
-    """A request that was measured."""
+    """A measured request."""
 
     counted: int
-    """What was counted for it: messages, system and tools, not corrected."""
+    """Counted tokens of messages, system text and tools, without correction."""
     tokens: int
-    """What it took."""
+    """Reported tokens."""
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """What a model's requests took for each token that was counted.
+    """The reported tokens of a model for each counted one.
 
     >>> Calibration(((1.3, 800), (1.2, 900), (2.0, 100))).ratio
     1.3
     """
 
     seen: tuple[tuple[float, int], ...] = ()
-    """How much one counted token was, and how many tokens say so; the newest last."""
+    """Ratios and their weights in tokens, the newest last."""
 
     @property
     def ratio(self) -> float:
-        heard, all = 0, sum(weight for _, weight in self.seen)
+        total = sum(weight for _, weight in self.seen)
+        below = 0
         for ratio, weight in sorted(self.seen):
-            heard += weight
-            if heard >= SHARE * all:
+            below += weight
+            if below >= SHARE * total:
                 return ratio
         return 1.0
 
@@ -55,22 +53,20 @@ class Calibration(msgspec.Struct, frozen=True):
 def update(
     calibration: Calibration, counted: int, reported: int, anchor: Anchor | None = None
 ) -> Calibration:
-    """What is known after an answer: of what the request grew since the anchor, or else of all of it."""
-    if anchor is not None:
-        grown, took = counted - anchor.counted, reported - anchor.tokens
-    else:
-        grown, took = counted, reported
+    """The calibration after a reply: by the growth of the request since the anchor, or by all of it."""
+    before = anchor or Anchor(0, 0)
+    grown = counted - before.counted
     if grown <= 0 or reported <= 0:
         return calibration
-    ratio = round(took / grown, 4)
+    ratio = round((reported - before.tokens) / grown, 4)
     if anchor is None and not LOWEST <= ratio <= HIGHEST:
-        return calibration  # something that nobody counted is in it: no fault of the vocabulary
+        return calibration  # it includes something that nobody can count
     new = (min(max(ratio, LOWEST), HIGHEST), min(grown, HEAVIEST))
     return Calibration((*calibration.seen, new)[-KEPT:])
 
 
-def estimate(counted: int, counter: Counts, calibration: Calibration, anchor: Anchor | None = None) -> int:
-    """What a request will take for which so much is counted."""
+def estimate(counted: int, counter: Counter, calibration: Calibration, anchor: Anchor | None = None) -> int:
+    """The tokens that a provider will report for a request with so many counted ones."""
     ratio = calibration.ratio
     if anchor is None:
         return ceil(counter.estimate(counted) * ratio)
@@ -80,8 +76,8 @@ def estimate(counted: int, counter: Counts, calibration: Calibration, anchor: An
     return ceil(tokens)
 
 
-def scale(counter: Counts, calibration: Calibration, anchor: Anchor | None = None) -> tuple[float, int]:
-    """The same as a line, for planning what to leave out: a ratio to multiply counts by, and a constant."""
+def scale(counter: Counter, calibration: Calibration, anchor: Anchor | None = None) -> tuple[float, int]:
+    """The estimate as a line, for planning: the ratio by which counts are multiplied, and a constant."""
     ratio = calibration.ratio
     if anchor is None:
         return ratio, ceil(counter.estimate(0) * ratio)

@@ -1,4 +1,4 @@
-"""How many tokens a message takes: by the model's vocabulary and its provider's framing."""
+"""Token counts of messages, by the model's vocabulary and its provider's framing."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
@@ -27,15 +27,15 @@ from refold.models.limits import provider_of
 from refold.models.schemas import Declared, typed
 
 SEALED = 6
-"""Characters of a provider's sealed text that stand for one token of it."""
+"""Characters of encrypted text for one token."""
 FILE = 40
-"""What stands around a file of text."""
+"""Tokens around a text file."""
 FLAT = 4
-"""What stands around tools in OpenAI's Responses, where they are declared without `function`."""
+"""Tokens around tools in OpenAI's Responses, which are declared without `function`."""
 
 
 class Counter(msgspec.Struct, frozen=True):
-    """How the tokens of one model are counted; every count has the margin in it.
+    """The token counts of one model, including the margin.
 
     >>> counter("gpt-5").message(Message("user", "How late is it?"))
     9
@@ -47,13 +47,8 @@ class Counter(msgspec.Struct, frozen=True):
     def margin(self) -> float:
         return self.framing.margin
 
-    @property
-    def request(self) -> int:
-        """What a request takes besides its parts."""
-        return self.framing.request
-
     def text(self, text: str) -> int:
-        """What looks like a special token is text too."""
+        """The tokens of a text; what looks like a special token is text, too."""
         if not text:
             return 0
         if self.framing.vocabulary is None:
@@ -68,13 +63,13 @@ class Counter(msgspec.Struct, frozen=True):
         return tokens
 
     def json(self, value: Any) -> int:
-        """Anything that is sent along, as compact JSON; what only its provider can read, by its length."""
+        """The tokens of compact JSON; encrypted text is counted by its length."""
         sealed = list[str]()
         plain = _unsealed(value, sealed) if isinstance(value, dict | list) else value
         return self.text(dumps(plain).decode("utf-8", "surrogatepass")) + sum(map(len, sealed)) // SEALED
 
     def tools(self, tools: Sequence[Any], choice: Any = None) -> int:
-        """What tools take, as far as the model is told of them; `choice` is the request's `tool_choice`."""
+        """The tokens of tools as the model sees them; `choice` is the `tool_choice` of the request."""
         rules = self.framing
         shown = [tool for tool in tools if not (isinstance(tool, Mapping) and tool.get("defer_loading"))]
         declared = [Declared.of(tool) for tool in shown]
@@ -90,18 +85,18 @@ class Counter(msgspec.Struct, frozen=True):
         return tokens + (rules.prompt[_is_forced(choice)] if shown else 0)
 
     def system(self, system: Any) -> int:
-        """System text that is given apart from the messages, a text or blocks of it."""
+        """The tokens of system text that is sent apart, a string or blocks."""
         if not system:
             return 0
         blocks = [system] if isinstance(system, str | Mapping) else system
         return self.framing.message + sum(map(self._block, blocks))
 
     def shape(self, schema: Any) -> int:
-        """What the shape takes that an answer must have, where the request demands one: a JSON schema."""
+        """The tokens of the JSON schema that a request demands of its reply."""
         return self.framing.shape + self.json(schema) if schema else 0
 
     def estimate(self, counted: int) -> int:
-        """What a whole request takes: messages, system and tools as they were counted, and the rest."""
+        """The tokens of a request whose messages, system text and tools have so many counted ones."""
         return counted + self.framing.request
 
     def _block(self, block: Any) -> int:
@@ -155,14 +150,14 @@ class Counter(msgspec.Struct, frozen=True):
         return self.json(value)
 
     def _served(self, tool: Any) -> int:
-        """A tool that the provider has: what it tells the model of it is not in the request."""
+        """The tokens of a provider's own tool, whose description is not in the request."""
         kind = str(tool.get("type", "")) if isinstance(tool, Mapping) else ""
         known = (tokens for name, tokens in self.framing.served if kind.startswith(name))
         return self.json(tool) + next(known, SERVED)
 
 
 class Units(msgspec.Struct, frozen=True):
-    """Counts less their margin, as they are stored: they mean the same whatever model comes next.
+    """Counts without the margin, as they are stored: they mean the same for any model.
 
     >>> Units(counter("claude-sonnet-4-5")).message(Message("user", "word " * 100))
     106
@@ -172,12 +167,8 @@ class Units(msgspec.Struct, frozen=True):
 
     @property
     def margin(self) -> float:
-        """How many of the model's tokens one of them is."""
+        """The model's tokens for one counted token."""
         return self.counter.margin
-
-    @property
-    def framing(self) -> Framing:
-        return self.counter.framing
 
     def message(self, message: Message) -> int:
         return self.of(self.counter.message(message))
@@ -205,25 +196,12 @@ class Units(msgspec.Struct, frozen=True):
 def counter(
     model: str | None, provider: str | None = None, kind: Literal["auto", "estimate"] = "auto"
 ) -> Counter:
-    """How a model's tokens are counted: as its provider does, or four characters to a token."""
+    """The counter of a model: as its provider counts, or four characters a token."""
     if kind == "estimate":
         return Counter(framing.ESTIMATE)
     return Counter(framing.framing(model, provider or provider_of(model)))
 
 
-def count_text(text: str) -> int:
-    return _PLAIN.text(text)
-
-
-def count_message(message: Message) -> int:
-    return _PLAIN.message(message)
-
-
-def count_json(value: Any) -> int:
-    return _PLAIN.json(value)
-
-
-_PLAIN = Counter()
 _MEDIA: dict[str, Literal["image", "file", "audio"]] = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
     **dict.fromkeys(("document", "file", "input_file"), "file"),
@@ -233,13 +211,13 @@ _SEALED = ("encrypted_content", "signature", "thought_signature")
 
 
 def _is_forced(choice: Any) -> bool:
-    """Whether a request's `tool_choice` makes the model use a tool."""
+    """True if a `tool_choice` makes the model use a tool."""
     kind = choice.get("type") if isinstance(choice, Mapping) else choice
     return kind in ("any", "tool", "required", "function", "custom")
 
 
 def _unsealed(value: Any, sealed: list[str]) -> Any:
-    """The same without what is sealed, which is gathered."""
+    """The value without encrypted texts, which are appended to `sealed`."""
     if isinstance(value, list):
         return [_unsealed(inner, sealed) for inner in value]
     if not isinstance(value, dict):
@@ -254,7 +232,7 @@ def _unsealed(value: Any, sealed: list[str]) -> Any:
 
 
 def _values(value: Any) -> Iterator[str]:
-    """Names and values, as they are read by a model that is not shown the JSON."""
+    """Names and values, for models that do not see the JSON."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -270,7 +248,7 @@ def _values(value: Any) -> Iterator[str]:
 
 @cache
 def encoder(vocabulary: str) -> Callable[[str], int]:
-    """What counts the tokens of a text in a vocabulary."""
+    """The function that counts the tokens of a text in a vocabulary."""
     from splintr import Tokenizer  # 43 ms, paid only by those who count
 
     tokenizer = Tokenizer.from_pretrained(vocabulary)

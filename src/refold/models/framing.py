@@ -1,4 +1,4 @@
-"""What providers add to the words of a request, and whose vocabulary is nearest to theirs: numbers in tokens.
+"""The tokens that providers add to the texts of a request, and the vocabulary that is nearest to theirs.
 
 `docs/counting.md` says where each number comes from.
 """
@@ -15,44 +15,44 @@ Version: TypeAlias = tuple[int, int]
 
 
 class Framing(msgspec.Struct, frozen=True):
-    """How one model's requests are put together. The defaults are OpenAI's."""
+    """The overheads of one model's requests. The defaults are OpenAI's."""
 
     vocabulary: str | None = "o200k_base"
-    """Whose words are counted; None takes four characters for a token."""
+    """None counts four characters as a token."""
     margin: float = 1.0
-    """What a count is multiplied by where the vocabulary is not the model's own."""
+    """The factor of a count with a vocabulary that is not the model's own."""
     request: int = 3
     message: int = 4
     call: int = 0
     result: int = 0
     tool: int = 0
-    """What each takes besides its words."""
+    """The tokens of each besides its text."""
     prompt: tuple[int, int] = (0, 0)
-    """What the provider tells the model about tools at all, where it may and where it must use one."""
+    """The provider's prompt about tools: where the model may use one, and where it must."""
     deferred: int = 0
-    """What it is told where tools may be loaded later."""
+    """The prompt about tools that are loaded later."""
     shape: int = 10
-    """What it is told where its answer must have a shape, besides that shape."""
+    """The prompt about a JSON schema of the reply, besides the schema."""
     input: Literal["json", "values"] = "json"
-    """How a call's input is shown to the model: as it was written, or value by value."""
+    """How the model sees the input of a call: as JSON, or value by value."""
     schemas: Literal["json", "types"] = "json"
     served: tuple[tuple[str, int], ...] = ()
-    """What is said of a tool that the provider has, by the beginning of its type."""
+    """The description of a provider's own tool, by the beginning of its type."""
     media: Rates = Rates(Patches(1.2, 2_500, 2_048), page=1_500, second=32)
 
 
 ESTIMATE = Framing(None, request=0)
 """Four characters are a token."""
 PLAIN = Framing()
-"""Nothing is known of the model."""
+"""For an unknown model."""
 SERVED = 500
-"""What is said of a tool that the provider has and nobody measured."""
+"""The description of any other tool of a provider."""
 REFERENCE = 120
-"""A tool that is named now and was declared before: its declaration, of the usual length."""
+"""A reference to a tool that was declared before: a declaration of usual length."""
 
 
 def framing(model: str | None, provider: str | None) -> Framing:
-    """How the requests of a model are put together, by its name and its maker's."""
+    """The overheads of a model, by its name and its provider."""
     if model is None:
         return PLAIN
     name, version = "-".join(parts(model)), _version(parts(model))
@@ -86,7 +86,7 @@ def _openai(name: str, version: Version) -> Framing:
 
 
 def _picture(name: str, version: Version) -> Rule:
-    """OpenAI's rule for images; `detail` is taken to be `auto`."""
+    """OpenAI's rule for images with `detail: auto`."""
     if "gpt" not in name:  # the o series
         return Patches(1.72, 1_536, 2_048) if "o4" in name else Tiles(75, 150)
     if "mini" in name or "nano" in name:

@@ -1,4 +1,4 @@
-"""What images, documents and sounds take: by their first bytes, and by each provider's rule."""
+"""Token counts of images, documents and sounds, from their first bytes and each provider's rule."""
 
 import re
 from base64 import b64decode
@@ -11,27 +11,25 @@ import msgspec
 from refold.core.message import Media
 
 USUAL = (1920, 1080)
-"""What an image is taken for whose size cannot be seen: pixels of a screen."""
+"""Pixels of an image of unknown size: a screen."""
 LARGEST = 65_535
-"""Pixels of a side; an image that says it has more is not believed."""
+"""Pixels of a side; a header with more is ignored."""
 HEADER_BYTES = 256 * 1024
-"""An image says its size in the first of them, behind whatever the camera had to say."""
+"""Bytes of an image that are searched for its size, which follows the metadata of a camera."""
 SCANNED_BYTES = 8 * 1024 * 1024
-"""Of a document; if it is longer, the rest is taken to be like them."""
+"""Bytes of a document in which pages are counted; the rest is assumed to be similar."""
 PAGE_BYTES = 30_000
-"""Of a document that does not say how many pages it has."""
+"""Bytes of a page, in a document that does not list its pages."""
 SOUND_BYTES_PER_SECOND = 4_000
-"""Of a sound that does not say how long it is: speech, compressed."""
+"""For a sound of unknown length: compressed speech."""
 
 Rule: TypeAlias = Callable[[int, int], int]
 """Tokens by width and height in pixels."""
-
-
 MOST_CROPS = 64
 
 
 class Tiles(msgspec.Struct, frozen=True):
-    """OpenAI: fit into 2048 pixels, shorten the short side to 768, pay for each square of 512."""
+    """OpenAI: scaled to 2048 pixels and a short side of 768, then so many tokens for each square of 512."""
 
     base: int
     tile: int
@@ -43,7 +41,7 @@ class Tiles(msgspec.Struct, frozen=True):
 
 
 class Patches(msgspec.Struct, frozen=True):
-    """OpenAI: squares of 32 pixels, as many as the budget and the longest side allow, times a factor.
+    """OpenAI: squares of 32 pixels, up to a budget and a longest side, times a factor.
 
     >>> Patches(1.0, 1_536, 2_048)(1800, 2400)
     1452
@@ -65,7 +63,7 @@ class Patches(msgspec.Struct, frozen=True):
 
 
 class Grid(msgspec.Struct, frozen=True):
-    """Anthropic and others: squares of so many pixels, shrunk to the most that fits.
+    """Anthropic and others: squares of so many pixels, scaled down to a budget.
 
     >>> Grid(28, 1_568, 1_568)(1920, 1080), Grid(28, 2_576, 4_784)(3840, 2160)
     (1560, 4784)
@@ -91,7 +89,7 @@ class Grid(msgspec.Struct, frozen=True):
 
 
 class Crops(msgspec.Struct, frozen=True):
-    """Google, up to Gemini 2.5: small images whole, others in crops of two thirds of the short side."""
+    """Google, up to Gemini 2.5: one tile for a small image, else crops of two thirds of the short side."""
 
     tile: int = 258
 
@@ -103,7 +101,7 @@ class Crops(msgspec.Struct, frozen=True):
 
 
 class Flat(msgspec.Struct, frozen=True):
-    """The same for every image."""
+    """The same number for each image."""
 
     tokens: int
 
@@ -112,11 +110,11 @@ class Flat(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """What media take with one model, in tokens."""
+    """The tokens of media for one model."""
 
     image: Rule
     page: int = 1_500
-    """Of a PDF: its words, and its picture where the provider looks at that too."""
+    """Of a PDF: its text, and its image if the provider reads that, too."""
     second: float = 32
     """Of sound."""
 
@@ -130,7 +128,7 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 def words(media: Media) -> str | None:
-    """What a file says that is nothing but text."""
+    """The text of a text file; None for other media."""
     found = media.inline
     if media.kind != "file" or found is None or not found[0].startswith("text/"):
         return None
@@ -138,7 +136,7 @@ def words(media: Media) -> str | None:
 
 
 def size(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels of a PNG, JPEG, GIF or WebP by its first bytes; None for anything else."""
+    """Width and height in pixels of a PNG, JPEG, GIF or WebP; None for anything else."""
     found = None
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         found = _int(data[16:20]), _int(data[20:24])
@@ -152,14 +150,14 @@ def size(data: bytes) -> tuple[int, int] | None:
 
 
 def pages(data: bytes) -> int:
-    """How many pages a PDF has: those it lists, or says it has, or else what its length makes likely."""
+    """The number of pages of a PDF: as it lists them, as its header says, or by its length."""
     listed = len(_PAGE.findall(data))
     said = _PAGES.search(data[:2048])
     return listed or (int(said[1]) if said else 0) or max(1, ceil(len(data) / PAGE_BYTES))
 
 
 def seconds(head: bytes, length: int) -> float:
-    """How long a sound of so many bytes is: a WAV says how many make a second."""
+    """The length of a sound in seconds: a WAV says how many bytes a second has."""
     said = _little(head[28:32]) if head[:4] == b"RIFF" and head[8:12] == b"WAVE" else 0
     return length / max(said, SOUND_BYTES_PER_SECOND)
 
@@ -213,7 +211,7 @@ def _head(data: str) -> bytes:
 
 
 def _bytes(data: str) -> bytes:
-    """Base64 as far as it is that."""
+    """The decoded base64; empty if it is invalid."""
     try:
         return b64decode(data + "=" * (-len(data) % 4))
     except ValueError:

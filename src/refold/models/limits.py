@@ -1,4 +1,4 @@
-"""What a model takes and what it costs: a table of known models, and what users say of their own."""
+"""Limits and prices of models: a table of known models, and settings for others."""
 
 import re
 import warnings
@@ -19,9 +19,9 @@ class ModelLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sizes in tokens, prices in USD per million tokens. The defaults are those of an unknown model."""
 
     window: int = 128_000
-    """What the model can take in all, answer included."""
+    """The tokens of a request and its reply."""
     max_output: int = 4_096
-    """The longest answer, reasoning included."""
+    """The longest reply, including reasoning."""
     max_input: int | None = None
     """The longest request, if the provider limits it below the window."""
     input: float | None = None
@@ -89,17 +89,17 @@ class ModelTable(msgspec.Struct, frozen=True):
     source: str
     models: dict[str, ModelLimits]
     aliases: dict[str, str]
-    """Other names that no rule leads to their model."""
+    """Names that no rule leads to their model."""
 
 
 codec.decoder(ModelTable)
 
 
 def find(model: str | None, extra: Mapping[str, ModelLimits | ModelSettings] = {}) -> FoundModel:
-    """The limits of a model by its name, or by as much of the name as is known.
+    """The limits of a model by its name, or by the longest beginning of the name that is known.
 
-    Of two entries the one that leaves less of the name unexplained is taken, then the one in `extra`.
-    An unknown model gets the default and a warning, once per name.
+    Of two entries the one that explains more of the name is used, and of two equal ones the one in `extra`.
+    An unknown model gets the defaults and a warning, once for each name.
 
     >>> find("openrouter/anthropic/claude-sonnet-4.5:beta").id
     'claude-sonnet-4-5'
@@ -119,14 +119,14 @@ def find(model: str | None, extra: Mapping[str, ModelLimits | ModelSettings] = {
 
 
 def known_limits(model: str, extra: Mapping[str, ModelLimits | ModelSettings] = {}) -> ModelLimits | None:
-    """The same for a model that may well be nobody's: None, and no warning, where nothing is known of it."""
+    """The limits of a model; None, without a warning, for an unknown one."""
     model = model[:_LONGEST_NAME]
     is_known = _known(model) or model in extra or _match(model, {parts(key): key for key in extra})
     return find(model, extra).limits if is_known else None
 
 
 def provider_of(model: str | None) -> str | None:
-    """Who made the model, by the family in its name: `claude` anywhere, or else the first that is known."""
+    """The provider of a model, by the family in its name: `claude` anywhere, or the first known word."""
     name = (model or "").lower()
     if "claude" in name:
         return "anthropic"
@@ -135,7 +135,7 @@ def provider_of(model: str | None) -> str | None:
 
 
 def same_model(one: str | None, other: str | None) -> bool:
-    """Whether two names may stand for one model: by their entries, or because one is not known."""
+    """True if two names may mean one model: they have the same entry, or one is unknown."""
     if one is None or other is None or one == other:
         return True
     first, second = (_known(name[:_LONGEST_NAME]) for name in (one, other))
@@ -152,7 +152,7 @@ Parts: TypeAlias = tuple[str, ...]
 
 
 def parts(name: str) -> Parts:
-    """A name in parts, so that one spelling equals another and `gpt-50` does not begin with `gpt-5`.
+    """The parts of a name: spellings become equal, and `gpt-50` does not begin with `gpt-5`.
 
     >>> parts("Qwen3.8-Max:free")
     ('qwen', '3', '8', 'max', 'free')
@@ -183,7 +183,7 @@ _MAKERS = {
 class _Match(NamedTuple):
     id: str
     left: float
-    """How many parts of the name it does not explain; infinite for a sibling."""
+    """Number of parts of the name that it does not explain; infinite for a sibling."""
 
 
 @lru_cache(1_024)
@@ -203,7 +203,7 @@ def _versions() -> list[tuple["_Version", str]]:
 
 
 def _match(model: str, index: Mapping[Parts, str]) -> _Match | None:
-    """The longest beginning of the name, or of what follows a provider in it, that is an entry."""
+    """The longest beginning of the name, or of what follows a provider in it, that has an entry."""
     for name in _names(model):
         for end in range(len(name), 0, -1):
             if name[:end] in index and not _is_another(name[end - 1], name[end:]):
@@ -212,14 +212,14 @@ def _match(model: str, index: Mapping[Parts, str]) -> _Match | None:
 
 
 def _is_another(last: str, rest: Parts) -> bool:
-    """Whether what follows an entry's name makes it another version or another size."""
+    """True if the rest of a name makes it another version or size than the entry."""
     if rest and _VERSION.fullmatch(last) and _MINOR.fullmatch(rest[0]) and int(rest[0]):
         return True
     return not _SIZES.isdisjoint(rest)
 
 
 def _sibling(model: str) -> _Match | None:
-    """The newest known version before it, under the same number: `gpt-5.9-mini` is like `gpt-5.4-mini`."""
+    """The newest known version before it, with the same major number: `gpt-5.4-mini` for `gpt-5.9-mini`."""
     for name in _names(model):
         wanted = _versioned(name)
         older = [
@@ -255,7 +255,7 @@ def _begins(tail: Parts, with_: Parts) -> bool:
 
 
 def _names(model: str) -> Iterator[Parts]:
-    """`bedrock/eu.anthropic.claude-x` may be named by all of it, or by what follows a provider."""
+    """The name, and what follows each provider in it, as in `bedrock/eu.anthropic.claude-x`."""
     yield parts(model)
     for separator in re.finditer(r"[/:.]", model):
         yield parts(model[separator.end() :])
@@ -264,7 +264,7 @@ def _names(model: str) -> Iterator[Parts]:
 def _merged(base: ModelLimits, said: ModelLimits | ModelSettings) -> ModelLimits:
     given = {name: value for name in said.__struct_fields__ if (value := getattr(said, name)) is not UNSET}
     if "window" in given:
-        given.setdefault("max_input", None)  # whoever gives a window means all of it
+        given.setdefault("max_input", None)  # a window that is set may be used in full
     limits = msgspec.structs.replace(base, **given)
     return msgspec.structs.replace(limits, max_output=min(limits.max_output, limits.window))
 
@@ -278,8 +278,8 @@ def _warn_once(model: str) -> None:
     _warned.add(model)
     default = ModelLimits()
     warnings.warn(
-        f"The model {model!r} is not known: its window is taken to be {default.window:,} tokens and its"
-        f" longest answer {default.max_output:,}. Say what it has in the configuration:"
+        f"The model {model!r} is not known: its window is assumed to be {default.window:,} tokens, and its"
+        f" longest reply {default.max_output:,}. Set both in the configuration:"
         f" models: {{{model}: {{window: …, max_output: …}}}}",
         UserWarning,
         stacklevel=3,

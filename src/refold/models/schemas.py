@@ -1,15 +1,15 @@
-"""What a model is shown of its tools: OpenAI writes their schemas as types, which is shorter than JSON."""
+"""Tools as OpenAI's models see them: schemas are written as types, which is shorter than JSON."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 FIELDS, LEVELS = 2_000, 20
-"""How much of a tool is written out: schemas may refer to themselves."""
+"""Limits for a tool, whose schema may refer to itself."""
 
 
 class Declared(NamedTuple):
-    """A tool, whatever API it is declared for."""
+    """A tool, declared for any API."""
 
     name: str
     description: str
@@ -17,7 +17,7 @@ class Declared(NamedTuple):
 
     @classmethod
     def of(cls, tool: Any) -> "Declared | None":
-        """None where the provider has the tool and the request only names it."""
+        """None for a provider's own tool, which a request only names."""
         inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
             return None
@@ -30,7 +30,7 @@ class Declared(NamedTuple):
 
 
 def typed(tools: Sequence[Declared]) -> str:
-    """The tools as OpenAI's models read them.
+    """The tools as types.
 
     >>> print(typed([Declared("look", "Looks.", {"properties": {"at": {"type": "integer"}}})]))
     # Tools
@@ -54,7 +54,7 @@ def typed(tools: Sequence[Declared]) -> str:
 
 
 class _Types:
-    """One schema on its way to being types."""
+    """Writes one schema as types."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.root, self.left = root, FIELDS
