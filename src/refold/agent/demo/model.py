@@ -93,17 +93,25 @@ class ScriptedReader:
         elif calls and calls[-1].tool == "list_files":
             following = listed
         else:
-            return "list_files", {"after": path} if path else {}
+            return _list_after(path)
         for one in following:
             if not SKIPPED.search(one):
                 return "read_file", {"path": one, "lines": self.page_lines}
-        return "list_files", {"after": listed[-1]} if listed else {}
+        return _list_after(listed[-1] if listed else "")
+
+
+def _list_after(path: str) -> tuple[str, dict[str, Any]]:
+    if not path:
+        return "list_files", {}
+    return "list_files", {"after": path}
 
 
 def _answer(path: str, word: str, calls: Sequence[VisibleCall], since: int) -> Reply | str:
     """`since` is how many calls were made before the question."""
     tried = [call for call in calls[since:] if call.tool in (SEARCH, EXPAND)]
-    for call in calls[since:] if tried else calls:
+    if tried:
+        calls = calls[since:]
+    for call in calls:
         if call.tool != EXPAND and (call.tool != "read_file" or call.arguments.get("path") != path):
             continue
         for line in call.result.splitlines()[1:]:
@@ -111,11 +119,13 @@ def _answer(path: str, word: str, calls: Sequence[VisibleCall], since: int) -> R
                 return f"It says: {line.strip()}"
     if not tried:
         return Reply(calls=((SEARCH, {"query": f"{word} tool:read_file"}),))
-    expanded = {call.arguments.get("at") for call in tried if call.tool == EXPAND}
+    expanded = [call.arguments.get("at") for call in tried if call.tool == EXPAND]
     for call in tried:
-        for hit in _HIT.findall(call.result) if call.tool == SEARCH else ():
-            if int(hit) not in expanded:
-                return Reply(calls=((EXPAND, {"at": int(hit), "match": word}),))
+        if call.tool != SEARCH:
+            continue
+        for hit in map(int, _HIT.findall(call.result)):
+            if hit not in expanded:
+                return Reply(calls=((EXPAND, {"at": hit, "match": word}),))
     return "I cannot find it."
 
 
