@@ -114,15 +114,9 @@ class Guard:
             return caller
         if request.path in PUBLIC or request.path.startswith("/panel/"):
             return ANONYMOUS
-        if token is not None:
-            message = "this refold token is not valid; `refold token` makes one"
-        elif request.is_gateway:
-            message = "a refold token is needed in x-refold-token; `refold token` makes one"
-        else:
-            message = (
-                "a refold token is needed in Authorization (as Bearer) or x-refold-token;"
-                " `refold token` makes one"
-            )
+        problem = "a refold token is needed" if token is None else "this refold token is not valid"
+        where = "x-refold-token" if request.is_gateway else "x-refold-token, or in Authorization as Bearer"
+        message = f"{problem}; send one in {where}; `refold token` makes one"
         raise HTTPException(401, message, {"www-authenticate": "Bearer"})
 
     def _check_load(self, caller: Caller, scope: Scope) -> None:
