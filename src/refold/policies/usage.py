@@ -1,7 +1,7 @@
-"""What later steps needed of earlier results: exact values that only they had, and what was asked for again.
+"""Which results later steps needed: those with exact values that the agent used, and those it read again.
 
 A result added in step 3 whose value the agent writes in step 8 was needed for 5 steps. The newest result
-that has the value is the one that was needed; once the agent has written it, it stands in the agent's words.
+that has the value counts as needed. Once the agent has written the value, no result is needed for it.
 """
 
 import json
@@ -23,24 +23,24 @@ from refold.policies.importance import all_text
 from refold.policies.outline import LONG, exactness, vocabulary
 
 EXACT = 2.0
-"""What a word is worth at least that nobody writes by chance: see `worth`."""
+"""The `exactness` of words that nobody writes by chance."""
 SHORTEST = 3
-"""Characters that a value has at least."""
+"""Characters; shorter values are not looked for."""
 REDUCED = Expiry(mode="compact", compact_mode="skeleton", length=LENGTH)
-"""How results are reduced when they expire: their exact values are what stays."""
+"""How proposed settings reduce results: to their exact values."""
 
 
 class UsedResult(msgspec.Struct, frozen=True):
-    """A tool's result, as far as it matters when it expires."""
+    """A result of a tool, and what its expiry would save."""
 
     line: Line
     requests: int
-    """That had it, if it was never hidden."""
+    """Requests that would have it if it was never hidden."""
     saved: int
-    """Tokens that each of them has less once it has expired."""
+    """Tokens that each request saves after its expiry."""
     is_error: bool = False
     had_expired: bool = False
-    """It did expire: later uses are seen only where it was asked for again."""
+    """It expired, so that later uses are known only if it was read again."""
 
 
 class Need(NamedTuple):
@@ -50,31 +50,31 @@ class Need(NamedTuple):
     """The result."""
     step: int
     only_in: tuple[frozenset[int], ...] = ()
-    """Results that have each value that was taken and would lose it: once all of them expired, it is gone."""
+    """For each value, the results that would lose it by expiry; once all of them expired, it is gone."""
     is_asked: bool = False
-    """The result was hidden, and expanded or restored."""
+    """The result was hidden, and was expanded or restored."""
 
     @property
     def steps(self) -> int:
-        """For how long it was needed."""
+        """The steps for which it was needed."""
         return self.step - self.of.step
 
 
 class UsageHistory(msgspec.Struct, frozen=True):
-    """A conversation, as far as it tells how long results are needed."""
+    """What a conversation shows about how long results are needed."""
 
     steps: int
-    """Requests that were made."""
+    """The number of requests."""
     tokens: int
-    """Of all these requests together, if nothing had ever been hidden."""
+    """Tokens of all requests if nothing had ever been hidden."""
     results: tuple[UsedResult, ...]
     needs: tuple[Need, ...]
     together: Batches = {}
-    """Tools whose results came in one message: they expire together."""
+    """Tools whose results came in one message and expire together."""
 
 
 def past(events: Iterable[Event], count: Count, since: int = 0) -> UsageHistory:
-    """What is before `since` is known, but counts as somebody else's: of a fork, what it shares."""
+    """The usage of results in a conversation. What a fork shares, before `since`, counts for its parent."""
     events = list(events)
     view = fold(event for event in events if not isinstance(event, Replaced))
     said = [event for event in events if isinstance(event, Said)]
@@ -113,16 +113,18 @@ def _tools(results: Iterable[Said]) -> set[str]:
 
 
 def _used(said: Sequence[Said], left: Mapping[int, Message], since: int) -> Iterator[Need]:
-    """Values that the agent wrote, and that only results had."""
+    """Values that the agent wrote and that only results had."""
     known = _WordIndex()
     for one in said:
         needs = defaultdict[int, list[frozenset[int]]](list)
-        for value in values(one.message) if one.line.role == "assistant" and one.at >= since else ():
+        is_new_reply = one.line.role == "assistant" and one.at >= since
+        for value in values(one.message) if is_new_reply else ():
             holders = known.holders(value)
-            if holders and all(_is_result(line) for line in holders):
-                gone = all(_is_gone(value, left.get(line.at)) for line in holders)
-                places = frozenset(line.at for line in holders)
-                needs[holders[-1].at] += [places] if gone else []
+            if not holders or not all(_is_result(line) for line in holders):
+                continue
+            needed = needs[holders[-1].at]
+            if all(_is_gone(value, left.get(line.at)) for line in holders):
+                needed.append(frozenset(line.at for line in holders))
         for at, only_in in needs.items():
             yield Need(known.lines[at], one.line.step, tuple(only_in))
         if not uses_own_tools(one.line):
@@ -134,8 +136,7 @@ def _is_gone(value: str, left: Message | None) -> bool:
 
 
 def values(message: Message) -> set[str]:
-    """What an agent wrote that it may have read somewhere: words that could not be guessed, and whatever it
-    gave to a tool as a whole.
+    """The values in a message of the agent that may come from a result: exact words, and tool arguments.
 
     >>> call = ToolCall("1", "book", '{"who": "Mia Li", "flight": "HAT078"}')
     >>> sorted(values(Message("assistant", (call, Text("I book it for 2024-05-20.")))))
@@ -167,7 +168,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 class _WordIndex:
-    """Where words stand in all that was said so far."""
+    """The messages in which each word occurs."""
 
     def __init__(self) -> None:
         self.lines = dict[int, Line]()
@@ -175,7 +176,7 @@ class _WordIndex:
         self._places = defaultdict[str, list[int]](list)
 
     def add(self, line: Line, message: Message) -> None:
-        """Reasoning is left out: the next request may not have it any more."""
+        """Add a message without its reasoning, which the next request may not have."""
         parts = tuple(part for part in message.parts if not isinstance(part, Reasoning))
         text = Evidence((all_text(Message(message.role, parts)),))
         self.lines[line.at] = line
@@ -184,13 +185,13 @@ class _WordIndex:
             self._places[atom].append(line.at)
 
     def holders(self, value: str) -> list[Line]:
-        """The messages that have it, the newest last."""
+        """The messages that have the value, the newest last."""
         places = min((self._places.get(atom, []) for atom in flattened(value).split()), key=len, default=[])
         return [self.lines[at] for at in places if self._texts[at].stands(value)]
 
 
 def _asked(events: Sequence[Event], results: Mapping[int, Said], since: int) -> Iterator[Need]:
-    """Results that were hidden and wanted back: by the agent, or by people."""
+    """Hidden results that the agent expanded or people restored."""
     edits = {event.at: event for event in events if isinstance(event, Replaced) and len(event.span) == 1}
     step = 0
     for event in events:
@@ -207,12 +208,12 @@ def _asked(events: Sequence[Event], results: Mapping[int, Said], since: int) -> 
         for at in places if event.at >= since else ():
             place = edits[at].span.start if at in edits else at
             if place in results:
-                now = step + (not isinstance(event, Said))  # people ask for the step to come
+                now = step + (not isinstance(event, Said))  # people restore it for the next step
                 yield Need(results[place].line, now, (frozenset((place,)),), is_asked=True)
 
 
 def _place(call: ToolCall) -> Iterator[int]:
     try:
         yield int(json.loads(call.input)["at"])
-    except (ValueError, TypeError, KeyError, RecursionError):  # whatever a model wrote
+    except (ValueError, TypeError, KeyError, RecursionError):  # a model may write anything
         return
