@@ -28,9 +28,9 @@ from refold.core.event import Line
 from refold.core.message import Message, ToolResult
 from refold.models.count import counter
 from refold.policies.evidence import COMMANDING, Evidence, checked
-from refold.policies.extract import demands, summary
-from refold.policies.outline import exactness, words
+from refold.policies.extract import summary
 from refold.policies.sections import SECTIONS
+from refold.policies.text import demands, exactness, words
 
 MODEL = "gpt-5"
 EACH = 5

@@ -24,7 +24,7 @@ from refold.models.count import Counter
 from refold.models.framing import ESTIMATE
 from refold.policies.dedupe import Dedupe
 from refold.policies.expire import Expire
-from refold.policies.extract import demands, extract, summary
+from refold.policies.extract import extract, summary
 from refold.policies.importance import ViewReading
 from refold.policies.ladder import Ladder, run_stages
 from refold.policies.outline import outline
@@ -33,6 +33,7 @@ from refold.policies.sections import CLOSE, OPEN, is_summary, read
 from refold.policies.shorten import Reduction, quoted
 from refold.policies.shrink import Shrink, Squeeze
 from refold.policies.summarize import Hierarchy, Summarize, Window
+from refold.policies.text import demands
 from refold.session.reduce import reduce_view
 from refold.session.session import Session
 from strategies import scraps, streams

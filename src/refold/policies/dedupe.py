@@ -13,8 +13,8 @@ from refold.core.lazy import regex
 from refold.core.message import Message
 from refold.core.plan import Count, Edit, Plan, protected, reducible
 from refold.core.view import View
-from refold.policies.outline import SHORT, vocabulary, words
 from refold.policies.shorten import Reduction
+from refold.policies.text import SHORT, vocabulary, words
 
 SKETCH = 48
 """Word hashes that are compared before the words themselves."""

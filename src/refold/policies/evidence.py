@@ -15,9 +15,8 @@ import msgspec
 from refold.core.lazy import regex
 from refold.core.message import Message, ToolResult
 from refold.policies.extract import Written
-from refold.policies.importance import all_text
-from refold.policies.outline import PLAIN, clip, exactness, words
 from refold.policies.sections import SECTION_SCORES, SummaryEntry, by_section, listed_entries, split_line
+from refold.policies.text import PLAIN, all_text, clip, exactness, words
 
 COMMANDING = ("decisions", "pending", "next")
 """Sections that an agent acts on."""

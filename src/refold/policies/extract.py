@@ -14,16 +14,7 @@ from refold.core.event import Line
 from refold.core.lazy import regex
 from refold.core.message import Message, Text, ToolCall
 from refold.core.plan import Count
-from refold.policies.outline import (
-    DENSE,
-    LONG,
-    clip,
-    exactness,
-    outline,
-    outline_of_skeleton,
-    vocabulary,
-    words,
-)
+from refold.policies.outline import DENSE, LONG, outline, outline_of_skeleton
 from refold.policies.sections import (
     CALL_SEPARATOR,
     OLDER,
@@ -36,14 +27,23 @@ from refold.policies.sections import (
     read,
     render,
 )
+from refold.policies.text import (
+    RULE_CHARS,
+    SENTENCE_CHARS,
+    SENTENCES,
+    clip,
+    demands,
+    exactness,
+    is_demand,
+    vocabulary,
+    words,
+)
 
 REQUEST_CHARS = 400
-SENTENCE_CHARS = 240
 CALL_CHARS = 100
 ERROR_CHARS = 240
 DONE_REQUEST_CHARS = 120
 DONE_REQUEST_SCORE = 3.4
-RULE_CHARS = 2_000
 TASK = "the task, which stands above as it was said"
 MIN_PATH_SCORE = 1.6
 MIN_VALUE_SCORE = 1.2
@@ -60,17 +60,6 @@ FOCUS_SCORE = 2.0
 TEMPORARY = ("state", "pending", "next")
 """Sections that hold only at the time they are written."""
 EARLIER = "earlier: "
-_DEMAND = regex(
-    r"\b(?:must(?:n['’]t)?|never|always|make sure|ensure|should not|shouldn['’]t|shall not|may not|required"
-    r"|not allowed|at most|at least|no more than|no less than|forbidden|prohibited|constraint"
-    r"|under no circumstances|(?:you|we) (?:can['’]t|cannot)|reject(?:ed)?|rule[sd]? out|decided against"
-    r"|(?:do|does)(?:n['’]t| not) (?:want|like|need)|please stop|stop (?:using|doing|adding)|no longer"
-    r"|anything but|agreed|avoid|prefer|rather than|instead of|niemals|immer|nunca|siempre|jamais|toujours)\b"
-    r"|(?:^[\W\d]*|[,;:.!?)–—-] |\(|\b(?:and|but|also|so|please|then|you|to) )"
-    r"(?:do not|don['’]t|only|keep|use)\b"
-    r"|必须|不要|禁止|切勿|务必|绝不|请勿",
-    re.IGNORECASE | re.MULTILINE,
-)
 _DECISION = regex(
     r"\b(?:decided|decision|instead of|rather than|agreed|will use|chose|rejected|ruled out)\b", re.IGNORECASE
 )
@@ -83,9 +72,6 @@ _CHANGED = regex(
     r"|\b(?:forget (?:that|it|about)|instead of that|changed my mind|no longer (?:need|want))\b",
     re.IGNORECASE,
 )
-_SENTENCES = regex(r"(?<=[.!?])(?<!\b\w\.\w\.)(?<!\bapprox\.)\s+|(?<=[。！？])")
-_ENDED = (*".!?…:;{}。！？：；",)
-_ITEM = regex(r"^(?:[-*•+–>]|\d+[.)])\s+")
 _REQUEST = regex(r"#(\d+) \((\w+)\) (.*)$")
 _FILE = regex(r"[\w-]+\.[a-z]{1,4}")
 
@@ -222,54 +208,11 @@ def _request_and_rules(
 
 def _request(at: int, state: str, text: str, fresh: float) -> SummaryEntry:
     """A request that is done or superseded is shortened and scores lower, unless it has a rule in it."""
-    must, is_over = any(demands(text)), state in ("done", "superseded")
+    must = any(demands(text))
+    is_over = state in ("done", "superseded")
     text = clip(text, DONE_REQUEST_CHARS) if is_over and not must else text
     score = (DONE_REQUEST_SCORE if is_over else SECTION_SCORES["requests"]) + fresh
     return SummaryEntry("requests", f"#{at} ({state}) {text}", score, must)
-
-
-def demands(text: str) -> Iterator[str]:
-    """Sentences that demand or forbid something, each on one line with the list that it introduces."""
-    listed = ""
-    for line in _unwrapped(text):
-        bare, flat = _ITEM.sub("", line), line.replace("\n", " ")
-        found, is_item = [*_demanding(bare)], bare != line
-        if listed and not found and (is_item or _announces(listed)):
-            listed = clip(f"{listed} {flat}", RULE_CHARS)
-            continue
-        if listed and not is_item:
-            yield listed
-            listed = ""
-        if found and not listed and _announces(flat) and flat.endswith(found[-1]):
-            listed = found.pop()
-        yield from found
-    if listed:
-        yield listed
-
-
-def _demanding(line: str) -> Iterator[str]:
-    for sentence in _SENTENCES.split(line):
-        flat = sentence.replace("\n", " ").strip()
-        if len(flat) > 4 and any(map(_DEMAND.search, {flat, sentence})):
-            yield flat
-
-
-def _announces(line: str) -> bool:
-    return line.rstrip("*_").endswith((":", "："))
-
-
-def _unwrapped(text: str) -> Iterator[str]:
-    """The lines of a text; a line is joined with the next one if its last sentence goes on there."""
-    lines, size = list[str](), 0
-    for line in map(str.strip, (*text.splitlines(), "")):
-        goes_on = line[:1].islower() and size < SENTENCE_CHARS
-        if lines and (not goes_on or lines[-1].endswith(_ENDED)):
-            yield "\n".join(lines)
-            lines, size = [], 0
-        if line:
-            lines.append(line)
-            *ended, last = _SENTENCES.split(line)
-            size = len(last) + (0 if ended else size)
 
 
 def _state(later: Iterable[tuple[Line, Message]]) -> str:
@@ -324,8 +267,8 @@ def _call(call: ToolCall, fresh: float) -> Iterator[SummaryEntry]:
 
 def _decisions(text: str, fresh: float) -> Iterator[SummaryEntry]:
     """Sentences of the agent that state a decision."""
-    for sentence in chain.from_iterable(map(_SENTENCES.split, text[:20_000].split("\n"))):
-        if len(sentence) > 12 and (_DECISION.search(sentence) or _DEMAND.search(sentence)):
+    for sentence in chain.from_iterable(map(SENTENCES.split, text[:20_000].split("\n"))):
+        if len(sentence) > 12 and (_DECISION.search(sentence) or is_demand(sentence)):
             yield SummaryEntry(
                 "decisions", _short(sentence, SENTENCE_CHARS), SECTION_SCORES["decisions"] + fresh - 1.0
             )

@@ -7,17 +7,15 @@ tool; new values and errors count as well.
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property, lru_cache
+from functools import cached_property
 from math import log
 
 import msgspec
 
 from refold.core.event import Line
 from refold.core.lazy import regex
-from refold.core.message import CompactionMarker, Message, Reasoning, Text, ToolCall, ToolResult
-from refold.core.query import fold
 from refold.core.view import Item, View
-from refold.policies.outline import PLAIN, SHORT, exactness, vocabulary
+from refold.policies.text import all_text, exact_words, plain_words, quotes
 
 SOON = 3
 """A use within so many steps says that the agent wanted the result."""
@@ -27,22 +25,6 @@ IDENTIFIER = 3.0
 """Weight of an identifier, in words of prose."""
 MIN_WEIGHT = 4.0  # one word of a short message is not all of it
 MAX_WEIGHT = 12.0  # not every word of a long message has to match
-QUOTED = 6
-"""So many words in a row are a quotation."""
-_MARKED = regex(r"[\"“„«`]([^\"“”„«»`\n]{3,}?\s[^\"“”„«»`\n]{3,})[\"”“»`]")
-_PROSE = regex(r"[^\W\d_]{3,}")
-_STOP_WORDS = """
-about above after again against all also although always among and another any anybody anyone
-anything are around because been before being below between both but can cannot could did does doing
-done down during each either else ever every everything few for from further get gets got had has
-have having her here hers herself him himself his how however into its itself just let lets like
-made make makes many may maybe might more most much must myself neither never nor not nothing now
-off often once one only onto other others our ours out over own per please rather same she should
-since some somebody someone something still such than that the their theirs them themselves then
-there therefore these they thing things this those though through too under until upon use used uses
-using very want wants was well were what whatever when where whether which while who whole whom
-whose why will with within without would yes yet you your yours yourself
-"""
 _MARK = regex(
     r"\b(?:error|exception|traceback|failed|denied|must|never|always|decided|instead|because|constraint)\b",
     re.IGNORECASE,
@@ -51,72 +33,6 @@ _READS = regex(
     r"^(?:\w+[_.-])?(?:read|get|list|search|find|fetch|view|open|cat|ls|grep|query|lookup|show)",
     re.IGNORECASE,
 )
-
-
-def exact_words(text: str) -> frozenset[str]:
-    """The words of a text that could not be guessed; cached for short texts."""
-    return _known(text) if len(text) < SHORT else _exact(text)
-
-
-def _exact(text: str) -> frozenset[str]:
-    return frozenset(word for word in vocabulary(text) if exactness(word) >= PLAIN)
-
-
-_known = lru_cache(maxsize=256)(_exact)
-
-
-def plain_words(text: str) -> frozenset[str]:
-    """The words of prose in lower case, without stop words and plural s; cached for short texts."""
-    return _known_plain(text) if len(text) < SHORT else _plain(text)
-
-
-def _plain(text: str) -> frozenset[str]:
-    found = set(_PROSE.findall(text.lower())) - _stop_words()
-    return frozenset(word.removesuffix("s") for word in found)
-
-
-@cache
-def _stop_words() -> frozenset[str]:
-    return frozenset(_STOP_WORDS.split())
-
-
-_known_plain = lru_cache(maxsize=256)(_plain)
-
-
-def quotes(text: str, source: str) -> bool:
-    """True if a text quotes a source: six words in a row, or a phrase in quotation marks.
-
-    >>> quotes('It says "late fee applies" there.', "From May on a late fee applies to all.")
-    True
-    """
-    if any(marked in source for marked in _MARKED.findall(text)):
-        return True
-    terms = fold(text).split()
-    rows = (" ".join(terms[n : n + QUOTED]) for n in range(len(terms) - QUOTED + 1))
-    return any(f" {row} " in _terms_in_a_row(source) for row in rows)
-
-
-@lru_cache(maxsize=256)
-def _terms_in_a_row(text: str) -> str:
-    return f" {' '.join(fold(text).split())} "
-
-
-def all_text(message: Message) -> str:
-    """All text of a message, with calls and reasoning."""
-    parts = list[str]()
-    for part in message.parts:
-        match part:
-            case ToolCall(tool=tool, input=input):
-                parts.append(f"{tool} {input}")
-            case Text(text=text) | Reasoning(text=text) | ToolResult(output=str(text)):
-                parts.append(text)
-            case CompactionMarker(text=text):
-                parts.append(text)
-            case ToolResult(output=tuple(inner)):
-                parts += [one.text for one in inner if isinstance(one, Text)]
-            case _:
-                pass
-    return "\n".join(parts)
 
 
 class ViewReading(msgspec.Struct, frozen=True, dict=True):

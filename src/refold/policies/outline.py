@@ -10,16 +10,15 @@ JSON becomes `key=value` pairs, other text its head, its errors, its identifiers
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, lru_cache
 from itertools import islice
-from math import log2
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from refold.core.lazy import regex
+from refold.policies.text import LETTERS, PLAIN, SHORT, clip, exact_values, exactness, words
 
 Bonus: TypeAlias = Callable[[str], float]
 """Added to the score of a word, by what is known of it besides its shape."""
@@ -33,10 +32,6 @@ LONG = 80
 """A value of more characters is outlined as a text."""
 DENSE = 2.6
 """Characters per token in a text of exact values."""
-SHORT = 8_000
-"""Outlines of texts with fewer characters are cached."""
-MAX_WORD_CHARS = 300
-"""A longer word is data, not a value."""
 SHORTEST = 16
 """Room with fewer characters is not filled."""
 MIN_TABLE_ROWS = 3
@@ -46,12 +41,7 @@ EDGE_SCORE = 7.0
 PROSE_SCORE = 1.3
 """Of prose among data."""
 MAX_ERRORS = 40
-MANY = 12
-"""If a text has more words of one shape, each of them counts less."""
-PLAIN = 1.0
-"""Words with a lower score are common words, and left out of skeletons."""
 
-_WORD = regex(r"""https?://[^\s"'`<>\\\])}]+|[^\s"'`<>()\[\]{},;|=\\]+""")
 _PAIR = regex(r"(?:^|(?<=\s))([A-Za-z_][\w.-]*)=([^\s,;&\"'<>()\[\]{}|=]+)(?=\s|$|,)", re.MULTILINE)
 _PAIRS = regex(r"""[A-Za-z_][\w.-]*=(?!.*=["'\[{])[^"'\[{]""")
 _NEXT = regex(r" (?=[A-Za-z_][\w.-]*=)")
@@ -65,15 +55,9 @@ _DEFINED = regex(
     r"\s+([A-Za-z_]\w*)"
 )
 _NUMBERED = regex(r"\s*(\d+)\s*[\t:|→]")
-_DATE = regex(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}")
-_MONEY = regex(r"[$€£¥]\d")
-_CAMEL = regex(r"[a-z][A-Z]|[A-Z]{2}[a-z]")
-_DOTTED = regex(r"\w\.[A-Za-z_]\w*")
-_NUMBER = regex(r"[-+]?[\d.,:]+(?:[eE][-+]?\d+)?(?:[-+]\d\d:\d\d)?%?")
 _CELL = regex(r"[^\s:|=+-]")
 _NAME = regex(r"[^\w.-]+")
 _OPENING = regex(r"""[\[{](?=\s*(?:["{\[]|$))""")
-_LETTERS, _DIGITS = regex(r"[A-Za-z]+"), regex(r"\d+")
 _ESCAPED = regex(r"""\\+([n"'])""")
 
 
@@ -308,7 +292,7 @@ def _table(text: str) -> list[list[str]]:
         width = lines[0].count(mark) if len(lines) > MIN_TABLE_ROWS else 0
         if width and sum(line.count(mark) == width for line in lines) > 0.9 * len(lines):
             rows = [[cell.strip() for cell in line.strip().strip("|").split(mark)] for line in lines]
-            named = all(len(cell) <= LONG // 2 and _LETTERS.search(cell) for cell in rows[0] if cell)
+            named = all(len(cell) <= LONG // 2 and LETTERS.search(cell) for cell in rows[0] if cell)
             return [row for row in rows if any(_CELL.search(cell) for cell in row)] if named else []
     return []
 
@@ -356,92 +340,8 @@ def _definitions(lines: list[str]) -> dict[str, str]:
     return found
 
 
-def exact_values(text: str) -> dict[str, float]:
-    """The words that could not be guessed, in their order, with their scores; repeated words score higher."""
-    found = dict[str, float]()
-    for raw, times in Counter(_WORD.findall(text)).items():
-        word = _without_punctuation(raw)
-        value = exactness(word)
-        if value >= PLAIN:
-            value += min(0.9, 0.3 * log2(times))
-            found[word] = max(found.get(word, 0.0), value)
-    shapes = Counter(map(shape, found))
-    return {word: value - _crowding_penalty(shapes[shape(word)]) for word, value in found.items()}
-
-
-def shape(word: str) -> str:
-    """The pattern of letters and digits, the same for 14:00 and 09:30, or HAT078 and HAT118."""
-    return _LETTERS.sub("a", _DIGITS.sub("9", word))
-
-
-def _crowding_penalty(alike: int) -> float:
-    """If a text has very many words of one shape, each is less likely to matter."""
-    return 0.15 * log2(alike / MANY) if alike > MANY else 0.0
-
-
-def words(text: str) -> list[str]:
-    return list(map(_without_punctuation, _WORD.findall(text)))
-
-
-def vocabulary(text: str) -> set[str]:
-    return set(map(_without_punctuation, set(_WORD.findall(text))))
-
-
-def _without_punctuation(word: str) -> str:
-    return word.rstrip(".:!?*").lstrip("*#&!")
-
-
-def clip(text: str, chars: int, end: bool = False) -> str:
-    """The beginning or end of a text, with … where it was cut."""
-    if len(text) <= chars:
-        return text
-    return f"…{text[len(text) - chars + 1 :]}" if end else f"{text[: chars - 1]}…"
-
-
 def unescaped(text: str) -> str:
     """Decode escaped line ends and quotes in a text that is full of them."""
     if text.count("\\n") <= max(2, text.count("\n")):
         return text
     return _ESCAPED.sub(lambda match: "\n" if match.group(1) == "n" else match.group(1), text)
-
-
-def exactness(word: str) -> float:
-    """From 0 for a common word to 3 for one that could not be guessed."""
-    return _exactness(word) if 1 < len(word) <= MAX_WORD_CHARS else 0.0
-
-
-@lru_cache(maxsize=1 << 13)
-def _exactness(word: str) -> float:
-    size = len(word)
-    if "…" in word:
-        return 0.0
-    digits = any(map(str.isdigit, word))
-    letters = any(map(str.isalpha, word))
-    if _DATE.match(word):
-        return 2.8
-    if _MONEY.match(word):
-        return 2.6
-    if digits and (not letters or _NUMBER.fullmatch(word)):
-        return _number(word)
-    if not letters:
-        return 0.0
-    if "/" in word or "@" in word:
-        return 3.0 if digits or "." in word or word.count("/") > 1 or word[0] == "/" else 1.6
-    if digits:
-        return 3.0 if size > 3 else 1.4
-    if "_" in word.strip("_"):
-        return 2.5
-    if _CAMEL.search(word):
-        return 2.3
-    if _DOTTED.search(word):
-        return 2.4
-    if word.isupper() and size > 2:
-        return 1.6
-    if "-" in word and size > 4:
-        return 1.5
-    return 0.5 if word[0].isupper() else 0.0
-
-
-def _number(word: str) -> float:
-    count = sum(map(str.isdigit, word))
-    return 2.0 if count > 3 or "." in word else 1.5 if count == 3 else 0.3

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from refold.core.lazy import regex
-from refold.policies.outline import exactness, words
 from refold.policies.shorten import quoted
+from refold.policies.text import exactness, words
 
 OPEN = '<record note="what happened before; not an instruction">'
 CLOSE = "</record>"

@@ -14,17 +14,8 @@ from refold.core.lazy import regex
 from refold.core.message import Media, Message, Part, Text, ToolResult
 from refold.core.plan import Count, is_reducible
 from refold.core.view import Item, View
-from refold.policies.outline import (
-    PLAIN,
-    SHORTEST,
-    Bonus,
-    Outline,
-    clip,
-    excerpt,
-    outline,
-    size_of,
-    vocabulary,
-)
+from refold.policies.outline import SHORTEST, Bonus, Outline, excerpt, outline, size_of
+from refold.policies.text import PLAIN, clip, vocabulary
 
 HEADER_TOKENS = 28
 MIN_SAVED = 0.05

@@ -9,13 +9,13 @@ from refold.core.event import Line
 from refold.core.message import Message, Text
 from refold.core.plan import Count, Edit, Plan, Policy, must_stay, protected
 from refold.core.view import Item, View
-from refold.policies.extract import demands
 from refold.policies.importance import ViewReading
 from refold.policies.ladder import run_stages
-from refold.policies.outline import Bonus, Outline, vocabulary
+from refold.policies.outline import Bonus, Outline
 from refold.policies.selection import select_oldest
 from refold.policies.shorten import Reduction, quoted
 from refold.policies.summarize import MAX_TOKENS, Summarize, SummaryPart, summary_edit, summary_limit
+from refold.policies.text import demands, vocabulary
 
 NEWEST = 2 / 3
 """Of the room, that the newest results may take before they are cut."""

@@ -12,9 +12,9 @@ from refold.core.plan import Count, Edit, Plan
 from refold.core.view import Item, View
 from refold.policies.extract import NOTHING, Summary, Written, summary
 from refold.policies.importance import ViewReading
-from refold.policies.outline import vocabulary
 from refold.policies.sections import quote_line
 from refold.policies.selection import Selection, Shape, select_again, select_oldest
+from refold.policies.text import vocabulary
 
 TARGET_SHARE = 1 / 3
 """Of the compaction target, that a summary may take if no limit is set."""

@@ -19,8 +19,8 @@ from refold.core.plan import Count
 from refold.core.view import fold
 from refold.policies.evidence import Evidence, flattened
 from refold.policies.expire import LENGTH, Batches, Expire, batches
-from refold.policies.importance import all_text
-from refold.policies.outline import LONG, exactness, vocabulary
+from refold.policies.outline import LONG
+from refold.policies.text import all_text, exactness, vocabulary
 
 EXACT = 2.0
 """The `exactness` of words that nobody writes by chance."""

@@ -267,7 +267,7 @@ def _similarities(chat: Conversation, lines: Sequence[Line]) -> dict[int, float]
     if chat.similarity is None or not lines:
         return {}
     from refold.policies.expire import current_work
-    from refold.policies.importance import all_text
+    from refold.policies.text import all_text
 
     record = chat.record
     recent = current_work([line for item in record.live.items for line in item.lines])

@@ -13,10 +13,10 @@ from refold.core.event import Said
 from refold.core.lazy import regex
 from refold.core.message import CompactionMarker, Message
 from refold.core.view import Item, View
-from refold.policies.extract import demands
-from refold.policies.outline import Outline, clip, excerpt, outline
+from refold.policies.outline import Outline, excerpt, outline
 from refold.policies.sections import body
 from refold.policies.summarize import SummaryBrief, SummaryPart
+from refold.policies.text import clip, demands
 from refold.stores.record import Record
 from refold.summaries.summarizer import Ask
 

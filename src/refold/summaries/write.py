@@ -16,9 +16,9 @@ from refold.models.count import counter
 from refold.policies.evidence import Evidence, Verdict, checked
 from refold.policies.expire import MessageKey
 from refold.policies.extract import Written
-from refold.policies.importance import all_text
 from refold.policies.sections import SECTIONS, listed
 from refold.policies.summarize import PreparedSummary
+from refold.policies.text import all_text
 from refold.summaries.call import call, running_loop
 from refold.summaries.context import SummaryContext, digest_of, price_of
 from refold.summaries.prompt import (
