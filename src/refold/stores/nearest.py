@@ -1,4 +1,4 @@
-"""Which vectors point the same way: by brute force, with numpy where it is installed."""
+"""The nearest vectors, by comparing all of them; with numpy if it is installed."""
 
 from array import array
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def nearest(vector: bytes, rows: Iterable[tuple[T, bytes]], limit: int) -> list[tuple[T, float]]:
-    """The best of each, the nearest first, by cosine; vectors of another length are passed over."""
+    """The names with the nearest vectors and their cosines, the nearest first; other lengths are skipped."""
     kept = [row for row in rows if len(row[1]) == len(vector)]
     best: dict[T, float] = {}
     for (name, _), score in zip(kept, _cosines(vector, [blob for _, blob in kept]), strict=True):

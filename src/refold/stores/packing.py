@@ -48,6 +48,6 @@ def to_text(data: bytes) -> str:
 
 
 def key_digest(key: Key) -> str:
-    """A name for a conversation that any service accepts, whatever is in its own."""
+    """A name of a conversation that any service accepts, whatever characters the conversation's own has."""
     owner, conversation = map(to_bytes, key)
     return blake2b(b"%d:%b%b" % (len(owner), owner, conversation), digest_size=16).hexdigest()

@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from refold.core.codec import FORMAT
-from refold.core.errors import NewerError, SettingError, StoreError
-from refold.stores.sql import migrations, queries
+from refold.core.errors import SettingError, StoreError
+from refold.stores.sql import migrations, queries, require_known
 from refold.stores.url import ENCODING_HELP, require_between
 
 try:
@@ -348,12 +348,7 @@ class PostgresPool:
         """
         rows = run("get_schema") if run("has_schema")[0][0] else []
         version, format = rows[0] if rows else (0, 0)
-        known = len(migrations("postgres"))
-        if version > known or format > FORMAT:
-            raise NewerError(
-                f"{self.shown} was written by a newer refold (schema {version}, format {format}; this one"
-                f" knows {known} and {FORMAT}). Upgrade refold to open it; nothing was changed."
-            )
+        require_known(self.shown, version, len(migrations("postgres")), format)
         return version, format
 
     # Errors

@@ -1,4 +1,4 @@
-"""One conversation as this process knows it: its live view, the words in it, and the way to its store."""
+"""One conversation as this process knows it: its live view, the text of what is shown, and its store."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,24 +21,23 @@ from refold.stores.store import Key, Lease, RemoteReads, Snapshot, Store
 SNAPSHOT_EVERY = 64
 """Events between two snapshots; more for a view that is very long, so that its cost stays small."""
 TRIES = 1_000
-"""How often an append is tried against others who write to the same conversation."""
+"""How often an append is tried while other writers win the race."""
 NEAR = 32
-"""What is so close to each other is read in one go."""
+"""Places that are at most this far apart are read together."""
 SHORT = 80
-"""Tokens of a shortened message that is hardly shortened again."""
+"""A shortened message with at most this many tokens is hardly shortened again."""
 PAST_EVERY = 2_000
-"""Events between two views of the past that are kept."""
+"""Events between two cached views of the past."""
 WATCH_S, POLL_S = 5.0, 0.1
-"""How long a store is asked to wait for what comes next; how often one is asked that cannot wait."""
+"""How long a store waits for the next event; how often one that cannot wait is polled."""
 HELP = "`refold doctor` says what is damaged"
 STATE = codec.decoder(State)
 
 
 class Entries:
-    """The events of a conversation as they are stored: what is shown is at hand, the rest in the store.
+    """Stored events by place: those that are shown are in memory, the others are read from the store.
 
-    A view reads its words here and not from the record that has it: once nobody needs the two any more, they
-    are gone, and nobody has to look for them.
+    A view refers to this and not to its record, so that the two form no reference cycle.
     """
 
     def __init__(self, store: Store, key: Key, parse: Parse) -> None:
@@ -59,7 +58,7 @@ class Entries:
 
 
 class Record:
-    """Reads what others wrote, appends what is new, keeps the words of what is shown."""
+    """Reads what other writers appended, appends new events, and keeps the text of what is shown."""
 
     def __init__(
         self,
@@ -75,25 +74,25 @@ class Record:
         self._live = Live(view, self._entries.message)
         self._listener = listener
         self.forget()
-        if not isinstance(store, RemoteReads):  # one that is far away is asked once there is something to ask
+        if not isinstance(store, RemoteReads):  # across a network, it is read when it is needed
             self.catch_up()
 
-    # Keeping up
+    # Catching up
 
     @property
     def live(self) -> Live:
-        """The view, as of when it was last caught up with."""
+        """The view as of the last `catch_up`."""
         if not self._known:
             self.catch_up()
         return self._live
 
     @property
     def known(self) -> Live:
-        """The view as far as it was read; empty where nothing was."""
+        """The view as far as it was read, without reading now."""
         return self._live
 
     def catch_up(self) -> None:
-        """Applies what was appended elsewhere; starts anew where the conversation was erased meanwhile."""
+        """Applies what other writers appended; starts again if the conversation was erased meanwhile."""
         if not self._known:
             self._apply(self._start())
             return
@@ -106,28 +105,28 @@ class Record:
         self._apply(links)
 
     def forget(self) -> None:
-        """As if nothing had been read yet."""
+        """Drops all that was read."""
         self._entries.at_hand = {}
         self._past: dict[int, bytes] = {}
-        """Views as they were, to start from: the past is looked at again and again."""
+        """Views of the past, by the place that comes next, from which `as_of` starts."""
         self._digest = GENESIS
         self._saved = 0
         self._known = False
         self._begin(State())
 
     def _begin(self, state: State) -> None:
-        """A live view that nobody takes for the one before."""
+        """Replaces the live view; its edition differs from that of the one before."""
         self._edition = self._live.edition + 1
         self._live = Live(self.view, self._entries.message, state)
         self._live.edition = self._edition
 
     def _start(self) -> Iterator[Link]:
-        """What came after the newest snapshot that belongs to this record; it begins with that."""
+        """Begins with the newest snapshot that belongs to this log; returns the entries after it."""
         snapshot, links = self._resumed()
         before = next(links, None) if snapshot else None
         self._known = True
         if snapshot and before and seal(before.digest, snapshot.body) == snapshot.digest:
-            with suppress(msgspec.DecodeError, ValueError):  # of another version: the stream has it all
+            with suppress(msgspec.DecodeError, ValueError):  # of another version
                 self._begin(_state(snapshot.body))
                 self._digest, self._saved = before.digest, snapshot.at
                 return links
@@ -153,12 +152,12 @@ class Record:
                 self._live.apply(codec.head(entry), entry.at, self)
                 self._digest = digest
         except BaseException:
-            self.forget()  # half applied is worse than not known
+            self.forget()  # a half-applied view is wrong
             raise
         self._tidy()
 
     def _tidy(self) -> None:
-        """Forgets the words of what is no longer shown."""
+        """Drops the text of what is no longer shown."""
         if self._edition != self._live.edition:
             self._edition = self._live.edition
             shown = {line.at for item in self._live.items for line in item.lines}
@@ -166,7 +165,7 @@ class Record:
             self._entries.at_hand = {at: entry for at, entry in at_hand.items() if at in shown}
 
     def save(self) -> None:
-        """Keeps a snapshot. It is only a cache: where the store cannot take it now, a later one will do."""
+        """Stores a snapshot. It is only a cache: if the store cannot take it now, a later one will do."""
         if self._known and isinstance(self.store, Shelf) and self.live.state.next > self._saved:
             body = codec.dumps(self.live.snapshot())
             with suppress(StoreError):
@@ -177,10 +176,10 @@ class Record:
     # Appending
 
     def append(self, build: Callable[[], Sequence[Event]], lease: Lease | None = None) -> Sequence[Event]:
-        """Appends what `build` makes of the live view; made again whenever somebody else was faster.
+        """Appends the events that `build` returns; it is called again whenever another writer wins the race.
 
         Raises:
-            ConflictError: the `lease` is somebody else's by now.
+            ConflictError: another holder took the `lease`.
         """
         fence = {} if lease is None else {"lease": lease}
         for attempt in range(TRIES):
@@ -194,16 +193,18 @@ class Record:
                 known = self._digest
                 time.sleep(_jitter(attempt))
                 self.catch_up()
-                if lease is not None and self._digest == known:  # nobody was faster: it is the lease
+                if lease is not None and self._digest == known:  # no other writer: it is the lease
                     raise
                 continue
-            self._apply(Link(entry, digest) for entry in entries)  # only the last digest counts
+            self._apply(Link(entry, digest) for entry in entries)  # only the last digest is used
             if self.live.state.next - self._saved >= max(SNAPSHOT_EVERY, len(self.live.items) // 8):
                 self.save()
             if self._listener is not None:
                 self._listener(events, self._live.state)
             return events
-        raise ConflictError(f"{self.key.conversation!r}: others wrote first {TRIES} times in a row; retry")
+        raise ConflictError(
+            f"{self.key.conversation!r}: other writers won the race {TRIES} times in a row; retry"
+        )
 
     # Reading
 
@@ -215,7 +216,7 @@ class Record:
             yield codec.decode(link.entry, self.parse)
 
     def followed(self, start: int) -> Iterator[Event | None]:
-        """The same, and then whatever is appended by anybody, as it comes (see `follow`)."""
+        """The same, and then what any writer appends, as it comes (see `follow`)."""
         for link in follow(self.store, self.key, start):
             yield None if link is None else codec.decode(link.entry, self.parse)
 
@@ -223,26 +224,26 @@ class Record:
         return self._entries.entry(at)
 
     def stored(self, at: int) -> Event | None:
-        """The event at a place, read from the store: for other threads than the one that works here."""
+        """The event at a place, read from the store; safe in any thread."""
         link = next(self.store.read(self.key, at, at + 1), None)
         return codec.decode(link.entry, self.parse) if link else None
 
     def end_of(self, at: int) -> int:
-        """The place after a message, all its pieces included."""
+        """The place after a message, including all its pieces."""
         came = codec.came(self.entry(at))
         piece = came.piece if came else None
         return at + 1 if piece is None else at - piece.n + piece.of
 
     def message(self, line: Line) -> Message:
-        """The words behind a line."""
+        """The message of a line."""
         return self._entries.message(line)
 
     def load(self, lines: Iterable[Line]) -> None:
-        """Brings the words of lines that are shown into memory."""
+        """Reads the messages of shown lines into memory."""
         self._load({line.at for line in lines})
 
     def load_all(self, *, originals: bool = False) -> None:
-        """Brings the words of the whole view into memory, and the originals that may be shortened again."""
+        """Reads the messages of the whole view into memory, and originals that may be shortened again."""
         places = {line.at for item in self.live.items for line in item.lines}
         if originals:
             places |= {
@@ -255,7 +256,7 @@ class Record:
         at_hand |= self._fetch(places - at_hand.keys())
 
     def with_words(self, view: View) -> View:
-        """The same view with all its words at hand: a value, whatever happens to the record."""
+        """The same view with all its messages in memory, independent of this record."""
         places = {line.at for line in view.lines}
         at_hand = self._entries.at_hand
         found = {at: at_hand[at] for at in places & at_hand.keys()}
@@ -275,11 +276,11 @@ class Record:
 
     @property
     def tip(self) -> str:
-        """The digest of all that is known here."""
+        """The digest of the last event that was read."""
         return self._digest.hex()
 
     def digest_before(self, at: int) -> str:
-        """Of the record up to a place, as the hash chain has it."""
+        """The digest of the log up to a place."""
         link = next(self.store.read(self.key, at - 1, at), None)
         return link.digest.hex() if link else ""
 
@@ -316,7 +317,7 @@ class Record:
         return said.index if said else self.live.state.index
 
     def place_of(self, index: int) -> int:
-        """Place of a message: at least its index, since places only ever run ahead."""
+        """The place of a message: at least its index, since each message has one."""
         low, high = index, self.live.state.next
         while low < high:
             middle = (low + high) // 2
@@ -327,7 +328,7 @@ class Record:
         return low
 
     def backwards(self) -> Iterator[Said]:
-        """What was said, the newest first."""
+        """The recorded messages, the newest first."""
         stop = self.live.state.next
         while stop > 0:
             start = max(0, stop - NEAR)
@@ -345,7 +346,7 @@ class Record:
                 yield head
 
     def as_of(self, at: int) -> Live:
-        """The view as it stood right after the event at a place, all pieces of a message included."""
+        """The view right after the event at a place, including all pieces of a message."""
         end, past = self.end_of(at), self._past
         near = max((next for next in past if next <= end), default=None)
         live = Live(self.view, self._entries.message, None if near is None else _state(past[near]))
@@ -357,9 +358,9 @@ class Record:
 
 
 def follow(store: Store, key: Key, start: int) -> Iterator[Link | None]:
-    """A stream from a place on, with what is appended later; ends when it was erased, be it begun anew.
+    """Entries from a place on, with what is appended later; ends when the conversation is erased.
 
-    None stands for a moment in which there is no more: whoever waits may give up there, or do something else.
+    None is yielded whenever there are no more entries at the moment, so that the caller can stop waiting.
     """
     last = None if start else GENESIS
     while True:
@@ -403,13 +404,13 @@ def _message(event: Event, line: Line) -> Message:
         return event.message
     message = event.shown[line.n] if isinstance(event, Replaced) and line.n < len(event.shown) else None
     if not isinstance(message, Message):
-        raise CorruptError(f"Event {event.at} has no words for what it shows: {HELP}")
+        raise CorruptError(f"Event {event.at} has no text for what it shows: {HELP}")
     return message
 
 
 def _jitter(attempt: int) -> float:
-    """Seconds to step aside, so that those who collided do not collide again."""
-    from random import random  # only those who collide pay for it
+    """Seconds to wait, so that writers that collided do not collide again."""
+    from random import random  # imported only after a collision
 
     return random() * min(attempt, 10) / 1000
 

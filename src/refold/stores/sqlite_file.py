@@ -13,8 +13,8 @@ from weakref import WeakSet
 import apsw
 
 from refold.core.codec import FORMAT
-from refold.core.errors import CorruptError, NewerError, RefoldError, StoreError
-from refold.stores.sql import migrations, queries
+from refold.core.errors import CorruptError, RefoldError, StoreError
+from refold.stores.sql import migrations, queries, require_known
 
 LogIdentity: TypeAlias = tuple[int, int, int] | None
 """Device and inode of a write-ahead log, and the inode of its database."""
@@ -200,12 +200,7 @@ class SQLiteFile:
         """
         rows = run("get_schema") if run("has_schema")[0][0] else []
         version, format = rows[0] if rows else (0, 0)
-        known = len(migrations("sqlite"))
-        if version > known or format > FORMAT:
-            raise NewerError(
-                f"{self.path} was written by a newer refold (schema {version}, format {format}; this one"
-                f" knows {known} and {FORMAT}). Upgrade refold to open it; nothing was changed."
-            )
+        require_known(str(self.path), version, len(migrations("sqlite")), format)
         return version, format
 
     def purge_log(self) -> None:
