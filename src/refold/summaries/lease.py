@@ -19,7 +19,7 @@ class CompactionLease:
 
     def __init__(self, store: Store, key: Key, view: str, holder: str) -> None:
         self.name = f"compaction:{view}"
-        self._store = store
+        self._shelf = store if isinstance(store, Shelf) else None
         self._key = key
         self._holder = holder
         self._pid: int | None = None
@@ -27,7 +27,8 @@ class CompactionLease:
 
     @property
     def is_needed(self) -> bool:
-        return isinstance(self._store, Shelf)
+        """False if the store has no leases."""
+        return self._shelf is not None
 
     @property
     def is_held(self) -> bool:
@@ -59,19 +60,19 @@ class CompactionLease:
             self._hold(0.0)
 
     def release(self, lease: Lease) -> None:
-        if isinstance(self._store, Shelf):
+        if self._shelf is not None:
             with suppress(RefoldError):
-                self._store.release(self._key, lease)
+                self._shelf.release(self._key, lease)
 
     def _hold(self, seconds: float) -> Lease | None:
-        if isinstance(self._store, Shelf):
+        if self._shelf is not None:
             with suppress(RefoldError):
-                return self._store.acquire(self._key, self.name, self._holder, time.time(), seconds)
+                return self._shelf.acquire(self._key, self.name, self._holder, time.time(), seconds)
         return None
 
     def _held(self) -> list[Lease]:
-        if isinstance(self._store, Shelf):
+        if self._shelf is not None:
             with suppress(RefoldError):
-                leases = self._store.leases(self._key, time.time())
+                leases = self._shelf.leases(self._key, time.time())
                 return [lease for lease in leases if lease.name == self.name]
         return []

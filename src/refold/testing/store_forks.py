@@ -100,46 +100,6 @@ class ForksContract:
         forks.erase(keys[1], with_forks=True)
         assert list(forks.conversations()) == []
 
-    def test_a_fork_inherits_what_it_shares_with_an_erased_parent_and_is_named(self, forks: Any) -> None:
-        forks.append(KEY, entries(0, 6))
-        early, late, twin = (Key(KEY.owner, name) for name in ("early", "late", "twin"))
-        for fork, at in ((early, 2), (late, 4), (twin, 4)):
-            forks.fork(KEY, fork, at)
-            forks.append(fork, entries(at, at + 1, fork.conversation))
-        assert sorted(forks.erase(KEY)) == [early, late, twin]
-        assert list(forks.read(KEY)) == []
-        forks.append(KEY, entries(0, 1, "anew"))
-        for fork, at in ((early, 2), (late, 4), (twin, 4)):
-            assert verified(forks, fork) == entries(0, at) + entries(at, at + 1, fork.conversation)
-        assert {row.key: (row.parent, row.fork_at) for row in forks.conversations()} == dict.fromkeys(
-            (KEY, early, late, twin), (None, 0)
-        )
-
-    def test_erasing_with_forks_spares_those_who_only_share_a_past(self, forks: Any) -> None:
-        forks.append(KEY, entries(0, 6))
-        one, other, child = (Key(KEY.owner, name) for name in ("one", "other", "child"))
-        forks.fork(KEY, one, 3)
-        forks.fork(KEY, other, 5)
-        forks.fork(other, child, 4)
-        forks.erase(KEY)
-        assert forks.erase(other, with_forks=True) == []
-        assert [row.key for row in forks.conversations()] == [one]
-        assert verified(forks, one) == entries(0, 3)
-
-    def test_an_erased_link_of_a_chain_leaves_both_ends_whole(self, forks: Any) -> None:
-        middle, last = Key(KEY.owner, "middle"), Key(KEY.owner, "last")
-        forks.append(KEY, entries(0, 3))
-        forks.fork(KEY, middle, 2)
-        forks.append(middle, entries(2, 5, "middle"))
-        forks.fork(middle, last, 4)
-        assert forks.erase(middle) == [last]
-        assert verified(forks, KEY) == entries(0, 3)
-        assert verified(forks, last) == entries(0, 2) + entries(2, 4, "middle")
-        row = next(iter(forks.conversations()))
-        assert (row.key, row.parent, row.fork_at, row.next) == (last, KEY, 2, 4)
-        assert forks.erase(KEY) == [last]
-        assert verified(forks, last) == entries(0, 2) + entries(2, 4, "middle")
-
     @examples
     @given(
         st.lists(st.tuples(st.sampled_from(FORK_DEEDS), *[st.integers(0, 9)] * 3), min_size=5, max_size=40)
@@ -150,6 +110,7 @@ class ForksContract:
         owner = f"owner {next(unique)}"
         streams: dict[Key, list[Entry]] = {}
         parents: dict[Key, Key | None] = {}
+        shared: dict[Key, int] = {}
         for deed, a, b, n in deeds:
             key, new = Key(owner, str(a % 5)), Key(owner, str(b % 5))
             stream = streams.get(key, [])
@@ -160,24 +121,33 @@ class ForksContract:
                     forks.append(key, more)
                     streams[key] = stream + more
                     parents.setdefault(key, None)
+                    shared.setdefault(key, 0)
                 case "fork" if stream and new not in streams:
                     forks.fork(key, new, min(n, len(stream)))
-                    streams[new], parents[new] = stream[:n], key
+                    streams[new] = stream[:n]
+                    parents[new] = key
+                    shared[new] = len(streams[new])
                 case "erase":
                     assert sorted(forks.erase(key)) == sorted(children)
                     parents |= dict.fromkeys(children, parents.pop(key, None))
-                    streams.pop(key, None)
+                    shared |= {fork: min(shared[fork], shared[key]) for fork in children}
+                    for gone in (streams, shared):
+                        gone.pop(key, None)
                 case "erase with forks":
                     assert forks.erase(key, with_forks=True) == []
-                    for gone in (doomed := [key]):
-                        doomed += [fork for fork, parent in parents.items() if parent == gone]
-                        streams.pop(gone, None)
-                    for gone in doomed:
-                        parents.pop(gone, None)
-            listed = {row.key: (row.next, row.parent) for row in forks.conversations(owner)}
-            assert listed == {key: (len(stream), parents[key]) for key, stream in streams.items()}
-            for key, stream in streams.items():
-                assert verified(forks, key) == stream
+                    doomed = [key]
+                    for one in doomed:
+                        doomed += [fork for fork, parent in parents.items() if parent == one]
+                    for one in doomed:
+                        streams.pop(one, None)
+                        parents.pop(one, None)
+                        shared.pop(one, None)
+            listed = {row.key: (row.next, row.parent, row.fork_at) for row in forks.conversations(owner)}
+            assert listed == {
+                one: (len(stream), parents[one], shared[one]) for one, stream in streams.items()
+            }
+            for one, stream in streams.items():
+                assert verified(forks, one) == stream
         assert not isinstance(forks, SelfCheck) or not list(forks.examine())
 
 
