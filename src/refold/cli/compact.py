@@ -88,7 +88,7 @@ def compact(
     The oldest messages become a summary, until the newest --keep messages or --target tokens are left. The
     command waits for configured or named models; without one, or if all fail, the summary is made by rule.
     """
-    access = Access.to(store, config, for_settings=True)
+    access = Access.to(store, config)
     options: dict[str, Any] = {"model": model, "agent": agent, "summarizer": summarizer or None}
     with access.session(id, owner, view, **options) as session:
         request = CompactionRequest(strategy or session.settings.compaction.strategy, keep, target, focus)

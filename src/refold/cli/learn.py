@@ -76,7 +76,7 @@ def learn(
     """
     if out is not None and out.exists():
         raise SettingError("--out", f"{one_line(str(out))} already exists; name another file")
-    access = Access.to(store, config, for_settings=True)
+    access = Access.to(store, config)
     with access.open() as backend:
         settings = with_database(access.config, backend)
         current = _current(settings, agent)

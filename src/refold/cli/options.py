@@ -120,10 +120,8 @@ class Access:
         return shown_url(self.given)
 
     @classmethod
-    def to(cls, store: str | None, config: Path | None, *, for_settings: bool = False) -> "Access":
-        """If a store is given, only commands that use settings read the configuration."""
-        is_read = for_settings or config is not None or not store
-        settings = configured(config) if is_read else Config()
+    def to(cls, store: str | None, config: Path | None) -> "Access":
+        settings = configured(config)
         return cls(store or settings.store or DEFAULT_STORE, settings)
 
     @contextmanager

@@ -140,7 +140,7 @@ def mcp(
     """
     with requiring_extra("mcp"):
         from refold.adapters.mcp import run
-    access = Access.to(store, config, for_settings=True)
+    access = Access.to(store, config)
     with access.open(create=True) as backend:
         run(
             backend,

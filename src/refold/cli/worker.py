@@ -56,7 +56,7 @@ def worker(
     """
     from refold.session.worker import run
 
-    access = Access.to(store, config, for_settings=True)
+    access = Access.to(store, config)
     given = list(map(_summarizer, summarizer or ()))
     settings = WorkerSettings(concurrency=concurrency, attempts=attempts, grace_s=grace, once=once)
     rest: dict[str, Any] = {"config": access.config, "summarizer": given or None, "name": name}
