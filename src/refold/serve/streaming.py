@@ -113,12 +113,14 @@ class Forwarder:
         if reply is None:
             return None
         self._replies.append(reply)
-        self._visible = reply
-        if self._hides_tools:
-            self._visible = None
+        if not self._hides_tools:
+            self._visible = reply
+        else:
             with _tolerating():
                 self._visible = visible_reply(self._dialect, self._replies)
-        return RoundReply(reply, self._visible) if self._visible is not None else None
+        if self._visible is None:
+            return None
+        return RoundReply(reply, self._visible)
 
     async def finish(self) -> None:
         """Sends the end of the answer, once it is recorded."""
@@ -281,11 +283,10 @@ def _event_value(raw: bytes) -> Any:
 
 def _is_finish(value: Any) -> bool:
     """True for an event after which a client may take the answer for complete."""
-    if kind_of(value) == "message_delta":
-        return True
-    choices = value.get("choices") if isinstance(value, dict) else None
-    first = choices[0] if isinstance(choices, list) and choices else None
-    return isinstance(first, dict) and first.get("finish_reason") is not None
+    match value:
+        case {"choices": [{"finish_reason": reason}, *_]}:
+            return reason is not None
+    return kind_of(value) == "message_delta"
 
 
 def _is_error(value: Any) -> bool:
