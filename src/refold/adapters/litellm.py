@@ -179,7 +179,8 @@ class RefoldHook(CustomLogger):
         with self._lock:
             known, parsed = self._read.pop(first, ([], []))
         if messages[: len(known)] != known:
-            known, parsed = [], []
+            known = []
+            parsed = []
         new = messages[len(known) :]
         parsed = [*parsed, *map(ChatMessage.of, new)]
         copies = [dict(message) if isinstance(message, dict) else message for message in new]
