@@ -1,8 +1,8 @@
-"""The chunks of a streamed answer, put together to the reply that would have come in one piece.
+"""Joins the chunks of a stream to the reply that a request without streaming would have returned.
 
-A stream that was cut off gives what came of it, finished as `interrupted`, in a form that can be sent back:
-a call keeps the part of its input that came as `{"_partial": text}`, and what no provider takes back
-unfinished (thinking without its signature, a server's tool without its result) becomes text.
+An interrupted stream becomes a reply that can be sent back, with the finish reason `interrupted`: a call with
+incomplete input gets the input `{"_partial": text}`, and what no provider accepts unfinished (thinking
+without its signature, a server tool without its result) becomes text.
 """
 
 import re
@@ -11,11 +11,11 @@ from typing import Any
 
 from refold.core.codec import dumps, loads, read_json
 from refold.core.errors import MessageError
-from refold.dialects.shape import expect, kind_of
+from refold.dialects.shape import expect, kind_of, optional, required
 
 INTERRUPTED = "interrupted"
 WHOLE = ("id", "index", "name", "role", "type", "format", "signature")
-"""Fields that come in one piece, and are replaced when they come again."""
+"""Fields that a delta replaces; other texts are appended to."""
 PIECES = {
     "output_text": (
         "content",
@@ -27,7 +27,7 @@ PIECES = {
     "reasoning_text": ("content", "content_index", {"type": "reasoning_text", "text": ""}, "text"),
     "reasoning_summary_text": ("summary", "summary_index", {"type": "summary_text", "text": ""}, "text"),
 }
-"""Where Responses deltas belong: the list and the place in it, the part that begins there, its field."""
+"""Deltas of Responses: the list of parts, the field with the index in it, the empty part, and its field."""
 FIELDS = {
     "function_call_arguments": "arguments",
     "mcp_call_arguments": "arguments",
@@ -37,10 +37,10 @@ FIELDS = {
 
 
 def events(text: str) -> list[Any]:
-    """The JSON in server-sent events, without pings and end marks; an event cut off at the end is left out.
+    """The JSON of server-sent events, without pings, end marks and an incomplete last event.
 
     Raises:
-        MessageError: an event is no JSON.
+        MessageError: an event is not JSON.
     """
     found: list[Any] = []
     blocks = re.sub("\r\n?", "\n", text.removeprefix("\ufeff")).split("\n\n")
@@ -58,10 +58,10 @@ def events(text: str) -> list[Any]:
 
 
 def join(chunks: Sequence[Any], where: str = "chunks") -> dict[str, Any] | None:
-    """The whole reply; None if these are not the chunks of a stream.
+    """The reply; None if these are not the chunks of a stream.
 
     Raises:
-        MessageError: one of them does not belong there; says which.
+        MessageError: a chunk has the wrong shape; names it.
     """
     first = next((chunk for chunk in chunks if not _says_nothing(chunk)), None)
     if not isinstance(first, dict) or "role" in first:
@@ -71,7 +71,7 @@ def join(chunks: Sequence[Any], where: str = "chunks") -> dict[str, Any] | None:
         return _response(chunks, where)
     if kind.startswith(("message_", "content_block_")):
         return _message(chunks, where)
-    if kind == "chunk":  # as the helper of OpenAI's SDK has them, among events of its own
+    if kind == "chunk":  # from the stream helper of OpenAI's SDK, among its own events
         return join([chunk["chunk"] for chunk in chunks if kind_of(chunk) == "chunk" and "chunk" in chunk])
     if isinstance(first.get("choices"), list) and any(map(_is_delta, chunks)):
         return _completion(chunks, where)
@@ -79,7 +79,7 @@ def join(chunks: Sequence[Any], where: str = "chunks") -> dict[str, Any] | None:
 
 
 def _says_nothing(chunk: Any) -> bool:
-    """Signs of life, and errors: after one nothing more comes."""
+    """True for pings and for errors, which end a stream."""
     is_error = isinstance(chunk, dict) and "error" in chunk and "choices" not in chunk
     return is_error or kind_of(chunk) in ("ping", "error")
 
@@ -97,16 +97,16 @@ def _completion(chunks: Sequence[Any], where: str) -> dict[str, Any]:
     for n, chunk in enumerate(chunks):
         if _says_nothing(chunk):
             continue
-        choices = _of(chunk, "choices", list, f"{where}[{n}]")
+        choices = required(chunk, "choices", list, f"{where}[{n}]")
         usage, model = chunk.get("usage") or usage, chunk.get("model") or model
         for i, choice in enumerate(choices):
             expect(choice, dict, f"{where}[{n}].choices[{i}]")
             if choice.get("index", 0) != 0:
                 continue
             finish = choice.get("finish_reason") or finish
-            delta = _maybe(choice, "delta", dict, f"{where}[{n}].choices[{i}]")
+            delta = optional(choice, "delta", dict, f"{where}[{n}].choices[{i}]")
             place = f"{where}[{n}].choices[{i}].delta"
-            for j, call in enumerate(_maybe(delta, "tool_calls", list, place)):
+            for j, call in enumerate(optional(delta, "tool_calls", list, place)):
                 expect(call, dict, f"{place}.tool_calls[{j}]")
                 which = _which(calls, call)
                 calls[which] = _merged(calls[which], call)
@@ -118,7 +118,7 @@ def _completion(chunks: Sequence[Any], where: str) -> dict[str, Any]:
 
 
 def _which(calls: list[dict[str, Any]], delta: dict[str, Any]) -> int:
-    """Which call a piece belongs to. Some servers number none of them, and some number all of them 0."""
+    """Index of the call that a delta belongs to. Some servers number no call, others all of them 0."""
     index, id = delta.get("index"), delta.get("id")
     for which in reversed(range(len(calls))):
         known = calls[which].get("id")
@@ -136,7 +136,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """A delta added to what there is."""
+    """An object with a delta applied."""
     return old | {key: _added(old.get(key), value, key) for key, value in new.items()}
 
 
@@ -150,7 +150,7 @@ def _added(old: Any, new: Any, key: str) -> Any:
             return _merged(old, new)
         case list(), list():
             return _listed(old, new)
-        case list(), str():  # content that began as parts goes on as text
+        case list(), str():  # content that began with parts continues with text
             if kind_of(old[-1]) == "text":
                 return [*old[:-1], _merged(old[-1], {"text": new})]
             return [*old, {"type": "text", "text": new}]
@@ -160,7 +160,7 @@ def _added(old: Any, new: Any, key: str) -> Any:
 
 
 def _listed(old: list[Any], new: list[Any]) -> list[Any]:
-    """Entries with a number go on where they began; others are new ones."""
+    """A delta with an index continues the entry of that index; any other is a new entry."""
     whole = list(old)
     for entry in new:
         number = entry.get("index") if isinstance(entry, dict) else None
@@ -182,12 +182,13 @@ def _message(chunks: Sequence[Any], where: str) -> dict[str, Any]:
         expect(event, dict, place)
         match kind_of(event):
             case "message_start":
-                message |= _of(event, "message", dict, place)
-                usage |= _maybe(message, "usage", dict, f"{place}.message")
+                message |= required(event, "message", dict, place)
+                usage |= optional(message, "usage", dict, f"{place}.message")
             case "content_block_start":
-                blocks[_of(event, "index", int, place)] = _of(event, "content_block", dict, place)
+                blocks[required(event, "index", int, place)] = required(event, "content_block", dict, place)
             case "content_block_delta":
-                index, delta = _of(event, "index", int, place), _of(event, "delta", dict, place)
+                index = required(event, "index", int, place)
+                delta = required(event, "delta", dict, place)
                 if index not in blocks:
                     raise MessageError(f"{place}.index", f"no block {index} has begun")
                 if isinstance(text := delta.get("partial_json"), str):
@@ -195,11 +196,11 @@ def _message(chunks: Sequence[Any], where: str) -> dict[str, Any]:
                 else:
                     blocks[index] = _with_delta(blocks[index], delta, place)
             case "content_block_stop":
-                index = _of(event, "index", int, place)
+                index = required(event, "index", int, place)
                 inputs[index] = inputs.get(index) or "{}"
             case "message_delta":
-                message |= _of(event, "delta", dict, place)
-                counts = _maybe(event, "usage", dict, place)
+                message |= required(event, "delta", dict, place)
+                counts = optional(event, "usage", dict, place)
                 usage |= {name: count for name, count in counts.items() if count is not None}
     content = [_with_input(block, inputs.get(n)) for n, block in sorted(blocks.items())]
     if message["stop_reason"] is None:
@@ -210,12 +211,12 @@ def _message(chunks: Sequence[Any], where: str) -> dict[str, Any]:
 
 def _with_delta(block: dict[str, Any], delta: dict[str, Any], where: str) -> dict[str, Any]:
     if "citation" in delta:
-        return block | {"citations": [*_maybe(block, "citations", list, where), delta["citation"]]}
+        return block | {"citations": [*optional(block, "citations", list, where), delta["citation"]]}
     return _merged(block, {key: value for key, value in delta.items() if key != "type"})
 
 
 def _with_input(block: dict[str, Any], text: str | None) -> dict[str, Any]:
-    """`text` is the JSON that came as pieces; None if none came and the block was not ended either."""
+    """The block with its input; `text` is the JSON of the deltas, None without deltas and an end."""
     if "input" not in block or block["input"]:
         return block
     try:
@@ -248,15 +249,16 @@ def _response(chunks: Sequence[Any], where: str) -> dict[str, Any]:
         expect(event, dict, place)
         match (kind_of(event) or "").split("."):
             case ["response", "completed" | "incomplete" | "failed" | "cancelled"]:
-                response, is_over = _of(event, "response", dict, place), True
+                response = required(event, "response", dict, place)
+                is_over = True
             case ["response", "created" | "in_progress" | "queued"]:
-                response = _of(event, "response", dict, place)
+                response = required(event, "response", dict, place)
             case ["response", "output_item", "added" | "done" as state]:
-                index = _of(event, "output_index", int, place)
-                items[index] = _of(event, "item", dict, place)
+                index = required(event, "output_index", int, place)
+                items[index] = required(event, "item", dict, place)
                 done |= {index} if state == "done" else set()
             case ["response", kind, "delta"] if kind in PIECES or kind in FIELDS:
-                index = _of(event, "output_index", int, place)
+                index = required(event, "output_index", int, place)
                 if index not in items:
                     raise MessageError(f"{place}.output_index", f"no item {index} has begun")
                 if index not in done:
@@ -264,16 +266,17 @@ def _response(chunks: Sequence[Any], where: str) -> dict[str, Any]:
     if not is_over:
         response = response | {"status": INTERRUPTED, "output": []}
     whole = [item if n in done else _cut(item, f"{where}.item") for n, item in sorted(items.items())]
-    output = _maybe(response, "output", list, f"{where}.response") or [item for item in whole if item]
+    output = optional(response, "output", list, f"{where}.response") or [item for item in whole if item]
     return response | {"object": "response", "output": output}
 
 
 def _with_piece(item: dict[str, Any], kind: str, event: dict[str, Any], where: str) -> dict[str, Any]:
-    delta = _of(event, "delta", str, where)
+    delta = required(event, "delta", str, where)
     if kind in FIELDS:
         return _merged(item, {FIELDS[kind]: delta})
     field, number, begin, inner = PIECES[kind]
-    parts, n = [*_maybe(item, field, list, where)], _of(event, number, int, where)
+    parts = [*optional(item, field, list, where)]
+    n = required(event, number, int, where)
     if not 0 <= n <= len(parts):
         raise MessageError(f"{where}.{number}", f"no part {n} has begun")
     parts += [begin] if n == len(parts) else []
@@ -283,22 +286,10 @@ def _with_piece(item: dict[str, Any], kind: str, event: dict[str, Any], where: s
 
 
 def _cut(item: dict[str, Any], where: str) -> dict[str, Any]:
-    """Reasoning that was cut off is refused when it is sent back, so that its words become a message."""
+    """The item if it is incomplete. Incomplete reasoning becomes a message: the API refuses it otherwise."""
     if kind_of(item) != "reasoning":
         return item | ({"status": "incomplete"} if kind_of(item) in ("message", "function_call") else {})
-    parts = [*_maybe(item, "summary", list, where), *_maybe(item, "content", list, where)]
+    parts = [*optional(item, "summary", list, where), *optional(item, "content", list, where)]
     text = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
     said = {"type": "output_text", "text": f"[interrupted reasoning: {text}]", "annotations": []}
     return {"type": "message", "role": "assistant", "content": [said]} if text else {}
-
-
-def _of(value: Any, field: str, kind: Any, where: str) -> Any:
-    expect(value, dict, where)
-    expect(value.get(field), kind, f"{where}.{field}")
-    return value[field]
-
-
-def _maybe(value: dict[str, Any], field: str, kind: Any, where: str) -> Any:
-    """The field, or an empty one."""
-    expect(value.get(field), kind | None, f"{where}.{field}")
-    return value.get(field) or kind()

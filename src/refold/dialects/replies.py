@@ -1,4 +1,4 @@
-"""Whole replies of a model, in one piece or as a stream: what to append, and what it took.
+"""Replies of a model, whole or as a stream: the messages to append, and the usage.
 
 >>> message = {"role": "assistant", "content": "Hello"}
 >>> take({"object": "chat.completion", "choices": [{"message": message}]}).messages
@@ -12,33 +12,27 @@ import msgspec
 
 from refold.core.errors import MessageError
 from refold.core.message import Usage
-from refold.dialects import anthropic, openai_chat, openai_responses
 from refold.dialects.chunks import INTERRUPTED, events, join
-from refold.dialects.shape import expect, kind_of, name_of
+from refold.dialects.shape import expect, kind_of, name_of, optional, required, text_field
 
 __all__ = ["INTERRUPTED", "ParsedReply", "collect", "events", "returnable", "take"]
-
-CHAT = ("prompt_tokens", "completion_tokens", "prompt_tokens_details")
-RESPONSES = ("input_tokens", "output_tokens", "input_tokens_details")
-ANTHROPIC = ("input_tokens", "output_tokens")
-"""Where each keeps its counts: what came in, what went out, and what the cache had to do with it."""
 
 
 class ParsedReply(msgspec.Struct, frozen=True):
     dialect: str
     messages: list[dict[str, Any]]
-    """What to append, as it is sent back to the provider later: one message, or the items of one answer."""
+    """The messages to append, as they are sent back to the provider: one, or the items of one reply."""
     usage: Usage | None = None
     model: str | None = None
     finish: str | None = None
-    """Why the model stopped, in the provider's word; `interrupted` for a stream that was cut off."""
+    """The provider's finish reason; `interrupted` for an incomplete stream."""
 
 
 def take(value: Any, where: str = "reply") -> ParsedReply | None:
-    """What a whole reply says; None for anything else, such as an ordinary message.
+    """The parsed reply; None for anything else, such as a message.
 
     Raises:
-        MessageError: it is a reply, but not a good one; says which field.
+        MessageError: the reply has the wrong shape; names the field.
     """
     match value:
         case {"object": "response", "output": _}:
@@ -51,10 +45,10 @@ def take(value: Any, where: str = "reply") -> ParsedReply | None:
 
 
 def collect(chunks: Sequence[Any], where: str = "chunks") -> ParsedReply | None:
-    """What the chunks of a stream say together; None for anything else, such as a list of messages.
+    """The parsed reply of a stream; None for anything else, such as a list of messages.
 
     Raises:
-        MessageError: one of them does not belong there; says which.
+        MessageError: a chunk has the wrong shape; names it.
     """
     whole = join(chunks, where)
     reply = take(whole, where) if whole is not None else None
@@ -65,21 +59,19 @@ def collect(chunks: Sequence[Any], where: str = "chunks") -> ParsedReply | None:
 
 
 def _completion(value: dict[str, Any], where: str) -> ParsedReply:
-    choices = value.get("choices")
-    expect(choices, list, f"{where}.choices")
-    messages, finish = [], None
-    if choices:
-        choice = _object(choices[0], f"{where}.choices[0]")
-        message = _object(choice.get("message"), f"{where}.choices[0].message")
-        message = message if "role" in message else {"role": "assistant"} | message
-        messages, finish = [returnable(message)], _text(choice, "finish_reason")
-    return ParsedReply(
-        openai_chat.DIALECT, messages, _usage(value, CHAT, where), _text(value, "model"), finish
-    )
+    choices = required(value, "choices", list, where)
+    usage = _openai_usage(value, "prompt", "completion", where)
+    model = text_field(value, "model")
+    if not choices:
+        return ParsedReply("openai-chat", [], usage, model)
+    message = required(choices[0], "message", dict, f"{where}.choices[0]")
+    message = message if "role" in message else {"role": "assistant"} | message
+    finish = text_field(choices[0], "finish_reason")
+    return ParsedReply("openai-chat", [returnable(message)], usage, model, finish)
 
 
 def returnable(message: dict[str, Any]) -> dict[str, Any]:
-    """The message without what is refused when it is sent back: calls that are none, and sound but its id."""
+    """The message without what the API refuses in a request: empty calls, and sound besides its id."""
     empty = [key for key in ("tool_calls", "function_call") if not message.get(key)]
     kept = {key: inner for key, inner in message.items() if key not in empty}
     if isinstance(audio := kept.get("audio"), dict) and "id" in audio:
@@ -88,40 +80,52 @@ def returnable(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _response(value: dict[str, Any], where: str) -> ParsedReply:
-    expect(value["output"], list, f"{where}.output")
-    items = [_object(item, f"{where}.output[{n}]") for n, item in enumerate(value["output"])]
-    usage = _usage(value, RESPONSES, where)
-    return ParsedReply(openai_responses.DIALECT, items, usage, _text(value, "model"), _text(value, "status"))
-
-
-def _message(value: dict[str, Any], where: str) -> ParsedReply:
-    content = value.get("content")
-    expect(content, list, f"{where}.content")
-    usage = _usage(value, ANTHROPIC, where)
-    message = {"role": "assistant", "content": content}
+    items = required(value, "output", list, where)
+    for n, item in enumerate(items):
+        expect(item, dict, f"{where}.output[{n}]")
+    usage = _openai_usage(value, "input", "output", where)
     return ParsedReply(
-        anthropic.DIALECT, [message], usage, _text(value, "model"), _text(value, "stop_reason")
+        "openai-responses", items, usage, text_field(value, "model"), text_field(value, "status")
     )
 
 
-def _usage(reply: dict[str, Any], names: tuple[str, ...], where: str) -> Usage | None:
-    usage, place = reply.get("usage"), f"{where}.usage"
-    expect(usage, dict | None, place)
-    if not usage or usage.get(names[0]) is None:
+def _message(value: dict[str, Any], where: str) -> ParsedReply:
+    content = required(value, "content", list, where)
+    usage = _anthropic_usage(value, where)
+    message = {"role": "assistant", "content": content}
+    model = text_field(value, "model")
+    return ParsedReply("anthropic", [message], usage, model, text_field(value, "stop_reason"))
+
+
+def _openai_usage(reply: dict[str, Any], input: str, output: str, where: str) -> Usage | None:
+    usage = optional(reply, "usage", dict, where)
+    place = f"{where}.usage"
+    if usage.get(f"{input}_tokens") is None:
         return None
-    input, output = (_tokens(usage, name, place) for name in names[:2])
-    if names is ANTHROPIC:  # which counts apart what it had to do with the cache
-        read = _tokens(usage, "cache_read_input_tokens", place)
-        written = _tokens(usage, "cache_creation_input_tokens", place)
-        return Usage(input + read + written, output, read, written, _calls(reply, usage))
-    details, place = usage.get(names[2]) or {}, f"{place}.{names[2]}"
-    expect(details, dict, place)
-    read, written = (_tokens(details, name, place) for name in ("cached_tokens", "cache_write_tokens"))
-    return Usage(input, output, read, written)
+    details = optional(usage, f"{input}_tokens_details", dict, place)
+    inside = f"{place}.{input}_tokens_details"
+    return Usage(
+        _tokens(usage, f"{input}_tokens", place),
+        _tokens(usage, f"{output}_tokens", place),
+        _tokens(details, "cached_tokens", inside),
+        _tokens(details, "cache_write_tokens", inside),
+    )
+
+
+def _anthropic_usage(reply: dict[str, Any], where: str) -> Usage | None:
+    """Anthropic counts cached tokens separately."""
+    usage = optional(reply, "usage", dict, where)
+    place = f"{where}.usage"
+    if usage.get("input_tokens") is None:
+        return None
+    read = _tokens(usage, "cache_read_input_tokens", place)
+    written = _tokens(usage, "cache_creation_input_tokens", place)
+    input = _tokens(usage, "input_tokens", place) + read + written
+    return Usage(input, _tokens(usage, "output_tokens", place), read, written, _calls(reply, usage))
 
 
 def _calls(reply: dict[str, Any], usage: dict[str, Any]) -> int:
-    """How often Anthropic called the model: for each tool of its own that it ran, once more."""
+    """How often Anthropic called the model: once, and once more for each of its own tools that it ran."""
     rounds = usage.get("iterations")
     if isinstance(rounds, list) and rounds:
         return len(rounds)
@@ -133,14 +137,3 @@ def _tokens(counts: dict[str, Any], name: str, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise MessageError(f"{where}.{name}", f"expected a number of tokens, got {name_of(value)}")
     return value
-
-
-def _object(value: Any, where: str) -> dict[str, Any]:
-    expect(value, dict, where)
-    found: dict[str, Any] = value
-    return found
-
-
-def _text(value: dict[str, Any], field: str) -> str | None:
-    text = value.get(field)
-    return text if isinstance(text, str) else None
