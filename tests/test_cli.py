@@ -1213,8 +1213,10 @@ def test_what_is_set_in_the_database_is_in_force_until_it_is_unset():
     write("refold.yaml", "agents: {a: {tools: {my.grep: {expire: {length: 9, after_steps: 5}}}}}")
     told = run("config", "--set", "*.my.grep.after_steps=0").stdout
     assert told == f"Set for tool 'my.grep' of agent '*' in {STORE}: after_steps = 0\n"
-    assert ask("config", "--set", "a.my.grep.prompt=42")["set"] == {"prompt": "42"}
-    assert ask("config", "--set", "a.my.grep.threshold=0.5")["set"] == {"prompt": "42", "threshold": 0.5}
+    (found,) = ask("config", "--set", "a.my.grep.prompt=42")["settings"]
+    assert found["set"] == {"prompt": "42"}
+    (found,) = ask("config", "--set", "a.my.grep.threshold=0.5")["settings"]
+    assert found["set"] == {"prompt": "42", "threshold": 0.5}
     expire = "tools.my.grep.expire"
     found = in_force(agent="a")
     assert found[f"{expire}.after_steps"] == (0, "database")

@@ -150,11 +150,10 @@ def _json(setting: Setting) -> dict[str, Any]:
 
 
 def _print_changes(changed: list[ToolSetting], access: Access, json: bool) -> None:
-    """As JSON, an object for one tool, or a list of objects for several."""
     url = one_line(access.shown)
     rows = [{"agent": one.agent or EVERY, "tool": one.tool, "set": set_values(one.expiry)} for one in changed]
     if json:
-        emit({"store": access.shown, **(rows[0] if len(rows) == 1 else {"settings": rows})})
+        emit({"store": access.shown, "settings": rows})
         return
     for row in rows:
         values = ", ".join(f"{name} = {value}" for name, value in row["set"].items()) or "nothing"
