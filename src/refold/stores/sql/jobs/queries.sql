@@ -20,14 +20,15 @@ ORDER BY id DESC LIMIT 1;
 -- name: look
 SELECT status IN ('todo', 'doing'),
        EXISTS (SELECT FROM procrastinate_workers WHERE last_heartbeat > now() - make_interval(secs => %s))
-       AND EXISTS (SELECT FROM refold_note WHERE sha256(name) = sha256('worker'::bytea)
-                   AND convert_from(body, 'UTF8')::float8 > extract(epoch FROM now()) - %s)
+       AND EXISTS (SELECT FROM refold_shelf WHERE scope = '' AND sha256(name) = sha256('worker'::bytea)
+                   AND convert_from(value, 'UTF8')::float8 > extract(epoch FROM now()) - %s)
 FROM procrastinate_jobs WHERE id = %s;
 
 -- name: beat
 -- That a worker of ours is there: those of other queues are workers too.
-INSERT INTO refold_note (name, body) VALUES ('worker'::bytea, convert_to(extract(epoch FROM now())::text, 'UTF8'))
-ON CONFLICT (sha256(name)) DO UPDATE SET body = excluded.body;
+INSERT INTO refold_shelf (scope, name, value)
+VALUES ('', 'worker'::bytea, convert_to(extract(epoch FROM now())::text, 'UTF8'))
+ON CONFLICT (scope, sha256(name)) DO UPDATE SET value = excluded.value;
 
 -- name: posted
 SELECT job.id, job.args, job.status, job.attempts, min(event.at),
