@@ -103,7 +103,8 @@ class MemoryStore(Shelf):
             for fork in forks:
                 one = self._all[fork]
                 assert mine is not None
-                one.parent, one.fork_at = mine.parent, min(one.fork_at, mine.fork_at)
+                one.parent = mine.parent
+                one.fork_at = min(one.fork_at, mine.fork_at)
             return forks
 
     def conversations(self, owner: str | None = None, /) -> Iterator[ConversationInfo]:
@@ -156,7 +157,8 @@ class MemoryStore(Shelf):
         for _, one in self._within(scope):
             with self._lock:
                 known = of(one)
-                start, entries = len(known), [link.entry for link in one.links[len(known) :]]
+                start = len(known)
+                entries = [link.entry for link in one.links[len(known) :]]
             if not entries:
                 continue
             new = take(entries)

@@ -103,7 +103,8 @@ class PostgresStore(PostgresIndex, Shelf):
         self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
     ) -> Iterator[Link]:
         where = {"key": key_digest(key), "stop": _place(stop), "but": None if but is None else to_bytes(but)}
-        start, rows = _place(start), None
+        start = _place(start)
+        rows = None
         while rows is None or not _is_last(rows):
             rows = self.pool("read", **where, start=start, rows=CHUNK, bytes=CHUNK_BYTES)
             for row in rows:
@@ -148,7 +149,8 @@ class PostgresStore(PostgresIndex, Shelf):
 
     def conversations(self, owner: str | None = None, /) -> Iterator[ConversationInfo]:
         owner_key = None if owner is None else owner_digest(owner)
-        before, rows = 1 << 62, None
+        before = 1 << 62
+        rows = None
         while rows is None or len(rows) == CHUNK:
             rows = self.pool("conversations", owner_key=owner_key, before=before, limit=CHUNK)
             for cid, owned, name, created, next, *parent, fork_at in rows:
@@ -257,7 +259,8 @@ class PostgresStore(PostgresIndex, Shelf):
 
     def shelved(self, name: str, owner: str | None = None, /) -> Iterator[tuple[Key, bytes, int]]:
         owner_key = None if owner is None else owner_digest(owner)
-        after, rows = b"", None
+        after = b""
+        rows = None
         while rows is None or len(rows) == CHUNK:
             rows = self.pool("shelved", name=to_bytes(name), owner_key=owner_key, after=after, limit=CHUNK)
             for scope, owned, conversation, value, next in rows:
@@ -302,7 +305,9 @@ def from_url(url: str) -> PostgresStore:
 
     Options of refold: `pool_size`, `timeout_s`, `statement_timeout_s`, `schema`. All others go to libpq.
     """
-    plain, options, theirs = url.partition("?")[0], dict[str, Any](), list[str]()
+    plain = url.partition("?")[0]
+    options = dict[str, Any]()
+    theirs = list[str]()
     for name, value in parse_qsl(split_url(url).query, keep_blank_values=True):
         if name not in _OURS:
             theirs.append(f"{name}={quote(value, safe='')}")
@@ -349,11 +354,13 @@ def _statements(entries: Sequence[Entry], digests: Sequence[bytes]) -> Iterator[
     ids = [None if entry.id is None else to_bytes(entry.id) for entry in entries]
     bodies = [pack(entry.body) for entry in entries]
     if len(entries) == 1:
-        kind, head = to_bytes(entries[0].kind), entries[0].head
+        kind = to_bytes(entries[0].kind)
+        head = entries[0].head
         values = {"kind": kind, "id": ids[0], "head": head, "body": bodies[0], "digest": digests[1]}
         yield "append_one", {"first": entries[0].at, "after": digests[0], **values}
         return
-    start, size = 0, 0
+    start = 0
+    size = 0
     for n, body in enumerate(bodies, 1):
         size += len(body)
         if size >= STATEMENT_BYTES or n == len(bodies):
@@ -361,7 +368,8 @@ def _statements(entries: Sequence[Entry], digests: Sequence[bytes]) -> Iterator[
             columns = {"ids": ids[start:n], "bodies": bodies[start:n], "digests": digests[start + 1 : n + 1]}
             columns |= {"kinds": [to_bytes(one.kind) for one in some], "heads": [one.head for one in some]}
             yield "append", {"first": some[0].at, "after": digests[start], **columns}
-            start, size = n, 0
+            start = n
+            size = 0
 
 
 def _require(

@@ -109,7 +109,8 @@ class PostgresIndex:
         todo = {cid: start for cid, start, _ in behind}
         while todo:
             some = dict(islice(todo.items(), BATCH))
-            cids, starts = list(some), list(some.values())
+            cids = list(some)
+            starts = list(some.values())
             rows = self.pool("read_behind", cids=cids, starts=starts, rows=BATCH, bytes=BATCH_BYTES)
             ends = {cid: at + 1 for cid, at, *_ in rows}
             is_whole = len(rows) < BATCH and sum(len(row[5]) for row in rows) < BATCH_BYTES
@@ -220,7 +221,9 @@ def _tool(name: str) -> str:
 
 def _text_search(query: Query, only: SearchTerm | None = None, *, by_name: bool = False) -> _TextSearch:
     """`only` keeps just this optional word; `by_name` matches names of several words as a whole."""
-    needed, phrases, whole = list[str](), list[str](), list[str]()
+    needed = list[str]()
+    phrases = list[str]()
+    whole = list[str]()
     for one in query.wanted:
         if only is None or one.must or one is only:
             forms = (

@@ -109,7 +109,9 @@ class PostgresPool:
             odd = re.search(r'query parameter: "([a-z_]+)"', "" if "password=" in url else str(error))
             problem = f"{odd[1]} is not an option" if odd else f"is not a PostgreSQL URL; {ENCODING_HELP}"
             raise SettingError(where, f"{problem}; {OPTIONS}") from None
-        self.url, self.pool_size, self.timeout_s = url, pool_size, timeout_s
+        self.url = url
+        self.pool_size = pool_size
+        self.timeout_s = timeout_s
         self._limit_s = statement_timeout_s + timeout_s
         self._options = str(known.get("options") or os.environ.get("PGOPTIONS", ""))
         waits = {"connect_timeout": max(2, round(timeout_s)), "tcp_user_timeout": round(timeout_s * 1000)}
@@ -198,7 +200,8 @@ class PostgresPool:
 
     def _get(self, until: float, doubt: str) -> "tuple[ConnectionPool[PatientConnection], PatientConnection]":
         """A free or a new connection. Whoever holds a slot competes with nobody for it."""
-        before, wait_s = self._problem, 0.05
+        before = self._problem
+        wait_s = 0.05
         while True:
             pool = self._opened()
             try:
@@ -206,12 +209,14 @@ class PostgresPool:
             except PoolClosed:  # by another thread
                 continue
             except PoolTimeout:
-                problem, now = self._problem, time.monotonic()
+                problem = self._problem
+                now = time.monotonic()
                 if now > until or (problem not in (None, before) and self._is_hopeless(problem)):
                     raise self._unavailable(problem, "it gave no connection", doubt) from problem
                 wait_s = min(2 * wait_s, 1.0, max(0.01, until - now))
             else:
-                self._problem, self._unreachable_since = None, math.inf
+                self._problem = None
+                self._unreachable_since = math.inf
                 return pool, connection
 
     def _is_hopeless(self, problem: Exception | None) -> bool:
@@ -249,10 +254,8 @@ class PostgresPool:
                         raise
                     return connection
                 except Exception as error:  # the resolver raises odd errors for odd host names
-                    self._problem, self._unreachable_since = (
-                        error,
-                        min(self._unreachable_since, time.monotonic()),
-                    )
+                    self._problem = error
+                    self._unreachable_since = min(self._unreachable_since, time.monotonic())
                     raise
 
         return ConnectionPool(
@@ -296,7 +299,8 @@ class PostgresPool:
         """Closes the pool for good."""
         with self._opening:
             self._closed = True
-            pool, self._pool = self._pool, None
+            pool = self._pool
+            self._pool = None
         if pool is not None:
             pool.close(CLOSE_S)
 
@@ -305,7 +309,9 @@ class PostgresPool:
         if self._pool is not None:
             self._pool._closed = True  # so that the child never closes it
             _abandoned.append(self._pool)
-        self._pool, self._opening, self._slots = None, Lock(), FairSemaphore(self.pool_size)
+        self._pool = None
+        self._opening = Lock()
+        self._slots = FairSemaphore(self.pool_size)
 
     # The schema
 

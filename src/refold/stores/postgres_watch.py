@@ -70,7 +70,8 @@ class PostgresWatch:
 
     def _notify_once(self) -> None:
         with self._lock:
-            keys, self._changed = self._changed, set()
+            keys = self._changed
+            self._changed = set()
         if keys:
             payload = ALL_KEYS if len(keys) > MAX_KEYS else " ".join(key.hex() for key in keys)
             with suppress(StoreError):  # waiters also poll
@@ -80,7 +81,8 @@ class PostgresWatch:
 
     def wait(self, key: bytes, there: Callable[[], bool], seconds: float) -> bool:
         """Waits until `there()` is true, at most so long; returns what it is."""
-        until, news = time.monotonic() + seconds, Event()
+        until = time.monotonic() + seconds
+        news = Event()
         if seconds <= 0 or there():
             return seconds > 0 or there()
         with self._lock:

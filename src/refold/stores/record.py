@@ -41,7 +41,9 @@ class Entries:
     """
 
     def __init__(self, store: Store, key: Key, parse: Parse) -> None:
-        self._store, self._key, self._parse = store, key, parse
+        self._store = store
+        self._key = key
+        self._parse = parse
         self.at_hand: dict[int, Entry] = {}
 
     def entry(self, at: int) -> Entry:
@@ -69,7 +71,10 @@ class Record:
         listener: Callable[[Sequence[Event], State], None] | None = None,
     ) -> None:
         """`listener` is called with the events that this record has appended."""
-        self.store, self.key, self.view, self.parse = store, key, view, parse
+        self.store = store
+        self.key = key
+        self.view = view
+        self.parse = parse
         self._entries = Entries(store, key, parse)
         self._live = Live(view, self._entries.message)
         self._listener = listener
@@ -128,7 +133,8 @@ class Record:
         if snapshot and before and seal(before.digest, snapshot.body) == snapshot.digest:
             with suppress(msgspec.DecodeError, ValueError):  # of another version
                 self._begin(_state(snapshot.body))
-                self._digest, self._saved = before.digest, snapshot.at
+                self._digest = before.digest
+                self._saved = snapshot.at
                 return links
         return self.store.read(self.key) if snapshot else links
 
@@ -318,7 +324,8 @@ class Record:
 
     def place_of(self, index: int) -> int:
         """The place of a message: at least its index, since each message has one."""
-        low, high = index, self.live.state.next
+        low = index
+        high = self.live.state.next
         while low < high:
             middle = (low + high) // 2
             if self.index_from(middle) < index:
@@ -347,7 +354,8 @@ class Record:
 
     def as_of(self, at: int) -> Live:
         """The view right after the event at a place, including all pieces of a message."""
-        end, past = self.end_of(at), self._past
+        end = self.end_of(at)
+        past = self._past
         near = max((next for next in past if next <= end), default=None)
         live = Live(self.view, self._entries.message, None if near is None else _state(past[near]))
         for link in self.store.read(self.key, live.state.next, end):
@@ -369,7 +377,8 @@ def follow(store: Store, key: Key, start: int) -> Iterator[Link | None]:
         if first is not None and last not in (None, _before(store, key, start)):
             return
         for link in chain([first] if first else [], links):
-            start, last = link.entry.at + 1, link.digest
+            start = link.entry.at + 1
+            last = link.digest
             yield link
         yield None
         if start:

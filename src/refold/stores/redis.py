@@ -132,7 +132,8 @@ class RedisStore(Shelf):
     def read(
         self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
     ) -> Iterator[Link]:
-        start, last = _place(start), "" if stop is None else _place(stop)
+        start = _place(start)
+        last = "" if stop is None else _place(stop)
         while stop is None or start < stop:
             args = (self._ttl, start, last, to_bytes(but or ""))
             due, more, *rows = self._connection.call("read", self._keys.of(key), *args)
@@ -154,7 +155,8 @@ class RedisStore(Shelf):
             yield from self.read(key, int(more))
 
     def fetch(self, key: Key, places: Collection[int], /) -> dict[int, Entry]:
-        found, left = dict[int, Entry](), [at for at in places if 0 <= at < MAX_PLACE]
+        found = dict[int, Entry]()
+        left = [at for at in places if 0 <= at < MAX_PLACE]
         while left:  # one round trip, unless they are very large
             due, *rows = self._connection.call("fetch", self._keys.of(key), self._ttl, *left)
             self._relist(key, due)
@@ -170,7 +172,8 @@ class RedisStore(Shelf):
         return self._locations.locate(owner, ids)
 
     def wait(self, key: Key, next: int, seconds: float, /) -> bool:
-        keys, until = self._keys.of(key), time.monotonic() + seconds
+        keys = self._keys.of(key)
+        until = time.monotonic() + seconds
         while True:
             left_s = until - time.monotonic()
             block_ms = max(1, int(1000 * min(left_s, self._connection.timeout_s / 2)))
@@ -222,7 +225,8 @@ class RedisStore(Shelf):
 
     def _draft(self, key: Key, new: Key, draft: Sequence[str], at: int, order: bytes) -> bytes:
         """Copies the entries before a place to other keys; returns the last digest, empty if erased."""
-        start, digest = 0, GENESIS
+        start = 0
+        digest = GENESIS
         while start < at:
             _, _, *rows = self._connection.call("read", self._keys.of(key), self._ttl, start, at, b"")
             if not rows:
@@ -233,14 +237,16 @@ class RedisStore(Shelf):
             marked = [part for one, row in zip(stored, rows, strict=True) for part in (_mark(one), row)]
             self._locations.add(new, [to_text(one.id) for one in stored if one.id is not None])
             self._connection.call("append", draft, DRAFT_MS, start, digest, last, *names, *marked)
-            start, digest = start + len(rows), last
+            start = start + len(rows)
+            digest = last
         return digest
 
     def _publish(
         self, new: Key, draft: Sequence[str], order: bytes, parent: ConversationHead, origin: tuple[Any, ...]
     ) -> bool:
         """False if the parent is gone."""
-        keys, names = [*self._keys.of(new), *draft], (to_bytes(new.owner), to_bytes(new.conversation))
+        keys = [*self._keys.of(new), *draft]
+        names = (to_bytes(new.owner), to_bytes(new.conversation))
         while self._adopt(parent.key, parent.order, encode_name(new, order)):
             found = self._connection.call("publish", keys, self._ttl, order, *names, *origin, durable=True)
             if found == b"torn":
@@ -306,7 +312,8 @@ class RedisStore(Shelf):
     # The shelf and settings
 
     def get(self, scope: Key | None, name: str, /) -> bytes | None:
-        at, field = self._keys.shelf(scope), self._keys.field(scope, name)
+        at = self._keys.shelf(scope)
+        field = self._keys.field(scope, name)
         (found,) = self._connection.send(at, ("HGET", at, field))
         return None if found is None else bytes(found)
 

@@ -60,7 +60,9 @@ class RedisConnection:
     def __init__(self, url: str, timeout_s: float, wait_aof: tuple[int, int], cluster: bool) -> None:
         self.shown = shown_url(url.partition("?")[0])
         self.timeout_s = timeout_s
-        self._url, self._wait_aof, self._is_cluster = url, wait_aof, cluster
+        self._url = url
+        self._wait_aof = wait_aof
+        self._is_cluster = cluster
         self._clients: dict[int, Any] = {}
         """By process id: a connection must not cross a fork."""
         self._closed = False
@@ -376,7 +378,9 @@ def parse_url(url: str) -> tuple[str, dict[str, Any]]:
     Raises:
         SettingError: an option is unknown or its value not allowed; redis-py would ignore it.
     """
-    parts, plain, allowed = split_url(url), url.partition("?")[0], OURS | THEIRS
+    parts = split_url(url)
+    plain = url.partition("?")[0]
+    allowed = OURS | THEIRS
     where = f"store {shown_url(plain)!r}"
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     for name, value in options.items():

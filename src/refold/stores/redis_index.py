@@ -54,7 +54,8 @@ class RedisKeys:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self.clock, self.all = f"{prefix}:{{list}}:clock", f"{prefix}:{{list}}:all"
+        self.clock = f"{prefix}:{{list}}:clock"
+        self.all = f"{prefix}:{{list}}:all"
         self.settings = f"{prefix}:settings"
 
     def of(self, key: Key, draft: str = "") -> list[str]:
@@ -86,7 +87,8 @@ class RedisKeys:
 
 class ConversationList:
     def __init__(self, connection: RedisConnection, keys: RedisKeys) -> None:
-        self._connection, self._keys = connection, keys
+        self._connection = connection
+        self._keys = keys
 
     def row(self, key: Key) -> ConversationHead | None:
         return self.rows([member(key)])[0]
@@ -139,7 +141,8 @@ class ConversationList:
 
 def member(key: Key) -> bytes:
     """The list entry of a conversation: digests of its owner and of its key."""
-    owner, name = to_bytes(key.owner), to_bytes(key.conversation)
+    owner = to_bytes(key.owner)
+    name = to_bytes(key.conversation)
     return _hash(owner) + _hash(b"%d " % len(owner) + owner + name)
 
 
@@ -179,7 +182,10 @@ class IdLocations:
     def __init__(
         self, connection: RedisConnection, keys: RedisKeys, list: ConversationList, ttl: int
     ) -> None:
-        self._connection, self._keys, self._list, self._ttl = connection, keys, list, ttl
+        self._connection = connection
+        self._keys = keys
+        self._list = list
+        self._ttl = ttl
 
     def locate(self, owner: str, ids: Collection[str]) -> dict[str, tuple[Key, int]]:
         """The newest conversation that recorded each id, or else a fork that shares it."""
@@ -214,14 +220,17 @@ class IdLocations:
         """Must be called before the entries are stored. Ids without the `LOCATED` prefix are skipped."""
         located = [id for id in ids if id is not None and id.startswith(LOCATED)]
         names = [self._keys.located(key.owner, id) for id in located]
-        now, name = int(time.time()), to_bytes(key.conversation)
+        now = int(time.time())
+        name = to_bytes(key.conversation)
         if names:
             adds = [("ZADD", one, now, name) for one in names]
             self._connection.send(names[0], *adds, *map(self._expiry, names))
 
     def forget(self, key: Key) -> None:
         """Must be called before the conversation is erased, while its ids are known."""
-        ids, name, cursor = self._keys.of(key)[2], to_bytes(key.conversation), b""
+        ids = self._keys.of(key)[2]
+        name = to_bytes(key.conversation)
+        cursor = b""
         while cursor != b"0":
             look = ("HSCAN", ids, cursor or 0, "MATCH", f"{LOCATED}*", "COUNT", PAGE)
             ((cursor, page),) = self._connection.send(ids, look)

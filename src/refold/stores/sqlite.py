@@ -303,7 +303,8 @@ class SQLiteStore(SQLiteIndex, Shelf):
             lines = run.plain("PRAGMA integrity_check")
         yield from (StoreProblem(str(self.path), line) for (line,) in lines if line != "ok")
         with self._file.read() as run:
-            rows, strays = run("seals"), run("strays")
+            rows = run("seals")
+            strays = run("strays")
         for *row, seal in rows:
             if _seal_of(row) != seal:
                 name = (row[2] or b"(erased)").decode("utf-8", "replace")

@@ -24,7 +24,8 @@ class SQLiteQueries:
     """Runs named queries on one connection."""
 
     def __init__(self, connection: apsw.Connection) -> None:
-        self._connection, self._sql = connection, queries("sqlite")
+        self._connection = connection
+        self._sql = queries("sqlite")
 
     def __call__(self, query: str, /, **values: Any) -> list[Any]:
         return self._connection.execute(self._sql[query], values).fetchall()
@@ -42,8 +43,11 @@ class SQLiteFile:
     """Opened when first used, and again after a fork of the process."""
 
     def __init__(self, path: Path, synchronous: str, timeout_s: float) -> None:
-        self.path, self.synchronous, self.timeout_s = path, synchronous, timeout_s
-        self.writing, self.reading = RLock(), RLock()
+        self.path = path
+        self.synchronous = synchronous
+        self.timeout_s = timeout_s
+        self.writing = RLock()
+        self.reading = RLock()
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
         self._pid = os.getpid()
@@ -67,8 +71,10 @@ class SQLiteFile:
         with self.writing, _explained_errors(self.path):
             self._after_fork()
             if self._writer is None:
-                self._writer, self._level = self._connect(), self.synchronous
-            connection, level = self._writer, self.synchronous if durable else "normal"
+                self._writer = self._connect()
+                self._level = self.synchronous
+            connection = self._writer
+            level = self.synchronous if durable else "normal"
             if level != self._level:
                 connection.execute(f"PRAGMA synchronous = {level}")
                 self._level = level
@@ -112,7 +118,8 @@ class SQLiteFile:
 
     def _identity(self) -> LogIdentity:
         try:
-            log, file = os.stat(self._log_path), os.stat(self.path)
+            log = os.stat(self._log_path)
+            file = os.stat(self.path)
         except OSError:
             return None
         return log.st_dev, log.st_ino, file.st_ino
@@ -178,7 +185,8 @@ class SQLiteFile:
                 time.sleep(0.01)
 
     def _migrate(self, connection: apsw.Connection) -> None:
-        run, steps = SQLiteQueries(connection), migrations("sqlite")
+        run = SQLiteQueries(connection)
+        steps = migrations("sqlite")
         connection.execute("BEGIN IMMEDIATE")
         try:
             version, _ = self._version(run)
