@@ -1092,14 +1092,14 @@ def test_a_summary_by_rule_keeps_to_its_limit_and_the_most_valuable(tokens):
 
 
 def test_what_stands_elsewhere_in_the_view_is_not_repeated():
-    entries = extract(lines_of(*WORK), None, {"K1NW8N"}).entries
+    entries = extract(lines_of(*WORK), None, {"K1NW8N"})
     assert "K1NW8N" not in {e.text for e in entries if e.section == "values"}
     assert "EHGLP3" in {e.text for e in entries if e.section == "values"}
 
 
 def same(messages: list[Message | list[Message]]) -> None:
     """What is read from a summary is what was written into it."""
-    written = extract(lines_of(*messages), None, set()).entries
+    written = extract(lines_of(*messages), None, set())
     text = summed(*messages, tokens=100_000)
     assert sorted((e.section, e.text) for e in read(text)) == sorted((e.section, e.text) for e in written)
 
@@ -1215,5 +1215,5 @@ def test_values_that_are_all_alike_are_not_all_left_out():
     """More of them than are looked at, and none worth more than another."""
     many = " ".join(f"ref_{n:05d}" for n in range(20_000, 23_000))
     others = [says("Go on.") for _ in range(18)]
-    entries = extract(lines_of(*step("a", many), *others), None, set()).entries
+    entries = extract(lines_of(*step("a", many), *others), None, set())
     assert sum(entry.text.startswith("ref_") for entry in entries) >= 600

@@ -165,7 +165,7 @@ def load_config(source: Source) -> Config:
     if source is None or (isinstance(source, Config) and source.origins):
         return source or Config()
     several: Sequence[Any] = source if isinstance(source, list | tuple) else [source]
-    sources = list[SourceValues]()
+    sources: list[SourceValues] = []
     for one in several:
         sources.append(_as_source(one) if isinstance(one, Config) else with_current_names(read(one)))
     return merge_sources(sources)
@@ -177,7 +177,7 @@ def with_database(config: Config, store: Store) -> Config:
 
 
 def with_stored(config: Config, rows: Sequence[ToolSetting]) -> Config:
-    """The same with given rows of a database.
+    """Settings in given rows of a database override the configuration.
 
     Raises:
         SettingError: a value is not allowed.
@@ -197,7 +197,7 @@ def merge_sources(sources: Sequence[SourceValues]) -> Config:
         if not isinstance(source.tree, Mapping):
             raise SettingError(source.name, f"expected settings by name; known here: {', '.join(SETTINGS)}")
         values = validated_fields(source.tree, SETTINGS, source.place)
-        _check_targets(values, source)
+        _check_agents(values, source)
         tree = merged(tree, values)
         origins |= {path: source.origin(path) for path in leaves(values)}
     kept = {path: origins[path] for path in leaves(tree) if path}
@@ -230,7 +230,11 @@ def _check_prompts(config: Config) -> None:
             config.prompts(name)
 
 
-def _check_targets(tree: dict[str, Any], source: SourceValues) -> None:
+def _check_agents(tree: dict[str, Any], source: SourceValues) -> None:
+    """
+    Raises:
+        SettingError: a target is above its trigger, or a base URL is none.
+    """
     for name, agent in tree.get("agents", {}).items():
         compact = agent.get("compact")
         numbers = compact if isinstance(compact, dict) else {}
@@ -240,16 +244,12 @@ def _check_targets(tree: dict[str, Any], source: SourceValues) -> None:
             place = source.place(("agents", name, "compact", "max_tokens"))
             raise SettingError(place, f"{target:,} is above the token_threshold of {trigger:,}; set less")
         for provider, url in agent.get("summarizer", {}).get("base_urls", {}).items():
-            _check_base_url(
-                provider, url, source.place(("agents", name, "summarizer", "base_urls", provider))
-            )
-
-
-def _check_base_url(provider: str, url: str, place: str) -> None:
-    if provider not in PROVIDERS:
-        raise SettingError(place, f"is not known; known here: {', '.join(PROVIDERS)}")
-    if not url.startswith(("http://", "https://")):
-        raise SettingError(place, f"expected an address such as https://host/v1, got {brief_repr(url)}")
+            place = source.place(("agents", name, "summarizer", "base_urls", provider))
+            if provider not in PROVIDERS:
+                raise SettingError(place, f"is not known; known here: {', '.join(PROVIDERS)}")
+            if not url.startswith(("http://", "https://")):
+                problem = f"expected an address such as https://host/v1, got {brief_repr(url)}"
+                raise SettingError(place, problem)
 
 
 def _as_source(config: Config) -> SourceValues:

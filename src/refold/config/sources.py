@@ -53,19 +53,17 @@ def read(source: Mapping[str, Any] | str | File) -> SourceValues:
     except (OSError, ValueError) as error:
         raise SettingError(name, f"cannot be read: {error}") from error
     try:
-        return _toml(text, name) if file.suffix == ".toml" else _yaml(text, name)
+        if file.suffix == ".toml":
+            import tomllib
+
+            return SourceValues(tomllib.loads(text), name)
+        return _yaml(text, name)
     except SettingError:
         raise
     except (ValueError, RecursionError) as error:
         raise SettingError(name, f"is not valid {file.suffix[1:].upper()}: {error}") from error
     except Exception as error:  # yaml.YAMLError: yaml is imported only when needed
         raise SettingError(name, f"is not valid YAML: {error}") from error
-
-
-def _toml(text: str, name: str) -> SourceValues:
-    import tomllib
-
-    return SourceValues(tomllib.loads(text), name)
 
 
 def _yaml(text: str, name: str) -> SourceValues:

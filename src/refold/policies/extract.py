@@ -87,34 +87,6 @@ class Written(msgspec.Struct, frozen=True):
 NOTHING = Written()
 
 
-class Extract(msgspec.Struct, frozen=True):
-    """All entries that a summary may have."""
-
-    entries: tuple[SummaryEntry, ...]
-
-    def within(self, header: str, chars: int, fits: Callable[[str], bool]) -> list[SummaryEntry]:
-        """As many entries as fit, by score; `chars` is an estimate of what fits."""
-        ranked = sorted(
-            range(len(self.entries)), key=lambda n: (not self.entries[n].must, -self.entries[n].score)
-        )
-
-        def of(most: int) -> list[SummaryEntry]:
-            return [self.entries[n] for n in sorted(ranked[:most])]
-
-        def fit(most: int) -> bool:
-            return fits(render(header, of(most)))
-
-        # begin with the estimate, since rendering and counting a long text is slow
-        sizes = accumulate((len(self.entries[n].text) + 2 for n in ranked), initial=len(header))
-        most = max(sum(size < chars for size in sizes), sum(entry.must for entry in self.entries))
-        step = max(1, len(ranked) // 16)
-        while most < len(ranked) and fit(most + step):
-            most += step
-        while most > 0 and not fit(most):
-            most -= max(1, most // 24)
-        return of(most)
-
-
 def extract(
     said: Sequence[tuple[Line, Message]],
     active: int | None,
@@ -123,7 +95,7 @@ def extract(
     written: Written = NOTHING,
     focus: Set[str] = frozenset(),
     following: Sequence[tuple[Line, Message]] = (),
-) -> Extract:
+) -> tuple[SummaryEntry, ...]:
     """The entries from messages and earlier summaries in their order, and from what a model has `written`.
 
     `active` is the place of the current request. Values that are `elsewhere` in the view are not repeated,
@@ -158,7 +130,7 @@ def extract(
         entries += _values(message, line, fresh, most)
     if told:
         entries = [entry for entry in entries if entry in written.entries or not _is_replaced(entry, told)]
-    return Extract(tuple(_without_duplicates(entries, elsewhere | told, focus)))
+    return tuple(_without_duplicates(entries, elsewhere | told, focus))
 
 
 def _earlier_entries(message: Message) -> Iterator[SummaryEntry]:
@@ -332,6 +304,29 @@ def _short(text: str, chars: int) -> str:
     return clip(" ".join(filter(None, map(str.strip, text.split("\n")))), chars)
 
 
+def _fitting(
+    entries: Sequence[SummaryEntry], header: str, chars: int, fits: Callable[[str], bool]
+) -> list[SummaryEntry]:
+    """As many entries as fit, by score; `chars` is an estimate of what fits."""
+    ranked = sorted(range(len(entries)), key=lambda n: (not entries[n].must, -entries[n].score))
+
+    def of(most: int) -> list[SummaryEntry]:
+        return [entries[n] for n in sorted(ranked[:most])]
+
+    def fit(most: int) -> bool:
+        return fits(render(header, of(most)))
+
+    # begin with the estimate, since rendering and counting a long text is slow
+    sizes = accumulate((len(entries[n].text) + 2 for n in ranked), initial=len(header))
+    most = max(sum(size < chars for size in sizes), sum(entry.must for entry in entries))
+    step = max(1, len(ranked) // 16)
+    while most < len(ranked) and fit(most + step):
+        most += step
+    while most > 0 and not fit(most):
+        most -= max(1, most // 24)
+    return of(most)
+
+
 class Summary(msgspec.Struct, frozen=True):
     message: Message
     entries: tuple[SummaryEntry, ...]
@@ -367,11 +362,11 @@ def summary(
 
     found = extract(said, active, elsewhere, task, written, focus, later)
     if at_most > tokens:
-        least = [entry for entry in found.entries if entry.must]
+        least = [entry for entry in found if entry.must]
         needed = count(message(render(header("0,000 shown"), least)))
         tokens = max(tokens, min(needed, at_most))
-    entries = found.within(header("0,000 shown"), int(tokens * DENSE), fits)
+    entries = _fitting(found, header("0,000 shown"), int(tokens * DENSE), fits)
     text = render(header("0,000 shown"), entries)
     shown = count(message(text.replace("0,000 shown", f"{count(message(text)):,} shown", 1)))
-    left_out = sum(entry.must for entry in found.entries) - sum(entry.must for entry in entries)
+    left_out = sum(entry.must for entry in found) - sum(entry.must for entry in entries)
     return Summary(message(text.replace("0,000 shown", f"{shown:,} shown", 1)), tuple(entries), left_out)
