@@ -70,7 +70,7 @@ class RefusedMessage(NamedTuple):
     why: str
 
 
-class RefusedError(StoreError):
+class _RefusedError(StoreError):
     """The service refuses one message after the other."""
 
 
@@ -319,7 +319,7 @@ class MemorySync:
         which may be due to this conversation alone.
         """
         self.problem = str(error) or repr(error)
-        is_refusal = isinstance(error, RefusedError)
+        is_refusal = isinstance(error, _RefusedError)
         seconds: float = min(LONGEST_WAIT_S, WAIT_S * 2 ** min(self._failures, 16))
         if not is_refusal or self._failures:
             self._not_before = time.monotonic() + seconds
@@ -411,9 +411,9 @@ class MemorySync:
         if batch or not refused:
             self._advance(key, last, refused)
 
-    def _refusal(self, refused: Sequence[RefusedMessage]) -> RefusedError:
+    def _refusal(self, refused: Sequence[RefusedMessage]) -> _RefusedError:
         key, at, why = refused[0]
-        return RefusedError(
+        return _RefusedError(
             f"{self._memorizer.name} refuses the messages of {key.conversation!r} from #{at} on, and accepted"
             f" nothing else meanwhile: {why}. They are recorded, and delivered again later"
         )
