@@ -59,8 +59,8 @@ class Refold(AbstractCapability[Any]):
     def __init__(self, *, conversation: str | None = None, **options: Unpack[AdapterOptions]) -> None:
         self._conversations = AdapterConversations(PydanticAIConverter(), **options)
         self._conversation = conversation
-        self._parts: dict[tuple[int, int], HistoryPart] = {}
-        """The parts of this run's messages: the same objects in every request."""
+        self._parts: dict[int, tuple[tuple[Any, ...], tuple[HistoryPart, ...]]] = {}
+        """The parts of this run's messages, and how they were split: the same objects in every request."""
 
     async def for_run(self, ctx: RunContext[Any]) -> "Refold":
         run = copy(self)
@@ -99,9 +99,12 @@ class Refold(AbstractCapability[Any]):
     def _split(self, messages: Sequence[ModelMessage]) -> "list[HistoryPart]":
         parts: list[HistoryPart] = []
         for message in messages:
-            for part in _parts(message):
-                key = (id(message), id(part.part))
-                parts.append(self._parts.setdefault(key, part))
+            own, split = self._parts.get(id(message), ((), ()))
+            if not split or not are_same(own, message.parts):
+                own = tuple(message.parts)
+                split = tuple(_parts(message))
+                self._parts[id(message)] = (own, split)
+            parts += split
         return parts
 
     def get_toolset(self) -> FunctionToolset[Any]:
