@@ -147,9 +147,9 @@ def test_when_the_cache_is_cold_anyway_there_is_nothing_to_wait_for(monkeypatch)
     warm, _ = talk(30)
     assert not warm.fit(dialect="openai-chat").report.edits
     now = time.time()
-    monkeypatch.setattr("refold.session.cache_economy.time.time", lambda: now + 299)
+    monkeypatch.setattr("refold.session.triggers.time.time", lambda: now + 299)
     assert not warm.fit(dialect="openai-chat").report.edits
-    monkeypatch.setattr("refold.session.cache_economy.time.time", lambda: now + 3_600)
+    monkeypatch.setattr("refold.session.triggers.time.time", lambda: now + 3_600)
     assert warm.fit(dialect="openai-chat").report.edits
     (event,) = [one for one in warm.events() if isinstance(one, Replaced) and one.worth]
     assert event.worth.was_cold

@@ -332,7 +332,7 @@ def test_an_expansion_is_appended_and_leaves_what_was_sent_before_it():
 def cold(monkeypatch):
     """A provider's cache that has forgotten the conversation before every request."""
     hours = count(time.time(), 3_600.0)
-    monkeypatch.setattr("refold.session.cache_economy.time.time", lambda: next(hours))
+    monkeypatch.setattr("refold.session.triggers.time.time", lambda: next(hours))
 
 
 @pytest.mark.usefixtures("cold")

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from refold.config.config import DEFAULT
 from refold.core.budget import Budget
+from refold.core.event import Said
 from refold.core.plan import CompactionRequest
 from refold.session.conversation import Conversation
 from refold.session.meter import FitRequest
-from refold.session.reduce import due_for_summary
+from refold.session.results import kind_of
 from refold.session.triggers import check_triggers, nearing
 from refold.session.validate import Override
 
@@ -47,7 +48,7 @@ def pending_summaries(chat: Conversation, request: FitRequest) -> "PendingWork |
     override = request.override
     if summaries is None or chat.is_off or override.off:
         return None
-    messages = due_for_summary(chat, chat.record.live.state.step + 1, override)
+    messages = _due_for_summary(chat, chat.record.live.state.step + 1, override)
     budget, tokens = chat.measure(chat.extras_of(request), request.dialect or chat.dialect)
     trigger = check_triggers(chat, budget, tokens)
     due = bool(trigger) and summaries.ready(chat.record.live.freeze()) is None
@@ -60,12 +61,54 @@ def pending_summaries(chat: Conversation, request: FitRequest) -> "PendingWork |
     return _prepare(chat, messages, trigger.budget if due else None, due) if due or messages else None
 
 
+def _due_for_summary(chat: Conversation, step: int, override: Override) -> "list[MessageToSummarize]":
+    """Messages that expire in a step and are summarized by a model."""
+    rules = (*override.rules, *chat.expiries.values())
+    summaries = chat.summaries
+    if summaries is None or not any(rule.compact_mode == "ai-summary" for rule in rules):
+        return []
+    from refold.policies.expire import Expire, batches, length_of
+    from refold.summaries.write import MessageToSummarize
+
+    live = chat.record.live
+    summaries.reset_if_reopened()
+    expire = Expire(chat.expiries, override.tools)
+    fixed = {*live.kept, live.state.latest}
+    together = batches([line for item in live.items for line in item.lines])
+    whole = [item.lines[0] for item in live.items if item.edit is None and item.lines]
+    was_tried = summaries.tried - summaries.pending
+    found = list[MessageToSummarize]()
+    for line in expire.due(whole, step, together):
+        rule = expire.rule(line, together)
+        length = length_of(rule)
+        if rule.compact_mode != "ai-summary" or rule.mode not in (None, "compact") or line.at in fixed:
+            continue
+        message = chat.record.message(line)
+        if (line.at, rule.prompt, length) in was_tried or len(message.text) <= length:
+            continue
+        said = chat.record.event(line.place)
+        kind = kind_of(said) if isinstance(said, Said) else None
+        own = line.expiry.prompt if line.expiry else None
+        one = MessageToSummarize(
+            line.at,
+            message,
+            tool=line.tools[0] if line.tools else line.role,
+            prompt=rule.prompt,
+            length=length,
+            is_own=own is not None and own == rule.prompt,
+            kind=kind or "",
+            step=line.step,
+        )
+        found.append(one)
+    return found
+
+
 def prepare_soon(chat: Conversation, budget: Budget, tokens: int, override: Override) -> None:
     """Starts summaries for a compaction that is near, and of messages that expire in the next step."""
     summaries = chat.summaries
     if summaries is None or chat.is_one_off or summaries.job is not None:
         return
-    messages = due_for_summary(chat, chat.record.live.state.step + 2, override)
+    messages = _due_for_summary(chat, chat.record.live.state.step + 2, override)
     ahead = None
     if not summaries.was_tried and summaries.running is None:
         ahead = nearing(chat, budget, tokens)
@@ -78,72 +121,57 @@ def prepare_soon(chat: Conversation, budget: Budget, tokens: int, override: Over
 def _prepare(
     chat: Conversation, messages: "Sequence[MessageToSummarize]", ahead: Budget | None, is_due: bool = False
 ) -> "PendingWork | None":
+    """Starts the summaries of a compaction, by a worker if that is configured, and those of messages."""
     assert chat.summaries is not None
-    handed = None if ahead is None else _enqueue(chat, ahead, is_due)
-    if handed is None or messages:
-        return start_summaries(chat, messages, None if handed else ahead, is_due)
-    return handed
+    handed = None
+    if ahead is not None and chat.settings.summarizer.executor == "worker":
+        from refold.summaries.queue import CompactionJob
 
-
-def _enqueue(chat: Conversation, budget: Budget, is_due: bool) -> "PendingWork | None":
-    """Has a worker write the summaries, if that is configured; None if this process must write them."""
-    assert chat.summaries is not None
-    if chat.settings.summarizer.executor != "worker":
-        return None
-    from refold.summaries.queue import CompactionJob
-
-    record = chat.record
-    job = CompactionJob(
-        *record.key,
-        record.view,
-        record.live.state.round + 1,
-        agent=chat.agent,
-        model=chat.model,
-        handles=chat.handles,
-        budget=budget,
-    )
-    return chat.summaries.enqueue(job, is_due=is_due)
+        record = chat.record
+        job = CompactionJob(
+            *record.key,
+            record.view,
+            record.live.state.round + 1,
+            agent=chat.agent,
+            model=chat.model,
+            handles=chat.handles,
+            budget=ahead,
+        )
+        handed = chat.summaries.enqueue(job, is_due=is_due)
+    if handed is not None and not messages:
+        return handed
+    return start_summaries(chat, None if handed else ahead, messages=messages, is_due=is_due)
 
 
 def start_summaries(
-    chat: Conversation, messages: "Sequence[MessageToSummarize]", ahead: Budget | None, is_due: bool = False
+    chat: Conversation,
+    budget: Budget | None,
+    order: CompactionRequest | None = None,
+    *,
+    messages: "Sequence[MessageToSummarize]" = (),
+    is_due: bool = False,
 ) -> "BackgroundJob":
-    """Has models write summaries in the background, in this process."""
+    """Has models write summaries in the background, in this process: of messages, and of a compaction.
+
+    For a compaction on demand (`order`), the caller ends the lease.
+    """
     from refold.config import ladder
     from refold.summaries.prepare import SummaryPlan
 
     assert chat.summaries is not None
+    policy = None
+    if budget is not None:
+        policy = ladder.compaction_policy(chat.settings, chat.policies, budget, order)
     plan = SummaryPlan(
         view=chat.loaded_view(),
         window=chat.meter.limits.window,
         count=chat.count,
         messages=messages,
-        policy=None if ahead is None else ladder.compaction_policy(chat.settings, chat.policies, ahead),
-        budget=ahead or Budget(),
+        policy=policy,
+        budget=budget or Budget(),
         is_due=is_due,
-    )
-    return chat.summaries.start(plan)
-
-
-def start_on_demand(chat: Conversation, order: CompactionRequest, budget: Budget) -> "BackgroundJob | None":
-    """The job that a compaction on demand waits for."""
-    if chat.summaries is None:
-        return None
-    chat.summaries.discard_ready()
-    if order.strategy == "sliding-window":
-        return None
-    from refold.config import ladder
-    from refold.summaries.prepare import SummaryPlan
-
-    chat.lock.begin(chat.state, "on demand", chat.measure(chat.extras)[1])
-    plan = SummaryPlan(
-        view=chat.loaded_view(),
-        window=chat.meter.limits.window,
-        count=chat.count,
-        policy=ladder.compaction_policy(chat.settings, chat.policies, budget, order),
-        budget=budget,
-        focus=order.focus,
-        lease_wait_s=chat.settings.summarizer.wait_s,
-        keeps_lease=True,
+        focus=order.focus if order else None,
+        lease_wait_s=chat.settings.summarizer.wait_s if order else 0.0,
+        keeps_lease=order is not None,
     )
     return chat.summaries.start(plan)

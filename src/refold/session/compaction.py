@@ -8,7 +8,7 @@ from refold.core.errors import ConflictError
 from refold.core.event import Replaced
 from refold.core.message import Message
 from refold.core.plan import CompactionRequest
-from refold.session.ahead import start_on_demand
+from refold.session.ahead import start_summaries
 from refold.session.conversation import Conversation
 from refold.session.meter import NO_EXTRAS
 from refold.session.reduce import compact_view, compaction_edits
@@ -141,6 +141,11 @@ def _wait_for_summaries(chat: Conversation, order: CompactionRequest) -> None:
         chat.summaries.job.wait()
     with chat.lock:
         chat.record.catch_up()
-        job = None if _has_nothing_to_do(chat) else start_on_demand(chat, order, _budget(chat, order))
-    if job is not None:
-        job.wait()
+        if _has_nothing_to_do(chat):
+            return
+        chat.summaries.discard_ready()
+        if order.strategy == "sliding-window":
+            return
+        chat.lock.begin(chat.state, "on demand", chat.measure(chat.extras)[1])
+        job = start_summaries(chat, _budget(chat, order), order)
+    job.wait()

@@ -1,5 +1,6 @@
 """One view of a conversation, with what its next request depends on: settings, model, the last request."""
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
@@ -17,7 +18,6 @@ from refold.core.message import Usage
 from refold.core.plan import Count, Policy, must_stay
 from refold.core.view import View
 from refold.dialects.registry import DIALECTS, TARGETS
-from refold.session.cache_economy import CacheUse
 from refold.session.meter import NO_EXTRAS, FitRequest, Meter, RequestExtras, extras_json
 from refold.session.notify import Notifier, ViewState
 from refold.session.render import Renderer, RenderRequest
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MAX_RENDERERS = 3
 """Kinds of requests that stay rendered."""
+MAX_TOOL_SETS = 20
 DIALECT_ITEMS = 8
 """The newest items of the view, among which the dialect of the newest message is looked for."""
 
@@ -101,7 +102,10 @@ class Conversation:
         """Tokens that repairs added to the newest request."""
         self.last = LastRequest(record.view)
         """The newest request, until a reply has measured it."""
-        self.cache_use = CacheUse()
+        self.requested: dict[bytes, float] = {}
+        """The time of the last request, by the JSON of its tools and system text."""
+        self.declined = 0
+        """Below so many tokens, compacting to save money is not considered again."""
         self.messages_at_compaction = -1
         """The number of messages when a trigger last compacted."""
         self.unchanged: tuple[object, set[int]] = (None, set())
@@ -154,6 +158,14 @@ class Conversation:
         if self.last.counted and usage.input and usage.calls == 1:
             self.meter.learn(self.last.counted, usage.input, measured)
         self.last = LastRequest(self.record.view, model=self.model)  # a request is measured once
+
+    def note_request(self, request: LastRequest) -> None:
+        """Remembers the newest request, and when its tools and system text were sent."""
+        self.last = request
+        self.sent_until = self.record.live.state.next
+        self.requested[self.extras.text] = time.time()
+        if len(self.requested) > MAX_TOOL_SETS:
+            del self.requested[min(self.requested, key=self.requested.__getitem__)]
 
     # How many tokens a request has
 

@@ -7,28 +7,37 @@ from typing import Any
 import msgspec
 
 from refold.core import codec
-from refold.core.budget import Budget
+from refold.core.budget import WINDOW, Budget
 from refold.core.draft import LastRequest
 from refold.core.errors import OverBudgetError
 from refold.core.event import Line, Replaced
+from refold.core.expiry import lease_has_ended
 from refold.core.plan import must_stay
 from refold.dialects.registry import DIALECTS
 from refold.policies.expire import EndLeases
 from refold.session.ahead import prepare_soon
-from refold.session.cache_economy import forced_terms, is_cold, proposal
 from refold.session.conversation import Conversation
 from refold.session.explain import large_part
 from refold.session.meter import NO_EXTRAS, FitRequest, RequestExtras
-from refold.session.reduce import compact_view, has_ended_leases, reduce_new_results, reduce_view
+from refold.session.reduce import compact_view, reduce_new_results, reduce_view
 from refold.session.render import Rendered, RenderRequest
 from refold.session.results import EditReport, Fitted, Report, TokenCounts
-from refold.session.triggers import Trigger, check_triggers, target_obstacle
+from refold.session.triggers import (
+    Trigger,
+    check_triggers,
+    forced_terms,
+    is_cold,
+    proposal,
+    target_obstacle,
+)
 from refold.session.validate import Override
 
 MAX_NAMED_PARTS = 3
 """The largest parts that an `OverBudgetError` names."""
 SMALL_PART = 0.05
 """Of what must be shown: smaller parts are not named, unless all of them are small."""
+REGROWTH = 1.1
+"""How much a view must grow before a rejected compaction is considered again."""
 ABOVE_TARGET = "above target"
 """Noticed once until the view is within its target again."""
 
@@ -56,20 +65,23 @@ def fit(chat: Conversation, request: FitRequest, *, yields: bool = False) -> Fit
     kind = chat.render_request(request.dialect or chat.dialect, extras)
     chat.sent_dialect = kind.dialect
     budget, before = chat.measure(extras)
-    if before > budget.room and not is_off:
-        _require_room(chat, budget, extras)
     trigger = check_triggers(chat, budget, before)
-    if yields and trigger and not is_off and chat.lease.is_held_elsewhere:
-        return None
     reduced = Reduced(budget, [], trigger.fired)
     if not is_off:
-        reduced = _reduce(chat, extras, override, reduced, trigger, before)
+        least = chat.least(budget) if before > budget.room else 0
+        if least > budget.room:
+            raise _over_budget_error(chat, least, budget, extras, must_stay(chat.record.live.freeze()))
+        if yields and trigger and chat.lease.is_held_elsewhere:
+            return None
+        reduced = _reduce(chat, extras, override, budget, before, trigger)
+        budget = reduced.budget
     rendered = _render(chat, kind, extras)
-    budget = reduced.budget
     final = chat.tokens(budget, rendered.repair_tokens)
     most = budget.room if reduced.fired else budget.threshold
-    if rendered.repair_tokens and not is_off and final >= most:
-        reduced = _make_room(chat, reduced, rendered.repair_tokens, override)
+    if rendered.repair_tokens and not is_off and final >= most:  # compact once more for what repairs added
+        more = msgspec.structs.replace(budget, overhead=budget.overhead + rendered.repair_tokens)
+        edits = reduced.edits + compact_view(chat, more, override)
+        reduced = msgspec.structs.replace(reduced, edits=edits, fired=reduced.fired or (WINDOW,))
         rendered = _render(chat, kind, extras)
         final = chat.tokens(budget, rendered.repair_tokens)
     chat.repair_tokens = rendered.repair_tokens
@@ -83,9 +95,7 @@ def fit(chat: Conversation, request: FitRequest, *, yields: bool = False) -> Fit
         prepare_soon(chat, budget, final, override)
     counted = chat.record.live.tokens + budget.overhead + rendered.repair_tokens
     prefix = _prefix(rendered, extras) if kind.binds_thinking else None
-    chat.last = LastRequest(chat.record.view, counted, chat.model, prefix, chat.record.live.state.next)
-    chat.sent_until = chat.record.live.state.next
-    chat.cache_use.note_request(extras.text)
+    chat.note_request(LastRequest(chat.record.view, counted, chat.model, prefix, chat.record.live.state.next))
     fields: dict[str, Any] = {"model": chat.model} if chat.model else {}
     if rendered.system is not None:
         fields[DIALECTS[kind.dialect].system_field or "system"] = rendered.system
@@ -103,12 +113,11 @@ def _reduce(
     chat: Conversation,
     extras: RequestExtras,
     override: Override,
-    measured: Reduced,
-    trigger: Trigger,
+    budget: Budget,
     tokens: int,
+    trigger: Trigger,
 ) -> Reduced:
     """Reduces new results, compacts if a trigger fired or it saves money, and ends leases."""
-    budget = measured.budget
     edits = reduce_new_results(chat, budget, override)
     if edits:
         budget, tokens = chat.measure(extras)
@@ -169,7 +178,7 @@ def _economize(chat: Conversation, budget: Budget, tokens: int, override: Overri
     before = chat.shown
     policy = ladder.economy_ladder(chat.settings, chat.policies)
     edits = reduce_view(chat, policy, target, override, terms=terms)
-    chat.cache_use.note_result(tokens, pays=bool(edits))
+    chat.declined = 0 if edits else int(tokens * REGROWTH)
     if edits:
         chat.lock.begin(chat.state, "economy", tokens)
         chat.lock.end(chat.state, edits, len(before - chat.shown), chat.tokens(budget))
@@ -178,19 +187,14 @@ def _economize(chat: Conversation, budget: Budget, tokens: int, override: Overri
 
 def _end_leases(chat: Conversation, budget: Budget, override: Override) -> list[Replaced]:
     """Hides expanded texts whose lease has ended, where that costs no cache."""
-    if not has_ended_leases(chat):
+    live = chat.record.live
+    originals = (item.lines[0] for item in live.items if item.edit is None and item.lines)
+    if not any(lease_has_ended(line, live.state.step + 1) for line in originals):
         return []
-    since = 0 if is_cold(chat) else chat.record.live.state.changed
+    since = 0 if is_cold(chat) else live.state.changed
     if since is None:
         return []
     return reduce_view(chat, EndLeases(since), budget, override, is_compaction=False)
-
-
-def _make_room(chat: Conversation, reduced: Reduced, tokens: int, override: Override) -> Reduced:
-    """Compacts once more, for so many tokens that repairs add to the request."""
-    more = msgspec.structs.replace(reduced.budget, overhead=reduced.budget.overhead + tokens)
-    edits = reduced.edits + compact_view(chat, more, override)
-    return msgspec.structs.replace(reduced, edits=edits, fired=reduced.fired or ("threshold",))
 
 
 def prune_at_close(chat: Conversation) -> None:
@@ -228,16 +232,23 @@ def _report(
     sent = [edit.span.start for edit in reduced.edits if not 0 < chat.sent_until <= edit.span.start]
     if rendered.break_at is not None:
         sent.append(rendered.break_at)
-    notices = _take_notices(chat)
+    notices = chat.notices
+    chat.notices = []
+    if chat.summaries is not None:
+        notices += chat.summaries.take_problems()
+    notices += chat.lock.take_problems()
     if reduced.notice and ABOVE_TARGET not in chat.noticed:
         chat.noticed.add(ABOVE_TARGET)
         notices.append(reduced.notice)
+    edits = list[EditReport]()
     for edit in reduced.edits:
         if edit.certificate and edit.certificate.left_out:
             notices.append(
                 f"{edit.certificate.left_out} of the user's rules did not fit into the summary #{edit.at};"
                 " only the originals have them"
             )
+        saved = round((edit.tokens[0] - edit.tokens[1]) * budget.ratio)
+        edits.append(EditReport(edit.at, edit.span, edit.kind, edit.why, saved))
     notices += rendered.notices
     if final > budget.room:
         notices.append(
@@ -249,20 +260,11 @@ def _report(
         TokenCounts(before, _tokens_after(chat, reduced.edits, counted, final), final),
         limit=budget.window,
         room=max(0, budget.room - final),
-        edits=tuple(_edit_report(edit, budget.ratio) for edit in reduced.edits),
+        edits=tuple(edits),
         fired=reduced.fired,
         cache_break_at=min(sent, default=None),
         notices=tuple(notices),
     )
-
-
-def _take_notices(chat: Conversation) -> list[str]:
-    """What went wrong since the last report."""
-    notices = chat.notices
-    chat.notices = []
-    if chat.summaries is not None:
-        notices += chat.summaries.take_problems()
-    return notices + chat.lock.take_problems()
 
 
 def _tokens_after(chat: Conversation, edits: Sequence[Replaced], counted: int, final: int) -> dict[str, int]:
@@ -276,24 +278,6 @@ def _tokens_after(chat: Conversation, edits: Sequence[Replaced], counted: int, f
         left -= tokens
         after[kind] = chat.estimate(left)
     return after | dict.fromkeys(list(after)[-1:], final)
-
-
-def _edit_report(edit: Replaced, ratio: float) -> EditReport:
-    saved = round((edit.tokens[0] - edit.tokens[1]) * ratio)
-    return EditReport(edit.at, edit.span, edit.kind, edit.why, saved)
-
-
-# Requests that cannot fit
-
-
-def _require_room(chat: Conversation, budget: Budget, extras: RequestExtras) -> None:
-    """
-    Raises:
-        OverBudgetError: what cannot be hidden is too large by itself.
-    """
-    least = chat.least(budget)
-    if least > budget.room:
-        raise _over_budget_error(chat, least, budget, extras, must_stay(chat.record.live.freeze()))
 
 
 def _over_budget_error(

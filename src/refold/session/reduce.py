@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,18 +10,14 @@ from refold.config.config import DEFAULT
 from refold.core.budget import Budget
 from refold.core.cache_cost import CacheTerms
 from refold.core.errors import ConflictError
-from refold.core.event import Certificate, Event, Line, Replaced, Said, Worth
-from refold.core.expiry import lease_has_ended, lease_steps
+from refold.core.event import Event, Line, Replaced, Worth
+from refold.core.expiry import lease_steps
 from refold.core.message import Message
 from refold.core.plan import CompactionRequest, Edit, Policy, Stamp, applied, is_reducible, settle
 from refold.core.view import Item, View
 from refold.session.conversation import Conversation
-from refold.session.results import kind_of
 from refold.session.validate import Override
 from refold.stores.store import Lease
-
-if TYPE_CHECKING:
-    from refold.summaries.write import MessageToSummarize
 
 NO_OVERRIDE = Override()
 NO_SUMMARIZER = (
@@ -80,9 +75,11 @@ def planned_edits(
     events = list[Replaced]()
     view = before
     for edit in policy(view, budget, chat.count):
-        explained = msgspec.structs.replace(
-            edit, why=_reason_for(chat, edit), certificate=_with_digest(chat, edit)
-        )
+        certificate = edit.certificate
+        if certificate is not None:
+            digest = chat.record.digest_before(edit.span.end)
+            certificate = msgspec.structs.replace(certificate, digest=digest)
+        explained = msgspec.structs.replace(edit, why=_reason_for(chat, edit), certificate=certificate)
         events.append(settle(explained, view, stamp, chat.count))
         stamp = msgspec.structs.replace(stamp, at=stamp.at + 1)
         view = applied(view, events[-1])
@@ -92,12 +89,6 @@ def planned_edits(
     if not terms.accepts(worth):
         return []
     return [msgspec.structs.replace(events[0], worth=worth), *events[1:]]
-
-
-def _with_digest(chat: Conversation, edit: Edit) -> Certificate | None:
-    if edit.certificate is None:
-        return None
-    return msgspec.structs.replace(edit.certificate, digest=chat.record.digest_before(edit.span.end))
 
 
 def _reason_for(chat: Conversation, edit: Edit) -> str:
@@ -275,52 +266,3 @@ def _similarities(chat: Conversation, lines: Sequence[Line]) -> dict[int, float]
     texts = [all_text(record.message(line)) for line in lines]
     work = [all_text(record.message(line)) for line in recent]
     return dict(zip((line.at for line in lines), chat.similarity(texts, work), strict=True))
-
-
-def due_for_summary(chat: Conversation, step: int, override: Override) -> "list[MessageToSummarize]":
-    """Messages that expire in a step and are summarized by a model."""
-    rules = (*override.rules, *chat.expiries.values())
-    summaries = chat.summaries
-    if summaries is None or not any(rule.compact_mode == "ai-summary" for rule in rules):
-        return []
-    from refold.policies.expire import Expire, batches, length_of
-    from refold.summaries.write import MessageToSummarize
-
-    live = chat.record.live
-    summaries.reset_if_reopened()
-    expire = Expire(chat.expiries, override.tools)
-    fixed = {*live.kept, live.state.latest}
-    together = batches([line for item in live.items for line in item.lines])
-    whole = [item.lines[0] for item in live.items if item.edit is None and item.lines]
-    was_tried = summaries.tried - summaries.pending
-    found = list[MessageToSummarize]()
-    for line in expire.due(whole, step, together):
-        rule = expire.rule(line, together)
-        length = length_of(rule)
-        if rule.compact_mode != "ai-summary" or rule.mode not in (None, "compact") or line.at in fixed:
-            continue
-        message = chat.record.message(line)
-        if (line.at, rule.prompt, length) in was_tried or len(message.text) <= length:
-            continue
-        said = chat.record.event(line.place)
-        kind = kind_of(said) if isinstance(said, Said) else None
-        own = line.expiry.prompt if line.expiry else None
-        one = MessageToSummarize(
-            line.at,
-            message,
-            tool=line.tools[0] if line.tools else line.role,
-            prompt=rule.prompt,
-            length=length,
-            is_own=own is not None and own == rule.prompt,
-            kind=kind or "",
-            step=line.step,
-        )
-        found.append(one)
-    return found
-
-
-def has_ended_leases(chat: Conversation) -> bool:
-    """True if an answer of refold's own tools is still shown whole after its lease."""
-    live = chat.record.live
-    lines = (item.lines[0] for item in live.items if item.edit is None and item.lines)
-    return any(lease_has_ended(line, live.state.step + 1) for line in lines)

@@ -1,13 +1,22 @@
-"""Whether a request is too large, which triggers it sets off, and what keeps a compaction from acting."""
+"""Whether to compact: a trigger fired, or a rewrite saves money at the provider's cache."""
+
+import time
 
 import msgspec
 
+from refold.config.settings import Economy
 from refold.core.budget import SOON, WINDOW, Budget
+from refold.core.cache_cost import CacheTerms, batch, stake
+from refold.core.event import Said
 from refold.core.plan import must_stay
+from refold.models.limits import same_model
 from refold.session.conversation import Conversation
 from refold.session.meter import FitRequest
 from refold.session.reduce import compaction_edits
 from refold.session.results import Decision, Overflow
+
+COLD_BATCH = 0.25
+"""With a cold cache, a batch of this share of `keep_tokens` is enough."""
 
 
 class Trigger(msgspec.Struct, frozen=True):
@@ -28,9 +37,12 @@ def check_triggers(chat: Conversation, budget: Budget, tokens: int) -> Trigger:
     fired = budget.fired(tokens, *_since_compaction(chat, budget))
     if not fired:
         return Trigger((), budget)
+    live = chat.record.live
+    since = live.state.compacted
+    is_newer = since is None or (bool(live.items) and live.items[-1].span.end > since)
     acting = fired
-    if not _has_news(chat):  # the user's triggers act once on the same messages
-        acting = tuple(name for name in fired if name == WINDOW)
+    if not is_newer or live.state.index <= chat.messages_at_compaction:
+        acting = tuple(name for name in fired if name == WINDOW)  # the others act once on the same messages
     least = chat.least(budget)
     due = budget.compacting(acting, least)
     obstacle = ""
@@ -50,14 +62,6 @@ def nearing(chat: Conversation, budget: Budget, tokens: int) -> Budget | None:
         return None
     coming = budget.compacting(near, chat.least(budget))
     return coming.ahead(tokens) if tokens >= SOON * coming.due else None
-
-
-def _has_news(chat: Conversation) -> bool:
-    """Messages were added since the last compaction."""
-    live = chat.record.live
-    since = live.state.compacted
-    is_newer = since is None or (bool(live.items) and live.items[-1].span.end > since)
-    return is_newer and live.state.index > chat.messages_at_compaction
 
 
 def _since_compaction(chat: Conversation, budget: Budget) -> tuple[int, int]:
@@ -119,3 +123,62 @@ def decide(chat: Conversation, request: FitRequest) -> Decision:
     if trigger and not compaction_edits(chat, trigger.budget):
         obstacle = target_obstacle(chat, trigger.budget)
     return Decision(trigger.fired, current, turns, messages, obstacle)
+
+
+# The provider's cache
+
+
+def forced_terms(chat: Conversation, budget: Budget) -> CacheTerms | None:
+    """For an edit that is made whatever it costs; None if no prices are known."""
+    prices = chat.meter.limits.cached
+    if prices is None:
+        return None
+    return CacheTerms(prices, max(1, chat.record.live.state.step), is_cold(chat), budget.ratio)
+
+
+def proposal(chat: Conversation, tokens: int, budget: Budget) -> tuple[Budget, CacheTerms] | None:
+    """The target for a view of so many tokens and the terms of the edit; None if it cannot pay."""
+    settings = chat.economy
+    prices = chat.meter.limits.cached
+    live = chat.record.live
+    state = live.state
+    if settings is None or prices is None or not state.step:
+        return None
+    keep = settings.keep_tokens
+    least = chat.least(budget)
+    cold = is_cold(chat)
+    requested_at = chat.requested.get(chat.extras.text, 0.0)
+    # what is cached for other tools may be needed again
+    is_new = cold or (bool(chat.requested) and time.time() - requested_at > settings.cache_s)
+    if tokens < least or (tokens < chat.declined and not is_new):
+        return None
+    waited = batch(prices, keep, state.total * budget.ratio / state.step)
+    trigger = least + keep + int(COLD_BATCH * keep if is_new else waited)
+    if tokens < trigger or trigger >= budget.trigger:  # otherwise the window requires it first
+        return None
+    calls = state.step  # the next compaction is expected after as many: an edit must pay before that
+    if not is_new and state.compacted is not None:
+        lines = [line for item in live.items for line in item.lines]
+        calls = sum(line.role == "assistant" and line.at > state.compacted for line in lines)
+    most = stake(prices, settings.max_loss, state.total, state.carried, state.shown, state.rewritten)
+    terms = CacheTerms(prices, calls, cold, budget.ratio, most)
+    return budget.down_to(least + keep, trigger), terms
+
+
+def is_cold(chat: Conversation) -> bool:
+    """True if the cache has nothing of this view: it has expired, or the model has changed."""
+    state = chat.record.live.state
+    if not state.step or not same_model(state.model, chat.model):
+        return True
+    cache_s = (chat.economy or Economy()).cache_s
+    used_at = max(chat.requested.values()) if chat.requested else _answered_at(chat)
+    return time.time() - used_at > cache_s
+
+
+def _answered_at(chat: Conversation) -> float:
+    """The time of the newest answer in the view, of any process."""
+    for item in reversed(chat.record.live.items):
+        if item.edit is None and item.lines and item.lines[0].role == "assistant":
+            said = chat.record.event(item.lines[0].at)
+            return said.time if isinstance(said, Said) else 0.0
+    return 0.0
