@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import refold
 from refold.core.errors import SettingError
-from refold.core.query import LONGEST, MOST_WORDS, SearchText, excerpt, fold, names, parse_query, parts
+from refold.core.query import MAX_QUERY_CHARS, MAX_WORDS, SearchText, excerpt, fold, names, parse_query, parts
 from refold.session.search import LONG, as_tool_text
 from refold.stores.memory import MemoryStore
 from refold.stores.nearest import nearest
@@ -121,7 +121,7 @@ def test_whatever_is_in_a_query_is_harmless(text, wanted, store):
     session = refold.open("a", store=store)
     session.append(user_message("apple"))
     if wanted == []:
-        with pytest.raises(SettingError, match="nothing in it to look for"):
+        with pytest.raises(SettingError, match="nothing to search for"):
             session.search(text)
         return
     session.search(text)
@@ -146,7 +146,7 @@ def test_accents_matter_and_case_does_not(store):
 
 @pytest.mark.parametrize("text", ["", " ", "!?", "\0", "\ud800", '"', "*", "tool:"[:0]])
 def test_an_empty_query_is_refused(text, store):
-    with pytest.raises(SettingError, match="nothing in it to look for"):
+    with pytest.raises(SettingError, match="nothing to search for"):
         refold.open("a", store=store).search(text)
 
 
@@ -183,9 +183,9 @@ def test_a_hostile_query_is_answered_or_refused(query, store):
     session.append([user_message("a needle 🎉🎉 数数 a-a " * 500), user_message("a " * 20_000)])
     try:
         assert len(session.search(query)) <= 2
-        assert len(parse_query(query).wanted) <= MOST_WORDS
+        assert len(parse_query(query).wanted) <= MAX_WORDS
     except SettingError:
-        assert not fold(query[:LONGEST])
+        assert not fold(query[:MAX_QUERY_CHARS])
 
 
 def test_an_excerpt_is_one_line_from_where_most_of_it_stands():
@@ -352,7 +352,7 @@ def test_through_the_tool_only_its_own_conversation_is_searched(store):
     session.append(user_message("apple of a"))
     assert "apple of a" in session.call("refold_search", {"query": "apple"})
     assert "apple of b" not in session.call("refold_search", '{"query": "apple", "limit": 20}')
-    assert "nothing in it to look for" in session.call("refold_search", {"query": '"'})
+    assert "nothing to search for" in session.call("refold_search", {"query": '"'})
 
 
 def test_a_long_conversation_without_a_snapshot_is_not_read_only_to_know_what_is_in_view(store):
