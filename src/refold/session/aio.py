@@ -13,8 +13,6 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager
 from functools import wraps
-from itertools import islice
-from operator import attrgetter
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
@@ -43,22 +41,7 @@ CHUNK = 200
 def _awaited(
     verb: Callable[Concatenate[Session, P], T],
 ) -> Callable[Concatenate["AsyncSession", P], Awaitable[T]]:
-    @wraps(verb)
-    async def twin(self: "AsyncSession", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await to_thread(verb, self.sync, *args, **kwargs)
-
-    return twin
-
-
-def _same(name: str) -> Any:
-    """An attribute of the session that does the work."""
-    return property(attrgetter(f"sync.{name}"))
-
-
-def _awaited_with_streams(
-    verb: Callable[Concatenate[Session, P], T],
-) -> Callable[Concatenate["AsyncSession", P], Awaitable[T]]:
-    """For a verb that takes messages: async streams among them are read first, on the event loop."""
+    """The verb in a thread; async streams among its arguments are read first, on the event loop."""
 
     @wraps(verb)
     async def twin(self: "AsyncSession", /, *args: Any, **kwargs: Any) -> T:
@@ -67,6 +50,13 @@ def _awaited_with_streams(
         return await to_thread(verb, self.sync, *read, **named)
 
     return cast(Callable[Concatenate["AsyncSession", P], Awaitable[T]], twin)
+
+
+def _same(name: str) -> Any:
+    """An attribute of the session that does the work."""
+    return property(
+        lambda self: getattr(self.sync, name), lambda self, value: setattr(self.sync, name, value)
+    )
 
 
 async def _read(value: Any) -> Any:
@@ -116,7 +106,7 @@ class AsyncSession:
         if session.chat.summaries is not None:
             session.chat.summaries.context.loop = loop
 
-    append = _awaited_with_streams(Session.append)
+    append = _awaited(Session.append)
     say = _awaited(Session.say)
     intake = _awaited(Session.intake)
     fit = _awaited(Session.fit)
@@ -134,7 +124,7 @@ class AsyncSession:
     tools = _awaited(Session.tools)
     call = _awaited(Session.call)
     before_step = _awaited(Session.before_step)
-    after_step = _awaited_with_streams(Session.after_step)
+    after_step = _awaited(Session.after_step)
     explain = _awaited(Session.explain)
     savings = _awaited(Session.savings)
     search = _awaited(Session.search)
@@ -148,6 +138,8 @@ class AsyncSession:
     clear = _awaited(Session.clear)
     save_snapshot = _awaited(Session.save_snapshot)
 
+    model: str | None = _same("model")
+    shows_handles: bool = _same("shows_handles")
     store: Store = _same("store")
     key: Key = _same("key")
     config: Config = _same("config")
@@ -161,22 +153,6 @@ class AsyncSession:
     hidden_tokens: int = _same("hidden_tokens")
     inspect: Inspector = _same("inspect")
     locked: Callable[[], AbstractContextManager[Inspector]] = _same("locked")
-
-    @property
-    def model(self) -> str | None:
-        return self.sync.model
-
-    @model.setter
-    def model(self, model: str | None) -> None:
-        self.sync.model = model
-
-    @property
-    def shows_handles(self) -> bool:
-        return self.sync.shows_handles
-
-    @shows_handles.setter
-    def shows_handles(self, shows_handles: bool) -> None:
-        self.sync.shows_handles = shows_handles
 
     async def diff(
         self, at: int | None = None, to: int | None = None, *, other: "AsyncSession | Session | None" = None
@@ -201,10 +177,10 @@ class AsyncSession:
 
     def events(self, after: int = 0, *, follow: bool = False) -> AsyncIterator[Event]:
         start = max(0, require_int("after", after))
-        return _followed(self.sync.record.followed(start)) if follow else _each(self.sync.events(start))
+        return _fetched(self.sync.record.followed(start) if follow else self.sync.events(start))
 
     def export(self, format: str | None = None, *, view: bool = False) -> AsyncIterator[str]:
-        return _each(self.sync.export(format, view=view))
+        return _fetched(self.sync.export(format, view=view))
 
     def __repr__(self) -> str:
         return repr(self.sync).replace("Session", "AsyncSession", 1)
@@ -218,14 +194,8 @@ class AsyncSession:
         await self.close()
 
 
-async def _each(source: Iterator[T]) -> AsyncIterator[T]:
-    while chunk := await to_thread(lambda: list(islice(source, CHUNK))):
-        for one in chunk:
-            yield one
-
-
-async def _followed(source: Iterator[T | None]) -> AsyncIterator[T]:
-    """Waits in threads of its own, so that it does not take up the threads of other verbs."""
+async def _fetched(source: Iterator[T | None]) -> AsyncIterator[T]:
+    """What an iterator gives, without None; it waits in threads of its own, to leave other verbs theirs."""
 
     def some() -> tuple[list[T], bool]:
         found = list[T]()

@@ -1,5 +1,6 @@
-"""Turns what users append into drafts: messages are parsed, counted once, and kept as they came."""
+"""Takes messages in: parses what users append, counts it once, and stores it as it came."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import chain
@@ -9,9 +10,9 @@ import msgspec
 
 from refold.config.validate import brief_repr
 from refold.core.codec import dumps
-from refold.core.draft import Draft, part_id, split
-from refold.core.errors import MessageError, SettingError
-from refold.core.event import Expiry, Piece
+from refold.core.draft import PART, Draft, number, part_id, split
+from refold.core.errors import ConflictError, MessageError, SettingError
+from refold.core.event import Event, Expiry, Piece, Said
 from refold.core.message import Kind, Media, Message, Opaque
 from refold.dialects.dialect import Dialect
 from refold.dialects.registry import DIALECTS, TARGETS, is_plain, readable_as, recognize
@@ -24,6 +25,8 @@ from refold.session.validate import expiry_of
 
 if TYPE_CHECKING:
     from refold.dialects.replies import ParsedReply
+    from refold.session.conversation import Conversation
+    from refold.session.tools import Toolbox
 
 UNREPAIRABLE = ("S1", "A11", "A14", "A15", "R9")
 """Rules that a message breaks by itself and that no repair fixes."""
@@ -406,3 +409,55 @@ def _unrepairable(items: Sequence[Any], dialect: Dialect) -> str:
     rules = RULES[dialect.name]()
     rules.feed(items)
     return next((fault.message for fault in rules.violations if fault.rule in UNREPAIRABLE), "")
+
+
+# Storing them
+
+
+def append_drafts(
+    chat: "Conversation", toolbox: "Toolbox", drafts: Sequence[Draft], after: int | None = None
+) -> list[int]:
+    """Stores drafts and returns their places; a message whose id is known is stored once.
+
+    `after` is the number of messages that the conversation must have until then.
+
+    Raises:
+        ConflictError: it has more or fewer messages; nothing was stored.
+    """
+    record = chat.record
+    ids = [draft.message.id for draft in drafts if draft.message.id is not None]
+    known: dict[str, int] = {}
+
+    def build() -> Sequence[Event]:
+        if after not in (None, record.live.state.index):
+            raise ConflictError(f"{record.key.conversation!r} no longer has {after} messages")
+        known.clear()
+        if ids:
+            known.update(record.store.find(record.key, ids))
+        new = list[Draft]()
+        seen = set(known)
+        for draft in drafts:
+            id = draft.message.id
+            if id is None:
+                new.append(draft)
+            elif id not in seen and id.partition(PART)[0] not in known:
+                new.append(draft)
+                seen.add(id)
+        return toolbox.leased(number(new, record.live.state, chat.last, time.time()))
+
+    measured = record.live.state.measured
+    recorded = [event for event in record.append(build) if isinstance(event, Said)]
+    chat.note_dialect(drafts)
+    for event in recorded:
+        if event.message.usage is not None:
+            chat.learn(event.message.usage, measured)
+    places = known | {event.message.id: event.at for event in recorded if event.message.id is not None}
+    unnamed = iter([event.at for event in recorded if event.message.id is None])
+    found = list[int]()
+    for draft in drafts:
+        id = draft.message.id
+        if id is None:
+            found.append(next(unnamed))
+        else:
+            found.append(places.get(id, places.get(id.partition(PART)[0], 0)))
+    return found

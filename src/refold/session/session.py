@@ -1,11 +1,13 @@
 """`Session`: one conversation, with everything that can be done with it."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, Unpack, overload
 from uuid import uuid4
+from weakref import WeakSet
 
 import msgspec
 
@@ -26,12 +28,11 @@ from refold.dialects.registry import TARGETS, find_dialect
 from refold.models.limits import ModelLimits, find
 from refold.session import compaction, edits, expand, fit, triggers
 from refold.session.ahead import pending_summaries, summary_writer
-from refold.session.append import append_drafts
 from refold.session.conversation import Conversation
 from refold.session.embedding import Similarity, embedder_of
 from refold.session.export import export_lines
 from refold.session.inspect import Inspector, parse
-from refold.session.intake import Intake
+from refold.session.intake import Intake, append_drafts
 from refold.session.meter import FitRequest
 from refold.session.notify import MessageEvent, Notifier, OnEvent, callbacks_of
 from refold.session.results import (
@@ -50,7 +51,7 @@ from refold.session.savings import EditSavings
 from refold.session.streams import (
     ASYNC,
     StreamRecording,
-    StreamRecordings,
+    UnfinishedStream,
     chunks_of,
     is_async_stream,
     is_stream,
@@ -91,6 +92,16 @@ WAITS = 3
 """For a job that is running, for one that is started then, and for what came of both."""
 UNEDITED = ""
 """No edit is made in a view with this name, since no view can have it."""
+
+
+class MessageFields(TypedDict, total=False):
+    """Arguments of `append`, for type checkers."""
+
+    tags: Sequence[str]
+    kind: Kind | None
+    expiry: Expiry | None
+    tools: Sequence[str]
+    dialect: str | None
 
 
 class Session:
@@ -146,7 +157,9 @@ class Session:
         self.chat.summaries = summary_writer(self.chat, summarizer)
         self._toolbox = Toolbox(self.chat)
         self._inspector = Inspector(self.record)
-        self._streams = StreamRecordings()
+        self._recordings = WeakSet[StreamRecording]()
+        """Of streams that are being read."""
+        self._unfinished = deque[UnfinishedStream]()
         self._recall = self._begin()
         self._has_appended = False
         self._owns_store = owns_store
@@ -225,28 +238,9 @@ class Session:
     # Recording
 
     @overload
-    def append(
-        self,
-        message: list[Any] | tuple[Any, ...],
-        *,
-        tags: Sequence[str] = (),
-        kind: Kind | None = None,
-        expiry: Expiry | None = None,
-        tools: Sequence[str] = (),
-        dialect: str | None = None,
-    ) -> list[int]: ...
+    def append(self, message: list[Any] | tuple[Any, ...], **fields: Unpack[MessageFields]) -> list[int]: ...
     @overload
-    def append(
-        self,
-        message: Any,
-        *,
-        id: str | None = None,
-        tags: Sequence[str] = (),
-        kind: Kind | None = None,
-        expiry: Expiry | None = None,
-        tools: Sequence[str] = (),
-        dialect: str | None = None,
-    ) -> int: ...
+    def append(self, message: Any, *, id: str | None = None, **fields: Unpack[MessageFields]) -> int: ...
     def append(
         self,
         message: Any,
@@ -323,7 +317,9 @@ class Session:
     def _begin_stream(self, keep_partial: bool) -> StreamRecording:
         """For `_finish_stream`, once it has all chunks."""
         self._require_open()
-        return self._streams.begin(keep_partial)
+        recording = StreamRecording(keep_partial, self._unfinished)
+        self._recordings.add(recording)
+        return recording
 
     def _finish_stream(self, recording: StreamRecording) -> None:
         """Stores the reply of a stream that ended."""
@@ -339,8 +335,8 @@ class Session:
 
     def _settle_streams(self) -> None:
         """Stores what came of streams that were not read to their end, or leaves a notice of each."""
-        while self._streams.unfinished:
-            stream = self._streams.unfinished.popleft()
+        while self._unfinished:
+            stream = self._unfinished.popleft()
             if not stream.keep_partial or not stream.chunks:
                 self.chat.notices.append(stream.notice)
                 continue
@@ -874,7 +870,8 @@ class Session:
         Nothing can be appended after that.
         """
         if not self._is_closed:
-            self._streams.abandon_all("the session was closed before it was read to its end")
+            for recording in self._recordings:
+                recording.abandon("the session was closed before it was read to its end")
             self._settle_streams()
         if self.chat.summaries is not None:
             self.chat.summaries.close()

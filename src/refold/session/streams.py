@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Mapping, Sized
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 from refold.core.errors import MessageError
 from refold.core.message import Message
@@ -90,20 +89,3 @@ class StreamRecording:
 
     def __del__(self) -> None:
         self.abandon("it was not read to its end")
-
-
-class StreamRecordings:
-    """The streams that one session records, and those that were not read to their end."""
-
-    def __init__(self) -> None:
-        self.unfinished = deque[UnfinishedStream]()
-        self._open = WeakSet[StreamRecording]()
-
-    def begin(self, keep_partial: bool) -> StreamRecording:
-        recording = StreamRecording(keep_partial, self.unfinished)
-        self._open.add(recording)
-        return recording
-
-    def abandon_all(self, problem: str) -> None:
-        for recording in self._open:
-            recording.abandon(problem)
