@@ -142,7 +142,7 @@ def parts_to_summarize(
         size = most // 3 if level == "segment" else most
         if edit.kind == "shrink":  # room is scarce
             size = min(size, max(count(first), int(count(first) * MODEL_SUMMARY_MARGIN)))
-        parts.append(SummaryPart(old, size, edit.kind, level, edit.focus))
+        parts.append(SummaryPart.of(old, size, edit.kind, level, edit.focus))
     return parts
 
 

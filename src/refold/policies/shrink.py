@@ -14,7 +14,7 @@ from refold.policies.ladder import run_stages
 from refold.policies.outline import Bonus, Outline
 from refold.policies.selection import select_oldest
 from refold.policies.shorten import Reduction, quoted
-from refold.policies.summarize import MAX_TOKENS, Summarize, SummaryPart, summary_edit, summary_limit
+from refold.policies.summarize import MAX_TOKENS, Summarize, SummaryPart, summary_edits, summary_limit
 from refold.policies.text import demands, vocabulary
 
 NEWEST = 2 / 3
@@ -78,8 +78,9 @@ class Fold(msgspec.Struct, frozen=True):
         rest = view.tokens - old.tokens + budget.overhead
         most = max(FLOOR, budget.counted(budget.target) - rest)
         free = int(RULES * (budget.counted(budget.room) - rest))
-        part = SummaryPart(old, most, "shrink", free=max(most, min(MAX_TOKENS, free)))
-        return summary_edit(part, view, count)
+        part = SummaryPart.of(old, most, "shrink")
+        part = msgspec.structs.replace(part, free=max(most, min(MAX_TOKENS, free)))
+        return summary_edits((part,), view, count)
 
 
 class Squeeze(msgspec.Struct, frozen=True):

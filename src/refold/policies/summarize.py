@@ -1,6 +1,7 @@
 """`Summarize`, `Hierarchy` and `Window`: the oldest messages are replaced by a summary, or by a note."""
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -69,10 +70,7 @@ class Summarize(msgspec.Struct, frozen=True):
     """What the summary should tell most about."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        plan: list[Edit] = []
-        for part in self.parts(view, budget):
-            plan += summary_edit(part, view, count)
-        return plan
+        return summary_edits(self.parts(view, budget), view, count)
 
     def parts(self, view: View, budget: Budget) -> "list[SummaryPart]":
         limit = summary_limit(self.max_tokens, budget)
@@ -81,7 +79,7 @@ class Summarize(msgspec.Struct, frozen=True):
         )
         if old is None or (not self.fill and len(old.hidden) == 1 and old.hidden[0].summary):
             return []  # nothing, or nothing new
-        return [SummaryPart(old, limit, "summarize", focus=self.focus)]
+        return [SummaryPart.of(old, limit, "summarize", focus=self.focus)]
 
 
 class Hierarchy(msgspec.Struct, frozen=True):
@@ -99,10 +97,7 @@ class Hierarchy(msgspec.Struct, frozen=True):
     """What the summaries should tell most about."""
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        plan: list[Edit] = []
-        for part in self.parts(view, budget):
-            plan += summary_edit(part, msgspec.structs.replace(view, next=view.next + len(plan)), count)
-        return plan
+        return summary_edits(self.parts(view, budget), view, count)
 
     def parts(self, view: View, budget: Budget) -> "list[SummaryPart]":
         """The segments that become an era, if there are too many, and the messages that become a segment."""
@@ -116,17 +111,22 @@ class Hierarchy(msgspec.Struct, frozen=True):
         segments = [n for n, item in enumerate(old.items) if item.is_folded and item.edit is not None]
         if len(segments) >= self.segments:  # with what somebody restored between them
             era = old.only(old.items[segments[0] : segments[-1] + 1])
-            parts.append(SummaryPart(era, limit, "hierarchy", "era", self.focus))
+            parts.append(SummaryPart.of(era, limit, "hierarchy", "era", self.focus))
         new = old.only(old.items[segments[-1] + 1 :] if segments else old.items)
         if new.hidden:
-            parts.append(SummaryPart(new, limit // 3, "hierarchy", "segment", self.focus))
+            parts.append(SummaryPart.of(new, limit // 3, "hierarchy", "segment", self.focus))
         return parts
 
 
 class SummaryPart(msgspec.Struct, frozen=True):
-    """A part of the view that one summary will replace."""
+    """A part of the view that one summary replaces, and what a model has written for it.
 
-    old: Selection
+    It names the part by places, so that a later view, in this process or another, can be searched for it.
+    """
+
+    span: Span
+    kept: tuple[int, ...]
+    shape: Shape
     most: int
     """The longest summary, in counted tokens."""
     kind: str
@@ -134,83 +134,63 @@ class SummaryPart(msgspec.Struct, frozen=True):
     focus: str = ""
     free: int | None = None
     """How long the summary may be if the user's rules need it; unset, twice `most`."""
-    replaces_rule: bool = False
-    """It replaces a summary by rule, which may be shorter."""
+    written: Written = NOTHING
+    certificate: Certificate | None = None
+    """Of the model; unset, the summary is made by rule."""
+    made: int = 0
+    """The next free place when it was planned."""
+    tip: str = ""
+    """The digest of the record up to that place."""
+
+    @staticmethod
+    def of(old: Selection, most: int, kind: str, level: str = "summary", focus: str = "") -> "SummaryPart":
+        return SummaryPart(old.span, old.kept, old.shape, most, kind, level, focus)
 
     @property
-    def brief(self) -> "SummaryBrief":
-        old = self.old
-        return SummaryBrief(old.span, old.kept, old.shape, self.most, self.kind, self.level, self.focus)
+    def model(self) -> str:
+        """The model that wrote it; empty if none did."""
+        return self.certificate.model or "" if self.certificate else ""
 
+    def selection(self, view: View) -> Selection | None:
+        """The part in this view; None if it has changed.
 
-class SummaryBrief(msgspec.Struct, frozen=True):
-    """A `SummaryPart` without its messages, to be found again in a later view if that part did not change."""
-
-    span: Span
-    kept: tuple[int, ...]
-    shape: Shape
-    most: int
-    kind: str
-    level: str
-    focus: str = ""
-
-    def part(self, view: View) -> SummaryPart | None:
-        """The part in this view; None if it has changed."""
-        old = select_again(view, self.span, self.kept)
-        if old is None or old.shape != self.shape:
-            return None
-        return SummaryPart(old, self.most, self.kind, self.level, self.focus)
-
-    def compacted_since(self, view: View, made: int) -> SummaryPart | None:
-        """The part around it, if a summary by rule replaced it after it was planned.
-
-        What that summary covers besides goes into this one by rule.
+        If a summary by rule replaced a part that a model has written about, it is the part around that
+        summary: what it covers besides goes into the new one by rule.
         """
+        old = select_again(view, self.span, self.kept)
+        if old is not None and old.shape == self.shape:
+            return old
         met = [item for item in view.items if item.span.meets(self.span)]
-        if not any(item.is_folded and item.edit is not None and item.edit >= made for item in met):
+        edits = [item.edit for item in met if item.is_folded and item.edit is not None]
+        if self.certificate is None or not any(edit >= self.made for edit in edits):
             return None
         start = min(self.span.start, *(item.span.start for item in met))
         end = max(self.span.end, *(item.span.end for item in met))
         shown = {line.at for item in met for line in item.lines}
-        old = select_again(view, Span(start, end), [at for at in self.kept if at in shown])
-        if old is None or _corrections(old.shape) != _corrections(self.shape):
+        around = select_again(view, Span(start, end), [at for at in self.kept if at in shown])
+        if around is None or _corrections(around.shape) != _corrections(self.shape):
             return None
-        return SummaryPart(old, self.most, self.kind, self.level, self.focus, replaces_rule=True)
+        return around
 
 
 def _corrections(shape: Shape) -> list[tuple[int, int, int]]:
     return [place for place in shape if place[0] == place[1]]
 
 
-class PreparedSummary(msgspec.Struct, frozen=True):
-    """A checked summary that a model wrote for a part of the view."""
-
-    brief: SummaryBrief
-    written: Written
-    certificate: Certificate
-    made: int = 0
-    """The next free place when it was planned."""
-    tip: str = ""
-    """The digest of the record up to that place."""
-
-    def part(self, view: View) -> SummaryPart | None:
-        """The part of the view that it can replace: unchanged, or compacted by rule since."""
-        return self.brief.part(view) or self.brief.compacted_since(view, self.made)
-
-
 class UsePrepared(msgspec.Struct, frozen=True):
     """Applies summaries that were prepared in the background, if what they cover has not changed."""
 
-    prepared: tuple[PreparedSummary, ...]
+    prepared: tuple[SummaryPart, ...]
 
     def __call__(self, view: View, budget: Budget, count: Count, /) -> Plan:
-        plan: list[Edit] = []
-        for prepared in self.prepared:
-            part = prepared.part(view)
-            if part is not None:
-                here = msgspec.structs.replace(view, next=view.next + len(plan))
-                plan += summary_edit(part, here, count, prepared)
-        return plan
+        return summary_edits(self.prepared, view, count)
+
+
+def summary_edits(parts: Sequence[SummaryPart], view: View, count: Count) -> Plan:
+    plan: list[Edit] = []
+    for part in parts:
+        plan += _summary_edit(part, msgspec.structs.replace(view, next=view.next + len(plan)), count)
+    return plan
 
 
 def summary_limit(max_tokens: int | None, budget: Budget) -> int:
@@ -220,9 +200,12 @@ def summary_limit(max_tokens: int | None, budget: Budget) -> int:
     return budget.counted(max_tokens)
 
 
-def summary_edit(part: SummaryPart, view: View, count: Count, by: PreparedSummary | None = None) -> Plan:
+def _summary_edit(part: SummaryPart, view: View, count: Count) -> Plan:
     """The edit that shows a summary, a model's or one by rule; none if that would not be shorter."""
-    old = part.old
+    old = part.selection(view)
+    if old is None:
+        return ()
+    replaces_rule = old.shape != part.shape  # a summary by rule, which may be shorter
     items = {(line.at, line.n): item for item in old.items for line in item.lines}
     hidden = [line for line in old.hidden if not line.recalled]
     originals = [(line, items[line.at, line.n].words(line)) for line in hidden]
@@ -242,19 +225,19 @@ def summary_edit(part: SummaryPart, view: View, count: Count, by: PreparedSummar
         header=header,
         active=next((line.place for line in view.lines if line.at == view.latest), view.latest),
         elsewhere=vocabulary(ViewReading(view).text(still_shown)),
-        tokens=part.most if part.replaces_rule else min(part.most, int(MAX_RATIO * old.tokens)),
+        tokens=part.most if replaces_rule else min(part.most, int(MAX_RATIO * old.tokens)),
         at_most=RULES_RATIO * part.most if part.free is None else part.free,
         count=count,
         task=next((line.place for line in view.lines if line.asks), None),
-        written=by.written if by else NOTHING,
+        written=part.written,
         focus=vocabulary(part.focus.casefold()),
     )
-    if not part.replaces_rule and count(made.message) > MAX_RATIO * old.tokens:
+    if not replaces_rule and count(made.message) > MAX_RATIO * old.tokens:
         return ()
     why = f"{messages:,} messages are too many for the room there is"
     if made.left_out:
         why += f"; {made.left_out} rules of the user are in their originals only"
-    certificate = _certificate(made, by)
+    certificate = _certificate(made, part)
     setting = ("compact", "strategy")
     return (Edit(old.span, (made.message, *old.kept), part.kind, why, setting, certificate, part.focus),)
 
@@ -267,12 +250,12 @@ def _following(view: View, span: Span) -> list[tuple[Line, Message]]:
     return found
 
 
-def _certificate(made: Summary, by: PreparedSummary | None) -> Certificate:
-    if by is None:
+def _certificate(made: Summary, part: SummaryPart) -> Certificate:
+    if part.certificate is None:
         return Certificate(kept=len(made.entries), left_out=made.left_out)
-    own = {(entry.section, quote_line(entry.text)) for entry in by.written.entries}
+    own = {(entry.section, quote_line(entry.text)) for entry in part.written.entries}
     appended = tuple(entry.text for entry in made.entries if (entry.section, entry.text) not in own)
-    return msgspec.structs.replace(by.certificate, appended=appended, left_out=made.left_out)
+    return msgspec.structs.replace(part.certificate, appended=appended, left_out=made.left_out)
 
 
 def _at_original(line: Line, item: Item) -> Line:

@@ -120,7 +120,7 @@ def _prepare_summaries(session: Session, job: CompactionJob) -> str:
         session.record.catch_up()
         ready = summaries.ready(session.record.live.freeze())
     if ready is not None:
-        models = dict.fromkeys(one.certificate.model or "" for one in ready.prepared)
+        models = dict.fromkeys(one.model for one in ready.prepared)
         return f"written by {', '.join(models)}"
     if session.record.live.state.round + 1 != job.round:
         return "it was compacted meanwhile"

@@ -18,7 +18,7 @@ from refold.core.event import Called, Replaced, Span
 from refold.core.plan import Count, Policy
 from refold.core.view import View
 from refold.policies.expire import MessageKey
-from refold.policies.summarize import PreparedSummary, SummaryPart
+from refold.policies.summarize import SummaryPart
 from refold.stores.store import Lease
 from refold.summaries.background import BackgroundJob, PendingWork
 from refold.summaries.context import SummaryContext, digest_of
@@ -37,7 +37,7 @@ LEASE_POLL_S = 0.1
 class ReadySummaries(msgspec.Struct, frozen=True):
     """Summaries that the next compaction can use."""
 
-    prepared: tuple[PreparedSummary, ...]
+    prepared: tuple[SummaryPart, ...]
     lease: Lease | None
     """Under which they were written: a later holder has newer ones."""
 
@@ -173,18 +173,11 @@ class SummaryWriter:
                 if text and not self.context.is_erased:
                     self.message_summaries[one.key] = text
                 self.pending.discard(one.key)
-            prepared = list[PreparedSummary]()
+            prepared = list[SummaryPart]()
             for part in parts:
-                source = summary_input(
-                    part,
-                    plan.view,
-                    self.record,
-                    round=round,
-                    focus=plan.focus,
-                    made=self.context.covered,
-                    tip=self.context.digest,
-                )
-                summary = await self._summarize(source) if source.is_new else None
+                part = msgspec.structs.replace(part, made=self.context.covered, tip=self.context.digest)
+                source = summary_input(part, plan.view, self.record, round=round, focus=plan.focus)
+                summary = await self._summarize(source) if source and source.is_new else None
                 if summary is not None:
                     prepared.append(summary)
             if self._still_holds(lease) and prepared:
@@ -255,7 +248,7 @@ class SummaryWriter:
     def mark_used(self, ready: ReadySummaries, edits: Sequence[Replaced]) -> None:
         """These edits show the summaries; those that no edit shows are never used."""
         used = [edit for edit in edits if edit.certificate and edit.certificate.model]
-        unused = [one for one in ready.prepared if not any(edit.span.covers(one.brief.span) for edit in used)]
+        unused = [one for one in ready.prepared if not any(edit.span.covers(one.span) for edit in used)]
         self._report_unused(unused, "it would save too little, or there is a newer one")
         self._ready = None
         self._valid_from = self.record.live.state.next
@@ -286,23 +279,23 @@ class SummaryWriter:
             self._job.wait(1.0)
         self._release_at_exit()
 
-    def _is_valid(self, one: PreparedSummary, view: View) -> bool:
+    def _is_valid(self, one: SummaryPart, view: View) -> bool:
         """True if it covers what the view still shows, and no newer model's summary does."""
         if one.made < self._valid_from or one.tip != self.record.digest_before(one.made):
             return False
-        if one.part(view) is None:
+        if one.selection(view) is None:
             return False
         for item in view.items:
             if item.is_folded and item.edit is not None and item.edit >= one.made:
-                edit = self.record.stored(item.edit) if item.span.meets(one.brief.span) else None
+                edit = self.record.stored(item.edit) if item.span.meets(one.span) else None
                 if isinstance(edit, Replaced) and edit.certificate and edit.certificate.model:
                     return False
         return True
 
-    def _report_unused(self, prepared: Iterable[PreparedSummary], why: str) -> None:
+    def _report_unused(self, prepared: Iterable[SummaryPart], why: str) -> None:
         for one in prepared:
-            places = _places(one.brief.span)
-            self.problems.append(f"The summary of {places} by {one.certificate.model} was not used: {why}")
+            places = _places(one.span)
+            self.problems.append(f"The summary of {places} by {one.model} was not used: {why}")
 
     @property
     def _cache_key(self) -> bytes:
@@ -311,10 +304,10 @@ class SummaryWriter:
 
     # One summarizer after the other
 
-    async def _summarize(self, source: SummaryInput) -> PreparedSummary | None:
+    async def _summarize(self, source: SummaryInput) -> SummaryPart | None:
         candidates = self._own or self._models
         return await self._first_success(
-            candidates, source.brief.span, lambda writer: writer.summarize(source)
+            candidates, source.part.span, lambda writer: writer.summarize(source)
         )
 
     async def _summarize_message(self, one: MessageToSummarize, view: View) -> str | None:

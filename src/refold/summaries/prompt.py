@@ -15,7 +15,7 @@ from refold.core.message import CompactionMarker, Message
 from refold.core.view import Item, View
 from refold.policies.outline import Outline, excerpt, outline
 from refold.policies.sections import body
-from refold.policies.summarize import SummaryBrief, SummaryPart
+from refold.policies.summarize import SummaryPart
 from refold.policies.text import clip, demands
 from refold.stores.record import Record
 from refold.summaries.summarizer import Ask
@@ -61,7 +61,7 @@ class PromptContent(NamedTuple):
 class SummaryInput(msgspec.Struct, frozen=True):
     """What one summary is written from."""
 
-    brief: SummaryBrief
+    part: SummaryPart
     originals: tuple[Original, ...]
     previous: str | None
     """The summaries that it replaces, joined."""
@@ -70,10 +70,6 @@ class SummaryInput(msgspec.Struct, frozen=True):
     task: str = ""
     round: int = 1
     focus: str | None = None
-    made: int = 0
-    """The next free place at that time."""
-    tip: str = ""
-    """The digest of the record up to `made`."""
 
     @property
     def is_new(self) -> bool:
@@ -85,12 +81,18 @@ class SummaryInput(msgspec.Struct, frozen=True):
         return [one.message for one in self.originals]
 
 
-def summary_input(part: SummaryPart, view: View, record: Record, **about: Any) -> SummaryInput:
-    """The original messages behind a part of the view, without bare errors and retry messages."""
-    hidden = {(line.at, line.n) for line in part.old.hidden}
+def summary_input(part: SummaryPart, view: View, record: Record, **about: Any) -> SummaryInput | None:
+    """The original messages behind a part of the view, without bare errors and retry messages.
+
+    None if the view does not have that part.
+    """
+    old = part.selection(view)
+    if old is None:
+        return None
+    hidden = {(line.at, line.n) for line in old.hidden}
     originals = list[Original]()
     summaries = list[str]()
-    for item in part.old.items:
+    for item in old.items:
         replaced = [line for line in item.lines if (line.at, line.n) in hidden and not line.recalled]
         for line in replaced:
             if line.summary:
@@ -104,7 +106,7 @@ def summary_input(part: SummaryPart, view: View, record: Record, **about: Any) -
             if not _is_only_error(original.message):
                 originals.append(_without_markers(original))
     previous = "\n".join(filter(None, summaries)) or None
-    return SummaryInput(part.brief, tuple(originals), previous, len(summaries), task_of(view), **about)
+    return SummaryInput(part, tuple(originals), previous, len(summaries), task_of(view), **about)
 
 
 def task_of(view: View) -> str:

@@ -17,7 +17,7 @@ from refold.policies.evidence import Evidence, Verdict, checked
 from refold.policies.expire import MessageKey
 from refold.policies.extract import Written
 from refold.policies.sections import SECTIONS, listed
-from refold.policies.summarize import PreparedSummary
+from refold.policies.summarize import SummaryPart
 from refold.policies.text import all_text
 from refold.summaries.call import call, running_loop
 from refold.summaries.context import SummaryContext, digest_of, price_of
@@ -121,13 +121,13 @@ class Writer:
             count = self._count
             self._count = lambda text: int(UNKNOWN_VOCABULARY * count(text)) + 1
 
-    async def summarize(self, summary_input: SummaryInput) -> PreparedSummary:
+    async def summarize(self, summary_input: SummaryInput) -> SummaryPart:
         """
         Raises:
             NoSummaryError: no call succeeded, or every answer was rejected.
         """
         settings = self.context.settings
-        most = summary_input.brief.most
+        most = summary_input.part.most
         if settings.max_tokens:
             max_tokens = min(settings.max_tokens, most)
             room = most
@@ -189,8 +189,9 @@ class Writer:
             round(self.cost, 6) if self._has_price else None,
             self._was_cached and not self.calls,
         )
-        brief = msgspec.structs.replace(summary_input.brief, most=room)
-        return PreparedSummary(brief, written, certificate, summary_input.made, summary_input.tip)
+        return msgspec.structs.replace(
+            summary_input.part, most=room, written=written, certificate=certificate
+        )
 
     async def summarize_message(self, one: MessageToSummarize, template: Template, task: str) -> str:
         """
