@@ -39,6 +39,7 @@ from refold.stores.store import (
 )
 from refold.testing import StoreContract
 from refold.testing.samples import KEY, ODD_NAMES, entries, entry, require_ability, user_message, verified
+from session_contract import SessionsContract
 
 LAYOUT = "/strategies/facts-1/actors/{}/"
 
@@ -63,7 +64,7 @@ def once(stub):
 
 
 # proves: B4e
-class TestAgentCore(StoreContract):
+class TestAgentCore(StoreContract, SessionsContract):
     @pytest.fixture
     def store(self, stub):
         return AgentCoreStore(stub.memory_id)

@@ -41,6 +41,7 @@ from refold.stores.store import (
 from refold.stores.url import shown_url
 from refold.testing import StoreContract
 from refold.testing.samples import ODD_NAMES
+from session_contract import SessionsContract
 
 KEY = Key("default", "chat")
 
@@ -124,7 +125,7 @@ def over_sqlite(path, host):
 
 
 # proves: B4f
-class TestMem0OverSQLite(StoreContract):
+class TestMem0OverSQLite(StoreContract, SessionsContract):
     @pytest.fixture
     def reopen(self, tmp_path):
         with Mem0Stub() as stub:
@@ -138,7 +139,7 @@ class TestMem0OverSQLite(StoreContract):
 
 
 # proves: B4g
-class TestHybridOverMemory(StoreContract):
+class TestHybridOverMemory(StoreContract, SessionsContract):
     @pytest.fixture
     def store(self):
         store = HybridStore(MemoryStore(), Notebook())

@@ -42,6 +42,7 @@ from refold.stores.store import Key, ToolSetting, open_store
 from refold.testing import StoreContract
 from refold.testing.samples import KEY, ODD_NAMES, entries, entry, user_message, verified
 from servers import Postgres, remove
+from session_contract import SessionsContract
 from uses import uses
 
 names = count()
@@ -69,7 +70,7 @@ def store(reopen):
 
 
 # proves: B4c
-class TestPostgres(StoreContract):
+class TestPostgres(StoreContract, SessionsContract):
     @pytest.fixture
     def reopen(self, reopen):
         return reopen

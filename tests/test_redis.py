@@ -34,6 +34,7 @@ from refold.stores.store import Key, Snapshot, ToolSetting, open_store
 from refold.testing import StoreContract
 from refold.testing.samples import KEY, ODD_NAMES, entries, entry, user_message, verified
 from servers import ALWAYS, Valkey, remove
+from session_contract import SessionsContract
 from uses import uses
 
 OTHER = Key(KEY.owner, "another")
@@ -45,7 +46,7 @@ ODD_NUMBERS = ("-1", "nan", "inf", "x", "", "1e30", "9" * 30)
 
 
 # proves: B4d
-class TestValkey(StoreContract):
+class TestValkey(StoreContract, SessionsContract):
     @pytest.fixture
     def reopen(self, valkey_url):
         return partial(from_url, valkey_url)
@@ -58,7 +59,7 @@ class TestValkey(StoreContract):
 
 
 # proves: B4d
-class TestValkeyCluster(StoreContract):
+class TestValkeyCluster(StoreContract, SessionsContract):
     """Three nodes, so that most keys are on another one than their neighbors."""
 
     test_a_session_opened_from_a_snapshot_equals_the_fold = None  # slow, and all in one slot

@@ -13,17 +13,18 @@ from refold.stores.shelf import Shelf
 from refold.stores.sqlite import SQLiteStore
 from refold.stores.store import Forks, Memories, RemoteReads, SearchIndex
 from refold.testing import StoreContract
+from session_contract import SessionsContract
 
 
 # proves: B4a
-class TestMemory(StoreContract):
+class TestMemory(StoreContract, SessionsContract):
     @pytest.fixture
     def store(self):
         return MemoryStore()
 
 
 # proves: B4b
-class TestSQLite(StoreContract):
+class TestSQLite(StoreContract, SessionsContract):
     @pytest.fixture
     def reopen(self, tmp_path):
         return partial(SQLiteStore, tmp_path / "refold.db")

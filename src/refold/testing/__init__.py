@@ -9,7 +9,7 @@
         def reopen(self, tmp_path):  # only where what is stored outlives the process
             return partial(MyStore, tmp_path / "log")
 
-Streams, writers and sessions are demanded of every store; a shelf, ids, forks, settings and search of those
+Streams and writers are demanded of every store; a shelf, ids, forks, settings and search of those
 that have them (`refold.stores.shelf` and `refold.stores.store` say what each is).
 What a store says in `cannot` that its engine is not able to do is skipped, with its own words.
 Adapters have an `AdapterContract`. Both need pytest and hypothesis, which refold itself does not, and neither

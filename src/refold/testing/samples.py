@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from refold.core.codec import GENESIS, Entry, chain
-from refold.core.message import Message, Text, ToolCall, ToolResult
+from refold.core.message import Message, ToolCall
 from refold.core.view import fold
 from refold.session.api import open
 from refold.session.session import Session
@@ -85,31 +85,8 @@ def user_message(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def message_with_id(id: str) -> Message:
-    return Message("user", (Text(f"message {id}"),), id)
-
-
 def calls_message(*ids: str) -> Message:
     return Message("assistant", tuple(ToolCall(id, "a tool", "{}") for id in ids))
-
-
-def act(session: Session, action: str, n: int) -> None:
-    """One of the things that users and agents do."""
-    match action:
-        case "user":
-            session.append(user_message(f"{n} words " * n))
-        case "calls":
-            session.append(calls_message(*(f"call {m}" for m in range(n % 4))))
-        case "result":
-            session.append(Message("tool", (ToolResult(f"call {n % 4}", "result " * n),)))
-        case "fit":
-            session.fit()
-        case "compact":
-            session.compact(keep_recent=n % 5)
-        case "undo" if n > 20:
-            session.undo()  # the newest
-        case "pin" | "unpin" | "undo" | "restore":
-            getattr(session, action)(n)
 
 
 def write_numbered(store: Store, writer: str, stop: int) -> None:

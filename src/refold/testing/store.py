@@ -4,7 +4,7 @@ import pytest
 
 from refold.testing.samples import Reopen
 from refold.testing.store_forks import ForksContract, IdsContract, LocatedContract
-from refold.testing.store_log import BatchesContract, SessionsContract, StreamsContract, WritersContract
+from refold.testing.store_log import BatchesContract, StreamsContract, WritersContract
 from refold.testing.store_search import SearchContract
 from refold.testing.store_values import SettingsContract, ShelfContract
 
@@ -12,7 +12,6 @@ from refold.testing.store_values import SettingsContract, ShelfContract
 class StoreContract(
     StreamsContract,
     WritersContract,
-    SessionsContract,
     IdsContract,
     LocatedContract,
     ForksContract,

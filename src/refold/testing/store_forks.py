@@ -1,8 +1,6 @@
 """Contract of stores that can fork, and of stores that find entries by id."""
 
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -11,20 +9,15 @@ from hypothesis import strategies as st
 
 from refold.core.codec import Entry
 from refold.core.errors import ConflictError, NotFoundError
-from refold.session.api import open
 from refold.stores.store import LOCATED, Forks, Key, LocatesIds, SelfCheck
 from refold.testing.samples import (
     KEY,
     ODD_NAMES,
-    assert_view_is_fold,
     entries,
     entry,
     examples,
-    message_with_id,
-    require_ability,
     requires,
     unique,
-    user_message,
     verified,
 )
 
@@ -58,34 +51,6 @@ class ForksContract:
             with pytest.raises(ConflictError):
                 forks.fork(KEY, taken, 1)
         assert [row.key for row in forks.conversations()] == [new, KEY]
-
-    # proves: B9
-    def test_what_is_said_or_edited_after_a_fork_stays_on_its_side(self, forks: Any) -> None:
-        parent = open("parent", store=forks)
-        parent.append([user_message(f"{n} " * 20) for n in range(8)])
-        fork = parent.fork("fork", at=5)
-        before = fork.view()
-        parent.compact(keep_recent=1)
-        parent.append(user_message("only here"), id="x")
-        assert fork.view() == before
-        fork.compact(keep_recent=2)
-        shown = parent.view()
-        assert fork.append(user_message("only there"), id="x") == 7
-        fork.undo()
-        assert parent.view() == shown
-        for session in (parent, fork):
-            assert_view_is_fold(session)
-
-    def test_ids_of_the_shared_past_are_found_and_others_are_not(self, forks: Any, ids: Any) -> None:
-        parent = open("parent", store=ids)
-        parent.append([message_with_id(str(n)) for n in range(4)])
-        fork = parent.fork("fork", at=1)
-        assert fork.append(user_message("again"), id="1") == 1
-        assert fork.append(user_message("new to the fork"), id="3") == 2
-        assert parent.append(user_message("again"), id="3") == 3
-        assert fork.fork("fork of the fork").append(
-            [message_with_id("0"), message_with_id("3"), message_with_id("4")]
-        ) == [0, 2, 3]
 
     def test_forks_twenty_deep_read_as_one_stream(self, forks: Any) -> None:
         keys = [Key(KEY.owner, str(n)) for n in range(21)]
@@ -152,51 +117,11 @@ class ForksContract:
 
 
 class IdsContract:
-    @pytest.fixture
-    def ids(self, store: Any) -> Any:
-        return store
-
-    def test_the_same_id_is_stored_once_and_keeps_its_place(self, ids: Any) -> None:
-        one, other = open("a", store=ids), open("a", store=ids)
-        one.append(user_message("before"))
-        assert one.append(user_message("hello"), id="x") == 1
-        assert other.append(user_message("hello again"), id="x") == 1
-        assert one.append(user_message("hello again"), id="x") == 1
-        assert [message.message.text for message in other.get_all()] == ["before", "hello"]
-
-    def test_in_a_batch_known_ids_are_skipped_and_the_rest_is_stored(self, ids: Any) -> None:
-        session = open("a", store=ids)
-        assert session.append([message_with_id("1"), message_with_id("2")]) == [0, 1]
-        batch: list[Any] = [
-            message_with_id("3"),
-            message_with_id("2"),
-            user_message("no id"),
-            message_with_id("4"),
-            message_with_id("3"),
-        ]
-        assert session.append(batch) == [2, 1, 3, 4, 2]
-        assert [message.id for message in session.get_all()] == ["1", "2", "3", "m3", "4"]
-
-    def test_an_id_that_threads_race_for_is_stored_once(self, ids: Any) -> None:
-        require_ability(ids, "compare-and-append")
-        barrier = Barrier(4)
-
-        def race(_: int) -> list[int]:
-            session = open("a", store=ids)
-            barrier.wait()
-            return [session.append(user_message(f"message {n}"), id=str(n)) for n in range(15)]
-
-        with ThreadPoolExecutor(4) as pool:
-            places = list(pool.map(race, range(4)))
-        assert len(verified(ids, Key("default", "a"))) == 15
-        assert places == [places[0]] * 4
-        assert sorted(places[0]) == list(range(15))
-
-    def test_ids_that_differ_in_anything_are_different(self, ids: Any) -> None:
-        ids.append(KEY, [entry(at, id=id) for at, id in enumerate(ODD_NAMES)])
-        assert ids.find(KEY, [*ODD_NAMES, "not there"]) == {id: at for at, id in enumerate(ODD_NAMES)}
-        assert ids.find(KEY, ODD_NAMES[3:4]) == {ODD_NAMES[3]: 3}
-        assert ids.find(KEY, []) == ids.find(Key("b", KEY.conversation), ODD_NAMES) == {}
+    def test_ids_that_differ_in_anything_are_different(self, store: Any) -> None:
+        store.append(KEY, [entry(at, id=id) for at, id in enumerate(ODD_NAMES)])
+        assert store.find(KEY, [*ODD_NAMES, "not there"]) == {id: at for at, id in enumerate(ODD_NAMES)}
+        assert store.find(KEY, ODD_NAMES[3:4]) == {ODD_NAMES[3]: 3}
+        assert store.find(KEY, []) == store.find(Key("b", KEY.conversation), ODD_NAMES) == {}
 
 
 class LocatedContract:

@@ -1,6 +1,5 @@
 """Contract of stores with a search index or vectors."""
 
-from collections.abc import Sequence
 from threading import Thread
 from typing import Any
 
@@ -63,7 +62,6 @@ def found(store: Any, scope: Scope, text: str, limit: int = 50) -> list[tuple[st
 
 class SearchContract:
     searched = requires(SearchIndex, "this store has no search index")
-    vectors = searched
 
     def test_all_that_was_appended_since_is_found_and_what_has_no_words_is_not(self, searched: Any) -> None:
         assert found(searched, KEY, "apple") == found(searched, KEY.owner, "apple") == []
@@ -221,8 +219,8 @@ class SearchContract:
     # By meaning
 
     # proves: B11
-    def test_vectors_are_found_by_what_they_are_near_to_and_erased_with_the_rest(self, vectors: Any) -> None:
-        session = open("a", store=vectors, embedder=WordEmbedder(("car", "automobile")))
+    def test_vectors_are_found_by_what_they_are_near_to_and_erased_with_the_rest(self, searched: Any) -> None:
+        session = open("a", store=searched, embedder=WordEmbedder(("car", "automobile")))
         session.append(
             [
                 user_message("the automobile is red"),
@@ -236,33 +234,8 @@ class SearchContract:
         session.clear()
         assert session.search("car") == []
 
-    def test_vectors_are_made_once_for_each_embedder(self, vectors: Any) -> None:
-        embedder = WordEmbedder()
-        session = open("a", store=vectors, embedder=embedder)
-        session.append([user_message("one"), user_message("two")])
-        for _ in range(2):
-            session.search("three")
-        assert embedder.asked == ["one", "two", "three", "three"]
-        assert vectors.nearest(session.key, "another", bytes(256), 5) == []
-
-    def test_nobody_who_appends_waits_for_an_embedder(self, vectors: Any) -> None:
-        other, done = open("b", store=vectors), list[bool]()
-
-        def slow(texts: Sequence[str]) -> list[list[float]]:
-            if not done:
-                thread = Thread(target=other.append, args=[user_message("pear")], daemon=True)
-                thread.start()
-                thread.join(PATIENCE_S)
-                done.append(not thread.is_alive())
-            return [[1.0, 0.0] for _ in texts]
-
-        session = open("a", store=vectors, embedder=slow)
-        session.append(user_message("apple"))
-        assert [hit.at for hit in session.search("apple")] == [0]
-        assert done == [True]
-
-    def test_vectors_of_a_fork_are_those_of_what_it_shares(self, vectors: Any, forks: Any) -> None:
-        session = open("a", store=vectors, embedder=WordEmbedder(("car", "automobile")))
+    def test_vectors_of_a_fork_are_those_of_what_it_shares(self, searched: Any, forks: Any) -> None:
+        session = open("a", store=searched, embedder=WordEmbedder(("car", "automobile")))
         session.append([user_message("the automobile"), user_message("an automobile")])
         fork = session.fork("b", at=0)
         assert [hit.at for hit in fork.search("car")] == [0]

@@ -2,32 +2,22 @@
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
 from threading import Barrier
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from refold.core.errors import ConflictError, NotFoundError, OverBudgetError
+from refold.core.errors import ConflictError
 from refold.core.event import Expiry
-from refold.session.api import open
 from refold.stores.shelf import Shelf
 from refold.stores.store import LOCATED, Forks, Key, Lease, SelfCheck, Snapshot, ToolSetting
 from refold.testing.samples import (
     KEY,
     ODD_NAMES,
-    TINY,
     Reopen,
-    act,
-    assert_view_is_fold,
     entries,
-    examples,
     require_reopen,
     requires,
-    unique,
     verified,
 )
 
@@ -36,7 +26,6 @@ STRANGER = Key("somebody else", KEY.conversation)
 NOWHERE = Key(KEY.owner, "not there yet")
 SHARED = f"{LOCATED}shared"
 BYTES = (b"", b"\x00", b"x", b"xx\x00", b"\x00\xff" * 8, b"words " * 5_000, bytes(range(256)) * 900)
-DEEDS = ["user", "user", "calls", "result", "fit", "compact", "pin", "unpin", "undo", "restore", "reopen"]
 
 
 class ShelfContract:
@@ -156,25 +145,6 @@ class ShelfContract:
         assert [other.get(scope, SHARED) for scope in (None, KEY)] == [b"1", b"1"]
         assert by_key(other.shelved(SHARED, KEY.owner)) == {KEY: b"1"}
         other.close()
-
-    @examples
-    @given(st.lists(st.tuples(st.sampled_from(DEEDS), st.integers(0, 25)), min_size=10, max_size=60))
-    def test_a_session_opened_from_a_snapshot_equals_the_fold(
-        self, shelf: Any, deeds: list[tuple[str, int]]
-    ) -> None:
-        opening = partial(open, f"conversation {next(unique)}", store=shelf, model="tiny", config=TINY)
-        session = opening()
-        for deed, n in deeds:
-            with suppress(NotFoundError, ConflictError, OverBudgetError):
-                act(session, deed, n)
-            if deed == "reopen":
-                assert_view_is_fold(session)
-                session.close()
-                session = opening()
-                saved = shelf.saved(session.key)
-                assert saved["main"].at if list(session.events()) else not saved
-            assert_view_is_fold(session)
-        assert len(verified(shelf, session.key)) == len(list(session.events()))
 
     def test_the_newest_snapshot_of_each_view_is_kept(self, shelf: Any) -> None:
         first, second = Snapshot(1, b"\x00x1", b"digest"), Snapshot(2, b"words " * 999, b"digest")
@@ -304,12 +274,3 @@ class SettingsContract:
             other: Any = reopen()
             assert set(other.settings()) == made
             other.close()
-
-    # proves: A13
-    def test_settings_are_in_force_in_conversations_opened_after(self, settings: Any) -> None:
-        file = {"tools": {"grep": {"expire": {"after_steps": 9, "length": 100}}}}
-        before = open("a", store=settings, config=file)
-        settings.set_setting(ToolSetting("", "grep", Expiry(after_steps=0)))
-        after = open("a", store=settings, config=file)
-        assert before.settings.tools["grep"].expire == Expiry(after_steps=9, length=100)
-        assert after.settings.tools["grep"].expire == Expiry(after_steps=0, length=100)
