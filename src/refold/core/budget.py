@@ -1,4 +1,4 @@
-"""How much fits: a window, what is reserved in it, when to act and what to come down to."""
+"""The budget of a view: the window, the reserves in it, the threshold and the target of compactions."""
 
 from collections.abc import Sequence
 from math import ceil, floor
@@ -7,114 +7,117 @@ import msgspec
 from msgspec import structs
 
 CROWDED = 0.6
-"""Of the trigger: what must be there may take so much before that moves."""
+"""Share of the trigger. If messages that cannot be hidden take more, the next compaction comes later."""
 LEAST_ROOM = 0.1
-"""Of the trigger: what is left for anything else, then."""
+"""Share of the trigger that is then left for other messages."""
 SOON = 0.85
-"""Of the trigger: from here on summaries are prepared."""
+"""Share of the trigger from which on summaries are prepared."""
 STEP = 0.05
-"""Of the trigger: by how much a view goes beyond it, in the step that does."""
-LEAST, LEAST_TOKENS = 0.05, 48
-"""What is worth a change at all: of the scale, and in tokens."""
+"""Share of the trigger by which the step that crosses it is assumed to exceed it."""
+MIN_SAVED_SHARE = 0.05
+"""Share of the scale that a batch of edits must save."""
+MIN_SAVED_TOKENS = 48
+"""Tokens that a batch of edits must save."""
 WINDOW = "threshold"
 """The trigger that the window itself sets; the user sets the others."""
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """All in tokens.
+    """Sizes in tokens of the model, unless they are called counted.
 
     >>> Budget().threshold
     93600
     """
 
     window: int = 128_000
-    """What the model can take in all, answer included."""
+    """The longest request and its answer together."""
     max_input: int | None = None
-    """The longest request, where that is less than the window would allow."""
+    """The longest request, if the provider limits it below the window."""
     output_reserve: int = 4_000
     """Room for the answer."""
     asked: bool = False
-    """The request itself asks for an answer so long: then all of it is left free."""
+    """True if the request itself sets the length of its answer; then the reserve is not scaled down."""
     system_reserve: int = 2_000
-    """Room for system text that the application adds by itself."""
+    """Room for system text that the application adds to the request."""
     safety_buffer: int = 5_000
-    """Room for what counting gets wrong."""
+    """Room for errors of the token count."""
     threshold_percent: float = 0.80
-    """The share of the rest at which something is done."""
+    """The threshold, as a share of the window without the reserves."""
     max_tokens: int | None = None
-    """What a compaction brings the view down to, at most the threshold; unset, three quarters of it."""
+    """The target of a compaction, at most the threshold; unset, three quarters of the trigger."""
     token_threshold: int | None = None
-    """Above so many tokens something is done as well."""
+    """Compact above so many tokens."""
     turn_threshold: int | None = None
-    """From so many turns since the last compaction on."""
+    """Compact after so many turns since the last compaction."""
     message_threshold: int | None = None
-    """Above so many messages since the last compaction."""
+    """Compact above so many messages since the last compaction."""
     overhead: int = 0
-    """What is counted for the request besides its messages (tools, system text apart), less `unsent`."""
+    """Counted tokens of the request besides its messages (tools, separate system text), less `unsent`."""
     unsent: int = 0
-    """What is counted for messages that stay in any case, and is not sent in the request's dialect."""
+    """Counted tokens of fixed messages that the request's dialect does not send."""
     ratio: float = 1.0
-    """How many tokens of the model's one counted token is."""
+    """Tokens of the model for one counted token."""
     due: int = 0
-    """Below so many tokens nothing is done, whatever the triggers say."""
+    """Below so many tokens nothing is compacted, even if a trigger fires."""
     growth: int = 0
-    """By how many tokens the view will grow before what is planned now is done."""
+    """Tokens by which the view will grow before a plan that is made now is carried out."""
     margin: float = 1.0
-    """The same before anything was measured: what rests on it does not change with every answer."""
+    """The ratio without measurements, for decisions that must not change with every answer."""
     constant: int = 0
-    """What every request takes, whatever is in it."""
+    """Tokens that every request takes besides its content."""
     keeps_recent: bool = False
-    """A compaction stops at the newest `keep_recent` messages: it has no number of tokens to reach."""
+    """A compaction has no target in tokens: it stops at the newest `keep_recent` messages."""
 
     @property
     def reserves(self) -> int:
-        """Never more than a quarter of the window, or a small model would have no room."""
+        """The sum of the reserves, at most a quarter of the window, so that small models have room."""
         wanted = self.output_reserve + self.system_reserve + self.safety_buffer
         return max(min(wanted, self.window // 4), self.output)
 
     @property
     def threshold(self) -> int:
-        """From here on something is done."""
+        """The size from which on the window itself triggers a compaction."""
         most = min(self.window - self.reserves, self.max_input or self.window)
         return floor(most * self.threshold_percent)
 
     @property
     def trigger(self) -> int:
-        """The same, or earlier where a number of tokens is set for it."""
+        """The size that triggers a compaction: the threshold, or `token_threshold` if that is lower."""
         return min(self.threshold, self.token_threshold or self.threshold)
 
     @property
     def target(self) -> int:
+        """The size that a compaction reaches."""
         wanted = self.trigger * 3 // 4 if self.max_tokens is None else self.max_tokens
         return min(wanted, self.threshold)
 
     @property
     def scale(self) -> int:
-        """The trigger that would go with the target: what is little or much is measured against it."""
+        """The trigger that belongs to the target; shares of savings are measured against it."""
         return min(self.trigger, self.target * 4 // 3)
 
     @property
     def enough(self) -> int:
-        """Down to this a summary that was made ahead need not be followed by anything else."""
+        """The size at which a prepared summary needs no further stage."""
         if self.max_tokens is not None:
             return self.target
         return min(self.room, (self.target + self.trigger) // 2)
 
     def ahead(self, tokens: int) -> "Budget":
-        """The same for a view that will grow from so many tokens to its trigger before anything is done."""
+        """The budget of a plan for later, when a view of so many tokens has grown to its trigger."""
         left = max(0, max(self.trigger, self.due) - tokens)
         return structs.replace(self, growth=min(left + int(STEP * self.trigger), self.target // 2))
 
     @property
     def goal(self) -> int:
-        """What the view is brought down to now, so that it is at its target when that counts."""
+        """The size to plan for now, so that the view is at its target after it has grown."""
         return self.target - self.growth
 
     def compacting(self, fired: Sequence[str], least: int) -> "Budget":
-        """The budget of a compaction that triggers set off, where `least` tokens cannot be hidden.
+        """The budget of a compaction by triggers that `fired`, if `least` tokens cannot be hidden.
 
-        A trigger that the user set acts at once. Turns and messages say when, not down to how many tokens:
-        without `max_tokens` all but the newest messages is compacted.
+        A trigger that the user set acts at once. Turns and messages define no target: without `max_tokens`,
+        everything but the newest messages is compacted.
         """
         by_size = {WINDOW, "token_threshold"} & {*fired}
         if fired and not by_size and self.max_tokens is None:
@@ -122,9 +125,10 @@ class Budget(msgspec.Struct, frozen=True):
         return self if {*fired} - {WINDOW} else self.above(least)
 
     def above(self, least: int) -> "Budget":
-        """The same, where so much must be there that it would hardly ever be below its trigger.
+        """The budget for a view of which `least` tokens cannot be hidden.
 
-        Then a compaction has to leave room to grow, or there would be one in every step.
+        If these take most of the room below the trigger, trigger and target move up, so that the view can
+        grow before the next compaction; otherwise there would be one in every step.
         """
         if least <= CROWDED * self.trigger:
             return self
@@ -132,35 +136,35 @@ class Budget(msgspec.Struct, frozen=True):
         return structs.replace(self, due=most, max_tokens=least + int(LEAST_ROOM * self.trigger))
 
     def down_to(self, target: int, trigger: int) -> "Budget":
-        """The same as if it were full at the trigger, so that stages act as they do there."""
+        """A budget with this target and trigger, for the same window."""
         share = trigger / max(1, min(self.window - self.reserves, self.max_input or self.window))
         return structs.replace(self, max_tokens=target, threshold_percent=share, token_threshold=None)
 
     @property
     def output(self) -> int:
-        """What is really left for the answer."""
+        """The reserve for the answer, after scaling."""
         return min(self.output_reserve, self.window if self.asked else self.window // 4)
 
     @property
     def room(self) -> int:
-        """Above this the provider would refuse the request."""
+        """The longest request that the provider accepts with room for the answer."""
         return min(self.window - self.output, self.max_input or self.window)
 
     @property
     def worthwhile(self) -> int:
-        """What a batch of edits saves at least, as it is counted: for less nothing is changed."""
-        return self.counted(max(int(LEAST * self.scale), LEAST_TOKENS))
+        """Counted tokens that a batch of edits must save; for less, nothing is changed."""
+        return self.counted(max(int(MIN_SAVED_SHARE * self.scale), MIN_SAVED_TOKENS))
 
     def counted(self, tokens: int) -> int:
-        """How much may be counted for so many tokens of the model's."""
+        """The counted tokens that make so many tokens of the model."""
         return max(0, floor((tokens - self.constant) / self.ratio))
 
     def tokens(self, counted: int) -> int:
-        """The model's tokens for what is counted so."""
+        """The model's tokens for so many counted ones."""
         return ceil(counted * self.ratio) + self.constant
 
     def fired(self, tokens: int, turns: int, messages: int) -> tuple[str, ...]:
-        """Which triggers a view of this size has set off, turns and messages since the last compaction."""
+        """The triggers that fire for a view; turns and messages count since its last compaction."""
         over = {
             WINDOW: tokens >= self.threshold,
             "token_threshold": self.token_threshold is not None and tokens > self.token_threshold,
@@ -170,7 +174,7 @@ class Budget(msgspec.Struct, frozen=True):
         return tuple(name for name, is_over in over.items() if is_over)
 
     def nearing(self, tokens: int, turns: int, messages: int) -> tuple[str, ...]:
-        """Which triggers will fire soon: it is time to prepare a summary for them."""
+        """The triggers that will fire soon, so that summaries are prepared for them."""
         early = structs.replace(
             self,
             threshold_percent=SOON * self.threshold_percent,

@@ -1,7 +1,7 @@
-"""Does an edit pay? What it costs where the provider keeps a cache, against what it saves from then on.
+"""What an edit costs in the provider's cache, and what it saves in later requests.
 
-A cached token costs `read`, one that the cache must take in `write`. An edit makes all that stands after its
-place new to the cache, once; every later request is shorter by what it removed.
+A token that the cache has costs `read`, a token that is written to the cache costs `write`. After an edit,
+everything behind its place is written once more; every later request is shorter by what the edit removed.
 """
 
 from math import sqrt
@@ -12,16 +12,16 @@ from refold.core.event import Worth
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """Of a request's tokens, in USD per million."""
+    """Prices of a request's tokens, in USD per million."""
 
     read: float
-    """Those that the cache has."""
+    """Of tokens that are in the cache."""
     write: float
-    """Those that it has not, and is told to keep."""
+    """Of tokens that are written to the cache."""
 
     @property
     def rewrite_ratio(self) -> float:
-        """For how many calls a token could stay for what it costs to write it anew.
+        """For how many calls a token can be read for the extra price of writing it once.
 
         >>> Prices(read=0.5, write=5.0).rewrite_ratio
         9.0
@@ -30,9 +30,9 @@ class Prices(msgspec.Struct, frozen=True):
 
 
 def break_even(prices: Prices, kept: int, removed: int, cost: float = 0.0) -> float:
-    """After how many calls it has paid to remove so much, where so much after it is kept and written anew.
+    """After how many calls an edit has paid that removes some tokens and has others written again.
 
-    `cost` is what a summary cost, in USD.
+    `kept` tokens stand behind the edit; `cost` is what a summary cost, in USD.
 
     >>> round(break_even(Prices(0.3, 3.75), kept=4_000, removed=10_000), 1)
     4.6
@@ -43,9 +43,9 @@ def break_even(prices: Prices, kept: int, removed: int, cost: float = 0.0) -> fl
 
 
 def batch(prices: Prices, kept: int, per_step: float) -> float:
-    """How much should become removable before it is removed, where so much becomes so in every step.
+    """The cheapest size of a batch, in tokens, if `per_step` tokens become removable in every step.
 
-    By then, to carry it has cost what it costs to write anew: waiting longer is dearer, and so is haste.
+    At this size, sending the removable tokens has cost as much as writing the `kept` ones again.
 
     >>> round(batch(Prices(0.3, 3.75), kept=8_000, per_step=500))
     9592
@@ -54,39 +54,49 @@ def batch(prices: Prices, kept: int, per_step: float) -> float:
 
 
 class CacheTerms(msgspec.Struct, frozen=True):
-    """Under which an edit is made: what is known of the conversation's past, and assumed of its future."""
+    """What decides whether an edit pays: prices, and the calls that are expected."""
 
     prices: Prices
     calls: int
-    """Calls by which it must have paid: as many are expected as there were since the last compaction."""
+    """Calls within which it must pay: as many are expected as there were since the last compaction."""
     is_cold: bool = False
-    """The cache has forgotten the conversation: all is written anew, edited or not."""
+    """The cache has expired: everything is written again, edited or not."""
     ratio: float = 1.0
-    """How many tokens of the model's one counted token is."""
+    """Tokens of the model for one counted token."""
     stake: float | None = None
-    """Cached tokens that may be lost by it, should the conversation end at once; None if it must be made."""
+    """The largest loss if the conversation ends at once, in cached tokens; None if the edit must be made."""
 
     def weigh(self, removed: int, kept: int, cost: float = 0.0) -> Worth:
-        """Both as they are counted."""
-        removed, kept = int(removed * self.ratio), 0 if self.is_cold else int(kept * self.ratio)
+        """What an edit is expected to save that removes some counted tokens and keeps others behind it."""
+        removed = int(removed * self.ratio)
+        rewritten = 0 if self.is_cold else int(kept * self.ratio)
         prices = self.prices
-        saved = (self.calls * removed * prices.read - kept * (prices.write - prices.read)) / 1e6 - cost
-        calls = min(break_even(prices, kept, removed, cost), 1e9)
-        told = (round(calls, 1), self.calls, round(saved, 6), cost)
-        return Worth(removed, kept, *told, self.stake is None, self.is_cold)
+        loss = rewritten * (prices.write - prices.read)
+        saved = (self.calls * removed * prices.read - loss) / 1e6 - cost
+        calls = min(break_even(prices, rewritten, removed, cost), 1e9)
+        return Worth(
+            removed,
+            rewritten,
+            after=round(calls, 1),
+            calls=self.calls,
+            saved=round(saved, 6),
+            cost=cost,
+            was_forced=self.stake is None,
+            was_cold=self.is_cold,
+        )
 
     def accepts(self, worth: Worth) -> bool:
-        """Whether it is made: it must be, or it pays, and the loss is bearable if it does not after all."""
+        """True if the edit must be made, or if it pays and its possible loss is within the stake."""
         if self.stake is None:
             return True
         return worth.after <= self.calls and self.prices.rewrite_ratio * worth.rewritten <= self.stake
 
 
 def stake(prices: Prices, risk: float, said: int, carried: int, shown: int, rewritten: int) -> float:
-    """What may be put at risk: all that was saved so far, and a share of what it would have cost to send all.
+    """The largest loss that is accepted, in cached tokens: the savings so far, and a share of the full cost.
 
-    In cached tokens. `said` are the tokens of all messages; `carried` is their sum over all requests, `shown`
-    what those requests had of it; `rewritten` is what edits made new to the cache.
+    `said` is the tokens of all messages, `carried` their sum over all requests without edits, `shown` the
+    sum over the requests as sent, and `rewritten` the tokens that edits had written again.
     """
     whole = carried + said * prices.write / prices.read
     return max(0.0, carried - shown - prices.rewrite_ratio * rewritten + risk * whole)

@@ -1,4 +1,4 @@
-"""Everything that can go wrong.
+"""The exceptions of refold.
 
 RefoldError
 ├── MessageError       a message that cannot be understood; nothing was stored
@@ -6,10 +6,10 @@ RefoldError
 ├── NotFoundError      no such conversation, place or message
 │   └── CannotExpandError  there is nothing to show again at that place
 ├── OverBudgetError    what must be shown does not fit the window
-├── ConflictError      that place or name is taken: somebody else wrote first
+├── ConflictError      another writer took that place or name first
 └── StoreError         the store cannot be used now; nothing acknowledged is lost
     ├── CorruptError   what is stored is not what was written
-    └── NewerError     written by a newer refold than this one
+    └── NewerError     written by a newer version of refold
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 
 class RefoldError(Exception):
-    """The root: `except RefoldError` catches whatever refold raises on purpose.
+    """The base of all errors that refold raises on purpose.
 
-    Its text says where, why and what to do.
+    The text says what is wrong, where, and what to do.
     """
 
     def __reduce__(self) -> tuple[object, ...]:
-        """As it is, for another process: `__init__` may want more than the text."""
+        """Pickles the error without calling `__init__`, which may take other arguments than the text."""
         return _again, (type(self), self.args), self.__dict__
 
 
@@ -58,14 +58,14 @@ class SettingError(RefoldError):
 class NotFoundError(RefoldError):
     """No such conversation, place or message.
 
-    `refold list` and `refold show ID` print those that there are, `refold list --all-owners` everybody's.
+    `refold list` and `refold show ID` print those that exist; `refold list --all-owners` lists every owner's.
     """
 
 
 class CannotExpandError(NotFoundError):
-    """The place has nothing to expand, or no such part.
+    """There is nothing to expand at this place, or no such part.
 
-    Ask for another place or part; the text says why, in a sentence for whoever asked, be it a model.
+    Ask for another place or part. The text is a sentence that a model can act on, too.
     """
 
 
@@ -77,7 +77,7 @@ class LargePart(NamedTuple):
     role: str
     tokens: int
     advice: str
-    """What to do about it."""
+    """How to make it smaller."""
     at: int | None = None
     """Its place; None for tools and for system text that the caller gives beside the messages."""
 

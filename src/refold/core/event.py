@@ -1,13 +1,13 @@
 """Events: the facts that make up a conversation. They are appended and never changed.
 
-Said      a message entered the conversation
+Said      a message was recorded
 Replaced  a span of it is now shown as something shorter
 Undone    an earlier Replaced, Pinned or Undone no longer holds
-Pinned    messages that stay shown, whatever replaces their neighbors
+Pinned    messages stay in every view
 Measured  the tokens of a request, as the provider reported them
 Called    a summarizer was called: what it cost, and whether it failed
 Named     the conversation was given a title, or a model
-Unknown   an event of a kind that only a newer refold understands
+Unknown   an event of a kind that only a newer version understands
 
 The place of an event in its log, `at`, never changes; handles name it.
 
@@ -47,37 +47,37 @@ class Span(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class Expiry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When a message may be reduced; unset fields are as configured."""
+    """When and how a message is reduced; unset fields keep the configured value."""
 
     after_steps: int | None = None
-    """Shown whole for so many steps after the one that added it; unset, always."""
+    """Steps after its own for which a message is shown whole; unset, always."""
     mode: Literal["none", "remove", "compact"] | None = None
-    """What happens then: nothing, only its name is left, or it is shown shorter; unset, shorter."""
+    """What happens then: nothing, only the name stays, or a shorter text is shown; unset, `compact`."""
     compact_mode: Literal["first-n-chars", "ai-summary", "skeleton"] | None = None
-    """What is shown: its beginning, what a model writes, or keys, values and errors; unset, its beginning."""
+    """The text that `compact` shows: its beginning, a model's summary, or keys, values and errors; unset, its
+    beginning."""
     length: int | None = None
-    """Characters that stay; unset, 500."""
+    """Characters to keep; unset, 500."""
     prompt: str | None = None
     """The prompt for the summarizer: a text, or a file if it ends in `.md` or `.txt`."""
     strategy: Literal["age", "relevance"] | None = None
-    """All that is old expires, or of that only what has little to do with the work at hand: with the words,
-    identifiers and quotations of the newest messages, or with their meaning where there is an embedder;
-    unset, all."""
+    """`age`: every old message expires. `relevance`: only those that have little in common with the newest
+    messages, by words, identifiers and quotations, or by meaning if there is an embedder. Unset, `age`."""
     threshold: float | None = None
-    """With `relevance`: what is less relevant than this expires; unset, 0.3."""
+    """With `relevance`: messages below this score expire; unset, 0.3."""
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True):
-    """A shown message without its text: what views and policies need to know of it."""
+    """A shown message without its text: the facts that views and policies need."""
 
     at: int
     """The event with the text: the `Said`, or the `Replaced` that shows something new."""
     role: Role
     tokens: int
     turn: int
-    """Requests of the user, up to and including this message."""
+    """Number of requests of the user up to and including this message."""
     step: int
-    """Assistant messages up to and including this one."""
+    """Number of assistant messages up to and including this one."""
     calls: tuple[str, ...] = ()
     """Ids of the tool calls it makes."""
     answers: str | None = None
@@ -105,12 +105,12 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def place(self) -> int:
-        """Where it was said; of a correction, where that was said which it corrects."""
+        """The place of the recorded message; for a correction, of the message that it corrects."""
         return self.at if self.corrects is None else self.corrects
 
     @property
     def asks(self) -> bool:
-        """It is the user's own: the task, or a later request."""
+        """True for requests of the user: the task, or a later one."""
         is_about = self.summary or self.retry or self.recalled or self.wordless
         return self.role == "user" and not is_about
 
@@ -190,7 +190,7 @@ class Worth(msgspec.Struct, frozen=True, omit_defaults=True):
     cost: float = 0.0
     """USD for the summaries in it."""
     was_forced: bool = False
-    """The window or a setting required it, whatever it costs."""
+    """The window or a setting required it, at any cost."""
     was_cold: bool = False
     """The cache had expired."""
 
@@ -255,7 +255,7 @@ class Measured(msgspec.Struct, frozen=True):
     model: str | None = None
     time: float = 0.0
     prefix: str | None = None
-    """What stood before the messages, system text and tools, as a digest."""
+    """A digest of system text and tools."""
     made: int = 0
     """The first place that came after the request was made."""
 
@@ -272,12 +272,12 @@ class Called(msgspec.Struct, frozen=True):
     at: int
     view: str
     span: Span
-    """What was to be summarized."""
+    """The messages to summarize."""
     model: str
     problem: str | None
-    """Why there is no summary of it; None where there is."""
+    """Why the call failed; None if it succeeded."""
     calls: int
-    """Requests that were made."""
+    """Number of requests to the provider."""
     usage: Usage | None = None
     cost: float = 0.0
     """USD, as far as prices are known."""

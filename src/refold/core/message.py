@@ -1,4 +1,4 @@
-"""What was said: a role and typed parts, the same whatever provider it came from.
+"""Messages: a role and typed parts, independent of the provider.
 
 >>> Message("user", (Text("Book a flight to Oslo."),)).text
 'Book a flight to Oslo.'
@@ -20,7 +20,7 @@ else:
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 ABOVE = "[Summary of the conversation before this]"
-"""Stands above a summary that came as a marker, where that is shown as text."""
+"""Heading of a compaction marker that is shown as text."""
 Kind: TypeAlias = Literal["action-result", "sub-agent-result", "user-input", "retry-context", "system"]
 
 
@@ -35,18 +35,18 @@ class Text(_Part, frozen=True, tag="text"):
 
 
 class Reasoning(_Part, frozen=True, tag="reasoning"):
-    """What the model thought before it answered."""
+    """The reasoning of the model before its answer."""
 
     text: str
 
 
 class ToolCall(_Part, frozen=True, tag="tool-call"):
-    """A tool that the model wants to be run."""
+    """A call of a tool."""
 
     call_id: str
     tool: str
     input: str
-    """JSON text, kept as the model wrote it: key order, spacing, even when it is broken."""
+    """JSON text exactly as the model wrote it, even if it is invalid."""
 
 
 class Media(_Part, frozen=True, tag="media"):
@@ -60,7 +60,7 @@ class Media(_Part, frozen=True, tag="media"):
 
     @property
     def inline(self) -> tuple[str, str] | None:
-        """Type and base64 data, also where the data stands in a URL; None where it is elsewhere."""
+        """MIME type and base64 data, also from a `data:` URL; None if the data is elsewhere."""
         for source in (self.data, self.url):
             if source and source.startswith("data:"):
                 head, _, data = source[5:].partition(",")
@@ -73,11 +73,11 @@ class Opaque(_Part, frozen=True, tag="opaque"):
 
     value: Any
     dialect: str | None = None
-    """Where it came from, and the only place where it means something; None is anywhere."""
+    """The only dialect in which it has a meaning; None means all."""
 
 
 class ToolResult(_Part, frozen=True, tag="tool-result"):
-    """What a tool answered."""
+    """The result of a tool call."""
 
     call_id: str
     output: str | tuple[Text | Media | Opaque, ...]
@@ -90,13 +90,13 @@ class StepStart(_Part, frozen=True, tag="step-start"):
 
 
 class CompactionMarker(_Part, frozen=True, tag="compaction-marker"):
-    """A summary that a provider or an application made by its own means, in its own form."""
+    """A summary that a provider or an application made, in its own format."""
 
     value: Any = None
 
     @property
     def text(self) -> str:
-        """The summary in words; empty where only its maker can read it.
+        """The text of the summary; empty if it is encrypted.
 
         >>> CompactionMarker({"type": "compaction", "content": "The flight is booked."}).text
         'The flight is booked.'
@@ -110,13 +110,13 @@ class CompactionMarker(_Part, frozen=True, tag="compaction-marker"):
 
     @property
     def is_sealed(self) -> bool:
-        """It says something that only its maker can read."""
+        """True if the summary is encrypted."""
         sealed = self.value.get("encrypted_content") if isinstance(self.value, dict) else None
         return bool(sealed) and not self.text
 
     @property
     def spoken(self) -> str:
-        """The summary as a dialect shows it that has no such part."""
+        """The summary as text, for dialects without such a part."""
         return f"{ABOVE}\n{self.text}" if self.text else ""
 
 
@@ -124,14 +124,14 @@ Part: TypeAlias = Text | Reasoning | ToolCall | ToolResult | Media | StepStart |
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the provider says a call took, in tokens. `input` includes what was read from its cache."""
+    """Tokens as reported by the provider. `input` includes those read from the cache."""
 
     input: int
     output: int = 0
     cache_read: int = 0
     cache_write: int = 0
     calls: int = 1
-    """How often the provider called the model for it, with tools of its own between; all are in the sum."""
+    """Model calls in the sum; several if the provider ran tools of its own in between."""
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
@@ -152,19 +152,19 @@ class Message(msgspec.Struct, Generic[Meta], frozen=True, omit_defaults=True):
     summary: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.parts, str):  # Message("user", "hello"): what anybody would type
+        if isinstance(self.parts, str):  # such as Message("user", "hello")
             msgspec.structs.force_setattr(self, "parts", (Text(self.parts),))
         elif not isinstance(self.parts, tuple):
             msgspec.structs.force_setattr(self, "parts", tuple(self.parts))
 
     @property
     def text(self) -> str:
-        """All that a reader would read, tool results included, without reasoning."""
+        """The text of all parts, tool results included, without reasoning."""
         return "".join(filter(None, map(_text, self.parts)))
 
     @property
     def has_words(self) -> bool:
-        """It has text or sound; a message of pictures and files alone has none."""
+        """True if it has text or audio, and not only images and files."""
         is_sound = any(isinstance(part, Media) and part.kind == "audio" for part in self.parts)
         return is_sound or bool(self.text.strip())
 
@@ -174,18 +174,18 @@ class Message(msgspec.Struct, Generic[Meta], frozen=True, omit_defaults=True):
 
     @property
     def is_summary(self) -> bool:
-        """It stands for messages before it and says nothing else."""
+        """True if it only summarizes the messages before it."""
         others = [part for part in self.parts if not isinstance(part, CompactionMarker | StepStart)]
         return self.summary or (bool(self.markers) and not others)
 
     @property
     def summaries(self) -> str:
-        """The summary that it is, or those that stand in it beside other parts."""
+        """The text of the summary that it is, or of the summaries among its parts."""
         return self.text if self.is_summary else "\n".join(marker.text for marker in self.markers)
 
     @property
     def is_sealed(self) -> bool:
-        """It has a summary that only its maker can read: no other summary can take its place."""
+        """True if it has an encrypted summary, which no other summary can replace."""
         return any(marker.is_sealed for marker in self.markers)
 
     @property

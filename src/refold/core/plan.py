@@ -1,4 +1,4 @@
-"""What to do about a view: a policy proposes edits, `settle` turns them into events."""
+"""Plans: a policy proposes edits of a view, and `settle` turns them into events."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ Count: TypeAlias = Callable[[Message], int]
 
 
 class Edit(msgspec.Struct, frozen=True):
-    """A proposal: show this instead of what stands in the span."""
+    """A proposal to show these messages instead of those in the span."""
 
     span: Span
     shown: tuple[Message | int, ...]
@@ -25,11 +25,11 @@ class Edit(msgspec.Struct, frozen=True):
     kind: str
     why: str
     setting: tuple[str, ...] = ()
-    """Which setting decided it, by its path among the agent's."""
+    """The path of the agent's setting that decided it."""
     certificate: Certificate | None = None
-    """Of a summary: what it rests on."""
+    """Of a summary: how it was made and checked."""
     focus: str = ""
-    """Of a summary: what it was to tell most about."""
+    """Of a summary: its requested focus."""
 
 
 Plan: TypeAlias = Sequence[Edit]
@@ -44,7 +44,7 @@ class Policy(Protocol):
 
 
 class CompactionRequest(msgspec.Struct, frozen=True):
-    """A compaction on demand: down to the newest messages, or to a number of tokens by whatever it takes."""
+    """A compaction on demand, down to the newest messages or to a number of tokens."""
 
     strategy: str
     keep_recent: int | None = None
@@ -59,21 +59,21 @@ class CompactionRequest(msgspec.Struct, frozen=True):
 
 
 def protected(view: View) -> set[int]:
-    """What no edit may hide: the task, what is pinned, and the latest user message."""
+    """The places that no edit may hide: the task, pinned messages and the latest user message."""
     return {*view.kept} | ({view.latest} if view.latest is not None else set())
 
 
 def must_stay(view: View) -> list[Line]:
-    """The same as lines, with the system text before the conversation: less no view can have."""
+    """The lines that every view has: protected messages, and system text before the conversation."""
     fixed = protected(view)
     first = next((line.place for line in view.lines if line.role != "system"), 0)
     return [line for line in view.lines if line.at in fixed or (line.role == "system" and line.place < first)]
 
 
 def reducible(view: View) -> list[Item]:
-    """Items of one message that may be reduced in its place: as it was said, or shortened already.
+    """Items of one message, recorded or already shortened, that may be reduced in place.
 
-    What somebody restored, or took an edit back from, is left alone, and what was expanded just now.
+    Leaves out restored messages, messages whose edit was undone, and expansions under lease.
     """
     return [
         item
@@ -94,7 +94,7 @@ def is_reducible(item: Item) -> bool:
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """What an event gets from outside."""
+    """The place, time and view of a new event, which pure code cannot know."""
 
     at: int
     time: float
@@ -104,7 +104,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
 
 def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
-    """The event for an edit; whatever it must not hide stays in sight.
+    """The event for an edit; protected messages in its span stay shown.
 
     Raises:
         ConflictError: the edit would cut what is shown in two, or names what is not shown.
@@ -112,8 +112,10 @@ def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
     covered = _covered(edit, view)
     lines = [line for item in covered for line in item.lines]
     by_place = {line.at: line for line in lines}
-    stay_anyway = {line.place: line for line in lines if line.at in view.kept}  # the fold keeps them in sight
-    latest = view.latest  # stays by itself, pinned or not: a pin may be taken off
+    stay_anyway = {
+        line.place: line for line in lines if line.at in view.kept
+    }  # the fold shows them in any case
+    latest = view.latest  # listed by itself, since a pin can be undone
     shown = list(edit.shown)
     if latest is not None and latest in by_place and latest not in edit.shown:
         shown.append(latest)
@@ -126,15 +128,25 @@ def settle(edit: Edit, view: View, stamp: Stamp, count: Count) -> Replaced:
         else:
             turn, step = (lines[-1].turn, lines[-1].step) if lines else (0, 0)
             line = line_of(one, stamp.at, count(one), turn, step, n)
-            if len(lines) == 1:  # it goes on in its place, with what was set for it
+            if len(lines) == 1:  # the new message replaces it in its place
                 old = lines[0]
                 kept = {"whole": old.whole, "expiry": old.expiry, "retry": old.retry}
                 line = msgspec.structs.replace(line, **kept, wordless=old.wordless)
             after.append(line)
-    tokens = (cost(lines), cost(display(after, edit.span, stay_anyway)))
-    what, why = (edit.span, tuple(shown), tuple(after), edit.kind), (edit.why, tokens)
-    made = Replaced(stamp.at, stamp.view, *what, *why, stamp.time, stamp.round, edit.certificate)
-    return made if stamp.keeps_originals else msgspec.structs.replace(made, keeps_originals=False)
+    return Replaced(
+        stamp.at,
+        stamp.view,
+        edit.span,
+        tuple(shown),
+        tuple(after),
+        edit.kind,
+        edit.why,
+        (cost(lines), cost(display(after, edit.span, stay_anyway))),
+        stamp.time,
+        stamp.round,
+        edit.certificate,
+        keeps_originals=stamp.keeps_originals,
+    )
 
 
 def applied(view: View, edit: Replaced) -> View:
@@ -164,12 +176,22 @@ def cost(lines: Iterable[Line]) -> int:
 
 
 def line_of(message: Message, at: int, tokens: int, turn: int, step: int, n: int = 0) -> Line:
-    calls, results = message.calls, message.results
+    calls = message.calls
+    results = message.results
     tools = [call.tool for call in calls] or [result.tool for result in results if result.tool]
-    ids, answers = tuple(call.call_id for call in calls), results[0].call_id if results else None
-    wordless = message.role == "user" and not message.has_words
-    facts = (message.role, tokens, turn, step, ids, answers, tuple(tools), n)
-    return Line(at, *facts, summary=message.is_summary, wordless=wordless)
+    return Line(
+        at,
+        message.role,
+        tokens,
+        turn,
+        step,
+        calls=tuple(call.call_id for call in calls),
+        answers=results[0].call_id if results else None,
+        tools=tuple(tools),
+        n=n,
+        summary=message.is_summary,
+        wordless=message.role == "user" and not message.has_words,
+    )
 
 
 def _covered(edit: Edit, view: View) -> Sequence[Item]:
@@ -182,6 +204,6 @@ def _covered(edit: Edit, view: View) -> Sequence[Item]:
 
 
 def _meeting(view: View, span: Span) -> tuple[int, int]:
-    """Which items meet a span: from the first index up to the second."""
+    """The range of the indices of items that meet a span."""
     first = bisect_right(view.items, span.start, key=lambda item: item.span.end)
     return first, max(first, bisect_left(view.items, span.end, key=lambda item: item.span.start))
