@@ -289,7 +289,7 @@ def _trace(event: SessionEvent) -> None:
 
 
 def session_events(event: Event, conversation: str, turn: int, step: int) -> Iterable[SessionEvent]:
-    """What callbacks are told about a stored event."""
+    """The events that callbacks get for a stored event."""
     match event:
         case Said(line=line, message=message):
             yield MessageEvent(

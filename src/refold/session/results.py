@@ -16,19 +16,19 @@ MessageState: TypeAlias = Literal["whole", "reduced", "hidden", "corrected"]
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
-    """Tokens of the whole next request: messages, and tools where they were given."""
+    """Tokens of the whole request: messages, system text, and the tools if they were given."""
 
     before: int
     after: Mapping[str, int]
-    """What was left after each kind of reduction that ran."""
+    """The tokens after each stage that changed something, by its name."""
     final: int
 
 
 class RequestTokens(int):
-    """The tokens of a request: a number that knows its parts."""
+    """The tokens of a request, as a number, with those of its parts."""
 
     system: int
-    """Of system text beside the messages; what every request takes is counted with its first part."""
+    """Of separate system text. The fixed overhead of a request is counted with its first part."""
     tools: int
     messages: tuple[int, ...]
     """Of each message, in order."""
@@ -53,18 +53,18 @@ class EditReport(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What `fit` did, and why."""
+    """The edits that `fit` made, and why."""
 
     tokens: TokenCounts
     limit: int
     """The model's window."""
     room: int
-    """What is left of it besides the answer's reserve and this request."""
+    """Tokens of the window that neither the reserve for the answer nor this request takes."""
     edits: tuple[EditReport, ...] = ()
     fired: tuple[str, ...] = ()
-    """Which triggers made it act."""
+    """The triggers that fired."""
     cache_break_at: int | None = None
-    """The earliest place that looks different from the last request, for the provider's cache."""
+    """The earliest place that differs from the last request, where the provider's cache ends."""
     notices: tuple[str, ...] = ()
 
 
@@ -73,23 +73,23 @@ class Fitted(msgspec.Struct, frozen=True):
 
     messages: list[dict[str, Any]]
     request: dict[str, Any]
-    """To splat into the SDK's call: messages and system text, model and tools where they are known."""
+    """Keyword arguments for the SDK's call: messages, system text, and model and tools if they are known."""
     report: Report
     system: Any = None
-    """System text, where the dialect has it apart from the messages."""
+    """System text, if the dialect has a field of its own for it."""
     settled: int = 0
-    """How many messages, from the first on, stay as they are until the next edit: where a provider wants to
-    be told what to cache, the last of these is the place. 0 where nothing was edited.
+    """How many messages from the first on will not change before the next edit; a cache mark belongs on the
+    last of them. 0 if nothing was edited.
     """
 
     @property
     def input(self) -> list[dict[str, Any]]:
-        """The messages, as OpenAI's Responses call them."""
+        """The messages, under the name of OpenAI's Responses API."""
         return self.messages
 
 
 class FittedMessages(list[dict[str, Any]]):
-    """The list that `refold.fit` returns, with the report of what was done to it."""
+    """The list that `refold.fit` returns, with its report."""
 
     report: Report
 
@@ -102,45 +102,45 @@ class FittedMessages(list[dict[str, Any]]):
 
 
 class Overflow(msgspec.Struct, frozen=True):
-    """How the next request stands to the model's window. All in tokens."""
+    """The size of the next request and the model's window, in tokens."""
 
     is_overflow: bool
-    """It does not leave the answer its room."""
+    """True if the request leaves too little room for the answer."""
     is_approaching: bool
-    """It takes nine tenths of what there is besides that room."""
+    """True if the request takes nine tenths of the rest of the window."""
     current_tokens: int
     available_tokens: int
     limit: int
-    """The model's window. A provider may refuse long requests before it is full: then less is available."""
+    """The model's window. If the provider limits requests below it, less is available."""
     threshold: int
-    """From here on `fit` makes it smaller."""
+    """The size from which on `fit` compacts."""
     output_reserve: int
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Whether the next `fit` compacts the view: true if a trigger fired and there is something to gain."""
+    """Whether the next `fit` compacts the view: true if a trigger fired and compacting helps."""
 
     fired: tuple[str, ...]
-    """Which triggers: threshold, token_threshold, turn_threshold, message_threshold."""
+    """Triggers: threshold, token_threshold, turn_threshold, message_threshold."""
     tokens: int
     turns: int
     """Since the last compaction."""
     messages: int
-    """Since the last compaction; what stands for the compacted ones is one message."""
+    """Since the last compaction; a summary counts as one message."""
     obstacle: str = ""
-    """Why `fit` would compact nothing although a trigger fired."""
+    """Why `fit` compacts nothing although a trigger fired."""
 
     def __bool__(self) -> bool:
         return bool(self.fired) and not self.obstacle
 
 
 class StoredMessage(msgspec.Struct, frozen=True):
-    """A message as it was recorded, and how this view shows it."""
+    """A recorded message, and how the view shows it."""
 
     message: Message
     at: int
     index: int
-    """Which message of the conversation, counting messages only."""
+    """Its number among the messages of the conversation, from 0."""
     id: str
     conversation: str
     tokens: int
@@ -152,9 +152,9 @@ class StoredMessage(msgspec.Struct, frozen=True):
     tools: tuple[str, ...] = ()
     expiry: Expiry | None = None
     edit: int | None = None
-    """Place of the edit that shortens, corrects or hides it in this view now."""
+    """Place of the edit that shortens, corrects or hides it in the view now."""
     is_expired: bool = False
-    """That edit came from an expiry."""
+    """True if the edit is an expiration."""
     shown_tokens: int = 0
     keeps_original: bool = True
     """False if it was hidden with `keep_originals: false`."""
@@ -179,7 +179,7 @@ class StoredMessage(msgspec.Struct, frozen=True):
         return self.tokens - self.shown_tokens if self.edit is not None else 0
 
     def part_id(self, n: int) -> str:
-        """The stable id of its nth part."""
+        """The stable id of part `n`."""
         return f"{self.id}.{n}"
 
 
@@ -187,35 +187,35 @@ _KINDS: dict[str, Kind] = {"user": "user-input", "system": "system", "tool": "ac
 
 
 def kind_of(said: Said) -> Kind | None:
-    """What its sender said it is, or else what its role says."""
+    """The kind that was given with the message, or else the one of its role."""
     return said.kind or _KINDS.get(said.line.role)
 
 
 class Hit(msgspec.Struct, frozen=True):
-    """A message that was found, or what somebody put in the place of one."""
+    """A search result: a recorded message, or a correction of one."""
 
     conversation: str
     at: int
-    """Where it was said; of a correction, where that was said which it corrects."""
+    """The place of the recorded message, also for a correction."""
     role: str
     tools: tuple[str, ...]
-    """That it calls or answers for, as far as they are known."""
+    """Names of the tools that it calls or answers for, if they are known."""
     excerpt: str
-    """One line from where it says what was asked for."""
+    """The matching part, in one line."""
     score: float
-    """More is better; comparable within one search only."""
+    """Higher is better; comparable within one search only."""
     in_view: bool | None
-    """The model is shown the whole of it now, in its conversation; None where that cannot be known."""
+    """True if the view of its conversation shows it whole now; None if that is not known."""
     time: datetime
     is_corrected: bool = False
-    """Something else stands in its place since; false where that cannot be known."""
+    """True if a correction has replaced it; false if that is not known."""
 
 
 class CompactionResult(msgspec.Struct, frozen=True):
-    """What a compaction on demand did, or would do."""
+    """The result of a compaction on demand, or of its dry run."""
 
     summary_messages: tuple[Message, ...]
-    """What stands for the messages of the range now."""
+    """The messages that now stand for the range."""
     compacted_range: tuple[int, int]
     """Message indices, the end exclusive."""
     tokens_saved: int
@@ -231,17 +231,17 @@ class EditRow(msgspec.Struct, frozen=True, kw_only=True):
 
     at: int
     kind: str
-    """The rule that made it: cap, expire, dedupe, prune, summarize …"""
+    """The stage or verb that made it: cap, expire, dedupe, prune, summarize, restore …"""
     why: str
-    """With the setting that decided it, and where that was set."""
+    """The reason, with the setting that decided it and where that was set."""
     span: Span
     tokens: tuple[int, int]
-    """Of all it covers, before and after."""
+    """Tokens of its span, before and after."""
     time: datetime | None
     state: str
-    """`in force`, `under a later one`, `taken back`, or which other view it belongs to."""
+    """`in force`, `under a later one`, `taken back`, or the other view that it belongs to."""
     round: int = 0
-    """Which compaction of the view, from 1; 0 for edits that are none."""
+    """The number of the compaction in the view, from 1; 0 for other edits."""
     model: str | None = None
     """The model that wrote the summary."""
     cost: float | None = None
@@ -256,17 +256,17 @@ class Explanation(msgspec.Struct, frozen=True):
     shown: str
     """A message: `whole`, `corrected`, `reduced` or `hidden`. An edit: its state."""
     tokens: int
-    """Tokens that it takes in the view now."""
+    """Tokens that the view shows for it now."""
     causes: tuple[EditRow, ...] = ()
-    """Every edit of it, the newest first."""
+    """All edits of it, the newest first."""
     stays: tuple[str, ...] = ()
-    """Why nothing may hide it."""
+    """The reasons why no edit may hide it."""
     span: Span | None = None
-    """What an edit covers."""
+    """The span of an edit."""
 
 
 class Compactions(msgspec.Struct, frozen=True):
-    """How often a view was compacted, when last, and whether somebody is at it now."""
+    """The number of compactions of a view, the last one, and whether one is running now."""
 
     count: int
     last: datetime | None
@@ -274,12 +274,12 @@ class Compactions(msgspec.Struct, frozen=True):
 
 
 class Undoing(int):
-    """The place of an undoing, which may be undone in its turn."""
+    """The place of an undo, which can itself be undone."""
 
     of: int
-    """What was taken back."""
+    """The place of the undone edit, pin or undo."""
     covered_by: int | None
-    """A later edit of the same messages: what was taken back is not seen until that is undone too."""
+    """A later edit of the same messages, which hides the effect until it is undone as well."""
 
     def __new__(cls, at: int, of: int, covered_by: int | None = None) -> "Undoing":
         self = super().__new__(cls, at)
@@ -288,7 +288,7 @@ class Undoing(int):
 
 
 class ViewTokens(msgspec.Struct, frozen=True):
-    """How much of what was recorded a view shows, in tokens."""
+    """Tokens that were recorded and tokens that the view shows."""
 
     recorded: int
     shown: int
@@ -325,7 +325,7 @@ class ShownMessage(msgspec.Struct, frozen=True, kw_only=True):
     is_task: bool = False
     is_pinned: bool = False
     is_summary: bool = False
-    """It stands for messages that are not shown."""
+    """True for a summary of messages that are not shown."""
     message: Message
 
     @property

@@ -1,4 +1,4 @@
-"""SDK objects and the like as the JSON they stand for, and what stands for none refused by its place."""
+"""Converts SDK objects and dicts to JSON values, and refuses everything that JSON cannot represent."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,16 +13,22 @@ from refold.core.message import Message
 
 T = TypeVar("T")
 LONG_PLACE = 100
-"""Characters of a place that are told."""
+"""Characters of a place in an error message."""
 EXPECTED = "expected a dict, an SDK object or a refold.Message"
 PARSED = ("parsed", "parsed_arguments", "parsed_output")
-"""Fields that SDKs add to what a provider said: it takes none of them back."""
+"""Fields that SDKs add to replies, and that the providers refuse in requests."""
 
 
 def checked(value: Any, type: type[T], where: str) -> T:
-    """The value as it will be read again, if it can be."""
+    """The value as it will be read from the store.
+
+    Raises:
+        MessageError: it has the wrong type, or JSON cannot represent it.
+    """
     try:
-        plain = msgspec.to_builtins(value, builtin_types=(bytes, bytearray))  # left for the next to refuse
+        plain = msgspec.to_builtins(
+            value, builtin_types=(bytes, bytearray)
+        )  # refused below, with their place
         plain = to_json(plain, where)
         dumps(plain)
         return msgspec.convert(plain, type)
@@ -41,10 +47,10 @@ def encoded(value: Any, where: str) -> bytes:
 
 
 def plain(value: Any, where: str) -> Any:
-    """A refold message as it is, anything else as the JSON it stands for.
+    """Returns a refold message unchanged, and anything else as JSON.
 
     Raises:
-        MessageError: it stands for none.
+        MessageError: JSON cannot represent it.
     """
     if isinstance(value, Message):
         return value
@@ -54,7 +60,7 @@ def plain(value: Any, where: str) -> Any:
         found = to_json(value, where)
     except MessageError:
         raise
-    except Exception as error:  # whatever somebody else's object may raise
+    except Exception as error:  # objects of SDKs may raise anything
         raise MessageError(where, f"{type(value).__name__} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise MessageError(where, f"{type(value).__name__}.model_dump() gives a {type(found).__name__}")
@@ -110,7 +116,7 @@ def _dumped(value: Any, where: str) -> Any:
             with suppress(TypeError, ValueError):  # an older pydantic, or what only looks like one
                 return value.model_dump(**options)
         return value.model_dump()
-    except Exception as error:  # whatever an SDK may raise
+    except Exception as error:  # objects of SDKs may raise anything
         raise MessageError(where, f"{type(value).__name__}.model_dump() failed: {error}") from error
 
 
