@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from shlex import quote
 from typing import Any
 from unicodedata import category
@@ -195,11 +195,3 @@ def local(time: float) -> str:
         return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         return "-"
-
-
-def iso(time: float) -> str | None:
-    """A time in UTC, as ISO 8601."""
-    try:
-        return datetime.fromtimestamp(time, UTC).isoformat()
-    except (ValueError, OverflowError, OSError):
-        return None

@@ -2,17 +2,18 @@
 
 import sys
 import time
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from refold.cli.format import iso, one_line, plural
+from refold.cli.format import one_line, plural
 from refold.cli.options import Access, ConfigFile, Json, StoreUrl
 from refold.cli.terminal import Cell, Columns, complain, console, emit, fitting, say
 from refold.core.errors import SettingError
-from refold.summaries.queue import STATUSES, JobQueue, QueuedJob, Status, WorkerSettings, queue_of
+from refold.summaries.queue import JobQueue, QueuedJob, WorkerSettings, queue_of
 
 RECENT_S = 3_600.0
 """How long finished jobs are listed by default."""
@@ -112,11 +113,13 @@ def jobs(
         if action is not None and id is not None:
             _act(queue, action, id, json)
             return
-        wanted: tuple[Status, ...] = ("failed",) if failed else tuple(STATUSES)
-        since = 0.0 if every or failed else time.time() - RECENT_S
-        found = queue.list_jobs(wanted, None if json else MAX_JOBS + 1, since, complain)
+        found = queue.list_jobs(
+            "failed" if failed else None,
+            since=0.0 if every else time.time() - RECENT_S,
+            limit=None if json else MAX_JOBS + 1,
+        )
     if json:
-        emit({"store": access.shown, "jobs": list(map(_job_json, found))})
+        emit({"store": access.shown, "jobs": found})
     elif found:
         _print_jobs(found)
     else:
@@ -131,32 +134,8 @@ def _act(queue: JobQueue, action: str, id: int, json: bool) -> None:
         say(f"Job {id} is queued again." if action == "retry" else f"Job {id} is dropped.")
 
 
-def _job_json(job: QueuedJob) -> dict[str, Any]:
-    errand = job.job
-    return {
-        "id": job.id,
-        "status": job.status,
-        "owner": errand.owner,
-        "conversation": errand.conversation,
-        "view": errand.view,
-        "agent": errand.agent,
-        "what": _what(job),
-        "attempts": job.attempts,
-        "created": iso(job.created),
-        "changed": iso(job.changed),
-        "due": None if job.due is None else iso(job.due),
-        "worker": job.worker,
-        "told": job.result,
-    }
-
-
-def _what(job: QueuedJob) -> str:
-    return "write ahead" if job.job.order is None else "compact"
-
-
 def _print_jobs(found: list[QueuedJob]) -> None:
-    now = time.time()
-    rows = [_job_cells(job, now) for job in found[:MAX_JOBS]]
+    rows = [_job_cells(job) for job in found[:MAX_JOBS]]
     titles = (">id", "status", "conversation", "view", "what", ">tries", ">age", "worker", "")
     table = Columns(*fitting(titles, rows, most=max(12, console().width // 6)))
     table.head()
@@ -168,20 +147,20 @@ def _print_jobs(found: list[QueuedJob]) -> None:
         say(f"{plural(many, 'job')} failed: retry with refold jobs retry ID, or refold jobs drop ID")
 
 
-def _job_cells(job: QueuedJob, now: float) -> list[Cell]:
-    errand = job.job
+def _job_cells(job: QueuedJob) -> list[Cell]:
+    now = datetime.now(UTC)
     told = one_line(job.result or "")
     if job.due is not None and job.due > now:
-        told = f"retry in {_duration(job.due - now)}: {told}"
-    who = errand.conversation if errand.owner == "default" else f"{errand.owner}/{errand.conversation}"
+        told = f"retry in {_duration((job.due - now).total_seconds())}: {told}"
+    who = job.conversation if job.owner == "default" else f"{job.owner}/{job.conversation}"
     return [
         (str(job.id), ""),
         (job.status, STYLES[job.status]),
         (one_line(who), ""),
-        (one_line(errand.view), "dim"),
-        (_what(job), ""),
+        (one_line(job.view), "dim"),
+        (job.what, ""),
         (str(job.attempts + (job.status == "running")), ""),
-        (_duration(now - job.created), "dim"),
+        (_duration((now - job.created).total_seconds()), "dim"),
         (one_line(job.worker or ""), "dim"),
         (told, "red" if job.status == "failed" else ""),
     ]

@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from refold.config.config import Config, Source, load_config
@@ -41,69 +42,55 @@ def run(
     """
     loaded = load_config(config)
     settings = settings or WorkerSettings()
-    _require_usable_summarizers(loaded, summarizer)
+    summarizers_of(summarizer, {})  # those of all agents are checked before the first job
+    for agent in (None, *loaded.agents):
+        own = loaded.agent(agent).summarizer
+        summarizers_of([*loaded.prompts(agent).conversation.models, *own.models], own.base_urls)
     opened = open_store(store)
     try:
         queue = queue_of(opened)
         queue.create_tables()
         from refold.summaries.worker_loop import WorkerLoop  # queue_of has checked that it can be imported
 
-        runner = JobRunner(opened, loaded, summarizer, policies)
+        work = partial(run_job, opened, loaded, summarizer, policies)
         if not settings.once:
             log(f"working for {shown_url(store)}, {settings.concurrency} at a time; Ctrl-C ends it")
-        WorkerLoop(queue, runner, name or f"{socket.gethostname()}-{os.getpid()}", settings, log).run()
+        WorkerLoop(queue, work, name or f"{socket.gethostname()}-{os.getpid()}", settings, log).run()
     finally:
         opened.close()
 
 
-def _require_usable_summarizers(config: Config, summarizer: Any) -> None:
-    """Before the first job: the summarizers and prompts of every agent."""
-    summarizers_of(summarizer, {})
-    for agent in (None, *config.agents):
-        settings = config.agent(agent).summarizer
-        summarizers_of([*config.prompts(agent).conversation.models, *settings.models], settings.base_urls)
+def run_job(
+    store: Store, config: Config, summarizer: Any, policies: Sequence[Policy], job: CompactionJob
+) -> str:
+    """Runs a job with a session of its own. Returns the result, as a sentence.
 
-
-class JobRunner:
-    """Runs jobs, several at a time, each with a session of its own."""
-
-    def __init__(
-        self, store: Store, config: Config, summarizer: Any = None, policies: Sequence[Policy] = ()
-    ) -> None:
-        self._store = store
-        self._config = config
-        self._summarizer = summarizer
-        self._policies = policies
-
-    def __call__(self, job: CompactionJob) -> str:
-        """The result, as a sentence.
-
-        Raises:
-            RetryLater: it should be tried again.
-            PermanentFailure: it will not succeed in this round.
-        """
-        if next(self._store.read(job.key, 0, 1), None) is None:
-            return "there is no such conversation"
-        if job.agent is not None and job.agent not in self._config.agents:
-            return f"the agent {job.agent!r} is not configured here"
-        with Session(
-            self._store,
-            job.key,
-            model=job.model,
-            agent=job.agent,
-            config=self._config,
-            view=job.view,
-            policies=self._policies,
-            summarizer=self._summarizer,
-        ) as session:
-            session.shows_handles = job.handles
-            with session.locked() as inspector:
-                round = inspector.state.round
-            if session.settings.is_off:
-                return "compaction is off"
-            if round + 1 != job.round:
-                return "it was compacted meanwhile"
-            return _prepare_summaries(session, job) if job.order is None else _compact(session, job)
+    Raises:
+        RetryLater: it should be tried again.
+        PermanentFailure: it will not succeed in this round.
+    """
+    if next(store.read(job.key, 0, 1), None) is None:
+        return "there is no such conversation"
+    if job.agent is not None and job.agent not in config.agents:
+        return f"the agent {job.agent!r} is not configured here"
+    with Session(
+        store,
+        job.key,
+        model=job.model,
+        agent=job.agent,
+        config=config,
+        view=job.view,
+        policies=policies,
+        summarizer=summarizer,
+    ) as session:
+        session.shows_handles = job.handles
+        with session.locked() as inspector:
+            round = inspector.state.round
+        if session.settings.is_off:
+            return "compaction is off"
+        if round + 1 != job.round:
+            return "it was compacted meanwhile"
+        return _prepare_summaries(session, job) if job.order is None else _compact(session, job)
 
 
 def _prepare_summaries(session: Session, job: CompactionJob) -> str:

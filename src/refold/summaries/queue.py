@@ -5,12 +5,12 @@ A job has names and numbers in it, never messages: the worker reads the conversa
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from hashlib import blake2b
 from importlib.util import find_spec
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -18,13 +18,10 @@ from refold.core import codec
 from refold.core.budget import Budget
 from refold.core.errors import ConflictError, NotFoundError, SettingError, StoreError
 from refold.core.plan import CompactionRequest
-from refold.stores.sql import queries
 from refold.stores.store import Key, Store
 
 if TYPE_CHECKING:
-    from psycopg import Connection
-
-    from refold.stores.postgres_pool import PostgresPool
+    from refold.stores.postgres_pool import PostgresPool, PostgresQueries
 
 T = TypeVar("T")
 
@@ -40,13 +37,8 @@ KEEP_DONE_S = 86_400.0
 """Jobs that are done are deleted after that; failed ones stay until they are dropped."""
 
 Status: TypeAlias = Literal["queued", "running", "done", "failed"]
-STATUSES: dict[Status, tuple[str, ...]] = {
-    "queued": ("todo",),
-    "running": ("doing",),
-    "done": ("succeeded", "cancelled", "aborted"),
-    "failed": ("failed",),
-}
-"""With procrastinate's names for each."""
+Progress: TypeAlias = Literal["active", "unserved", "ended"]
+"""`unserved`: no worker is active."""
 Log: TypeAlias = Callable[[str], object]
 
 
@@ -106,23 +98,27 @@ class CompactionJob(msgspec.Struct, frozen=True, omit_defaults=True):
 codec.decoder(CompactionJob)
 
 
-class QueuedJob(NamedTuple):
-    """A job and its state in the queue."""
+class QueuedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as `refold jobs` shows it, and its JSON."""
 
     id: int
-    job: CompactionJob
     status: Status
+    owner: str
+    conversation: str
+    view: str
+    agent: str | None
+    what: Literal["write ahead", "compact"]
     attempts: int
     """That are over."""
-    created: float
-    changed: float
+    created: datetime
+    changed: datetime
     """When it last started, ended or was put back."""
-    due: float | None
+    due: datetime | None
     """When it is retried, if it failed before."""
-    result: str | None
-    """What was done, or why it failed."""
     worker: str | None
     """The last one that ran it."""
+    result: str | None = msgspec.field(name="told")
+    """What was done, or why it failed."""
 
 
 class JobHandle:
@@ -156,7 +152,7 @@ class JobHandle:
             poll_s = min(2 * poll_s, LONGEST_POLL_S)
         return progress == "ended"
 
-    def _progress(self) -> str:
+    def _progress(self) -> Progress:
         if self._has_ended:
             return "ended"
         try:
@@ -172,7 +168,6 @@ class JobQueue:
 
     def __init__(self, pool: "PostgresPool") -> None:
         self.pool = pool
-        self._sql = queries("jobs")
         self._has_tables = False
 
     # For sessions
@@ -199,65 +194,52 @@ class JobQueue:
             StoreError: the queue cannot be used now.
         """
         import procrastinate
+        from procrastinate.exceptions import ConnectorException
 
         tried_round = None if job.order else str(job.round)
-        locks: dict[str, Any] = {"queue": QUEUE, "lock": job.lock, "queueing_lock": job.queueing_lock}
+        locks: dict[str, Any] = {"lock": job.lock, "queueing_lock": job.queueing_lock}
         args = {"errand": codec.dumps(job).decode(), "round": str(job.round)}
 
-        def work(query: NamedQueries) -> JobHandle:
-            query("one_at_a_time", job.lock)
-            for id, has_failed, result in query("known", job.lock, job.queueing_lock, tried_round):
+        def work(run: "PostgresQueries") -> JobHandle:
+            run("job_lock", lock=job.lock)
+            for id, has_failed, result in run("job_known", round=tried_round, **locks):
                 hint = f"; `refold jobs retry {id}` tries it again" if has_failed else ""
                 return JobHandle(self, id, is_new=False, problem=result and f"Job {id}: {result}{hint}")
             app = procrastinate.App(connector=procrastinate.SyncPsycopgConnector())
-            deferrer = app.configure_task(TASK, **locks, connection=query.connection)
+            deferrer = app.configure_task(TASK, queue=QUEUE, connection=run.connection, **locks)
             return JobHandle(self, deferrer.defer(**args), is_new=True)
 
-        return self._transact(work)
+        try:
+            return self._transact(work)
+        except ConnectorException as error:
+            why = " ".join(str(error.__cause__ or error).split())
+            raise StoreError(f"The job queue cannot be used now: {why}") from error
 
-    def progress(self, id: int) -> Literal["active", "unserved", "ended"]:
+    def progress(self, id: int) -> Progress:
         """Whether a job is worth waiting for: not if there is no worker."""
-        rows = self._transact(lambda query: query("look", WORKER_TIMEOUT_S, WORKER_TIMEOUT_S, id))
-        for is_open, is_served in rows:
-            if is_open:
-                return "active" if is_served else "unserved"
-        return "ended"
+        rows = self._query("job_progress", id=id, timeout_s=WORKER_TIMEOUT_S)
+        progress: Progress = rows[0][0] if rows else "ended"
+        return progress
 
     # For people
 
     def list_jobs(
-        self,
-        statuses: Sequence[Status],
-        limit: int | None = None,
-        since: float = 0.0,
-        log: Log = lambda text: None,
+        self, status: Status | None = None, *, since: float = 0.0, limit: int | None = None
     ) -> list[QueuedJob]:
         """The newest first; jobs that are done, if they ended after `since`."""
-        names = list[str]()
-        for status in statuses:
-            names += STATUSES[status]
-        jobs = list[QueuedJob]()
-        for row in self._transact(lambda query: query("posted", None, None, names, since, limit)):
-            job = _from_row(row)
-            if job is None:
-                log(f"Job {row[0]} in the queue {QUEUE!r} is not refold's; skipped")
-            else:
-                jobs.append(job)
-        return jobs
+        return self._list(id=None, status=status, since=since, limit=limit)
 
     def get(self, id: int) -> QueuedJob:
         """
         Raises:
             NotFoundError: there is no such job.
         """
-        names = list(chain.from_iterable(STATUSES.values()))
-        rows = []
-        if 0 <= id < MAX_ID:
-            rows = self._transact(lambda query: query("posted", id, id, names, 0.0, 1))
-        for row in rows:
-            if job := _from_row(row):
-                return job
+        for job in self._list(id=id, status=None, since=0.0, limit=1) if 0 <= id < MAX_ID else ():
+            return job
         raise NotFoundError(f"There is no job {id}; `refold jobs --all` lists them")
+
+    def _list(self, **filters: Any) -> list[QueuedJob]:
+        return [_queued_job(*row) for row in self._query("job_list", task=TASK, **filters)]
 
     def retry(self, id: int) -> None:
         """Puts a failed job back into the queue, with all its attempts.
@@ -266,8 +248,8 @@ class JobQueue:
             NotFoundError: there is no such job.
             ConflictError: it did not fail, or a newer one for the same is queued or running.
         """
-        lock = self._failed(id).job.lock
-        if not self._transact(lambda query: query("one_at_a_time", lock) and query("retry", id)):
+        self._require_failed(id)
+        if not self._transact(lambda run: run("job_lock_of", id=id) and run("job_retry", id=id)):
             raise ConflictError(f"Job {id} cannot be retried: a newer one for the same is active; drop it")
 
     def drop(self, id: int) -> None:
@@ -276,14 +258,13 @@ class JobQueue:
             NotFoundError: there is no such job.
             ConflictError: it did not fail.
         """
-        self._failed(id)
-        self._transact(lambda query: query("drop", id))
+        self._require_failed(id)
+        self._query("job_drop", id=id)
 
-    def _failed(self, id: int) -> QueuedJob:
+    def _require_failed(self, id: int) -> None:
         job = self.get(id)
         if job.status != "failed":
             raise ConflictError(f"Job {id} is {job.status}; only failed jobs can be retried or dropped")
-        return job
 
     # For workers
 
@@ -292,16 +273,16 @@ class JobQueue:
         from psycopg.types.json import Jsonb
 
         storable = Jsonb({name: _storable(text) for name, text in notes.items()})
-        self._transact(lambda query: query("note", storable, id))
+        self._query("job_note", notes=storable, id=id)
 
     def recover(self, attempts: int, lost_s: float) -> list[int]:
         """Sends a heartbeat and puts back the jobs of dead workers; after `attempts` they have failed."""
-        self._transact(lambda query: query("beat"))
-        return [id for (id,) in self._transact(lambda query: query("recover", lost_s, attempts))]
+        self._query("job_beat")
+        return [id for (id,) in self._query("job_recover", lost_s=lost_s, attempts=attempts)]
 
     def delete_done(self) -> None:
         """Deletes jobs that have been done for `KEEP_DONE_S`."""
-        self._transact(lambda query: query("forget", KEEP_DONE_S))
+        self._query("job_forget", keep_s=KEEP_DONE_S)
 
     def create_tables(self) -> None:
         """Creates the tables of the queue if they do not exist. Safe to run concurrently.
@@ -312,51 +293,33 @@ class JobQueue:
         from procrastinate.schema import SchemaManager
         from psycopg.errors import InsufficientPrivilege
 
-        def create(query: NamedQueries) -> None:
-            query("one_at_a_time", QUEUE)
-            [(has_tables, has_index)] = query("is_there")
+        def create(run: "PostgresQueries") -> None:
+            run("job_lock", lock=QUEUE)
+            [(has_tables, has_index)] = run("job_tables")
             try:
                 if not has_tables:
-                    query.connection.execute(SchemaManager.get_schema())
+                    run.connection.execute(SchemaManager.get_schema())
             except InsufficientPrivilege as error:
                 raise StoreError(
                     f"The job queue has no tables yet, and this role may not create them ({error}):"
                     " run `refold jobs --store URL` once with a role that may"
                 ) from error
-            with suppress(InsufficientPrivilege), query.connection.transaction():  # only for speed
+            with suppress(InsufficientPrivilege), run.connection.transaction():  # only for speed
                 if not has_index:
-                    query("make_index")
+                    run("job_index")
 
-        if self._run(lambda query: query("is_there")) != [(True, True)]:
-            self._run(create)
+        if self.pool("job_tables") != [(True, True)]:
+            self.pool.transact(create)
         self._has_tables = True
 
-    def _transact(self, work: "Callable[[NamedQueries], T]") -> T:
+    def _query(self, query: str, **values: Any) -> list[Any]:
+        return self._transact(lambda run: run(query, **values))
+
+    def _transact(self, work: "Callable[[PostgresQueries], T]") -> T:
         """Runs one transaction, and creates the tables first."""
         if not self._has_tables:
             self.create_tables()
-        return self._run(work)
-
-    def _run(self, work: "Callable[[NamedQueries], T]") -> T:
-        from procrastinate.exceptions import ConnectorException
-
-        try:
-            return self.pool.transact(lambda run: work(NamedQueries(run.connection, self._sql)))
-        except ConnectorException as error:
-            why = " ".join(str(error.__cause__ or error).split())
-            raise StoreError(f"The job queue cannot be used now: {why}") from error
-
-
-class NamedQueries:
-    """Runs named queries on one connection."""
-
-    def __init__(self, connection: "Connection[Any]", sql: dict[str, str]) -> None:
-        self.connection = connection
-        self._sql = sql
-
-    def __call__(self, query: str, *values: Any) -> list[Any]:
-        cursor = self.connection.execute(self._sql[query].encode(), values)
-        return cursor.fetchall() if cursor.description else []
+        return self.pool.transact(work)
 
 
 def queue_of(store: Store, place: str = "store") -> JobQueue:
@@ -380,24 +343,33 @@ def job_from_json(text: str) -> CompactionJob:
     return msgspec.convert(codec.loads(text.encode()), CompactionJob)
 
 
-def _from_row(row: Sequence[Any]) -> QueuedJob | None:
-    """None if another application put it there."""
-    id, args, queue_status, attempts, created, changed, due = row
-    try:
-        job = job_from_json(args["errand"])
-    except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
-        return None
-    [status] = [status for status, names in STATUSES.items() if queue_status in names]
+def _queued_job(
+    id: int,
+    status: Status,
+    errand: str,
+    attempts: int,
+    created: datetime,
+    changed: datetime,
+    due: datetime | None,
+    worker: str | None,
+    result: str | None,
+) -> QueuedJob:
+    """From a row of the table."""
+    job = job_from_json(errand)
     return QueuedJob(
-        id,
-        job,
-        status,
-        attempts,
-        created.timestamp(),
-        changed.timestamp(),
-        due.timestamp() if due and status == "queued" else None,
-        args.get("told"),
-        args.get("worker"),
+        id=id,
+        status=status,
+        owner=job.owner,
+        conversation=job.conversation,
+        view=job.view,
+        agent=job.agent,
+        what="write ahead" if job.order is None else "compact",
+        attempts=attempts,
+        created=created.astimezone(UTC),
+        changed=changed.astimezone(UTC),
+        due=due and due.astimezone(UTC),
+        worker=worker,
+        result=result,
     )
 
 

@@ -317,3 +317,95 @@ ORDER BY s.scope LIMIT %(limit)s
 
 -- name: erase_shelf
 DELETE FROM refold_shelf WHERE scope = %(scope)b
+
+-- name: job_lock
+-- The queue of compactions is in the tables of procrastinate. `errand`, `round` and the workers' notes are in
+-- `args`.
+SELECT pg_advisory_xact_lock(hashtextextended(%(lock)s, 7))
+
+-- name: job_lock_of
+SELECT pg_advisory_xact_lock(hashtextextended(lock, 7)) FROM procrastinate_jobs WHERE id = %(id)s
+
+-- name: job_tables
+SELECT bool_or(relname = 'procrastinate_jobs') IS TRUE, bool_or(relname = 'refold_jobs') IS TRUE
+FROM pg_class WHERE relname IN ('procrastinate_jobs', 'refold_jobs') AND pg_table_is_visible(oid)
+
+-- name: job_index
+CREATE INDEX refold_jobs ON procrastinate_jobs (lock) WHERE queue_name = 'refold'
+
+-- name: job_known
+SELECT id, status = 'failed', CASE WHEN status = 'failed' OR args ? 'vain' THEN args ->> 'told' END
+FROM procrastinate_jobs
+WHERE queue_name = 'refold' AND lock = %(lock)s AND queueing_lock = %(queueing_lock)s
+  AND (status IN ('todo', 'doing') OR args ->> 'round' = %(round)s AND (status = 'failed' OR args ? 'vain'))
+ORDER BY id DESC LIMIT 1
+
+-- name: job_progress
+SELECT CASE
+    WHEN status NOT IN ('todo', 'doing') THEN 'ended'
+    WHEN EXISTS (SELECT FROM procrastinate_workers
+                 WHERE last_heartbeat > now() - make_interval(secs => %(timeout_s)s))
+     AND EXISTS (SELECT FROM refold_shelf
+                 WHERE scope = '' AND sha256(name) = sha256('worker'::bytea)
+                   AND convert_from(value, 'UTF8')::float8 > extract(epoch FROM now()) - %(timeout_s)s)
+    THEN 'active' ELSE 'unserved' END
+FROM procrastinate_jobs WHERE id = %(id)s
+
+-- name: job_beat
+-- That a worker of ours is there: those of other queues are workers too.
+INSERT INTO refold_shelf (scope, name, value)
+VALUES ('', 'worker'::bytea, convert_to(extract(epoch FROM now())::text, 'UTF8'))
+ON CONFLICT (scope, sha256(name)) DO UPDATE SET value = excluded.value
+
+-- name: job_list
+SELECT id, status, errand, attempts, created, changed, due, worker, told FROM (
+    SELECT job.id, job.attempts,
+           CASE job.status WHEN 'todo' THEN 'queued' WHEN 'doing' THEN 'running'
+                           WHEN 'failed' THEN 'failed' ELSE 'done' END AS status,
+           min(event.at) AS created, max(event.at) FILTER (WHERE event.type <> 'scheduled') AS changed,
+           CASE job.status WHEN 'todo' THEN job.scheduled_at END AS due,
+           job.args ->> 'errand' AS errand, job.args ->> 'worker' AS worker, job.args ->> 'told' AS told
+    FROM procrastinate_jobs job JOIN procrastinate_events event ON event.job_id = job.id
+    WHERE job.queue_name = 'refold' AND job.task_name = %(task)s
+      AND (%(id)s::bigint IS NULL OR job.id = %(id)s)
+    GROUP BY job.id
+) job
+WHERE status = coalesce(%(status)s, status) AND (status <> 'done' OR changed > to_timestamp(%(since)s))
+ORDER BY id DESC LIMIT %(limit)s
+
+-- name: job_retry
+UPDATE procrastinate_jobs job SET status = 'todo', attempts = 0, scheduled_at = NULL
+WHERE id = %(id)s AND status = 'failed'
+  AND NOT EXISTS (
+      SELECT FROM procrastinate_jobs other
+      WHERE other.queueing_lock = job.queueing_lock AND other.status IN ('todo', 'doing'))
+RETURNING id
+
+-- name: job_drop
+DELETE FROM procrastinate_jobs WHERE id = %(id)s AND status = 'failed'
+
+-- name: job_note
+UPDATE procrastinate_jobs SET args = args || %(notes)s WHERE id = %(id)s
+
+-- name: job_recover
+WITH lost AS (
+    SELECT job.id
+    FROM procrastinate_jobs job LEFT JOIN procrastinate_workers worker ON worker.id = job.worker_id
+    WHERE job.queue_name = 'refold' AND job.status = 'doing'
+      AND (worker.id IS NULL OR worker.last_heartbeat < now() - make_interval(secs => %(lost_s)s))
+    FOR UPDATE OF job SKIP LOCKED
+)
+UPDATE procrastinate_jobs job
+SET status = CASE WHEN attempts + 1 < %(attempts)s THEN 'todo'::procrastinate_job_status ELSE 'failed' END,
+    attempts = attempts + 1,
+    scheduled_at = NULL,
+    args = args || '{"told": "its worker was not heard of any more"}'
+FROM lost WHERE job.id = lost.id
+RETURNING job.id
+
+-- name: job_forget
+DELETE FROM procrastinate_jobs job
+WHERE queue_name = 'refold' AND status IN ('succeeded', 'cancelled', 'aborted')
+  AND NOT EXISTS (
+      SELECT FROM procrastinate_events event
+      WHERE event.job_id = job.id AND event.at > now() - make_interval(secs => %(keep_s)s))
