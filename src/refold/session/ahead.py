@@ -49,7 +49,8 @@ def pending_summaries(chat: Conversation, request: FitRequest) -> "PendingWork |
     if summaries is None or chat.is_off or override.off:
         return None
     messages = _due_for_summary(chat, chat.record.live.state.step + 1, override)
-    budget, tokens = chat.measure(chat.extras_of(request), request.dialect or chat.dialect)
+    extras = chat.extras_of(request)
+    budget, tokens = chat.measure(extras, chat.render_request(request.dialect or chat.dialect, extras))
     trigger = check_triggers(chat, budget, tokens)
     due = bool(trigger) and summaries.ready(chat.record.live.freeze()) is None
     if due:

@@ -203,16 +203,15 @@ class Conversation:
             constant=constant,
         )
 
-    def measure(self, extras: RequestExtras, dialect: str | None = None) -> tuple[Budget, int]:
+    def measure(self, extras: RequestExtras, kind: RenderRequest | None = None) -> tuple[Budget, int]:
         """The budget, and the tokens of the next request as it stands: messages, system text and tools."""
-        budget = self.budget(extras, unsent=self.unsent(extras, dialect))
+        budget = self.budget(extras, unsent=self.unsent(extras, kind))
         return budget, self.tokens(budget)
 
-    def unsent(self, extras: RequestExtras, dialect: str | None = None) -> int:
-        """What is counted for messages and not sent in a dialect; by default in the newest request's."""
-        return self.renderer(
-            self.render_request(dialect or self.sent_dialect or self.dialect, extras)
-        ).unsent()
+    def unsent(self, extras: RequestExtras, kind: RenderRequest | None = None) -> int:
+        """What is counted for messages and not sent in a kind of request; by default the newest one's."""
+        kind = kind or self.render_request(self.sent_dialect or self.dialect, extras)
+        return self.renderer(kind).unsent()
 
     def tokens(self, budget: Budget, added: int = 0) -> int:
         """Tokens of the next request; `added` are counted tokens that come on top."""
@@ -251,13 +250,11 @@ class Conversation:
         )
 
     def renderer(self, request: RenderRequest) -> Renderer:
-        found = self._renderers.get(request)
-        if found is None:
-            while len(self._renderers) > MAX_RENDERERS:
+        if request not in self._renderers:
+            if len(self._renderers) > MAX_RENDERERS:
                 self._renderers.pop(next(iter(self._renderers)))
-            found = Renderer(self.record, request, self.meter.counter)
-            self._renderers[request] = found
-        return found
+            self._renderers[request] = Renderer(self.record, request, self.meter.counter)
+        return self._renderers[request]
 
     def loaded_view(self) -> View:
         """The view with its messages loaded, for another thread."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import accumulate, islice
 
 from refold.core.errors import CannotExpandError, NotFoundError
-from refold.core.event import Called, Event, Line, Measured, Named, Pinned, Replaced, Said, Span, Undone
+from refold.core.event import Line, Measured, Pinned, Replaced, Said, Span, Undone
 from refold.core.lazy import regex
 from refold.core.message import CompactionMarker, Media, Message, Opaque, Part, Text, ToolCall, ToolResult
 from refold.core.slices import Cut, Slice, around, cut, matches
@@ -67,7 +67,10 @@ class Source:
     def _lines(self) -> Iterator[str]:
         """A list of the messages, each with its place, and then their texts."""
         for one in self._said():
-            yield f"#{one.at} {_who(one.line)}, {one.line.tokens:,} tokens: {_excerpt(self._text(one))}"
+            excerpt = " ".join(self._text(one).split())
+            if len(excerpt) > EXCERPT_CHARS:
+                excerpt = f"{excerpt[: EXCERPT_CHARS - 1]}…"
+            yield f"#{one.at} {_who(one.line)}, {one.line.tokens:,} tokens: {excerpt}"
         for one in self._said():
             yield from ("", f"#{one.at} {_who(one.line)}:", *self._text(one).split("\n"))
 
@@ -129,8 +132,11 @@ def source(record: Record, at: int | str) -> Source:
             return source(record, answer)
         case Undone(of=edit):
             return source(record, edit)
+        case Pinned(lines=lines):
+            pinned = ", ".join(f"#{line.at}" for line in lines)
+            raise CannotExpandError(f"#{place} is not a message: it pins {pinned}; expand one of these")
         case _:
-            raise CannotExpandError(f"#{place} is not a message: {_described(event)}")
+            raise CannotExpandError(f"#{place} is not a message: nothing is hidden there")
     if record.live.state.withheld and all(map(record.live.is_withheld, found.places)):
         raise CannotExpandError(f"#{place}: {WITHHELD}")
     return found
@@ -157,19 +163,6 @@ def _place(record: Record, at: int | str) -> int:
     return found
 
 
-def _described(event: Event) -> str:
-    """A sentence about an event that has no text to expand."""
-    match event:
-        case Pinned(lines=lines):
-            return f"it pins {', '.join(f'#{line.at}' for line in lines)}; expand one of these"
-        case Called(span=span, model=model):
-            return f"it records that {model} was asked for a summary of #{span.start} to #{span.end - 1}"
-        case Named():
-            return "it names the conversation or its model"
-        case _:
-            return "it is a kind of event that this version does not know"
-
-
 def text_of(found: Source, part: Slice) -> str:
     """The whole text or a part of it; handles that are quoted in it are doubled.
 
@@ -182,11 +175,6 @@ def text_of(found: Source, part: Slice) -> str:
 def _who(line: Line) -> str:
     tools = ", ".join(line.tools)
     return f"{line.role} {tools}" if tools and line.role == "tool" else line.role
-
-
-def _excerpt(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= EXCERPT_CHARS else f"{text[: EXCERPT_CHARS - 1]}…"
 
 
 def written(message: Message) -> str:

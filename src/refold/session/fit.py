@@ -64,7 +64,7 @@ def fit(chat: Conversation, request: FitRequest, *, yields: bool = False) -> Fit
     extras = chat.extras_of(request)
     kind = chat.render_request(request.dialect or chat.dialect, extras)
     chat.sent_dialect = kind.dialect
-    budget, before = chat.measure(extras)
+    budget, before = chat.measure(extras, kind)
     trigger = check_triggers(chat, budget, before)
     reduced = Reduced(budget, [], trigger.fired)
     if not is_off:

@@ -146,7 +146,11 @@ class Intake(NamedTuple):
         if unit.dialect is None:
             return self._drafts_of(unit, given.id, rest)
         dialect = DIALECTS[unit.dialect]
-        own = _own_fields(group, dialect)
+        own = dict[str, Any]()  # of several items that are one message, the fields of the first
+        if isinstance(unit.value, dict):
+            for name in dialect.own_fields(unit.value):
+                if unit.value.get(name) is not None:
+                    own[name] = unit.value[name]
         reads_own = self.reads_own and unit.reply is None  # a provider's fields are not for refold
         if reads_own:
             rest |= _read_own(own, given, unit.where)
@@ -204,13 +208,6 @@ class Intake(NamedTuple):
             part = msgspec.structs.replace(part, id=part_id(id or message.id, n))
             drafts.append(Draft(part, self.counter.message(part), **rest))
         return drafts
-
-
-def _own_fields(group: Sequence[_Unit], format: Dialect) -> dict[str, Any]:
-    """Fields of a message that are for refold; of several items that are one message, those of the first."""
-    value = group[0].value
-    names = format.own_fields(value) if isinstance(value, dict) else ()
-    return {name: value[name] for name in names if value.get(name) is not None}
 
 
 def _read_own(own: dict[str, Any], given: _MessageFields, where: str) -> dict[str, Any]:
@@ -311,21 +308,18 @@ def _groups(units: Sequence[_Unit]) -> list[list[_Unit]]:
     groups: list[list[_Unit]] = []
     before: _Unit | None = None
     for unit in units:
-        is_item = _is_answer_item(unit)
+        is_item = False
+        if unit.dialect is not None and DIALECTS[unit.dialect].has_items and isinstance(unit.value, dict):
+            from refold.dialects import openai_responses
+
+            role = openai_responses.role_of(unit.value, unit.where) if unit.reply is None else "assistant"
+            is_item = role == "assistant"
         if is_item and before is not None and before.reply is unit.reply:
             groups[-1].append(unit)
         else:
             groups.append([unit])
         before = unit if is_item else None
     return groups
-
-
-def _is_answer_item(unit: _Unit) -> bool:
-    if unit.dialect is None or not DIALECTS[unit.dialect].has_items or not isinstance(unit.value, dict):
-        return False
-    from refold.dialects import openai_responses
-
-    return unit.reply is not None or openai_responses.role_of(unit.value, unit.where) == "assistant"
 
 
 def _pieces(

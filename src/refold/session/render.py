@@ -1,7 +1,6 @@
 """Renders a view as a request in one dialect, and reuses the last request while the view only grows."""
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -178,16 +177,21 @@ class Renderer:
         message_list = self._empty_list()
         notes = dict[str, list[int]]()
         tokens = 0
+        left_out = set(lines)
         for slot in slots:
             if isinstance(slot, Line):
                 self._add_line(message_list, slot, notes)
+                left_out.discard(slot)
                 continue
-            for value in map(
-                _escape_surrogates, DIALECTS[self._request.dialect].render(self._placeholder(slot))[0]
-            ):
-                message_list.add(value, -1)
-            tokens += REPAIR_TOKENS if isinstance(slot, OrphanResult) else self._missing_tokens
-        tokens -= sum(line.tokens for line in {*lines} - {*_lines(slots)})
+            placeholder = self._placeholder(slot)
+            for value in DIALECTS[self._request.dialect].render(placeholder)[0]:
+                message_list.add(_escape_surrogates(value), -1)
+            if isinstance(slot, OrphanResult):
+                tokens += REPAIR_TOKENS
+                left_out.discard(slot.line)
+            else:
+                tokens += self._counter.message(placeholder)
+        tokens -= sum(line.tokens for line in left_out)
         facts = self._facts(message_list)
         made = RepairedMessages(message_list.messages, [])
         rules = self._check(message_list.messages, facts)
@@ -197,7 +201,10 @@ class Renderer:
             rules = self._check(made.messages, facts)
         if paired and any(fault.rule in rules.PAIRING for fault in rules.violations):
             return self._render_repaired(lines, False, break_at)
-        _require_valid(rules)
+        for fault in _violations(rules):
+            if fault.rule == "S1":
+                raise RefoldError(f"The request is not valid and cannot be repaired: {fault.message}")
+            raise RefoldError(f"refold built an invalid request. This is a bug, please report it: {fault}")
         all_notices = (*self._notices_of(notes), *message_list.notices, *notices, *made.notices)
         added = tokens + REPAIR_TOKENS * len(made.notices)
         return _rendered(message_list, made.messages, all_notices, added, break_at)
@@ -206,10 +213,6 @@ class Renderer:
         rules = RULES[self._request.dialect](facts)
         rules.feed(messages)
         return rules
-
-    @cached_property
-    def _missing_tokens(self) -> int:
-        return self._counter.message(self._placeholder(MissingResult("", "")))
 
     def _add_line(self, message_list: MessageList, line: Line, notes: dict[str, list[int]]) -> RenderedLine:
         rendered = self._rendered_lines.get((line.at, line.n))
@@ -255,7 +258,11 @@ class Renderer:
 
     def _without_invalid(self, line: Line, value: Any, notes: list[str]) -> Any:
         """The value without what an edit has made invalid."""
-        if self._request.binds_thinking and line.role == "assistant" and self._is_stale(line.at):
+        is_stale = False
+        if self._request.binds_thinking and line.role == "assistant":
+            stale = self._record.live.state.stale
+            is_stale = self._request.all_stale or any(line.at in span for span in stale)
+        if is_stale:
             from refold.dialects.anthropic import without_thinking
 
             new = without_thinking(value)
@@ -265,9 +272,6 @@ class Renderer:
             notes.append(LOST_REASONING)
             return {key: inner for key, inner in value.items() if key != "id"}
         return value
-
-    def _is_stale(self, at: int) -> bool:
-        return self._request.all_stale or any(at in span for span in self._record.live.state.stale)
 
     def _lost_its_reasoning(self, line: Line, value: dict[str, Any]) -> bool:
         """True for an item of Responses whose reasoning item, right before it, is hidden."""
@@ -339,22 +343,6 @@ def _places(places: Sequence[int]) -> str:
 def _violations(rules: RequestRules) -> list[Any]:
     """Without G2: an empty conversation is not an error."""
     return [fault for fault in rules.violations if fault.rule != "G2"]
-
-
-def _require_valid(rules: RequestRules) -> None:
-    """
-    Raises:
-        RefoldError: the request is not valid.
-    """
-    for fault in _violations(rules):
-        if fault.rule == "S1":
-            raise RefoldError(f"The request is not valid and cannot be repaired: {fault.message}")
-        raise RefoldError(f"refold built an invalid request. This is a bug, please report it: {fault}")
-
-
-def _lines(slots: Iterable[Slot]) -> list[Line]:
-    there = [slot for slot in slots if not isinstance(slot, MissingResult)]
-    return [slot.line if isinstance(slot, OrphanResult) else slot for slot in there]
 
 
 def _first_change(before: Sequence[Place], after: Sequence[Place]) -> int | None:

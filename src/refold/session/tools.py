@@ -32,7 +32,6 @@ MAX_DOUBLINGS = 3
 """Of the lease of what is expanded again and again."""
 DEFAULT_HITS = 5
 MAX_HITS = 20
-MAX_KEY_CHARS = 2_000
 _PART = {"type": "string"}
 _TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
     EXPAND: (
@@ -84,7 +83,7 @@ class Toolbox:
         self.record = chat.record
         self.settings = chat.settings.expand
         self._failures = Counter[str]()
-        """How often each impossible request was made."""
+        """How often each problem was explained."""
         self._expansions = Counter[tuple[int, Slice]]()
         self._answered_step = 0
         self._answered_tokens = 0
@@ -119,10 +118,9 @@ class Toolbox:
                 note = ", before it was corrected" if at in self.record.live.state.corrected else ""
             text = within(found, part, max_tokens, count, note)
             self._answered_tokens += count(text)
-            self._failures.pop(_request_key(name, arguments), None)
             return ToolAnswer(text, at, str(given.get("reason", "")))
         except (RefoldError, RecursionError, ValueError, TypeError) as error:
-            return ToolAnswer(self._refusal(_request_key(name, arguments), error))
+            return ToolAnswer(self._refusal(error))
 
     def _available_tokens(self, window: int) -> int:
         """How many tokens an answer may have now.
@@ -176,12 +174,13 @@ class Toolbox:
                 ):
                     raise _NotNowError(f"#{at} ({part}) was expanded at #{line.at}, which is still shown")
 
-    def _refusal(self, key: str, error: Exception) -> str:
+    def _refusal(self, error: Exception) -> str:
         """What is wrong, the first times; then that asking again is of no use, unless it may be later."""
-        self._failures[key] += not isinstance(error, _NotNowError)
-        if self._failures[key] > MAX_EXPLANATIONS:
+        problem = f"{str(error)[:1_000]}."
+        self._failures[problem] += not isinstance(error, _NotNowError)
+        if self._failures[problem] > MAX_EXPLANATIONS:
             return "As before: this cannot be had, and asking again changes nothing. Go on without it."
-        return f"{str(error)[:1_000]}."
+        return problem
 
     def leased(self, events: Sequence[Event]) -> Sequence[Event]:
         """Makes answers of these tools expire after a few steps; longer each time for the same expansion."""
@@ -217,16 +216,6 @@ class _NotNowError(CannotExpandError):
     """It cannot be expanded now, but perhaps later."""
 
 
-def _request_key(name: str, arguments: Any) -> str:
-    """The same for the same request, whatever its reason."""
-    try:
-        given = msgspec.json.decode(arguments) if isinstance(arguments, str | bytes) else arguments
-        key = repr({key: given[key] for key in sorted(given) if key != "reason"})
-    except (msgspec.DecodeError, RecursionError, TypeError, ValueError, LookupError):
-        key = f"{type(arguments).__name__} {arguments if isinstance(arguments, str) else ''}"
-    return f"{name} {key}"[:MAX_KEY_CHARS]
-
-
 def _is_expansion(message: Message, at: int) -> bool:
     """True for the text of a place; False for a refusal."""
     return message.text.startswith(f"[refold #{at} ")
@@ -245,7 +234,9 @@ def _read_arguments(name: str, arguments: Any) -> Mapping[str, Any]:
         try:
             arguments = msgspec.json.decode(arguments or "{}")
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise CannotExpandError(f"The arguments are not valid JSON: {error}") from error
+            raise CannotExpandError(
+                f"The arguments {arguments[:200]!r} are not valid JSON: {error}"
+            ) from error
     known = _TOOLS[name][1]
     if not isinstance(arguments, Mapping):
         raise CannotExpandError(f"The arguments must be an object with {', '.join(known)}")
