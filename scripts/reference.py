@@ -97,7 +97,7 @@ def rows_of(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[list[str
     says = dict(openapi.documented(ModelLimits if struct is ModelSettings else struct))
     pages = dict(pair.split(":") for pair in MORE.split())
     for field in msgspec.structs.fields(struct):
-        if field.name == "origins":  # where the others came from: nobody sets it
+        if field.name in ("origins", "tree"):  # where the others came from: nobody sets them
             continue
         path, kinds = f"{prefix}{field.name}", accepted_types(field_types(struct)[field.name])
         inner = [kind if is_struct(kind) else get_args(kind)[0] for kind in kinds if has_rows(kind)]

@@ -17,7 +17,7 @@ from refold.cli import app
 from refold.cli.bench.recorded import load
 from refold.cli.bench.trace import DIALECT, text_of
 from refold.config.config import load_config
-from refold.config.validate import set_values as fields
+from refold.config.validate import plain_fields as fields
 from refold.core.event import Expiry
 from refold.models.count import Units, counter
 from refold.policies.learn_expiry import CONFIDENCE, ENOUGH, LEAST, lasts, propose, spared, tried

@@ -16,7 +16,7 @@ from refold.config.config import DEFAULT, Config, with_database, with_stored
 from refold.config.prompts import BUILT_IN, Template
 from refold.config.serving import ServeSettings
 from refold.config.settings import Setting, all_settings
-from refold.config.validate import field_types, set_values, validated_fields
+from refold.config.validate import field_types, plain_fields, validated_fields
 from refold.core.errors import NotFoundError, StoreError
 from refold.core.event import Expiry
 from refold.core.expiry import merge_expiries
@@ -151,7 +151,9 @@ def _json(setting: Setting) -> dict[str, Any]:
 
 def _print_changes(changed: list[ToolSetting], access: Access, json: bool) -> None:
     url = one_line(access.shown)
-    rows = [{"agent": one.agent or EVERY, "tool": one.tool, "set": set_values(one.expiry)} for one in changed]
+    rows: list[dict[str, Any]] = []
+    for one in changed:
+        rows.append({"agent": one.agent or EVERY, "tool": one.tool, "set": plain_fields(one.expiry)})
     if json:
         emit({"store": access.shown, "settings": rows})
         return

@@ -21,7 +21,7 @@ from refold.cli.options import (
 )
 from refold.cli.terminal import complain, emit, say, waiting, writing
 from refold.config.config import DEFAULT, AgentSettings, Config, with_database
-from refold.config.validate import set_values
+from refold.config.validate import plain_fields
 from refold.core import codec
 from refold.core.codec import dumps
 from refold.core.errors import CorruptError, NotFoundError, SettingError
@@ -172,7 +172,7 @@ class Proposal:
         yield from ("agents:", f"  {_key(self.agent)}:", "    tools:")
         for one, expire in proposed:
             yield from (f"      # {line}" for line in self._evidence(one, expire))
-            fields = ", ".join(f"{name}: {value}" for name, value in set_values(expire).items())
+            fields = ", ".join(f"{name}: {value}" for name, value in plain_fields(expire).items())
             yield from (f"      {_key(one.tool)}:", f"        expire: {{{fields}}}")
 
     def _evidence(self, one: Lesson, expire: Expiry) -> Iterator[str]:
@@ -228,8 +228,8 @@ class Proposal:
     def _json(self, one: Lesson) -> dict[str, Any]:
         return {
             "tool": one.tool,
-            "now": set_values(self._now(one.tool)),
-            "proposed": None if one.expire is None else set_values(one.expire),
+            "now": plain_fields(self._now(one.tool)),
+            "proposed": None if one.expire is None else plain_fields(one.expire),
             "why": one.why or None,
             "results": len(one.results),
             "errors": sum(result.is_error for result in one.results),

@@ -12,7 +12,7 @@ from refold.config.prompts import Prompts, conversation_template, load, message_
 from refold.config.serving import ServeSettings
 from refold.config.settings import AgentSettings, Compact, Setting, ToolSettings, all_settings
 from refold.config.sources import SourceValues, leaves, merged, read
-from refold.config.validate import Path, brief_repr, field_types, set_values, validated_fields
+from refold.config.validate import Path, brief_repr, field_types, plain_fields, validated_fields
 from refold.core import codec
 from refold.core.budget import Budget
 from refold.core.errors import SettingError
@@ -48,9 +48,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     serve: ServeSettings = ServeSettings()
     """For `refold serve`."""
     origins: dict[Path, str] = {}
-    """Where each value was set. Not part of equality."""
+    """Where each value was set."""
+    tree: dict[str, Any] = {}
+    """What was set, as plain data: what another source is merged with."""
 
     def __eq__(self, other: object) -> bool:
+        """True if all settings are equal, wherever they were set."""
         return isinstance(other, Config) and all(getattr(self, n) == getattr(other, n) for n in SETTINGS)
 
     def agent(self, name: str | None) -> AgentSettings:
@@ -146,7 +149,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-SETTINGS = {name: hint for name, hint in field_types(Config).items() if name != "origins"}
+SETTINGS = {name: hint for name, hint in field_types(Config).items() if name not in ("origins", "tree")}
 codec.decoder(Config)
 
 OneSource: TypeAlias = Config | Mapping[str, Any] | str | File
@@ -165,10 +168,13 @@ def load_config(source: Source) -> Config:
     if source is None or (isinstance(source, Config) and source.origins):
         return source or Config()
     several: Sequence[Any] = source if isinstance(source, list | tuple) else [source]
-    sources: list[SourceValues] = []
-    for one in several:
-        sources.append(_as_source(one) if isinstance(one, Config) else with_current_names(read(one)))
-    return merge_sources(sources)
+    return merge_sources(list(map(_source_values, several)))
+
+
+def _source_values(source: OneSource) -> SourceValues:
+    if not isinstance(source, Config):
+        return with_current_names(read(source))
+    return SourceValues(source.tree or plain_fields(source), lines=source.origins)
 
 
 def with_database(config: Config, store: Store) -> Config:
@@ -182,7 +188,7 @@ def with_stored(config: Config, rows: Sequence[ToolSetting]) -> Config:
     Raises:
         SettingError: a value is not allowed.
     """
-    return merge_sources([_as_source(config), _database_source(rows, config)]) if rows else config
+    return merge_sources([_source_values(config), _database_source(rows, config)]) if rows else config
 
 
 def merge_sources(sources: Sequence[SourceValues]) -> Config:
@@ -201,7 +207,7 @@ def merge_sources(sources: Sequence[SourceValues]) -> Config:
         tree = merged(tree, values)
         origins |= {path: source.origin(path) for path in leaves(values)}
     kept = {path: origins[path] for path in leaves(tree) if path}
-    config = msgspec.structs.replace(msgspec.convert(tree, Config), origins=kept)
+    config = msgspec.structs.replace(msgspec.convert(tree, Config), origins=kept, tree=tree)
     _check_output_limits(config)
     _check_prompts(config)
     return config
@@ -250,14 +256,6 @@ def _check_agents(tree: dict[str, Any], source: SourceValues) -> None:
             if not url.startswith(("http://", "https://")):
                 problem = f"expected an address such as https://host/v1, got {brief_repr(url)}"
                 raise SettingError(place, problem)
-
-
-def _as_source(config: Config) -> SourceValues:
-    paths = set[Path]()
-    for path in config.origins:
-        paths.update(path[:n] for n in range(1, len(path) + 1))
-    tree = {name: value for name, value in set_values(config, paths).items() if name in SETTINGS}
-    return SourceValues(tree, lines=config.origins)
 
 
 def _database_source(rows: Sequence[ToolSetting], config: Config) -> SourceValues:

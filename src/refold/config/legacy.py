@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -34,50 +34,52 @@ def with_current_names(source: SourceValues) -> SourceValues:
     Raises:
         SettingError: a transform is not valid.
     """
-    if not isinstance(source.tree, Mapping):
-        return source
-    lines = dict(source.lines)
-    source = SourceValues(_renamed(source.tree, (), source, lines), source.name, lines)
-    agents = source.tree.get("agents")
-    for name, agent in agents.items() if isinstance(agents, Mapping) else ():
-        if isinstance(agent, Mapping) and agent.get("transforms") is not None:
-            source = _without_transforms(source, name, agent)
-    return source
+    current = _CurrentNames(source, dict(source.lines), [])
+    tree = current.renamed(source.tree, ())
+    for notice in current.notices:
+        warnings.warn(notice, DeprecationWarning, stacklevel=5)
+    return SourceValues(tree, source.name, current.lines)
 
 
-def _renamed(value: Any, path: Path, source: SourceValues, lines: dict[Path, str]) -> Any:
-    """A part of the settings with current names; `lines` learns where the renamed ones stand."""
-    if not isinstance(value, Mapping):
-        return value
-    current: dict[Any, Any] = {}
-    for key, inner in value.items():
-        here = (*path, str(key))
-        new = RENAMED.get(("agents", "*", *here[2:]) if here[0] == "agents" else here)
-        if new is None:
-            current[key] = _renamed(inner, here, source, lines)
-            continue
-        warnings.warn(f"{source.place(here)}: is deprecated; write {new} instead", DeprecationWarning, 5)
-        if new not in value:
-            current[new] = inner
-            lines[*path, new] = source.origin(here)
-    return current
+class _CurrentNames(NamedTuple):
+    source: SourceValues
+    lines: dict[Path, str]
+    """Also of the renamed settings."""
+    notices: list[str]
 
+    def renamed(self, value: Any, path: Path) -> Any:
+        """A part of the settings with current names."""
+        if not isinstance(value, Mapping):
+            return value
+        current: dict[Any, Any] = {}
+        for key, inner in value.items():
+            here = (*path, str(key))
+            new = RENAMED.get(("agents", "*", *here[2:]) if here[0] == "agents" else here)
+            if new is None:
+                current[key] = self.renamed(inner, here)
+                continue
+            self._notice(here, new)
+            if new not in value:
+                current[new] = inner
+                self.lines[*path, new] = self.source.origin(here)
+        if path[:1] == ("agents",) and len(path) == 2 and value.get("transforms") is not None:
+            self._replace_transforms(current, path)
+        return current
 
-def _without_transforms(source: SourceValues, name: str, agent: Mapping[str, Any]) -> SourceValues:
-    path: Path = ("agents", str(name))
-    limits = _limits(agent["transforms"], source, (*path, "transforms"))
-    compact = {"token_threshold": min(limits)} if limits else {}
-    instead = f"compact: {{token_threshold: {min(limits)}}}" if limits else "compact: on"
-    problem = f"{source.place((*path, 'transforms'))}: is deprecated; write {instead} instead"
-    warnings.warn(problem, DeprecationWarning, stacklevel=5)
-    lines = dict(source.lines)
-    rest = {key: value for key, value in agent.items() if key != "transforms"}
-    if rest.get("compact") is None:
-        rest["compact"] = compact
-        for limit in compact.values():
-            lines[*path, "compact", "token_threshold"] = source.origin(limits[limit])
-    agents = {**source.tree["agents"], name: rest}
-    return msgspec.structs.replace(source, tree={**source.tree, "agents": agents}, lines=lines)
+    def _replace_transforms(self, agent: dict[Any, Any], path: Path) -> None:
+        """Sets `compact` by the smallest limit of the `transforms`, unless the agent has a `compact`."""
+        here = (*path, "transforms")
+        limits = _limits(agent.pop("transforms"), self.source, here)
+        smallest = min(limits, default=None)
+        compact = {} if smallest is None else {"token_threshold": smallest}
+        self._notice(here, f"compact: {{token_threshold: {smallest}}}" if compact else "compact: on")
+        if agent.get("compact") is None:
+            agent["compact"] = compact
+            if smallest is not None:
+                self.lines[*path, "compact", "token_threshold"] = self.source.origin(limits[smallest])
+
+    def _notice(self, path: Path, instead: str) -> None:
+        self.notices.append(f"{self.source.place(path)}: is deprecated; write {instead} instead")
 
 
 def _limits(transforms: Any, source: SourceValues, path: Path) -> dict[int, Path]:

@@ -1,6 +1,6 @@
 """Validates settings: known names, values of their type, numbers in their range."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
@@ -113,19 +113,13 @@ def validated_fields(value: Any, known: Mapping[str, Any], place: Place, path: P
     return values
 
 
-def set_values(value: Any, keep: Collection[Path] = (), path: Path = ()) -> Any:
-    """The values of a struct as plain data, without defaults, except those of the paths to `keep`."""
-    if isinstance(value, Mapping):
-        return {key: set_values(one, keep, (*path, key)) for key, one in value.items()}
-    if not isinstance(value, msgspec.Struct):
-        return value
+def plain_fields(value: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a struct that differ from their defaults."""
     plain = {}
     for field in msgspec.structs.fields(value):
-        one = getattr(value, field.name)
-        here = (*path, field.name)
         default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-        if one != default or here in keep:
-            plain[field.name] = set_values(one, keep, here)
+        if getattr(value, field.name) != default:
+            plain[field.name] = getattr(value, field.name)
     return plain
 
 
@@ -182,7 +176,7 @@ def _similar(key: str, known: Mapping[str, Any]) -> str | None:
 
 
 def _items(value: Any, place: Place, path: Path) -> Iterator[tuple[str, Any, Path]]:
-    for key, one in (set_values(value) if isinstance(value, msgspec.Struct) else value).items():
+    for key, one in (plain_fields(value) if isinstance(value, msgspec.Struct) else value).items():
         if not isinstance(key, str):
             raise SettingError(place((*path, brief_repr(key))), "is not a name; write it in quotes")
         yield key, one, (*path, key)
