@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from threading import Lock, Thread
+from threading import Lock
 from typing import NamedTuple
 
 from refold.core.codec import Entry, Parse, decode
@@ -17,6 +18,7 @@ from refold.policies.shorten import quoted
 from refold.session.meter import Meter
 from refold.session.results import StoredMessage
 from refold.session.search import text_of
+from refold.stores.daemon_call import DaemonCall
 from refold.stores.record import Record
 from refold.stores.store import Key, Memories, Memory, SpokenMessage
 
@@ -51,11 +53,11 @@ def spoken(parse: Parse) -> Callable[[Entry], SpokenMessage | None]:
     return read
 
 
-class _Recalled(NamedTuple):
+class _Question(NamedTuple):
     at: int
-    """The place of the message that memories were asked for."""
+    """The place of the message that memories are asked for."""
     text: str
-    memories: Sequence[Memory]
+    answer: DaemonCall[list[Memory]]
 
 
 class MemoryRecall:
@@ -64,9 +66,8 @@ class MemoryRecall:
     def __init__(self, store: Memories, key: Key) -> None:
         self._store = store
         self._key = key
-        self._asking: Thread | None = None
+        self._newest: _Question | None = None
         self._starting = Lock()
-        self._newest: _Recalled | None = None
         self._retry_at = 0.0
         self._problems: list[str] = []
 
@@ -88,13 +89,33 @@ class MemoryRecall:
         late is used when this is called again.
         """
         text = text_of(said)
-        newest = self._newest
-        if newest is None or newest[:2] != (said.at, text):
-            problem = self._fetch(said.at, text)
-            if problem is not None:
-                self._problems.append(f"No memories are shown: {problem}")
+        with self._starting:
             newest = self._newest
-        return newest.memories if newest is not None and newest[:2] == (said.at, text) else ()
+            if newest is not None and newest.answer.is_running:
+                return self._none("the store has not answered yet")
+            has_answered = newest is not None and newest.answer.done() and not newest.answer.exception()
+            if not has_answered and time.monotonic() < self._retry_at:
+                return self._none(f"the store did not answer, and is not asked again for {RETRY_S:g} s")
+            if newest is None or not has_answered or newest[:2] != (said.at, text):
+                self._retry_at = 0.0
+                answer = DaemonCall(lambda: self._find(text), "refold-recall")
+                newest = self._newest = _Question(said.at, text, answer)
+        answer = newest.answer
+        wait([answer], TIMEOUT_S)
+        if not answer.done():
+            self._retry_at = time.monotonic() + RETRY_S
+            return self._none(f"no answer after {TIMEOUT_S:g} s")
+        if error := answer.exception():  # a service may raise anything; the request is made without it
+            return self._none(str(error) or repr(error))
+        return answer.result()
+
+    def _find(self, text: str) -> list[Memory]:
+        found = self._store.memories(self._key, _query(text) or None, MAX_MEMORIES, None)
+        return [one for one in found if one.text.strip() and one.text not in text]
+
+    def _none(self, problem: str) -> Sequence[Memory]:
+        self._problems.append(f"No memories are shown: {problem}")
+        return ()
 
     def shown(self, record: Record, said: Said, found: Sequence[Memory], meter: Meter) -> list[Replaced]:
         """The edit that shows memories before a message; none if the message has been edited meanwhile."""
@@ -141,35 +162,6 @@ class MemoryRecall:
         problems = self._problems
         self._problems = []
         return problems
-
-    def _fetch(self, at: int, text: str) -> str | None:
-        """Asks the store and waits a little; returns why there is no answer then."""
-        problems: list[str] = []
-
-        def ask() -> None:
-            try:
-                found = self._store.memories(self._key, _query(text) or None, MAX_MEMORIES, None)
-            except Exception as error:  # a service may raise anything; the request is made without it
-                problems.append(str(error) or repr(error))
-            else:
-                new = [one for one in found if one.text.strip() and one.text not in text]
-                self._newest = _Recalled(at, text, new)
-                self._retry_at = 0.0
-
-        with self._starting:
-            if self._asking is not None and self._asking.is_alive():
-                return "the store has not answered yet"
-            if time.monotonic() < self._retry_at:
-                return f"the store did not answer, and is not asked again for {RETRY_S:g} s"
-            self._retry_at = time.monotonic() + RETRY_S
-            asking = Thread(target=ask, name="refold-recall", daemon=True)
-            self._asking = asking
-            asking.start()
-        asking.join(TIMEOUT_S)
-        if asking.is_alive():
-            return f"no answer after {TIMEOUT_S:g} s"
-        self._retry_at = 0.0
-        return problems[0] if problems else None
 
 
 def context(memories: Sequence[Memory], count: Count, max_tokens: int) -> Message | None:

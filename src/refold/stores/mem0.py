@@ -6,23 +6,22 @@ The metadata of each memory names its conversation, so that both can be erased t
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib.util import find_spec
-from threading import Lock, Thread
-from typing import Any, Literal, TypeAlias, TypeVar
+from threading import Lock
+from typing import Any, Literal, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from refold.core.errors import MessageError, RefoldError, SettingError, StoreError
+from refold.stores.daemon_call import DaemonCall
 from refold.stores.hybrid import HybridStore, is_number, open_hybrid
 from refold.stores.hybrid_sync import BoundedDict
 from refold.stores.packing import key_digest
 from refold.stores.store import Key, Memory, SpokenMessage
 from refold.stores.url import shown_url
 
-T = TypeVar("T")
 Level: TypeAlias = Literal["user", "session", "agent", "org"]
 
 ENTITY = {"user": "user_id", "session": "run_id", "agent": "agent_id", "org": "app_id"}
@@ -134,7 +133,11 @@ class Mem0Memorizer:
         if self._given is not None:
             return self._find(key, query, limit, namespace)
         _imported()  # which takes a second or two
-        return _within(self._timeout_s, lambda: self._find(key, query, limit, namespace))
+        found = DaemonCall(lambda: self._find(key, query, limit, namespace), "refold-mem0")
+        try:
+            return found.result(self._timeout_s)
+        except TimeoutError as error:
+            raise StoreError(f"Mem0 has not answered within {self._timeout_s:g} s; retry") from error
 
     def _find(self, key: Key, query: str | None, limit: int, namespace: str | None) -> list[Memory]:
         with self._explained_errors():
@@ -287,27 +290,6 @@ def _status(error: BaseException) -> int | None:
     """The HTTP status behind an error of the client."""
     answers = (getattr(one, "response", None) for one in (error, error.__context__))
     return next((answer.status_code for answer in answers if answer is not None), None)
-
-
-def _within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` returns. It runs in a thread, since the client's own timeouts are longer.
-
-    Raises:
-        StoreError: it takes longer.
-    """
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:
-            result.set_exception(error)
-
-    Thread(target=run, name="refold-mem0", daemon=True).start()
-    try:
-        return result.result(seconds)
-    except TimeoutError as error:
-        raise StoreError(f"Mem0 has not answered within {seconds:g} s; retry") from error
 
 
 def _imported() -> Any:

@@ -8,6 +8,8 @@ from contextvars import copy_context
 from threading import Event, Thread
 from typing import Protocol, TypeVar
 
+from refold.stores.daemon_call import DaemonCall
+
 T = TypeVar("T")
 
 
@@ -72,26 +74,4 @@ class BackgroundJob:
 
 async def in_thread(work: Callable[[], T]) -> T:
     """Like `asyncio.to_thread`, in a daemon thread: the process does not wait for it at exit."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result = None
-        error = None
-        try:
-            result = work()
-        except BaseException as raised:
-            error = raised
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, error)
-
-    Thread(target=run, daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(DaemonCall(work, "refold-thread"))

@@ -6,7 +6,6 @@ import inspect
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from contextvars import copy_context
 from math import inf
 from random import uniform
 from threading import Thread
@@ -20,6 +19,7 @@ from refold.core import codec
 from refold.core.codec import json_problem
 from refold.core.errors import MessageError
 from refold.core.message import Usage
+from refold.stores.daemon_call import DaemonCall
 from refold.summaries.call_errors import describe, is_free, retry_after, single_line, status_of
 from refold.summaries.summarizer import Answer, Ask, Summarizer
 
@@ -194,21 +194,15 @@ async def _result(running: _RunningCall, deadline: float) -> Any:
 
 
 def _start_thread(work: Callable[[], Any]) -> _RunningCall:
-    """In a daemon thread: neither the interpreter nor `asyncio.run` waits for it."""
-    future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
-    future.set_running_or_notify_cancel()
-
-    def run() -> None:
+    def run() -> _Result:
         try:
-            result = _Result(work())
+            return _Result(work())
         except BaseException as error:
-            result = _Result(error=error)
-        future.set_result(result)
+            return _Result(error=error)
 
-    thread = Thread(target=copy_context().run, args=(run,), name="refold-summarizer", daemon=True)
-    thread.start()
-    waiter = asyncio.wrap_future(future)
-    return _RunningCall(waiter, thread.is_alive, waiter.cancel)
+    thread = DaemonCall(run, "refold-summarizer")
+    waiter = asyncio.wrap_future(thread)
+    return _RunningCall(waiter, lambda: thread.is_running, waiter.cancel)
 
 
 def _start_task(work: Callable[[], Any], loop_of: Callable[[], Loop] | None) -> _RunningCall:
