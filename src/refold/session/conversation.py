@@ -132,7 +132,13 @@ class Conversation:
     @property
     def dialect(self) -> str:
         """The model's own, unless the newest messages are in another one that it accepts."""
-        newest = self._newest_dialect()
+        if self._spoken_at != self.record.live.state.next:
+            self._spoken_at = self.record.live.state.next
+            lines = [line for item in self.record.live.items[-DIALECT_ITEMS:] for line in item.lines]
+            found = (codec.dialect_of(self.record.entry(line.at)) for line in reversed(lines))
+            with suppress(NotFoundError):  # erased just now by another process
+                self._spoken = next(filter(None, found), self._spoken)
+        newest = self._spoken
         if self.model is None or newest == "ai-sdk":
             return newest if newest in TARGETS else "openai-chat"
         own = self.meter.dialect
@@ -143,15 +149,6 @@ class Conversation:
         found = (draft.dialect for draft in reversed(drafts))
         self._spoken = next(filter(None, found), self._spoken)
         self._spoken_at = self.record.live.state.next
-
-    def _newest_dialect(self) -> str | None:
-        if self._spoken_at != self.record.live.state.next:
-            self._spoken_at = self.record.live.state.next
-            lines = [line for item in self.record.live.items[-DIALECT_ITEMS:] for line in item.lines]
-            found = (codec.dialect_of(self.record.entry(line.at)) for line in reversed(lines))
-            with suppress(NotFoundError):  # erased just now by another process
-                self._spoken = next(filter(None, found), self._spoken)
-        return self._spoken
 
     def learn(self, usage: Usage, measured: Measured | None) -> None:
         """Calibrates with the provider's usage of the newest request; `measured` is the one before it."""

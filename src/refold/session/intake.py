@@ -99,7 +99,14 @@ class Intake(NamedTuple):
             fields["expiry"] = expiry_of(fields["expiry"])
         given = checked(fields, _MessageFields, where(0)) if fields else _MessageFields()
         _require_id(given.id, where(0))
-        json = [_json_of(value, where(n)) for n, value in enumerate(values)]
+        json = list[Any]()
+        for n, value in enumerate(values):
+            if is_stream(value) or is_async_stream(value):
+                value = chunks_of(value, where(n))
+            if isinstance(value, list | tuple):
+                json.append([plain(chunk, f"{where(n)}[{m}]") for m, chunk in enumerate(value)])
+            else:
+                json.append(plain(value, where(n)))
         stream = _joined(json, where(0).removesuffix("[0]")) if json else None
         if stream is not None and where(0) == where(1):  # a single chunk, not in a list
             raise MessageError(where(0), "is a chunk of a stream; append the stream, or all that came of it")
@@ -243,15 +250,6 @@ def _may_be_reply(value: Any) -> bool:
     return isinstance(value, dict) and ("role" not in value or "type" in value)
 
 
-def _json_of(value: Any, where: str) -> Any:
-    """A message as JSON; a list of its chunks for a stream."""
-    if is_stream(value) or is_async_stream(value):
-        value = chunks_of(value, where)
-    if isinstance(value, list | tuple):
-        return [plain(chunk, f"{where}[{n}]") for n, chunk in enumerate(value)]
-    return plain(value, where)
-
-
 def _joined(values: Sequence[Any], where: str) -> "ParsedReply | None":
     """The reply whose chunks these are; None if they are something else."""
     if not values or not _may_be_reply(values[0]):
@@ -338,27 +336,24 @@ def _pieces(
         return
     rest = tuple(n for n in range(count) if n not in found)
     places = [*((n,) for n in found), *([rest] if rest else [])]
-    written = _written(texts[0])
+    written = _parts(texts[0], places)
     for n, blocks in enumerate(places):
         value = {**whole, "content": [whole["content"][block] for block in blocks]}
-        yield value, _part(written, blocks) if written else dumps(value), Piece(n, len(places), blocks)
+        yield value, written[n] if written else dumps(value), Piece(n, len(places), blocks)
 
 
-def _written(text: bytes) -> tuple[dict[str, bytes], list[bytes]] | None:
-    """The fields and blocks of a message as they are written."""
+def _parts(text: bytes, places: Sequence[Sequence[int]]) -> list[bytes] | None:
+    """Messages with some of the blocks of one each, as it is written; None if it must be encoded again."""
     try:
         fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        blocks = msgspec.json.decode(fields["content"], type=list[msgspec.Raw])
-    except msgspec.DecodeError:  # a lone surrogate: it is encoded again
+        texts = msgspec.json.decode(fields["content"], type=list[msgspec.Raw])
+    except msgspec.DecodeError:  # a lone surrogate
         return None
-    return {key: bytes(raw) for key, raw in fields.items()}, [bytes(block) for block in blocks]
-
-
-def _part(written: tuple[dict[str, bytes], list[bytes]], blocks: Sequence[int]) -> bytes:
-    fields, texts = written
-    content = b"[" + b",".join(texts[n] for n in blocks) + b"]"
-    inner = [dumps(key) + b":" + (content if key == "content" else text) for key, text in fields.items()]
-    return b"{" + b",".join(inner) + b"}"
+    parts = list[bytes]()
+    for blocks in places:
+        fields["content"] = msgspec.Raw(b"[" + b",".join(bytes(texts[n]) for n in blocks) + b"]")
+        parts.append(msgspec.json.encode(fields))
+    return parts
 
 
 def _require_sendable(message: Message, where: str) -> None:

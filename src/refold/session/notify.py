@@ -246,15 +246,18 @@ class Notifier:
 
         from refold.summaries.call import running_loop
 
+        task: Any
         if self.loop is not None and self.loop.is_running():
-            self._keep(asyncio.run_coroutine_threadsafe(work, self.loop))
-            return
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            asyncio.run_coroutine_threadsafe(work, running_loop()).result()
+            task = asyncio.run_coroutine_threadsafe(work, self.loop)
         else:
-            self._keep(loop.create_task(work))
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                asyncio.run_coroutine_threadsafe(work, running_loop()).result()
+                return
+            task = loop.create_task(work)
+        self._tasks.add(task)  # the event loop itself keeps only a weak reference
+        task.add_done_callback(self._tasks.discard)
 
     async def settled(self) -> None:
         """Waits until all callbacks that are coroutines have ended."""
@@ -263,10 +266,6 @@ class Notifier:
 
         tasks = [asyncio.wrap_future(one) if isinstance(one, Future) else one for one in (*self._tasks,)]
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _keep(self, task: Any) -> None:
-        self._tasks.add(task)  # the event loop itself keeps only a weak reference
-        task.add_done_callback(self._tasks.discard)
 
     def _report(self, event: SessionEvent, error: Exception) -> None:
         import logging

@@ -88,7 +88,11 @@ def _request(
     request = loads(extras_json(tools, {}))
     if system is not None:
         request["instructions" if dialect == RESPONSES else "system"] = system
-    request[name] = [_plain(message, n) for n, message in enumerate(listed(messages))]
+    given = listed(messages)
+    for n, message in enumerate(given):
+        if hasattr(message, "model_dump"):  # anything else stays as it is, for `check` to report
+            given[n] = plain(message, f"messages[{n}]")
+    request[name] = given
     return FileConversation("", request, name, None)
 
 
@@ -100,11 +104,6 @@ def listed(messages: Any) -> list[Any]:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
         raise SettingError("messages", f"expected a list of messages, got {type(messages).__name__}")
     return list(messages)
-
-
-def _plain(message: Any, n: int) -> Any:
-    """An SDK object as a dict; anything else as it is, for `check` to report."""
-    return plain(message, f"messages[{n}]") if hasattr(message, "model_dump") else message
 
 
 # Also for files, for the command line
@@ -134,7 +133,7 @@ def count_parts(
     """
     if dialect is not None:
         find_dialect(dialect)
-    meter = _meter(config, model)
+    meter = Meter(None, config, model, config.agent(None).counter)
     intake = Intake(meter.counter, given.dialect or meter.dialect, dialect)
     try:
         parts = list(_counted(given, meter, intake, advance))
@@ -210,19 +209,10 @@ def check_given(
     request = {**given.beside, "input" if spoken == RESPONSES else "messages": messages}
     flags = meter.limits.flags
     known = {"no_prefill": "no-prefill" in flags, "system_inside": "system-inside" in flags}
-    size = _size(given, config, meter, dialect) if meter.is_known else {}
+    size = dict[str, int]()
+    if meter.model is not None and meter.is_known:
+        with suppress(RefoldError):  # what cannot be counted is not compared with the window
+            tokens = sum(part.tokens for part in count_parts(given, config, meter.model, dialect))
+            budget = config.budget(config.agent(None), meter.limits, output_of(given.beside))
+            size = {"tokens": tokens, "room": budget.room}
     return Checked(spoken, check_request(spoken, request, strict=strict, **known, **size))
-
-
-def _size(given: FileConversation, config: Config, meter: Meter, dialect: str | None) -> dict[str, int]:
-    """The tokens of the request and the room for it; empty if they cannot be counted."""
-    assert meter.model is not None
-    with suppress(RefoldError):
-        tokens = sum(part.tokens for part in count_parts(given, config, meter.model, dialect))
-        budget = config.budget(config.agent(None), meter.limits, output_of(given.beside))
-        return {"tokens": tokens, "room": budget.room}
-    return {}
-
-
-def _meter(config: Config, model: str) -> Meter:
-    return Meter(None, config, model, config.agent(None).counter)

@@ -18,7 +18,7 @@ from refold.core.draft import Draft
 from refold.core.errors import MessageError, RefoldError, SettingError, StoreError
 from refold.core.event import Event, Expiry, Line, Named, Said, Undone
 from refold.core.expiry import EXPAND, SEARCH
-from refold.core.message import Kind, Message
+from refold.core.message import Kind
 from refold.core.plan import CompactionRequest, Policy, Stamp
 from refold.core.query import parse_query
 from refold.core.slices import slice_of
@@ -760,16 +760,16 @@ class Session:
             MessageError: it has another role, or answers or makes other calls.
             NotFoundError: there is no message, or it is hidden: restore it first.
         """
-        new = message if isinstance(message, str) else self._one_message(message)
+        new = message
+        if not isinstance(message, str):
+            drafts = self.intake().take([message], lambda n: "message").drafts
+            if len(drafts) != 1:
+                problem = f"is {len(drafts)} when taken apart; correct each in its own place"
+                raise MessageError("message", problem)
+            new = drafts[0].message
         place = require_int("at", at)
         count = self.chat.count
         return self._edit(lambda stamp: [edits.correct(self.record, place, new, count, stamp, why)], why).at
-
-    def _one_message(self, message: Any) -> Message:
-        drafts = self.intake().take([message], lambda n: "message").drafts
-        if len(drafts) != 1:
-            raise MessageError("message", f"is {len(drafts)} when taken apart; correct each in its own place")
-        return drafts[0].message
 
     def diff(self, at: int | None = None, to: int | None = None, *, other: "Session | None" = None) -> Diff:
         """What the view showed right after the event at a place, compared with another place, or with now.

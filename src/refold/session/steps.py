@@ -4,7 +4,6 @@ import msgspec
 from msgspec.structs import replace
 
 from refold.core import codec
-from refold.core.codec import Link
 from refold.core.event import Line, Measured, Replaced
 from refold.core.live import Live
 from refold.stores.record import Record
@@ -62,28 +61,25 @@ class StepHistory:
         return not self._digest or self._digest.hex() == record.digest_before(self._live.state.next)
 
     def catch_up(self, record: Record) -> None:
-        for link in record.store.read(record.key, self._live.state.next, record.live.state.next):
-            self._apply(link, record)
-
-    def _apply(self, link: Link, record: Record) -> None:
-        head = codec.head(link.entry)
         live = self._live
-        if isinstance(head, Line) and head.step > live.state.step:
-            self._begin_step(head)
-        live.apply(head, link.entry.at, record)
-        self._digest = link.digest
-        if isinstance(head, Replaced) and head.view == live.view:
-            self._edits += 1
-        elif isinstance(head, Measured) and head.view == live.view and head.input and self._steps:
-            self._steps[-1].sent = head.input
-        if live.edition != self._edition:
-            self._edition = live.edition
-            self._tokens = StepTokens()
-            for item in live.items:
-                for line in item.lines:
-                    self._add(line)
-        elif isinstance(head, Line):
-            self._add(head)
+        for link in record.store.read(record.key, live.state.next, record.live.state.next):
+            head = codec.head(link.entry)
+            if isinstance(head, Line) and head.step > live.state.step:
+                self._begin_step(head)
+            live.apply(head, link.entry.at, record)
+            self._digest = link.digest
+            if isinstance(head, Replaced) and head.view == live.view:
+                self._edits += 1
+            elif isinstance(head, Measured) and head.view == live.view and head.input and self._steps:
+                self._steps[-1].sent = head.input
+            if live.edition != self._edition:
+                self._edition = live.edition
+                self._tokens = StepTokens()
+                for item in live.items:
+                    for line in item.lines:
+                        self._add(line)
+            elif isinstance(head, Line):
+                self._add(head)
 
     def _begin_step(self, answer: Line) -> None:
         live = self._live

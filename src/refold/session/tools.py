@@ -184,32 +184,32 @@ class Toolbox:
 
     def leased(self, events: Sequence[Event]) -> Sequence[Event]:
         """Makes answers of these tools expire after a few steps; longer each time for the same expansion."""
-        if not any(isinstance(event, Said) and event.line.answers and _is_own(event) for event in events):
-            return events
         calls: dict[str, ToolCall] = {}
+        found = list[Event]()
         for event in events:
             if isinstance(event, Said):
                 calls |= {call.call_id: call for call in event.message.calls}
-        return [self._lease(event, calls) if isinstance(event, Said) else event for event in events]
+                event = self._lease(event, calls)
+            found.append(event)
+        return found
 
     def _lease(self, said: Said, calls: Mapping[str, ToolCall]) -> Said:
         line = said.line
-        if line.answers is None or not _is_own(said) or line.expiry is not None:
+        if line.answers is None or line.expiry is not None or OWN_TOOLS.isdisjoint(line.tools):
             return said
+        call = calls.get(line.answers)
+        if call is None and line.answers in self.record.live.state.open:
+            at, _ = self.record.live.state.open[line.answers]
+            asking = self.record.event(at)
+            if isinstance(asking, Said):
+                call = next((one for one in asking.message.calls if one.call_id == line.answers), None)
         steps = self.settings.lease_steps
-        call = calls.get(line.answers) or self._open_call(line.answers)
         requested = _requested(call) if call is not None and call.tool == EXPAND else None
         if requested is not None and _is_expansion(said.message, requested[0]):
             steps *= 2 ** min(MAX_DOUBLINGS, self._expansions[requested])
             self._expansions[requested] += 1
         line = msgspec.structs.replace(line, expiry=Expiry(after_steps=steps, mode="remove"))
         return msgspec.structs.replace(said, line=line)
-
-    def _open_call(self, id: str) -> ToolCall | None:
-        at, _ = self.record.live.state.open.get(id, (None, ""))
-        event = self.record.event(at) if at is not None else None
-        calls = event.message.calls if isinstance(event, Said) else ()
-        return next((call for call in calls if call.call_id == id), None)
 
 
 class _NotNowError(CannotExpandError):
@@ -219,10 +219,6 @@ class _NotNowError(CannotExpandError):
 def _is_expansion(message: Message, at: int) -> bool:
     """True for the text of a place; False for a refusal."""
     return message.text.startswith(f"[refold #{at} ")
-
-
-def _is_own(said: Said) -> bool:
-    return any(tool in OWN_TOOLS for tool in said.line.tools)
 
 
 def _read_arguments(name: str, arguments: Any) -> Mapping[str, Any]:

@@ -135,7 +135,10 @@ def override_of(override: "Mapping[str, Any] | Override | None") -> Override:
         raise SettingError("override", f"expected a dict, got {type(override).__name__}")
     given = dict(override or {})
     if isinstance(given.get("tools"), Mapping):
-        given["tools"] = {name: _expire_in(one) for name, one in given["tools"].items()}
+        given["tools"] = dict(given["tools"])
+        for name, settings in given["tools"].items():
+            if isinstance(settings, Mapping) and settings.keys() == {"expire"}:  # as in a settings file
+                given["tools"][name] = settings["expire"]
     known = {"off": bool, "keep_originals": bool, **field_types(Expiry), "tools": dict[str, Expiry]}
     asked = validated_fields(given, known, lambda path: ".".join(("override", *path)))
     switches = {name: asked.pop(name, None) for name in ("off", "keep_originals")}
@@ -144,11 +147,3 @@ def override_of(override: "Mapping[str, Any] | Override | None") -> Override:
     if every != Expiry():
         tools["*"] = merge_expiries(every, tools.get("*", Expiry()))
     return Override(**switches, tools=(tools,) if tools else ())
-
-
-def _expire_in(settings: object) -> object:
-    """A tool's settings as in a file, `{"expire": {…}}`, or without that level."""
-    match settings:
-        case {"expire": inner, **rest} if not rest:
-            return inner
-    return settings
