@@ -5,7 +5,7 @@ become corrections, and a changed past continues in a fork.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
@@ -17,7 +17,7 @@ from refold.core.errors import ConflictError, MessageError, NotFoundError, Refol
 from refold.core.event import Replaced, Said
 from refold.core.message import Message
 from refold.core.pairing import with_original_ids
-from refold.session.history_sync import CONTENT_ID, align, content_id
+from refold.session.history_sync import CONTENT_ID, align, common_prefix, content_id
 from refold.session.session import Session
 from refold.stores.store import Forks, Key, Store
 
@@ -32,8 +32,6 @@ CORRECTION = "changed there"
 """The reason that is stored with corrections."""
 BRANCH = "~"
 """Separates the name of a conversation from the number of its branch."""
-REMEMBERED_OBJECTS = 100
-"""Message objects that are remembered besides those of the last request, with twice as many."""
 MOST_GAPS = 5
 """Branch names in a row that other conversations may have taken."""
 MOST_ATTEMPTS = 5
@@ -64,6 +62,10 @@ Passed: TypeAlias = M | Overridden[M]
 """A message as a framework passes it to `SyncedHistory`."""
 
 
+Fields: TypeAlias = Mapping[str, Any] | tuple[Any, ...]
+"""What a message of a framework consists of."""
+
+
 @dataclass(slots=True)
 class _SyncedMessage:
     """A message of the framework that is recorded."""
@@ -80,14 +82,26 @@ class _SyncedMessage:
 
 
 class _ParsedMessage(NamedTuple):
-    """A message object that was passed, and what it says."""
+    """A message that was passed, and what it says."""
 
-    object: Any
-    fields: Mapping[str, Any]
-    """A copy of the object's fields: as long as they are equal, the object was not modified."""
+    fields: Fields
+    """A copy: another object with equal fields says the same."""
     message: Message
     id: str
     content: int
+
+
+@dataclass(frozen=True, slots=True)
+class _PassedMessages:
+    """The messages of the last sync. What they say need not be read again."""
+
+    recorded: list[_ParsedMessage] = field(default_factory=list)
+    sent: list[_ParsedMessage] = field(default_factory=list)
+    """The same as they were sent: other middleware may have changed some of them."""
+    positions: dict[int, int] = field(default_factory=dict)
+    """Of each known message among them."""
+    known_count: int = 0
+    """How many messages were known then, in this branch."""
 
 
 class SyncedHistory(Generic[M]):
@@ -99,8 +113,7 @@ class SyncedHistory(Generic[M]):
         self._name = name
         self._open_session = open_session
         self._session: Session | None = None
-        self._parsed: dict[int, _ParsedMessage] = {}
-        """The message objects of the last sync, by `id()`: what they say need not be read again."""
+        self._last = _PassedMessages()
 
     @property
     def session(self) -> Session:
@@ -121,6 +134,7 @@ class SyncedHistory(Generic[M]):
 
     def _begin(self, session: Session) -> None:
         self._session = session
+        self._last = replace(self._last, positions={})
         self._known: list[_SyncedMessage] = []
         self._sequence: list[int] = []
         """Those of the known messages that were not inserted."""
@@ -196,14 +210,14 @@ class SyncedHistory(Generic[M]):
 
     def forget_objects(self) -> None:
         """Lets the framework's messages be collected. The next sync reads them again."""
-        self._parsed = {}
+        self._last = _PassedMessages()
 
     def continues(self, messages: Sequence[Passed[M]], *, may_be_trimmed: bool = False) -> bool:
         """True if the messages begin with all that is known, or at least end with it."""
         with self.lock:
             self._catch_up()
             known = self._known_ids()
-            passed = [message.id for message in self._parse(own(messages))]
+            passed = [message.id for message in self._parse(own(messages), self._last.recorded)]
             if passed[: len(known)] == known:
                 return True
             if not may_be_trimmed:
@@ -215,51 +229,73 @@ class SyncedHistory(Generic[M]):
         """True if a message with this content, or with its id, is recorded."""
         with self.lock:
             self._catch_up()
-            return self._parse([message])[0].id in self._times
+            return self._parse([message], [])[0].id in self._times
 
     def _known_ids(self) -> list[str]:
         return [self._known[n].id for n in self._sequence]
 
-    def _parse(self, messages: Sequence[M]) -> list[_ParsedMessage]:
-        known = self._parsed
-        parsed: list[_ParsedMessage] = []
-        for message, fields in zip(messages, _fields(messages), strict=True):
-            one = known.get(id(message))
-            if one is None or one.fields != fields:
-                said = self._converter.parse(message)
-                pieces = split(said)
-                known_id = said.id or content_id(pieces)
-                one = _ParsedMessage(message, dict(fields), said, known_id, _content_hash(pieces))
-                known[id(message)] = one
-            parsed.append(one)
-        if len(known) > 2 * len(messages) + REMEMBERED_OBJECTS:
-            self._parsed = {id(one.object): one for one in parsed}
+    def _parse(self, messages: Sequence[M], last: list[_ParsedMessage]) -> list[_ParsedMessage]:
+        """Messages that say the same as the last ones at the same position are not parsed again."""
+        fields = _fields(messages)
+        same = common_prefix([one.fields for one in last], fields)
+        parsed = last[:same]
+        for n in range(same, len(messages)):
+            if n < len(last) and last[n].fields == fields[n]:
+                parsed.append(last[n])
+                continue
+            message = self._converter.parse(messages[n])
+            pieces = split(message)
+            known_id = message.id or content_id(pieces)
+            own_fields = fields[n]
+            if not isinstance(own_fields, tuple):
+                own_fields = dict(own_fields)
+            parsed.append(_ParsedMessage(own_fields, message, known_id, _content_hash(pieces)))
         return parsed
 
     def _sync(self, messages: Sequence[Passed[M]], *, is_request: bool) -> dict[int, int]:
         """Records what is new, and returns the position of each known message among the passed ones."""
         self._catch_up()
-        recorded = self._parse(own(messages))
+        recorded = self._parse(own(messages), self._last.recorded)
         sent = recorded
         if Overridden in set(map(type, messages)):
-            sent = self._parse([shown(message) for message in messages])
-        ids = [message.id for message in recorded]
+            sent = self._parse([shown(message) for message in messages], self._last.sent)
+        if self._goes_on(recorded, sent):
+            positions = self._last.positions
+            last = len(self._last.recorded) - 1
+            new = [*range(last + 1, len(recorded))]
+        else:
+            places = self._align([message.id for message in recorded])
+            positions = {place: n for n, place in enumerate(places) if place is not None}
+            last = max(positions.values(), default=-1)
+            if is_request:
+                self._correct_changed(sent, positions)
+            new = [n for n, place in enumerate(places) if place is None and (is_request or n > last)]
+        if new:
+            known = self._append([recorded[n] for n in new], [n < last for n in new])
+            appended = dict(zip(known, new, strict=True))
+            self._correct_changed(sent, appended)
+            positions = positions | appended
+        self._last = _PassedMessages(recorded, sent, positions, len(self._known))
+        return positions
+
+    def _goes_on(self, recorded: list[_ParsedMessage], sent: list[_ParsedMessage]) -> bool:
+        """True if all messages of the last sync are recorded, and new ones follow, as in most calls."""
+        last = self._last
+        count = len(last.recorded)
+        if not len(last.positions) == count > 0 or last.known_count != len(self._known):
+            return False
+        if recorded[:count] != last.recorded or sent[:count] != last.sent:
+            return False
+        return not any(message.id in self._inserted for message in recorded[count:])
+
+    def _align(self, ids: Sequence[str]) -> list[int | None]:
+        """The known message that each passed one is, in a fork if the past was changed."""
         keep, places = self._places(ids)
         for _ in range(MOST_ATTEMPTS):
             if keep is not None:
                 self._branch(keep)
                 keep, places = self._places(ids)
-        positions = {place: n for n, place in enumerate(places) if place is not None}
-        last = max(positions.values(), default=-1)
-        if is_request:
-            self._correct_changed(sent, positions)
-        new = [n for n, place in enumerate(places) if place is None and (is_request or n > last)]
-        if new:
-            known = self._append([recorded[n] for n in new], [n < last for n in new])
-            appended = dict(zip(known, new, strict=True))
-            self._correct_changed(sent, appended)
-            positions |= appended
-        return positions
+        return places
 
     def _places(self, ids: Sequence[str]) -> tuple[int | None, list[int | None]]:
         """How many known messages still hold, None for all, and the known message that each passed one is."""
@@ -389,14 +425,11 @@ def shown(message: Passed[M]) -> M:
     return message.shown if isinstance(message, Overridden) else message
 
 
-def _fields(messages: Sequence[Any]) -> Iterable[Mapping[str, Any]]:
-    """What can be replaced in each message; nothing in tuples can."""
+def _fields(messages: Sequence[Any]) -> list[Fields]:
     kinds = set(map(type, messages))
-    if all(issubclass(kind, dict) for kind in kinds):
-        return messages
-    if any(issubclass(kind, tuple) for kind in kinds):
-        return ({} for _ in messages)
-    return map(vars, messages)
+    if all(issubclass(kind, dict | tuple) for kind in kinds):
+        return list(messages)
+    return list(map(vars, messages))
 
 
 def _content_hash(pieces: Iterable[Message]) -> int:
