@@ -3,13 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Protocol
 
-from refold.summaries.providers import (
-    anthropic_client,
-    anthropic_reply,
-    openai_client,
-    openai_reply,
-    split_name,
-)
+from refold.summaries.providers import sdk_client, sdk_endpoint, sdk_reply, split_name
 
 
 class Model(Protocol):
@@ -35,6 +29,7 @@ class OpenAIModel:
     """
 
     dialect = "openai-chat"
+    _provider = "openai"
 
     def __init__(
         self,
@@ -55,17 +50,20 @@ class OpenAIModel:
         return self._chunks(request) if self._stream else self._reply(request)
 
     async def _reply(self, request: dict[str, Any]) -> Any:
-        client = openai_client(self.name, self._base_url, self._api_key)
-        return await openai_reply(client, request, self.name)
+        return await sdk_reply(self._provider, self._client(), request, self.name)
 
     async def _chunks(self, request: dict[str, Any]) -> AsyncIterator[Any]:
-        usage = {"stream_options": {"include_usage": True}}
-        async with openai_client(self.name, self._base_url, self._api_key) as client:
-            async for chunk in await client.chat.completions.create(**usage, **request, stream=True):
+        if self._provider == "openai":
+            request = {"stream_options": {"include_usage": True}, **request}
+        async with self._client() as client:
+            async for chunk in await sdk_endpoint(self._provider, client).create(**request, stream=True):
                 yield chunk
 
+    def _client(self) -> Any:
+        return sdk_client(self._provider, self.name, self._base_url, self._api_key)
 
-class AnthropicModel:
+
+class AnthropicModel(OpenAIModel):
     """Anthropic's messages, and any server that speaks them.
 
     Unless given, `base_url` and `api_key` are those of ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY. `extra` are
@@ -73,34 +71,10 @@ class AnthropicModel:
     """
 
     dialect = "anthropic"
+    _provider = "anthropic"
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        stream: bool = False,
-        max_tokens: int = 4_096,
-        **extra: Any,
-    ) -> None:
-        self.name = name
-        self.extra = {"max_tokens": max_tokens, **extra}
-        self._base_url = base_url
-        self._api_key = api_key
-        self._stream = stream
-
-    def __call__(self, request: dict[str, Any], /) -> Awaitable[Any] | AsyncIterator[Any]:
-        return self._chunks(request) if self._stream else self._reply(request)
-
-    async def _reply(self, request: dict[str, Any]) -> Any:
-        client = anthropic_client(self._base_url, self._api_key)
-        return await anthropic_reply(client, request, self.name)
-
-    async def _chunks(self, request: dict[str, Any]) -> AsyncIterator[Any]:
-        async with anthropic_client(self._base_url, self._api_key) as client:
-            async for event in await client.messages.create(**request, stream=True):
-                yield event
+    def __init__(self, name: str, *, max_tokens: int = 4_096, **extra: Any) -> None:
+        super().__init__(name, max_tokens=max_tokens, **extra)
 
 
 def model_by_name(model: str) -> Model:

@@ -57,16 +57,13 @@ class ModelSummarizer:
         system = without_surrogates(ask.system)
         prompt = {"role": "user", "content": without_surrogates(ask.prompt)}
         request: JsonObject = {"model": self._model}
+        client = sdk_client(self._provider, self.name, self._base_url, self._api_key)
         if self._provider == "openai":
-            client = openai_client(self.name, self._base_url, self._api_key)
             request["messages"] = [{"role": "system", "content": system}, prompt]
             request["extra_body"] = {output_limit_field(str(client.base_url)): ask.max_tokens}
-            reply = await openai_reply(client, request, self.name)
         else:
-            client = anthropic_client(self._base_url, self._api_key)
             request |= {"system": system, "messages": [prompt], "max_tokens": ask.max_tokens}
-            reply = await anthropic_reply(client, request, self.name)
-        return self._answer(reply)
+        return self._answer(await sdk_reply(self._provider, client, request, self.name))
 
     def _answer(self, reply: JsonObject) -> Answer:
         parsed = replies.take(reply, self.name)
@@ -116,55 +113,42 @@ def split_name(model: str) -> tuple[str, str]:
 # The SDKs
 
 
-def openai_client(name: str, base_url: str | None, api_key: str | None) -> Any:
+def sdk_client(provider: str, name: str, base_url: str | None, api_key: str | None) -> Any:
     """
     Raises:
-        SettingError: the SDK is not installed, or there is no key.
+        SettingError: the SDK is not installed, or there is no key for OpenAI.
     """
+    options: dict[str, Any] = {"api_key": api_key, "max_retries": 0, "timeout": SDK_TIMEOUT_S}
     try:
+        if provider == "anthropic":
+            from anthropic import AsyncAnthropic
+
+            return AsyncAnthropic(base_url=base_url, open_telemetry=False, **options)  # the caller traces it
         from openai import AsyncOpenAI, OpenAIError
     except ImportError as error:
-        raise missing_sdk("openai") from error
-    url = base_url or os.environ.get("OPENAI_BASE_URL") or None
+        raise missing_sdk(provider) from error
     try:
-        return AsyncOpenAI(base_url=url, api_key=api_key, max_retries=0, timeout=SDK_TIMEOUT_S)
+        return AsyncOpenAI(base_url=base_url or os.environ.get("OPENAI_BASE_URL") or None, **options)
     except OpenAIError as error:
         raise SettingError(name, f"set OPENAI_API_KEY or pass api_key: {error}") from error
 
 
-def anthropic_client(base_url: str | None, api_key: str | None) -> Any:
+def sdk_endpoint(provider: str, client: Any) -> Any:
+    """The part of a client that creates replies."""
+    return client.messages if provider == "anthropic" else client.chat.completions
+
+
+async def sdk_reply(provider: str, client: Any, request: JsonObject, name: str) -> JsonObject:
     """
     Raises:
-        SettingError: the SDK is not installed.
-    """
-    try:
-        from anthropic import AsyncAnthropic
-    except ImportError as error:
-        raise missing_sdk("anthropic") from error
-    return AsyncAnthropic(
-        base_url=base_url,
-        api_key=api_key,
-        max_retries=0,
-        timeout=SDK_TIMEOUT_S,
-        open_telemetry=False,  # the caller traces the request
-    )
-
-
-async def openai_reply(client: Any, request: JsonObject, name: str) -> JsonObject:
-    async with client:
-        response = await client.chat.completions.with_raw_response.create(**request)
-    return _parse_reply(response.http_response.content, name)
-
-
-async def anthropic_reply(client: Any, request: JsonObject, name: str) -> JsonObject:
-    """
-    Raises:
-        SettingError: there is no key.
+        SettingError: there is no key for Anthropic.
     """
     async with client:
         try:
-            response = await client.messages.with_raw_response.create(**request)
-        except TypeError as error:  # how the SDK reports missing credentials
+            response = await sdk_endpoint(provider, client).with_raw_response.create(**request)
+        except TypeError as error:  # how Anthropic's SDK reports missing credentials
+            if provider != "anthropic":
+                raise
             raise SettingError(name, f"set ANTHROPIC_API_KEY or pass api_key: {error}") from error
     return _parse_reply(response.http_response.content, name)
 
