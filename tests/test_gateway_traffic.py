@@ -11,7 +11,7 @@ import real_model
 from gates import gate
 from refold.config.config import load_config
 from refold.dialects import replies
-from refold.serve.incoming import Dialect, read_request
+from refold.serve.incoming import ClientDialect, read_request
 from refold.serve.recorder import GatewayRequest, Recorder
 from refold.serve.service import Service
 from refold.stores.memory import MemoryStore
@@ -40,7 +40,7 @@ def unmarked(value: Any) -> Any:
 @recorded
 @pytest.mark.parametrize("name", list(RECORDED)[:3])
 def test_every_recorded_request_goes_upstream_as_it_came(name: str, recorder: Recorder) -> None:
-    dialect = cast(Dialect, RECORDED[name])
+    dialect = cast(ClientDialect, RECORDED[name])
     passed = 0
     for n, exchange in enumerate(exchanges(name)):
         request = exchange["request"]
@@ -62,7 +62,7 @@ def test_every_recorded_request_goes_upstream_as_it_came(name: str, recorder: Re
 @recorded
 @pytest.mark.parametrize("name", list(RECORDED)[:3])
 def test_every_recorded_answer_is_known_again_when_it_is_sent_back(name: str, recorder: Recorder) -> None:
-    dialect = cast(Dialect, RECORDED[name])
+    dialect = cast(ClientDialect, RECORDED[name])
     known = 0
     for n, exchange in enumerate(exchanges(name)):
         request, reply = exchange["request"], exchange["response"]
@@ -88,7 +88,7 @@ def test_every_recorded_answer_is_known_again_when_it_is_sent_back(name: str, re
     assert known > 20
 
 
-def _sent_back(dialect: Dialect, reply: dict[str, Any]) -> list[Any]:
+def _sent_back(dialect: ClientDialect, reply: dict[str, Any]) -> list[Any]:
     """As a client would that leaves reasoning out."""
     match dialect:
         case "openai-chat":

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refold.serve.incoming import Dialect, read_request
+from refold.serve.incoming import ClientDialect, read_request
 from refold.session.history_sync import PROBES, longest_known_prefix, prefix_ids
 from refold.stores.store import LOCATED, Key
 
 KEY = Key("o", "c")
 
 
-def marks(dialect: Dialect, messages: Sequence[Any], **fields: Any) -> list[str]:
+def marks(dialect: ClientDialect, messages: Sequence[Any], **fields: Any) -> list[str]:
     name = "input" if dialect == "openai-responses" else "messages"
     return read_request(dialect, json.dumps({"model": "m", name: messages, **fields}).encode()).prefix_ids("")
 
@@ -43,7 +43,7 @@ def test_marks_are_the_same_only_where_all_before_them_is(one: list[bytes], othe
         assert mine.startswith(LOCATED)
 
 
-SAME: dict[str, tuple[Dialect, Any, Any]] = {
+SAME: dict[str, tuple[ClientDialect, Any, Any]] = {
     "a string and one block of text": (
         "anthropic",
         {"role": "user", "content": "Hello"},
@@ -132,7 +132,7 @@ def test_reasoning_items_make_no_difference() -> None:
     assert marks("openai-responses", "a") == marks("openai-responses", [ask])
 
 
-OTHER: dict[str, tuple[Dialect, Any, Any]] = {
+OTHER: dict[str, tuple[ClientDialect, Any, Any]] = {
     "another word": ("openai-chat", {"role": "user", "content": "a"}, {"role": "user", "content": "b"}),
     "another role": ("openai-chat", {"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}),
     "another image": (

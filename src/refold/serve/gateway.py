@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from refold.core.errors import OverBudgetError, RefoldError, SettingError, StoreError
 from refold.serve.http_errors import requested_id
 from refold.serve.http_protocol import cancel, wait_for_disconnect
-from refold.serve.incoming import Dialect, read_request
+from refold.serve.incoming import ClientDialect, read_request
 from refold.serve.recorder import GatewayRequest, PlacedRequest, Recorder, UpstreamRequest, only_looks_up
 from refold.serve.service import Service
 from refold.serve.streaming import Forwarder, RoundReply, UpstreamTarget
@@ -40,7 +40,7 @@ _LOG = logging.getLogger("refold.serve")
 class GatewayRoute(NamedTuple):
     path: str
     provider: str
-    dialect: Dialect | None = None
+    dialect: ClientDialect | None = None
 
     @property
     def description(self) -> str:
@@ -137,7 +137,7 @@ class Gateway:
         url = base + path.removeprefix(BASE_PATHS[route.provider])
         return f"{url}?{query}" if query else url
 
-    async def _prepare(self, dialect: Dialect, request: Request, body: bytes) -> UpstreamRequest:
+    async def _prepare(self, dialect: ClientDialect, request: Request, body: bytes) -> UpstreamRequest:
         """
         Raises:
             RefoldError: refold's part failed.

@@ -9,14 +9,14 @@ from typing import Any
 
 from refold.core.expiry import OWN_TOOLS
 from refold.dialects.shape import kind_of
-from refold.serve.incoming import Dialect
+from refold.serve.incoming import ClientDialect
 
 STREAM_ENDS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
 """Types of the last event of a stream."""
 STOP_WITHOUT_CALLS = {"tool_use": "end_turn", "tool_calls": "stop"}
 
 
-def visible_reply(dialect: Dialect, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def visible_reply(dialect: ClientDialect, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One answer made of all rounds, without calls of the gateway's own tools."""
     last = rounds[-1]
     usage = _sum([one.get("usage") for one in rounds])
@@ -106,7 +106,7 @@ class StreamMerger(ABC):
         return self._indices[index]
 
 
-def stream_merger(dialect: Dialect) -> StreamMerger:
+def stream_merger(dialect: ClientDialect) -> StreamMerger:
     match dialect:
         case "anthropic":
             return _AnthropicMerger()

@@ -13,7 +13,7 @@ from refold.dialects.registry import DIALECTS
 from refold.dialects.shape import kind_of
 from refold.session.history_sync import OMITTABLE, content_digest, prefix_ids
 
-Dialect: TypeAlias = Literal["openai-chat", "openai-responses", "anthropic"]
+ClientDialect: TypeAlias = Literal["openai-chat", "openai-responses", "anthropic"]
 PREVIOUS_RESPONSE = "previous_response_id"
 """Fields that refer to a history at the provider."""
 CACHED_DIGESTS = 50_000
@@ -34,7 +34,7 @@ class HistoryMessage(NamedTuple):
 
 
 class IncomingRequest(NamedTuple):
-    dialect: Dialect
+    dialect: ClientDialect
     fields: dict[str, Any]
     """All but the history and the separate system text."""
     system: Any
@@ -88,7 +88,7 @@ class IncomingRequest(NamedTuple):
         return prefix_ids(start.encode("utf-8", "surrogatepass"), digests)
 
 
-def read_request(dialect: Dialect, body: bytes) -> IncomingRequest:
+def read_request(dialect: ClientDialect, body: bytes) -> IncomingRequest:
     """
     Raises:
         MessageError: it is no request of that dialect, or one that only the provider can judge.
@@ -107,7 +107,7 @@ def read_request(dialect: Dialect, body: bytes) -> IncomingRequest:
     return IncomingRequest(dialect, fields, system, tuple(messages[:first]), tuple(messages[first:]))
 
 
-def read_messages(dialect: Dialect, raws: Sequence[bytes]) -> list[HistoryMessage]:
+def read_messages(dialect: ClientDialect, raws: Sequence[bytes]) -> list[HistoryMessage]:
     """
     Raises:
         MessageError: one of them is no message; says which.
@@ -127,7 +127,7 @@ def read_messages(dialect: Dialect, raws: Sequence[bytes]) -> list[HistoryMessag
 _cached: dict[bytes, tuple[str, bytes]] = {}
 
 
-def _role_and_digest(dialect: Dialect, raw: bytes, n: int) -> tuple[str, bytes]:
+def _role_and_digest(dialect: ClientDialect, raw: bytes, n: int) -> tuple[str, bytes]:
     key = blake2b(raw, digest_size=16, key=dialect.encode()).digest()
     known = _cached.get(key)
     if known is None:

@@ -16,7 +16,7 @@ from refold.dialects.chunks import join
 from refold.dialects.replies import take
 from refold.dialects.shape import kind_of
 from refold.serve.hide_tools import STREAM_ENDS, stream_merger, visible_reply
-from refold.serve.incoming import Dialect
+from refold.serve.incoming import ClientDialect
 from refold.serve.upstream import Upstream, UpstreamError, response_headers
 
 DONE = object()
@@ -60,7 +60,7 @@ class Forwarder:
         send: Send,
         target: UpstreamTarget,
         own_headers: Mapping[str, str],
-        dialect: Dialect = "openai-chat",
+        dialect: ClientDialect = "openai-chat",
         *,
         hides_tools: bool = False,
     ) -> None:
@@ -69,7 +69,7 @@ class Forwarder:
         self._target = target
         self._own_headers = [(name.encode(), value.encode()) for name, value in own_headers.items()]
         """In UTF-8, since a conversation's id may have any characters."""
-        self._dialect: Dialect = dialect
+        self._dialect: ClientDialect = dialect
         self._hides_tools = hides_tools
         self._merger = stream_merger(dialect) if hides_tools else None
         self._replies: list[dict[str, Any]] = []
@@ -295,6 +295,6 @@ def _is_error(value: Any) -> bool:
     return isinstance(value, dict) and bool(value.get("error")) and kind_of(value) is None
 
 
-def _as_sse(dialect: Dialect, event: dict[str, Any]) -> bytes:
+def _as_sse(dialect: ClientDialect, event: dict[str, Any]) -> bytes:
     name = b"" if dialect == "openai-chat" else b"event: " + str(event.get("type")).encode() + b"\n"
     return name + b"data: " + dumps(event) + b"\n\n"
