@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from refold.config.config import DEFAULT
 from refold.core.budget import Budget
 from refold.core.event import Said
@@ -163,8 +165,11 @@ def start_summaries(
     policy = None
     if budget is not None:
         policy = ladder.compaction_policy(chat.settings, chat.policies, budget, order)
+    frozen = chat.record.live.freeze()
+    chat.record.load(frozen.lines)
+    view = msgspec.structs.replace(chat.record.with_words(frozen), handles=chat.handles)
     plan = SummaryPlan(
-        view=chat.loaded_view(),
+        view=view,
         window=chat.meter.limits.window,
         count=chat.count,
         messages=messages,

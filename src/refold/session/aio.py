@@ -73,7 +73,8 @@ class _Recording(AsyncIterator[Any]):
     """
 
     def __init__(self, stream: Any, tape: StreamRecording, finish: Callable[[StreamRecording], None]) -> None:
-        self._tape, self._finish = tape, finish
+        self._tape = tape
+        self._finish = finish
         self._chunks = aiter(stream if is_async_stream(stream) else _in_threads(stream))
 
     async def __anext__(self) -> Any:

@@ -16,7 +16,6 @@ from refold.core.errors import NotFoundError, SettingError
 from refold.core.event import Measured
 from refold.core.message import Usage
 from refold.core.plan import Count, Policy, must_stay
-from refold.core.view import View
 from refold.dialects.registry import DIALECTS, TARGETS
 from refold.session.meter import NO_EXTRAS, FitRequest, Meter, RequestExtras, extras_json
 from refold.session.notify import Notifier, ViewState
@@ -252,12 +251,6 @@ class Conversation:
                 self._renderers.pop(next(iter(self._renderers)))
             self._renderers[request] = Renderer(self.record, request, self.meter.counter)
         return self._renderers[request]
-
-    def loaded_view(self) -> View:
-        """The view with its messages loaded, for another thread."""
-        view = self.record.live.freeze()
-        self.record.load(view.lines)
-        return msgspec.structs.replace(self.record.with_words(view), handles=self.handles)
 
     def export(self, record: Record, dialect: str) -> dict[str, Any]:
         """The `messages` of a record in a dialect, and `system` where the dialect has it apart.

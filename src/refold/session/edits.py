@@ -57,7 +57,8 @@ def correct(record: Record, at: int, new: Message | str, count: Count, stamp: St
         MessageError: it has another role, or answers or makes other calls.
         NotFoundError: there is no message, or it is hidden together with others.
     """
-    said, item = record.event(_said(record, at).at), record.live.item_at(at)
+    said = record.event(_said(record, at).at)
+    item = record.live.item_at(at)
     if item is None or not isinstance(said, Said):
         raise NotFoundError(CHANGED.format(at))
     message = _in_place_of(said, new)
@@ -95,14 +96,20 @@ def undo(record: Record, at: int | None, stamp: Stamp, why: str) -> tuple[Undone
         if at is None:
             raise NotFoundError("There is no edit to undo; to take back a pin, give its place")
     elif isinstance(codec.head(record.entry(at)), Line):
-        hiding = _changing(record, standing, at)
-        if hiding is None:
-            raise NotFoundError(f"Nothing hides #{at}")
-        at = hiding
+        item = record.live.item_at(at)
+        own = [line.at for line in item.lines if line.corrects == at] if item else []
+        if own and standing.holds(own[0]):
+            at = own[0]
+        else:
+            cover = _hiding(record, standing, at)
+            if cover is None:
+                raise NotFoundError(f"Nothing hides #{at}")
+            at = cover.at
     if not standing.holds(at):
         raise NotFoundError(f"#{at} is not an edit, pin or undo that is in force in view {record.view!r}")
     event = Undone(stamp.at, at, why, stamp.time)
-    covers, seen = dict(standing.edits), (standing.outermost, _kept(record, standing))
+    covers = dict(standing.edits)
+    seen = (standing.outermost, _kept(record, standing))
     standing.apply(event)
     if not standing.holds(event.at):
         other = standing.blocking_edit(at)
@@ -119,19 +126,21 @@ def group(record: Record, line: Line) -> list[Line]:
     caller = line if line.calls else None
     start = line.at
     while line.answers is not None and caller is None and start > 0:
-        start, stop = max(0, start - REACH), start
+        stop = start
+        start = max(0, start - REACH)
         found = [other for other in record.lines(Span(start, stop)) if line.answers in other.calls]
         caller = found[-1] if found else None
     if caller is None:
         return [line]
     waiting = {id for id in caller.calls if record.live.state.open.get(id, (-1,))[0] != caller.at}
-    members, start = [caller], caller.at + 1
+    members = [caller]
+    start = caller.at + 1
     while waiting and start < record.live.state.next:
-        start, first = start + REACH, start
-        for other in record.lines(Span(first, start)):
+        for other in record.lines(Span(start, start + REACH)):
             if other.answers in waiting:
                 waiting.discard(other.answers)
                 members.append(other)
+        start += REACH
     return members
 
 
@@ -145,7 +154,8 @@ def _edit(
     new: Message | None = None,
 ) -> Replaced:
     """An edit of what another one covers; it shows again what else that one shows."""
-    shown, told = list[Message | int](), list[Line]()
+    shown = list[Message | int]()
+    told = list[Line]()
     for n, line in enumerate(lines):
         if line.at == stamp.at and new is not None:
             shown.append(new)
@@ -156,7 +166,8 @@ def _edit(
             shown.append(record.message(line))
             line = msgspec.structs.replace(line, at=stamp.at, n=n)
         told.append(line)
-    live, span = record.live, cover.span
+    live = record.live
+    span = cover.span
     kept = live.kept | {line.place: line for line in told if line.place in live.kept}
     first = live.item_at(span.start)
     tokens = (first.tokens if first else 0, cost(display(told, span, kept)))
@@ -169,7 +180,8 @@ def _in_place_of(said: Said, new: Message | str) -> Message:
     Raises:
         MessageError: it has others.
     """
-    line, at = said.line, said.at
+    line = said.line
+    at = said.at
     if isinstance(new, str):
         new = msgspec.structs.replace(said.message, parts=_with_text(said.message, new))
     new = msgspec.structs.replace(new, id=None, usage=None, summary=line.summary)
@@ -208,16 +220,6 @@ def _kept(record: Record, standing: ActiveEdits) -> dict[int, Line | None]:
     """The corrections of messages that no edit hides."""
     corrected = standing.corrected
     return {at: corrected.get(at) for at in record.live.kept}
-
-
-def _changing(record: Record, standing: ActiveEdits, at: int) -> int | None:
-    """The edit that corrects a message, or else hides it."""
-    item = record.live.item_at(at)
-    own = [line.at for line in item.lines if line.corrects == at] if item else []
-    if own and standing.holds(own[0]):
-        return own[0]
-    cover = _hiding(record, standing, at)
-    return None if cover is None else cover.at
 
 
 def _hiding(record: Record, standing: ActiveEdits, at: int) -> Replaced | None:

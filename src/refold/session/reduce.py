@@ -14,7 +14,7 @@ from refold.core.event import Event, Line, Replaced, Worth
 from refold.core.expiry import lease_steps
 from refold.core.message import Message
 from refold.core.plan import CompactionRequest, Edit, Policy, Stamp, applied, is_reducible, settle
-from refold.core.view import Item, View
+from refold.core.view import View
 from refold.session.conversation import Conversation
 from refold.session.validate import Override
 from refold.stores.store import Lease
@@ -69,7 +69,17 @@ def planned_edits(
     """The edits that a policy plans for the view as it is; nothing is changed."""
     live = chat.record.live
     chat.record.load_all(originals=is_compaction)
-    before = msgspec.structs.replace(_decoding_once(live.freeze()), handles=chat.handles and keep_originals)
+    decoded = dict[tuple[int, int], Message]()
+
+    def words(line: Line) -> Message:
+        key = (line.at, line.n)
+        if key not in decoded:
+            decoded[key] = chat.record.message(line)
+        return decoded[key]
+
+    frozen = live.freeze()
+    items = tuple(msgspec.structs.replace(item, words=words) for item in frozen.items)
+    before = msgspec.structs.replace(frozen, items=items, handles=chat.handles and keep_originals)
     number = live.state.round + 1 if is_compaction else 0
     stamp = Stamp(live.state.next, time.time(), live.view, number, keep_originals)
     events = list[Replaced]()
@@ -112,22 +122,6 @@ def _worth_of(terms: CacheTerms, before: View, after: View, edits: Sequence[Repl
     summaries = [edit.certificate for edit in edits if edit.certificate and not edit.certificate.was_cached]
     cost = sum(summary.cost or 0.0 for summary in summaries)
     return terms.weigh(before.tokens - after.tokens, sent, cost)
-
-
-def _decoding_once(view: View) -> View:
-    """The same view; each message is decoded once."""
-    known = dict[tuple[int, int], Message]()
-
-    def read(item: Item) -> Item:
-        def words(line: Line) -> Message:
-            key = (line.at, line.n)
-            if key not in known:
-                known[key] = item.words(line)
-            return known[key]
-
-        return Item(item.span, item.lines, words, item.edit, item.merged)
-
-    return msgspec.structs.replace(view, items=tuple(map(read, view.items)))
 
 
 # Compaction

@@ -477,8 +477,8 @@ class Session:
         from refold.session.search import limit_of
 
         if not isinstance(self.store, Memories):
-            kind, known = type(self.store).__name__, "mem0://, hybrid:// and agentcore:// have them"
-            raise StoreError(f"{kind} has no memories; {known}")
+            kind = type(self.store).__name__
+            raise StoreError(f"{kind} has no memories; mem0://, hybrid:// and agentcore:// have them")
         asked = None if query is None else require_name("query", query)
         where = None if namespace is None else require_name("namespace", namespace)
         return list(self.store.memories(self.key, asked, limit_of(limit), where))
@@ -658,9 +658,15 @@ class Session:
     def _tell_expanded(self, at: int, reason: str) -> None:
         head = codec.head(self.record.entry(at))
         state = self.record.live.state
-        role, tools = (head.role, head.tools) if isinstance(head, Line) else ("", ())
         event = MessageEvent(
-            "message-expanded", self.conversation, at, state.turn, state.step + 1, role, tools, reason
+            "message-expanded",
+            self.conversation,
+            at,
+            state.turn,
+            state.step + 1,
+            role=head.role if isinstance(head, Line) else "",
+            tools=head.tools if isinstance(head, Line) else (),
+            reason=reason,
         )
         with self._lock:
             self._lock.tell([event])
