@@ -37,7 +37,6 @@ from refold.core.query import SearchText, parse_query
 from refold.stores import sql
 from refold.stores.postgres import PostgresStore, from_url
 from refold.stores.postgres_index import MAX_TERMS_BYTES, key_digest, owner_digest
-from refold.stores.postgres_pool import FairSemaphore
 from refold.stores.store import Key, ToolSetting, open_store
 from refold.testing import StoreContract
 from refold.testing.samples import KEY, ODD_NAMES, entries, entry, user_message, verified
@@ -78,7 +77,7 @@ class TestPostgres(StoreContract, SessionsContract):
 
 def run(store, text, *values):
     """As an administrator would, beside the store."""
-    with psycopg.connect(store.pool.url, autocommit=True) as connection:
+    with psycopg.connect(store.pool.options.url, autocommit=True) as connection:
         store.pool.configure(connection)
         cursor = connection.execute(text, values or None)
         return cursor.fetchall() if cursor.description else []
@@ -99,7 +98,7 @@ def test_a_url_opens_a_store_and_its_options_are_taken_out(postgres_url):
         )
         assert (path, statement, lock) == ('"Od""d one"', "7s", "2500ms")
         assert name == "mine"
-        assert store.pool.pool_size == 3
+        assert store.pool.options.pool_size == 3
         store.close()
     assert [row.key for row in from_url(postgres_url).conversations()] == []
 
@@ -226,7 +225,10 @@ def test_a_server_that_never_answered_is_not_waited_for():
 
 
 def test_a_server_that_accepts_and_never_answers_is_given_up():
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError, match=r"for 0.3 s"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(StoreError, match=r"cannot be reached"),
+    ):
         PostgresStore(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x", timeout_s=0.3)
 
 
@@ -289,7 +291,7 @@ def test_the_database_itself_refuses_a_setting_that_cannot_be(store, values):
 def test_an_older_database_is_migrated_and_nothing_in_it_is_lost(reopen, monkeypatch, version):
     steps = sql.migrations("postgres")
     with monkeypatch.context() as patch:
-        patch.setattr("refold.stores.postgres_pool.migrations", lambda engine: steps[:version])
+        patch.setattr("refold.stores.postgres_schema.migrations", lambda engine: steps[:version])
         old = reopen()
         of = {"key": key_digest(KEY), "owner_key": owner_digest(KEY.owner), "owner": b"somebody"}
         of |= {"name": KEY.conversation.encode(), "genesis": GENESIS}
@@ -325,7 +327,7 @@ def test_an_older_database_is_migrated_and_nothing_in_it_is_lost(reopen, monkeyp
 
 
 def run_named(store, text, values):
-    with psycopg.connect(store.pool.url, autocommit=True) as connection:
+    with psycopg.connect(store.pool.options.url, autocommit=True) as connection:
         store.pool.configure(connection)
         cursor = connection.execute(text, values)
         return cursor.fetchall() if cursor.description else []
@@ -335,7 +337,7 @@ def test_a_migration_that_fails_halfway_leaves_what_was_there(reopen, monkeypatc
     steps = sql.migrations("postgres")
     with monkeypatch.context() as patch:
         broken = (*steps, "CREATE TABLE refold_new (a integer); SELECT 1 / 0")
-        patch.setattr("refold.stores.postgres_pool.migrations", lambda engine: broken)
+        patch.setattr("refold.stores.postgres_schema.migrations", lambda engine: broken)
         with pytest.raises(StoreError, match="division by zero"):
             reopen()
     store = reopen()
@@ -346,16 +348,16 @@ def test_a_migration_that_fails_halfway_leaves_what_was_there(reopen, monkeypatc
 def test_a_migration_takes_the_time_it_takes(reopen, monkeypatch):
     reopen().close()
     slow = (*sql.migrations("postgres"), "SELECT pg_sleep(0.5)")
-    monkeypatch.setattr("refold.stores.postgres_pool.migrations", lambda engine: slow)
+    monkeypatch.setattr("refold.stores.postgres_schema.migrations", lambda engine: slow)
     reopen(statement_timeout_s=0.1, timeout_s=0.1).close()
 
 
 def test_a_migration_waits_for_those_who_write(store, reopen, monkeypatch):
     store.append(KEY, entries(0, 1))
     more = (*sql.migrations("postgres"), "CREATE INDEX refold_new ON refold_entry (kind)")
-    monkeypatch.setattr("refold.stores.postgres_pool.migrations", lambda engine: more)
+    monkeypatch.setattr("refold.stores.postgres_schema.migrations", lambda engine: more)
     waits = "query LIKE 'CREATE INDEX refold_new%' AND now() - query_start > interval '0.5 s'"
-    with psycopg.connect(store.pool.url) as writer, ThreadPoolExecutor(1) as pool:
+    with psycopg.connect(store.pool.options.url) as writer, ThreadPoolExecutor(1) as pool:
         store.pool.configure(writer)
         writer.execute("UPDATE refold_entry SET at = at")
         opening = pool.submit(reopen, timeout_s=0.1, statement_timeout_s=0.1)
@@ -369,8 +371,8 @@ def test_a_migration_waits_for_those_who_write(store, reopen, monkeypatch):
 
 def test_who_opens_a_store_while_it_is_migrated_is_told(store, reopen, monkeypatch):
     more = (*sql.migrations("postgres"), "SELECT 1")
-    monkeypatch.setattr("refold.stores.postgres_pool.migrations", lambda engine: more)
-    with psycopg.connect(store.pool.url) as migrating:
+    monkeypatch.setattr("refold.stores.postgres_schema.migrations", lambda engine: more)
+    with psycopg.connect(store.pool.options.url) as migrating:
         migrating.execute(sql.queries("postgres")["lock_schema"])
         with pytest.raises(StoreError, match=r"another migration is running.*retry later"):
             reopen(timeout_s=0.2, statement_timeout_s=0.1)
@@ -510,7 +512,7 @@ def cut(store):
     """Ends all connections of a store, as an administrator may."""
     mine = "application_name = 'refold' AND datname = current_database()"
     ended = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {mine}"
-    with psycopg.connect(store.pool.url, autocommit=True) as connection:
+    with psycopg.connect(store.pool.options.url, autocommit=True) as connection:
         connection.execute(ended)
 
 
@@ -816,7 +818,6 @@ def test_a_server_that_was_waited_for_in_vain_is_not_waited_for_again_until_it_a
     server.kill()
     with pytest.raises(StoreError, match="cannot be reached"):
         list(store.read(KEY))
-    store.pool._unreachable_since -= 1_000
     store.pool.timeout_s = 100
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(StoreError, match="cannot be reached"):
@@ -843,7 +844,7 @@ def test_closing_waits_for_no_server_that_is_away(server):
 
 def test_why_a_connection_cannot_be_set_up_is_told(reopen):
     store = reopen(timeout_s=0.3)
-    store.pool._settings["lock_ms"] = "frobnicate"
+    store.pool.options.settings["lock_ms"] = "frobnicate"
     cut(store)
     with pytest.raises(StoreError, match=r"cannot be reached: invalid value .*frobnicate"):
         list(store.read(KEY))
@@ -863,7 +864,7 @@ def test_a_statement_that_takes_too_long_is_stopped_and_told(database):
 def test_a_conversation_that_somebody_holds_is_told(reopen):
     store = reopen(timeout_s=0.2)
     store.append(KEY, entries(0, 1))
-    with psycopg.connect(store.pool.url) as connection:
+    with psycopg.connect(store.pool.options.url) as connection:
         store.pool.configure(connection)
         connection.execute("SELECT refold_hold(key) FROM refold_conversation")
         with pytest.raises(StoreError, match="holds the conversation for too long"):
@@ -878,7 +879,7 @@ def test_a_pool_that_is_too_small_is_told(reopen):
     with ThreadPoolExecutor(1) as pool:
         holding = pool.submit(store.pool.run, lambda run: waiting.set() or free.wait(30))
         assert waiting.wait(30)
-        with pytest.raises(StoreError, match=r"all 1 connections were in use.*larger pool_size"):
+        with pytest.raises(StoreError, match=r"none of its 1 connections was free.*larger pool_size"):
             list(store.read(KEY))
         free.set()
         holding.result()
@@ -940,65 +941,23 @@ def test_a_session_may_be_closed_twice(postgres_url):
     chat.close()
 
 
-def test_connections_are_given_in_the_order_in_which_they_are_asked_for(reopen):
-    store, order, held, free = reopen(pool_size=1), list[int](), Event(), Event()
-    waiting = store.pool._slots._waiting
-    with ThreadPoolExecutor(9) as pool:
-        pool.submit(store.pool.run, lambda run: held.set() or free.wait(30))
-        assert held.wait(30)
-        for n in range(8):
-            pool.submit(store.pool.run, lambda run, n=n: order.append(n))
-            until(lambda n=n: len(waiting) == n + 1)
-        free.set()
-    assert order == list(range(8))
-    store.close()
-
-
 def test_who_waited_in_vain_leaves_his_turn_to_others(reopen):
     store, held, free = reopen(pool_size=1, timeout_s=1.0), Event(), Event()
     with ThreadPoolExecutor(1) as pool:
         holding = pool.submit(store.pool.run, lambda run: held.set() or free.wait(30))
         assert held.wait(30)
         for _ in range(3):
-            with pytest.raises(StoreError, match="all 1 connections were in use"):
+            with pytest.raises(StoreError, match="none of its 1 connections was free"):
                 store.append(KEY, entries(0, 1))
         free.set()
         holding.result()
-    assert store.pool._slots._free == 1
     store.append(KEY, entries(0, 1))
     store.close()
 
 
-@pytest.mark.parametrize("is_given", [False, True])
-def test_who_is_interrupted_while_he_waits_leaves_his_turn_to_others(is_given):
-    turns = FairSemaphore(1)
-    assert turns.acquire(0)
-
-    def interrupted(*_):
-        if is_given:  # at the same moment
-            turns.release()
-        raise KeyboardInterrupt
-
-    def interrupt():
-        until(lambda: turns._waiting)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, interrupted)
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                turns.acquire(60)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    if not is_given:
-        turns.release()
-    assert (turns._free, len(turns._waiting)) == (1, 0)
-
-
 def test_what_connects_beside_the_pool_keeps_the_options_of_the_url(postgres_url):
     store = PostgresStore(f"{postgres_url}&options=-c%20work_mem%3D5MB", schema="a b")
-    beside = store.pool.connect_args
+    beside = store.pool.options.connect_args
     with psycopg.connect(beside["conninfo"], **beside["kwargs"]) as connection:
         assert connection.execute("SHOW work_mem").fetchone() == ("5MB",)
         assert connection.execute("SELECT current_schema()").fetchone() == ("a b",)
@@ -1229,7 +1188,7 @@ def test_more_forks_than_the_server_has_locks_are_erased_and_others_go_on(few_lo
 def test_a_server_without_room_for_locks_is_tried_again_and_told(few_locks):
     store = PostgresStore(few_locks.database(), timeout_s=0.3)
     store.append(KEY, entries(0, 1))
-    with psycopg.connect(store.pool.url) as greedy:
+    with psycopg.connect(store.pool.options.url) as greedy:
         with pytest.raises(psycopg.errors.OutOfMemory):
             greedy.execute("SELECT pg_advisory_lock(n) FROM generate_series(1, 1000000) n")
         with pytest.raises(StoreError, match=r"most often for locks; .*max_locks_per_transaction"):
@@ -1258,7 +1217,7 @@ def test_an_erasure_that_is_cut_off_goes_on_with_the_next(reopen, monkeypatch):
     for n, fork in enumerate(forks):
         store.fork(forks[n - 1] if n % 3 else KEY, fork, 1)
         store.append(fork, entries(1, 3))
-    with psycopg.connect(store.pool.url) as holder:
+    with psycopg.connect(store.pool.options.url) as holder:
         store.pool.configure(holder)
         holder.execute("SELECT refold_hold(%s)", (key_digest(forks[5]),))
         with pytest.raises(StoreError, match="holds the conversation for too long"):
@@ -1288,7 +1247,7 @@ def test_an_id_that_many_said_is_located_without_looking_at_all_of_them(store):
     run(store, "ANALYZE")
     assert store.locate("o", ["~same", "~none"]) == {"~same": (Key("o", "1000"), 0)}
     asked = {"owner_key": owner_digest("o"), "ids": [b"~same", b"~none"]}
-    with psycopg.connect(store.pool.url) as connection:
+    with psycopg.connect(store.pool.options.url) as connection:
         store.pool.configure(connection)
         query = sql.queries("postgres")["locate"]
         ((((plan,),),),) = [connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}", asked).fetchall()]

@@ -5,16 +5,18 @@ append would have produced shows whether it was committed.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
-from urllib.parse import parse_qsl, quote
 
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
-from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError
+from refold.core.errors import ConflictError, CorruptError, NotFoundError
 from refold.core.event import Expiry
 from refold.stores.packing import pack, to_text
+from refold.stores.postgres_connection import PostgresQueries
 from refold.stores.postgres_index import PostgresIndex, key_digest, owner_digest, to_entry
-from refold.stores.postgres_pool import OPTIONS, PostgresPool, PostgresQueries, shown
+from refold.stores.postgres_pool import PostgresPool
+from refold.stores.postgres_schema import open_schema
+from refold.stores.postgres_url import PostgresOptions, split_options
 from refold.stores.postgres_watch import PostgresWatch
 from refold.stores.shelf import LEASE, SNAPSHOT, Shelf, decode_snapshot, require_held
 from refold.stores.store import (
@@ -26,7 +28,6 @@ from refold.stores.store import (
     ToolSetting,
     require_next,
 )
-from refold.stores.url import split_url
 
 CHUNK, CHUNK_BYTES = 1_000, 8 << 20
 """Entries and stored bytes read at a time."""
@@ -50,7 +51,13 @@ class PostgresStore(PostgresIndex, Shelf):
         statement_timeout_s: float = 60.0,
         schema: str | None = None,
     ) -> None:
-        super().__init__(PostgresPool(url, pool_size, timeout_s, statement_timeout_s, schema))
+        options = PostgresOptions(url, pool_size, timeout_s, statement_timeout_s, schema)
+        super().__init__(PostgresPool(options))
+        try:
+            open_schema(self.pool)
+        except BaseException:
+            self.pool.close()
+            raise
         self._watch = PostgresWatch(self.pool)
 
     # Appending and reading
@@ -305,28 +312,8 @@ def from_url(url: str) -> PostgresStore:
 
     Options of refold: `pool_size`, `timeout_s`, `statement_timeout_s`, `schema`. All others go to libpq.
     """
-    plain = url.partition("?")[0]
-    options = dict[str, Any]()
-    theirs = list[str]()
-    for name, value in parse_qsl(split_url(url).query, keep_blank_values=True):
-        if name not in _OURS:
-            theirs.append(f"{name}={quote(value, safe='')}")
-            continue
-        try:
-            options[name] = _OURS[name](value)
-        except ValueError:
-            raise SettingError(
-                f"store {shown(url)!r}", f"{name}={value} is not a number; {OPTIONS}"
-            ) from None
-    return PostgresStore(f"{plain}?{'&'.join(theirs)}" if theirs else plain, **options)
-
-
-_OURS: dict[str, Callable[[str], int | float | str]] = {
-    "pool_size": int,
-    "timeout_s": float,
-    "statement_timeout_s": float,
-    "schema": str,
-}
+    plain, options = split_options(url)
+    return PostgresStore(plain, **options)
 
 
 def _names(key: Key) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from threading import Condition, Event, Thread, current_thread
 import psycopg
 
 from refold.core.errors import StoreError
-from refold.stores.postgres_pool import PostgresPool, renew_after_fork
+from refold.stores.forks import renew_after_fork
+from refold.stores.postgres_pool import PostgresPool
 
 CHANNEL = "refold"
 ALL_KEYS = "*"

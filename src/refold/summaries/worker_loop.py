@@ -105,7 +105,8 @@ class WorkerLoop:
     async def _serve(self) -> None:
         settings = self._settings
         await asyncio.to_thread(self._queue.recover, settings.attempts, settings.lost_s)
-        connector = procrastinate.PsycopgConnector(**self._queue.pool.connect_args, min_size=1, max_size=2)
+        connect_args = self._queue.pool.options.connect_args
+        connector = procrastinate.PsycopgConnector(**connect_args, min_size=1, max_size=2)
         app = procrastinate.App(connector=connector)
 
         @app.task(name=TASK, queue=QUEUE, pass_context=True, retry=_Retry(settings))
