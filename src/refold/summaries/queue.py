@@ -21,7 +21,8 @@ from refold.core.plan import CompactionRequest
 from refold.stores.store import Key, Store
 
 if TYPE_CHECKING:
-    from refold.stores.postgres_pool import PostgresPool, PostgresQueries
+    from refold.stores.postgres_connection import PostgresQueries
+    from refold.stores.postgres_pool import PostgresPool
 
 T = TypeVar("T")
 
