@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import islice
 from threading import Lock
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -89,9 +88,10 @@ class Service:
         self._threads = ThreadPoolExecutor(THREADS, "refold")
         self._sessions: OrderedDict[SessionKey, _SharedSession] = OrderedDict()
         """The least recently used first."""
+        self._forgotten = list[_SharedSession]()
+        """Of erased conversations, and still in use."""
         self._lock = Lock()
-        self._secret: bytes | None = None
-        self._secret_lock = Lock()
+        self._secret = None if isinstance(store, Shelf) else secrets.token_bytes(32)
 
     async def work(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs in a thread what may block on the store or on a lock."""
@@ -100,12 +100,13 @@ class Service:
     @contextmanager
     def session(self, key: Key, model: str | None = None, agent: str | None = None) -> Iterator[Session]:
         """An open session, shared with others that use the same. For threads, not for the event loop."""
-        wanted = SessionKey(key, model, agent)
-        shared = self._acquire(wanted)
+        shared = self._acquire(SessionKey(key, model, agent))
         try:
             yield shared.session
         finally:
-            self._release(wanted, shared)
+            with self._lock:
+                shared.users -= 1
+            self._close_unused()
 
     def _acquire(self, wanted: SessionKey) -> _SharedSession:
         with self._lock:
@@ -142,25 +143,24 @@ class Service:
             sends_own_fields=True,
         )
 
-    def _release(self, wanted: SessionKey, shared: _SharedSession) -> None:
-        with self._lock:
-            shared.users -= 1
-            is_forgotten = self._sessions.get(wanted) is not shared
-            unused = [shared] if is_forgotten and not shared.users else []
-            idle = (key for key, one in self._sessions.items() if not one.users)
-            for key in list(islice(idle, max(0, len(self._sessions) - MAX_OPEN_SESSIONS))):
-                unused.append(self._sessions.pop(key))
-        for one in unused:
-            _close(one.session)
-
     def forget(self, key: Key) -> None:
         """Closes the sessions of a conversation that was erased; those in use, when they are released."""
         with self._lock:
-            known = [wanted for wanted in self._sessions if wanted.conversation == key]
-            forgotten = [self._sessions.pop(wanted) for wanted in known]
-            idle = [shared.session for shared in forgotten if not shared.users]
-        for session in idle:
-            _close(session)
+            for wanted in [wanted for wanted in self._sessions if wanted.conversation == key]:
+                self._forgotten.append(self._sessions.pop(wanted))
+        self._close_unused()
+
+    def _close_unused(self) -> None:
+        """Closes the forgotten and, above `MAX_OPEN_SESSIONS`, the least recently used, unless in use."""
+        with self._lock:
+            unused = [shared for shared in self._forgotten if not shared.users]
+            self._forgotten = [shared for shared in self._forgotten if shared.users]
+            surplus = len(self._sessions) - MAX_OPEN_SESSIONS
+            if surplus > 0:
+                idle = [wanted for wanted, shared in self._sessions.items() if not shared.users]
+                unused += [self._sessions.pop(wanted) for wanted in idle[:surplus]]
+        for shared in unused:
+            _close(shared.session)
 
     async def owner_of_key(self, api_key: str) -> str:
         """The owner that stands for an API key: a keyed hash, always the same, that reveals nothing."""
@@ -170,15 +170,11 @@ class Service:
 
     def _load_secret(self) -> bytes:
         """From the store, so that all processes have the same one, also after a restart."""
-        with self._secret_lock:
-            if self._secret is None and isinstance(self.store, Shelf):
-                self._secret = self.store.note(SECRET)
-                if self._secret is None:
-                    self.store.compare_and_set(None, SECRET, None, secrets.token_bytes(32))
-                    self._secret = self.store.note(SECRET)
-            if self._secret is None:
-                self._secret = secrets.token_bytes(32)
-            return self._secret
+        assert isinstance(self.store, Shelf)
+        self.store.compare_and_set(None, SECRET, None, secrets.token_bytes(32))
+        secret = self.store.note(SECRET)
+        assert secret is not None
+        return secret
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
