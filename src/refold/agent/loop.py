@@ -267,8 +267,16 @@ class AgentRun:
         """Runs the calls in a reply that have no result yet, all at once. Each result is stored by itself."""
         self.lease.check()
         open_ids = {id for id, (at, _) in self.inspect.state.open.items() if at == reply.at}
-        calls = [(call, step) for call, step in _calls(self._steps_of(reply)) if call.call_id in open_ids]
-        work = [self._run_call(reply, call, step) for call, step in calls]
+        calls: list[tuple[ToolCall, Action | Step]] = []
+        for step in self._steps_of(reply):
+            match step:
+                case Actions(actions):
+                    calls += [(action.call, action) for action in actions]
+                case ExpandMessage(lookups):
+                    calls += [(call, step) for call in lookups]
+                case SubAgent(call) | Retry(call=ToolCall() as call):
+                    calls.append((call, step))
+        work = [self._run_call(reply, call, step) for call, step in calls if call.call_id in open_ids]
         for error in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(error, BaseException):  # the other calls have their results by now
                 raise error
@@ -289,21 +297,18 @@ class AgentRun:
             case SubAgent(_, task):
                 return await self._run_sub_agent(call, task, name)
         try:
-            if isinstance(step, Action):
-                return await self._run_tool(call, step.arguments)
-            return ToolCallOutcome(await self.session.call(call.tool, call.input))
+            if not isinstance(step, Action):
+                return ToolCallOutcome(await self.session.call(call.tool, call.input))
+            function = self.agent.known[call.tool].function
+            with telemetry.tool(call.tool, self.session.conversation, call.call_id):
+                returned = await self._before_deadline(lambda given: function(**given), step.arguments)
+            if isinstance(returned, FoundTools):
+                return ToolCallOutcome(returned.text, tools=(call.tool, *returned.tools))
+            return ToolCallOutcome(tool_output(returned))
         except StoppedError:
             raise
         except Exception as error:  # for the model to deal with
             return ToolCallOutcome(f"{call.tool} failed: {describe(error)}", is_error=True)
-
-    async def _run_tool(self, call: ToolCall, arguments: dict[str, Any]) -> ToolCallOutcome:
-        function = self.agent.known[call.tool].function
-        with telemetry.tool(call.tool, self.session.conversation, call.call_id):
-            returned = await self._before_deadline(lambda given: function(**given), arguments)
-        if isinstance(returned, FoundTools):
-            return ToolCallOutcome(returned.text, tools=(call.tool, *returned.tools))
-        return ToolCallOutcome(tool_output(returned))
 
     async def _run_sub_agent(self, call: ToolCall, task: str, name: str) -> ToolCallOutcome:
         agent = self.agent.agents[call.tool]
@@ -360,15 +365,3 @@ class AgentRun:
                     await returned
             except Exception as error:
                 getLogger("refold").warning(f"on_event failed at {event.__name__}: {error!r}", exc_info=error)
-
-
-def _calls(steps: Sequence[Step]) -> Iterator[tuple[ToolCall, Action | Step]]:
-    """Each call in a reply, with what it asks for."""
-    for step in steps:
-        match step:
-            case Actions(actions):
-                yield from ((action.call, action) for action in actions)
-            case ExpandMessage(calls):
-                yield from ((call, step) for call in calls)
-            case SubAgent(call) | Retry(call=ToolCall() as call):
-                yield call, step
