@@ -81,7 +81,8 @@ class Mem0Memorizer:
                 raise SettingError("mem0", 'is not installed: pip install "refold[mem0]"')
         if level not in ENTITY:
             raise SettingError("level", f"{level!r} is not known; known: {', '.join(ENTITY)}")
-        if client is not None and level == "org" and not hasattr(client, "api_key"):
+        self._is_cloud = client is None or hasattr(client, "api_key")
+        if level == "org" and not self._is_cloud:
             raise SettingError("level", "the open-source Memory has user, session and agent, no org")
         self.recalls = recall
         self._shown_host = USER_INFO.sub("", host or "https://api.mem0.ai")
@@ -120,8 +121,7 @@ class Mem0Memorizer:
                 about: dict[str, Any] = {"refold": key_digest(key), "owner": _clean(key.owner)}
                 about |= {"conversation": _clean(key.conversation)}
                 about |= {"first": said[0].at, "last": said[-1].at}
-                whose = {ENTITY[self._level]: self._whose(key)}
-                answer = self.client.add(messages, **whose, metadata=about, **self._options)
+                answer = self.client.add(messages, **self._whose(key), metadata=about, **self._options)
                 if isinstance(answer, dict) and isinstance(answer.get("event_id"), str):
                     self._pending[answer["event_id"]] = key
             self._sure[key] = None
@@ -140,16 +140,10 @@ class Mem0Memorizer:
             raise StoreError(f"Mem0 has not answered within {self._timeout_s:g} s; retry") from error
 
     def _find(self, key: Key, query: str | None, limit: int, namespace: str | None) -> list[Memory]:
+        query = query if query is not None and query.strip() else None
         with self._explained_errors():
-            more = [] if namespace is None else [{"categories": {"in": [_clean(namespace)]}}]
-            filters = self._filters(key, *more)
-            if query is not None and query.strip():
-                found = self.client.search(_clean(query), filters=filters, top_k=limit)
-            elif self._is_cloud:
-                found = self.client.get_all(filters=filters, page=1, page_size=min(limit, PAGE))
-            else:
-                found = self.client.get_all(filters=filters, top_k=limit)
-            return [_memory(one) for one in _results(found)][:limit]
+            found = self._mem0.find(self._whose(key), query and _clean(query), limit, namespace)
+            return [_memory(one) for one in found][:limit]
 
     def forget(self, key: Key, /) -> None:
         """Deletes what came from the conversation, as far as metadata of merged memories still says so."""
@@ -160,7 +154,7 @@ class Mem0Memorizer:
                 if not ids:
                     self._sure.pop(key, None)
                     return
-                self._delete(ids)
+                self._mem0.delete(ids)
         raise StoreError(f"Mem0 still returns memories of {key.conversation!r} after deleting them; retry")
 
     def close(self) -> None:
@@ -195,38 +189,21 @@ class Mem0Memorizer:
             raise
 
     @property
-    def _is_cloud(self) -> bool:
-        return self._given is None or hasattr(self._given, "api_key")
+    def _mem0(self) -> "_Cloud | _Library":
+        return _Cloud(self.client) if self._is_cloud else _Library(self.client)
 
-    def _whose(self, key: Key) -> str:
+    def _whose(self, key: Key) -> dict[str, str]:
         """Owners are separate at the levels of user and session, and share agents and organizations."""
+        name = _plain(key.owner if self._user is None else self._user)
         if self._level == "session":
-            return f"refold-{key_digest(key)}"
-        name = key.owner if self._user is None else self._user
-        if self._level == "user" and self._user is not None and key.owner != "default":
-            return f"refold-{key_digest(Key(self._user, f'owner {key.owner}'))}"
-        return _plain(name)
-
-    def _filters(self, key: Key, *more: dict[str, Any]) -> dict[str, Any]:
-        whose: dict[str, Any] = {ENTITY[self._level]: self._whose(key)}
-        if not self._is_cloud:
-            for one in more:
-                whose |= one["metadata"]
-            return whose
-        return {"AND": [whose, *more]} if more else whose
+            name = f"refold-{key_digest(key)}"
+        elif self._level == "user" and self._user is not None and key.owner != "default":
+            name = f"refold-{key_digest(Key(self._user, f'owner {key.owner}'))}"
+        return {ENTITY[self._level]: name}
 
     def _from(self, key: Key, **places: int) -> list[dict[str, Any]]:
         """The memories that came from a conversation."""
-        about: list[dict[str, Any]] = [{"metadata": {"refold": key_digest(key)}}]
-        about += [{"metadata": {name: value}} for name, value in places.items()]
-        filters, found = self._filters(key, *about), list[dict[str, Any]]()
-        if not self._is_cloud:
-            found = _results(self.client.get_all(filters=filters, top_k=PAGE))
-        for page in range(1, PAGE + 1) if self._is_cloud else ():
-            answer = self.client.get_all(filters=filters, page=page, page_size=PAGE)
-            found += _results(answer)
-            if not isinstance(answer, dict) or not answer.get("next"):
-                break
+        found = self._mem0.list(self._whose(key), {"refold": key_digest(key), **places})
         return [one for one in found if (one.get("metadata") or {}).get("refold") == key_digest(key)]
 
     def _unknown(self, key: Key, said: Sequence[SpokenMessage]) -> list[SpokenMessage]:
@@ -251,20 +228,12 @@ class Mem0Memorizer:
             self._pending.pop(event, None)
 
     def _is_under_way(self, event: str) -> bool:
+        """True if Mem0 is still working on a request that it accepted."""
         answer = self.client.client.get(f"/v1/event/{event}/")
         if answer.status_code == 404:
             return False
         answer.raise_for_status()
         return answer.json().get("status") in ("PENDING", "RUNNING")
-
-    def _delete(self, ids: Sequence[str]) -> None:
-        if self._is_cloud:
-            for start in range(0, len(ids), PAGE):
-                self.client.batch_delete([{"memory_id": id} for id in ids[start : start + PAGE]])
-        else:
-            for id in ids:
-                with suppress(ValueError):  # another process deleted it
-                    self.client.delete(id)
 
     @contextmanager
     def _explained_errors(self, *, refusals: bool = False) -> Iterator[None]:
@@ -284,6 +253,55 @@ class Mem0Memorizer:
             if refusals and is_never:
                 raise MessageError("Mem0", f"refuses it: {told}") from error
             raise StoreError(f"Mem0 does not answer as it should: {told}; retry") from error
+
+
+class _Cloud:
+    """Mem0's service, by its `mem0.MemoryClient`."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def find(self, whose: dict[str, str], query: str | None, limit: int, namespace: str | None) -> list[Any]:
+        filters: dict[str, Any] = dict(whose)
+        if namespace is not None:
+            filters = {"AND": [whose, {"categories": {"in": [_clean(namespace)]}}]}
+        if query is not None:
+            return _results(self._client.search(query, filters=filters, top_k=limit))
+        return _results(self._client.get_all(filters=filters, page=1, page_size=min(limit, PAGE)))
+
+    def list(self, whose: dict[str, str], metadata: dict[str, Any]) -> list[Any]:
+        about = [{"metadata": {name: value}} for name, value in metadata.items()]
+        found: list[Any] = []
+        for page in range(1, PAGE + 1):
+            answer = self._client.get_all(filters={"AND": [whose, *about]}, page=page, page_size=PAGE)
+            found += _results(answer)
+            if not isinstance(answer, dict) or not answer.get("next"):
+                break
+        return found
+
+    def delete(self, ids: Sequence[str]) -> None:
+        for start in range(0, len(ids), PAGE):
+            self._client.batch_delete([{"memory_id": id} for id in ids[start : start + PAGE]])
+
+
+class _Library:
+    """The open-source `mem0.Memory`."""
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+
+    def find(self, whose: dict[str, str], query: str | None, limit: int, namespace: str | None) -> list[Any]:
+        if query is not None:
+            return _results(self._memory.search(query, filters=whose, top_k=limit))
+        return _results(self._memory.get_all(filters=whose, top_k=limit))
+
+    def list(self, whose: dict[str, str], metadata: dict[str, Any]) -> list[Any]:
+        return _results(self._memory.get_all(filters=whose | metadata, top_k=PAGE))
+
+    def delete(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            with suppress(ValueError):  # another process deleted it
+                self._memory.delete(id)
 
 
 def _status(error: BaseException) -> int | None:
@@ -353,19 +371,18 @@ def _parsed(url: str) -> tuple[Mem0Memorizer, str]:
     where = f"store {shown_url(url)!r}"
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    record, level = options.pop("record", RECORD), options.pop("level", "user")
-    given = {name: options.pop(name, None) for name in ("graph", "infer", "recall")}
-    host, key, seconds = (
-        options.pop("host", None),
-        options.pop("key", None),
-        options.pop("timeout_s", f"{MEMORIES_S}"),
-    )
-    if options or parts.path.strip("/") or not {*given.values()} <= {None, "0", "1"} or level not in ENTITY:
+    record = options.pop("record", RECORD)
+    level = options.pop("level", "user")
+    host = options.pop("host", None)
+    key = options.pop("key", None)
+    seconds = options.pop("timeout_s", str(MEMORIES_S))
+    switches = {name: options.pop(name) for name in ("graph", "infer", "recall") if name in options}
+    if options or parts.path.strip("/") or not {*switches.values()} <= {"0", "1"} or level not in ENTITY:
         raise SettingError(where, f"expected mem0://USER; its options are {OPTIONS}")
     if host is not None and not host.lower().startswith(("http://", "https://")):
         raise SettingError(where, f"host is a URL such as https://api.mem0.ai, not {shown_url(host)!r}")
     if not is_number(seconds) or not float(seconds):
         raise SettingError(where, f"timeout_s is a number of seconds, not {seconds!r}")
-    flags: dict[str, Any] = {name: value == "1" for name, value in given.items() if value is not None}
-    flags |= {"level": level, "timeout_s": float(seconds)}
-    return Mem0Memorizer(api_key=key, host=host, user=unquote(parts.netloc) or None, **flags), record
+    given: dict[str, Any] = {name: value == "1" for name, value in switches.items()}
+    given |= {"level": level, "timeout_s": float(seconds), "user": unquote(parts.netloc) or None}
+    return Mem0Memorizer(api_key=key, host=host, **given), record
