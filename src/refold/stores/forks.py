@@ -1,7 +1,7 @@
 """What a forked process must not share with its parent: connections, threads and their locks."""
 
 import os
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 
 
@@ -11,10 +11,16 @@ class Forked(Protocol):
 
 
 _forked: WeakSet[Forked] = WeakSet()
+_parents: list[Any] = []
 
 
 def renew_after_fork(one: Forked) -> None:
     _forked.add(one)
+
+
+def keep_for_parent(one: Any) -> None:
+    """Keeps the child from collecting, and thereby closing, what the parent uses."""
+    _parents.append(one)
 
 
 def _renew() -> None:

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any, TypeAlias, TypeVar
 
 from refold.core.errors import SettingError, StoreError
-from refold.stores.forks import renew_after_fork
+from refold.stores.forks import keep_for_parent, renew_after_fork
 from refold.stores.postgres_connection import (
     TRANSACTION_STATES,
     PatientConnection,
@@ -171,7 +171,7 @@ class PostgresPool:
         """Connections must not cross a fork of the process; the child opens its own."""
         if self._pool is not None:
             self._pool._closed = True  # so that the child never closes it
-            _abandoned.append(self._pool)
+            keep_for_parent(self._pool)
         self._pool = None
         self._opening = Lock()
 
@@ -192,7 +192,3 @@ def _reconnect(pool: "ConnectionPool[Any]") -> None:
     """Tries to connect again, which the pool itself does only for whoever comes next."""
     if pool.get_stats().get("requests_waiting"):
         pool.check()
-
-
-_abandoned: list[Any] = []
-"""Pools of parent processes, whose connections the child must not end."""

@@ -13,7 +13,7 @@ import msgspec
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from refold.stores.packing import pack, to_text, unpack
-from refold.stores.redis_connection import RedisConnection, ScriptCall, parse_url
+from refold.stores.redis_connection import RedisConnection
 from refold.stores.redis_index import (
     STALE_US,
     SWEEP_EVERY,
@@ -25,6 +25,8 @@ from refold.stores.redis_index import (
     encode_name,
     member,
 )
+from refold.stores.redis_scripts import ScriptCall
+from refold.stores.redis_url import parse_url
 from refold.stores.shelf import LEASE, Shelf, decode_setting, decode_snapshot, encode_setting, require_held
 from refold.stores.store import (
     LOCATED,

@@ -1,31 +1,36 @@
 """Connections to a Redis server or cluster: pipelined commands, retries, errors as `StoreError`."""
 
-import math
-import os
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
-from hashlib import sha1
-from importlib.resources import files
 from itertools import count
-from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, urlencode
+from threading import Lock
+from typing import Any, TypeAlias
 
 from refold.core.errors import SettingError, StoreError
-from refold.stores.url import shown_url, split_url
+from refold.stores.forks import keep_for_parent, renew_after_fork
+from refold.stores.redis_scripts import (
+    ALLOWED_WHEN_FULL,
+    READS,
+    ScriptCall,
+    library,
+    library_name,
+    script,
+    script_sha,
+)
+from refold.stores.url import shown_url
 
 try:
     import redis
     from redis import exceptions
-    from redis.backoff import NoBackoff
+    from redis.backoff import ExponentialBackoff, NoBackoff
     from redis.cluster import RedisCluster
     from redis.retry import Retry
 except ModuleNotFoundError as error:
     raise SettingError("redis://", 'needs redis-py: pip install "refold[redis]"') from error
 
-FIRST_RETRY_S, MAX_RETRY_S = 0.01, 0.5
+PAUSES = ExponentialBackoff(cap=0.5, base=0.005)
+"""Between retries, in seconds."""
 ERRORS = (redis.RedisError, exceptions.RedisClusterException)
 TEMPORARY = (
     exceptions.BusyLoadingError,
@@ -34,24 +39,9 @@ TEMPORARY = (
     exceptions.ClusterDownError,  # and MASTERDOWN
 )
 TEMPORARY_PREFIXES = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
-READS = {
-    *("tip", "read", "resume", "fetch", "find", "row", "use", "fields", "examine", "page"),
-    *("PING", "WAITAOF", "XREAD", "HGET", "HGETALL", "HSCAN", "SRANDMEMBER", "ZRANGE", "PEXPIRE", "PERSIST"),
-}
-"""Script verbs and commands that change nothing but expiry times."""
-ALLOWED_WHEN_FULL = READS | {"reparent", "erase", "settle"}
-"""Verbs that need no new memory."""
 STORED = "it is stored, but not yet confirmed on disk"
 
 Command: TypeAlias = tuple[Any, ...]
-
-
-class ScriptCall(NamedTuple):
-    """A verb of `lua/*.lua`; all keys are in one slot."""
-
-    verb: str
-    keys: Sequence[str]
-    args: Sequence[Any] = ()
 
 
 class RedisConnection:
@@ -63,12 +53,13 @@ class RedisConnection:
         self._url = url
         self._wait_aof = wait_aof
         self._is_cluster = cluster
-        self._clients: dict[int, Any] = {}
-        """By process id: a connection must not cross a fork."""
+        self._made: Any = None
+        self._opening = Lock()
         self._closed = False
         self._has_functions = True
-        self._unreachable_since = -math.inf
-        """-inf: it was never reached; inf: it is reachable."""
+        self._is_away = True
+        """The server was never reached, or not for `timeout_s`: it is not waited for."""
+        renew_after_fork(self)
         try:
             self._check_server()
         except (TypeError, ValueError) as error:
@@ -77,9 +68,16 @@ class RedisConnection:
     def close(self) -> None:
         """Closes the connections for good."""
         self._closed = True
-        client = self._clients.pop(os.getpid(), None)
-        if client is not None:
-            client.close()
+        made = self._made
+        self._made = None
+        if made is not None:
+            made.close()
+
+    def after_fork(self) -> None:
+        """Connections must not cross a fork of the process; the child opens its own."""
+        keep_for_parent(self._made)
+        self._made = None
+        self._opening = Lock()
 
     # Commands
 
@@ -100,7 +98,7 @@ class RedisConnection:
         until = time.monotonic() + self.timeout_s
         is_retry = False
         client = None
-        for attempt in count():
+        for attempt in count(1):
             try:
                 client = self._client(key)
                 answers = self._run(client, commands, is_retry, durable, unsafe)
@@ -109,16 +107,16 @@ class RedisConnection:
                 problem = error if is_late or client is None else self._load_scripts(client, error)
                 if problem is None:
                     continue
-                if _is_broken(problem):
-                    self._unreachable_since = min(self._unreachable_since, time.monotonic())
                 if is_late or not self._is_temporary(problem):
-                    raise self._explained(problem, doubtful=not all(map(_is_read, commands))) from error
+                    explained = self._explained(problem, doubtful=not all(map(_is_read, commands)))
+                    self._is_away = _is_broken(problem)
+                    raise explained from error
                 self._reconnect(client, problem)
             else:
-                self._unreachable_since = math.inf
+                self._is_away = False
                 return answers
             is_retry = True
-            time.sleep(min(FIRST_RETRY_S * 2 ** min(attempt, 9), MAX_RETRY_S))
+            time.sleep(PAUSES.compute(attempt))
         raise AssertionError
 
     def call_each(self, calls: Sequence[ScriptCall]) -> list[Any]:
@@ -175,22 +173,18 @@ class RedisConnection:
         rest = (len(call.keys), *call.keys, *call.args, call.verb, int(is_retry))
         gentle = call.verb in ALLOWED_WHEN_FULL
         if self._has_functions:
-            return ("FCALL", _name() + ("_gentle" if gentle else ""), *rest)
-        return ("EVALSHA", _sha(gentle), *rest)
+            return ("FCALL", library_name() + ("_gentle" if gentle else ""), *rest)
+        return ("EVALSHA", script_sha(gentle), *rest)
 
     # Connecting
 
     def _connected(self) -> Any:
-        pid = os.getpid()
-        made = self._clients.get(pid)
-        if made is None:
+        with self._opening:
             if self._closed:
                 raise StoreError(f"{self.shown} was closed; open the store again to use it")
-            mine = self._new()
-            made = self._clients.setdefault(pid, mine)
-            if made is not mine:  # another thread connected first
-                mine.close()
-        return made
+            if self._made is None:
+                self._made = self._new()
+            return self._made
 
     def _new(self) -> Any:
         times = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), self.timeout_s)
@@ -228,10 +222,10 @@ class RedisConnection:
             return error
         try:
             if self._has_functions:
-                client.execute_command("FUNCTION", "LOAD", "REPLACE", _library())
+                client.execute_command("FUNCTION", "LOAD", "REPLACE", library())
             else:
                 for gentle in (False, True):
-                    client.execute_command("SCRIPT", "LOAD", _script(gentle))
+                    client.execute_command("SCRIPT", "LOAD", script(gentle))
         except ERRORS as problem:
             if not (self._has_functions and isinstance(problem, exceptions.NoPermissionError)):
                 return problem
@@ -245,8 +239,8 @@ class RedisConnection:
             return False
         if isinstance(error, TEMPORARY) or str(error).startswith(TEMPORARY_PREFIXES):
             return True
-        if _is_broken(error):  # do not wait for a server that was never reached, or not for long
-            return time.monotonic() - self._unreachable_since <= self.timeout_s
+        if _is_broken(error):
+            return not self._is_away
         return self._is_cluster and isinstance(error, exceptions.AskError)  # a slot is being moved
 
     def _require_durable(self, reached: Sequence[int], unsafe: str) -> None:
@@ -257,6 +251,7 @@ class RedisConnection:
             )
 
     def _explained(self, error: Exception, *, doubtful: bool = False) -> StoreError:
+        doubt = "; the last write may or may not be stored" if doubtful else ""
         match error:
             case exceptions.AuthenticationError() | exceptions.AuthorizationError():
                 why = f"refuses the user name or the password: {error}"
@@ -270,10 +265,9 @@ class RedisConnection:
                 why = "is part of a cluster: add cluster=1 to the URL"
             case exceptions.RedisClusterException() if "not enabled" in str(error):
                 why = "is not a cluster: leave cluster=1 out of the URL"
-            case _ if _is_broken(error) and self._unreachable_since == -math.inf:
-                why = f"cannot be reached: {error}; check the URL and the server"
+            case _ if _is_broken(error) and self._is_away:
+                why = f"cannot be reached: {error}; check the URL and the server{doubt}"
             case _ if _is_broken(error) or self._is_temporary(error):
-                doubt = "; the last write may or may not be stored" if doubtful else ""
                 lost = f"Nothing acknowledged is lost{doubt}. Retry when it is back"
                 why = f"did not answer for {self.timeout_s:g} s: {error}. {lost}"
             case _:
@@ -316,83 +310,3 @@ def _answer(connection: Any) -> Any:
         return connection.read_response()
     except exceptions.ResponseError as error:  # the other replies must be read too
         return error
-
-
-@cache
-def _verbs() -> str:
-    folder = files("refold.stores") / "lua"
-    return "".join((folder / f"{name}.lua").read_text() for name in ("conversation", "index"))
-
-
-@cache
-def _name() -> str:
-    """Names the function library by its text, so that versions do not replace each other."""
-    return f"refold_{sha1(_verbs().encode()).hexdigest()[:12]}"
-
-
-def _library() -> str:
-    register = "redis.register_function{function_name = '%s', callback = run%s}\n"
-    gentle = register % (f"{_name()}_gentle", ", flags = {'allow-oom'}")
-    return f"#!lua name={_name()}\n{_verbs()}{register % (_name(), '')}{gentle}"
-
-
-@cache
-def _script(gentle: bool) -> bytes:
-    flags = " flags=allow-oom" if gentle else ""
-    return f"#!lua{flags}\n{_verbs()}return run(KEYS, ARGV)\n".encode()
-
-
-@cache
-def _sha(gentle: bool) -> str:
-    return sha1(_script(gentle)).hexdigest()
-
-
-_NUMBER, _POSITIVE, _ANY = r"\d{1,9}", r"(?=.*[1-9])\d{1,6}(\.\d+)?", (r".+", "a value")
-OURS = {
-    "cluster": (r"[01]", "0 or 1"),
-    "prefix": (r"[\w.:-]+", "letters, digits and . : - _"),
-    "timeout_s": (_POSITIVE, "seconds"),
-    "ttl_s": (rf"{_NUMBER}(\.\d+)?", "seconds, or 0 for never"),
-    "wait_aof": (r"[01](,\d)?", "1, or 1,2 for two replicas besides"),
-}
-THEIRS = {
-    "db": (_NUMBER, "the number of a database"),
-    "health_check_interval": (_NUMBER, "seconds"),
-    "max_connections": (r"[1-9]\d{0,8}", "a number above 0"),
-    "socket_connect_timeout": (_POSITIVE, "seconds"),
-    **dict.fromkeys(("client_name", "socket_keepalive", "ssl_ca_certs", "ssl_ca_path"), _ANY),
-    **dict.fromkeys(("ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile"), _ANY),
-}
-_READ: dict[str, Callable[[str], Any]] = {
-    "cluster": lambda value: value == "1",
-    "prefix": str,
-    "timeout_s": float,
-    "ttl_s": float,
-    "wait_aof": lambda value: tuple(map(int, f"{value},0".split(",")[:2])),
-}
-
-
-def parse_url(url: str) -> tuple[str, dict[str, Any]]:
-    """Splits the URL for redis-py from the options of the store.
-
-    Raises:
-        SettingError: an option is unknown or its value not allowed; redis-py would ignore it.
-    """
-    parts = split_url(url)
-    plain = url.partition("?")[0]
-    allowed = OURS | THEIRS
-    where = f"store {shown_url(plain)!r}"
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    for name, value in options.items():
-        if name not in allowed:
-            known = f"its options are {', '.join(OURS)}, and of redis-py {', '.join(THEIRS)}"
-            raise SettingError(where, f"{name!r} is not known; {known}")
-        pattern, expected = allowed[name]
-        if not re.fullmatch(pattern, value, re.ASCII):
-            raise SettingError(where, f"{name}={value} is not allowed; expected {expected}")
-    if parts.scheme != "unix" and not re.fullmatch(rf"/?|/{_NUMBER}", parts.path, re.ASCII):
-        raise SettingError(where, "expected nothing after the host, or the number of a database")
-    ours = {name: _READ[name](options.pop(name)) for name in OURS if name in options}
-    if ours.get("cluster") and (parts.scheme == "unix" or int(options.get("db") or parts.path[1:] or 0)):
-        raise SettingError(where, "a cluster is reached by redis:// or rediss://, and has only database 0")
-    return f"{plain}?{urlencode(options)}" if options else plain, ours
