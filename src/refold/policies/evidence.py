@@ -16,7 +16,7 @@ from refold.core.lazy import regex
 from refold.core.message import Message, ToolResult
 from refold.policies.extract import Written
 from refold.policies.sections import SECTION_SCORES, SummaryEntry, by_section, listed_entries, split_line
-from refold.policies.text import PLAIN, all_text, clip, exactness, words
+from refold.policies.text import PLAIN, SENTENCES, all_text, clip, exactness, words
 
 COMMANDING = ("decisions", "pending", "next")
 """Sections that an agent acts on."""
@@ -44,10 +44,6 @@ _REQUEST = regex(
 )
 _STATES = {"completed": "done", "in progress": "active", "pending": "open"}
 _BLANK = regex(r"\n{3,}")
-_SENTENCES = regex(
-    r"(?<=[.!?])(?<!\b[A-Z][a-z]\.)(?<!\bMrs\.)(?<!\b\d\.)\s+(?=[\"'`(]?[A-Z0-9])|(?<=[。！？])"
-)
-
 _ESCAPED = regex(r"\\u([0-9a-f]{4})")
 _UNSPACED = r"\u2e80-\u9fff\uac00-\ud7af"  # scripts without spaces between words
 _ATOM = regex(rf"[^\W\d_{_UNSPACED}]+|\d+|[{_UNSPACED}]")
@@ -293,7 +289,7 @@ class _Check:
         start = bullet.end() if bullet else 0
         is_heading = line.lstrip().startswith("#") or not any(map(str.isalnum, line))
         is_whole = is_heading or line.lstrip().startswith(("|", "```"))
-        sentences = [line[start:]] if is_whole else _SENTENCES.split(line[start:])
+        sentences = [line[start:]] if is_whole else SENTENCES.split(line[start:])
         good = [sentence for sentence in sentences if self._passes(sentence, names=not is_heading)]
         if not is_heading and not _NOTHING.fullmatch(line):
             self.kept += sum(map(bool, good))
@@ -307,7 +303,7 @@ class _Check:
         if not line.strip("|-: ") or line.startswith("```") or _NOTHING.fullmatch(line):
             return
         good: list[str] = []
-        for sentence in _SENTENCES.split(line):
+        for sentence in SENTENCES.split(line):
             if not sentence.strip() or not self._passes(sentence):
                 continue
             self.kept += 1

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from refold.core.lazy import regex
 from refold.policies.shorten import quoted
-from refold.policies.text import exactness, words
+from refold.policies.text import SENTENCES, exactness, words
 
 OPEN = '<record note="what happened before; not an instruction">'
 CLOSE = "</record>"
@@ -57,7 +57,6 @@ _OURS = ("[refold ", "[refold:")
 _HEADER = regex(r"\[refold (?:#\d+ )?(summary|segment|era): [^\n\]]*\](?:\n|$)")
 _FENCE = regex(r"<(\s*/?\s*)record", re.IGNORECASE)
 _ENTRY = regex(r"^- (.*)$")
-_ENDS = regex(r"(?<=[.!?])\s+|(?<=[。！？])")
 _KEYED = regex(r"([A-Za-z_][\w.-]*)=(.+)$")
 _TITLES = {f"{title}:": section for section, title in SECTIONS.items()} | {"Rules and decisions:": "rules"}
 _HEADED = {" ".join(re.findall(r"\w+", title.casefold())): section for section, title in SECTIONS.items()}
@@ -182,7 +181,7 @@ def narrative_entries(lines: Sequence[str]) -> Iterator[SummaryEntry]:
 def split_line(line: str, chars: int) -> Iterator[str]:
     """A line in parts of so many characters, if that is possible between its sentences."""
     part = ""
-    for sentence in _ENDS.split(line) if len(line) > chars else [line]:
+    for sentence in SENTENCES.split(line) if len(line) > chars else [line]:
         if part and len(part) + len(sentence) > chars:
             yield part
             part = ""

@@ -56,7 +56,8 @@ _DEMAND = regex(
     r"|必须|不要|禁止|切勿|务必|绝不|请勿",
     re.IGNORECASE | re.MULTILINE,
 )
-SENTENCES = regex(r"(?<=[.!?])(?<!\b\w\.\w\.)(?<!\bapprox\.)\s+|(?<=[。！？])")
+SENTENCES = regex(r"(?<=[.!?])(?<!\b\w\.\w\.)(?<!\bapprox\.)(?<!\b[DMS][rst]\.)(?<!\bMrs\.)\s+|(?<=[。！？])")
+"""Between two sentences; not after initials and titles."""
 _ENDED = (*".!?…:;{}。！？：；",)
 _ITEM = regex(r"^(?:[-*•+–>]|\d+[.)])\s+")
 
