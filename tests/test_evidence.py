@@ -497,7 +497,7 @@ def composed(text: str, messages=SAID) -> str:
     verdict = checked(text, Evidence.of(messages))
     made = summary(
         lines_of(messages),
-        header=lambda shown: f"[refold summary: {shown}]",
+        header="refold summary: 9 messages",
         active=None,
         elsewhere=set(),
         tokens=10_000,

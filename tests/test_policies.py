@@ -999,7 +999,7 @@ def lines_of(*messages: Message | list[Message]) -> list[tuple[Line, Message]]:
 def summed(*messages: Message | list[Message], tokens: int = 2_000, active: int | None = None) -> str:
     made = summary(
         lines_of(*messages),
-        header=lambda shown: f"[refold #99 summary: 9 messages, 99 tokens; {shown}]",
+        header="refold #99 summary: 9 messages, 99 tokens",
         active=active,
         elsewhere=set(),
         tokens=tokens,

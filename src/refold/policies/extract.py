@@ -209,9 +209,7 @@ def _updated_entries(
     """The entries of an earlier summary, with their present states."""
     known = list(known)
     places = [int(at[1]) for at in map(_REQUEST.match, (entry.text for entry in known)) if at]
-    newest = (
-        max(places, default=None) if _state(later) == "done" else None
-    )  # only this one was answered since
+    newest = max(places, default=None) if _state(later) == "done" else None  # answered since
     for entry in known:
         found = _REQUEST.match(entry.text) if entry.section == "requests" else None
         if found is not None:
@@ -305,24 +303,21 @@ def _short(text: str, chars: int) -> str:
 
 
 def _fitting(
-    entries: Sequence[SummaryEntry], header: str, chars: int, fits: Callable[[str], bool]
+    entries: Sequence[SummaryEntry], chars: int, fits: Callable[[Sequence[SummaryEntry]], bool], used: int
 ) -> list[SummaryEntry]:
-    """As many entries as fit, by score; `chars` is an estimate of what fits."""
+    """As many entries as fit, by score; `chars` is an estimate of what fits, with `used` for the header."""
     ranked = sorted(range(len(entries)), key=lambda n: (not entries[n].must, -entries[n].score))
 
     def of(most: int) -> list[SummaryEntry]:
         return [entries[n] for n in sorted(ranked[:most])]
 
-    def fit(most: int) -> bool:
-        return fits(render(header, of(most)))
-
     # begin with the estimate, since rendering and counting a long text is slow
-    sizes = accumulate((len(entries[n].text) + 2 for n in ranked), initial=len(header))
+    sizes = accumulate((len(entries[n].text) + 2 for n in ranked), initial=used)
     most = max(sum(size < chars for size in sizes), sum(entry.must for entry in entries))
     step = max(1, len(ranked) // 16)
-    while most < len(ranked) and fit(most + step):
+    while most < len(ranked) and fits(of(most + step)):
         most += step
-    while most > 0 and not fit(most):
+    while most > 0 and not fits(of(most)):
         most -= max(1, most // 24)
     return of(most)
 
@@ -338,7 +333,7 @@ class Summary(msgspec.Struct, frozen=True):
 def summary(
     said: Sequence[tuple[Line, Message]],
     *,
-    header: Callable[[str], str],
+    header: str,
     active: int | None,
     elsewhere: set[str],
     tokens: int,
@@ -351,22 +346,19 @@ def summary(
 ) -> Summary:
     """A summary of at most `tokens`, or `at_most` if the entries that must stay need them.
 
-    `header` makes the first line from how much is shown.
+    `header` begins the first line, which ends with how much is shown.
     """
 
-    def message(text: str) -> Message:
+    def message(entries: Sequence[SummaryEntry], shown: str = "0,000") -> Message:
+        text = render(f"[{header}; {shown} shown]", entries)
         return Message("user", (Text(text),), summary=True)
-
-    def fits(text: str) -> bool:
-        return count(message(text)) <= tokens
 
     found = extract(said, active, elsewhere, task, written, focus, later)
     if at_most > tokens:
         least = [entry for entry in found if entry.must]
-        needed = count(message(render(header("0,000 shown"), least)))
-        tokens = max(tokens, min(needed, at_most))
-    entries = _fitting(found, header("0,000 shown"), int(tokens * DENSE), fits)
-    text = render(header("0,000 shown"), entries)
-    shown = count(message(text.replace("0,000 shown", f"{count(message(text)):,} shown", 1)))
+        tokens = max(tokens, min(count(message(least)), at_most))
+    used = len(message(()).text)
+    entries = _fitting(found, int(tokens * DENSE), lambda some: count(message(some)) <= tokens, used)
+    shown = count(message(entries, f"{count(message(entries)):,}"))
     left_out = sum(entry.must for entry in found) - sum(entry.must for entry in entries)
-    return Summary(message(text.replace("0,000 shown", f"{shown:,} shown", 1)), tuple(entries), left_out)
+    return Summary(message(entries, f"{shown:,}"), tuple(entries), left_out)

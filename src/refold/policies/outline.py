@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -146,20 +146,23 @@ def excerpt(text: str, outline: Outline, chars: int) -> str:
 
 def outline(text: str, bonus: Bonus | None = None) -> Outline:
     """The outline of a text; `bonus` is added to the scores of its words."""
-    if bonus is None:  # the same texts are outlined in every step
-        return _cached_outline(text) if len(text) < SHORT else _outline(text, _no_bonus)
-    return _outline(text, bonus)
+    if bonus is None and len(text) < SHORT:  # the same texts are outlined in every step
+        return _cached_outline(text)
+    return _outline(text, bonus or _no_bonus)
 
 
 def _no_bonus(word: str) -> float:
     return 0.0
 
 
-def _outline(text: str, bonus: Bonus) -> Outline:
+def _outline(text: str, bonus: Bonus = _no_bonus) -> Outline:
     value = _json(text)
     if value is None:
         return Outline(_grouped_by_key(_text_or_embedded_data(unescaped(text), bonus)), _size(text, None))
     return Outline(_grouped_by_key(_values(value, bonus)), _size(text, value), is_data=True)
+
+
+_cached_outline = lru_cache(maxsize=256)(_outline)
 
 
 def size_of(text: str) -> str:
@@ -171,34 +174,25 @@ def _size(text: str, value: dict[str, Any] | list[Any] | None) -> str:
     if value is None:
         lines = text.count("\n") + (not text.endswith("\n"))
         return f"{lines:,} lines" if lines > 1 else ""
-    count = len(value) if isinstance(value, list) else _longest(value)
+    lists = [value] if isinstance(value, list) else [one for one in value.values() if isinstance(one, list)]
+    count = max(map(len, lists), default=0)
     return f"{count:,} items" if count else ""
 
 
-@lru_cache(maxsize=256)
-def _cached_outline(text: str) -> Outline:
-    return _outline(text, _no_bonus)
-
-
-def outline_of_skeleton(text: str, bonus: Bonus | None = None) -> Outline:
+def outline_of_skeleton(text: str) -> Outline:
     """The outline of a text that is a skeleton already: its pairs are pairs again."""
-    return Outline(_grouped_by_key(_pieces_of_outline(text, bonus or _no_bonus)))
-
-
-def _pieces_of_outline(text: str, bonus: Bonus) -> Iterator[OutlinePiece]:
     pairs: list[str] = []
     rest: list[str] = []
     for line in text.split("\n"):
         (pairs if _PAIRS.match(line) else rest).append(line)
-    yield from _text("\n".join(rest), bonus)
-    for line in pairs:
-        for pair in _NEXT.split(line):
-            key, _, value = pair.partition("=")
-            values = value.split(" ")
-            if not all(exactness(one) >= PLAIN for one in values):
-                values = [value]
-            for one in values:
-                yield OutlinePiece(one, _value_score(one, one, bonus), key)
+    pieces = list(_text("\n".join(rest), _no_bonus))
+    for pair in chain.from_iterable(map(_NEXT.split, pairs)):
+        key, _, value = pair.partition("=")
+        values = value.split(" ")
+        if not all(exactness(one) >= PLAIN for one in values):
+            values = [value]
+        pieces += [OutlinePiece(one, _value_score(one, one, _no_bonus), key) for one in values]
+    return Outline(_grouped_by_key(pieces))
 
 
 def _grouped_by_key(pieces: Iterable[OutlinePiece]) -> tuple[OutlinePiece, ...]:
@@ -217,10 +211,6 @@ def _json(text: str) -> dict[str, Any] | list[Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict | list) and value else None
-
-
-def _longest(value: dict[str, Any]) -> int:
-    return max((len(inner) for inner in value.values() if isinstance(inner, list)), default=0)
 
 
 def _leaves(value: Any, outer: str, key: str) -> Iterator[tuple[str, Any]]:
@@ -267,17 +257,17 @@ def _value_score(text: str, value: Any, bonus: Bonus) -> float:
 
 def _text_or_embedded_data(text: str, bonus: Bonus) -> Iterator[OutlinePiece]:
     """A text; or JSON, if that is most of the text; or a table."""
-    start = next((m.start() for m in _OPENING.finditer(text)), None)
-    if start is not None:
-        try:
-            value, end = json.JSONDecoder().raw_decode(text, start)
-        except (ValueError, RecursionError):
-            value, end = None, 0
-        if end - start > len(text) / 2:
-            yield from _text(text[:start], bonus, head=1, tail=0)
-            yield from _values(value, bonus)
-            yield from _text(text[end:], bonus, head=0, tail=1)
-            return
+    opening = _OPENING.search(text)
+    start = opening.start() if opening else len(text)
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError):  # no JSON begins there
+        end = start
+    if end - start > len(text) / 2:
+        yield from _text(text[:start], bonus, head=1, tail=0)
+        yield from _values(value, bonus)
+        yield from _text(text[end:], bonus, head=0, tail=1)
+        return
     table = _table(text)
     if table:
         yield from _table_cells(table, bonus)

@@ -154,7 +154,8 @@ def _may_go(item: Item, stay: set[int]) -> bool:
 def _nth_newest(view: View, keep_recent: int, steps: int, counted: set[int]) -> int:
     """Index of the oldest item among the newest messages and steps."""
     newest_step = max((line.step for line in view.lines), default=0)
-    oldest_index, seen = len(view.items), 0
+    oldest_index = len(view.items)
+    seen = 0
     for i in range(len(view.items) - 1, -1, -1):
         item = view.items[i]
         is_new = any(line.step > max(0, newest_step - steps) for line in item.lines)

@@ -31,7 +31,8 @@ SUMMARIZED = "shown, summarized"
 ERROR_CHARS = 2_000
 """An error is shown in full up to so many characters."""
 
-_BRACKET, _HANDLE = regex(r"\[refold [^\]\n]*"), regex(r"(?<!#)#(?=\d)")
+_BRACKET = regex(r"\[refold [^\]\n]*")
+_HANDLE = regex(r"(?<!#)#(?=\d)")
 _HEADER = regex(r"\[refold (?:#\d+ )?(?P<what>[^\n]*?): (?P<size>[^;\n]*)(?:; [^\]\n]*)?\]\n?")
 
 

@@ -1,6 +1,6 @@
 """`Shrink`, the last resort: every message gets a share of the room, by its age and importance."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -45,7 +45,18 @@ class Shrink(msgspec.Struct, frozen=True):
             goal = max(goal, min(budget.room, budget.tokens(whole)))
         best: list[Edit] = []
         fewest = view.tokens
-        for way in self._ways():
+        cut_old = Squeeze(newest=False, exclude_tools=self.exclude_tools)
+        cut_new = Squeeze(newest=True, exclude_tools=self.exclude_tools)
+        ways: list[Sequence[Policy]] = [
+            (cut_old,),
+            (Summarize(keep_recent=0),),
+            (cut_new, cut_old),
+            (cut_new, Summarize(keep_recent=0)),
+            (cut_new, Fold(1)),
+            (cut_new, Fold(1), Squeeze(newest=True, share=1.0, floor=0)),
+            (Fold(0),),
+        ]
+        for way in ways:
             after, plan = run_stages(way, view, msgspec.structs.replace(budget, max_tokens=goal), count)
             if after.tokens < fewest:
                 fewest = after.tokens
@@ -53,17 +64,6 @@ class Shrink(msgspec.Struct, frozen=True):
             if after.tokens + budget.overhead <= budget.counted(min(goal, budget.room)):
                 return plan
         return best
-
-    def _ways(self) -> Iterator[Sequence[Policy]]:
-        old = Squeeze(newest=False, exclude_tools=self.exclude_tools)
-        new = Squeeze(newest=True, exclude_tools=self.exclude_tools)
-        yield (old,)
-        yield (Summarize(keep_recent=0),)
-        yield (new, old)
-        yield (new, Summarize(keep_recent=0))
-        yield (new, Fold(1))
-        yield (new, Fold(1), Squeeze(newest=True, share=1.0, floor=0))
-        yield (Fold(0),)
 
 
 class Fold(msgspec.Struct, frozen=True):
@@ -177,7 +177,8 @@ def _weight(line: Line, reading: ViewReading) -> float:
 
 def _level(parts: "Sequence[_Share]", room: int, floor: int) -> float:
     """The share of a weight of 1, such that all messages together take the room."""
-    low, high = 0.0, float(max(part.tokens for part in parts) * 4)
+    low = 0.0
+    high = 4.0 * max(part.tokens for part in parts)
     for _ in range(40):
         middle = (low + high) / 2
         if sum(min(part.tokens, max(floor, middle * part.weight)) for part in parts) > room:

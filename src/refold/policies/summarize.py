@@ -213,16 +213,12 @@ def _summary_edit(part: SummaryPart, view: View, count: Count) -> Plan:
         return ()
     messages, tokens = _size(originals, items)
     handle = f"#{view.next} " if view.handles else ""
-
-    def header(shown: str) -> str:
-        return f"[refold {handle}{part.level}: {messages:,} messages, {tokens:,} tokens; {shown}]"
-
     gone = {(line.at, line.n) for line in old.hidden}
     still_shown = [line for line in view.lines if (line.at, line.n) not in gone]
     made = summary(
         [(_at_original(line, items[line.at, line.n]), message) for line, message in originals],
         later=_following(view, old.span),
-        header=header,
+        header=f"refold {handle}{part.level}: {messages:,} messages, {tokens:,} tokens",
         active=next((line.place for line in view.lines if line.at == view.latest), view.latest),
         elsewhere=vocabulary(ViewReading(view).text(still_shown)),
         tokens=part.most if replaces_rule else min(part.most, int(MAX_RATIO * old.tokens)),
@@ -268,7 +264,8 @@ def _at_original(line: Line, item: Item) -> Line:
 
 def _size(originals: list[tuple[Line, Message]], items: dict[tuple[int, int], Item]) -> tuple[int, int]:
     """How many messages and tokens a summary stands for, including those of summaries in it."""
-    messages = tokens = 0
+    messages = 0
+    tokens = 0
     for line, message in originals:
         item = items[line.at, line.n]
         header = message.text.partition("\n")[0] if line.place not in item.span else ""

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import log2
 
 from refold.core.lazy import regex
@@ -33,7 +33,10 @@ _DOTTED = regex(r"\w\.[A-Za-z_]\w*")
 _NUMBER = regex(r"[-+]?[\d.,:]+(?:[eE][-+]?\d+)?(?:[-+]\d\d:\d\d)?%?")
 _MARKED = regex(r"[\"“„«`]([^\"“”„«»`\n]{3,}?\s[^\"“”„«»`\n]{3,})[\"”“»`]")
 _PROSE = regex(r"[^\W\d_]{3,}")
-_STOP_WORDS = """
+_STOP_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """
 about above after again against all also although always among and another any anybody anyone
 anything are around because been before being below between both but can cannot could did does doing
 done down during each either else ever every everything few for from further get gets got had has
@@ -44,7 +47,9 @@ since some somebody someone something still such than that the their theirs them
 there therefore these they thing things this those though through too under until upon use used uses
 using very want wants was well were what whatever when where whether which while who whole whom
 whose why will with within without would yes yet you your yours yourself
-"""
+""",
+    )
+)
 _DEMAND = regex(
     r"\b(?:must(?:n['’]t)?|never|always|make sure|ensure|should not|shouldn['’]t|shall not|may not|required"
     r"|not allowed|at most|at least|no more than|no less than|forbidden|prohibited|constraint"
@@ -151,17 +156,14 @@ def exact_values(text: str) -> dict[str, float]:
             value += min(0.9, 0.3 * log2(times))
             found[word] = max(found.get(word, 0.0), value)
     shapes = Counter(map(shape, found))
-    return {word: value - _crowding_penalty(shapes[shape(word)]) for word, value in found.items()}
+    for word in found:  # of very many words of one shape, each is less likely to matter
+        found[word] -= 0.15 * log2(max(1.0, shapes[shape(word)] / MANY))
+    return found
 
 
 def shape(word: str) -> str:
     """The pattern of letters and digits, the same for 14:00 and 09:30, or HAT078 and HAT118."""
     return LETTERS.sub("a", _DIGITS.sub("9", word))
-
-
-def _crowding_penalty(alike: int) -> float:
-    """If a text has very many words of one shape, each is less likely to matter."""
-    return 0.15 * log2(alike / MANY) if alike > MANY else 0.0
 
 
 def exact_words(text: str) -> frozenset[str]:
@@ -182,13 +184,8 @@ def plain_words(text: str) -> frozenset[str]:
 
 
 def _plain(text: str) -> frozenset[str]:
-    found = set(_PROSE.findall(text.lower())) - _stop_words()
+    found = set(_PROSE.findall(text.lower())) - _STOP_WORDS
     return frozenset(word.removesuffix("s") for word in found)
-
-
-@cache
-def _stop_words() -> frozenset[str]:
-    return frozenset(_STOP_WORDS.split())
 
 
 _known_plain = lru_cache(maxsize=256)(_plain)
