@@ -6,7 +6,7 @@ only messages: it needs a `conversation`, and records a run's last answer when t
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, takewhile
 from threading import Lock
@@ -37,12 +37,13 @@ from refold.adapters.conversation import (
     AdapterConversations,
     AdapterOptions,
     ModelCall,
+    RequestMatch,
     lookup_tools,
 )
 from refold.core.draft import PART
 from refold.core.errors import RefoldError
 from refold.core.pairing import with_original_ids
-from refold.session.history_sync import content_id
+from refold.session.history_sync import content_id, insert_transient
 from refold.session.synced_history import Overridden, Passed, shown
 
 LOCAL_HISTORY = "agent_framework_local_history_persistence"
@@ -71,12 +72,16 @@ class RefoldCompaction(ContextProvider):
         """As a strategy only: excluded messages stay in the list, since the next call gets it again."""
         whole = [message for message in messages if REFOLD not in message.additional_properties]
         conversation = self._get(None)
-        history, call = split_history(whole, ModelCall(tools=self._declarations))
-        if not history:
+        match = request_match(whole)
+        if not match.passed:
             return False
-        fitted = await conversation.afit(history, call)
-        messages[:] = _merged(whole, history, fitted, _excluded)
-        return fitted != history
+        call = ModelCall(tools=self._declarations)
+        fitted = await asyncio.to_thread(conversation.fit_request, match, call)
+        positions = {id(message): n for n, message in enumerate(whole)}
+        fitted_positions = [positions.pop(id(message), None) for message in fitted]
+        excluded = {n: _excluded(whole[n]) for n in positions.values()}
+        messages[:] = insert_transient([*map(_included, fitted)], fitted_positions, excluded)
+        return fitted != match.request
 
     async def before_run(self, *, agent: Any, session: Any, context: Any, state: dict[str, Any]) -> None:
         run = RunMiddleware(
@@ -154,14 +159,18 @@ class RunMiddleware(ChatMiddleware):
         """The list is for this call alone: what is not shown need not stay in it."""
         if self._last and self._is_loaded:
             self._name_authors(messages)
-        history, call = split_history(messages, call)
-        if not history:
+        match = request_match(messages)
+        if not match.passed:
             return False
-        self._last = await asyncio.to_thread(self._passed, messages, history)
-        fitted = await self._conversation.afit(self._last, call)
-        if fitted == history:
+
+        def fit() -> list[FrameworkMessage]:
+            self._last = self._passed(messages, match.passed)
+            return self._conversation.fit_request(match._replace(passed=self._last), call)
+
+        fitted = [*map(_included, await asyncio.to_thread(fit))]
+        if fitted == messages:
             return False
-        messages[:] = fitted if len(history) == len(messages) else _merged(messages, history, fitted)
+        messages[:] = fitted
         return True
 
     def _name_authors(self, messages: Sequence[FrameworkMessage]) -> None:
@@ -175,25 +184,20 @@ class RunMiddleware(ChatMiddleware):
             authors[message] = self._author
 
     def _passed(
-        self, messages: Sequence[FrameworkMessage], history: Sequence[FrameworkMessage]
+        self, messages: Sequence[FrameworkMessage], history: Sequence[Passed[FrameworkMessage]]
     ) -> list[Passed[FrameworkMessage]]:
         """Pairs messages that other middleware changed with the session's own, if those are recorded."""
         if not self._last:
             own = self._context.get_messages(include_input=True)
             self._own = own if len(own) == len(messages) else []  # otherwise they cannot be paired
-        changed: dict[int, FrameworkMessage] = {}
+        passed = list(history)
+        indices = {id(message): n for n, message in enumerate(history)}
         for own_message, message in zip(self._own, messages, strict=False):
             is_same = [*map(id, own_message.contents)] == [*map(id, message.contents)]
-            if own_message.role == message.role and not is_same:
-                changed[id(message)] = own_message
-        passed: list[Passed[FrameworkMessage]] = []
-        for message in history:
-            own_message = changed.get(id(message), message)
-            is_changed = own_message is not message
-            if is_changed and self._conversation.knows(own_message) and not self._conversation.knows(message):
-                passed.append(Overridden(own_message, message))
-            else:
-                passed.append(message)
+            if own_message.role != message.role or is_same or id(message) not in indices:
+                continue
+            if self._conversation.knows(own_message) and not self._conversation.knows(message):
+                passed[indices[id(message)]] = Overridden(own_message, message)
         return passed
 
     def record(self, input: Sequence[FrameworkMessage], answers: Sequence[FrameworkMessage]) -> None:
@@ -310,33 +314,34 @@ def _is_stored_by_service(context: ChatContext) -> bool:
     return bool(id and id != LOCAL_HISTORY) or bool(context.session and context.session.service_session_id)
 
 
-def split_history(
-    messages: Sequence[FrameworkMessage], call: ModelCall
-) -> tuple[list[FrameworkMessage], ModelCall]:
-    """The history in a request; other messages, such as memories, are counted as system text of the call.
+def request_match(messages: Sequence[FrameworkMessage]) -> RequestMatch[FrameworkMessage]:
+    """The history in a request; other messages, such as memories, are in this request only.
 
-    The history is empty if the model's service has the rest of it.
+    What another strategy excluded is left out. Nothing is passed if the model's service has the rest of the
+    history.
     """
     providers = {kind.__name__ for kind in _subclasses(HistoryProvider)}
-    history: list[FrameworkMessage] = []
-    system = [call.system]
-    for message in messages:
+    request = [message for message in messages if not _is_excluded(message) or _is_excluded_here(message)]
+    history: list[Passed[FrameworkMessage]] = []
+    positions: list[int | None] = []
+    transient: dict[int, FrameworkMessage] = {}
+    for n, message in enumerate(request):
         if _is_history(message, providers):
             history.append(message)
-        elif not message.additional_properties.get(EXCLUDED_KEY):
-            system.append(message.text)
-    if all(message.role == "tool" for message in history):
-        return [], call
-    return history, call._replace(system="\n".join(filter(None, system)) or None)
+            positions.append(n)
+        else:
+            transient[n] = message
+    if all(shown(message).role == "tool" for message in history):
+        return RequestMatch(request, [], [], transient)
+    return RequestMatch(request, history, positions, transient)
 
 
 def _is_history(message: FrameworkMessage, providers: set[str]) -> bool:
-    """Not excluded by another strategy, and not added for one run by another kind of provider."""
-    properties = message.additional_properties
-    source = properties.get("_attribution")
+    """Not added for one run by another kind of provider."""
+    source = message.additional_properties.get("_attribution")
     if isinstance(source, dict) and source.get("source_type") not in providers:
         return False
-    return has_content(message) and (not properties.get(EXCLUDED_KEY) or _is_excluded_here(message))
+    return has_content(message)
 
 
 def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
@@ -345,50 +350,24 @@ def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
         yield from _subclasses(subclass)
 
 
+def _is_excluded(message: FrameworkMessage) -> bool:
+    return bool(message.additional_properties.get(EXCLUDED_KEY))
+
+
 def _is_excluded_here(message: FrameworkMessage) -> bool:
     return bool(message.additional_properties.get(EXCLUDE_REASON_KEY) == REFOLD)
 
 
-def _merged(
-    whole: Sequence[FrameworkMessage],
-    history: Iterable[FrameworkMessage],
-    fitted: Iterable[FrameworkMessage],
-    exclude: Callable[[FrameworkMessage], FrameworkMessage] | None = None,
-) -> list[FrameworkMessage]:
-    """The fitted messages in their order among those outside of the history.
-
-    Messages of the history that are not shown are dropped, or replaced by what `exclude` returns.
-    """
-    indices = {id(message): n for n, message in enumerate(whole)}
-    history_ids = {id(message) for message in history}
-    merged: list[FrameworkMessage] = []
-    done = 0
-
-    def add_until(stop: int) -> None:
-        for message in whole[done:stop]:
-            if id(message) not in history_ids:
-                merged.append(message)
-            elif exclude:
-                merged.append(exclude(message))
-
-    for message in fitted:
-        index = indices.get(id(message), -1)
-        if index < done:
-            merged.append(_with_properties(message, {REFOLD: True}))
-            continue
-        add_until(index)
-        if _is_excluded_here(message):
-            message = _with_properties(message, {EXCLUDED_KEY: False, EXCLUDE_REASON_KEY: None})
-        merged.append(message)
-        done = index + 1
-    add_until(len(whole))
-    return merged
-
-
 def _excluded(message: FrameworkMessage) -> FrameworkMessage:
-    if _is_excluded_here(message):
+    if _is_excluded(message):
         return message
     return _with_properties(message, {EXCLUDED_KEY: True, EXCLUDE_REASON_KEY: REFOLD})
+
+
+def _included(message: FrameworkMessage) -> FrameworkMessage:
+    if not _is_excluded_here(message):
+        return message
+    return _with_properties(message, {EXCLUDED_KEY: False, EXCLUDE_REASON_KEY: None})
 
 
 def _with_properties(message: FrameworkMessage, properties: dict[str, Any]) -> FrameworkMessage:
