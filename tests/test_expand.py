@@ -561,6 +561,14 @@ def test_the_same_impossible_request_is_not_explained_for_ever():
     assert "998" in chat.call(EXPAND, {"at": 998})
 
 
+def test_an_impossible_request_is_the_same_one_although_the_conversation_has_grown():
+    chat = hidden(TEXT)
+    for n in range(2):
+        assert chat.call(EXPAND, {"at": 999}).startswith("#999: there is no such place")
+        chat.append(user(f"Go on, {n}."))
+    assert chat.call(EXPAND, '{"reason": "again", "at": 999}').startswith("As before")
+
+
 # proves: A3
 @pytest.mark.parametrize(
     "arguments",

@@ -74,7 +74,7 @@ def planned_edits(
     def words(line: Line) -> Message:
         key = (line.at, line.n)
         if key not in decoded:
-            decoded[key] = chat.record.message(line)
+            decoded[key] = live.words(line)
         return decoded[key]
 
     frozen = live.freeze()

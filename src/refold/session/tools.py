@@ -30,6 +30,7 @@ MAX_EXPLANATIONS = 2
 """Of the same impossible request."""
 MAX_DOUBLINGS = 3
 """Of the lease of what is expanded again and again."""
+MAX_KEY_CHARS = 2_000
 DEFAULT_HITS = 5
 MAX_HITS = 20
 _PART = {"type": "string"}
@@ -83,7 +84,7 @@ class Toolbox:
         self.record = chat.record
         self.settings = chat.settings.expand
         self._failures = Counter[str]()
-        """How often each problem was explained."""
+        """How often each impossible request was made, whatever its reason."""
         self._expansions = Counter[tuple[int, Slice]]()
         self._answered_step = 0
         self._answered_tokens = 0
@@ -101,8 +102,12 @@ class Toolbox:
             raise SettingError(
                 "name", f"{name!r} is not a refold tool; known: {', '.join(sorted(OWN_TOOLS))}"
             )
+        key = ""
         try:
             given = _read_arguments(name, arguments)
+            request = {field: given[field] for field in _TOOLS[name][1] if field in given}
+            request.pop("reason", None)
+            key = f"{name} {request!r}"[:MAX_KEY_CHARS]
             if name == SEARCH:
                 if not isinstance(given["query"], str):
                     raise CannotExpandError(f"query: expected a text, got {given['query']!r}")
@@ -118,9 +123,10 @@ class Toolbox:
                 note = ", before it was corrected" if at in self.record.live.state.corrected else ""
             text = within(found, part, max_tokens, count, note)
             self._answered_tokens += count(text)
+            self._failures.pop(key, None)
             return ToolAnswer(text, at, str(given.get("reason", "")))
         except (RefoldError, RecursionError, ValueError, TypeError) as error:
-            return ToolAnswer(self._refusal(error))
+            return ToolAnswer(self._refusal(key or str(error)[:MAX_KEY_CHARS], error))
 
     def _available_tokens(self, window: int) -> int:
         """How many tokens an answer may have now.
@@ -174,13 +180,12 @@ class Toolbox:
                 ):
                     raise _NotNowError(f"#{at} ({part}) was expanded at #{line.at}, which is still shown")
 
-    def _refusal(self, error: Exception) -> str:
+    def _refusal(self, key: str, error: Exception) -> str:
         """What is wrong, the first times; then that asking again is of no use, unless it may be later."""
-        problem = f"{str(error)[:1_000]}."
-        self._failures[problem] += not isinstance(error, _NotNowError)
-        if self._failures[problem] > MAX_EXPLANATIONS:
+        self._failures[key] += not isinstance(error, _NotNowError)
+        if self._failures[key] > MAX_EXPLANATIONS:
             return "As before: this cannot be had, and asking again changes nothing. Go on without it."
-        return problem
+        return f"{str(error)[:1_000]}."
 
     def leased(self, events: Sequence[Event]) -> Sequence[Event]:
         """Makes answers of these tools expire after a few steps; longer each time for the same expansion."""
