@@ -136,9 +136,21 @@ BODIES: dict[str, Callable[[Reply, Request], dict[str, Any]]] = {
 """Where each API listens, and how it writes."""
 
 Script: TypeAlias = Callable[[Request], Reply | str] | Sequence[Reply | str] | Reply | str
-"""What to answer: by the request, or one after the other, of which the last is repeated."""
+"""The replies: by the request, or one after the other, of which the last is repeated."""
 GLANCE_S = 0.01
-"""How often a hanging reply looks whether it is still wanted."""
+"""How often a hanging reply checks whether its client is still connected."""
+
+
+def scripted_reply(script: Script, request: Request, place: int) -> Reply:
+    """The reply to a request; `place` is how many came before it."""
+    match script:
+        case str() | Reply():
+            reply = script
+        case Sequence():
+            reply = script[min(place, len(script) - 1)]
+        case _:
+            reply = script(request)
+    return Reply(reply) if isinstance(reply, str) else reply
 
 
 class ScriptedModel:
@@ -156,11 +168,15 @@ class ScriptedModel:
     def __init__(self, script: Script) -> None:
         if not script:
             raise SettingError("script", "expected at least one reply")
-        self._script, self._changed, self._closed = script, Condition(), Event()
+        self._script = script
+        self._changed = Condition()
+        self._closed = Event()
         self.requests: list[Request] = []
-        """All that was asked, in order of arrival."""
-        self.in_flight, self.most_at_once = 0, 0
-        """Requests that are neither answered nor dropped: now, and at the worst of times."""
+        """All requests, in order of arrival."""
+        self.in_flight = 0
+        """Requests that are neither answered nor dropped."""
+        self.most_at_once = 0
+        """The highest value of `in_flight`."""
 
     def __enter__(self) -> Self:
         self._server = _Server(("127.0.0.1", 0), _handler(self))
@@ -214,16 +230,9 @@ class ScriptedModel:
         if request["path"] not in BODIES:
             return Reply(f"only {' and '.join(BODIES)} are answered here", 404)
         try:
-            match self._script:
-                case str() | Reply() as said:
-                    pass
-                case Sequence() as lines:
-                    said = lines[min(place, len(lines) - 1)]
-                case script:
-                    said = script(request)
+            return scripted_reply(self._script, request, place)
         except Exception as error:
             return Reply(f"the script failed: {error!r}", 500)
-        return Reply(said) if isinstance(said, str) else said
 
     def _is_wanted(self, reply: Reply, connection: socket.socket) -> bool:
         """Waits as long as the reply hangs; False where nobody waits for it any more."""
@@ -234,7 +243,7 @@ class ScriptedModel:
 
 
 def _is_gone(connection: socket.socket) -> bool:
-    """Whether the other side has closed it: then there is something to read, and it is nothing."""
+    """True if the client has closed the connection: it is readable, and nothing is read from it."""
     readable, _, _ = select.select([connection], [], [], 0)
     return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
 

@@ -1,8 +1,7 @@
 """A model that stands in for a real one in an agent: its requests are checked, its replies are a script."""
 
-from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -14,14 +13,12 @@ from refold.models.limits import find
 from refold.session.intake import Intake
 from refold.session.meter import Meter, RequestExtras, extras_json
 from refold.session.validate import output_of
-from refold.testing.model import Reply, body
+from refold.testing.model import Reply, Script, body, scripted_reply
 
 __all__ = ["InvalidRequestError", "Reply", "StandIn"]
 
 PATHS = {"openai-chat": "/v1/chat/completions", "anthropic": "/v1/messages"}
 SHARED = ("provider", "input", "cache_read", "cache_write", "output")
-Script: TypeAlias = Callable[[dict[str, Any]], Reply | str] | Sequence[Reply | str]
-"""What to answer: by the request, or one after the other, of which the last is repeated."""
 
 
 class InvalidRequestError(Exception):
@@ -54,30 +51,33 @@ class StandIn:
     ) -> None:
         if dialect not in PATHS or not script:
             raise SettingError("script", f"expected replies, in {' or '.join(PATHS)}")
-        self.name, self.dialect, self._script = name, dialect, script
+        self.name = name
+        self.dialect = dialect
+        self._script = script
         self.extra = {"max_tokens": max_output} if dialect == "anthropic" else {}
         about = {"window": window, "max_output": max_output, **(_shared(like) if like else {})}
         self.config: dict[str, Any] = {"models": {name: about}}
         self.requests: list[dict[str, Any]] = []
         """The newest at the end; with `keep`, no more than so many."""
         self.keep: int | None = None
-        self.asked, self.most_tokens = 0, 0
-        """How often, and the largest request."""
-        self._meter, self._lock = Meter(None, load_config(self.config), name), Lock()
+        self.asked = 0
+        """The number of requests."""
+        self.most_tokens = 0
+        """The tokens of the largest request."""
+        self._meter = Meter(None, load_config(self.config), name)
+        self._lock = Lock()
 
     def __call__(self, request: dict[str, Any], /) -> dict[str, Any]:
         tokens = self._checked(request)
         with self._lock:
-            place, self.asked = self.asked, self.asked + 1
+            place = self.asked
+            self.asked += 1
             self.most_tokens = max(self.most_tokens, tokens)
             self.requests = [*self.requests, request][-self.keep if self.keep else 0 :]
-        script = self._script
-        said = script(request) if callable(script) else script[min(place, len(script) - 1)]
-        reply = Reply(said) if isinstance(said, str) else said
+        reply = scripted_reply(self._script, request, place)
         if reply.usage == Reply().usage:
-            reply = msgspec.structs.replace(
-                reply, usage=Usage(tokens, self._meter.counter.counter.text(reply.text))
-            )
+            usage = Usage(tokens, self._meter.counter.counter.text(reply.text))
+            reply = msgspec.structs.replace(reply, usage=usage)
         answer: dict[str, Any] = msgspec.json.decode(body(reply, {**request, "path": PATHS[self.dialect]}))
         return answer
 
@@ -86,7 +86,8 @@ class StandIn:
         Raises:
             InvalidRequestError: says which rules it breaks.
         """
-        limits, meter = self._meter.limits, self._meter
+        meter = self._meter
+        limits = meter.limits
         try:
             drafts = Intake(meter.counter, self.dialect, self.dialect).take(request["messages"]).drafts
             rest = {key: value for key, value in request.items() if key not in ("messages", "model")}
