@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -413,6 +413,31 @@ def test_what_is_changed_in_place_is_seen_at_the_next_call(conversations):
     messages[1]["content"] = "uno"
     messages.append(user("two"))
     assert conversations.get("t").fit(messages, CALL) == messages
+
+
+class Wrapped(NamedTuple):
+    message: dict[str, Any]
+
+
+class Wraps:
+    """A framework whose messages are made anew for each request around what can be changed in place."""
+
+    def parse(self, wrapped: Wrapped) -> Message:
+        return openai_chat.parse(wrapped.message)
+
+    def render(self, message: Message, original: Wrapped | None) -> Wrapped:
+        return Wrapped(openai_chat.render(message)[0][0])
+
+
+def test_what_is_changed_in_place_within_a_tuple_is_seen_at_the_next_call(store):
+    conversation = AdapterConversations(Wraps(), store=store, model=MODEL, config=CONFIG).get("t")
+    messages = [user("one"), {"role": "assistant", "content": "1"}]
+    conversation.fit([*map(Wrapped, messages)], CALL)
+    messages[1]["content"] = "uno"
+    messages.append(user("two"))
+    assert conversation.fit([*map(Wrapped, messages)], CALL) == [*map(Wrapped, messages)]
+    sight = refold.open("t~1", store=store, model=MODEL, config=CONFIG)
+    assert [one.message.text for one in sight.get_range(0, 3)] == ["one", "uno", "two"]
 
 
 class Watched:

@@ -62,8 +62,8 @@ Passed: TypeAlias = M | Overridden[M]
 """A message as a framework passes it to `SyncedHistory`."""
 
 
-Fields: TypeAlias = Mapping[str, Any] | tuple[Any, ...]
-"""What a message of a framework consists of."""
+Fields: TypeAlias = Mapping[str, Any] | int
+"""What can be replaced in a message of a framework; of a tuple its `id()`, since nothing can."""
 
 
 @dataclass(slots=True)
@@ -84,6 +84,7 @@ class _SyncedMessage:
 class _ParsedMessage(NamedTuple):
     """A message that was passed, and what it says."""
 
+    object: Any
     fields: Fields
     """A copy: another object with equal fields says the same."""
     message: Message
@@ -247,9 +248,10 @@ class SyncedHistory(Generic[M]):
             pieces = split(message)
             known_id = message.id or content_id(pieces)
             own_fields = fields[n]
-            if not isinstance(own_fields, tuple):
+            if not isinstance(own_fields, int):
                 own_fields = dict(own_fields)
-            parsed.append(_ParsedMessage(own_fields, message, known_id, _content_hash(pieces)))
+            content = _content_hash(pieces)
+            parsed.append(_ParsedMessage(messages[n], own_fields, message, known_id, content))
         return parsed
 
     def _sync(self, messages: Sequence[Passed[M]], *, is_request: bool) -> dict[int, int]:
@@ -427,8 +429,10 @@ def shown(message: Passed[M]) -> M:
 
 def _fields(messages: Sequence[Any]) -> list[Fields]:
     kinds = set(map(type, messages))
-    if all(issubclass(kind, dict | tuple) for kind in kinds):
+    if all(issubclass(kind, dict) for kind in kinds):
         return list(messages)
+    if any(issubclass(kind, tuple) for kind in kinds):
+        return list(map(id, messages))
     return list(map(vars, messages))
 
 
