@@ -589,19 +589,12 @@ def test_no_standard_input_at_all_is_told():
 # Progress
 
 
-IMPATIENT = """
-from refold.cli import main, terminal
-terminal.PROGRESS_AFTER_S = -1
-main()
-"""
-
-
 @pytest.mark.parametrize("what", ["fit", "count", "import"])
 def test_a_bar_shows_on_a_terminal_and_only_there(what):
     pty = pytest.importorskip("pty")
     write("task.json", responses(700))
     rest = ["--store", STORE] if what == "import" else []
-    args = [sys.executable, "-c", IMPATIENT, what, "task.json", "--model", "gpt-5", *rest]
+    args = [sys.executable, "-m", "refold", what, "task.json", "--model", "gpt-5", *rest]
     env = os.environ | {"TERM": "xterm"}
     screen, terminal = pty.openpty()
     with Path("out.txt").open("wb") as out:

@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from refold.cli.format import one_line, places, plural, quoted
 from refold.cli.log import event_json, event_line
 from refold.cli.options import Access, ConfigFile, Id, Json, Owner, StoreUrl, ViewName
-from refold.cli.terminal import complain, emit, say, waiting
+from refold.cli.terminal import complain, emit, progress, say
 from refold.config.config import DEFAULT
 from refold.core.errors import RefoldError
 from refold.core.event import Called, Replaced, Span
@@ -149,9 +149,13 @@ def _compact(session: Session, request: CompactionRequest, dry_run: bool) -> Com
     start = inspector.state.next
     before = inspector.tokens
     limits: dict[str, Any] = {"keep_recent": request.keep_recent, "target_tokens": request.target}
-    with _interruptible(session, start), waiting("Compacting") as on_progress:
+    with _interruptible(session, start), progress("Compacting") as advance:
         result = session.compact(
-            request.strategy, **limits, focus=request.focus, dry_run=dry_run, on_progress=on_progress
+            request.strategy,
+            **limits,
+            focus=request.focus,
+            dry_run=dry_run,
+            on_progress=lambda done, of: advance(done=done, total=of),
         )
     first, end = result.compacted_range
     span = None

@@ -1,6 +1,6 @@
 """The command log: each event in a line for people, or as JSON, as soon as it is read."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ from refold.core.event import (
 from refold.session.doctor import Unreadable, links, told
 from refold.session.inspect import follow_links, parse
 from refold.session.results import utc
-from refold.stores.store import Key, Store
+from refold.stores.store import Key
 
 STYLES = {"said": "", "replaced": "bold blue", "undone": "magenta", "pinned": "red", "measured": "dim"}
 
@@ -58,13 +58,12 @@ def log(
     with access.open() as backend:
         key = existing(backend, access.shown, Key(owner, id), for_reading=True)
         start = 0 if after is None else after + 1
-        events: Iterator[Event | DamagedEvent]
         if follow:
             events = map(_decoded, follow_links(backend, key, start))
         else:
-            events = read_events(backend, key, start, limit)
+            events = map(_decoded, islice(links(backend, key, start), limit))
         if not json:
-            damaged = _print_events(events, backend, key)
+            damaged = _print_events(events)
         elif follow:
             damaged = 0
             for event in events:
@@ -76,16 +75,11 @@ def log(
 
 
 class DamagedEvent(msgspec.Struct, frozen=True):
-    """Stands for an event that cannot be read."""
+    """Stands for an event that cannot be read; those that follow it are read all the same."""
 
     at: int
     kind: str
     problem: str
-
-
-def read_events(store: Store, key: Key, start: int, limit: int | None) -> Iterator[Event | DamagedEvent]:
-    """The events from a place on; damaged ones do not hide those that follow."""
-    return map(_decoded, islice(links(store, key, start), limit))
 
 
 def _decoded(link: codec.Link | Unreadable) -> Event | DamagedEvent:
@@ -97,21 +91,10 @@ def _decoded(link: codec.Link | Unreadable) -> Event | DamagedEvent:
         return DamagedEvent(link.entry.at, str(link.entry.kind), told(error))
 
 
-def _print_events(events: Iterator[Event | DamagedEvent], store: Store, key: Key) -> int:
+def _print_events(events: Iterator[Event | DamagedEvent]) -> int:
     """Prints a line for each, and returns how many are damaged."""
     count = damaged = 0
     table = Columns(Column("place", 6), Column("time", 19), Column("kind", 8), Column("", 0))
-
-    def name_of(at: int) -> str:
-        """A place with what is there: for events that refer to others."""
-        match next(read_events(store, key, at, 1), None):
-            case Replaced(kind=kind, span=span):
-                return f"#{at} ({one_line(kind)} of {places(span)})"
-            case Pinned():
-                return f"#{at} (a pin)"
-            case Undone(of=of):
-                return f"#{at} (the undo of #{of})"
-        return f"#{at}"
 
     for event in events:
         count += 1
@@ -125,7 +108,7 @@ def _print_events(events: Iterator[Event | DamagedEvent], store: Store, key: Key
             (f"#{event.at}", "dim"),
             ("" if isinstance(event, Unknown) else local(event.time), "dim"),
             (one_line(kind), STYLES.get(kind, "yellow")),
-            (event_line(event, name_of), ""),
+            (event_line(event), ""),
         )
     unread = f", {damaged:,} of them cannot be read: see `refold doctor`" if damaged else ""
     table.line((plural(count, "event") + unread, "bold"))
@@ -166,7 +149,7 @@ def event_json(event: Event | DamagedEvent) -> Any:
     return {"event": event_kind(event), **facts}
 
 
-def event_line(event: Event, name_of: Callable[[int], str] = "#{}".format) -> str:
+def event_line(event: Event) -> str:
     """The event in one line, for people."""
     match event:
         case Said(line=line, message=message):
@@ -177,7 +160,7 @@ def event_line(event: Event, name_of: Callable[[int], str] = "#{}".format) -> st
             author = _author(event.certificate)
             return f"{places(event.span)} {one_line(event.kind)}{name}{author}, {tokens}{_why(event.why)}"
         case Undone(of=of):
-            return f"undoes {name_of(of)}{_why(event.why)}"
+            return f"undoes #{of}{_why(event.why)}"
         case Pinned(lines=lines):
             return f"{', '.join(f'#{line.at}' for line in lines)} pinned{_why(event.why)}"
         case Measured(usage=usage):

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 PIPED_COLUMNS = 120
 """The width of lines in a pipe."""
-PROGRESS_AFTER_S = 1.0
-"""After this time a progress bar appears."""
 
 
 def emit(value: Any) -> None:
@@ -139,48 +136,22 @@ class Columns:
 
 
 @contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with each amount done; a bar appears if it takes long."""
-    start = time.monotonic()
-    done = 0
-    bar: Any = None
-    task: Any = None
+def progress(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """Shows a bar on stderr, if that is a terminal. Yields a function to call as work is done.
 
-    def advance(amount: int = 1) -> None:
-        nonlocal bar, task, done
-        done += amount
-        if bar is not None:
-            bar.update(task, completed=done)
-        elif time.monotonic() - start > PROGRESS_AFTER_S and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress
-
-            bar = Progress(console=Console(stderr=True), transient=True)
-            task = bar.add_task(what, total=total, completed=done)
-            bar.start()
-
-    try:
-        yield advance
-    finally:
-        if bar is not None:
-            bar.stop()
-
-
-@contextmanager
-def waiting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows a bar. Yields a function to call, from any thread, with the steps done and their number."""
+    The function takes the amount done since its last call, or `done` and `total` as absolute numbers.
+    """
     if not sys.stderr.isatty():
-        yield lambda done, of: None
+        yield lambda amount=0, *, done=0, total=None: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(what, total=total)
 
-        def tell(done: int, of: int) -> None:
-            if of > 1:
-                bar.update(task, description=f"{what}, {done:,} of {of:,}", completed=done, total=of)
+        def advance(amount: int | None = None, *, done: int | None = None, total: int | None = None) -> None:
+            bar.update(task, advance=amount, completed=done, total=total)
 
-        yield tell
+        yield advance
