@@ -150,7 +150,6 @@ def _json(setting: Setting) -> dict[str, Any]:
 
 
 def _print_changes(changed: list[ToolSetting], access: Access, json: bool) -> None:
-    url = one_line(access.shown)
     rows: list[dict[str, Any]] = []
     for one in changed:
         rows.append({"agent": one.agent or EVERY, "tool": one.tool, "set": plain_fields(one.expiry)})
@@ -159,7 +158,8 @@ def _print_changes(changed: list[ToolSetting], access: Access, json: bool) -> No
         return
     for row in rows:
         values = ", ".join(f"{name} = {value}" for name, value in row["set"].items()) or "nothing"
-        say(f"Set for tool {one_line(row['tool'])!r} of agent {one_line(row['agent'])!r} in {url}: {values}")
+        name = f"tool {one_line(row['tool'])!r} of agent {one_line(row['agent'])!r}"
+        say(f"Set for {name} in {one_line(access.shown)}: {values}")
 
 
 def _set(access: Access, texts: list[str]) -> list[ToolSetting]:
@@ -168,54 +168,62 @@ def _set(access: Access, texts: list[str]) -> list[ToolSetting]:
     for one in new:
         with_stored(access.config, [one])  # fails if the prompt does not exist
     with access.open(create=True) as store:
-        settings = _stored(store)
+        stored = _stored(store)
+        changed = {}
         for agent, tool, expiry in new:
-            settings[agent, tool] = merge_expiries(settings.get((agent, tool), Expiry()), expiry)
-        changed = dict.fromkeys((one.agent, one.tool) for one in new)
-        return _save(store, [ToolSetting(*name, settings[name]) for name in changed])
+            stored[agent, tool] = merge_expiries(stored.get((agent, tool), Expiry()), expiry)
+            changed[agent, tool] = stored[agent, tool]
+        return _save(store, changed)
 
 
 def _parse_setting(text: str) -> ToolSetting:
     name, _, value = text.partition("=")
-    agent, tool, field = _parse_name(
-        name, text, "--set", "AGENT.TOOL.FIELD=VALUE, such as '*.grep.after_steps=3'"
-    )
+    agent, tool, field = _parse_name(name)
+    if not field:
+        raise typer.BadParameter(
+            f"expected AGENT.TOOL.FIELD=VALUE, such as '*.grep.after_steps=3', got {text!r}",
+            param_hint="--set",
+        )
     fields = {field: value if field == "prompt" else _number(value)}
-    expiry = Expiry(**validated_fields(fields, field_types(Expiry), lambda path: f"--set {name}"))
-    return ToolSetting(agent, tool, expiry)
+    return ToolSetting(
+        agent, tool, Expiry(**validated_fields(fields, field_types(Expiry), lambda path: f"--set {name}"))
+    )
 
 
 def _unset(access: Access, texts: list[str]) -> list[ToolSetting]:
     """Unsets all of them, or none if one is not set."""
-    names = {text: _parse_name_to_unset(text) for text in texts}
+    names = {}
+    for text in texts:
+        agent, tool, field = _parse_name(text)
+        if field not in Expiry.__struct_fields__:  # the name of a tool may contain dots
+            agent, tool, field = _parse_name(f"{text}.{EVERY}")
+        if not field:
+            raise typer.BadParameter(
+                f"expected AGENT.TOOL or AGENT.TOOL.FIELD, such as '*.grep', got {text!r}",
+                param_hint="--unset",
+            )
+        names[text] = (agent, tool, field)
     with access.open() as store:
-        settings = _stored(store)
+        stored = _stored(store)
+        changed = {}
         for text, (agent, tool, field) in names.items():
-            before = settings.get((agent, tool), Expiry())
+            before = stored.get((agent, tool), Expiry())
             after = Expiry() if field == EVERY else msgspec.structs.replace(before, **{field: None})
             if before == after:
                 raise NotFoundError(
                     f"{text} is not set in {access.shown}; `refold config` prints all settings"
                 )
-            settings[agent, tool] = after
-        changed = dict.fromkeys((agent, tool) for agent, tool, _ in names.values())
-        return _save(store, [ToolSetting(*name, settings[name]) for name in changed])
+            stored[agent, tool] = after
+            changed[agent, tool] = after
+        return _save(store, changed)
 
 
-def _parse_name_to_unset(text: str) -> tuple[str, str, str]:
-    """Agent, tool and field; the field is * for all fields of the tool."""
-    is_field = text.rpartition(".")[2] in Expiry.__struct_fields__ and text.count(".") > 1
-    name = text if is_field else f"{text}.{EVERY}"
-    return _parse_name(name, text, "--unset", "AGENT.TOOL or AGENT.TOOL.FIELD, such as '*.grep'")
-
-
-def _parse_name(name: str, text: str, option: str, expected: str) -> tuple[str, str, str]:
-    """Agent, tool and field; only the name of a tool may contain dots."""
+def _parse_name(name: str) -> tuple[str, str, str]:
+    """Agent, tool (which may contain dots) and field. The field is empty if one is missing."""
     agent, _, rest = name.partition(".")
     tool, _, field = rest.rpartition(".")
-    if not (agent and tool and field):
-        raise typer.BadParameter(f"expected {expected}, got {text!r}", param_hint=option)
-    return "" if agent == EVERY else agent, tool, field
+    is_whole = bool(agent and tool)
+    return "" if agent == EVERY else agent, tool, field if is_whole else ""
 
 
 def _number(text: str) -> float | str:
@@ -231,7 +239,8 @@ def _stored(store: Store) -> dict[tuple[str, str], Expiry]:
     return {(agent, tool): expiry for agent, tool, expiry in store.settings()}
 
 
-def _save(store: Any, changed: list[ToolSetting]) -> list[ToolSetting]:
-    for setting in changed:
-        store.set_setting(setting)
-    return changed
+def _save(store: Any, changed: dict[tuple[str, str], Expiry]) -> list[ToolSetting]:
+    settings = [ToolSetting(agent, tool, expiry) for (agent, tool), expiry in changed.items()]
+    for one in settings:
+        store.set_setting(one)
+    return settings

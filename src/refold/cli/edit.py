@@ -24,7 +24,7 @@ from refold.core.codec import loads
 from refold.core.errors import RefoldError
 from refold.core.event import Pinned
 from refold.session.session import Session
-from refold.stores.store import ConversationInfo, Key
+from refold.stores.store import Key
 
 UndoPlace = Annotated[
     int | None,
@@ -101,27 +101,24 @@ def correct(
     """
     if (text is None) == (file is None):
         raise typer.BadParameter("give either a text or --file", param_hint="TEXT")
-    given = _given_text(text, file)
-    before = session.inspect.tokens
-    done = session.correct(at, _parsed(given) if message else given, why=why)
-    _report(session, before, json, {"did": "correct", "of": at, "at": done}, f"#{at} is corrected")
-
-
-def _given_text(text: str | None, file: Path | None) -> str:
-    """The text without the line break that ends a file."""
+    given: Any
     try:
         if file is not None:
-            return file.read_text("utf-8").removesuffix("\n")
-        return typer.get_text_stream("stdin").read().removesuffix("\n") if text == "-" else text or ""
+            given = file.read_text("utf-8")
+        else:
+            given = typer.get_text_stream("stdin").read() if text == "-" else text
     except UnicodeDecodeError as error:
         raise RefoldError(f"{file or 'stdin'} is not UTF-8: {error.reason}") from error
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return loads(text.encode("utf-8", "surrogatepass"))
-    except ValueError as error:
-        raise RefoldError(f"--message: the text is not JSON: {error}") from error
+    if text is None or text == "-":
+        given = given.removesuffix("\n")
+    if message:
+        try:
+            given = loads(given.encode("utf-8", "surrogatepass"))
+        except ValueError as error:
+            raise RefoldError(f"--message: the text is not JSON: {error}") from error
+    before = session.inspect.tokens
+    done = session.correct(at, given, why=why)
+    _report(session, before, json, {"did": "correct", "of": at, "at": done}, f"#{at} is corrected")
 
 
 @with_session
@@ -154,8 +151,6 @@ def _report(session: Session, before: int, json: bool, facts: dict[str, Any], se
         emit(about | facts | {"tokens": {"before": before, "after": after}})
         return
     tokens = f"{before:,} → {after:,} tokens"
-    if before == after:
-        tokens = f"{after:,} tokens as before"
     undo_command = f"refold undo {quoted(session.conversation)} {facts['at']}"
     say(f"{sentence} (event #{facts['at']}); the view has {tokens}. Undo it: {undo_command}")
 
@@ -200,38 +195,23 @@ def delete(
     access = Access.to(store, config)
     with access.open() as backend:
         key = existing(backend, access.shown, Key(owner, id))
-        rows = list(backend.conversations())
-        forks = _forks(rows, key, deep=with_forks)
-        if not yes:
-            _confirm(id, forks, with_forks)
+        erased = [key]
+        if with_forks:
+            rows = list(backend.conversations())
+            for one in erased:  # it grows: forks of forks follow
+                erased += [row.key for row in rows if row.parent == one]
+        names = [one.conversation for one in erased]
+        question = f"Erase {', '.join(map(one_line, names))}? This cannot be undone."
+        try:
+            is_sure = yes or typer.confirm(question, err=True)
+        except typer.Abort:  # no answer
+            is_sure = False
+        if not is_sure:
+            raise RefoldError("Nothing was erased. Answer y, or use --yes")
         heirs = backend.erase(key, with_forks=with_forks)
-    erased = [key, *(forks if with_forks else [])]
-    names = [one.conversation for one in erased]
     if json:
         emit({"did": "delete", "erased": names, "kept_by": [heir.conversation for heir in heirs]})
         return
     say(f"Erased: {', '.join(map(one_line, names))}")
     if heirs:
         say(f"Shared events are kept by: {', '.join(one_line(heir.conversation) for heir in heirs)}")
-
-
-def _forks(rows: list[ConversationInfo], key: Key, *, deep: bool) -> list[Key]:
-    found = [row.key for row in rows if row.parent == key]
-    for fork in list(found) if deep else ():
-        found += _forks(rows, fork, deep=True)
-    return found
-
-
-def _confirm(id: str, forks: list[Key], with_forks: bool) -> None:
-    names = ", ".join(one_line(fork.conversation) for fork in forks)
-    question = f"Erase {one_line(id)}"
-    if forks and with_forks:
-        question += f" and its forks {names}"
-    elif forks:
-        question += f" (its forks {names} keep the events they share)"
-    try:
-        is_sure = typer.confirm(f"{question}? This cannot be undone.", err=True)
-    except typer.Abort:
-        is_sure = False
-    if not is_sure:
-        raise RefoldError("Nothing was erased. Answer y, or use --yes")

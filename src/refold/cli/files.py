@@ -15,7 +15,6 @@ from refold.dialects.rules.targets import RULES
 from refold.models.limits import find
 from refold.session.files import FileConversation, conversation, read_file
 from refold.session.oneoff import check_given, count_parts
-from refold.session.results import Fitted
 from refold.session.session import Session
 from refold.stores.store import Key, open_store
 
@@ -55,43 +54,27 @@ def fit(
         fitted = session.fit(dialect=spoken, tools=given.tools, request=given.beside | given.system)
     except SettingError as error:  # a field of the request in the file
         raise MessageError(f"{given.where}: {error.where}", error.problem) from error
-    messages = _same_shape(given, fitted)
-    value = given.value
-    _write(out, pretty({**value, given.name: messages} if isinstance(value, dict) else messages))
+    value: Any = fitted.messages
+    if fitted.system is not None:  # the API has it as a separate field, the file in the list
+        value = [{"role": "system", "content": fitted.system}, *value]
+    if isinstance(given.value, dict):
+        is_same = value == given.messages  # and then a single text stays a text
+        value = given.value if is_same else {**given.value, given.name: value}
+    _write(out, pretty(value))
     if out is not None:
-        say(_done(given, fitted, out))
+        tokens = fitted.report.tokens
+        sizes = f"{plural(len(fitted.messages), 'message')} for {len(given.messages):,}"
+        saved = saved_percent(tokens.before, tokens.final)
+        say(f"{one_line(str(out))}: {sizes}, {plural(tokens.final, 'token')}, {saved} % saved")
     if report is None:
-        _print_notices(fitted.report.notices)
+        for notice in fitted.report.notices[:MAX_NOTICES]:
+            complain(notice)
+        if more := fitted.report.notices[MAX_NOTICES:]:
+            complain(f"… and {plural(len(more), 'notice')} more; --report has them all")
     elif report == "-":
         typer.echo(pretty(fitted.report), err=True)
     else:
         _write(Path(report), pretty(fitted.report))
-
-
-def _same_shape(given: FileConversation, fitted: Fitted) -> Any:
-    """The system text stays in the list, and a single text stays a text."""
-    messages = fitted.messages
-    if fitted.system is not None:  # the API has it as a separate field
-        messages = [{"role": "system", "content": fitted.system}, *messages]
-    is_text = isinstance(given.value, dict) and isinstance(given.value[given.name], str)
-    return given.value[given.name] if is_text and messages == given.messages else messages
-
-
-def _done(given: FileConversation, fitted: Fitted, out: Path) -> str:
-    tokens = fitted.report.tokens
-    count = len(given.messages)
-    sent = len(fitted.messages)
-    kept = plural(sent, "message") + (f" for {count:,}" if sent != count else "")
-    saved = f", {saved_percent(tokens.before, tokens.final)} % saved" if fitted.report.edits else ""
-    return f"{one_line(str(out))}: {kept}, {plural(tokens.final, 'token')}{saved}"
-
-
-def _print_notices(notices: Sequence[str]) -> None:
-    """Repairs, and content that the dialect cannot express."""
-    for notice in notices[:MAX_NOTICES]:
-        complain(notice)
-    if len(notices) > MAX_NOTICES:
-        complain(f"… and {plural(len(notices) - MAX_NOTICES, 'notice')} more; --report has them all")
 
 
 def check(
@@ -117,17 +100,16 @@ def check(
     if json:
         emit({"valid": not found, "violations": found, "dialect": spoken, "rules": version})
     elif found:
-        rows = [(fault.rule, _place(given, fault.index), one_line(fault.message)) for fault in found]
+        rows = []
+        for fault in found:
+            where = f"{given.name}[{fault.index}]" if fault.index < len(given.messages) else given.name
+            rows.append((fault.rule, where, one_line(fault.message)))
         _table(("rule", "where", "what"), rows)
         say(f"invalid: {plural(len(found), 'violation')} of the rules for {spoken} ({version})")
     else:
         say(f"valid: {plural(len(given.messages), 'message')} by the rules for {spoken} ({version})")
     if found:
         raise typer.Exit(1)
-
-
-def _place(given: FileConversation, index: int) -> str:
-    return f"{given.name}[{index}]" if index < len(given.messages) else given.name
 
 
 def count(

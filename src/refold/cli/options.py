@@ -1,6 +1,6 @@
 """Options that commands share, and how they open a store and a conversation."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -218,30 +218,19 @@ def existing(store: Store, url: str, key: Key, *, for_reading: bool = False) -> 
     names = [row.key.conversation for row in store.conversations(key.owner)]
     if key.conversation in names:  # a fork without events
         return key
-    owners = _owners(store, url, key.conversation)
+    owners = list[str]()
+    if url.startswith(("sqlite:", "memory:")):
+        owners = [row.key.owner for row in store.conversations() if row.key.conversation == key.conversation]
     if for_reading and key.owner == DEFAULT_OWNER and len(owners) == 1:
         owner = owners[0]
         complain(f"{key.conversation!r} belongs to the owner {owner!r} (--owner {quoted(owner)})")
         return Key(owner, key.conversation)
-    raise NotFoundError(_not_found(url, key, names, owners))
-
-
-def _owners(store: Store, url: str, id: str) -> list[str]:
-    """Owners of a conversation with this id. Only local stores are searched."""
-    if not url.startswith(("sqlite:", "memory:")):
-        return []
-    return [row.key.owner for row in store.conversations() if row.key.conversation == id]
-
-
-def _not_found(url: str, key: Key, names: Sequence[str], owners: Sequence[str]) -> str:
-    of_owner = "" if key.owner == DEFAULT_OWNER else f" of owner {key.owner!r}"
-    message = f"There is no conversation {key.conversation!r}{of_owner} in {url}. "
+    advice = "`refold list --all-owners` shows every conversation"
     if owners:
-        return message + f"The owner {' or '.join(map(repr, owners))} has one: give --owner"
-    close = get_close_matches(key.conversation, names, 1)
-    if close:
-        message += f"Did you mean {close[0]!r}? "
-    return message + "`refold list --all-owners` shows every conversation"
+        advice = f"The owner {' or '.join(map(repr, owners))} has one: give --owner"
+    elif close := get_close_matches(key.conversation, names, 1):
+        advice = f"Did you mean {close[0]!r}? {advice}"
+    raise NotFoundError(f"There is no conversation {key.conversation!r} in {url}. {advice}")
 
 
 @contextmanager

@@ -101,7 +101,13 @@ def _parse_files(
     drafts: dict[str, list[Draft]] = {}
     with progress("Reading", sum(one.count for one in found)) as advance:
         for n, one in enumerate(found, 1):
-            name = id or one.id or _named_after(file, n if len(found) > 1 else None)
+            name = id or one.id
+            if not name:
+                if file == "-":
+                    raise typer.BadParameter("required, as stdin has no file name", param_hint="--id")
+                name = Path(file).stem
+                if len(found) > 1:
+                    name += f"-{n}"
             if name in drafts:
                 raise ConflictError(f"{one.where}: the file has the id {name!r} twice")
             drafts[name] = one.drafts(intake)
@@ -109,13 +115,6 @@ def _parse_files(
             if not drafts[name]:
                 raise MessageError(one.where, "has no messages")
     return drafts
-
-
-def _named_after(file: str, n: int | None) -> str:
-    stem = Path(file).stem if file != "-" else ""
-    if not stem:
-        raise typer.BadParameter("required, as stdin has no file name", param_hint="--id")
-    return stem if n is None else f"{stem}-{n}"
 
 
 def _store(

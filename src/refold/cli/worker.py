@@ -13,7 +13,7 @@ from refold.cli.format import one_line, plural
 from refold.cli.options import Access, ConfigFile, Json, StoreUrl
 from refold.cli.terminal import Cell, Columns, complain, console, emit, fitting, say
 from refold.core.errors import SettingError
-from refold.summaries.queue import JobQueue, QueuedJob, WorkerSettings, queue_of
+from refold.summaries.queue import QueuedJob, WorkerSettings, queue_of
 
 RECENT_S = 3_600.0
 """How long finished jobs are listed by default."""
@@ -111,7 +111,14 @@ def jobs(
     with access.open() as backend:
         queue = queue_of(backend, f"store {access.shown!r}")
         if action is not None and id is not None:
-            _act(queue, action, id, json)
+            if action == "retry":
+                queue.retry(id)
+            else:
+                queue.drop(id)
+            if json:
+                emit({"did": action, "job": id})
+            else:
+                say(f"Job {id} is {'queued again' if action == 'retry' else 'dropped'}.")
             return
         found = queue.list_jobs(
             "failed" if failed else None,
@@ -124,14 +131,6 @@ def jobs(
         _print_jobs(found)
     else:
         say("No failed jobs." if failed else "No jobs are waiting, and none finished recently.")
-
-
-def _act(queue: JobQueue, action: str, id: int, json: bool) -> None:
-    (queue.retry if action == "retry" else queue.drop)(id)
-    if json:
-        emit({"did": action, "job": id})
-    else:
-        say(f"Job {id} is queued again." if action == "retry" else f"Job {id} is dropped.")
 
 
 def _print_jobs(found: list[QueuedJob]) -> None:

@@ -306,6 +306,17 @@ def tool_results(request: SentRequest) -> list[tuple[str, str]]:
     return [(call["function"]["name"], said[call["id"]]) for call in calls]
 
 
+def run_to_answer(
+    rig: Rig, thread: str, reader: LedgerReader, text: str = TASK, *, config: Mapping[str, Any] = CONFIG
+) -> CheckedModel:
+    """Runs a turn that ends with the seal that the reader wants, without an invalid request."""
+    door = CheckedModel(reader, task=text)
+    assert reader.wanted is not None
+    assert rig.run(thread, text, door, config=config) == f"The seal is {seal(reader.wanted)}."
+    assert door.faults == []
+    return door
+
+
 class AdapterContract:
     """Subclass it, with your own `rig` fixture."""
 
@@ -314,10 +325,8 @@ class AdapterContract:
         pytest.fail("give me a fixture `rig`")
 
     def test_a_long_loop_in_a_small_window_ends_with_the_right_answer(self, rig: Rig) -> None:
-        door = CheckedModel(LedgerReader(), task=TASK)
-        assert rig.run("long", TASK, door) == f"The seal is {seal(3)}."
+        door = run_to_answer(rig, "long", LedgerReader())
         assert len(door.requests) > STEPS
-        assert door.faults == []
         assert max(map(door.tokens, door.requests)) > WINDOW / 4  # it is not simply cut to nothing
 
     def test_without_refold_the_same_program_overflows(self, rig: Rig) -> None:
@@ -328,16 +337,15 @@ class AdapterContract:
 
     def test_tools_and_the_answer_have_their_room(self, rig: Rig) -> None:
         """Where nothing is in reserve, a sum without either of them would be refused at the door."""
-        door = CheckedModel(LedgerReader(150, wanted=SHORT_LEDGERS, first=SHORT_LEDGERS), task=TASK)
-        assert rig.run("tight", TASK, door, config=TIGHT) == f"The seal is {seal(SHORT_LEDGERS)}."
-        assert door.faults == []
+        reader = LedgerReader(150, wanted=SHORT_LEDGERS, first=SHORT_LEDGERS)
+        door = run_to_answer(rig, "tight", reader, config=TIGHT)
         newest = door.requests[-1]
         tools = door.tokens(newest) - door.tokens(SentRequest(newest.messages))
         assert WINDOW - ANSWER - max(map(door.tokens, door.requests)) < min(tools, ANSWER)
 
     def test_what_the_framework_stores_is_left_as_it_is_and_stands_once_in_the_record(self, rig: Rig) -> None:
         steps = 40
-        assert rig.run("whole", TASK, CheckedModel(LedgerReader(steps))) == f"The seal is {seal(3)}."
+        run_to_answer(rig, "whole", LedgerReader(steps))
         stored = rig.stored("whole")
         read = [(role, text) for role, text in stored if role == "tool" and text.startswith("Ledger")]
         assert read[:steps] == [("tool", ledger(n)) for n in range(1, steps + 1)]
@@ -347,10 +355,10 @@ class AdapterContract:
         assert recorded_messages(rig, "whole") == stored
 
     def test_to_the_byte_it_is_what_the_framework_stores_without_refold(self, rig: Rig) -> None:
-        steps, door = 40, CheckedModel(LedgerReader(40, wanted=None))
-        rig.run(
-            "bare", TASK, CheckedModel(LedgerReader(steps, wanted=None), window=ENDLESS), with_refold=False
-        )
+        steps = 40
+        bare = CheckedModel(LedgerReader(steps, wanted=None), window=ENDLESS)
+        rig.run("bare", TASK, bare, with_refold=False)
+        door = CheckedModel(LedgerReader(steps, wanted=None))
         rig.run("fitted", TASK, door)
         assert ledger(1) not in door.requests[-1].results  # it was shortened there
         before = rig.raw("fitted")
@@ -381,26 +389,19 @@ class AdapterContract:
             assert "[fish]" in door.requests[-1].text
 
     def test_the_latest_question_is_always_there(self, rig: Rig) -> None:
-        rig.run("asks", TASK, CheckedModel(LedgerReader(30), task=TASK))
-        door = CheckedModel(LedgerReader(30, wanted=5), task="Thank you. And the seal of ledger 5?")
-        assert rig.run("asks", "Thank you. And the seal of ledger 5?", door) == f"The seal is {seal(5)}."
-        assert door.faults == []
+        run_to_answer(rig, "asks", LedgerReader(30))
+        question = "Thank you. And the seal of ledger 5?"
+        door = run_to_answer(rig, "asks", LedgerReader(30, wanted=5), question)
         assert all(TASK in request.text for request in door.requests)
 
     def test_calls_in_parallel_keep_their_results(self, rig: Rig) -> None:
-        door = CheckedModel(LedgerReader(30, at_once=3), task=TASK)
-        assert rig.run("parallel", TASK, door) == f"The seal is {seal(3)}."
-        assert door.faults == []
+        door = run_to_answer(rig, "parallel", LedgerReader(30, at_once=3))
         newest = [request.results[-3:] for request in door.requests[1:10]]
         assert newest == [[ledger(n + k) for k in (1, 2, 3)] for n in range(0, 27, 3)]
 
     def test_errors_of_tools_reach_the_model(self, rig: Rig) -> None:
-        replies = iter(
-            [
-                ScriptedReply("", (ScriptedCall("call_1", "fail", {"number": 9}),)),
-                ScriptedReply("It is missing."),
-            ]
-        )
+        call = ScriptedCall("call_1", "fail", {"number": 9})
+        replies = iter([ScriptedReply("", (call,)), ScriptedReply("It is missing.")])
         door = CheckedModel(lambda request: next(replies))
         assert rig.run("errors", TASK, door) == "It is missing."
         assert "ledger 9 is missing" in door.requests[1].results[0]
@@ -415,9 +416,7 @@ class AdapterContract:
         script = iter(cast(list[Script], [reader, reader, breaks]))
         with pytest.raises(Exception):  # noqa: B017
             rig.run("broken", TASK, CheckedModel(lambda request: next(script)(request)))
-        door = CheckedModel(LedgerReader(20), task="Go on.")
-        assert rig.run("broken", "Go on.", door) == f"The seal is {seal(3)}."
-        assert door.faults == []
+        run_to_answer(rig, "broken", LedgerReader(20), "Go on.")
 
     def test_a_call_that_was_aborted_can_be_gone_on_from(self, rig: Rig) -> None:
         """The framework has stored a call, maybe, and will never have its result."""
@@ -431,39 +430,22 @@ class AdapterContract:
         with pytest.raises(BaseException):  # noqa: B017
             rig.run("aborted", TASK, CheckedModel(aborts))
         assert ABORTED.is_set()
-        door = CheckedModel(LedgerReader(20), task="Go on.")
-        assert rig.again().run("aborted", "Go on.", door) == f"The seal is {seal(3)}."
-        assert door.faults == []
+        door = run_to_answer(rig.again(), "aborted", LedgerReader(20), "Go on.")
         for call, said in tool_results(door.requests[0]):
             assert call == "fail"
             assert "ledger" not in said  # nobody makes up what the tool would have said
 
     def test_a_new_process_goes_on_where_the_old_one_was(self, rig: Rig) -> None:
-        rig.run("resumed", TASK, CheckedModel(LedgerReader(30)))
-        door, question = (
-            CheckedModel(LedgerReader(0), task="Once more: the seal of ledger 3?"),
-            "Once more: the seal of ledger 3?",
-        )
-        assert rig.again().run("resumed", question, door) == f"The seal is {seal(3)}."
-        assert door.faults == []
+        run_to_answer(rig, "resumed", LedgerReader(30))
+        run_to_answer(rig.again(), "resumed", LedgerReader(0), "Once more: the seal of ledger 3?")
         assert recorded_messages(rig, "resumed") == rig.again().stored("resumed")
 
     def test_two_threads_at_once_do_not_mix(self, rig: Rig) -> None:
-        doors = {
-            name: CheckedModel(LedgerReader(25, wanted=n), task=f"{TASK} ({name})")
-            for n, name in enumerate("ab", 2)
-        }
+        readers = [LedgerReader(25, wanted=2), LedgerReader(25, wanted=3)]
         with ThreadPoolExecutor(2) as pool:
-            runs = {
-                name: pool.submit(rig.run, name, f"{TASK} ({name})", door) for name, door in doors.items()
-            }
-        assert {name: run.result() for name, run in runs.items()} == {
-            "a": f"The seal is {seal(2)}.",
-            "b": f"The seal is {seal(3)}.",
-        }
-        assert [door.faults for door in doors.values()] == [[], []]
-        for name, other in ("ab", "ba"):
-            assert not any(f"({other})" in request.text for request in doors[name].requests)
+            doors = list(pool.map(run_to_answer, [rig] * 2, "ab", readers, [f"{TASK} (a)", f"{TASK} (b)"]))
+        for door, other in zip(doors, "ba", strict=True):
+            assert not any(f"({other})" in request.text for request in door.requests)
 
     def test_the_model_can_expand_what_is_hidden(self, rig: Rig) -> None:
         reader = LedgerReader(60, wanted=1, deep=True)
