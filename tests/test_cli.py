@@ -901,11 +901,11 @@ def test_a_diff_has_what_went_and_what_came(chat, edit):
         "recorded": [],
     }
     lines = run("diff", "task-42", edit - 1).stdout.splitlines()
-    assert lines[0].startswith(f"--- view right after #{edit - 1} · ")
-    assert lines[1].startswith("+++ view now · ")
+    assert lines[0].startswith(f"--- task-42 view right after #{edit - 1} · ")
+    assert lines[1].startswith("+++ task-42 view now · ")
     assert sum(line.startswith("-  #") for line in lines) == len(old - new)
     assert sum(line.startswith("+  #") for line in lines) == len(new - old)
-    count = f"{len(old - new)} no longer shown, {len(new - old)} newly shown"
+    count = f"{len(old - new)} removed, {len(new - old)} added"
     assert lines[-1].startswith(count)
 
 
@@ -1108,7 +1108,7 @@ def test_recorded_conversations_are_imported_shown_and_healthy(folder):
     assert sight["tokens"]["saved"] > 0.9
     for name in ("show", "log"):
         assert run(name, long).stdout
-    assert "no longer shown" in run("diff", long, 500).stdout
+    assert " removed, " in run("diff", long, 500).stdout
     assert ask("doctor")["healthy"]
 
 

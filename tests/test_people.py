@@ -664,7 +664,7 @@ def test_a_diff_with_a_fork_says_where_they_part_and_what_each_said(shell):
     assert lines[1] == "trip recorded 2 messages since"
     assert "sea recorded 2 messages since" in lines
     assert any(line.startswith("--- trip view now") for line in lines)
-    assert lines[-1].startswith("2 shown only by trip, 2 only by sea")
+    assert lines[-1].startswith("2 removed, 2 added")
     assert "There is no conversation 'see'" in run("diff", "trip", "--with", "see", code=1).stderr
     assert "give a place" in run("diff", "trip", code=2).stderr
 

@@ -63,9 +63,12 @@ def fit(
     _write(out, pretty(value))
     if out is not None:
         tokens = fitted.report.tokens
-        sizes = f"{plural(len(fitted.messages), 'message')} for {len(given.messages):,}"
-        saved = saved_percent(tokens.before, tokens.final)
-        say(f"{one_line(str(out))}: {sizes}, {plural(tokens.final, 'token')}, {saved} % saved")
+        count = plural(len(fitted.messages), "message")
+        size = plural(tokens.final, "token")
+        if fitted.report.edits:
+            count += f" for {len(given.messages):,}"
+            size += f", {saved_percent(tokens.before, tokens.final)} % saved"
+        say(f"{one_line(str(out))}: {count}, {size}")
     if report is None:
         for notice in fitted.report.notices[:MAX_NOTICES]:
             complain(notice)

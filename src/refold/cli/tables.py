@@ -19,6 +19,12 @@ from refold.session.savings import EditSavings
 
 ROLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow"}
 EDIT = "bold blue"
+HOW_SHOWN = {
+    "whole": "is shown whole, {}",
+    "reduced": "is reduced to {}",
+    "corrected": "is corrected: another message is shown in its place, {}",
+    "hidden": "is hidden",
+}
 MAX_REPAIRS = 3
 CHANGE_STYLES = {"-": "red", "+": "green"}
 
@@ -97,7 +103,7 @@ def _view_footer(table: Columns, shown: ShownView) -> None:
     for notice in notices[:MAX_REPAIRS]:
         table.line((f"repaired when sent: {one_line(notice)}", "yellow"))
     if len(notices) > MAX_REPAIRS:
-        table.line((f"repaired when sent: {len(notices) - MAX_REPAIRS} more", "yellow"))
+        table.line((f"… and {len(notices) - MAX_REPAIRS} more: see --json", "yellow"))
     name = "" if shown.view == "main" else f" {one_line(shown.view)!r}"
     when = "" if shown.at is None else f" right after #{shown.at}"
     tokens = shown.tokens
@@ -128,14 +134,8 @@ def _item_tokens(item: ShownItem) -> str:
 
 
 def _marks(one: ShownMessage) -> str:
-    marks = []
-    if one.is_task:
-        marks.append("task")
-    if one.is_pinned:
-        marks.append("pinned")
-    if one.kind:
-        marks.append(one_line(one.kind))
-    return " ".join(marks)
+    marks = {"task": one.is_task, "pinned": one.is_pinned, one_line(one.kind): bool(one.kind)}
+    return " ".join(name for name, has in marks.items() if has)
 
 
 def _edit_sentence(item: ShownItem) -> str:
@@ -144,22 +144,23 @@ def _edit_sentence(item: ShownItem) -> str:
     assert edit is not None
     kind = one_line(edit.kind)
     why = f": {one_line(edit.why)}" if edit.why else ""
-    if item.is_merged:
-        return f"{plural(item.hidden, 'message')} hidden by several edits, the newest #{edit.at} {kind}{why}"
     if item.hidden == 0 and edit.kind == "restore":
         return f"restored by #{edit.at}{why}"
     if item.hidden == 0:
         return f"rewritten by #{edit.at} {kind}{why}"
-    messages = plural(item.recorded.messages, "message")
-    what = messages if item.hidden == item.recorded.messages else f"{item.hidden:,} of {messages}"
-    return f"{what} hidden by #{edit.at} {kind}{why}"
+    what = plural(item.recorded.messages, "message")
+    if item.hidden < item.recorded.messages:
+        what = f"{item.hidden:,} of {what}"
+    by = "several edits, the newest " if item.is_merged else ""
+    return f"{what} hidden by {by}#{edit.at} {kind}{why}"
 
 
 def explanation(found: Explanation, conversation: str) -> None:
     """How it is shown, why it stays, and its edits, the newest first."""
     table = Columns(Column("", 2), Column("", 0))
     if found.span is None:  # the line of an edit says it all
-        table.line((f"#{found.at} ({found.role}) {_how_shown(found)}", "bold"))
+        how = HOW_SHOWN[found.shown].format(plural(found.tokens, "token"))
+        table.line((f"#{found.at} ({found.role}) {how}", "bold"))
     for reason in found.stays:
         table.line((f"It stays: {reason}.", "green"))
     for edit in found.causes:
@@ -206,42 +207,23 @@ def _cause(table: Columns, edit: EditRow) -> None:
     table.line(("", ""), (one_line(edit.why) or "no reason was given", ""), wrap=True)
 
 
-def _how_shown(found: Explanation) -> str:
-    tokens = plural(found.tokens, "token")
-    match found.shown:
-        case "whole":
-            return f"is shown whole, {tokens}"
-        case "reduced":
-            return f"is reduced to {tokens}"
-        case "corrected":
-            return f"is corrected: another message is shown in its place, {tokens}"
-    return f"is {found.shown}"
-
-
 def diff(found: Diff) -> None:
     """What one view shows and the other does not, in order."""
     everything = [*found.changes, *found.old.recorded, *found.new.recorded]
     width = len(f"#{max([seen.at for seen in everything], default=0)}")
     tokens = max((len(f"{seen.tokens:,}") for seen in everything), default=0)
     table = Columns(Column("", 1), Column("", width), Column("", tokens, is_right=True), Column("", 9))
-    removed = len(found.removed)
-    added = len(found.added)
-    old = ""
-    new = ""
-    counts = f"{removed:,} no longer shown, {added:,} newly shown"
     if found.parted_at is not None:
-        old = one_line(found.old.conversation)
-        new = one_line(found.new.conversation)
-        counts = f"{removed:,} shown only by {old}, {added:,} only by {new}"
         has_past = found.parted_at >= 0
         table.line((f"They part after #{found.parted_at}" if has_past else "They share no events", "bold"))
-        for name, side, sign in ((old, found.old, "-"), (new, found.new, "+")):
-            table.line((f"{name} recorded {plural(len(side.recorded), 'message')} since", "bold"))
+        for side, sign in ((found.old, "-"), (found.new, "+")):
+            recorded = plural(len(side.recorded), "message")
+            table.line((f"{one_line(side.conversation)} recorded {recorded} since", "bold"))
             for seen in side.recorded:
                 _change(table, sign, seen)
         table.line(("", ""))
-    for sign, name, side in (("---", old, found.old), ("+++", new, found.new)):
-        table.line((" ".join(filter(None, (sign, name, _heading(side)))), "bold"))
+    for side, sign in ((found.old, "---"), (found.new, "+++")):
+        table.line((f"{sign} {_heading(side)}", "bold"))
     if not found:
         table.line(("The two views show the same.", "bold"))
         return
@@ -252,12 +234,14 @@ def diff(found: Diff) -> None:
             continue
         for change in changes:
             _change(table, change.sign, change)
+    counts = f"{len(found.removed):,} removed, {len(found.added):,} added"
     table.line((f"{counts} · {found.old.tokens:,} → {found.new.tokens:,} tokens", "bold"))
 
 
 def _heading(side: ComparedView) -> str:
     when = "now" if side.at is None else f"right after #{side.at}"
-    return f"view {when} · {plural(side.messages, 'message')} · {plural(side.tokens, 'token')}"
+    sizes = f"{plural(side.messages, 'message')} · {plural(side.tokens, 'token')}"
+    return f"{one_line(side.conversation)} view {when} · {sizes}"
 
 
 def _change(table: Columns, sign: str, seen: ShownMessage) -> None:

@@ -152,6 +152,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[..., None
         task = bar.add_task(what, total=total)
 
         def advance(amount: int | None = None, *, done: int | None = None, total: int | None = None) -> None:
-            bar.update(task, advance=amount, completed=done, total=total)
+            text = what if total is None else f"{what}, {done:,} of {total:,}"
+            bar.update(task, description=text, advance=amount, completed=done, total=total)
 
         yield advance
