@@ -276,10 +276,10 @@ class JobQueue:
         storable = Jsonb({name: _storable(text) for name, text in notes.items()})
         self._query("job_note", notes=storable, id=id)
 
-    def recover(self, attempts: int, lost_s: float) -> list[int]:
+    def recover(self, attempts: int, lost_s: float) -> None:
         """Sends a heartbeat and puts back the jobs of dead workers; after `attempts` they have failed."""
         self._query("job_beat")
-        return [id for (id,) in self._query("job_recover", lost_s=lost_s, attempts=attempts)]
+        self._query("job_recover", lost_s=lost_s, attempts=attempts)
 
     def delete_done(self) -> None:
         """Deletes jobs that have been done for `KEEP_DONE_S`."""
@@ -314,13 +314,17 @@ class JobQueue:
         self._has_tables = True
 
     def _query(self, query: str, **values: Any) -> list[Any]:
-        return self._transact(lambda run: run(query, **values))
+        """One statement, in one round trip."""
+        self._require_tables()
+        return self.pool(query, **values)
 
     def _transact(self, work: "Callable[[PostgresQueries], T]") -> T:
-        """Runs one transaction, and creates the tables first."""
+        self._require_tables()
+        return self.pool.transact(work)
+
+    def _require_tables(self) -> None:
         if not self._has_tables:
             self.create_tables()
-        return self.pool.transact(work)
 
 
 def queue_of(store: Store, place: str = "store") -> JobQueue:

@@ -401,7 +401,6 @@ SET status = CASE WHEN attempts + 1 < %(attempts)s THEN 'todo'::procrastinate_jo
     scheduled_at = NULL,
     args = args || '{"told": "its worker was not heard of any more"}'
 FROM lost WHERE job.id = lost.id
-RETURNING job.id
 
 -- name: job_forget
 DELETE FROM procrastinate_jobs job
