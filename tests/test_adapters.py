@@ -494,7 +494,7 @@ def test_a_store_that_cannot_fork_says_what_to_do():
 
         def __init__(self) -> None:
             self._store = MemoryStore()
-            for name in ("append", "read", "erase", "conversations", "close"):
+            for name in ("append", "read", "find", "erase", "conversations", "close"):
                 setattr(self, name, getattr(self._store, name))
 
     conversations = new(Straight())
