@@ -43,10 +43,6 @@ class RunLease:
                 f" within {LEASE_S:g} seconds."
             )
 
-    def renew(self) -> None:
-        if self._lease is not None and self._lease.is_held:
-            self._lease.acquire()
-
     def release(self) -> None:
         if self._lease is not None:
             self._lease.release()
