@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any
 
 from refold.core.errors import SettingError, StoreError
 from refold.stores.forks import keep_for_parent, renew_after_fork
+from refold.stores.redis_errors import ERRORS, is_broken, is_passing, refusal
 from refold.stores.redis_scripts import (
     ALLOWED_WHEN_FULL,
     READS,
@@ -18,6 +19,7 @@ from refold.stores.redis_scripts import (
     script,
     script_sha,
 )
+from refold.stores.redis_wire import Command, exchange
 from refold.stores.url import shown_url
 
 try:
@@ -31,17 +33,7 @@ except ModuleNotFoundError as error:
 
 PAUSES = ExponentialBackoff(cap=0.5, base=0.005)
 """Between retries, in seconds."""
-ERRORS = (redis.RedisError, exceptions.RedisClusterException)
-TEMPORARY = (
-    exceptions.BusyLoadingError,
-    exceptions.ReadOnlyError,
-    exceptions.TryAgainError,
-    exceptions.ClusterDownError,  # and MASTERDOWN
-)
-TEMPORARY_PREFIXES = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
 STORED = "it is stored, but not yet confirmed on disk"
-
-Command: TypeAlias = tuple[Any, ...]
 
 
 class RedisConnection:
@@ -61,7 +53,7 @@ class RedisConnection:
         """The server was never reached, or not for `timeout_s`: it is not waited for."""
         renew_after_fork(self)
         try:
-            self._check_server()
+            self.send("", ("WAITAOF", *wait_aof, 1) if any(wait_aof) else ("PING",))
         except (TypeError, ValueError) as error:
             raise SettingError(f"store {self.shown!r}", f"an option is not allowed here: {error}") from error
 
@@ -107,9 +99,10 @@ class RedisConnection:
                 problem = error if is_late or client is None else self._load_scripts(client, error)
                 if problem is None:
                     continue
-                if is_late or not self._is_temporary(problem):
+                is_waited_for = is_broken(problem) and not self._is_away
+                if is_late or not (is_waited_for or is_passing(problem, self._is_cluster)):
                     explained = self._explained(problem, doubtful=not all(map(_is_read, commands)))
-                    self._is_away = _is_broken(problem)
+                    self._is_away = is_broken(problem)
                     raise explained from error
                 self._reconnect(client, problem)
             else:
@@ -164,7 +157,7 @@ class RedisConnection:
         waits = durable and any(self._wait_aof)
         if waits:
             wire.append(("WAITAOF", *self._wait_aof, max(1, int(self.timeout_s * 500))))
-        answers = _exchange(client.connection_pool, wire)
+        answers = exchange(client.connection_pool, wire)
         if waits:
             self._require_durable(answers.pop(), unsafe)
         return answers
@@ -210,9 +203,6 @@ class RedisConnection:
             elif client is not None and isinstance(error, exceptions.ReadOnlyError):
                 client.connection_pool.disconnect(inuse_connections=False)
 
-    def _check_server(self) -> None:
-        self.send("", ("WAITAOF", *self._wait_aof, 1) if any(self._wait_aof) else ("PING",))
-
     def _load_scripts(self, client: Any, error: Exception) -> Exception | None:
         """Loads the scripts if they are missing, as after a restart; returns None, or the error to report."""
         text = str(error)
@@ -232,17 +222,6 @@ class RedisConnection:
             self._has_functions = False
         return None
 
-    # Errors
-
-    def _is_temporary(self, error: Exception) -> bool:
-        if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
-            return False
-        if isinstance(error, TEMPORARY) or str(error).startswith(TEMPORARY_PREFIXES):
-            return True
-        if _is_broken(error):
-            return not self._is_away
-        return self._is_cluster and isinstance(error, exceptions.AskError)  # a slot is being moved
-
     def _require_durable(self, reached: Sequence[int], unsafe: str) -> None:
         if any(have < want for have, want in zip(reached, self._wait_aof, strict=True)):
             raise StoreError(
@@ -252,61 +231,14 @@ class RedisConnection:
 
     def _explained(self, error: Exception, *, doubtful: bool = False) -> StoreError:
         doubt = "; the last write may or may not be stored" if doubtful else ""
-        match error:
-            case exceptions.AuthenticationError() | exceptions.AuthorizationError():
-                why = f"refuses the user name or the password: {error}"
-            case exceptions.OutOfMemoryError():
-                why = "is full (maxmemory): nothing was stored. Free memory, raise maxmemory, or lower ttl_s"
-            case exceptions.ResponseError() if "WAITAOF" in str(error).upper():
-                why = f"cannot wait_aof, which needs Redis or Valkey 7.2 and appendonly yes: {error}"
-            case exceptions.NoPermissionError():
-                why = f"does not allow it: {error}"
-            case exceptions.AskError() if not self._is_cluster:
-                why = "is part of a cluster: add cluster=1 to the URL"
-            case exceptions.RedisClusterException() if "not enabled" in str(error):
-                why = "is not a cluster: leave cluster=1 out of the URL"
-            case _ if _is_broken(error) and self._is_away:
-                why = f"cannot be reached: {error}; check the URL and the server{doubt}"
-            case _ if _is_broken(error) or self._is_temporary(error):
-                lost = f"Nothing acknowledged is lost{doubt}. Retry when it is back"
-                why = f"did not answer for {self.timeout_s:g} s: {error}. {lost}"
-            case _:
-                why = f"cannot be used: {error}"
-        return StoreError(f"{self.shown} {why}")
+        why = refusal(error, self._is_cluster)
+        if why is None and is_broken(error) and self._is_away:
+            why = f"cannot be reached: {error}; check the URL and the server{doubt}"
+        elif why is None and (is_broken(error) or is_passing(error, self._is_cluster)):
+            lost = f"Nothing acknowledged is lost{doubt}. Retry when it is back"
+            why = f"did not answer for {self.timeout_s:g} s: {error}. {lost}"
+        return StoreError(f"{self.shown} {why or f'cannot be used: {error}'}")
 
 
 def _is_read(command: ScriptCall | Command) -> bool:
     return (command.verb if isinstance(command, ScriptCall) else command[0]) in READS
-
-
-def _is_broken(error: Exception) -> bool:
-    return isinstance(error, redis.ConnectionError | redis.TimeoutError | exceptions.RedisClusterException)
-
-
-def _exchange(pool: Any, wire: Sequence[Command]) -> list[Any]:
-    """Sends commands and reads the replies. redis-py itself needs 2 µs for each argument."""
-    connection = pool.get_connection()
-    try:
-        connection.send_packed_command([b"".join(map(_packed, wire))])
-        answers = [_answer(connection) for _ in wire]
-    except BaseException:
-        connection.disconnect()  # the next reply would belong to another command
-        raise
-    finally:
-        pool.release(connection)
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return answers
-
-
-def _packed(command: Command) -> bytes:
-    parts = [part if isinstance(part, bytes) else str(part).encode() for part in command]
-    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
-
-
-def _answer(connection: Any) -> Any:
-    try:
-        return connection.read_response()
-    except exceptions.ResponseError as error:  # the other replies must be read too
-        return error

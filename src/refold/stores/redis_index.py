@@ -15,8 +15,9 @@ import msgspec
 from refold.core.codec import to_bytes
 from refold.core.errors import CorruptError
 from refold.stores.packing import to_text
-from refold.stores.redis_connection import Command, RedisConnection
+from refold.stores.redis_connection import RedisConnection
 from refold.stores.redis_scripts import ScriptCall
+from refold.stores.redis_wire import Command
 from refold.stores.shelf import CURSOR, LEASE, SNAPSHOT
 from refold.stores.store import LOCATED, Key
 
