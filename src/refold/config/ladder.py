@@ -34,29 +34,21 @@ def compaction_policy(
 ) -> Policy:
     """The policy of a compaction: on demand if there is an `order`, else because a trigger fired.
 
+    A turn or message trigger compacts down to the newest messages. A trigger by tokens runs all policies, the
+    user's own first, until the target is reached.
+
     `own` are the user's policies. `prepared` shows summaries that a model wrote for this compaction.
     """
     if order is not None:
         return on_demand(settings, own, order, prepared)
-    if budget.keeps_recent:
-        return all_but_recent(settings, prepared)
-    return full_ladder(settings, own, prepared)
-
-
-def full_ladder(settings: AgentSettings, own: Sequence[Policy], prepared: UsePrepared | None) -> Policy:
-    """All policies, the user's own first, until the target is reached."""
-    in_place = in_place_rules(settings, own)
-    last = (strategy(settings, settings.compaction.strategy), Shrink(spared_tools(settings)))
-    ladder = Ladder((*in_place, *last))
-    return ladder if prepared is None else with_prepared(prepared, in_place, ladder)
-
-
-def all_but_recent(settings: AgentSettings, prepared: UsePrepared | None) -> Policy:
-    """The configured strategy, down to the newest messages."""
     compact = settings.compaction
-    stage = prepared or strategy(settings, compact.strategy, compact.keep_recent, fill=False)
-    why = f"a turn or message trigger fired: keep the newest {compact.keep_recent}"
-    return with_reason(stage, why, ("compact", "keep_recent"))
+    if budget.keeps_recent:
+        newest = prepared or strategy(settings, compact.strategy, compact.keep_recent, fill=False)
+        why = f"a turn or message trigger fired: keep the newest {compact.keep_recent}"
+        return with_reason(newest, why, ("compact", "keep_recent"))
+    in_place = in_place_rules(settings, own)
+    ladder = Ladder((*in_place, strategy(settings, compact.strategy), Shrink(spared_tools(settings))))
+    return ladder if prepared is None else with_prepared(prepared, in_place, ladder)
 
 
 def on_demand(
