@@ -978,6 +978,9 @@ def test_a_fork_shares_the_past_up_to_a_place(chat):
 def test_delete_asks_first(chat):
     assert "Nothing was erased" in run("delete", "task-42", code=1, input="n\n").stderr
     assert "Nothing was erased" in run("delete", "task-42", code=1, input="").stderr
+    refused = run("delete", "task-42", "--json", code=1, input="y\n")
+    assert refused.stdout == ""
+    assert "use --yes" in refused.stderr
     assert ask("list")["conversations"]
     assert run("delete", "task-42", input="y\n").stdout.endswith("Erased: task-42\n")
     assert not ask("list")["conversations"]

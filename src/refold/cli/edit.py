@@ -201,6 +201,8 @@ def delete(
             for one in erased:  # it grows: forks of forks follow
                 erased += [row.key for row in rows if row.parent == one]
         names = [one.conversation for one in erased]
+        if json and not yes:
+            raise RefoldError("Nothing was erased. With --json nothing is asked: use --yes")
         question = f"Erase {', '.join(map(one_line, names))}? This cannot be undone."
         try:
             is_sure = yes or typer.confirm(question, err=True)
