@@ -31,7 +31,7 @@ from pydantic import BaseModel
 import refold
 from refold.adapters.litellm import ChatMessage, LiteLLMConverter, RefoldHook
 from refold.core.expiry import OWN_TOOLS
-from refold.core.message import Message, Text, ToolResult
+from refold.core.message import Message, Text, ToolResult, Usage
 from refold.stores.store import Key, open_store
 from refold.testing.adapters import (
     CONFIG,
@@ -714,8 +714,10 @@ def test_behind_the_proxy_every_request_of_a_long_loop_fits(tmp_path: Path) -> N
     door = CheckedModel(reader, task=TASK)
 
     def script(request: dict[str, Any]) -> ModelReply:
-        reply = door(SentRequest(request["messages"], request["tools"]))
-        return ModelReply(reply.text, calls=tuple((call.tool, call.arguments) for call in reply.calls))
+        sent = SentRequest(request["messages"], request["tools"])
+        reply = door(sent)
+        calls = tuple((call.tool, call.arguments) for call in reply.calls)
+        return ModelReply(reply.text, calls=calls, usage=Usage(door.tokens(sent), 20))
 
     def ask(url: str, body: dict[str, Any]) -> dict[str, Any]:
         head = {"Authorization": "Bearer sk-test", "Content-Type": "application/json"}
