@@ -243,7 +243,7 @@ def test_system_text_stands_where_the_dialect_wants_it():
     late = chat.fit()
     assert late.system == "Be brief."
     assert late.messages[1]["content"][1] == {"type": "text", "text": "Be polite too."}
-    assert late.report.notices == ("#2: system text between messages is shown as the user's",)
+    assert late.report.notices == ("#2: system text between messages is sent as a user message",)
 
 
 def test_fit_takes_system_text_apart_and_answers_in_the_dialect_it_was_asked_in():
@@ -376,7 +376,7 @@ def test_cache_marks_are_counted_wherever_they_stand():
     assert chat.fit().report.notices == ()
     fitted = chat.fit(tools=[{"name": "f", "input_schema": {"type": "object"}, **mark}])
     assert check_request("anthropic", fitted.request) == []
-    assert fitted.report.notices == ("1 cache marks are left out: a request may have 4",)
+    assert fitted.report.notices == ("removed 1 `cache_control` marks: a request may have 4",)
 
 
 @pytest.mark.parametrize("stray", [{"type": "tool_result", "tool_use_id": "x"}, {"type": "error"}])

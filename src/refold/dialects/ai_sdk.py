@@ -263,7 +263,7 @@ def _repaired(message: dict[str, Any], where: str, notices: list[str]) -> dict[s
 def _with_id_of(part: Any, where: str, notices: list[str]) -> Any:
     if kind_of(part) not in ("tool-call", "tool-result") or part.get("toolCallId") != "":
         return part
-    notices.append(f"{where}: {tool_id('')!r} stands for an empty call id")
+    notices.append(f"{where}: replaced an empty call id by {tool_id('')!r}")
     return {**part, "toolCallId": tool_id("")}
 
 
@@ -274,7 +274,7 @@ def _once(parts: list[Any], where: str, notices: list[str]) -> list[Any]:
     for part in parts:
         id = _id_of(part, "tool-call")
         if id is not None and id in seen:
-            notices.append(f"{where}: a second call with the id {id!r} is left out")
+            notices.append(f"{where}: removed a second call with the id {id!r}")
             continue
         seen |= {id} if id is not None else set()
         kept.append(part)
@@ -289,10 +289,10 @@ def _run_by_the_provider(parts: list[Any], where: str, notices: list[str]) -> li
     for part in parts:
         call, result = _id_of(part, "tool-call"), _id_of(part, "tool-result")
         if result is not None and result not in calls:
-            notices.append(f"{where}: a result without its call {result!r} is left out")
+            notices.append(f"{where}: removed a result without its call {result!r}")
             continue
         if call in answered and part.get("providerExecuted") is not True:
-            notices.append(f"{where}: the call {call!r} is marked as run by the provider")
+            notices.append(f"{where}: marked the call {call!r} as run by the provider")
             part = {**part, "providerExecuted": True}
         kept.append(part)
     return kept

@@ -220,15 +220,15 @@ def repair(
     `marks` is the number of cache marks outside the messages.
     """
     notices: list[str] = []
-    repaired = _served(_addressed(messages, notices), notices)
+    repaired = _with_whole_server_calls(_with_system_in_place(messages, notices), notices)
     repaired = [_repaired(message, f"messages[{n}]", notices) for n, message in enumerate(repaired)]
-    repaired = _unmarked(_thought(repaired, notices), MAX_MARKS - marks, notices)
+    repaired = _with_few_marks(_with_valid_thinking(repaired, notices), MAX_MARKS - marks, notices)
     if repaired and repaired[0].get("role") == "assistant":
         repaired.insert(0, {"role": "user", "content": BEGIN})
-        notices.append("messages[0]: a note of the user's stands first, as the API wants it")
+        notices.append("messages[0]: added a user message, since the API requires one at the start")
     if no_prefill and repaired and repaired[-1].get("role") == "assistant":
         repaired.append({"role": "user", "content": GO_ON})
-        notices.append("a note of the user's stands last: this model does not go on from words of its own")
+        notices.append("added a user message at the end: this model does not continue an assistant message")
     return RepairedMessages(repaired, notices)
 
 
@@ -241,7 +241,7 @@ def with_call_ids(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]
     return {**message, "content": blocks}
 
 
-def _addressed(messages: Sequence[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
+def _with_system_in_place(messages: Sequence[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
     """Keep system messages only after a user message that no user message follows."""
     said = [n for n, message in enumerate(messages) if message.get("role") != "system"]
     new = list(messages)
@@ -253,11 +253,11 @@ def _addressed(messages: Sequence[dict[str, Any]], notices: list[str]) -> list[d
         follows = before is not None and messages[before].get("role") == "user"
         if not follows or (after is not None and messages[after].get("role") == "user"):
             new[n] = as_user(message)
-            notices.append(f"messages[{n}]: system text between messages is shown as the user's")
+            notices.append(f"messages[{n}]: system text between messages is sent as a user message")
     return new
 
 
-def _served(messages: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
+def _with_whole_server_calls(messages: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
     """Keep the use and the result of a server tool together; the newest use may still have no result."""
     used = {id for message in messages for kind, id in _server_ids(message) if kind == "use"}
     answered = {id for message in messages for kind, id in _server_ids(message) if kind == "result"}
@@ -272,7 +272,7 @@ def _served(messages: list[dict[str, Any]], notices: list[str]) -> list[dict[str
         if alone:
             blocks = [block for block in message["content"] if _server_id(block)[1] not in alone]
             message = {**message, "content": blocks}
-            notices.append(f"messages[{n}]: a server tool's use or result without the other is left out")
+            notices.append(f"messages[{n}]: removed a server tool's use or result that lacks its counterpart")
         new.append(message)
     return new
 
@@ -290,9 +290,9 @@ def _server_id(block: Any) -> tuple[str, Any]:
     return ("use" if uses else "result", id) if isinstance(id, str) else ("", None)
 
 
-def _thought(messages: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
+def _with_valid_thinking(messages: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
     """Keep thinking if it is signed and, in the newest turn that uses tools, comes first."""
-    new = [_signed(message, f"messages[{n}]", notices) for n, message in enumerate(messages)]
+    new = [_with_signed_thinking(message, f"messages[{n}]", notices) for n, message in enumerate(messages)]
     last = max((n for n, message in enumerate(new) if message.get("role") == "assistant"), default=-1)
     first = last
     while first > 0 and new[first - 1].get("role") == "assistant":
@@ -308,11 +308,11 @@ def _thought(messages: list[dict[str, Any]], notices: list[str]) -> list[dict[st
         if any(kind in ("text", "tool_use") for kind in kinds[:thinking]):
             for n in range(first, last + 1):
                 new[n] = without_thinking(new[n]) or {**new[n], "content": EMPTY}
-            notices.append(f"messages[{last}]: thinking that does not stand first is left out")
+            notices.append(f"messages[{last}]: removed thinking that does not come first")
     return new
 
 
-def _signed(message: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:
+def _with_signed_thinking(message: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:
     content = message.get("content")
     if message.get("role") != "assistant" or not isinstance(content, list):
         return message
@@ -323,21 +323,21 @@ def _signed(message: dict[str, Any], where: str, notices: list[str]) -> dict[str
     ]
     if len(blocks) == len(content):
         return message
-    notices.append(f"{where}: thinking without a signature is left out")
+    notices.append(f"{where}: removed thinking without a signature")
     return {**message, "content": blocks or as_blocks(EMPTY)}
 
 
 def _repaired(message: dict[str, Any], where: str, notices: list[str]) -> dict[str, Any]:
     content = message.get("content")
     if is_blank(content):
-        notices.append(f"{where}: {EMPTY} stands where nothing was said")
+        notices.append(f"{where}: an empty message is sent as {EMPTY}")
         return {**message, "content": EMPTY}
     if not isinstance(content, list):
         return message
     blocks = [_repaired_block(block, where, notices) for block in content]
     said = [block for block in blocks if not _is_blank_text(block)]
     if len(said) < len(blocks):
-        notices.append(f"{where}: a text without a letter in it is left out")
+        notices.append(f"{where}: removed a blank text")
     said = _once(said, where, notices)
     if message.get("role") == "assistant":
         said = _in_order(said, ("tool_use",), False, where, notices)
@@ -352,17 +352,17 @@ def _repaired_block(block: Any, where: str, notices: list[str]) -> Any:
         case "tool_use":
             new = {**block, "id": tool_id(str(block.get("id", "")))}
             if new != block:
-                notices.append(f"{where}: {new['id']!r} stands for a call id that the API does not take")
+                notices.append(f"{where}: replaced a call id that the API does not accept by {new['id']!r}")
             if not isinstance(block.get("input"), dict):
                 new["input"] = {"input": block.get("input")}
-                notices.append(f"{where}: the input of {block.get('id')!r} is put into an object")
+                notices.append(f"{where}: wrapped the input of {block.get('id')!r} in an object")
             return new if new != block else block
         case "tool_result":
             new = {**block, "tool_use_id": tool_id(str(block.get("tool_use_id", "")))}
             content = block.get("content")
             if isinstance(content, list) and any(map(_is_blank_text, content)):
                 new["content"] = [inner for inner in content if not _is_blank_text(inner)] or as_blocks(EMPTY)
-                notices.append(f"{where}: a text without a letter in it is left out of a result")
+                notices.append(f"{where}: removed a blank text from a result")
             return new if new != block else block
     return block
 
@@ -379,7 +379,7 @@ def _once(blocks: list[Any], where: str, notices: list[str]) -> list[Any]:
     result = []
     for block, id, before, after in zip(blocks, ids, first, last, strict=True):
         if id[0] and (before if kind_of(block) == "tool_use" else after):
-            notices.append(f"{where}: a second {id[0]} with the id {id[1]!r} is left out")
+            notices.append(f"{where}: removed a second {id[0]} with the id {id[1]!r}")
         else:
             result.append(block)
     return result
@@ -400,16 +400,16 @@ def _in_order(
     """Put results before other content of the user, and calls after other content of the assistant."""
     ordered = sorted(blocks, key=lambda block: (kind_of(block) in kinds) != first)
     if ordered != blocks:
-        notices.append(f"{where}: its blocks are put in the order that the API wants")
+        notices.append(f"{where}: reordered its blocks as the API requires")
     return ordered
 
 
-def _unmarked(messages: list[dict[str, Any]], most: int, notices: list[str]) -> list[dict[str, Any]]:
+def _with_few_marks(messages: list[dict[str, Any]], most: int, notices: list[str]) -> list[dict[str, Any]]:
     """Leave out the first cache marks beyond the number that a request may have."""
     extra = max(0, sum(_marks(message.get("content")) for message in messages) - max(0, most))
     if not extra:
         return messages
-    notices.append(f"{extra} cache marks are left out: a request may have {MAX_MARKS}")
+    notices.append(f"removed {extra} `cache_control` marks: a request may have {MAX_MARKS}")
     new: list[dict[str, Any]] = []
     for message in messages:
         content, extra = _without_marks(message.get("content"), extra)

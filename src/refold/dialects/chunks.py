@@ -27,7 +27,7 @@ PIECES = {
     "reasoning_text": ("content", "content_index", {"type": "reasoning_text", "text": ""}, "text"),
     "reasoning_summary_text": ("summary", "summary_index", {"type": "summary_text", "text": ""}, "text"),
 }
-"""Deltas of Responses: the list of parts, the field with the index in it, the empty part, and its field."""
+"""By kind of a Responses delta: the list, the field with the index in it, an empty part, its text field."""
 FIELDS = {
     "function_call_arguments": "arguments",
     "mcp_call_arguments": "arguments",

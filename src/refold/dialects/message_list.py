@@ -1,4 +1,4 @@
-"""A request in the making: messages put one after another as a dialect wants them."""
+"""The message list of a request, built message by message in the order and form that a dialect requires."""
 
 from typing import Any
 
@@ -10,32 +10,32 @@ from refold.dialects.dialect import Dialect
 
 
 class LastMessage(msgspec.Struct, frozen=True):
-    """What the newest message was put together from."""
+    """The blocks that the newest message was joined from."""
 
     group: int
-    """Where the message began that its blocks were taken from; -1 where they come from several."""
+    """Place of the first block of the recorded message that they belong to; -1 if they belong to several."""
     blocks: tuple[int, ...]
 
 
 class MessageList(msgspec.Struct):
     dialect: Dialect
     system_inside: bool = True
-    """The model takes system text between messages, where it came so."""
+    """The model accepts system messages between others."""
     messages: list[dict[str, Any]] = []
     notices: list[str] = []
     apart: Any = None
     leading: list[Any] = []
     last: LastMessage | None = None
-    """Of the newest message, where others may still be joined to it."""
+    """Of the newest message, if others may still be joined to it."""
 
     @property
     def system(self) -> Any:
-        """What stands apart from the messages."""
+        """The value of the request's system field."""
         own = [self.apart] if self.apart is not None else []
         return anthropic.system_of([*own, *self.leading])
 
     def add(self, value: Any, at: int, piece: Piece | None = None, came: bool = False) -> None:
-        """Puts a message at the end. `came` says that it stands as its sender wrote it."""
+        """Appends a message. `came`: it is as its sender wrote it, not rendered."""
         if isinstance(value, list):
             for item in value:
                 self.add(item, at, None, came)
@@ -53,18 +53,18 @@ class MessageList(msgspec.Struct):
             self.last = None
 
     def _placed(self, value: dict[str, Any], at: int, came: bool) -> dict[str, Any] | None:
-        """System text at the beginning goes apart, and later it stays only if it came so; the user begins."""
+        """Moves leading system text to the system field, and makes the first message a user message."""
         if value.get("role") == "system":
             if not self.messages:
                 self.leading.append(value["content"])
                 return None
             if came and self.system_inside:
                 return value
-            self.notices.append(f"#{at}: system text between messages is shown as the user's")
+            self.notices.append(f"#{at}: system text between messages is sent as a user message")
             return anthropic.as_user(value)
         if value.get("role") == "assistant" and not self.messages and not came:
             self.messages.append({"role": "user", "content": anthropic.BEGIN})
-            self.notices.append(f"#{at}: a note of the user's stands before it, as the API wants it")
+            self.notices.append(f"#{at}: added a user message before it, which the API requires at the start")
         return value
 
     def _join(self, value: dict[str, Any], new: LastMessage) -> None:

@@ -213,17 +213,17 @@ def _repaired(message: dict[str, Any], where: str, notices: list[str]) -> dict[s
         new["tool_calls"] = _repaired_calls(message["tool_calls"] or (), where, notices)
         if not new["tool_calls"]:
             del new["tool_calls"]
-            notices.append(f"{where}: an empty list of calls is left out")
+            notices.append(f"{where}: removed an empty `tool_calls`")
     if isinstance(message.get("tool_call_id"), str):
         new["tool_call_id"] = tool_id(message["tool_call_id"])
     content = message.get("content")
     says = any(new.get(field) for field in ("tool_calls", "function_call", "audio", "refusal"))
     if not says and content in (None, []):
         new["content"] = EMPTY
-        notices.append(f"{where}: {EMPTY} stands where nothing was said")
+        notices.append(f"{where}: an empty message is sent as {EMPTY}")
     if isinstance(content, str) and len(content) > MAX_CHARS:
         new["content"] = _shortened(content)
-        notices.append(f"{where}: the middle of a text of more than {MAX_CHARS:,} characters is left out")
+        notices.append(f"{where}: removed the middle of a text of more than {MAX_CHARS:,} characters")
     return message if new == message else new
 
 
@@ -231,7 +231,7 @@ def _repaired_calls(calls: Sequence[dict[str, Any]], where: str, notices: list[s
     new: list[dict[str, Any]] = []
     for call, is_there in zip(calls, repeated([call.get("id") for call in calls]), strict=True):
         if is_there:
-            notices.append(f"{where}: a second call with the id {call.get('id')!r} is left out")
+            notices.append(f"{where}: removed a second call with the id {call.get('id')!r}")
             continue
         id, function = call.get("id"), call.get("function")
         if isinstance(function, dict) and not isinstance(function.get("arguments"), str):
@@ -239,10 +239,10 @@ def _repaired_calls(calls: Sequence[dict[str, Any]], where: str, notices: list[s
                 **call,
                 "function": {**function, "arguments": dumps(function.get("arguments") or {}).decode()},
             }
-            notices.append(f"{where}: the arguments of {id!r} are written as a string")
+            notices.append(f"{where}: wrote the arguments of {id!r} as a string")
         if isinstance(id, str) and tool_id(id) != id:
             call = {**call, "id": tool_id(id)}
-            notices.append(f"{where}: {call['id']!r} stands for a call id of {len(id)} characters")
+            notices.append(f"{where}: replaced a call id of {len(id)} characters by {call['id']!r}")
         new.append(call)
     return new
 
@@ -262,7 +262,7 @@ def _in_batches(messages: list[dict[str, Any]], notices: list[str]) -> list[dict
         if len(calls) <= MAX_CALLS:
             result.append(message)
             continue
-        notices.append(f"messages[{n - 1}]: {len(calls)} calls are sent in messages of at most {MAX_CALLS}")
+        notices.append(f"messages[{n - 1}]: split {len(calls)} calls into messages of at most {MAX_CALLS}")
         answers = list(takewhile(lambda other: other.get("role") == "tool", messages[n:]))
         n += len(answers)
         for start in range(0, len(calls), MAX_CALLS):

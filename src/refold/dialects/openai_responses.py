@@ -275,13 +275,13 @@ def _repaired(item: dict[str, Any], where: str, notices: list[str]) -> dict[str,
     prefix = PREFIXES.get(kind_of(item) or "message")
     if prefix and id is not None and not (isinstance(id, str) and id.startswith(prefix)):
         del new["id"]
-        notices.append(f"{where}: the id {id!r} is left out, since it would begin with {prefix}")
+        notices.append(f"{where}: removed the id {id!r}, which does not begin with {prefix}")
     if isinstance(call, str) and tool_id(call) != call:
         new["call_id"] = tool_id(call)
-        notices.append(f"{where}: {new['call_id']!r} stands for a call id of {len(call)} characters")
+        notices.append(f"{where}: replaced a call id of {len(call)} characters by {new['call_id']!r}")
     if kind_of(item) in (None, "message") and is_blank(item.get("content")):
         new["content"] = EMPTY
-        notices.append(f"{where}: {EMPTY} stands where nothing was said")
+        notices.append(f"{where}: an empty message is sent as {EMPTY}")
     return item if new == item else new
 
 
@@ -292,7 +292,7 @@ def _once(items: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any
     for item in items:
         kind, call = kind_of(item) or "", _call_id(item)
         if kind.endswith("_call") and call is not None and call in open:
-            notices.append(f"a second call with the id {call!r} is left out")
+            notices.append(f"removed a second call with the id {call!r}")
             continue
         (open.add if kind.endswith("_call") else open.discard)(call)
         kept.append(item)
@@ -312,7 +312,7 @@ def _answered_in_kind(items: list[dict[str, Any]], notices: list[str]) -> list[d
         asked = kind_of(items[made[id]]) or ""
         if kind == f"{asked}_output" or asked == "tool_search_call":
             continue
-        notices.append(f"input[{n}]: a {kind} is no result of a {asked}")
+        notices.append(f"input[{n}]: replaced a {kind}, which cannot answer a {asked}")
         text = item.get("output")
         new[n] = None
         if asked in RESULTS:
@@ -337,7 +337,7 @@ def _with_reasoning(
         if kind_of(item) == "reasoning":
             alone = follows is None or role_of(follows) != "assistant"
             if alone or (store is False and not item.get("encrypted_content")):
-                notices.append(f"reasoning {item.get('id')!r} is left out: the API would refuse it")
+                notices.append(f"removed reasoning {item.get('id')!r}: the API would refuse it")
                 if not alone and follows is not None and "id" in follows:
                     kept[-1] = follows = {key: value for key, value in follows.items() if key != "id"}
                 continue

@@ -1,6 +1,6 @@
 """Rules for the model messages of the AI SDK.
 
-G4  a call id is unique as long as its call has no result; strictly, in the whole request
+G4  a call id is unique until its call has a result (strict: in the whole request)
 G5  a result has its call before it, by id
 G6  a call has its result in a tool message, before the next user or system message
 

@@ -1,24 +1,25 @@
 """Rules for requests of Anthropic Messages.
 
-A1  the first message is the user's: strictly, since another is seen accepted
-A2  `system` inside the messages is not first, comes behind a user's message or an assistant's that ends in a
-    server tool's use, and not before a user's; strictly, only where the model takes it, and once in a row
-A3  a tool use has its result in the user message right after it
-A4  a tool result has its tool use in the assistant message right before it
-A5  in a user message the results come before all else
-A6  a use has one result, and an id is unique as long as it is unanswered; strictly, for the whole request
-A7  no text after a tool use in the same message
-A8  a server tool's result has its use before it in the same turn, and only the last turn may lack a result
-A9  no text is empty or whitespace; inside a tool result, whitespace is against it only strictly
+A1  the first message is a user message (strict only: the API was seen to accept others)
+A2  a system message inside `messages` is not first, follows a user message or an assistant message that ends
+    with a server tool use, and does not precede a user message; strict: the model supports it, and there are
+    no two in a row
+A3  the user message right after a tool use has its result
+A4  the assistant message right before a tool result has its use
+A5  tool results come first in a user message
+A6  a tool use has one result; its id is unique until then (strict: in the whole request)
+A7  no text follows a tool use in the same message
+A8  a server tool result follows its use in the same turn; only the last turn may lack a result
+A9  no text is empty or whitespace (inside a tool result, whitespace is refused only in strict checks)
 A10 at most 4 `cache_control` marks, none on an empty text
-A11 thinking is signed; the last assistant message, if it uses tools, has its thinking before text and uses
-A12 thinking that was bound to what was edited is gone
-A13 the last message is the user's, for models that demand it
+A11 thinking is signed; if the last assistant message uses tools, thinking precedes its text and tool uses
+A12 thinking that was bound to messages since edited is removed
+A13 the last message is a user message, for models that do not continue an assistant message
 A14 a compaction block has its content
-A15 a tool use has an object for its input
+A15 the input of a tool use is an object
 
-Messages of one role in a row are one message, as the API reads them. A turn goes on where a user's message
-answers the tools of the assistant's before it.
+The API reads consecutive messages of one role as one message. A turn continues where a user message answers
+the tools of the assistant message before it.
 """
 
 from collections.abc import Iterable

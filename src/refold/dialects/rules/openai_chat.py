@@ -2,16 +2,16 @@
 
 C1  a tool message answers an open call of an earlier assistant message
 C2  every call is answered
-C3  nothing stands between an assistant message and the last answer to its calls
+C3  no message comes between an assistant message and the last result of its calls
 C4  a message makes at most 128 calls
 C5  a text has at most 10,485,760 characters
 C6  a call id has at most 40 characters
-C7  after the system messages, the first message is no tool message
+C7  the first message after the system messages is not a tool message
 C8  a message has content or calls
-C9  `tool_calls` is absent rather than empty; null is seen accepted
+C9  `tool_calls` is absent rather than empty (null was seen accepted)
 C10 a call's arguments are a string
 
-G4, a call id is unique, holds as long as its call has no result; strictly, in the whole request.
+G4: a call id is unique until its call has a result (strict: in the whole request).
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ MAX_CALLS = 128
 MAX_CHARS = 10_485_760
 MAX_ID_CHARS = 40
 CONTENT_ALTERNATIVES = ("refusal", "audio", "function_call")
-"""What an assistant may send in place of content and calls."""
+"""Fields that an assistant message may have instead of content and calls."""
 
 
 class ChatRules(RequestRules):

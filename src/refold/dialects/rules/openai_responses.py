@@ -1,20 +1,20 @@
 """Rules for requests of OpenAI Responses.
 
-R1  an output has its call before it, of its own kind, and nothing answered that yet
+R1  an output follows a call of its own kind that has no other output
 R2  a call has an output
-R3  a reasoning item is followed by an item of the model's
-R4  an item with an id that the model said right after reasoning has that reasoning right before it
-R5  where nothing is stored, a reasoning item has its `encrypted_content`
+R3  a reasoning item is followed by another item of the model
+R4  an item with an id that the model produced right after reasoning still follows that reasoning
+R5  with `store: false`, a reasoning item has its `encrypted_content`
 R6  an id begins with `fc_` for a function call, `msg_` for a message, `rs_` for reasoning, or is absent
 R7  a `call_id` has at most 64 characters
 R8  an output comes before the model's next turn
 R9  a compaction item has its `encrypted_content`
 
-A turn of the model begins where an item of the model's follows one of the caller's. Calls that the provider
-executes are not paired. Calls and outputs may be at the provider: in the conversation that the request goes
-on from, or behind an `item_reference`; then a missing partner is a violation only strictly. Strictly, too, no
-`function_call_output` answers a `tool_search_call`, though that is seen accepted, and a call id is used once
-in a request; G4 otherwise asks that only of calls that are unanswered.
+A turn of the model begins where one of its items follows one of the caller's. Calls that the provider
+executes are not paired. If the request continues a conversation stored at the provider, or has an
+`item_reference`, the other half of a pair may be there, and its absence is a violation only in strict
+checks. Strict checks also report a `function_call_output` for a `tool_search_call` (seen accepted) and a
+call id used twice in a request; otherwise G4 requires unique ids only of calls that are unanswered.
 """
 
 from collections.abc import Iterable

@@ -1,11 +1,11 @@
-"""Is a request valid for the API it goes to?
+"""Checks whether a request is valid for the API it is sent to.
 
 >>> [v.rule for v in check("openai-chat", [{"role": "tool", "tool_call_id": "a", "content": "4"}])]
 ['C7']
 
 Each API has a class that is fed the messages of a request and names the rules that they break. Three rules
-are the same everywhere: G1 a message is JSON, G2 a request has a message, G3 the request fits the window.
-S1 says that a message does not have the shape that the API documents, so that other rules cannot be checked.
+hold for all: G1 a message is JSON, G2 a request has a message, G3 the request fits the window. S1 reports a
+message without the shape that the API documents, to which other rules cannot be applied.
 """
 
 from collections.abc import Iterable, Mapping
