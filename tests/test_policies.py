@@ -34,7 +34,7 @@ from refold.policies.shorten import Reduction, quoted
 from refold.policies.shrink import Shrink, Squeeze
 from refold.policies.summarize import Hierarchy, Summarize, Window
 from refold.policies.text import demands
-from refold.session.reduce import reduce_view
+from refold.session.reduce import ReduceRequest, reduce_view
 from refold.session.session import Session
 from strategies import scraps, streams
 
@@ -538,7 +538,7 @@ def test_shrink_cuts_a_message_to_the_share_that_its_reason_states(text):
 def test_what_is_shortened_again_is_shortened_from_its_original():
     text = "\n".join(f"{n} order-{n * 7919} was shipped from dock {n % 9}" for n in range(400))
     chat = chat_of(user("task"), step("a", text), *(step(f"b{n}", output(40)) for n in range(8)))
-    reduce_view(chat.chat, Prune(0, 0, keep_steps=1, length=300), Budget())
+    reduce_view(chat.chat, Prune(0, 0, keep_steps=1, length=300), ReduceRequest(Budget()))
     first = next(item for item in chat.view().items if item.span.start == 2)
     assert first.is_shortened
     assert first.original.text == text
@@ -554,7 +554,7 @@ def test_what_a_model_wrote_about_a_message_is_shortened_in_its_words():
     chat = chat_of(user("task"), step("a", output(2_000)), *(step(f"b{n}", output(40)) for n in range(4)))
     rule = refold.core.event.Expiry(after_steps=0, compact_mode="ai-summary", length=2_000)
     expire = Expire({"read": rule}, told={(2, None, 2_000): told}, only=frozenset([2]))
-    reduce_view(chat.chat, expire, Budget())
+    reduce_view(chat.chat, expire, ReduceRequest(Budget()))
     item = next(item for item in chat.view().items if item.span.start == 2)
     reduction = Reduction.of(item, chat.view())
     assert reduction is not None

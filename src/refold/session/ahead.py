@@ -9,8 +9,7 @@ from refold.config.config import DEFAULT
 from refold.core.budget import Budget
 from refold.core.event import Said
 from refold.core.plan import CompactionRequest
-from refold.session.conversation import Conversation
-from refold.session.meter import FitRequest
+from refold.session.conversation import Conversation, FitRequest
 from refold.session.results import kind_of
 from refold.session.triggers import check_triggers, nearing
 from refold.session.validate import Override
@@ -52,11 +51,11 @@ def pending_summaries(chat: Conversation, request: FitRequest) -> "PendingWork |
         return None
     messages = _due_for_summary(chat, chat.record.live.state.step + 1, override)
     extras = chat.extras_of(request)
-    budget, tokens = chat.measure(extras, chat.render_request(request.dialect or chat.dialect, extras))
+    budget, tokens = chat.measure(extras)
     trigger = check_triggers(chat, budget, tokens)
     due = bool(trigger) and summaries.ready(chat.record.live.freeze()) is None
     if due:
-        chat.lock.begin(chat.state, ", ".join(trigger.fired), tokens)
+        chat.begin_compaction(", ".join(trigger.fired), tokens)
     under_way = summaries.running if due else summaries.job
     if under_way is not None:
         return under_way if due or messages else None

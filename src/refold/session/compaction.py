@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from refold.core.budget import Budget
+import msgspec
+
 from refold.core.errors import ConflictError
 from refold.core.event import Replaced
 from refold.core.message import Message
 from refold.core.plan import CompactionRequest
 from refold.session.ahead import start_summaries
-from refold.session.conversation import Conversation
-from refold.session.meter import NO_EXTRAS
-from refold.session.reduce import compact_view, compaction_edits
+from refold.session.conversation import NO_EXTRAS, Conversation
+from refold.session.reduce import ReduceRequest, compact_view, compaction_edits
 from refold.session.results import CompactionResult, Compactions
 from refold.stores.store import Lease
 
@@ -79,28 +79,36 @@ def compactions(chat: Conversation) -> Compactions:
 def _compact(chat: Conversation, order: CompactionRequest, lease: Lease | None = None) -> list[Replaced]:
     if _has_nothing_to_do(chat):
         return []
-    chat.lock.begin(chat.state, "on demand", chat.measure(chat.extras)[1])
-    before = chat.shown
+    chat.begin_compaction("on demand", chat.measure(chat.extras)[1])
+    shown = chat.shown
     edits = list[Replaced]()
     try:
-        edits = compact_view(chat, _budget(chat, order), chat.override, order=order, lease=lease)
+        edits = compact_view(chat, _request(chat, order, lease))
     finally:
-        changed = len(before - chat.shown)
-        chat.lock.end(chat.state, edits, changed, chat.measure(chat.extras)[1])
+        chat.end_compaction(edits, shown, chat.measure(chat.extras)[1])
     return edits
 
 
 def _planned(chat: Conversation, order: CompactionRequest) -> list[Replaced]:
     """The edits without a model."""
-    return [] if _has_nothing_to_do(chat) else compaction_edits(chat, _budget(chat, order), order)
+    return [] if _has_nothing_to_do(chat) else compaction_edits(chat, _request(chat, order))
 
 
 def _has_nothing_to_do(chat: Conversation) -> bool:
     return chat.is_off or not chat.record.live.state.next
 
 
-def _budget(chat: Conversation, order: CompactionRequest) -> Budget:
-    return chat.budget(NO_EXTRAS, target=order.target, unsent=chat.unsent(chat.extras))
+def _request(chat: Conversation, order: CompactionRequest, lease: Lease | None = None) -> ReduceRequest:
+    """The target of an order is of messages alone, without tools and separate system text."""
+    bare = chat.new_extras(NO_EXTRAS, chat.extras.render.dialect)
+    budget = chat.budget(bare, _unsent(chat))
+    if order.target is not None:
+        budget = msgspec.structs.replace(budget, max_tokens=order.target)
+    return ReduceRequest(budget, chat.override, order, lease=lease)
+
+
+def _unsent(chat: Conversation) -> int:
+    return chat.renderer(chat.extras.render).unsent()
 
 
 def _newest_round(chat: Conversation) -> list[Replaced]:
@@ -124,7 +132,7 @@ def _result(chat: Conversation, edits: Sequence[Replaced], order: CompactionRequ
     left = live.tokens - (saved if is_planned else 0)
     missed_by = 0
     if order.target is not None:
-        missed_by = max(0, chat.estimate(left - chat.unsent(chat.extras)) - order.target)
+        missed_by = max(0, chat.estimate(left - _unsent(chat)) - order.target)
     if not edits:
         return CompactionResult((), (0, 0), 0, live.state.round, missed_by)
     new = tuple(one for edit in edits for one in edit.shown if isinstance(one, Message))
@@ -146,6 +154,6 @@ def _wait_for_summaries(chat: Conversation, order: CompactionRequest) -> None:
         chat.summaries.discard_ready()
         if order.strategy == "sliding-window":
             return
-        chat.lock.begin(chat.state, "on demand", chat.measure(chat.extras)[1])
-        job = start_summaries(chat, _budget(chat, order), order)
+        chat.begin_compaction("on demand", chat.measure(chat.extras)[1])
+        job = start_summaries(chat, _request(chat, order).budget, order)
     job.wait()

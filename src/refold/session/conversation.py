@@ -1,10 +1,10 @@
 """One view of a conversation, with what its next request depends on: settings, model, the last request."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -13,14 +13,14 @@ from refold.core import codec
 from refold.core.budget import Budget
 from refold.core.draft import Draft, LastRequest
 from refold.core.errors import NotFoundError, SettingError
-from refold.core.event import Measured
-from refold.core.message import Usage
+from refold.core.event import Replaced
 from refold.core.plan import Count, Policy, must_stay
 from refold.dialects.registry import DIALECTS, TARGETS
-from refold.session.meter import NO_EXTRAS, FitRequest, Meter, RequestExtras, extras_json
-from refold.session.notify import Notifier, ViewState
+from refold.dialects.rules.targets import facts_of
+from refold.session.meter import Meter, extras_json
+from refold.session.notify import CompactionEvent, Notifier
 from refold.session.render import Renderer, RenderRequest
-from refold.session.validate import Override
+from refold.session.validate import Override, output_of
 from refold.stores.record import Record
 from refold.summaries.lease import CompactionLease
 
@@ -33,6 +33,32 @@ MAX_RENDERERS = 3
 MAX_TOOL_SETS = 20
 DIALECT_ITEMS = 8
 """The newest items of the view, among which the dialect of the newest message is looked for."""
+NO_EXTRAS = b"{}"
+
+
+class FitRequest(msgspec.Struct, frozen=True):
+    """The arguments of one `fit`."""
+
+    dialect: str | None = None
+    tools: Sequence[Any] | None = None
+    request: Mapping[str, Any] = {}
+    """Other fields that it will have, such as `max_tokens` or `store`."""
+    override: Override = Override()
+    """Of the session and of this request."""
+
+
+class RequestExtras(NamedTuple):
+    """Everything of a request besides its messages, and how those are rendered."""
+
+    text: bytes
+    """The JSON, to recognize it: tools are counted once."""
+    meter: Meter
+    render: RenderRequest
+    budget: Budget
+    """Without what depends on the messages."""
+    counted: int
+    system: Any
+    tools: Any
 
 
 class Conversation:
@@ -92,9 +118,8 @@ class Conversation:
         """For the next report."""
         self.noticed: set[str] = set()
         """What a report has said and the next ones do not repeat."""
-        self.extras = NO_EXTRAS
-        """Of the newest request."""
-        self.sent_dialect: str | None = None
+        self.started: CompactionEvent | None = None
+        """The start of the running compaction."""
         self.sent_until = 0
         """The next free place when the newest request was made."""
         self.repair_tokens = 0
@@ -109,6 +134,7 @@ class Conversation:
         """The number of messages when a trigger last compacted."""
         self.unchanged: tuple[object, set[int]] = (None, set())
         """Places of results that cannot be reduced, and what that depends on."""
+        self._extras: RequestExtras | None = None
         self._meter: Meter | None = None
         self._renderers: dict[RenderRequest, Renderer] = {}
         self._spoken: str | None = None
@@ -145,69 +171,82 @@ class Conversation:
 
     def note_dialect(self, drafts: Sequence[Draft]) -> None:
         """Remembers the dialect of messages that were appended just now."""
-        found = (draft.dialect for draft in reversed(drafts))
-        self._spoken = next(filter(None, found), self._spoken)
+        for draft in drafts:
+            self._spoken = draft.dialect or self._spoken
         self._spoken_at = self.record.live.state.next
 
-    def learn(self, usage: Usage, measured: Measured | None) -> None:
-        """Calibrates with the provider's usage of the newest request; `measured` is the one before it."""
-        if self.last.counted and usage.input and usage.calls == 1:
-            self.meter.learn(self.last.counted, usage.input, measured)
-        self.last = LastRequest(self.record.view, model=self.model)  # a request is measured once
-
-    def note_request(self, request: LastRequest) -> None:
+    def note_request(self, extras: RequestExtras, counted: int, prefix: str | None) -> None:
         """Remembers the newest request, and when its tools and system text were sent."""
-        self.last = request
         self.sent_until = self.record.live.state.next
-        self.requested[self.extras.text] = time.time()
+        self.last = LastRequest(self.record.view, counted, self.model, prefix, self.sent_until)
+        self.requested[extras.text] = time.time()
         if len(self.requested) > MAX_TOOL_SETS:
             del self.requested[min(self.requested, key=self.requested.__getitem__)]
 
     # How many tokens a request has
 
-    @property
-    def shown(self) -> set[tuple[int, int]]:
-        """The messages that are shown now: place, and number among those of one edit."""
-        return {(line.at, line.n) for item in self.record.live.items for line in item.lines}
+    def extras_of(self, asked: FitRequest, *, reuse: bool = False) -> RequestExtras:
+        """Everything besides the messages; with `reuse`, what is not passed is that of the newest request."""
+        known = self._extras
+        text = NO_EXTRAS
+        if asked.tools is not None or asked.request:
+            text = extras_json(asked.tools, asked.request)
+        elif reuse and known is not None:
+            text = known.text
+        dialect = asked.dialect or self.dialect
+        if reuse and known is not None:
+            dialect = known.render.dialect
+        is_known = known is not None and known.text == text and known.render.dialect == dialect
+        if known is None or not is_known or known.meter is not self.meter:
+            self._extras = known = self.new_extras(text, dialect)
+        return known
 
     @property
-    def state(self) -> ViewState:
-        state = self.record.live.state
-        return ViewState(state.turn, state.step, self.meter.limits.window)
+    def extras(self) -> RequestExtras:
+        """Of the newest request."""
+        return self.extras_of(FitRequest(), reuse=True)
 
-    def extras_of(self, request: FitRequest, *, reuse: bool = False) -> RequestExtras:
-        """Everything besides the messages; with `reuse`, that of the newest request if none is passed."""
-        is_empty = request.tools is None and not request.request
-        if reuse and is_empty:
-            return self.extras
-        text = NO_EXTRAS.text if is_empty else extras_json(request.tools, request.request)
-        if self.extras.text != text or self.extras.meter is not self.meter:
-            self.extras = RequestExtras.of(text, self.meter)
-        return self.extras
+    def new_extras(self, text: bytes, dialect: str) -> RequestExtras:
+        """
+        Raises:
+            SettingError: no request can be rendered in the dialect, or the extras are not valid.
+        """
+        if dialect not in TARGETS:
+            raise SettingError("dialect", f"{dialect!r} is not known; known are {', '.join(TARGETS)}")
+        meter = self.meter
+        request = codec.loads(text)
+        counted = meter.extras(request)
+        system = request.get("system", request.get("instructions"))
+        flags = meter.limits.flags
+        facts = msgspec.structs.replace(
+            facts_of(request),
+            no_prefill="no-prefill" in flags,
+            system_inside="system-inside" in flags or not meter.is_known,
+        )
+        render = RenderRequest(
+            dialect,
+            facts,
+            binds_thinking="binds-thinking" in flags and DIALECTS[dialect].signs_thinking,
+            repair=self.settings.repairs,
+            replaces_system=system is not None,
+            sends_own_fields=self.sends_own_fields,
+        )
+        budget = self.config.budget(self.settings, meter.limits, output_of(request))
+        budget = msgspec.structs.replace(budget, margin=meter.counter.margin)
+        return RequestExtras(text, meter, render, budget, counted, system, request.get("tools"))
 
-    def budget(self, extras: RequestExtras, *, target: int | None = None, unsent: int = 0) -> Budget:
-        """The budget of a request with these extras; `target` overrides the number of tokens to reach."""
-        budget = self.config.budget(self.settings, self.meter.limits, extras.output)
+    def budget(self, extras: RequestExtras, unsent: int = 0) -> Budget:
+        """The budget of a request; `unsent` is what is counted for messages and not sent."""
         ratio, constant = self.meter.scale(self.record.live.state.measured)
+        overhead = extras.counted - unsent
         return msgspec.structs.replace(
-            budget,
-            overhead=extras.counted - unsent,
-            unsent=unsent,
-            max_tokens=budget.max_tokens if target is None else target,
-            ratio=ratio,
-            margin=self.meter.counter.margin,
-            constant=constant,
+            extras.budget, overhead=overhead, unsent=unsent, ratio=ratio, constant=constant
         )
 
-    def measure(self, extras: RequestExtras, kind: RenderRequest | None = None) -> tuple[Budget, int]:
+    def measure(self, extras: RequestExtras) -> tuple[Budget, int]:
         """The budget, and the tokens of the next request as it stands: messages, system text and tools."""
-        budget = self.budget(extras, unsent=self.unsent(extras, kind))
+        budget = self.budget(extras, self.renderer(extras.render).unsent())
         return budget, self.tokens(budget)
-
-    def unsent(self, extras: RequestExtras, kind: RenderRequest | None = None) -> int:
-        """What is counted for messages and not sent in a kind of request; by default the newest one's."""
-        kind = kind or self.render_request(self.sent_dialect or self.dialect, extras)
-        return self.renderer(kind).unsent()
 
     def tokens(self, budget: Budget, added: int = 0) -> int:
         """Tokens of the next request; `added` are counted tokens that come on top."""
@@ -221,30 +260,6 @@ class Conversation:
         counted = sum(line.tokens for line in must_stay(self.record.live.freeze()))
         return self.meter.estimate(counted + budget.overhead + budget.unsent, None)
 
-    # What is rendered
-
-    def render_request(self, dialect: str, extras: RequestExtras) -> RenderRequest:
-        """
-        Raises:
-            SettingError: no request can be rendered in the dialect.
-        """
-        if dialect not in TARGETS:
-            raise SettingError("dialect", f"{dialect!r} is not known; known are {', '.join(TARGETS)}")
-        flags = self.meter.limits.flags
-        facts = msgspec.structs.replace(
-            extras.facts,
-            no_prefill="no-prefill" in flags,
-            system_inside="system-inside" in flags or not self.meter.is_known,
-        )
-        return RenderRequest(
-            dialect,
-            facts,
-            binds_thinking="binds-thinking" in flags and DIALECTS[dialect].signs_thinking,
-            repair=self.settings.repairs,
-            replaces_system=extras.system is not None,
-            sends_own_fields=self.sends_own_fields,
-        )
-
     def renderer(self, request: RenderRequest) -> Renderer:
         if request not in self._renderers:
             if len(self._renderers) > MAX_RENDERERS:
@@ -252,14 +267,52 @@ class Conversation:
             self._renderers[request] = Renderer(self.record, request, self.meter.counter)
         return self._renderers[request]
 
-    def export(self, record: Record, dialect: str) -> dict[str, Any]:
-        """The `messages` of a record in a dialect, and `system` where the dialect has it apart.
+    # What callbacks are told of compactions
 
-        Unlike those of `fit`, they may end with the assistant's answer for every model.
-        """
-        request = self.render_request(dialect, NO_EXTRAS)
-        facts = msgspec.structs.replace(request.facts, no_prefill=False)
-        request = msgspec.structs.replace(request, facts=facts)
-        rendered = Renderer(record, request, self.meter.counter).render()
-        system = {} if rendered.system is None else {"system": rendered.system}
-        return {**system, "messages": rendered.messages}
+    @property
+    def shown(self) -> set[tuple[int, int]]:
+        """The messages that are shown now: place, and number among those of one edit."""
+        return {(line.at, line.n) for item in self.record.live.items for line in item.lines}
+
+    def tell(
+        self,
+        kind: Literal[
+            "compaction:start", "compaction:complete", "compaction:failed", "prune:complete", "overflow"
+        ],
+        reason: str,
+        before: int,
+        after: int,
+        edits: Sequence[Replaced] = (),
+        messages: int = 0,
+    ) -> CompactionEvent:
+        """Tells callbacks about the view: a request of so many tokens, before and after."""
+        state = self.record.live.state
+        event = CompactionEvent(
+            kind,
+            self.record.key.conversation,
+            state.turn,
+            state.step,
+            reason,
+            before,
+            after,
+            limit=self.meter.limits.window,
+            messages=messages,
+            was_pruned=any(edit.kind == "prune" for edit in edits),
+            was_summarized=any(edit.certificate is not None for edit in edits),
+            at=edits[0].at if edits else None,
+        )
+        self.lock.tell([event])
+        return event
+
+    def begin_compaction(self, reason: str, tokens: int) -> None:
+        """Tells of the start of a compaction, once until it ends."""
+        if self.started is None:
+            self.started = self.tell("compaction:start", reason, tokens, tokens)
+
+    def end_compaction(self, edits: Sequence[Replaced], shown: set[tuple[int, int]], tokens: int) -> None:
+        """Tells of the end of a compaction; `shown` are the messages that were shown before it."""
+        start = self.started
+        if start is not None:
+            self.started = None
+            changed = len(shown - self.shown) if shown else 0
+            self.tell("compaction:complete", start.reason, start.tokens_before, tokens, edits, changed)

@@ -8,19 +8,17 @@ import msgspec
 
 from refold.core import codec
 from refold.core.budget import WINDOW, Budget
-from refold.core.draft import LastRequest
-from refold.core.errors import OverBudgetError
+from refold.core.errors import LargePart, OverBudgetError
 from refold.core.event import Line, Replaced
 from refold.core.expiry import lease_has_ended
 from refold.core.plan import must_stay
 from refold.dialects.registry import DIALECTS
 from refold.policies.expire import EndLeases
 from refold.session.ahead import prepare_soon
-from refold.session.conversation import Conversation
+from refold.session.conversation import NO_EXTRAS, Conversation, FitRequest, RequestExtras
 from refold.session.explain import large_part
-from refold.session.meter import NO_EXTRAS, FitRequest, RequestExtras
-from refold.session.reduce import compact_view, reduce_new_results, reduce_view
-from refold.session.render import Rendered, RenderRequest
+from refold.session.reduce import ReduceRequest, compact_view, reduce_new_results, reduce_view
+from refold.session.render import Rendered
 from refold.session.results import EditReport, Fitted, Report, TokenCounts
 from refold.session.triggers import (
     Trigger,
@@ -62,44 +60,41 @@ def fit(chat: Conversation, request: FitRequest, *, yields: bool = False) -> Fit
     override = request.override
     is_off = chat.is_off or bool(override.off)
     extras = chat.extras_of(request)
-    kind = chat.render_request(request.dialect or chat.dialect, extras)
-    chat.sent_dialect = kind.dialect
-    budget, before = chat.measure(extras, kind)
+    budget, before = chat.measure(extras)
     trigger = check_triggers(chat, budget, before)
     reduced = Reduced(budget, [], trigger.fired)
     if not is_off:
-        least = chat.least(budget) if before > budget.room else 0
-        if least > budget.room:
-            raise _over_budget_error(chat, least, budget, extras, must_stay(chat.record.live.freeze()))
+        if trigger.least > budget.room:
+            lines = must_stay(chat.record.live.freeze())
+            raise _over_budget_error(chat, trigger.least, budget, extras, lines)
         if yields and trigger and chat.lease.is_held_elsewhere:
             return None
         reduced = _reduce(chat, extras, override, budget, before, trigger)
         budget = reduced.budget
-    rendered = _render(chat, kind, extras)
+    rendered, prefix = _render(chat, extras)
     final = chat.tokens(budget, rendered.repair_tokens)
     most = budget.room if reduced.fired else budget.threshold
     if rendered.repair_tokens and not is_off and final >= most:  # compact once more for what repairs added
         more = msgspec.structs.replace(budget, overhead=budget.overhead + rendered.repair_tokens)
-        edits = reduced.edits + compact_view(chat, more, override)
+        edits = reduced.edits + compact_view(chat, ReduceRequest(more, override))
         reduced = msgspec.structs.replace(reduced, edits=edits, fired=reduced.fired or (WINDOW,))
-        rendered = _render(chat, kind, extras)
+        rendered, prefix = _render(chat, extras)
         final = chat.tokens(budget, rendered.repair_tokens)
     chat.repair_tokens = rendered.repair_tokens
-    if final > budget.room and not is_off:
-        raise _over_budget_error(chat, final, budget, extras, chat.record.live.freeze().lines)
     if final > budget.room:
-        chat.lock.overflow(chat.state, "compaction is off", final)
-    chat.lock.end(chat.state, (), 0, final)  # another writer compacted the view first
+        if not is_off:
+            raise _over_budget_error(chat, final, budget, extras, chat.record.live.freeze().lines)
+        chat.tell("overflow", "compaction is off", final, final)
+    chat.end_compaction((), set(), final)  # another writer compacted the view first
     report = _report(chat, reduced, rendered, extras, before, final)
     if not is_off:
         prepare_soon(chat, budget, final, override)
-    counted = chat.record.live.tokens + budget.overhead + rendered.repair_tokens
-    prefix = _prefix(rendered, extras) if kind.binds_thinking else None
-    chat.note_request(LastRequest(chat.record.view, counted, chat.model, prefix, chat.record.live.state.next))
+    chat.note_request(extras, chat.record.live.tokens + budget.overhead + rendered.repair_tokens, prefix)
+    dialect = DIALECTS[extras.render.dialect]
     fields: dict[str, Any] = {"model": chat.model} if chat.model else {}
     if rendered.system is not None:
-        fields[DIALECTS[kind.dialect].system_field or "system"] = rendered.system
-    fields[DIALECTS[kind.dialect].list_field] = rendered.messages
+        fields[dialect.system_field or "system"] = rendered.system
+    fields[dialect.list_field] = rendered.messages
     if request.tools:
         fields["tools"] = list(request.tools)
     fields.update(request.request)
@@ -127,7 +122,7 @@ def _reduce(
     if fired:
         compacted, notice = _compact(chat, budget, override, trigger)
     else:
-        compacted = _economize(chat, budget, tokens, override)
+        compacted = _economize(chat, extras, budget, tokens, override)
         if compacted:
             fired = ("economy",)
     if not notice and (trigger.fired or tokens <= budget.target):
@@ -147,91 +142,93 @@ def _compact(
     overhead = trigger.budget.overhead + chat.repair_tokens
     compacting = msgspec.structs.replace(trigger.budget, overhead=overhead)
     round = chat.record.live.state.round
-    chat.lock.begin(chat.state, fired, chat.tokens(budget))
-    before = chat.shown
+    chat.begin_compaction(fired, chat.tokens(budget))
+    shown = chat.shown
     terms = forced_terms(chat, budget)
-    edits = compact_view(chat, compacting, override, terms=terms, only_after=round)
+    edits = compact_view(chat, ReduceRequest(compacting, override, terms=terms, only_after=round))
     after = chat.tokens(budget)
     if not edits and chat.record.live.state.round != round:  # another writer compacted the view first
         return _compact(chat, budget, override, check_triggers(chat, budget, after))
-    chat.lock.end(chat.state, edits, len(before - chat.shown), after)
+    chat.end_compaction(edits, shown, after)
     chat.messages_at_compaction = chat.record.live.state.index
     if not edits:
-        obstacle = target_obstacle(chat, compacting)
+        obstacle = target_obstacle(chat, trigger)
         return [], f"{fired} fired, but nothing was compacted: {obstacle}"
     if compacting.keeps_recent or after <= budget.enough:
         return edits, ""
-    obstacle = target_obstacle(chat, budget)
+    obstacle = target_obstacle(chat, trigger)
     notice = f"Compacted to {after:,} tokens (target {budget.target:,}): {obstacle}."
     next_at = max(compacting.due, compacting.trigger)
     return edits, f"{notice} Next compaction at {next_at:,}." if next_at > after else notice
 
 
-def _economize(chat: Conversation, budget: Budget, tokens: int, override: Override) -> list[Replaced]:
+def _economize(
+    chat: Conversation, extras: RequestExtras, budget: Budget, tokens: int, override: Override
+) -> list[Replaced]:
     """Hides what costs more to send than to rewrite."""
-    due = proposal(chat, tokens, budget)
+    due = proposal(chat, extras, budget, tokens)
     if due is None:
         return []
     from refold.config import ladder
 
     target, terms = due
-    before = chat.shown
+    shown = chat.shown
     policy = ladder.economy_ladder(chat.settings, chat.policies)
-    edits = reduce_view(chat, policy, target, override, terms=terms)
+    edits = reduce_view(chat, policy, ReduceRequest(target, override, terms=terms))
     chat.declined = 0 if edits else int(tokens * REGROWTH)
     if edits:
-        chat.lock.begin(chat.state, "economy", tokens)
-        chat.lock.end(chat.state, edits, len(before - chat.shown), chat.tokens(budget))
+        chat.begin_compaction("economy", tokens)
+        chat.end_compaction(edits, shown, chat.tokens(budget))
     return edits
 
 
 def _end_leases(chat: Conversation, budget: Budget, override: Override) -> list[Replaced]:
     """Hides expanded texts whose lease has ended, where that costs no cache."""
     live = chat.record.live
-    originals = (item.lines[0] for item in live.items if item.edit is None and item.lines)
-    if not any(lease_has_ended(line, live.state.step + 1) for line in originals):
+    for item in live.items:
+        if item.edit is None and item.lines and lease_has_ended(item.lines[0], live.state.step + 1):
+            break
+    else:
         return []
     since = 0 if is_cold(chat) else live.state.changed
     if since is None:
         return []
-    return reduce_view(chat, EndLeases(since), budget, override, is_compaction=False)
+    return reduce_view(chat, EndLeases(since), ReduceRequest(budget, override, is_compaction=False))
 
 
 def prune_at_close(chat: Conversation) -> None:
     """Prunes at the end of a run, when no cache is lost."""
-    budget = chat.budget(NO_EXTRAS)
-    before = chat.record.live.tokens
-    if chat.prune is None or chat.is_off or chat.override.off or before < max(chat.prune.limits(budget)):
+    if chat.prune is None or chat.is_off or chat.override.off:
         return
-    edits = reduce_view(chat, chat.prune, budget)
-    chat.lock.pruned(chat.state, edits, before, chat.record.live.tokens)
+    budget = chat.budget(chat.new_extras(NO_EXTRAS, chat.dialect))
+    before = chat.record.live.tokens
+    if before < max(chat.prune.limits(budget)):
+        return
+    edits = reduce_view(chat, chat.prune, ReduceRequest(budget))
+    if edits:
+        after = chat.record.live.tokens
+        chat.tell("prune:complete", "the session was closed", before, after, edits, len(edits))
 
 
 # The request
 
 
-def _render(chat: Conversation, kind: RenderRequest, extras: RequestExtras) -> Rendered:
-    rendered = chat.renderer(kind).render()
-    known = chat.record.live.state.prefix
-    if kind.binds_thinking and known is not None and known != _prefix(rendered, extras):
-        return chat.renderer(msgspec.structs.replace(kind, all_stale=True)).render()
-    return rendered
-
-
-def _prefix(rendered: Rendered, extras: RequestExtras) -> str:
-    """A digest of system text and tools."""
+def _render(chat: Conversation, extras: RequestExtras) -> tuple[Rendered, str | None]:
+    """The request, and a digest of its system text and tools if signed thinking is bound to them."""
+    rendered = chat.renderer(extras.render).render()
+    if not extras.render.binds_thinking:
+        return rendered, None
     system = rendered.system if extras.system is None else extras.system
-    return blake2b(codec.dumps([system, extras.tools]), digest_size=8).hexdigest()
+    prefix = blake2b(codec.dumps([system, extras.tools]), digest_size=8).hexdigest()
+    if chat.record.live.state.prefix not in (None, prefix):
+        rendered = chat.renderer(msgspec.structs.replace(extras.render, all_stale=True)).render()
+    return rendered, prefix
 
 
 def _report(
     chat: Conversation, reduced: Reduced, rendered: Rendered, extras: RequestExtras, before: int, final: int
 ) -> Report:
     budget = reduced.budget
-    counted = chat.record.live.tokens + budget.overhead + rendered.repair_tokens
-    sent = [edit.span.start for edit in reduced.edits if not 0 < chat.sent_until <= edit.span.start]
-    if rendered.break_at is not None:
-        sent.append(rendered.break_at)
     notices = chat.notices
     chat.notices = []
     if chat.summaries is not None:
@@ -241,14 +238,19 @@ def _report(
         chat.noticed.add(ABOVE_TARGET)
         notices.append(reduced.notice)
     edits = list[EditReport]()
+    saved = dict[str, int]()
+    broken = [] if rendered.break_at is None else [rendered.break_at]
     for edit in reduced.edits:
         if edit.certificate and edit.certificate.left_out:
             notices.append(
                 f"{edit.certificate.left_out} of the user's rules did not fit into the summary #{edit.at};"
                 " only the originals have them"
             )
-        saved = round((edit.tokens[0] - edit.tokens[1]) * budget.ratio)
-        edits.append(EditReport(edit.at, edit.span, edit.kind, edit.why, saved))
+        less = edit.tokens[0] - edit.tokens[1]
+        saved[edit.kind] = saved.get(edit.kind, 0) + less
+        edits.append(EditReport(edit.at, edit.span, edit.kind, edit.why, round(less * budget.ratio)))
+        if not 0 < chat.sent_until <= edit.span.start:
+            broken.append(edit.span.start)
     notices += rendered.notices
     if final > budget.room:
         notices.append(
@@ -256,28 +258,22 @@ def _report(
         )
     if rendered.system is not None and extras.system is not None:
         notices.append("The request has its own system text; the recorded one is not sent")
+    counted = chat.record.live.tokens + budget.overhead + rendered.repair_tokens + sum(saved.values())
+    after = dict[str, int]()
+    for kind, tokens in saved.items():
+        counted -= tokens
+        after[kind] = chat.estimate(counted)
+    if after:
+        after[kind] = final
     return Report(
-        TokenCounts(before, _tokens_after(chat, reduced.edits, counted, final), final),
+        TokenCounts(before, after, final),
         limit=budget.window,
         room=max(0, budget.room - final),
         edits=tuple(edits),
         fired=reduced.fired,
-        cache_break_at=min(sent, default=None),
+        cache_break_at=min(broken, default=None),
         notices=tuple(notices),
     )
-
-
-def _tokens_after(chat: Conversation, edits: Sequence[Replaced], counted: int, final: int) -> dict[str, int]:
-    """The tokens after each kind of edit."""
-    saved = dict[str, int]()
-    for edit in edits:
-        saved[edit.kind] = saved.get(edit.kind, 0) + edit.tokens[0] - edit.tokens[1]
-    left = counted + sum(saved.values())
-    after = dict[str, int]()
-    for kind, tokens in saved.items():
-        left -= tokens
-        after[kind] = chat.estimate(left)
-    return after | dict.fromkeys(list(after)[-1:], final)
 
 
 def _over_budget_error(
@@ -287,10 +283,20 @@ def _over_budget_error(
     ratio, _ = chat.meter.scale(None)
     state = chat.record.live.state
     parts = [large_part(line, state, round(line.tokens * ratio)) for line in lines]
-    parts += extras.large_parts(ratio)
+    system = round(chat.meter.counter.system(extras.system) * ratio)
+    rest = round(extras.counted * ratio) - system
+    if system:
+        advice = "shorten it, or let the agent read details"
+        parts.append(LargePart("the system text", "system", system, advice))
+    if rest:
+        number = len(extras.tools or ())
+        parts.append(LargePart(f"{number} in all", "tools", rest, "offer fewer, or shorter descriptions"))
     largest = sorted(parts, key=lambda part: part.tokens, reverse=True)[:MAX_NAMED_PARTS]
     least = min(SMALL_PART * tokens, largest[0].tokens) if largest else 0
     named = [part for part in largest if part.tokens >= least]
     error = OverBudgetError(tokens, budget.room, budget.window, named)
-    chat.lock.overflow(chat.state, str(error), tokens)
+    if chat.started is not None:
+        chat.started = None
+        chat.tell("compaction:failed", str(error), tokens, tokens)
+    chat.tell("overflow", str(error), tokens, tokens)
     return error

@@ -10,7 +10,7 @@ import msgspec
 
 from refold.config.validate import brief_repr
 from refold.core.codec import dumps
-from refold.core.draft import PART, Draft, number, part_id, split
+from refold.core.draft import PART, Draft, LastRequest, number, part_id, split
 from refold.core.errors import ConflictError, MessageError, SettingError
 from refold.core.event import Event, Expiry, Piece, Said
 from refold.core.message import Kind, Media, Message, Opaque
@@ -438,8 +438,11 @@ def append_drafts(
     recorded = [event for event in record.append(build) if isinstance(event, Said)]
     chat.note_dialect(drafts)
     for event in recorded:
-        if event.message.usage is not None:
-            chat.learn(event.message.usage, measured)
+        usage = event.message.usage
+        if usage is not None:
+            if chat.last.counted and usage.input and usage.calls == 1:
+                chat.meter.learn(chat.last.counted, usage.input, measured)
+            chat.last = LastRequest(record.view, model=chat.model)  # a request is measured once
     places = known | {event.message.id: event.at for event in recorded if event.message.id is not None}
     unnamed = iter([event.at for event in recorded if event.message.id is None])
     found = list[int]()

@@ -1,25 +1,22 @@
-"""Measures requests: a model's limits and token counts, calibrated by its provider's, and what a request has
-besides its messages."""
+"""Counts the tokens of requests: with a model's limits and counter, calibrated by its provider's counts."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
 from refold.config.config import Config
 from refold.config.validate import brief_repr
 from refold.core import codec
-from refold.core.codec import dumps, json_problem, loads
-from refold.core.errors import LargePart, SettingError, StoreError
+from refold.core.codec import dumps, json_problem
+from refold.core.errors import SettingError, StoreError
 from refold.core.event import Measured
 from refold.dialects.registry import default_dialect
-from refold.dialects.rules.targets import Facts, facts_of
 from refold.models import calibrate
 from refold.models.calibrate import LOWEST, Anchor, Calibration
 from refold.models.count import Units, counter
 from refold.models.limits import find, provider_of, same_model
-from refold.session.validate import Override, output_of
 from refold.stores.shelf import Shelf
 from refold.stores.store import Store
 
@@ -45,6 +42,8 @@ class Meter:
         self.limits = found.limits
         self.is_known = found.id is not None
         self.provider = self.limits.provider or provider_of(model)
+        self.dialect = default_dialect(self.provider)
+        """The provider's own."""
         self.counter = Units(counter(model, self.provider, kind))
         """Its counts are stored; `estimate` converts them to the model's tokens."""
         self._notes = store if isinstance(store, Shelf) and model is not None else None
@@ -52,11 +51,6 @@ class Meter:
         self._calibration: Calibration | None = None
         self._learned = 0
         self._unsaved = 0
-
-    @property
-    def dialect(self) -> str:
-        """The provider's own."""
-        return default_dialect(self.provider)
 
     @property
     def calibration(self) -> Calibration:
@@ -85,6 +79,20 @@ class Meter:
         shape = asked or (request.get("text") or {}).get("format")
         return (self.counter.system(text) if text else 0) + self.counter.shape(shape)
 
+    def extras(self, request: Mapping[str, Any]) -> int:
+        """Counted tokens of everything besides the messages.
+
+        Raises:
+            SettingError: tools or system text do not have the shape that the API documents.
+        """
+        tools = request.get("tools")
+        try:
+            counted = self.counter.tools(tools, request.get("tool_choice")) if tools else 0
+            return counted + self.separate(request)
+        except (TypeError, ValueError, AttributeError, RecursionError) as error:
+            problem = f"its tools or system text are not valid for the API: {error}"
+            raise SettingError("request", problem) from error
+
     def learn(self, counted: int, reported: int, measured: Measured | None) -> None:
         """Calibrates with the provider's count of a request; `measured` is the previous request."""
         if reported > self.limits.window:
@@ -111,64 +119,9 @@ class Meter:
         return Anchor(counted, measured.input) if is_likely else None
 
 
-class FitRequest(msgspec.Struct, frozen=True):
-    """The arguments of one `fit`."""
-
-    dialect: str | None = None
-    tools: Sequence[Any] | None = None
-    request: Mapping[str, Any] = {}
-    """Other fields that it will have, such as `max_tokens` or `store`."""
-    override: Override = Override()
-    """Of the session and of this request."""
-
-
-class RequestExtras(NamedTuple):
-    """Everything in a request besides its messages, counted."""
-
-    text: bytes = b"{}"
-    """The JSON, to recognize it: tools are counted once."""
-    meter: Meter | None = None
-    counted: int = 0
-    output: int | None = None
-    """The output limit of the request."""
-    facts: Facts = Facts()
-    system: Any = None
-    tools: Any = None
-
-    @classmethod
-    def of(cls, text: bytes, meter: Meter) -> "RequestExtras":
-        request = loads(text)
-        tools = request.get("tools")
-        system = request.get("system", request.get("instructions"))
-        try:
-            counted = meter.counter.tools(tools, request.get("tool_choice")) if tools else 0
-            counted += meter.separate(request)
-        except (TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise SettingError(
-                "request", f"its tools or system text are not valid for the API: {error}"
-            ) from error
-        return cls(text, meter, counted, output_of(request), facts_of(request), system, tools)
-
-    def large_parts(self, ratio: float) -> list[LargePart]:
-        """System text and tools, for an `OverBudgetError`; `ratio` is model tokens per counted token."""
-        if self.meter is None:
-            return []
-        system = round(self.meter.counter.system(self.system) * ratio)
-        tools = round(self.counted * ratio) - system
-        found = [
-            LargePart("the system text", "system", system, "shorten it, or let the agent read details"),
-            LargePart(
-                f"{len(self.tools or ())} in all", "tools", tools, "offer fewer, or shorter descriptions"
-            ),
-        ]
-        return [part for part in found if part.tokens]
-
-
-NO_EXTRAS = RequestExtras()
-
-
 def extras_json(tools: Sequence[Any] | None, request: Mapping[str, Any]) -> bytes:
-    """
+    """The fields of a request besides its messages.
+
     Raises:
         SettingError: they cannot be sent as JSON.
     """

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
 from threading import RLock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import msgspec
 
@@ -97,17 +97,8 @@ class CompactionEvent(msgspec.Struct, frozen=True):
 SessionEvent: TypeAlias = MessageEvent | CompactionEvent
 OnEvent: TypeAlias = Callable[[SessionEvent], Awaitable[None] | None]
 
-
 NOT_SHORTENING = ("restore", "correct", "recall")
 """Kinds of edits that shorten nothing."""
-
-
-class ViewState(NamedTuple):
-    """Turn, step and the model's window at the time of an event."""
-
-    turn: int
-    step: int
-    limit: int
 
 
 def callbacks_of(given: OnEvent | Sequence[OnEvent] | None) -> tuple[OnEvent, ...]:
@@ -133,8 +124,6 @@ class Notifier:
         self.loop: AbstractEventLoop | None = None
         """Runs callbacks that are coroutines, if the session has an event loop."""
         self.problems: list[str] = []
-        self._started: CompactionEvent | None = None
-        """The start of the running compaction."""
         self._lock = RLock()
         self._depth = 0
         self._waiting: list[SessionEvent] = []
@@ -168,63 +157,11 @@ class Notifier:
         for event in events:
             self.tell(session_events(event, self.conversation, state.turn, state.step))
 
-    def begin(self, now: ViewState, reason: str, tokens: int) -> None:
-        """Tells of the start of a compaction, once until it ends."""
-        if self._started is None:
-            self._started = self._event("compaction:start", now, reason, tokens, tokens)
-            self.tell([self._started])
-
-    def end(self, now: ViewState, edits: Sequence[Replaced], messages: int, tokens: int) -> None:
-        """Tells of the end of a compaction: `messages` changed, the request now has `tokens`."""
-        start = self._started
-        if start is not None:
-            self._started = None
-            before = start.tokens_before
-            event = self._event("compaction:complete", now, start.reason, before, tokens, edits, messages)
-            self.tell([event])
-
-    def pruned(self, now: ViewState, edits: Sequence[Replaced], before: int, after: int) -> None:
-        if edits:
-            reason = "the session was closed"
-            self.tell([self._event("prune:complete", now, reason, before, after, edits, len(edits))])
-
-    def overflow(self, now: ViewState, reason: str, tokens: int) -> None:
-        """Tells that the request is larger than the window, and nothing more can be hidden."""
-        if self._started is not None:
-            self._started = None
-            self.tell([self._event("compaction:failed", now, reason, tokens, tokens)])
-        self.tell([self._event("overflow", now, reason, tokens, tokens)])
-
     def take_problems(self) -> list[str]:
         """Failures of callbacks since the last call."""
         problems = self.problems
         self.problems = []
         return problems
-
-    def _event(
-        self,
-        kind: Any,
-        now: ViewState,
-        reason: str,
-        before: int,
-        after: int,
-        edits: Sequence[Replaced] = (),
-        messages: int = 0,
-    ) -> CompactionEvent:
-        return CompactionEvent(
-            kind,
-            self.conversation,
-            now.turn,
-            now.step,
-            reason,
-            before,
-            after,
-            limit=now.limit,
-            messages=messages,
-            was_pruned=any(edit.kind == "prune" for edit in edits),
-            was_summarized=any(edit.certificate is not None for edit in edits),
-            at=edits[0].at if edits else None,
-        )
 
     def _call(self, callback: OnEvent, event: SessionEvent) -> None:
         try:

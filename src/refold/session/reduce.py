@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,56 +20,52 @@ from refold.session.conversation import Conversation
 from refold.session.validate import Override
 from refold.stores.store import Lease
 
-NO_OVERRIDE = Override()
+if TYPE_CHECKING:
+    from refold.policies.summarize import UsePrepared
+
 NO_SUMMARIZER = (
     "compact_mode is ai-summary, but no summarizer is set: results are cut to their beginning."
     " Set `summarizer`, or compact_mode: first-n-chars"
 )
 
 
-def reduce_view(
-    chat: Conversation,
-    policy: Policy,
-    budget: Budget,
-    override: Override = NO_OVERRIDE,
-    *,
-    is_compaction: bool = True,
-    terms: CacheTerms | None = None,
-    lease: Lease | None = None,
-    only_after: int | None = None,
-) -> list[Replaced]:
+class ReduceRequest(msgspec.Struct, frozen=True):
+    """How far a view is to be reduced, and under which conditions."""
+
+    budget: Budget
+    override: Override = Override()
+    order: CompactionRequest | None = None
+    """Of a compaction on demand."""
+    is_compaction: bool = True
+    """False if single messages are reduced, in their places."""
+    terms: CacheTerms | None = None
+    """What a rewrite costs at the provider's cache, if prices are known."""
+    lease: Lease | None = None
+    """Nothing is appended if another process has taken it over."""
+    only_after: int | None = None
+    """Nothing is done if the newest round is another one: the caller measures again."""
+
+    def is_outdated(self, chat: Conversation) -> bool:
+        return self.only_after not in (None, chat.record.live.state.round)
+
+
+def reduce_view(chat: Conversation, policy: Policy, request: ReduceRequest) -> list[Replaced]:
     """Appends the edits that a policy plans; plans again if another writer came first.
 
-    `terms` are what a rewrite costs at the provider's cache, if prices are known. With `only_after`, nothing
-    is done if the newest compaction is another one: the caller measures again.
-
     Raises:
-        ConflictError: another process has taken over the `lease`.
+        ConflictError: another process has taken over the lease.
     """
-    keep_originals = override.keep_originals is not False
 
     def build() -> Sequence[Event]:
-        if only_after not in (None, chat.record.live.state.round):
-            return []
-        return planned_edits(
-            chat, policy, budget, is_compaction=is_compaction, keep_originals=keep_originals, terms=terms
-        )
+        return [] if request.is_outdated(chat) else planned_edits(chat, policy, request)
 
-    return [event for event in chat.record.append(build, lease) if isinstance(event, Replaced)]
+    return [event for event in chat.record.append(build, request.lease) if isinstance(event, Replaced)]
 
 
-def planned_edits(
-    chat: Conversation,
-    policy: Policy,
-    budget: Budget,
-    *,
-    is_compaction: bool = True,
-    keep_originals: bool = True,
-    terms: CacheTerms | None = None,
-) -> list[Replaced]:
+def planned_edits(chat: Conversation, policy: Policy, request: ReduceRequest) -> list[Replaced]:
     """The edits that a policy plans for the view as it is; nothing is changed."""
     live = chat.record.live
-    chat.record.load_all(originals=is_compaction)
+    chat.record.load_all(originals=request.is_compaction)
     decoded = dict[tuple[int, int], Message]()
 
     def words(line: Line) -> Message:
@@ -79,12 +76,13 @@ def planned_edits(
 
     frozen = live.freeze()
     items = tuple(msgspec.structs.replace(item, words=words) for item in frozen.items)
+    keep_originals = request.override.keep_originals is not False
     before = msgspec.structs.replace(frozen, items=items, handles=chat.handles and keep_originals)
-    number = live.state.round + 1 if is_compaction else 0
-    stamp = Stamp(live.state.next, time.time(), live.view, number, keep_originals)
+    round = live.state.round + 1 if request.is_compaction else 0
+    stamp = Stamp(live.state.next, time.time(), live.view, round, keep_originals)
     events = list[Replaced]()
     view = before
-    for edit in policy(view, budget, chat.count):
+    for edit in policy(view, request.budget, chat.count):
         certificate = edit.certificate
         if certificate is not None:
             digest = chat.record.digest_before(edit.span.end)
@@ -93,10 +91,10 @@ def planned_edits(
         events.append(settle(explained, view, stamp, chat.count))
         stamp = msgspec.structs.replace(stamp, at=stamp.at + 1)
         view = applied(view, events[-1])
-    if terms is None or not events:
+    if request.terms is None or not events:
         return events
-    worth = _worth_of(terms, before, view, events)
-    if not terms.accepts(worth):
+    worth = _worth_of(request.terms, before, view, events)
+    if not request.terms.accepts(worth):
         return []
     return [msgspec.structs.replace(events[0], worth=worth), *events[1:]]
 
@@ -127,52 +125,42 @@ def _worth_of(terms: CacheTerms, before: View, after: View, edits: Sequence[Repl
 # Compaction
 
 
-def compaction_edits(
-    chat: Conversation, budget: Budget, order: CompactionRequest | None = None
-) -> list[Replaced]:
+def compaction_edits(chat: Conversation, request: ReduceRequest) -> list[Replaced]:
     """The edits of a compaction without a model; nothing is changed."""
-    from refold.config import ladder
-
-    return planned_edits(chat, ladder.compaction_policy(chat.settings, chat.policies, budget, order), budget)
+    return planned_edits(chat, _compaction_policy(chat, request), request)
 
 
-def compact_view(
-    chat: Conversation,
-    budget: Budget,
-    override: Override,
-    *,
-    order: CompactionRequest | None = None,
-    terms: CacheTerms | None = None,
-    lease: Lease | None = None,
-    only_after: int | None = None,
-) -> list[Replaced]:
-    """Compacts because a trigger fired, or on demand (`order`).
+def compact_view(chat: Conversation, request: ReduceRequest) -> list[Replaced]:
+    """Compacts because a trigger fired, or on demand.
 
     Uses the summaries that a model has written for it, if what they cover is unchanged.
 
     Raises:
-        ConflictError: another process has taken over the `lease`.
+        ConflictError: another process has taken over the lease.
     """
-    from refold.config import ladder
-
-    own = chat.policies
-    ready = chat.summaries.ready(chat.record.live.freeze()) if chat.summaries else None
-    if chat.summaries is not None and ready is not None:
+    summaries = chat.summaries
+    ready = summaries.ready(chat.record.live.freeze()) if summaries else None
+    if summaries is not None and ready is not None:
         from refold.policies.summarize import UsePrepared
 
-        policy = ladder.compaction_policy(chat.settings, own, budget, order, UsePrepared(ready.prepared))
+        policy = _compaction_policy(chat, request, UsePrepared(ready.prepared))
         edits = list[Replaced]()
         with suppress(ConflictError):  # another process has newer ones
-            edits = reduce_view(
-                chat, policy, budget, override, terms=terms, lease=ready.lease, only_after=only_after
-            )
-        if not edits and only_after not in (None, chat.record.live.state.round):
+            edits = reduce_view(chat, policy, msgspec.structs.replace(request, lease=ready.lease))
+        if not edits and request.is_outdated(chat):
             return []
-        chat.summaries.mark_used(ready, edits)
+        summaries.mark_used(ready, edits)
         if edits:
             return edits
-    policy = ladder.compaction_policy(chat.settings, own, budget, order)
-    return reduce_view(chat, policy, budget, override, terms=terms, lease=lease, only_after=only_after)
+    return reduce_view(chat, _compaction_policy(chat, request), request)
+
+
+def _compaction_policy(
+    chat: Conversation, request: ReduceRequest, prepared: "UsePrepared | None" = None
+) -> Policy:
+    from refold.config import ladder
+
+    return ladder.compaction_policy(chat.settings, chat.policies, request.budget, request.order, prepared)
 
 
 # Results that expire, or are too large from the first request on
@@ -182,7 +170,7 @@ def reduce_new_results(chat: Conversation, budget: Budget, override: Override) -
     """Reduces results that expire in this step or are too large. Needs no trigger."""
     live = chat.record.live
     cap = chat.cap
-    rules = (*chat.expiries.values(), *override.rules)
+    rules = [*chat.expiries.values(), *override.rules]
     step = live.state.step + 1
     by_relevance = any(rule.strategy == "relevance" for rule in rules)  # due at any later step, or never
     depends_on = (live, override, step if by_relevance else None)
@@ -204,7 +192,8 @@ def reduce_new_results(chat: Conversation, budget: Budget, override: Override) -
             lines.append(line)
     if not lines:
         return []
-    edits = _expire(chat, lines, budget, override)
+    request = ReduceRequest(budget, override, is_compaction=False)
+    edits = _expire(chat, lines, request)
     if cap is not None:
         gone = {edit.span.start for edit in edits}
         spared = set(chat.prune.exclude_tools) if chat.prune else set[str]()
@@ -212,11 +201,11 @@ def reduce_new_results(chat: Conversation, budget: Budget, override: Override) -
         for line in lines:
             if line.answers and line.tokens > most and line.at not in gone and not spared & {*line.tools}:
                 large.append(line)
-        edits += _reduce_lines(chat, cap, large, budget, override)
+        edits += _reduce_lines(chat, cap, large, request)
     return edits
 
 
-def _expire(chat: Conversation, lines: Sequence[Line], budget: Budget, override: Override) -> list[Replaced]:
+def _expire(chat: Conversation, lines: Sequence[Line], request: ReduceRequest) -> list[Replaced]:
     from refold.policies.expire import Expire, batches  # read only by those who need it
 
     live = chat.record.live
@@ -224,25 +213,25 @@ def _expire(chat: Conversation, lines: Sequence[Line], budget: Budget, override:
     if chat.summaries is not None:
         chat.summaries.reset_if_reopened()
         written = chat.summaries.message_summaries
-    expire = Expire(chat.expiries, override.tools, told=written)
+    expire = Expire(chat.expiries, request.override.tools, told=written)
     together = batches([line for item in live.items for line in item.lines])
     due = expire.due(lines, live.state.step + 1, together)
-    near = _similarities(chat, [line for line in due if expire.rule(line, together).strategy == "relevance"])
-    policy = msgspec.structs.replace(expire, only=frozenset(line.at for line in due), near=near)
-    edits = _reduce_lines(chat, policy, due, budget, override)
-    rules = [expire.rule(line, together) for line in due] if edits else []
-    needs_model = any(rule.compact_mode == "ai-summary" and rule.mode in (None, "compact") for rule in rules)
-    if needs_model and chat.summaries is None and NO_SUMMARIZER not in chat.noticed:
+    rules = {line.at: expire.rule(line, together) for line in due}
+    near = _similarities(chat, [line for line in due if rules[line.at].strategy == "relevance"])
+    policy = msgspec.structs.replace(expire, only=frozenset(rules), near=near)
+    edits = _reduce_lines(chat, policy, due, request)
+    wanted = [rule for rule in rules.values() if rule.compact_mode == "ai-summary" and rule.mode != "remove"]
+    if edits and wanted and chat.summaries is None and NO_SUMMARIZER not in chat.noticed:
         chat.noticed.add(NO_SUMMARIZER)
         chat.notices.append(NO_SUMMARIZER)
     return edits
 
 
 def _reduce_lines(
-    chat: Conversation, policy: Policy, lines: Sequence[Line], budget: Budget, override: Override
+    chat: Conversation, policy: Policy, lines: Sequence[Line], request: ReduceRequest
 ) -> list[Replaced]:
     """Applies a policy to lines; those that it leaves unchanged are not considered again."""
-    edits = reduce_view(chat, policy, budget, override, is_compaction=False) if lines else []
+    edits = reduce_view(chat, policy, request) if lines else []
     chat.unchanged[1].update({line.at for line in lines} - {edit.span.start for edit in edits})
     return edits
 

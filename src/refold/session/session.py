@@ -28,13 +28,13 @@ from refold.dialects.registry import TARGETS, find_dialect
 from refold.models.limits import ModelLimits, find
 from refold.session import compaction, edits, expand, fit, triggers
 from refold.session.ahead import pending_summaries, summary_writer
-from refold.session.conversation import Conversation
+from refold.session.conversation import NO_EXTRAS, Conversation, FitRequest
 from refold.session.embedding import Similarity, embedder_of
 from refold.session.export import export_lines
 from refold.session.inspect import Inspector, parse
 from refold.session.intake import Intake, append_drafts
-from refold.session.meter import FitRequest
 from refold.session.notify import MessageEvent, Notifier, OnEvent, callbacks_of
+from refold.session.render import Renderer
 from refold.session.results import (
     CompactionResult,
     Compactions,
@@ -860,8 +860,12 @@ class Session:
     def _exported(self, format: str, view: bool) -> Iterator[str]:
         with self.locked():
             record = self.record if view else Record(self.store, self.key, UNEDITED, parse)
-            request = self.chat.export(record, format)
-        yield codec.dumps(request).decode()
+            render = self.chat.new_extras(NO_EXTRAS, format).render
+            facts = msgspec.structs.replace(render.facts, no_prefill=False)  # it may end with an answer
+            render = msgspec.structs.replace(render, facts=facts)
+            rendered = Renderer(record, render, self.chat.meter.counter).render()
+        system = {} if rendered.system is None else {"system": rendered.system}
+        yield codec.dumps({**system, "messages": rendered.messages}).decode()
 
     def clear(self, *, with_forks: bool = False) -> list[Key]:
         """Erases the conversation for good. Forks keep what they share, and are returned."""

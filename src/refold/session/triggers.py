@@ -10,9 +10,8 @@ from refold.core.cache_cost import CacheTerms, batch, stake
 from refold.core.event import Said
 from refold.core.plan import must_stay
 from refold.models.limits import same_model
-from refold.session.conversation import Conversation
-from refold.session.meter import FitRequest
-from refold.session.reduce import compaction_edits
+from refold.session.conversation import Conversation, FitRequest, RequestExtras
+from refold.session.reduce import ReduceRequest, compaction_edits
 from refold.session.results import Decision, Overflow
 
 COLD_BATCH = 0.25
@@ -27,6 +26,8 @@ class Trigger(msgspec.Struct, frozen=True):
     """Of the compaction."""
     obstacle: str = ""
     """Why nothing is compacted although a trigger fired."""
+    least: int = 0
+    """Tokens of what must be shown, if a trigger fired."""
 
     def __bool__(self) -> bool:
         return bool(self.fired) and not self.obstacle
@@ -52,7 +53,7 @@ def check_triggers(chat: Conversation, budget: Budget, tokens: int) -> Trigger:
         obstacle = f"{tokens:,} tokens are within the target of {budget.target:,}"
     elif tokens < due.due:
         obstacle = f"{least:,} of {tokens:,} tokens cannot be hidden; the next compaction is at {due.due:,}"
-    return Trigger(fired, due, obstacle)
+    return Trigger(fired, due, obstacle, least)
 
 
 def nearing(chat: Conversation, budget: Budget, tokens: int) -> Budget | None:
@@ -74,28 +75,35 @@ def _since_compaction(chat: Conversation, budget: Budget) -> tuple[int, int]:
 def counts_since_compaction(chat: Conversation) -> tuple[int, int]:
     """Turns and messages in the view since the last compaction."""
     since = chat.record.live.state.compacted
-    lines = [line for item in chat.record.live.items for line in item.lines if not line.recalled]
-    if since is None:
-        return sum(line.asks for line in lines), len(lines)
-    new = [line for line in lines if line.at > since]
-    return sum(line.asks for line in new), len(new) + any(line.at == since for line in lines)
+    turns = 0
+    messages = 0
+    summaries = 0  # those that the last edit shows count as one message
+    for item in chat.record.live.items:
+        for line in item.lines:
+            if line.recalled:
+                continue
+            if since is None or line.at > since:
+                turns += line.asks
+                messages += 1
+            elif line.at == since:
+                summaries = 1
+    return turns, messages + summaries
 
 
-def target_obstacle(chat: Conversation, budget: Budget) -> str:
+def target_obstacle(chat: Conversation, trigger: Trigger) -> str:
     """What keeps a compaction from making the view smaller."""
-    if budget.keeps_recent:
+    if trigger.budget.keeps_recent:
         recent = chat.compact.keep_recent
         return f"nothing that can be hidden is older than the newest {recent} messages"
     view = chat.record.live.freeze()
     must = {line.at for line in must_stay(view)}
     newest = [line for line in view.lines if line.step >= view.step - 1 and line.at not in must]
     newest_tokens = chat.meter.estimate(sum(line.tokens for line in newest), None)
-    least = chat.least(budget)
-    if newest_tokens > least:
+    if newest_tokens > trigger.least:
         return f"the newest step alone takes {newest_tokens:,} tokens"
     return (
         "system text, tools, the task, the latest user message and pinned messages"
-        f" take {least:,} tokens and cannot be hidden"
+        f" take {trigger.least:,} tokens and cannot be hidden"
     )
 
 
@@ -120,8 +128,8 @@ def decide(chat: Conversation, request: FitRequest) -> Decision:
         return Decision((), current, turns, messages)
     trigger = check_triggers(chat, budget, current)
     obstacle = trigger.obstacle
-    if trigger and not compaction_edits(chat, trigger.budget):
-        obstacle = target_obstacle(chat, trigger.budget)
+    if trigger and not compaction_edits(chat, ReduceRequest(trigger.budget)):
+        obstacle = target_obstacle(chat, trigger)
     return Decision(trigger.fired, current, turns, messages, obstacle)
 
 
@@ -136,7 +144,9 @@ def forced_terms(chat: Conversation, budget: Budget) -> CacheTerms | None:
     return CacheTerms(prices, max(1, chat.record.live.state.step), is_cold(chat), budget.ratio)
 
 
-def proposal(chat: Conversation, tokens: int, budget: Budget) -> tuple[Budget, CacheTerms] | None:
+def proposal(
+    chat: Conversation, extras: RequestExtras, budget: Budget, tokens: int
+) -> tuple[Budget, CacheTerms] | None:
     """The target for a view of so many tokens and the terms of the edit; None if it cannot pay."""
     settings = chat.economy
     prices = chat.meter.limits.cached
@@ -147,7 +157,7 @@ def proposal(chat: Conversation, tokens: int, budget: Budget) -> tuple[Budget, C
     keep = settings.keep_tokens
     least = chat.least(budget)
     cold = is_cold(chat)
-    requested_at = chat.requested.get(chat.extras.text, 0.0)
+    requested_at = chat.requested.get(extras.text, 0.0)
     # what is cached for other tools may be needed again
     is_new = cold or (bool(chat.requested) and time.time() - requested_at > settings.cache_s)
     if tokens < least or (tokens < chat.declined and not is_new):

@@ -6,12 +6,13 @@ from typing import Any
 import msgspec
 
 from refold.config.config import load_config
+from refold.core.codec import loads
 from refold.core.errors import RefoldError, SettingError
 from refold.core.message import Usage
 from refold.dialects.rules.targets import check_request
 from refold.models.limits import find
 from refold.session.intake import Intake
-from refold.session.meter import Meter, RequestExtras, extras_json
+from refold.session.meter import Meter, extras_json
 from refold.session.validate import output_of
 from refold.testing.model import Reply, Script, body, scripted_reply
 
@@ -91,10 +92,10 @@ class StandIn:
         try:
             drafts = Intake(meter.counter, self.dialect, self.dialect).take(request["messages"]).drafts
             rest = {key: value for key, value in request.items() if key not in ("messages", "model")}
-            beside = RequestExtras.of(extras_json(None, rest), meter)
+            extras = meter.extras(loads(extras_json(None, rest)))
         except RefoldError as error:
             raise InvalidRequestError(str(error)) from error
-        tokens = meter.estimate(sum(draft.tokens for draft in drafts) + beside.counted, None)
+        tokens = meter.estimate(sum(draft.tokens for draft in drafts) + extras, None)
         room = limits.window - min(limits.max_output, output_of(request) or limits.max_output)
         if found := check_request(self.dialect, request, tokens=tokens, room=room):
             raise InvalidRequestError("; ".join(f"{fault.rule}: {fault.message}" for fault in found))
