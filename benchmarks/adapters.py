@@ -25,7 +25,6 @@ import typer
 
 from refold.adapters.conversation import AdapterConversation
 from refold.session.session import Session
-from refold.session.synced_history import SyncedHistory
 from refold.testing.adapters import TASK, LedgerReader, Rig, Script, ScriptedReply, SentRequest
 
 Method: TypeAlias = Callable[..., Any]
@@ -137,7 +136,7 @@ def main(
     """What an adapter adds to a call of the model."""
     with tempfile.TemporaryDirectory() as folder:
         rig, watch = rig_of(tests.resolve(), Path(folder)), Stopwatch()
-        watch.watch([AdapterConversation, SyncedHistory, *rig.hooks])
+        watch.watch([AdapterConversation, *rig.hooks])
         rig.run("warm", TASK, watch.asked(LedgerReader(2, wanted=None)))
         watch.calls.clear()
         said = rig.run("timed", TASK, watch.asked(LedgerReader(steps, wanted=None)))

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 import refold
 from refold.adapters.conversation import (
+    ADAPTER_TAG,
+    AGAIN,
     WARM_CONVERSATIONS,
     AdapterConversations,
     ModelCall,
@@ -23,7 +25,6 @@ from refold.core.errors import OverBudgetError, RefoldError
 from refold.core.message import Message
 from refold.dialects import openai_chat
 from refold.session.history_sync import CONTENT_ID, align, insert_transient, match_request
-from refold.session.synced_history import ADAPTER_TAG, AGAIN, Overridden
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Store
 from refold.testing.adapters import CONFIG, MODEL, TASK, ledger
@@ -329,20 +330,20 @@ def test_what_others_say_otherwise_in_one_request_is_shown_so_and_stored_as_it_w
     results = list(said(3))
     own = [user("My number is 4711."), *results]
     shown = [user("My number is ***."), *({**one, "content": "barrels"} for one in results)]
-    asked = [Overridden(*two) for two in zip(own, shown, strict=True)]
-    assert all(one is two for one, two in zip(conversations.get("t").fit(asked, CALL), shown, strict=True))
+    fitted = conversations.get("t").fit(own, CALL, shown)
+    assert all(one is two for one, two in zip(fitted, shown, strict=True))
     conversations.get("t").record(own)
     assert kept(store) == [openai_chat.parse(one).text for one in own]
-    assert conversations.get("t").fit(asked, CALL) == shown
+    assert conversations.get("t").fit(own, CALL, shown) == shown
 
 
 def test_what_others_say_otherwise_is_never_shortened_from_what_it_was(conversations):
     own = [user(TASK), *said(60)]
     hides = [{**one, "content": one["content"].replace("herring", "[fish]")} for one in own]
     for n in range(1, len(own) + 1, 10):
-        asked = [Overridden(*two) for two in zip(own[:n], hides[:n], strict=True)]
-        assert "herring" not in repr(conversations.get("t").fit(asked, CALL))
-    assert "refold #" in repr(conversations.get("t").fit(asked, CALL))
+        fitted = conversations.get("t").fit(own[:n], CALL, hides[:n])
+        assert "herring" not in repr(fitted)
+    assert "refold #" in repr(fitted)
 
 
 def test_what_is_answered_otherwise_is_shown_whole_or_not_at_all(conversations):
@@ -351,7 +352,7 @@ def test_what_is_answered_otherwise_is_shown_whole_or_not_at_all(conversations):
     other = {**result, "content": "[hidden]", "tool_call_id": "call_9"}
     messages = [user(TASK), call, result]
     conversations.get("t").fit(messages, CALL)
-    shown = conversations.get("t").fit([user(TASK), call, Overridden(result, other)], CALL)
+    shown = conversations.get("t").fit(messages, CALL, [user(TASK), call, other])
     assert ledger(1) not in repr(shown)
 
 

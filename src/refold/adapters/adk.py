@@ -7,9 +7,8 @@ events, since other agents speak in it too, has a conversation of its own: `SESS
 import asyncio
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from itertools import pairwise
 from threading import Lock
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -31,8 +30,7 @@ from refold.adapters.conversation import (
     declare_function,
     lookup_tools,
 )
-from refold.core.draft import PART
-from refold.session.synced_history import AGAIN, Passed
+from refold.session.history_sync import match_request
 
 INTERNAL_FUNCTIONS = (
     "adk_request_credential",
@@ -77,12 +75,7 @@ class RefoldPlugin(BasePlugin):
 
     def _record(self, session: Session) -> None:
         """Records the last answer, which no call of a model follows."""
-        events = self._events(session)
-        conversation = self._conversations.get(self._name(session))
-        newest = conversation.session.get_recent(1)
-        last_id = (newest[-1].id or "").partition(AGAIN)[0].partition(PART)[0] if newest else ""
-        recorded = next((n for n, event in enumerate(events.events, 1) if event.id == last_id), 0)
-        conversation.record(events.contents[recorded:])
+        self._conversations.get(self._name(session)).record(self._events(session).contents)
         self._sessions.pop((*_owner(session), session.id, None), None)
 
     def _fit(self, context: CallbackContext, request: LlmRequest) -> None:
@@ -90,11 +83,9 @@ class RefoldPlugin(BasePlugin):
         events = self._events(context.session, context.branch)
         name, is_whole = self._conversation(context, events)
         conversation = self._conversations.get(name)
-        keys = events.keys_of(contents)
-        places = _match(keys, events, context.agent_name)
-        match = _request_match(contents, keys, places, events, is_whole)
-        if request.previous_interaction_id or not match.passed:  # the provider has the history
-            conversation.record(match.passed)
+        match = _request_match(contents, events, context.agent_name, is_whole)
+        if request.previous_interaction_id or not match.history:  # the provider has the history
+            conversation.record(match.history)
             return
         fitted = conversation.fit_request(match, _model_call(request))
         own = {id(content) for content in contents}
@@ -190,17 +181,7 @@ def _text(value: Any) -> str:
     return _text(getattr(value, "parts", None) or getattr(value, "text", None))
 
 
-# The events of a session
-
-
-class _CallKey(NamedTuple):
-    tool: str | None
-    arguments: Any
-
-
-class _ResultKey(NamedTuple):
-    tool: str | None
-    response: Any
+# The events of a session, and which of them a request shows
 
 
 class SessionEvents:
@@ -208,11 +189,10 @@ class SessionEvents:
 
     def __init__(self, branch: str | None, owner: Sequence[str]) -> None:
         self.events: list[Event] = []
-        self.keys: list[list[Any]] = []
+        self.keys: list[Hashable] = []
         """The content of each event, as `_key` gives it."""
         self.contents: list[EventContent] = []
         """The same objects in every request, by which an unchanged history is recognized."""
-        self.authors: set[str] = set()
         self.results_of: dict[int, int] = {}
         """For an event with calls, the first event with a result of them."""
         self._branch = branch
@@ -227,6 +207,10 @@ class SessionEvents:
         self._answered_again: set[str | None] = set()
         """Ids of calls with more than one result."""
 
+    @property
+    def authors(self) -> set[str]:
+        return {event.author for event in self.events}
+
     def is_beginning_of(self, events: Sequence[Event]) -> bool:
         n = len(self._read)
         return n <= len(events) and (n == 0 or events[n - 1] is self._read[-1])
@@ -239,7 +223,6 @@ class SessionEvents:
             if rewound:
                 left = bisect_left(self._numbers, self._invocations.get(rewound, n))
                 del self.events[left:], self.keys[left:], self.contents[left:], self._numbers[left:]
-                self.authors = {one.author for one in self.events}
                 self.results_of = {at: to for at, to in self.results_of.items() if to < left}
             elif _is_visible(event, self._branch):
                 self._numbers.append(n)
@@ -248,31 +231,28 @@ class SessionEvents:
     def _add(self, event: Event) -> None:
         n = len(self.events)
         content = event.content or types.Content()
-        self.events.append(event)
-        self.keys.append(_key(content))
-        self.contents.append(EventContent(content, event, self._owner))
-        self.authors.add(event.author)
+        key = _key(content)
         for function in functions(content):
             if isinstance(function, types.FunctionCall):
                 self._calls[function.id] = n
                 self._answered.discard(function.id)
                 continue
-            self.results_of.setdefault(self._calls.get(function.id, -1), n)
+            call_at = self._calls.get(function.id, -1)
+            if self.results_of.setdefault(call_at, n) < n or call_at < n - 1:
+                key = event.id  # ADK moves a later result to its call
             if function.id in self._answered:
                 self._answered_again.add(function.id)
             self._answered.add(function.id)
+        self.events.append(event)
+        self.keys.append(key)
+        self.contents.append(EventContent(content, event, self._owner))
 
-    def keys_of(self, contents: Sequence[types.Content]) -> list[list[Any]]:
-        """The same key objects as those of the events, for contents that repeat them."""
-        keys: list[list[Any]] = []
-        for content, key in zip(contents, self.keys, strict=False):
-            keys.append(key if _has_key(content, key) else _key(content))
-        return keys + [_key(content) for content in contents[len(keys) :]]
-
-    def is_changed_by_adk(self, at: int, key: list[Any]) -> bool:
+    def is_changed_by_adk(self, at: int, content: types.Content) -> bool:
         """By later results, or since calls without results are left out."""
-        ids = {function.id for function in functions(self.events[at].content)}
-        return bool(ids & self._answered_again) or _tool_names(self.keys[at]) != _tool_names(key)
+        own = [*functions(self.events[at].content)]
+        if not self._answered_again.isdisjoint(function.id for function in own):
+            return True
+        return [one.name for one in own] != [one.name for one in functions(content)]
 
 
 def _is_visible(event: Event, branch: str | None) -> bool:
@@ -290,127 +270,72 @@ def _is_visible(event: Event, branch: str | None) -> bool:
     return False
 
 
-def _key(content: types.Content) -> list[Any]:
-    """The content without the ids of calls. Comparing keys is quick if they share their strings."""
-    key: list[Any] = [content.role]
+def _key(content: types.Content) -> Hashable:
+    """The content without the ids of calls, whose hash is known for the strings that ADK passes on."""
+    key: list[Hashable] = [content.role]
     for part in content.parts or ():
         if part.text is not None:
             key.append(part.text)
-        elif call := part.function_call:
-            key.append(_CallKey(call.name, call.args))
-        elif result := part.function_response:
-            key.append(_ResultKey(result.name, result.response))
+        elif function := part.function_call or part.function_response:
+            is_call = isinstance(function, types.FunctionCall)
+            fields = function.args if is_call else function.response
+            key.append((is_call, function.name, _frozen(fields or {})))
         else:
-            key.append(part.inline_data or part.file_data or vars(part))
-    return key
+            key.append(repr(part.inline_data or part.file_data or part))
+    return tuple(key)
 
 
-def _has_key(content: types.Content, key: list[Any]) -> bool:
-    """True if the content consists of the same objects as the key: nothing is compared by value."""
-    parts = content.parts or ()
-    if len(parts) != len(key) - 1 or content.role != key[0]:
-        return False
-    for part, own in zip(parts, key[1:], strict=True):
-        fields = part.__dict__  # faster than attributes
-        text = fields["text"]
-        call = fields["function_call"]
-        result = fields["function_response"]
-        if text is not None:
-            is_same = text is own
-        elif call is not None and type(own) is _CallKey:
-            is_same = call.args is own.arguments and call.name == own.tool
-        elif result is not None and type(own) is _ResultKey:
-            is_same = result.response is own.response and result.name == own.tool
-        else:
-            return False
-        if not is_same:
-            return False
-    return True
-
-
-def _tool_names(key: list[Any]) -> list[str | None]:
-    return [one.tool for one in key if isinstance(one, _CallKey | _ResultKey)]
-
-
-# Which events a request shows
-
-
-def _match(keys: Sequence[list[Any]], events: SessionEvents, agent: str) -> dict[int, int]:
-    """The event of each content; contents without one are in this request only."""
-    stop = len(events.events)
-    is_alone = events.authors <= {agent, "user"}
-    if is_alone and keys == events.keys:
-        return dict(enumerate(range(stop)))
-    found: dict[int, int] = {}
-    results = {n for n, key in enumerate(keys) if any(isinstance(one, _ResultKey) for one in key)}
-    for n in range(len(keys) - 1, -1, -1):
-        at = stop - 1
-        if is_alone and at >= 0 and keys[n] == events.keys[at]:
-            found[n] = stop = at
-        elif n not in results:
-            while at >= 0 and not _shows(keys[n], events.keys[at], events.events[at].author, agent):
-                at -= 1
-            if at >= 0:
-                found[n] = stop = at
-    for n in sorted(results - {0}):  # results follow their calls, wherever their event is
-        at = events.results_of.get(found.get(n - 1, -1), -1)
-        if n not in found and at >= 0:
-            found[n] = at
-    ends = [(-1, -1), *sorted(found.items()), (len(keys), len(events.events))]
-    for (n, at), (next_n, next_at) in pairwise(ends):
-        if next_n - n == next_at - at > 1:  # contents between two known ones may be changed events
-            gap = [(n + k, at + k) for k in range(1, next_n - n)]
-            if all(_kinds(keys[one]) == _kinds(events.keys[two]) for one, two in gap):
-                found.update(gap)
-    return found
-
-
-def _shows(key: list[Any], own: list[Any], author: str, agent: str) -> bool:
-    if author not in (agent, "user"):  # ADK quotes other agents, after a sentence about it
-        return key[0] == "user" and len(key) > 2 and str(key[2]).startswith(f"[{author}]")
-    if key == own:
-        return True
-    # Calls without a result are left out; plugins may add parts.
-    return key[0] == own[0] and len(key) > 1 and (_is_within(key, own) or _is_within(own, key))
-
-
-def _is_within(some: list[Any], others: list[Any]) -> bool:
-    rest = iter(others)
-    return all(one in rest for one in some)
-
-
-def _kinds(key: list[Any]) -> list[Any]:
-    return [key[0], *map(type, key[1:])]
+def _frozen(fields: Mapping[str, Any]) -> Hashable:
+    values = tuple(fields.items())
+    try:
+        hash(values)
+    except TypeError:  # there are lists or objects among them
+        return repr(values)
+    return values
 
 
 def _request_match(
-    contents: Sequence[types.Content],
-    keys: Sequence[list[Any]],
-    places: Mapping[int, int],
-    events: SessionEvents,
-    is_whole: bool,
+    contents: Sequence[types.Content], events: SessionEvents, agent: str, is_whole: bool
 ) -> RequestMatch[EventContent]:
     """What is recorded: the whole session, or what the agent sees of it, with changes by other plugins."""
-    request = [EventContent(content) for content in contents]
+    others = events.authors - {agent, "user"}
+    event_keys = list(events.keys)
+    for at, event in enumerate(events.events):
+        if event.author in others:
+            event_keys[at] = event.author
+    keys = [_quoted_author(content, others) or _key(content) for content in contents]
+    places = match_request(event_keys, keys)
+    for n, content in enumerate(contents):
+        if n not in places and any(part.function_response for part in content.parts or ()):
+            at = events.results_of.get(places.get(n - 1, -1), -1)
+            if at >= 0:
+                places[n] = at
     position_of = {at: n for n, at in places.items()}
-    passed: list[Passed[EventContent]] = []
+    request = [EventContent(content) for content in contents]
+    passed: list[EventContent] = []
     positions: list[int | None] = []
     for at, own in enumerate(events.contents):
         n = position_of.get(at)
-        if n is None:
-            if not is_whole:
-                continue
-            passed.append(own)
-        elif keys[n] == events.keys[at]:
-            passed.append(own)
-        elif is_whole and events.is_changed_by_adk(at, keys[n]):
-            passed.append(own)
-            request[n] = own
-        else:
-            passed.append(EventContent(contents[n], own.event, own.owner))
+        if n is None and not is_whole:
+            continue
+        if n is not None and keys[n] != events.keys[at]:
+            if is_whole and events.is_changed_by_adk(at, contents[n]):
+                request[n] = own
+            else:
+                own = EventContent(contents[n], own.event, own.owner)
+        passed.append(own)
         positions.append(n)
     transient = {n: one for n, one in enumerate(request) if n not in places}
-    return RequestMatch(request, passed, positions, transient)
+    return RequestMatch(request, passed, passed, positions, transient)
+
+
+def _quoted_author(content: types.Content, authors: set[str]) -> str | None:
+    """The agent whose event a content quotes, after a sentence about it."""
+    parts = content.parts or ()
+    if not authors or content.role != "user" or len(parts) < 2:
+        return None
+    text = parts[1].text or ""
+    return next((author for author in authors if text.startswith(f"[{author}]")), None)
 
 
 def _shows_generated_ids(contents: Sequence[types.Content]) -> bool:

@@ -44,7 +44,6 @@ from refold.core.draft import PART
 from refold.core.errors import RefoldError
 from refold.core.pairing import with_original_ids
 from refold.session.history_sync import content_id, insert_transient
-from refold.session.synced_history import Overridden, Passed, shown
 
 LOCAL_HISTORY = "agent_framework_local_history_persistence"
 """The conversation id if the framework itself loads the history at each call of the model."""
@@ -73,7 +72,7 @@ class RefoldCompaction(ContextProvider):
         whole = [message for message in messages if REFOLD not in message.additional_properties]
         conversation = self._get(None)
         match = request_match(whole)
-        if not match.passed:
+        if not match.history:
             return False
         call = ModelCall(tools=self._declarations)
         fitted = await asyncio.to_thread(conversation.fit_request, match, call)
@@ -139,8 +138,8 @@ class RunMiddleware(ChatMiddleware):
         self._is_loaded = is_loaded
         self._own: list[FrameworkMessage] = []
         """The session's messages, by their index in the first request."""
-        self._last: list[Passed[FrameworkMessage]] = []
-        """The history of the last request."""
+        self._last: RequestMatch[FrameworkMessage] | None = None
+        """The last request."""
 
     async def process(self, context: ChatContext, call_next: Callable[[], Awaitable[None]]) -> None:
         by_client = getattr(context.client, "compaction_strategy", None)
@@ -160,12 +159,12 @@ class RunMiddleware(ChatMiddleware):
         if self._last and self._is_loaded:
             self._name_authors(messages)
         match = request_match(messages)
-        if not match.passed:
+        if not match.history:
             return False
 
         def fit() -> list[FrameworkMessage]:
-            self._last = self._passed(messages, match.passed)
-            return self._conversation.fit_request(match._replace(passed=self._last), call)
+            self._last = match._replace(history=self._own_history(messages, match.history))
+            return self._conversation.fit_request(self._last, call)
 
         fitted = [*map(_included, await asyncio.to_thread(fit))]
         if fitted == messages:
@@ -183,31 +182,31 @@ class RunMiddleware(ChatMiddleware):
         for message in takewhile(is_new, reversed(messages)):
             authors[message] = self._author
 
-    def _passed(
-        self, messages: Sequence[FrameworkMessage], history: Sequence[Passed[FrameworkMessage]]
-    ) -> list[Passed[FrameworkMessage]]:
-        """Pairs messages that other middleware changed with the session's own, if those are recorded."""
+    def _own_history(
+        self, messages: Sequence[FrameworkMessage], history: Sequence[FrameworkMessage]
+    ) -> list[FrameworkMessage]:
+        """With the session's own messages for those that other middleware changed, if they are recorded."""
         if not self._last:
             own = self._context.get_messages(include_input=True)
             self._own = own if len(own) == len(messages) else []  # otherwise they cannot be paired
-        passed = list(history)
+        own_history = list(history)
         indices = {id(message): n for n, message in enumerate(history)}
         for own_message, message in zip(self._own, messages, strict=False):
             is_same = [*map(id, own_message.contents)] == [*map(id, message.contents)]
             if own_message.role != message.role or is_same or id(message) not in indices:
                 continue
             if self._conversation.knows(own_message) and not self._conversation.knows(message):
-                passed[indices[id(message)]] = Overridden(own_message, message)
-        return passed
+                own_history[indices[id(message)]] = own_message
+        return own_history
 
     def record(self, input: Sequence[FrameworkMessage], answers: Sequence[FrameworkMessage]) -> None:
         """Records what followed the last call of the model, or the whole run if none was fitted."""
-        if not self._last:
-            known: Sequence[Passed[FrameworkMessage]] = recorded_messages(self._conversation)
+        if self._last is None:
+            known: Sequence[FrameworkMessage] = recorded_messages(self._conversation)
             new = [*input, *answers]
         else:
-            known = self._last
-            last = _identity(shown(known[-1]))
+            known = self._last.history
+            last = _identity(self._last.sent[-1])
             old = [n for n, message in enumerate(answers, 1) if _identity(message) == last]
             new = [*answers[max(old, default=0) :]]
         self._conversation.record([*known, *filter(has_content, new)])
@@ -226,14 +225,16 @@ class RefoldHistory(HistoryProvider):
         super().__init__(f"{REFOLD}_history")
         self._conversations = AdapterConversations(AgentFrameworkConverter(), **options)
         self._conversation = conversation
-        self._cache = RecordedMessages()
+        self._cache: OrderedDict[str, tuple[object, int, list[FrameworkMessage]]] = OrderedDict()
+        """By conversation: the inspector's epoch, how many messages were read, and their converted form."""
+        self._lock = Lock()
 
     async def get_messages(
         self, session_id: str | None, *, state: Any = None, **rest: Any
     ) -> list[FrameworkMessage]:
         """All messages as they were saved. What the model sees of them is up to the compaction strategy."""
         name = _name(self._conversation, session_id)
-        messages = await asyncio.to_thread(self._cache.get, name, self._conversations.get(name))
+        messages = await asyncio.to_thread(self._recorded, name)
         if state is not None:
             state["had"] = len(messages)
         return messages
@@ -243,36 +244,28 @@ class RefoldHistory(HistoryProvider):
     ) -> None:
         """Messages that the strategy recorded during the run are not recorded twice."""
         name = _name(self._conversation, session_id)
-        conversation = self._conversations.get(name)
 
         def save() -> None:
-            known = self._cache.get(name, conversation)[: (state or {}).get("had")]
-            conversation.record([*known, *filter(has_content, messages)])
+            known = self._recorded(name)[: (state or {}).get("had")]
+            self._conversations.get(name).record([*known, *filter(has_content, messages)])
 
         await asyncio.to_thread(save)
 
-
-class RecordedMessages:
-    """Recorded messages in the framework's form, converted once."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._known: OrderedDict[str, tuple[object, int, list[FrameworkMessage]]] = OrderedDict()
-        """By conversation: the inspector's epoch, how many messages were read, and their converted form."""
-
-    def get(self, name: str, conversation: AdapterConversation[FrameworkMessage]) -> list[FrameworkMessage]:
+    def _recorded(self, name: str) -> list[FrameworkMessage]:
+        """Copies of all recorded messages, each converted once."""
+        conversation = self._conversations.get(name)
         session = conversation.session
         with self._lock:
             count = session.get_count()
             epoch = session.inspect.epoch
-            before, start, messages = self._known.pop(name, (epoch, 0, []))
+            before, start, messages = self._cache.pop(name, (epoch, 0, []))
             if before is not epoch:  # it was erased, or continued in a branch
                 start = 0
                 messages = []
             messages = [*messages, *recorded_messages(conversation, start, count)]
-            self._known[name] = (epoch, count, messages)
-            if len(self._known) > WARM_CONVERSATIONS:
-                self._known.popitem(last=False)
+            self._cache[name] = (epoch, count, messages)
+            if len(self._cache) > WARM_CONVERSATIONS:
+                self._cache.popitem(last=False)
             return [_with_properties(message, {}) for message in messages]
 
 
@@ -322,7 +315,7 @@ def request_match(messages: Sequence[FrameworkMessage]) -> RequestMatch[Framewor
     """
     providers = {kind.__name__ for kind in _subclasses(HistoryProvider)}
     request = [message for message in messages if not _is_excluded(message) or _is_excluded_here(message)]
-    history: list[Passed[FrameworkMessage]] = []
+    history: list[FrameworkMessage] = []
     positions: list[int | None] = []
     transient: dict[int, FrameworkMessage] = {}
     for n, message in enumerate(request):
@@ -331,9 +324,9 @@ def request_match(messages: Sequence[FrameworkMessage]) -> RequestMatch[Framewor
             positions.append(n)
         else:
             transient[n] = message
-    if all(shown(message).role == "tool" for message in history):
-        return RequestMatch(request, [], [], transient)
-    return RequestMatch(request, history, positions, transient)
+    if all(message.role == "tool" for message in history):
+        return RequestMatch(request, [], [], [], transient)
+    return RequestMatch(request, history, history, positions, transient)
 
 
 def _is_history(message: FrameworkMessage, providers: set[str]) -> bool:

@@ -10,8 +10,8 @@ import msgspec
 from agent_framework import Content
 from agent_framework import Message as FrameworkMessage
 
+from refold.adapters.conversation import AGAIN
 from refold.core.message import Media, Message, Opaque, Part, Reasoning, Role, Text, ToolCall, ToolResult
-from refold.session.synced_history import AGAIN
 
 DIALECT = "agent-framework"
 REFOLD = "refold"

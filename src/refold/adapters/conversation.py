@@ -1,51 +1,86 @@
-"""What all adapters share: the conversations of a framework, recorded, and fitted for its models."""
+"""Conversations of a framework that keeps its own history: recorded, and fitted for its models.
+
+The framework passes its whole history again and again. New messages are appended to the record, changed ones
+become corrections, and a changed past continues in a fork. What is sent to the model are the framework's own
+objects, wherever the view shows them unchanged.
+"""
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
 from threading import RLock
-from typing import Any, Generic, NamedTuple, TypedDict
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from refold.config.config import Source, load_config
-from refold.core.event import Line, Span
+from refold.core import codec
+from refold.core.draft import PART, Draft, split
+from refold.core.errors import ConflictError, MessageError, NotFoundError, RefoldError
+from refold.core.event import Line, Replaced, Said, Span
 from refold.core.expiry import EXPAND, OWN_TOOLS
 from refold.core.message import Message, Text, ToolResult
 from refold.core.pairing import (
     NO_RESULT,
     MissingResult,
     OrphanResult,
+    Slot,
     original_id,
     repair_pairs,
     with_original_ids,
 )
 from refold.session.api import DEFAULT_STORE
 from refold.session.api import open as open_session
-from refold.session.history_sync import are_same, insert_transient, match_request
+from refold.session.history_sync import (
+    CONTENT_ID,
+    align,
+    are_same,
+    common_prefix,
+    content_id,
+    insert_transient,
+    match_request,
+)
 from refold.session.session import Session
-from refold.session.synced_history import Converter, M, Overridden, Passed, SyncedHistory, shown
 from refold.session.tools import declared
-from refold.stores.store import Store, open_store
+from refold.stores.store import Forks, Key, Store, open_store
 
+M = TypeVar("M")
 OPEN_CONVERSATIONS = 500
 """Conversations that are kept open."""
 WARM_CONVERSATIONS = 8
 """The newest of them, whose message objects are remembered between requests."""
 DIALECT = "openai-chat"
 """Requests are counted and checked in this dialect, whatever the framework makes of them."""
+AGAIN = "\u241e"
+"""Separates the id of a repeated message from its number; no id of a framework contains it."""
+ADAPTER_TAG = "adapter"
+"""Tags messages that an adapter recorded."""
+INSERTED_TAG = "adapter:beside"
+"""Tags messages that a framework inserted before messages that were recorded earlier."""
+CORRECTION = "changed there"
+"""The reason that is stored with corrections."""
+BRANCH = "~"
+"""Separates the name of a conversation from the number of its branch."""
+MOST_GAPS = 5
+"""Branch names in a row that other conversations may have taken."""
+MOST_ATTEMPTS = 5
+"""How often a branch is begun anew if other writers win the race."""
 
 
-class AdapterOptions(TypedDict, total=False):
-    """Keyword arguments of every adapter, with the meaning that they have in `refold.open`."""
+class Converter(Protocol[M]):
+    """Converts between a framework's messages and ours."""
 
-    store: str | Store | None
-    model: str | None
-    """Replaces the framework's own name of the model."""
-    config: Source
-    agent: str | None
+    def parse(self, message: M, /) -> Message:
+        """With an id, if the framework has one."""
+
+    def render(self, message: Message, original: M | None, /) -> M:
+        """The framework's form of a message, which replaces `original` if there is one.
+
+        It has all that the original has besides the content; the original is not modified.
+        """
 
 
 class ModelCall(NamedTuple):
@@ -64,12 +99,6 @@ class ModelCall(NamedTuple):
         return {name: value for name, value in fields.items() if value}
 
 
-class FittedMessage(NamedTuple, Generic[M]):
-    message: M
-    position: int | None
-    """Of the passed message that it is, or is a short form of."""
-
-
 class RequestMatch(NamedTuple, Generic[M]):
     """One request to a model, compared with the history that it was made from.
 
@@ -78,11 +107,12 @@ class RequestMatch(NamedTuple, Generic[M]):
     """
 
     request: Sequence[M]
-    passed: list[Passed[M]]
-    """The history, with what was changed for this request."""
-    positions: list[int | None]
-    """Of each passed message in the request; None if it was left out."""
-    transient: dict[int, M]
+    history: Sequence[M]
+    sent: Sequence[M]
+    """The same messages as the request has them; the history's own objects where nothing was changed."""
+    positions: Sequence[int | None]
+    """Of each message of the history in the request; None if it was left out."""
+    transient: Mapping[int, M]
     """Messages of this request only, by position."""
 
     @classmethod
@@ -98,82 +128,367 @@ class RequestMatch(NamedTuple, Generic[M]):
         Messages of the request that are not `is_recorded` belong to this request only.
         """
         if are_same(history, request) or history == request:
-            return cls(request, list(history), [*range(len(request))], {})
+            return cls(request, history, history, range(len(request)), {})
         candidates = [n for n, message in enumerate(request) if is_recorded(message)]
         matches = match_request([*map(key, history)], [key(request[n]) for n in candidates])
         position_of = {at: candidates[n] for n, at in matches.items()}
-        passed: list[Passed[M]] = []
-        for at, own in enumerate(history):
-            sent = request[position_of[at]] if at in position_of else own
-            passed.append(own if own == sent else Overridden(own, sent))
+        sent = list(history)
+        for at, n in position_of.items():
+            if history[at] != request[n]:
+                sent[at] = request[n]
         known = set(position_of.values())
         transient = {n: message for n, message in enumerate(request) if n not in known}
-        return cls(request, passed, [*map(position_of.get, range(len(history)))], transient)
-
-    def merge(self, fitted: Sequence[FittedMessage[M]]) -> list[M]:
-        """The messages to send: unchanged ones as the request has them, and the transient ones in between."""
-        messages: list[M] = []
-        positions: list[int | None] = []
-        for message, n in fitted:
-            position = None if n is None else self.positions[n]
-            if n is not None and position is not None and message is shown(self.passed[n]):
-                message = self.request[position]
-            messages.append(message)
-            positions.append(position)
-        return insert_transient(messages, positions, self.transient)
+        return cls(request, history, sent, [*map(position_of.get, range(len(history)))], transient)
 
 
-class _ShownPart(NamedTuple):
-    """A part of the view: a recorded line, or a message that stands for it."""
-
-    known: int | None
-    """The known message that it is, or is a part of."""
-    line: Line | None
-    message: Message | None = None
+Fields: TypeAlias = Mapping[str, Any] | int
+"""What can be replaced in a message of a framework; of a tuple its `id()`, since nothing can."""
 
 
-class AdapterConversation(SyncedHistory[M]):
-    """A synced history, and what the framework's model is to see of it."""
+class _ParsedMessage(NamedTuple):
+    """A message that was passed, and what it says."""
 
-    has_fixed_model = False
-    """The adapter was given a model, which the framework's does not replace."""
+    object: Any
+    fields: Fields
+    """A copy: another object with equal fields says the same."""
+    message: Message
+    id: str
+    content: int
 
-    def fit_request(self, match: RequestMatch[M], call: ModelCall) -> list[M]:
-        """Records what is new in the history of a request, and returns the messages to send.
 
-        Transient messages are counted as system text.
+@dataclass(slots=True)
+class _KnownMessage:
+    """A message of the framework that is recorded."""
+
+    id: str
+    places: tuple[int, ...]
+    """More than one, since each tool result has a place of its own."""
+    is_inserted: bool
+    """It stands before messages that were recorded earlier, as a framework's own summary does."""
+    content: int
+    """A hash of the content, as corrected."""
+    is_uncorrectable: bool = False
+    """The framework has changed it, and the record cannot: it is shown whole or not at all."""
+
+
+class AdapterConversation(Generic[M]):
+    """The record of a framework's conversation, and what is known of it. Safe to use from threads."""
+
+    def __init__(
+        self,
+        converter: Converter[M],
+        name: str,
+        open_session: Callable[[str], Session],
+        *,
+        has_fixed_model: bool = False,
+    ) -> None:
+        """With a fixed model, which the adapter was given, the framework's does not replace it."""
+        self.lock = RLock()
+        self._converter = converter
+        self._name = name
+        self._open_session = open_session
+        self._has_fixed_model = has_fixed_model
+        self._session: Session | None = None
+        self.forget_objects()
+
+    @property
+    def session(self) -> Session:
+        """Opened when it is first needed, so that other conversations do not wait for it."""
+        with self.lock:
+            if self._session is None:
+                self._open_newest()
+            assert self._session is not None
+            return self._session
+
+    def _open_newest(self) -> None:
+        session = self._open_session(self._name)
+        self._branch_number = 0
+        for branch, number in newer_branches(self._name, session, 0, self._open_session):
+            session = branch
+            self._branch_number = number
+        self._begin(session)
+
+    def _begin(self, session: Session) -> None:
+        self._session = session
+        self._known: list[_KnownMessage] = []
+        self._sequence: list[int] = []
+        """Those of the known messages that were not inserted."""
+        self._inserted: dict[str, int] = {}
+        self._known_at: dict[int, int] = {}
+        """The known message that each place belongs to."""
+        self._times: dict[str, int] = {}
+        """How often each id was recorded."""
+        self._epoch = session.inspect.epoch
+        self._count = 0
+        self._next = 0
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Reads what other adapters appended; begins anew if the conversation was erased."""
+        session = self.session
+        count = session.get_count()
+        if session.inspect.epoch is not self._epoch:
+            self._open_newest()
+            return
+        if count == self._count:
+            return
+        groups: dict[tuple[str, bool], list[Said]] = {}
+        for event in session.inspect.events(self._next):
+            if isinstance(event, Said) and ADAPTER_TAG in event.tags and event.at not in self._known_at:
+                id = str(event.message.id).partition(PART)[0]
+                groups.setdefault((id, INSERTED_TAG in event.tags), []).append(event)
+        for (id, is_inserted), events in groups.items():
+            pieces = [with_original_ids(event.message) for event in events]
+            content = _content_hash(map(self._current, events, pieces))
+            known_id = id.partition(AGAIN)[0]
+            if known_id.startswith(CONTENT_ID):  # an earlier version may have derived it otherwise
+                known_id = content_id(pieces)
+            places = tuple(event.at for event in events)
+            self._add_known(_KnownMessage(known_id, places, is_inserted, content))
+        self._count = count
+        self._next = session.inspect.state.next
+
+    def _current(self, said: Said, original: Message) -> Message:
+        """A recorded message, as far as a framework has corrected it."""
+        inspect = self.session.inspect
+        line = inspect.state.corrected.get(said.at)
+        edit = inspect.event(line.at) if line is not None else None
+        if line is None or not isinstance(edit, Replaced) or edit.why != CORRECTION:
+            return original
+        self._known_at[line.at] = len(self._known)
+        return with_original_ids(inspect.message(line))
+
+    def _add_known(self, message: _KnownMessage) -> None:
+        index = len(self._known)
+        self._known_at.update(dict.fromkeys(message.places, index))
+        self._known.append(message)
+        self._times[message.id] = self._times.get(message.id, 0) + 1
+        if message.is_inserted:
+            self._inserted[message.id] = index
+        else:
+            self._sequence.append(index)
+
+    # What a framework passes
+
+    def record(
+        self, messages: Sequence[M], *, sent: Sequence[M] | None = None, keeps_objects: bool = False
+    ) -> None:
+        """Records what follows the newest known message, and forgets the objects unless a request follows.
+
+        With `sent`, the messages as a whole request had them, changed messages are corrected as well, and
+        unknown ones between known ones are recorded.
+        """
+        with self.lock:
+            self._sync(messages, sent)
+            if not keeps_objects:
+                self.forget_objects()
+
+    def forget_objects(self) -> None:
+        """Lets the framework's messages be collected. The next sync reads them again."""
+        self._last_history: list[_ParsedMessage] = []
+        self._last_sent: list[_ParsedMessage] = []
+
+    def continues(self, messages: Sequence[M], *, may_be_trimmed: bool = False) -> bool:
+        """True if the messages begin with all that is known, or at least end with it."""
+        with self.lock:
+            self._catch_up()
+            known = self._known_ids()
+            passed = [message.id for message in self._parse(messages, self._last_history)]
+            if passed[: len(known)] == known:
+                return True
+            alignment = align(known, passed)
+            is_trimmed = alignment.keep == len(known) and any(at is not None for at in alignment.places)
+            return may_be_trimmed and is_trimmed
+
+    def knows(self, message: M) -> bool:
+        """True if a message with this content, or with its id, is recorded."""
+        with self.lock:
+            self._catch_up()
+            return self._parse([message], [])[0].id in self._times
+
+    def _known_ids(self) -> list[str]:
+        return [self._known[n].id for n in self._sequence]
+
+    def _parse(self, messages: Sequence[M], last: list[_ParsedMessage]) -> list[_ParsedMessage]:
+        """Messages that say the same as the last ones at the same position are not parsed again."""
+        fields = _fields(messages)
+        same = common_prefix([one.fields for one in last], fields)
+        parsed = last[:same]
+        for n in range(same, len(messages)):
+            if n < len(last) and last[n].fields == fields[n]:
+                parsed.append(last[n])
+                continue
+            message = self._converter.parse(messages[n])
+            pieces = split(message)
+            known_id = message.id or content_id(pieces)
+            own_fields = fields[n]
+            if not isinstance(own_fields, int):
+                own_fields = dict(own_fields)
+            content = _content_hash(pieces)
+            parsed.append(_ParsedMessage(messages[n], own_fields, message, known_id, content))
+        return parsed
+
+    def _sync(self, history: Sequence[M], sent: Sequence[M] | None) -> dict[int, int]:
+        """Records what is new, and returns the position of each known message in the history."""
+        self._catch_up()
+        self._last_history = self._parse(history, self._last_history)
+        places = self._align([message.id for message in self._last_history])
+        positions = {known: n for n, known in enumerate(places) if known is not None}
+        last = max(positions.values(), default=-1)
+        new = [n for n, known in enumerate(places) if known is None and (sent is not None or n > last)]
+        if new:
+            known = self._append([self._last_history[n] for n in new], [n < last for n in new])
+            positions.update(zip(known, new, strict=True))
+        if sent is not None:
+            is_same = are_same(history, sent)
+            self._last_sent = self._last_history if is_same else self._parse(sent, self._last_sent)
+            self._correct_changed(self._last_sent, positions)
+        return positions
+
+    def _align(self, ids: Sequence[str]) -> list[int | None]:
+        """The known message that each passed one is, in a fork if the past was changed."""
+        keep, places = self._places(ids)
+        for _ in range(MOST_ATTEMPTS):
+            if keep is not None:
+                self._branch(keep)
+                keep, places = self._places(ids)
+        return places
+
+    def _places(self, ids: Sequence[str]) -> tuple[int | None, list[int | None]]:
+        """How many known messages still hold, None for all, and the known message that each passed one is."""
+        in_sequence = [n for n, id in enumerate(ids) if id not in self._inserted]
+        alignment = align(self._known_ids(), [ids[n] for n in in_sequence])
+        places = [self._inserted.get(id) for id in ids]
+        for n, at in zip(in_sequence, alignment.places, strict=False):
+            places[n] = None if at is None else self._sequence[at]
+        if alignment.keep == len(self._sequence):
+            return None, places
+        return self._sequence[alignment.keep - 1] + 1, places
+
+    # Writing to the record
+
+    def _append(self, passed: Sequence[_ParsedMessage], is_inserted: Sequence[bool]) -> range:
+        """Records new messages; returns their indices among the known ones."""
+        times: dict[str, int] = {}
+        messages: list[Message] = []
+        for one in passed:
+            before = times.get(one.id, self._times.get(one.id, 0))
+            times[one.id] = before + 1
+            unique_id = f"{one.id}{AGAIN}{before}" if before else one.id
+            messages.append(msgspec.structs.replace(one.message, id=unique_id))
+        taken = self.session.intake().take(messages)
+        stops = [*taken.first[1:], len(taken.drafts)]
+        drafts: list[Draft] = []
+        for inserted, start, stop in zip(is_inserted, taken.first, stops, strict=True):
+            tags = (ADAPTER_TAG, INSERTED_TAG) if inserted else (ADAPTER_TAG,)
+            drafts += [msgspec.structs.replace(draft, tags=tags) for draft in taken.drafts[start:stop]]
+        places = self.session.say(drafts)
+        first = len(self._known)
+        for one, inserted, start, stop in zip(passed, is_inserted, taken.first, stops, strict=True):
+            self._add_known(_KnownMessage(one.id, tuple(places[start:stop]), inserted, one.content))
+        self._count += len(places)
+        state = self.session.inspect.state
+        if state.index == self._count:  # otherwise other writers appended, too
+            self._next = state.next
+        return range(first, len(self._known))
+
+    def _correct_changed(self, sent: Sequence[_ParsedMessage], positions: Mapping[int, int]) -> None:
+        """Shows what the framework sends now in the places of recorded messages."""
+        for index, n in positions.items():
+            known = self._known[index]
+            if known.content == sent[n].content:
+                continue
+            known.content = sent[n].content
+            pieces = split(sent[n].message)
+            try:
+                if len(pieces) != len(known.places):
+                    raise MessageError("message", "has other parts")
+                for place, piece in zip(known.places, pieces, strict=True):
+                    edit_at = self._correct(place, msgspec.structs.replace(piece, id=None))
+                    self._known_at[edit_at] = index
+            except (NotFoundError, ConflictError):  # it is hidden together with other messages
+                pass
+            except MessageError:  # it makes or answers other calls
+                known.is_uncorrectable = True
+
+    def _correct(self, place: int, message: Message) -> int:
+        try:
+            return self.session.correct(place, message, why=CORRECTION)
+        except NotFoundError:
+            item = self.session.inspect.item_at(place)
+            if item is None or len(item.span) > 1:
+                raise
+        self.session.restore(place, why=CORRECTION)  # its short form was made of the old content
+        return self.session.correct(place, message, why=CORRECTION)
+
+    def _branch(self, keep: int) -> None:
+        """Continues in a fork after the known messages that still hold."""
+        session = self.session
+        before = self._branch_number
+        if not isinstance(session.store, Forks):
+            kind = type(session.store).__name__
+            raise RefoldError(
+                f"The past of {self._name!r} was changed, and {kind} cannot fork: leave"
+                " earlier messages unchanged, begin another conversation, or use a store that can fork"
+            )
+        last_place = max(self._known[keep - 1].places)
+        for number in range(before + 1, before + 1 + MOST_GAPS):
+            try:
+                branch = session.fork(branch_name(self._name, number), at=last_place)
+            except ConflictError:  # another writer won the race: its branch may be the one that is needed
+                self._open_newest()
+                if self._branch_number > before:
+                    return
+                continue
+            self._branch_number = number
+            self._begin(branch)
+            return
+        raise ConflictError(
+            f"{self._name!r} cannot fork: {branch_name(self._name, before + 1)} and the names after it belong"
+            " to other conversations"
+        )
+
+    # What the model sees
+
+    def fit(self, history: Sequence[M], call: ModelCall, sent: Sequence[M] | None = None) -> list[M]:
+        """Records what is new in a history, and returns the messages to send.
 
         Raises:
             OverBudgetError: what must be shown is larger than the model's window.
         """
+        sent = history if sent is None else sent
+        return self.fit_request(RequestMatch(sent, history, sent, range(len(sent)), {}), call)
+
+    def fit_request(self, match: RequestMatch[M], call: ModelCall) -> list[M]:
+        """The same for a request that was compared with its history.
+
+        Messages that are unchanged are the request's own objects. Transient messages are sent before the
+        message that followed them, and are counted as system text.
+        """
         texts = [call.system, *(self._converter.parse(one).text for one in match.transient.values())]
         call = call._replace(system="\n\n".join(filter(None, texts)) or None)
-        return match.merge(self._fit(match.passed, call))
-
-    def fit(self, messages: Sequence[Passed[M]], call: ModelCall) -> list[M]:
-        """The same for a history that nobody changed or added to."""
-        return [message for message, _ in self._fit(messages, call)]
-
-    async def afit(self, messages: Sequence[Passed[M]], call: ModelCall) -> list[M]:
-        return await asyncio.to_thread(self.fit, messages, call)
-
-    def _fit(self, messages: Sequence[Passed[M]], call: ModelCall) -> list[FittedMessage[M]]:
+        names = {tool["function"]["name"] for tool in call.tools if "function" in tool}
+        messages: list[M] = []
+        positions: list[int | None] = []
         with self.lock:
-            positions = self._sync(messages, is_request=True)
-            names = {tool["function"]["name"] for tool in call.tools if "function" in tool}
-            prepare_session(self.session, None if self.has_fixed_model else call.model, names)
+            history_index = self._sync(match.history, match.sent)
+            prepare_session(self.session, None if self._has_fixed_model else call.model, names)
             self.session.fit(dialect=DIALECT, request=call.request)
-            fitted: list[FittedMessage[M]] = []
-            for known, group in groupby(self._shown_parts(), lambda part: part.known):
+            for known, group in groupby(self._shown_slots(), lambda pair: pair[0]):
+                slots = [slot for _, slot in group]
                 if known is None:
-                    for part in group:
-                        if part.message:
-                            fitted.append(FittedMessage(self._converter.render(part.message, None), None))
+                    for slot in slots:
+                        messages.append(self._converter.render(self._message(slot), None))
+                        positions.append(None)
                     continue
-                position = positions.get(known)
-                passed = None if position is None else shown(messages[position])
-                fitted.append(FittedMessage(self._joined(known, list(group), passed), position))
-            return fitted
+                n = history_index.get(known)
+                position = None if n is None else match.positions[n]
+                message = self._shown(known, slots, None if n is None else match.sent[n])
+                if n is not None and position is not None and message is match.sent[n]:
+                    message = match.request[position]
+                messages.append(message)
+                positions.append(position)
+        return insert_transient(messages, positions, match.transient)
 
     def call(self, tool: str, arguments: Any) -> str:
         """The result of a call of refold_expand or refold_search."""
@@ -182,8 +497,8 @@ class AdapterConversation(SyncedHistory[M]):
     async def acall(self, tool: str, arguments: Any) -> str:
         return await asyncio.to_thread(self.call, tool, arguments)
 
-    def _shown_parts(self) -> Iterator[_ShownPart]:
-        """The view in order, every call with its result."""
+    def _shown_slots(self) -> Iterator[tuple[int | None, Slot]]:
+        """The view in order, every call with its result, and the known message of which each is a part."""
         lines: list[Line] = []
         spans: dict[tuple[int, int], Span] = {}
         for item in self.session.inspect.items:
@@ -191,62 +506,102 @@ class AdapterConversation(SyncedHistory[M]):
             if item.edit is not None:
                 spans.update(((line.at, line.n), item.span) for line in item.lines)
         for slot in repair_pairs(lines)[0]:
-            if not isinstance(slot, Line):
-                yield _ShownPart(None, None, self._replacement(slot))
-            elif slot.at in self._known_at:
-                yield _ShownPart(self._known_at[slot.at], slot)
-            else:
-                span = spans.get((slot.at, slot.n), ())
-                covered = {self._known_at[at] for at in span if at in self._known_at}
-                known = covered.pop() if len(covered) == 1 else None
-                yield _ShownPart(known, None, self._message(slot))
+            known: int | None = None
+            if isinstance(slot, Line):
+                known = self._known_at.get(slot.at)
+                if known is None:
+                    span = spans.get((slot.at, slot.n), ())
+                    covered = {self._known_at[at] for at in span if at in self._known_at}
+                    known = covered.pop() if len(covered) == 1 else None
+            yield known, slot
 
-    def _message(self, line: Line) -> Message:
+    def _message(self, slot: Slot) -> Message:
         """With the ids of calls as the framework has them."""
-        return with_original_ids(self.session.inspect.message(line))
+        match slot:
+            case MissingResult():
+                result = ToolResult(original_id(slot.call), NO_RESULT, slot.tool or None, is_error=True)
+                return Message("tool", (result,))
+            case OrphanResult():
+                text = self.session.inspect.message(slot.line).text
+                return Message("user", (Text(f"[refold: a result without its call]\n{text}"),))
+        return with_original_ids(self.session.inspect.message(slot))
 
-    def _joined(self, known: int, parts: list[_ShownPart], passed: M | None) -> M:
-        """One message of the framework: the passed object if all of it is shown unchanged."""
+    def _shown(self, known: int, slots: Sequence[Slot], sent: M | None) -> M:
+        """One message of the framework: the sent object if all of it is shown unchanged."""
         message = self._known[known]
-        is_whole = [part.line and part.line.place for part in parts] == [*message.places]
-        if passed is not None and (is_whole or message.is_uncorrectable):
-            return passed
-        messages: list[Message] = []
-        for part in parts:
-            content = self._message(part.line) if part.line else part.message
-            if content is not None:
-                messages.append(content)
-        first = messages[0]
-        is_mixed = any(one.role != first.role for one in messages)
+        recorded = [slot for slot in slots if isinstance(slot, Line) and slot.at in self._known_at]
+        is_whole = len(recorded) == len(slots) and [slot.place for slot in recorded] == [*message.places]
+        if sent is not None and (is_whole or message.is_uncorrectable):
+            return sent
+        pieces = [self._message(slot) for slot in slots]
+        first = pieces[0]
+        is_mixed = any(piece.role != first.role for piece in pieces)
         role = "user" if is_mixed else first.role
-        content_parts = [part for one in messages for part in one.parts]
-        merged = msgspec.structs.replace(first, role=role, parts=tuple(content_parts), id=None)
-        return self._converter.render(merged, passed)
+        parts = [part for piece in pieces for part in piece.parts]
+        merged = msgspec.structs.replace(first, role=role, parts=tuple(parts), id=None)
+        return self._converter.render(merged, sent)
 
-    def _replacement(self, slot: MissingResult | OrphanResult) -> Message:
-        if isinstance(slot, MissingResult):
-            result = ToolResult(original_id(slot.call), NO_RESULT, slot.tool or None, is_error=True)
-            return Message("tool", (result,))
-        text = self._message(slot.line).text
-        return Message("user", (Text(f"[refold: a result without its call]\n{text}"),))
+
+# Branches
+
+
+def newer_branches(
+    name: str, session: Session, number: int, open_session: Callable[[str], Session]
+) -> Iterator[tuple[Session, int]]:
+    """The branches of a conversation that follow the one with a number, each a fork of the one before."""
+    candidate = number + 1
+    while candidate <= number + MOST_GAPS:
+        key = session.key._replace(conversation=branch_name(name, candidate))
+        if any(session.store.read(key, 0, 1)) and _is_fork(session.store, key, session.key):
+            session = open_session(key.conversation)
+            number = candidate
+            yield session, number
+        candidate += 1
+
+
+def branch_name(name: str, number: int) -> str:
+    return f"{name}{BRANCH}{number}" if number else name
+
+
+def _is_fork(store: Store, key: Key, of: Key) -> bool:
+    """False for another conversation that has the name of a branch."""
+    return any(row.key == key and row.parent == of for row in store.conversations(key.owner))
+
+
+def _fields(messages: Sequence[Any]) -> list[Fields]:
+    kinds = set(map(type, messages))
+    if all(issubclass(kind, dict) for kind in kinds):
+        return list(messages)
+    if any(issubclass(kind, tuple) for kind in kinds):
+        return list(map(id, messages))
+    return list(map(vars, messages))
+
+
+def _content_hash(pieces: Iterable[Message]) -> int:
+    return hash(tuple(codec.dumps(piece.parts) for piece in pieces))
+
+
+# All conversations of an adapter
+
+
+class AdapterOptions(TypedDict, total=False):
+    """Keyword arguments of every adapter, with the meaning that they have in `refold.open`."""
+
+    store: str | Store | None
+    model: str | None
+    """Replaces the framework's own name of the model."""
+    config: Source
+    agent: str | None
 
 
 class AdapterConversations(Generic[M]):
     """All conversations of one adapter, by the framework's names for them. Safe to use from threads."""
 
-    def __init__(
-        self,
-        converter: Converter[M],
-        *,
-        store: str | Store | None = None,
-        model: str | None = None,
-        config: Source = None,
-        agent: str | None = None,
-    ) -> None:
-        settings = load_config(config)
-        self.store = open_adapter_store(store, settings.store)
+    def __init__(self, converter: Converter[M], **options: Unpack[AdapterOptions]) -> None:
+        settings = load_config(options.get("config"))
+        self.store = open_adapter_store(options.get("store"), settings.store)
         self._converter = converter
-        self._settings: dict[str, Any] = {"model": model, "agent": agent, "config": settings}
+        self._options: dict[str, Any] = {**options, "config": settings, "store": self.store}
         self._open: OrderedDict[tuple[str, str | None], AdapterConversation[M]] = OrderedDict()
         self._lock = RLock()
 
@@ -255,9 +610,11 @@ class AdapterConversations(Generic[M]):
         key = (name, owner)
         with self._lock:
             if key not in self._open:
-                opened = partial(open_session, store=self.store, owner=owner, **self._settings)
-                self._open[key] = AdapterConversation(self._converter, name, opened)
-                self._open[key].has_fixed_model = self._settings["model"] is not None
+                opened = partial(open_session, owner=owner, **self._options)
+                has_model = self._options.get("model") is not None
+                self._open[key] = AdapterConversation(
+                    self._converter, name, opened, has_fixed_model=has_model
+                )
             self._open.move_to_end(key)
             for cold in [*islice(reversed(self._open), WARM_CONVERSATIONS, WARM_CONVERSATIONS + 1)]:
                 self._open[cold].forget_objects()

@@ -27,22 +27,27 @@ from agents.models import get_default_model
 from agents.run_config import CallModelData, ModelInputData
 from agents.tool_context import ToolContext
 
-from refold.adapters.conversation import lookup_tools, open_adapter_store
+from refold.adapters.conversation import (
+    MOST_GAPS,
+    RequestMatch,
+    branch_name,
+    lookup_tools,
+    newer_branches,
+    open_adapter_store,
+)
 from refold.adapters.openai_agents_items import (
-    FilteredInput,
     Item,
     ItemHistory,
     begins_with,
-    compare_input,
+    content_key,
     lacks_calls,
 )
 from refold.config.config import DEFAULT, Source, load_config
 from refold.core import codec
 from refold.core.errors import ConflictError, StoreError
 from refold.session.api import open as open_session
-from refold.session.history_sync import are_same
+from refold.session.history_sync import are_same, insert_transient
 from refold.session.session import Session
-from refold.session.synced_history import MOST_GAPS, branch_name, newer_branches
 from refold.stores.store import Forks, Store
 
 OTHER_HISTORIES = 32
@@ -198,31 +203,34 @@ class RefoldSession:
 
         async def fit(data: CallModelData[Any]) -> ModelInputData:
             if call_model_input_filter is None:
-                return await self._fit(data, config, FilteredInput(data.model_data.input))
+                items = data.model_data.input
+                return await self._fit(data, config, RequestMatch.of(items, items, content_key))
             before = deepcopy(data.model_data.input)
             filtered = call_model_input_filter(data)
             if isawaitable(filtered):
                 filtered = await filtered
-            changes = compare_input(before, filtered.input)
-            return await self._fit(replace(data, model_data=filtered), config, changes)
+            match = RequestMatch.of(before, filtered.input, content_key)
+            return await self._fit(replace(data, model_data=filtered), config, match)
 
         config = RunConfig(call_model_input_filter=fit, **rest)
         return config
 
     async def _fit(
-        self, data: CallModelData[Any], config: RunConfig, filtered: FilteredInput
+        self, data: CallModelData[Any], config: RunConfig, match: RequestMatch[Any]
     ) -> ModelInputData:
         run = _RUN.get()
         task = asyncio.current_task()
         request = await self._request(data, config)
-        if filtered.transient:  # counted with the instructions
-            texts = [codec.dumps(item).decode() for item in filtered.transient.values()]
+        if match.transient:  # counted with the instructions
+            texts = [codec.dumps(item).decode() for item in match.transient.values()]
             request["instructions"] = "\n\n".join(filter(None, [request.get("instructions"), *texts]))
         model = self._model or _model_name(data.agent, config)
 
         def fit() -> tuple[_RunState, list[Any]] | None:
-            may_be_own = not filtered.is_changed and self._may_be_own(run, task)
-            found = self._find_history(filtered.items, data.agent.name, may_be_own=may_be_own)
+            may_be_own = are_same(match.history, match.sent) and self._may_be_own(run, task)
+            positions = [n for n in match.positions if n is not None]
+            items = [match.request[n] for n in positions]
+            found = self._find_history(items, data.agent.name, may_be_own=may_be_own)
             if found is None:
                 return None
             history, new = found
@@ -232,7 +240,12 @@ class RefoldSession:
             if history is own:
                 recorded = [*recorded, *new]
             state = _RunState(self, task, history, own, recorded)
-            return state, filtered.merge(history.fit(request, model))
+            fitted = history.fit(request, model)
+            if not match.transient:
+                return state, fitted
+            position_of = dict(zip(map(content_key, items), positions, strict=True))
+            fitted_positions = [position_of.get(content_key(item)) for item in fitted]
+            return state, insert_transient(fitted, fitted_positions, match.transient)
 
         fitted = await asyncio.to_thread(fit)
         if fitted is None:

@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from threading import RLock
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -13,7 +12,7 @@ from refold.core import codec
 from refold.core.event import Said
 from refold.core.pairing import ID_SEPARATOR
 from refold.dialects.openai_responses import DIALECT, PREFIXES, render, tool_id
-from refold.session.history_sync import insert_transient, match_request
+from refold.session.history_sync import overlap
 from refold.session.session import Session
 
 Item: TypeAlias = dict[str, Any]
@@ -91,20 +90,15 @@ class ItemHistory:
         """
         with self._lock:
             items = self.items()
-            known = self._count_after_last(items, passed)
-            if known is None:
+            last, count = self._last
+            added = items[count:]
+            if last and passed[: len(last)] == last and begins_with(passed[len(last) :], added):
+                known: int | None = len(last) + len(added)  # what was added since the last request
+            else:
                 known = _count_known(items, passed, whole)
             if known is not None:
                 self._last = (passed[:known], len(items))
             return known
-
-    def _count_after_last(self, items: Sequence[Item], passed: Sequence[Item]) -> int | None:
-        """The usual case: the items of the last request, and those that were added since."""
-        last, count = self._last
-        added = items[count:]
-        if last and passed[: len(last)] == last and begins_with(passed[len(last) :], added):
-            return len(last) + len(added)
-        return None
 
     def fit(self, request: Mapping[str, Any], model: str | None) -> list[Item]:
         """The items to send instead of all known ones.
@@ -155,54 +149,32 @@ def _recorded_items(said: Said) -> list[Item]:
 # Recognizing
 
 
-class _CallIds(NamedTuple):
-    """Ids of calls that the SDK does not pass on as they were added."""
-
-    unanswered: set[str]
-    """It leaves out these calls."""
-    trimmed: set[str]
-    """It leaves out the results of these calls."""
-    repeated: set[str]
-    """Of several calls with one id it passes on one."""
-
-    def may_be_missing(self, item: Item) -> bool:
-        call = _call_id(item)
-        result = _result_id(item)
-        if call in self.unanswered or result in self.trimmed or (call or result) in self.repeated:
-            return True
-        return item.get("type") == "reasoning"
-
-
 def _count_known(items: Sequence[Item], passed: Sequence[Item], whole: bool) -> int | None:
+    """Compares without the items that the SDK may leave out of what it passes.
+
+    These are reasoning, calls without results, results whose calls were trimmed, and all but one of several
+    calls with the same id.
+    """
     calls = Counter(filter(None, map(_call_id, items)))
     results = {*filter(None, map(_result_id, items))}
-    ids = _CallIds(
-        unanswered={*calls} - results,
-        trimmed=results - {*map(_call_id, passed)},
-        repeated={id for id, times in calls.items() if times > 1},
-    )
-    least = 1 if items else 0
-    for n in range(len(passed), least - 1, -1):
-        start = _start(items, passed[:n], ids)
-        if start is not None and not (whole and start):
-            return n
-    return None
+    optional_calls = {id for id, times in calls.items() if times > 1 or id not in results}
+    trimmed = results - {*map(_call_id, passed)}
+    optional_results = trimmed | {id for id, times in calls.items() if times > 1}
 
+    def is_optional(item: Item) -> bool:
+        is_reasoning = item.get("type") == "reasoning"
+        return is_reasoning or _call_id(item) in optional_calls or _result_id(item) in optional_results
 
-def _start(items: Sequence[Item], passed: Sequence[Item], ids: _CallIds) -> int | None:
-    """Where the passed items begin among the known ones, which end with them."""
-    at = len(items)
-    for item in reversed(passed):
-        if (_call_id(item) or _result_id(item)) in ids.repeated:
-            continue
-        at -= 1
-        while at >= 0 and not _is_same(items[at], item):
-            if not ids.may_be_missing(items[at]):
-                return None
-            at -= 1
-        if at < 0:
-            return None
-    return at
+    known = [n for n, item in enumerate(items) if not is_optional(item)]
+    compared = [n for n, item in enumerate(passed) if not is_optional(item)]
+    length = overlap([_content(items[n]) for n in known], [_content(passed[n]) for n in compared])
+    if length < len(known) and (whole or not length):
+        return None
+    count = compared[length - 1] + 1 if length else 0
+    for item in items[known[-1] + 1 if known else 0 :]:  # the newest are optional, and may be passed
+        if count < len(passed) and _is_same(item, passed[count]):
+            count += 1
+    return count if count or not items else None
 
 
 def _is_same(one: Item, two: Item) -> bool:
@@ -262,34 +234,5 @@ def _for_sdk(items: list[Item]) -> list[Item]:
     return prepared
 
 
-class FilteredInput(NamedTuple):
-    """The input of one request, after a filter of the user's changed it."""
-
-    items: list[Item]
-    """Those that are, or replace, items of the history."""
-    positions: Mapping[bytes, int] = MappingProxyType({})
-    """Where each of them stands, by its content."""
-    transient: Mapping[int, Item] = MappingProxyType({})
-    """Items of this request only."""
-    is_changed: bool = False
-    """An item of the history was changed."""
-
-    def merge(self, fitted: list[Item]) -> list[Item]:
-        positions = [self.positions.get(_key(item)) for item in fitted]
-        return insert_transient(fitted, positions, self.transient)
-
-
-def compare_input(before: Sequence[Item], after: Sequence[Item]) -> FilteredInput:
-    keys_before = [*map(_key, before)]
-    keys = [*map(_key, after)]
-    places = match_request(keys_before, keys)
-    return FilteredInput(
-        [after[n] for n in places],
-        {keys[n]: n for n in places},
-        {n: item for n, item in enumerate(after) if n not in places},
-        any(keys[n] != keys_before[at] for n, at in places.items()),
-    )
-
-
-def _key(item: Item) -> bytes:
+def content_key(item: Item) -> bytes:
     return codec.dumps(_content(item))

@@ -43,7 +43,6 @@ from refold.core.message import (
     Usage,
 )
 from refold.session.history_sync import content_id
-from refold.session.synced_history import Overridden
 
 DIALECT = "strands"
 DEFAULT_AGENT_ID = "default"
@@ -69,8 +68,8 @@ class RefoldPlugin(Plugin):
         self._conversation = conversation
         self._restarts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         """How often the messages of each agent were cleared."""
-        self._overridden: WeakKeyDictionary[Any, list[tuple[Any, Overridden[Any]]]] = WeakKeyDictionary()
-        """Messages that other plugins changed in an agent's last request, with the agent's own content."""
+        self._changed: WeakKeyDictionary[Any, list[tuple[Any, Any]]] = WeakKeyDictionary()
+        """The contents of an agent's messages that other plugins changed in its last request, as sent."""
 
     @property
     def tools(self) -> list[Any]:
@@ -88,10 +87,11 @@ class RefoldPlugin(Plugin):
     async def _after_invocation(self, event: AfterInvocationEvent) -> None:
         """Records the last answer, which no call of the model follows."""
         self._restarts.setdefault(event.agent, 0)
-        overridden = {id(content): message for content, message in self._overridden.pop(event.agent, ())}
-        passed = [overridden.get(id(message["content"]), message) for message in event.agent.messages]
+        changed = {id(content): message for content, message in self._changed.pop(event.agent, ())}
+        messages = list(event.agent.messages)
+        sent = [changed.get(id(message["content"]), message) for message in messages]
         conversation = self._conversations.get(self._name(event.agent))
-        await asyncio.to_thread(conversation.record, passed, is_request=True)
+        await asyncio.to_thread(conversation.record, messages, sent=sent)
 
     async def _fit(self, context: InvokeModelContext) -> InvokeModelContext:
         """What other plugins insert into this one request is sent, and not recorded."""
@@ -99,12 +99,14 @@ class RefoldPlugin(Plugin):
         request = context.messages
         last = request[-1] if request else None
         match = RequestMatch.of(context.agent.messages, _without_last_blocks(request, added), _key)
-        self._overridden[context.agent] = [
-            (one.own["content"], one) for one in match.passed if isinstance(one, Overridden)
+        self._changed[context.agent] = [
+            (own["content"], sent)
+            for own, sent in zip(match.history, match.sent, strict=True)
+            if own is not sent
         ]
         conversation = self._conversations.get(self._name(context.agent))
         if context.model.stateful:  # the provider has the history
-            await asyncio.to_thread(conversation.record, match.passed)
+            await asyncio.to_thread(conversation.record, match.history)
             return context
         messages = await asyncio.to_thread(conversation.fit_request, match, _model_call(context))
         if added and last is not None:
