@@ -307,9 +307,9 @@ def _request_match(
     places = match_request(event_keys, keys)
     for n, content in enumerate(contents):
         if n not in places and any(part.function_response for part in content.parts or ()):
-            at = events.results_of.get(places.get(n - 1, -1), -1)
-            if at >= 0:
-                places[n] = at
+            result_at = events.results_of.get(places.get(n - 1, -1))
+            if result_at is not None:
+                places[n] = result_at
     position_of = {at: n for n, at in places.items()}
     request = [EventContent(content) for content in contents]
     passed: list[EventContent] = []
@@ -331,7 +331,7 @@ def _request_match(
 
 def _quoted_author(content: types.Content, authors: set[str]) -> str | None:
     """The agent whose event a content quotes, after a sentence about it."""
-    parts = content.parts or ()
+    parts = content.parts or []
     if not authors or content.role != "user" or len(parts) < 2:
         return None
     text = parts[1].text or ""

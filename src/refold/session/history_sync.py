@@ -183,7 +183,7 @@ def recorded_digests(events: Iterable[Event]) -> list[tuple[int, bytes]]:
     return found
 
 
-def overlap(recorded: Sequence[bytes], sent: Sequence[bytes]) -> int:
+def overlap(recorded: Sequence[Any], sent: Sequence[Any]) -> int:
     """How many of the newest recorded messages the sent history begins with."""
     for length in range(min(len(recorded), len(sent)), 0, -1):
         if recorded[-length] == sent[0] and recorded[-length:] == sent[:length]:
