@@ -305,11 +305,11 @@ def _request_match(
             event_keys[at] = event.author
     keys = [_quoted_author(content, others) or _key(content) for content in contents]
     places = match_request(event_keys, keys)
-    for n, content in enumerate(contents):
-        if n not in places and any(part.function_response for part in content.parts or ()):
-            result_at = events.results_of.get(places.get(n - 1, -1))
+    for position, content in enumerate(contents):
+        if position not in places and any(part.function_response for part in content.parts or ()):
+            result_at = events.results_of.get(places.get(position - 1, -1))
             if result_at is not None:
-                places[n] = result_at
+                places[position] = result_at
     position_of = {at: n for n, at in places.items()}
     request = [EventContent(content) for content in contents]
     passed: list[EventContent] = []
