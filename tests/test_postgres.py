@@ -291,7 +291,7 @@ def test_the_database_itself_refuses_a_setting_that_cannot_be(store, values):
 def test_an_older_database_is_migrated_and_nothing_in_it_is_lost(reopen, monkeypatch, version):
     steps = sql.migrations("postgres")
     with monkeypatch.context() as patch:
-        patch.setattr("refold.stores.postgres_schema.migrations", lambda engine: steps[:version])
+        patch.setattr("refold.stores.postgres.migrations", lambda engine: steps[:version])
         old = reopen()
         of = {"key": key_digest(KEY), "owner_key": owner_digest(KEY.owner), "owner": b"somebody"}
         of |= {"name": KEY.conversation.encode(), "genesis": GENESIS}
@@ -337,7 +337,7 @@ def test_a_migration_that_fails_halfway_leaves_what_was_there(reopen, monkeypatc
     steps = sql.migrations("postgres")
     with monkeypatch.context() as patch:
         broken = (*steps, "CREATE TABLE refold_new (a integer); SELECT 1 / 0")
-        patch.setattr("refold.stores.postgres_schema.migrations", lambda engine: broken)
+        patch.setattr("refold.stores.postgres.migrations", lambda engine: broken)
         with pytest.raises(StoreError, match="division by zero"):
             reopen()
     store = reopen()
@@ -348,14 +348,14 @@ def test_a_migration_that_fails_halfway_leaves_what_was_there(reopen, monkeypatc
 def test_a_migration_takes_the_time_it_takes(reopen, monkeypatch):
     reopen().close()
     slow = (*sql.migrations("postgres"), "SELECT pg_sleep(0.5)")
-    monkeypatch.setattr("refold.stores.postgres_schema.migrations", lambda engine: slow)
+    monkeypatch.setattr("refold.stores.postgres.migrations", lambda engine: slow)
     reopen(statement_timeout_s=0.1, timeout_s=0.1).close()
 
 
 def test_a_migration_waits_for_those_who_write(store, reopen, monkeypatch):
     store.append(KEY, entries(0, 1))
     more = (*sql.migrations("postgres"), "CREATE INDEX refold_new ON refold_entry (kind)")
-    monkeypatch.setattr("refold.stores.postgres_schema.migrations", lambda engine: more)
+    monkeypatch.setattr("refold.stores.postgres.migrations", lambda engine: more)
     waits = "query LIKE 'CREATE INDEX refold_new%' AND now() - query_start > interval '0.5 s'"
     with psycopg.connect(store.pool.options.url) as writer, ThreadPoolExecutor(1) as pool:
         store.pool.configure(writer)
@@ -371,7 +371,7 @@ def test_a_migration_waits_for_those_who_write(store, reopen, monkeypatch):
 
 def test_who_opens_a_store_while_it_is_migrated_is_told(store, reopen, monkeypatch):
     more = (*sql.migrations("postgres"), "SELECT 1")
-    monkeypatch.setattr("refold.stores.postgres_schema.migrations", lambda engine: more)
+    monkeypatch.setattr("refold.stores.postgres.migrations", lambda engine: more)
     with psycopg.connect(store.pool.options.url) as migrating:
         migrating.execute(sql.queries("postgres")["lock_schema"])
         with pytest.raises(StoreError, match=r"another migration is running.*retry later"):

@@ -30,6 +30,7 @@ from refold.core.event import Expiry
 from refold.session.api import open
 from refold.stores.redis import from_url
 from refold.stores.redis_index import STALE_US, SWEEP_EVERY, ConversationList, RedisKeys, encode_name, member
+from refold.stores.shelf import SETTING
 from refold.stores.store import Key, Snapshot, ToolSetting, open_store
 from refold.testing import StoreContract
 from refold.testing.samples import KEY, ODD_NAMES, entries, entry, user_message, verified
@@ -274,7 +275,7 @@ def test_notes_and_settings_never_expire(valkey_url, raw):
     brief = from_url(f"{valkey_url}?ttl_s=0.1")
     brief.keep_note("a", b"1")
     brief.set_setting(ToolSetting("", "grep", Expiry(after_steps=1)))
-    assert [raw.pttl(name) for name in (NAMES.shelf(None), NAMES.settings)] == [-1, -1]
+    assert [raw.pttl(name) for name in (NAMES.value(None, "x")[0], NAMES.value(None, SETTING)[0])] == [-1, -1]
 
 
 # The list of conversations

@@ -8,17 +8,17 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
-from refold.core.errors import ConflictError, CorruptError, NotFoundError
+import psycopg
+
+from refold.core.codec import FORMAT, GENESIS, Entry, Link, chain, to_bytes
+from refold.core.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from refold.core.event import Expiry
 from refold.stores.packing import pack, to_text
-from refold.stores.postgres_connection import PostgresQueries
 from refold.stores.postgres_index import PostgresIndex, key_digest, owner_digest, to_entry
-from refold.stores.postgres_pool import PostgresPool
-from refold.stores.postgres_schema import open_schema
-from refold.stores.postgres_url import PostgresOptions, split_options
+from refold.stores.postgres_pool import PostgresOptions, PostgresPool, PostgresQueries, split_options
 from refold.stores.postgres_watch import PostgresWatch
 from refold.stores.shelf import LEASE, SNAPSHOT, Shelf, decode_snapshot, require_held
+from refold.stores.sql import migrations, require_known
 from refold.stores.store import (
     ConversationInfo,
     Key,
@@ -36,6 +36,7 @@ STATEMENT_BYTES = 64 << 20
 MAX_ERASED = 200
 """Conversations erased in one transaction: each holds one of the server's locks until the end."""
 MAX_PLACE = 1 << 32
+OLDEST_SERVER = 13
 UNKNOWN = ". The last append may or may not be stored: read, or append again with the same ids"
 
 
@@ -54,11 +55,55 @@ class PostgresStore(PostgresIndex, Shelf):
         options = PostgresOptions(url, pool_size, timeout_s, statement_timeout_s, schema)
         super().__init__(PostgresPool(options))
         try:
-            open_schema(self.pool)
+            self.pool.run(self._open_schema)
         except BaseException:
             self.pool.close()
             raise
         self._watch = PostgresWatch(self.pool)
+
+    def _open_schema(self, run: PostgresQueries) -> None:
+        """Creates or migrates the tables, in one transaction, if they are not there or older.
+
+        Raises:
+            NewerError: only a newer refold knows them.
+            StoreError: the server is too old, or uses another encoding.
+        """
+        info = run.connection.info
+        if info.server_version < OLDEST_SERVER * 10_000:
+            raise StoreError(
+                f"{self.pool.shown} is older than PostgreSQL {OLDEST_SERVER}; upgrade the server"
+            )
+        encoding = info.parameter_status("server_encoding")
+        if encoding != "UTF8":
+            raise StoreError(f"{self.pool.shown} uses the encoding {encoding}; create a database with UTF8")
+        if self._version(run) == (len(migrations("postgres")), FORMAT):
+            return
+        with run.connection.transaction():
+            run.lift_timeouts()
+            try:
+                run("lock_schema")
+            except psycopg.errors.LockNotAvailable as error:
+                limit = f"did not finish within {self.pool.timeout_s:g} s"
+                raise StoreError(
+                    f"{self.pool.shown}: another migration is running and {limit}; retry later"
+                ) from error
+            run("lift_lock_timeout")
+            options = self.pool.options
+            if options.schema is not None and not run("has_namespace", name=options.schema)[0][0]:
+                run.connection.execute(f"CREATE SCHEMA {options.settings['schema']}".encode())
+            version, _ = self._version(run)
+            for step in migrations("postgres")[version:]:
+                run.connection.execute(step.encode())
+            run("create_schema")
+            run("clear_schema")
+            run("set_schema", version=len(migrations("postgres")), format=FORMAT)
+
+    def _version(self, run: PostgresQueries) -> tuple[int, int]:
+        """Of the schema and of the format."""
+        rows = run("get_schema") if run("has_schema")[0][0] else []
+        version, format = rows[0] if rows else (0, 0)
+        require_known(self.pool.shown, version, len(migrations("postgres")), format)
+        return version, format
 
     # Appending and reading
 

@@ -15,8 +15,7 @@ from refold.core.errors import CorruptError
 from refold.core.query import Query, SearchTerm, SearchText
 from refold.stores.nearest import nearest
 from refold.stores.packing import to_text, unpack
-from refold.stores.postgres_connection import PostgresQueries
-from refold.stores.postgres_pool import PostgresPool
+from refold.stores.postgres_pool import PostgresPool, PostgresQueries
 from refold.stores.store import FEW_RESULTS, FoundPlace, Key, Scope
 
 T = TypeVar("T")

@@ -3,17 +3,19 @@
 Each operation on a conversation is a verb in `lua/`, so that it is atomic and takes one round trip.
 """
 
+import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
+from urllib.parse import urlencode
 from uuid import uuid4
 
 import msgspec
 
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
-from refold.core.errors import ConflictError, CorruptError, NotFoundError, StoreError
+from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError, StoreError
 from refold.stores.packing import pack, to_text, unpack
-from refold.stores.redis_connection import RedisConnection
+from refold.stores.redis_connection import RedisConnection, ScriptCall
 from refold.stores.redis_index import (
     STALE_US,
     SWEEP_EVERY,
@@ -25,20 +27,9 @@ from refold.stores.redis_index import (
     encode_name,
     member,
 )
-from refold.stores.redis_scripts import ScriptCall
-from refold.stores.redis_url import parse_url
-from refold.stores.shelf import LEASE, Shelf, decode_setting, decode_snapshot, encode_setting, require_held
-from refold.stores.store import (
-    LOCATED,
-    ConversationInfo,
-    Key,
-    Lease,
-    Snapshot,
-    StoreProblem,
-    ToolSetting,
-    require_next,
-)
-from refold.stores.url import require_between, shown_url
+from refold.stores.shelf import LEASE, Shelf, decode_snapshot, require_held
+from refold.stores.store import LOCATED, ConversationInfo, Key, Lease, Snapshot, StoreProblem, require_next
+from refold.stores.url import SWITCH, UrlOption, parse_options, require_between, shown_url, split_url
 
 MAX_BYTES = 500_000_000
 """Of one append: servers accept at most 512 MB in one piece."""
@@ -46,6 +37,29 @@ DRAFT_MS = 3_600_000
 """An unfinished copy for a fork expires after so long."""
 MAX_PLACE = 1 << 53
 """Up to here, Lua's numbers are exact."""
+
+_NUMBER = r"\d{1,9}"
+_POSITIVE = r"(?=.*[1-9])\d{1,6}(\.\d+)?"
+_ANY = UrlOption(r".+", "a value")
+OPTIONS = {
+    "cluster": SWITCH,
+    "prefix": UrlOption(r"[\w.:-]+", "letters, digits and . : - _"),
+    "timeout_s": UrlOption(_POSITIVE, "seconds", float),
+    "ttl_s": UrlOption(rf"{_NUMBER}(\.\d+)?", "seconds, or 0 for never", float),
+    "wait_aof": UrlOption(
+        r"[01](,\d)?",
+        "1, or 1,2 for two replicas besides",
+        lambda value: tuple(map(int, f"{value},0".split(",")[:2])),
+    ),
+}
+DRIVER_OPTIONS = {
+    "db": UrlOption(_NUMBER, "the number of a database"),
+    "health_check_interval": UrlOption(_NUMBER, "seconds"),
+    "max_connections": UrlOption(r"[1-9]\d{0,8}", "a number above 0"),
+    "socket_connect_timeout": UrlOption(_POSITIVE, "seconds"),
+    **dict.fromkeys(("client_name", "socket_keepalive", "ssl_ca_certs", "ssl_ca_path"), _ANY),
+    **dict.fromkeys(("ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile"), _ANY),
+}
 
 
 class _StoredEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -90,46 +104,38 @@ class RedisStore(Shelf):
     def append(
         self, key: Key, entries: Sequence[Entry], /, *, after: bytes | None = None, lease: Lease | None = None
     ) -> bytes:
+        keys = self._keys.of(key)
         first = entries[0].at if entries else 0
         is_run = [entry.at for entry in entries] == list(range(first, first + len(entries)))
         field = b"" if lease is None else to_bytes(LEASE + lease.name)
+        fence = (field, b"", b"") if lease is None else (field, lease.fence, to_bytes(lease.holder))
         while True:
             last = GENESIS if after is None and first == 0 else after
             if last is None or not entries or not is_run:
-                tip = self._connection.call("tip", self._keys.of(key), field)
-                last = _require(key, entries, after, lease, tip)
+                last = _require(key, entries, after, lease, self._connection.call("tip", keys, field))
             if not entries:
                 return last
             rows, digest = _chained(entries, last)
-            fence = (field, b"", b"") if lease is None else (field, lease.fence, to_bytes(lease.holder))
             self._locations.add(key, [entry.id for entry in entries])
-            tip = self._store(key, rows, (first, last, digest), fence)
-            if tip is None:
+            enrolled = self._list.enroll(key) if first == 0 else b""
+            names = (enrolled, to_bytes(key.owner), to_bytes(key.conversation))
+            args = (self._ttl, first, last, digest, *names, *fence, *rows)
+            answer = self._connection.call("append", keys, *args, durable=True)
+            if answer == b"stored":
+                return digest
+            state, *tip = answer
+            if state == b"torn":
+                problem = "some of its keys were evicted or deleted"
+                raise CorruptError(f"{key.conversation!r} is incomplete: {problem}")
+            if state == b"stored":
+                self._relist(key, tip[1])
+            if enrolled:
+                order = {b"stored": tip[:1], b"conflict": tip[2:3]}.get(state) or [b""]
+                self._list.settle(member(key), enrolled, order[0])
+            if state == b"stored":
                 return digest
             if tip:
                 _require(key, entries, after, lease, tip)  # else it was erased and started again: retry
-
-    def _store(
-        self, key: Key, rows: Sequence[bytes], at: tuple[Any, ...], fence: tuple[Any, ...]
-    ) -> list[bytes] | None:
-        """None if it is stored; else the conversation's tip, or [] if the append was too late."""
-        enrolled = self._list.enroll(key) if at[0] == 0 else b""
-        names = (enrolled, to_bytes(key.owner), to_bytes(key.conversation))
-        args = (self._ttl, *at, *names, *fence, *rows)
-        answer = self._connection.call("append", self._keys.of(key), *args, durable=True)
-        if answer == b"stored":
-            return None
-        state, *tip = answer
-        if state == b"torn":
-            raise CorruptError(
-                f"{key.conversation!r} is incomplete: some of its keys were evicted or deleted"
-            )
-        if state == b"stored":
-            self._relist(key, tip[1])
-        if enrolled:
-            order = {b"stored": tip[:1], b"conflict": tip[2:3]}.get(state) or [b""]
-            self._list.settle(member(key), enrolled, order[0])
-        return None if state == b"stored" else tip
 
     def read(
         self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
@@ -311,18 +317,16 @@ class RedisStore(Shelf):
         fork_at = min(fork.fork_at, erased.fork_at)
         self._connection.call("reparent", self._keys.of(fork.key), erased.name, parent, fork_at, durable=True)
 
-    # The shelf and settings
+    # The shelf
 
     def get(self, scope: Key | None, name: str, /) -> bytes | None:
-        at = self._keys.shelf(scope)
-        field = self._keys.field(scope, name)
+        at, field = self._keys.value(scope, name)
         (found,) = self._connection.send(at, ("HGET", at, field))
         return None if found is None else bytes(found)
 
     def put(self, scope: Key | None, name: str, value: bytes | None, /, *, durable: bool = True) -> None:
-        field = self._keys.field(scope, name)
+        at, field = self._keys.value(scope, name)
         if scope is None or value is None:
-            at = self._keys.shelf(scope)
             command = ("HDEL", at, field) if value is None else ("HSET", at, field, value)
             self._connection.send(at, command, durable=durable)
             return
@@ -336,21 +340,22 @@ class RedisStore(Shelf):
     def compare_and_set(
         self, scope: Key | None, name: str, old: bytes | None, new: bytes, /, *, early: bool = False
     ) -> bool:
-        keys = [self._keys.shelf(None)] if scope is None else self._keys.of(scope)
+        at, field = self._keys.value(scope, name)
+        keys = [at] if scope is None else self._keys.of(scope)
         ttl = "" if scope is None else self._ttl
         must_exist = int(scope is not None and not early)
         known = (0, b"") if old is None else (1, old)
-        args = (ttl, must_exist, self._keys.field(scope, name), *known, new)
+        args = (ttl, must_exist, field, *known, new)
         return bool(self._connection.call("compare_and_set", keys, *args, durable=True))
 
     def values(self, scope: Key | None, prefix: str, /) -> dict[str, bytes]:
-        keys = [self._keys.shelf(scope)]
-        found = self._connection.call("fields", keys, self._keys.field(scope, prefix))
+        at, field = self._keys.value(scope, prefix)
+        found = self._connection.call("fields", [at], field)
         rest = zip(found[::2], found[1::2], strict=True)
         return {prefix + to_text(name): value for name, value in rest}
 
     def shelved(self, name: str, owner: str | None = None, /) -> Iterator[tuple[Key, bytes, int]]:
-        field = self._keys.field(Key("", ""), name)
+        _, field = self._keys.value(Key("", ""), name)
         if owner is None or not name.startswith(LOCATED):
             for rows in self._list.pages(owner, field):
                 yield from ((row.key, row.value, row.next) for row in rows if row.value is not None)
@@ -364,17 +369,6 @@ class RedisStore(Shelf):
             if found or not members:
                 return
             self._connection.send(index, ("SREM", index, *members))  # erased, expired or evicted
-
-    def settings(self) -> Sequence[ToolSetting]:
-        (found,) = self._connection.send(self._keys.settings, ("HGETALL", self._keys.settings))
-        rows = zip(found[::2], found[1::2], strict=True)
-        return [decode_setting(to_text(name), body) for name, body in rows]
-
-    def set_setting(self, setting: ToolSetting, /) -> None:
-        at = self._keys.settings
-        name, value = encode_setting(setting)
-        command = ("HDEL", at, name) if value is None else ("HSET", at, name, value)
-        self._connection.send(at, command, durable=True)
 
     # Health
 
@@ -399,8 +393,16 @@ def from_url(url: str) -> RedisStore:
     Options: `?ttl_s=604800` (0: nothing expires), `?timeout_s=10`, `?wait_aof=1` or `?wait_aof=1,1` (on this
     disk, and on so many replicas'), `?cluster=1`, `?prefix=refold`; others go to redis-py.
     """
-    plain, options = parse_url(url)
-    return RedisStore(plain, **options)
+    parts = split_url(url)
+    plain = url.partition("?")[0]
+    where = f"store {shown_url(plain)!r}"
+    options = parse_options(where, parts.query, OPTIONS | DRIVER_OPTIONS)
+    ours = {name: options.pop(name) for name in OPTIONS if name in options}
+    if parts.scheme != "unix" and not re.fullmatch(rf"/?|/{_NUMBER}", parts.path, re.ASCII):
+        raise SettingError(where, "expected nothing after the host, or the number of a database")
+    if ours.get("cluster") and (parts.scheme == "unix" or int(options.get("db") or parts.path[1:] or 0)):
+        raise SettingError(where, "a cluster is reached by redis:// or rediss://, and has only database 0")
+    return RedisStore(f"{plain}?{urlencode(options)}" if options else plain, **ours)
 
 
 def _place(at: int) -> int:

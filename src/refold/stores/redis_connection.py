@@ -1,25 +1,20 @@
-"""Connections to a Redis server or cluster: pipelined commands, retries, errors as `StoreError`."""
+"""Connections to a Redis server or cluster: pipelined commands and scripts, retries, errors as `StoreError`.
+
+The verbs of `lua/*.lua` are a library of functions, or scripts where the user may not load functions.
+"""
 
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
 from itertools import count
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from refold.core.errors import SettingError, StoreError
 from refold.stores.forks import keep_for_parent, renew_after_fork
-from refold.stores.redis_errors import ERRORS, is_broken, is_passing, refusal
-from refold.stores.redis_scripts import (
-    ALLOWED_WHEN_FULL,
-    READS,
-    ScriptCall,
-    library,
-    library_name,
-    script,
-    script_sha,
-)
-from refold.stores.redis_wire import Command, exchange
 from refold.stores.url import shown_url
 
 try:
@@ -34,6 +29,34 @@ except ModuleNotFoundError as error:
 PAUSES = ExponentialBackoff(cap=0.5, base=0.005)
 """Between retries, in seconds."""
 STORED = "it is stored, but not yet confirmed on disk"
+DOUBT = "; the last write may or may not be stored"
+READS = {
+    *("tip", "read", "resume", "fetch", "find", "row", "use", "fields", "examine", "page"),
+    *("PING", "WAITAOF", "XREAD", "HGET", "HGETALL", "HSCAN", "SRANDMEMBER", "ZRANGE", "PEXPIRE", "PERSIST"),
+}
+"""Script verbs and commands that change nothing but expiry times."""
+ALLOWED_WHEN_FULL = READS | {"reparent", "erase", "settle"}
+"""Verbs that need no new memory."""
+
+ERRORS = (redis.RedisError, exceptions.RedisClusterException)
+REFUSED = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+TEMPORARY = (
+    exceptions.BusyLoadingError,
+    exceptions.ReadOnlyError,
+    exceptions.TryAgainError,
+    exceptions.ClusterDownError,  # and MASTERDOWN
+)
+TEMPORARY_PREFIXES = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
+
+Command: TypeAlias = tuple[Any, ...]
+
+
+class ScriptCall(NamedTuple):
+    """A verb of `lua/*.lua`; all keys are in one slot."""
+
+    verb: str
+    keys: Sequence[str]
+    args: Sequence[Any] = ()
 
 
 class RedisConnection:
@@ -83,69 +106,62 @@ class RedisConnection:
         """
         return self.send(keys[0], ScriptCall(verb, keys, args), durable=durable, unsafe=unsafe)[0]
 
+    def call_each(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Runs calls on any keys: one round trip per server."""
+        if not self._is_cluster:
+            return self.send(calls[0].keys[0], *calls) if calls else []
+        groups: dict[Any, list[int]] = {}
+        for n, one in enumerate(calls):
+            server = None
+            with suppress(*ERRORS):
+                server = self._connected().get_node_from_key(one.keys[0]).name
+            groups.setdefault(server, []).append(n)
+        answers = dict[int, Any]()
+        for places in groups.values():
+            group = [calls[n] for n in places]
+            try:
+                found = self._exchange(self._client(group[0].keys[0]), group)
+            except ERRORS:  # some slots may have moved
+                found = [self.send(one.keys[0], one)[0] for one in group]
+            answers.update(zip(places, found, strict=True))
+        return [answers[n] for n in range(len(calls))]
+
     def send(
         self, key: str, *commands: ScriptCall | Command, durable: bool = False, unsafe: str = STORED
     ) -> list[Any]:
         """Sends commands for the slot of `key` in one round trip, and retries; returns the replies."""
         until = time.monotonic() + self.timeout_s
         is_retry = False
-        client = None
         for attempt in count(1):
+            client = None
             try:
                 client = self._client(key)
-                answers = self._run(client, commands, is_retry, durable, unsafe)
+                answers = self._exchange(client, commands, is_retry, durable, unsafe)
+                self._is_away = False
+                return answers
             except ERRORS as error:
                 is_late = time.monotonic() > until
                 problem = error if is_late or client is None else self._load_scripts(client, error)
                 if problem is None:
                     continue
-                is_waited_for = is_broken(problem) and not self._is_away
-                if is_late or not (is_waited_for or is_passing(problem, self._is_cluster)):
-                    explained = self._explained(problem, doubtful=not all(map(_is_read, commands)))
-                    self._is_away = is_broken(problem)
+                is_waited_for = _is_broken(problem) and not self._is_away
+                if is_late or not (is_waited_for or self._is_passing(problem)):
+                    is_read = all(
+                        (one.verb if isinstance(one, ScriptCall) else one[0]) in READS for one in commands
+                    )
+                    explained = self._explained(problem, "" if is_read else DOUBT)
+                    self._is_away = _is_broken(problem)
                     raise explained from error
-                self._reconnect(client, problem)
-            else:
-                self._is_away = False
-                return answers
+                with suppress(*ERRORS):
+                    if self._is_cluster:
+                        self._connected().nodes_manager.initialize()
+                    elif client is not None and isinstance(problem, exceptions.ReadOnlyError):
+                        client.connection_pool.disconnect(inuse_connections=False)
             is_retry = True
             time.sleep(PAUSES.compute(attempt))
         raise AssertionError
 
-    def call_each(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Runs calls on any keys: one round trip per server."""
-        groups: dict[Any, list[int]] = {}
-        for n, one in enumerate(calls):
-            groups.setdefault(self._home(one.keys[0]), []).append(n)
-        answers = dict[int, Any]()
-        for places in groups.values():
-            group = [calls[n] for n in places]
-            found = self._together(group) if len(groups) > 1 else self.send(group[0].keys[0], *group)
-            answers.update(zip(places, found, strict=True))
-        return [answers[n] for n in range(len(calls))]
-
-    def _together(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        with suppress(*ERRORS):
-            return self._run(self._client(calls[0].keys[0]), calls)
-        return [self.send(one.keys[0], one)[0] for one in calls]
-
-    def servers(self) -> list[dict[str, Any]]:
-        """`INFO` of each primary."""
-        self.send("", ("PING",))
-        made = self._connected()
-        nodes = made.get_primaries() if self._is_cluster else []
-        clients = [made.get_redis_connection(node) for node in nodes] or [made]
-        try:
-            return [client.info() | self._fsync(client) for client in clients]
-        except ERRORS as error:
-            raise self._explained(error) from error
-
-    def _fsync(self, client: Any) -> dict[str, Any]:
-        with suppress(exceptions.ResponseError):  # managed servers forbid it
-            return dict(client.config_get("appendfsync"))
-        return {}
-
-    def _run(
+    def _exchange(
         self,
         client: Any,
         commands: Sequence[ScriptCall | Command],
@@ -153,21 +169,60 @@ class RedisConnection:
         durable: bool = False,
         unsafe: str = STORED,
     ) -> list[Any]:
-        wire = [self._wire(one, is_retry) if isinstance(one, ScriptCall) else one for one in commands]
+        """Sends commands once. They are packed here: redis-py itself needs 2 µs for each argument."""
         waits = durable and any(self._wait_aof)
+        packed = list[bytes]()
+        for one in commands:
+            packed.append(_packed(self._script(one, is_retry) if isinstance(one, ScriptCall) else one))
         if waits:
-            wire.append(("WAITAOF", *self._wait_aof, max(1, int(self.timeout_s * 500))))
-        answers = exchange(client.connection_pool, wire)
+            packed.append(_packed(("WAITAOF", *self._wait_aof, max(1, int(self.timeout_s * 500)))))
+        answers = list[Any]()
+        connection = client.connection_pool.get_connection()
+        try:
+            connection.send_packed_command([b"".join(packed)])
+            for _ in packed:
+                try:
+                    answers.append(connection.read_response())
+                except exceptions.ResponseError as error:  # the other replies must be read too
+                    answers.append(error)
+        except BaseException:
+            connection.disconnect()  # the next reply would belong to another command
+            raise
+        finally:
+            client.connection_pool.release(connection)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
         if waits:
-            self._require_durable(answers.pop(), unsafe)
+            reached = answers.pop()
+            if any(have < want for have, want in zip(reached, self._wait_aof, strict=True)):
+                raise StoreError(
+                    f"{self.shown}: {unsafe}: {list(reached)} of {list(self._wait_aof)} disks, here and of"
+                    " replicas. Read it before you write it again"
+                )
         return answers
 
-    def _wire(self, call: ScriptCall, is_retry: bool) -> Command:
+    def _script(self, call: ScriptCall, is_retry: bool) -> Command:
         rest = (len(call.keys), *call.keys, *call.args, call.verb, int(is_retry))
         gentle = call.verb in ALLOWED_WHEN_FULL
         if self._has_functions:
-            return ("FCALL", library_name() + ("_gentle" if gentle else ""), *rest)
-        return ("EVALSHA", script_sha(gentle), *rest)
+            return ("FCALL", _library_name() + ("_gentle" if gentle else ""), *rest)
+        return ("EVALSHA", _script_sha(gentle), *rest)
+
+    def servers(self) -> list[dict[str, Any]]:
+        """`INFO` of each primary, and its `appendfsync`."""
+        self.send("", ("PING",))
+        made = self._connected()
+        nodes = made.get_primaries() if self._is_cluster else []
+        found = list[dict[str, Any]]()
+        try:
+            for client in [made.get_redis_connection(node) for node in nodes] or [made]:
+                found.append(client.info())
+                with suppress(exceptions.ResponseError):  # managed servers forbid it
+                    found[-1] |= client.config_get("appendfsync")
+        except ERRORS as error:
+            raise self._explained(error) from error
+        return found
 
     # Connecting
 
@@ -176,32 +231,17 @@ class RedisConnection:
             if self._closed:
                 raise StoreError(f"{self.shown} was closed; open the store again to use it")
             if self._made is None:
-                self._made = self._new()
+                times = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), self.timeout_s)
+                if self._is_cluster:
+                    self._made = RedisCluster.from_url(self._url, protocol=2, **times)
+                else:
+                    no_retry = Retry(NoBackoff(), 0)
+                    self._made = redis.Redis.from_url(self._url, protocol=2, **times, retry=no_retry)
             return self._made
-
-    def _new(self) -> Any:
-        times = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), self.timeout_s)
-        how: dict[str, Any] = {"protocol": 2, **times}
-        if self._is_cluster:
-            return RedisCluster.from_url(self._url, **how)
-        return redis.Redis.from_url(self._url, **how, retry=Retry(NoBackoff(), 0))
 
     def _client(self, key: str) -> Any:
         made = self._connected()
         return made.get_redis_connection(made.get_node_from_key(key)) if self._is_cluster else made
-
-    def _home(self, key: str) -> Any:
-        if self._is_cluster:
-            with suppress(*ERRORS):
-                return self._connected().get_node_from_key(key).name
-        return None
-
-    def _reconnect(self, client: Any, error: Exception) -> None:
-        with suppress(*ERRORS):
-            if self._is_cluster:
-                self._connected().nodes_manager.initialize()
-            elif client is not None and isinstance(error, exceptions.ReadOnlyError):
-                client.connection_pool.disconnect(inuse_connections=False)
 
     def _load_scripts(self, client: Any, error: Exception) -> Exception | None:
         """Loads the scripts if they are missing, as after a restart; returns None, or the error to report."""
@@ -212,33 +252,87 @@ class RedisConnection:
             return error
         try:
             if self._has_functions:
-                client.execute_command("FUNCTION", "LOAD", "REPLACE", library())
+                client.execute_command("FUNCTION", "LOAD", "REPLACE", _lua_library())
             else:
                 for gentle in (False, True):
-                    client.execute_command("SCRIPT", "LOAD", script(gentle))
+                    client.execute_command("SCRIPT", "LOAD", _lua_script(gentle))
         except ERRORS as problem:
             if not (self._has_functions and isinstance(problem, exceptions.NoPermissionError)):
                 return problem
             self._has_functions = False
         return None
 
-    def _require_durable(self, reached: Sequence[int], unsafe: str) -> None:
-        if any(have < want for have, want in zip(reached, self._wait_aof, strict=True)):
-            raise StoreError(
-                f"{self.shown}: {unsafe}: {list(reached)} of {list(self._wait_aof)} disks, here and of"
-                " replicas. Read it before you write it again"
-            )
+    # Errors
 
-    def _explained(self, error: Exception, *, doubtful: bool = False) -> StoreError:
-        doubt = "; the last write may or may not be stored" if doubtful else ""
-        why = refusal(error, self._is_cluster)
-        if why is None and is_broken(error) and self._is_away:
-            why = f"cannot be reached: {error}; check the URL and the server{doubt}"
-        elif why is None and (is_broken(error) or is_passing(error, self._is_cluster)):
-            lost = f"Nothing acknowledged is lost{doubt}. Retry when it is back"
-            why = f"did not answer for {self.timeout_s:g} s: {error}. {lost}"
-        return StoreError(f"{self.shown} {why or f'cannot be used: {error}'}")
+    def _is_passing(self, error: Exception) -> bool:
+        """The server is there, and can soon do what it refuses now."""
+        if isinstance(error, TEMPORARY) or str(error).startswith(TEMPORARY_PREFIXES):
+            return True
+        return self._is_cluster and isinstance(error, exceptions.AskError)  # a slot is being moved
+
+    def _explained(self, error: Exception, doubt: str = "") -> StoreError:
+        match error:
+            case exceptions.AuthenticationError() | exceptions.AuthorizationError():
+                why = f"refuses the user name or the password: {error}"
+            case exceptions.OutOfMemoryError():
+                why = "is full (maxmemory): nothing was stored. Free memory, raise maxmemory, or lower ttl_s"
+            case exceptions.ResponseError() if "WAITAOF" in str(error).upper():
+                why = f"cannot wait_aof, which needs Redis or Valkey 7.2 and appendonly yes: {error}"
+            case exceptions.NoPermissionError():
+                why = f"does not allow it: {error}"
+            case exceptions.AskError() if not self._is_cluster:
+                why = "is part of a cluster: add cluster=1 to the URL"
+            case exceptions.RedisClusterException() if "not enabled" in str(error):
+                why = "is not a cluster: leave cluster=1 out of the URL"
+            case _ if _is_broken(error) and self._is_away:
+                why = f"cannot be reached: {error}; check the URL and the server{doubt}"
+            case _ if _is_broken(error) or self._is_passing(error):
+                why = (
+                    f"did not answer for {self.timeout_s:g} s: {error}. Nothing acknowledged is lost{doubt}."
+                )
+                why += " Retry when it is back"
+            case _:
+                why = f"cannot be used: {error}"
+        return StoreError(f"{self.shown} {why}")
 
 
-def _is_read(command: ScriptCall | Command) -> bool:
-    return (command.verb if isinstance(command, ScriptCall) else command[0]) in READS
+def _is_broken(error: Exception) -> bool:
+    """The connection, or a node of the cluster, is gone."""
+    if isinstance(error, REFUSED):
+        return False
+    return isinstance(error, redis.ConnectionError | redis.TimeoutError | exceptions.RedisClusterException)
+
+
+def _packed(command: Command) -> bytes:
+    parts = [part if isinstance(part, bytes) else str(part).encode() for part in command]
+    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
+
+
+@cache
+def _lua_verbs() -> str:
+    folder = files("refold.stores") / "lua"
+    return "".join((folder / f"{name}.lua").read_text() for name in ("conversation", "index"))
+
+
+@cache
+def _library_name() -> str:
+    """Names the function library by its text, so that versions do not replace each other."""
+    return f"refold_{sha1(_lua_verbs().encode()).hexdigest()[:12]}"
+
+
+def _lua_library() -> str:
+    name = _library_name()
+    register = "redis.register_function{function_name = '%s', callback = run%s}\n"
+    gentle = register % (f"{name}_gentle", ", flags = {'allow-oom'}")
+    return f"#!lua name={name}\n{_lua_verbs()}{register % (name, '')}{gentle}"
+
+
+@cache
+def _lua_script(gentle: bool) -> bytes:
+    flags = " flags=allow-oom" if gentle else ""
+    return f"#!lua{flags}\n{_lua_verbs()}return run(KEYS, ARGV)\n".encode()
+
+
+@cache
+def _script_sha(gentle: bool) -> str:
+    return sha1(_lua_script(gentle)).hexdigest()

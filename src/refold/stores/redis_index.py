@@ -15,10 +15,8 @@ import msgspec
 from refold.core.codec import to_bytes
 from refold.core.errors import CorruptError
 from refold.stores.packing import to_text
-from refold.stores.redis_connection import RedisConnection
-from refold.stores.redis_scripts import ScriptCall
-from refold.stores.redis_wire import Command
-from refold.stores.shelf import CURSOR, LEASE, SNAPSHOT
+from refold.stores.redis_connection import Command, RedisConnection, ScriptCall
+from refold.stores.shelf import CURSOR, LEASE, SETTING, SNAPSHOT
 from refold.stores.store import LOCATED, Key
 
 PAGE = 200
@@ -58,7 +56,6 @@ class RedisKeys:
         self._prefix = prefix
         self.clock = f"{prefix}:{{list}}:clock"
         self.all = f"{prefix}:{{list}}:all"
-        self.settings = f"{prefix}:settings"
 
     def of(self, key: Key, draft: str = "") -> list[str]:
         return self.by(member(key), draft)
@@ -66,14 +63,14 @@ class RedisKeys:
     def by(self, member: bytes, draft: str = "") -> list[str]:
         return [f"{self._prefix}:{{{member[16:].hex()}}}:{draft}{kind}" for kind in KINDS]
 
-    def shelf(self, scope: Key | None) -> str:
-        """The hash that has the values of a shelf."""
-        return f"{self._prefix}:notes" if scope is None else self.of(scope)[0]
-
-    def field(self, scope: Key | None, name: str) -> bytes:
-        """The field of a value: the head of a conversation has others, too."""
-        plain = scope is None or name.startswith((SNAPSHOT, LEASE, CURSOR))
-        return to_bytes(name if plain else f"n:{name}")
+    def value(self, scope: Key | None, name: str) -> tuple[str, bytes]:
+        """The hash and the field of a value on a shelf. The head of a conversation has other fields, too."""
+        if scope is not None:
+            is_plain = name.startswith((SNAPSHOT, LEASE, CURSOR))
+            return self.of(scope)[0], to_bytes(name if is_plain else f"n:{name}")
+        if name.startswith(SETTING):
+            return f"{self._prefix}:settings", to_bytes(name.removeprefix(SETTING))
+        return f"{self._prefix}:notes", to_bytes(name)
 
     def owned(self, member: bytes) -> str:
         return f"{self._prefix}:{{list}}:{member[:16].hex()}"

@@ -1,14 +1,46 @@
 """URLs of stores: validated before a driver sees them, since drivers guess and print passwords; masked."""
 
 import re
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from refold.core.errors import SettingError
 
 ENCODING_HELP = (
-    "percent-encode what is special in a user name, a password or an option: @ is %40, : is %3A, / is"
+    "percent-encode what is special in a user name, a password or an option: @ is %40, : is %3A, / is %2F,"
+    " ? is %3F, # is %23, % is %25"
 )
-ENCODING_HELP += " %2F, ? is %3F, # is %23, % is %25"
+
+
+class UrlOption(NamedTuple):
+    """An option in a store's URL, and how its value is read."""
+
+    pattern: str
+    expected: str
+    read: Callable[[str], Any] = str
+
+
+ANY = UrlOption("(?s).*", "a value")
+SWITCH = UrlOption("[01]", "0 or 1", lambda value: value == "1")
+SECONDS = UrlOption(r"(?=.*[1-9])\d{0,6}\.?\d*", "a number of seconds", float)
+
+
+def parse_options(where: str, query: str, known: Mapping[str, UrlOption]) -> dict[str, Any]:
+    """The options in the query of a URL.
+
+    Raises:
+        SettingError: an option is unknown, or its value is not allowed.
+    """
+    options = dict[str, Any]()
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in known:
+            raise SettingError(where, f"{name!r} is not known; its options are {', '.join(known)}")
+        pattern, expected, read = known[name]
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise SettingError(where, f"{name}={shown_url(value)} is not allowed; expected {expected}")
+        options[name] = read(value)
+    return options
 
 
 def split_url(url: str) -> SplitResult:

@@ -21,8 +21,7 @@ from refold.core.plan import CompactionRequest
 from refold.stores.store import Key, Store
 
 if TYPE_CHECKING:
-    from refold.stores.postgres_connection import PostgresQueries
-    from refold.stores.postgres_pool import PostgresPool
+    from refold.stores.postgres_pool import PostgresPool, PostgresQueries
 
 T = TypeVar("T")
 
