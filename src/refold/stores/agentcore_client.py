@@ -35,6 +35,23 @@ ACTOR = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9-_/]*(?::[a-zA-Z0-9-_/]+)*")
 PLAIN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,99}")
 NAMESPACE = re.compile(r"[a-zA-Z0-9/*][a-zA-Z0-9_/*:-]{0,700}")
 ENCODED = re.compile(r"--[0-9a-f]{32}$")
+LOGIN = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where a role gives them"
+_DENIED = "access denied: the credentials need bedrock-agentcore:{verb} on this memory"
+_EXPIRED = "the credentials have expired: log in again"
+_THROTTLED = "requests are throttled: write less often, or ask for a higher quota"
+ADVICE = {
+    "ResourceNotFoundException": "there is no memory {memory!r} in this region: check its id and `region`",
+    "AccessDeniedException": _DENIED,
+    "UnrecognizedClientException": _DENIED,
+    "InvalidSignatureException": _DENIED,
+    "ExpiredTokenException": _EXPIRED,
+    "ExpiredToken": _EXPIRED,
+    "ThrottledException": _THROTTLED,
+    "ThrottlingException": _THROTTLED,
+    "ServiceQuotaExceededException": "a quota of the account is used up: ask for a higher one",
+    "413": "the request is too large",
+}
+"""By the service's code of an error."""
 
 
 class ActorSession(NamedTuple):
@@ -225,34 +242,24 @@ class AgentCoreClient:
             gone = code == "ResourceNotFoundException"
             if gone and missing is not None and not re.search(r"\bmemory\b", message, re.IGNORECASE):
                 return missing
-            raise StoreError(self._advice(operation, code, message)) from error
+            verb = "".join(word.capitalize() for word in operation.split("_"))
+            advice = ADVICE.get(code, code or "an unknown error").format(memory=self.memory_id, verb=verb)
+            shown = f" ({message})" if message else ""
+            raise StoreError(f"AgentCore Memory, {verb}: {advice}{shown}") from error
         except BotoCoreError as error:
-            raise StoreError(_unreachable(error)) from error
+            name = type(error).__name__
+            problem = f"cannot be reached in time: {error}; retry"
+            if name == "ParamValidationError":
+                problem = f"rejects the request: {error}"
+            if "Credential" in name or "Token" in name or "SSO" in name:
+                raise StoreError(f"AgentCore Memory: no AWS credentials ({error}); {LOGIN}") from error
+            raise StoreError(f"AgentCore Memory {problem}") from error
 
     @staticmethod
     def code(error: StoreError) -> str:
         """The service's code of an error; empty if it did not answer."""
         response = getattr(error.__cause__, "response", None) or {}
         return str(response.get("Error", {}).get("Code", ""))
-
-    def _advice(self, operation: str, code: str, message: str) -> str:
-        verb = "".join(word.capitalize() for word in operation.split("_"))
-        match code:
-            case "ResourceNotFoundException":
-                what = f"there is no memory {self.memory_id!r} in this region: check its id and `region`"
-            case "AccessDeniedException" | "UnrecognizedClientException" | "InvalidSignatureException":
-                what = f"access denied: the credentials need bedrock-agentcore:{verb} on this memory"
-            case "ExpiredTokenException" | "ExpiredToken":
-                what = "the credentials have expired: log in again"
-            case "ThrottledException" | "ThrottlingException":
-                what = "requests are throttled: write less often, or ask for a higher quota"
-            case "ServiceQuotaExceededException":
-                what = "a quota of the account is used up: ask for a higher one"
-            case "413":
-                what = "the request is too large"
-            case _:
-                what = code or "an unknown error"
-        return f"AgentCore Memory, {verb}: {what}" + (f" ({message})" if message else "")
 
 
 def allowed_name(name: str) -> str:
@@ -313,15 +320,3 @@ def _loader() -> Any:
     import botocore.session
 
     return botocore.session.Session().get_component("data_loader")
-
-
-def _unreachable(error: Exception) -> str:
-    name = type(error).__name__
-    if "Credential" in name or "Token" in name or "SSO" in name:
-        return (
-            f"AgentCore Memory: no AWS credentials ({error}); set AWS_PROFILE, or AWS_ACCESS_KEY_ID and"
-            " AWS_SECRET_ACCESS_KEY, or run where a role gives them"
-        )
-    if name == "ParamValidationError":
-        return f"AgentCore Memory rejects the request: {error}"
-    return f"AgentCore Memory cannot be reached in time: {error}; retry"

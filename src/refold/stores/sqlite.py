@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qsl
+from typing import Any, NamedTuple
 
 from refold.core.codec import GENESIS, Entry, Link, chain, to_bytes
 from refold.core.errors import ConflictError, CorruptError, NotFoundError, SettingError, StoreError
@@ -22,7 +21,6 @@ from refold.stores.sqlite_file import SQLiteFile, SQLiteQueries
 from refold.stores.sqlite_index import (
     PLACE_BITS,
     Segment,
-    SQLiteConversation,
     SQLiteIndex,
     place_of,
     row_id,
@@ -36,10 +34,14 @@ from refold.stores.store import (
     ToolSetting,
     require_next,
 )
-from refold.stores.url import shown_url
+from refold.stores.url import UrlOption, parse_options, shown_url
 
 CHUNK = 1_000
 """Rows read at a time."""
+OPTIONS = {
+    "synchronous": UrlOption("full|normal", "full or normal"),
+    "timeout_s": UrlOption(r"\d{0,9}\.?\d+|\d+\.", "a number of seconds", float),
+}
 
 
 class _PendingAppend:
@@ -54,6 +56,14 @@ class _PendingAppend:
         self.digest = b""
         self.error: Exception | None = None
         self.done = False
+
+
+class _Tip(NamedTuple):
+    cid: int
+    next: int
+    """The next free place."""
+    digest: bytes
+    """Of the entry before it."""
 
 
 class SQLiteStore(SQLiteIndex, Shelf):
@@ -93,7 +103,10 @@ class SQLiteStore(SQLiteIndex, Shelf):
         try:
             with self._file.transaction() as run:
                 for pending in batch:
-                    self._insert(run, pending)
+                    try:
+                        pending.digest = self._insert(run, pending)
+                    except (ConflictError, CorruptError) as error:  # the other appends go on
+                        pending.error = error
         except BaseException as error:
             for pending in batch:
                 pending.error = pending.error or StoreError(f"The commit was stopped by {error!r}; retry")
@@ -105,26 +118,21 @@ class SQLiteStore(SQLiteIndex, Shelf):
             for pending in batch:
                 pending.done = True
 
-    def _insert(self, run: SQLiteQueries, pending: _PendingAppend) -> None:
-        row = self._row(run, pending.key)
-        next, digest = (0, GENESIS) if row is None else self._tip(run, row)
-        try:
-            if pending.lease is not None:
-                stored = _value(run, pending.key, LEASE + pending.lease.name)
-                require_held(pending.key, pending.lease, stored)
-            require_next(pending.key, pending.entries, next, digest, pending.after)
-        except (ConflictError, CorruptError) as error:  # the other appends go on
-            pending.error = error
-            return
-        if row is None and pending.entries:
-            row = self._add_conversation(run, pending.key, None, 0, GENESIS)
+    def _insert(self, run: SQLiteQueries, pending: _PendingAppend) -> bytes:
+        key = pending.key
+        cid, next, digest = self._tip(run, key) or (None, 0, GENESIS)
+        if pending.lease is not None:
+            require_held(key, pending.lease, _value(run, key, LEASE + pending.lease.name))
+        require_next(key, pending.entries, next, digest, pending.after)
+        if cid is None and pending.entries:
+            cid = self._add_conversation(run, key, None, 0, GENESIS)
         for entry in pending.entries:
-            assert row is not None
+            assert cid is not None
             digest = chain(digest, entry)
-            values = {"kind": entry.kind, "id": None if entry.id is None else to_bytes(entry.id)}
-            values |= {"head": entry.head, "body": pack(entry.body), "digest": digest}
-            run("append", place=row_id(row.cid, entry.at), **values)
-        pending.digest = digest
+            id = None if entry.id is None else to_bytes(entry.id)
+            values = {"kind": entry.kind, "id": id, "head": entry.head, "body": pack(entry.body)}
+            run("append", place=row_id(cid, entry.at), **values, digest=digest)
+        return digest
 
     def read(
         self, key: Key, start: int = 0, stop: int | None = None, /, *, but: str | None = None
@@ -193,23 +201,23 @@ class SQLiteStore(SQLiteIndex, Shelf):
 
     def fork(self, key: Key, new: Key, at: int, /) -> None:
         with self._file.write() as run:
-            row = self._row(run, key)
-            if self._row(run, new):
+            tip = self._tip(run, key)
+            if self._tip(run, new):
                 raise ConflictError(f"Conversation {new.conversation!r} already exists")
-            if row is None or not 0 <= at <= self._tip(run, row)[0]:
+            if tip is None or not 0 <= at <= tip.next:
                 raise NotFoundError(f"{key.conversation!r} has no place {at}")
             base = GENESIS
             for cid, low, high in self._segments(run, key):
                 if low < at <= high:
                     base = run("digest", place=row_id(cid, at - 1))[0][0]
-            self._add_conversation(run, new, row.cid, at, base)
+            self._add_conversation(run, new, tip.cid, at, base)
 
     def erase(self, key: Key, /, *, with_forks: bool = False) -> list[Key]:
         with self._file.write() as run:
-            row = self._row(run, key)
-            forks = run("forks", cid=row.cid, and_theirs=with_forks) if row else []
+            tip = self._tip(run, key)
+            forks = run("forks", cid=tip.cid, and_theirs=with_forks) if tip else []
             named_forks = [(owner, name) for _, owner, name in forks if name is not None]
-            erased = [row.cid] if row else []
+            erased = [tip.cid] if tip else []
             if with_forks:
                 erased += [cid for cid, *_ in forks]
                 for owner, name in named_forks:
@@ -249,14 +257,14 @@ class SQLiteStore(SQLiteIndex, Shelf):
         with self._file.write(durable=durable) as run:
             if value is None:
                 run("remove_value", scope=_scope(scope), name=to_bytes(name))
-            elif scope is None or self._row(run, scope):
+            elif scope is None or self._tip(run, scope):
                 run("put_value", scope=_scope(scope), name=to_bytes(name), value=value)
 
     def compare_and_set(
         self, scope: Key | None, name: str, old: bytes | None, new: bytes, /, *, early: bool = False
     ) -> bool:
         with self._file.write() as run:
-            is_there = early or scope is None or self._row(run, scope)
+            is_there = early or scope is None or self._tip(run, scope)
             if not is_there or _value(run, scope, name) != old:
                 return False
             run("put_value", scope=_scope(scope), name=to_bytes(name), value=new)
@@ -274,12 +282,10 @@ class SQLiteStore(SQLiteIndex, Shelf):
             scopes = [scope for (scope,) in run("shelved", name=to_bytes(name))]
         for key in map(_key, scopes):
             with self._file.read() as run:
-                row = self._row(run, key) if owner in (None, key.owner) else None
+                tip = self._tip(run, key) if owner in (None, key.owner) else None
                 value = _value(run, key, name)
-                if row is None or value is None:
-                    continue
-                next = self._tip(run, row)[0]
-            yield key, value, next
+            if tip is not None and value is not None:
+                yield key, value, tip.next
 
     def settings(self) -> Sequence[ToolSetting]:
         with self._file.read() as run:
@@ -300,7 +306,7 @@ class SQLiteStore(SQLiteIndex, Shelf):
 
     def examine(self) -> Iterable[StoreProblem]:
         with self._file.read() as run:
-            lines = run.plain("PRAGMA integrity_check")
+            lines = run("integrity_check")
         yield from (StoreProblem(str(self.path), line) for (line,) in lines if line != "ok")
         with self._file.read() as run:
             rows = run("seals")
@@ -319,23 +325,22 @@ class SQLiteStore(SQLiteIndex, Shelf):
 
     def _add_conversation(
         self, run: SQLiteQueries, key: Key, parent: int | None, fork_at: int, base: bytes
-    ) -> SQLiteConversation:
-        run("add_conversation", **_names(key), created=time.time(), parent=parent, fork_at=fork_at, base=base)
-        row = self._row(run, key)
-        assert row is not None
-        self._seal(run, row.cid)
-        return row
+    ) -> int:
+        names = {"owner": to_bytes(key.owner), "name": to_bytes(key.conversation)}
+        values = {"created": time.time(), "parent": parent, "fork_at": fork_at, "base": base}
+        [(cid,)] = run("add_conversation", **names, **values)
+        self._seal(run, cid)
+        return int(cid)
 
     def _seal(self, run: SQLiteQueries, cid: int) -> None:
         run("set_seal", cid=cid, seal=_seal_of(run("row", cid=cid)[0]))
 
-    def _tip(self, run: SQLiteQueries, row: SQLiteConversation) -> tuple[int, bytes]:
-        """The next free place and the digest of the entry before it."""
-        last = run("last", low=row_id(row.cid, 0), high=row_id(row.cid + 1, 0))
-        if not last:
-            return row.fork_at, row.base
-        place, digest = last[0]
-        return place_of(place) + 1, digest
+    def _tip(self, run: SQLiteQueries, key: Key) -> _Tip | None:
+        rows = run("tip", owner=to_bytes(key.owner), name=to_bytes(key.conversation))
+        if not rows:
+            return None
+        cid, fork_at, base, last, digest = rows[0]
+        return _Tip(cid, fork_at, base) if last is None else _Tip(cid, place_of(last) + 1, digest)
 
 
 def from_url(url: str) -> SQLiteStore:
@@ -347,16 +352,7 @@ def from_url(url: str) -> SQLiteStore:
     path, _, query = url.removeprefix("sqlite:///").partition("?")
     if not url.startswith("sqlite:///") or not path or path == ":memory:":
         raise SettingError(where, "expected sqlite:///file.db (or memory:// for no file)")
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    synchronous = options.pop("synchronous", "full")
-    timeout_s = options.pop("timeout_s", "10")
-    if options or synchronous not in ("full", "normal") or not timeout_s.replace(".", "", 1).isdecimal():
-        raise SettingError(where, "its options are synchronous=full|normal and timeout_s=SECONDS")
-    return SQLiteStore(path, synchronous=synchronous, timeout_s=float(timeout_s))
-
-
-def _names(key: Key) -> dict[str, bytes]:
-    return {"owner": to_bytes(key.owner), "name": to_bytes(key.conversation)}
+    return SQLiteStore(path, **parse_options(where, query, OPTIONS))
 
 
 def _scope(key: Key | None) -> bytes:

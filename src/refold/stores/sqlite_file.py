@@ -13,7 +13,7 @@ from weakref import WeakSet
 import apsw
 
 from refold.core.codec import FORMAT
-from refold.core.errors import CorruptError, RefoldError, StoreError
+from refold.core.errors import CorruptError, StoreError
 from refold.stores.sql import migrations, queries, require_known
 
 LogIdentity: TypeAlias = tuple[int, int, int] | None
@@ -21,22 +21,14 @@ LogIdentity: TypeAlias = tuple[int, int, int] | None
 
 
 class SQLiteQueries:
-    """Runs named queries on one connection."""
+    """One connection, and its named queries."""
 
     def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
+        self.connection = connection
         self._sql = queries("sqlite")
 
     def __call__(self, query: str, /, **values: Any) -> list[Any]:
-        return self._connection.execute(self._sql[query], values).fetchall()
-
-    def plain(self, text: str) -> list[Any]:
-        return self._connection.execute(text).fetchall()
-
-    @property
-    def changes(self) -> int:
-        """Rows changed by this connection so far."""
-        return self._connection.total_changes()
+        return self.connection.execute(self._sql[query], values).fetchall()
 
 
 class SQLiteFile:
@@ -44,12 +36,13 @@ class SQLiteFile:
 
     def __init__(self, path: Path, synchronous: str, timeout_s: float) -> None:
         self.path = path
-        self.synchronous = synchronous
-        self.timeout_s = timeout_s
         self.writing = RLock()
         self.reading = RLock()
-        self._writer: apsw.Connection | None = None
-        self._reader: apsw.Connection | None = None
+        self._synchronous = synchronous
+        self._timeout_s = timeout_s
+        self._wait_ms = int(min(timeout_s, 1e6) * 1000)
+        self._writer: SQLiteQueries | None = None
+        self._reader: SQLiteQueries | None = None
         self._pid = os.getpid()
         self._log_path = f"{path}-wal"
         self._log: LogIdentity = None
@@ -61,49 +54,63 @@ class SQLiteFile:
 
     @contextmanager
     def write(self, *, durable: bool = True, wait: bool | None = None) -> Iterator[SQLiteQueries]:
+        """One transaction. By default, one that is not durable fails at once where the file is locked."""
         self.renew()
-        with self.transaction(durable=durable, wait=wait) as run:
+        with self.transaction(durable=durable, wait=durable if wait is None else wait) as run:
             yield run
 
     @contextmanager
-    def transaction(self, *, durable: bool = True, wait: bool | None = None) -> Iterator[SQLiteQueries]:
-        """One transaction. By default, one that is not durable fails at once where the file is locked."""
-        with self.writing, _explained_errors(self.path):
-            self._after_fork()
-            if self._writer is None:
-                self._writer = self._connect()
-                self._level = self.synchronous
-            connection = self._writer
-            level = self.synchronous if durable else "normal"
-            if level != self._level:
-                connection.execute(f"PRAGMA synchronous = {level}")
-                self._level = level
-            self._begin(connection, wait=durable if wait is None else wait)
-            self._log = log = self._log or self._identity()
+    def transaction(self, *, durable: bool = True, wait: bool = True) -> Iterator[SQLiteQueries]:
+        """Like `write`, for a caller that holds `writing` and called `renew` before."""
+        with self.writing:
+            run = None
             try:
-                yield SQLiteQueries(connection)
-                connection.execute("COMMIT")
+                if self._writer is None or self._pid != os.getpid():
+                    self._writer = self._connect()
+                    self._level = self._synchronous
+                run = self._writer
+                level = self._synchronous if durable else "normal"
+                if level != self._level:
+                    run.connection.execute(f"PRAGMA synchronous = {level}")
+                    self._level = level
+                if wait:
+                    run.connection.execute("BEGIN IMMEDIATE")
+                else:
+                    run.connection.setbusytimeout(0)
+                    try:
+                        run.connection.execute("BEGIN IMMEDIATE")
+                    finally:
+                        run.connection.setbusytimeout(self._wait_ms)
+                self._log = log = self._log or self._identity()
+                yield run
+                run.connection.execute("COMMIT")
                 if log != self._identity():
                     raise StoreError(f"{self.path} was closed by another SQLite in this process; retry")
-            except BaseException:
-                _roll_back(connection)
+            except BaseException as error:
+                if run is not None:
+                    _roll_back(run.connection)
+                if isinstance(error, apsw.Error):
+                    raise _explain(self.path, error) from error
                 raise
 
     @contextmanager
     def read(self) -> Iterator[SQLiteQueries]:
         """All queries in the block see the same snapshot of the file."""
         self.renew()
-        with self.reading, _explained_errors(self.path):
-            self._after_fork()
-            if self._reader is None:
-                self._reader = self._connect()
-            connection = self._reader
-            connection.execute("BEGIN")
-            self._log = self._log or self._identity()
+        with self.reading:
+            run = None
             try:
-                yield SQLiteQueries(connection)
+                if self._reader is None or self._pid != os.getpid():
+                    self._reader = self._connect()
+                run = self._reader
+                run.connection.execute("BEGIN")
+                self._log = self._log or self._identity()
+                yield run
+            except apsw.Error as error:
+                raise _explain(self.path, error) from error
             finally:
-                _roll_back(connection)
+                if run is not None:
+                    _roll_back(run.connection)
 
     def renew(self) -> None:
         """Reopens the file if its write-ahead log was replaced. The caller must not hold a lock.
@@ -124,80 +131,55 @@ class SQLiteFile:
             return None
         return log.st_dev, log.st_ino, file.st_ino
 
-    def _begin(self, connection: apsw.Connection, *, wait: bool) -> None:
-        if wait:
-            connection.execute("BEGIN IMMEDIATE")
-            return
-        connection.setbusytimeout(0)
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-        finally:
-            connection.setbusytimeout(self._wait_ms)
-
-    @property
-    def _wait_ms(self) -> int:
-        return int(min(self.timeout_s, 1e6) * 1000)
-
-    def _after_fork(self) -> None:
-        """Handles a fork that ran no `os.register_at_fork` hook: the child opens its own connections."""
-        if self._pid != os.getpid():
+    def _connect(self) -> SQLiteQueries:
+        if self._pid != os.getpid():  # a fork that ran no hook
             self._abandoned = (self._writer, self._reader)  # closing them would drop the parent's locks
             self._writer = self._reader = None
             self._pid = os.getpid()
-
-    def _connect(self) -> apsw.Connection:
-        connection = self._open()
         try:
+            if self.path.is_dir():
+                advice = f"name a file in it, as in sqlite:///{self.path}/refold.db"
+                raise StoreError(f"{self.path} is a folder; {advice}")
+            connection = apsw.Connection(str(self.path))
+        except (OSError, ValueError) as error:
+            problem = f"{str(self.path)!r} is not a valid file name ({error}); use another name"
+            raise StoreError(problem) from error
+        try:
+            run = SQLiteQueries(connection)
             connection.setbusytimeout(self._wait_ms)
-            known = len(migrations("sqlite")), FORMAT
-            version = self._version(SQLiteQueries(connection))  # before anything is written
-            self._use_wal(connection)
+            version = self._version(run)  # before anything is written
+            deadline = time.monotonic() + self._timeout_s
+            while True:
+                try:
+                    with suppress(apsw.ReadOnlyError):  # the file can still be read
+                        connection.execute("PRAGMA journal_mode = WAL")
+                    break
+                except apsw.BusyError:  # another process opens the same new file; SQLite does not wait here
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.01)
             connection.execute("PRAGMA secure_delete = ON")
-            connection.execute(f"PRAGMA synchronous = {self.synchronous}")
-            if version != known:
-                self._migrate(connection)
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            if version != (len(migrations("sqlite")), FORMAT):
+                self._migrate(run)
         except BaseException:
             connection.close()
             raise
-        return connection
+        return run
 
-    def _open(self) -> apsw.Connection:
-        try:
-            if not self.path.is_dir():
-                return apsw.Connection(str(self.path))
-        except (OSError, ValueError) as error:
-            raise StoreError(
-                f"{str(self.path)!r} is not a valid file name ({error}); use another name"
-            ) from error
-        raise StoreError(f"{self.path} is a folder; name a file in it, as in sqlite:///{self.path}/refold.db")
-
-    def _use_wal(self, connection: apsw.Connection) -> None:
-        """Retries while another process opens the same new file; SQLite itself does not wait here."""
-        deadline = time.monotonic() + self.timeout_s
-        while True:
-            try:
-                with suppress(apsw.ReadOnlyError):  # the file can still be read
-                    connection.execute("PRAGMA journal_mode = WAL")
-                return
-            except apsw.BusyError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
-
-    def _migrate(self, connection: apsw.Connection) -> None:
-        run = SQLiteQueries(connection)
+    def _migrate(self, run: SQLiteQueries) -> None:
         steps = migrations("sqlite")
-        connection.execute("BEGIN IMMEDIATE")
+        run.connection.execute("BEGIN IMMEDIATE")
         try:
             version, _ = self._version(run)
             for step in steps[version:]:
-                connection.execute(step)
-            for query in ("create_schema", "clear_schema"):
-                run(query)
+                run.connection.execute(step)
+            run("create_schema")
+            run("clear_schema")
             run("set_schema", version=len(steps), format=FORMAT)
-            connection.execute("COMMIT")
+            run.connection.execute("COMMIT")
         except BaseException:
-            _roll_back(connection)
+            _roll_back(run.connection)
             raise
 
     def _version(self, run: SQLiteQueries) -> tuple[int, int]:
@@ -213,9 +195,16 @@ class SQLiteFile:
 
     def purge_log(self) -> None:
         """Removes erased words from the write-ahead log."""
-        with self.writing, self.reading, _explained_errors(self.path):
-            done = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall() if self._writer else []
-            if done and done[0][0]:
+        with self.writing, self.reading:
+            if self._writer is None:
+                return
+            try:
+                [(is_busy, *_)] = self._writer.connection.execute(
+                    "PRAGMA wal_checkpoint(TRUNCATE)"
+                ).fetchall()
+            except apsw.Error as error:
+                raise _explain(self.path, error) from error
+            if is_busy:
                 raise StoreError(
                     f"Erased, but the text remains in {self.path}-wal while another process reads the file;"
                     " erase it again after that"
@@ -223,12 +212,12 @@ class SQLiteFile:
 
     def close(self) -> None:
         with self.writing, self.reading:
-            stale = self._log is not None and self._log != self._identity()
-            for connection in (self._writer, self._reader):
-                if connection is not None and self._pid == os.getpid():
-                    if stale:  # a deleted log must not overwrite newer commits
-                        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-                    connection.close()
+            is_stale = self._log is not None and self._log != self._identity()
+            for one in (self._writer, self._reader):
+                if one is not None and self._pid == os.getpid():
+                    if is_stale:  # a deleted log must not overwrite newer commits
+                        one.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                    one.connection.close()
             self._writer = self._reader = self._log = None
 
 
@@ -279,16 +268,6 @@ def _release_all() -> None:
         file.reading.release()
         file.writing.release()
     _forking.release()
-
-
-@contextmanager
-def _explained_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except RefoldError:
-        raise
-    except apsw.Error as error:
-        raise _explain(path, error) from error
 
 
 def _explain(path: Path, error: apsw.Error) -> StoreError:

@@ -24,13 +24,6 @@ MERGED_PAGES = 200
 MAX_MERGES = 10_000
 
 
-class SQLiteConversation(NamedTuple):
-    cid: int
-    parent: int | None
-    fork_at: int
-    base: bytes
-
-
 class Segment(NamedTuple):
     """The places of a conversation that one row of the conversation table owns."""
 
@@ -62,20 +55,10 @@ class SQLiteIndex:
     def __init__(self, file: SQLiteFile) -> None:
         self._file = file
 
-    def _row(self, run: SQLiteQueries, key: Key) -> SQLiteConversation | None:
-        rows = run("conversation", owner=to_bytes(key.owner), name=to_bytes(key.conversation))
-        return SQLiteConversation(*rows[0]) if rows else None
-
     def _segments(self, run: SQLiteQueries, key: Key) -> list[Segment]:
         """In the order of places: those of the ancestors first."""
-        row = self._row(run, key)
-        high = 1 << PLACE_BITS
-        result: list[Segment] = []
-        while row is not None:
-            result.append(Segment(row.cid, row.fork_at, high))
-            high = min(high, row.fork_at)
-            row = None if row.parent is None else SQLiteConversation(*run("ancestor", cid=row.parent)[0])
-        return result[::-1]
+        rows = run("segments", owner=to_bytes(key.owner), name=to_bytes(key.conversation))
+        return [Segment(*row) for row in rows]
 
     # Indexing
 
@@ -176,9 +159,9 @@ class SQLiteIndex:
         """Rewrites the index in small steps, so that erased words leave the file."""
         for _ in range(MAX_MERGES):
             with self._file.write(durable=False, wait=True) as run:
-                before = run.changes
+                before = run.connection.total_changes()
                 run("merge_words", pages=-MERGED_PAGES)
-                if run.changes - before < 2:
+                if run.connection.total_changes() - before < 2:
                     return
 
     # Searching

@@ -13,11 +13,14 @@ DELETE FROM refold_schema
 -- name: set_schema
 INSERT INTO refold_schema (version, format) VALUES (:version, :format)
 
--- name: conversation
-SELECT cid, parent, fork_at, base FROM refold_conversation WHERE owner = :owner AND name = :name
-
--- name: ancestor
-SELECT cid, parent, fork_at, base FROM refold_conversation WHERE cid = :cid
+-- name: segments
+WITH RECURSIVE segment (cid, low, high, parent, depth) AS (
+    SELECT cid, fork_at, 1 << 32, parent, 0 FROM refold_conversation WHERE owner = :owner AND name = :name
+    UNION ALL
+    SELECT c.cid, c.fork_at, min(s.low, s.high), c.parent, s.depth + 1
+    FROM segment s JOIN refold_conversation c ON c.cid = s.parent
+)
+SELECT cid, low, high FROM segment ORDER BY depth DESC
 
 -- name: conversations
 SELECT c.owner, c.name, c.created, c.parent, c.fork_at,
@@ -31,13 +34,20 @@ SELECT cid, owner, name, created, parent, fork_at, base, seal FROM refold_conver
 
 -- name: add_conversation
 INSERT INTO refold_conversation (owner, name, created, parent, fork_at, base, seal)
-VALUES (:owner, :name, :created, :parent, :fork_at, :base, x'')
+VALUES (:owner, :name, :created, :parent, :fork_at, :base, x'') RETURNING cid
 
 -- name: row
 SELECT cid, owner, name, created, parent, fork_at, base FROM refold_conversation WHERE cid = :cid
 
 -- name: set_seal
 UPDATE refold_conversation SET seal = :seal WHERE cid = :cid
+
+-- name: tip
+SELECT c.cid, c.fork_at, c.base, e.place, e.digest
+FROM refold_conversation c LEFT JOIN refold_entry e ON e.place = (
+    SELECT max(l.place) FROM refold_entry l WHERE l.place >= c.cid << 32 AND l.place < (c.cid + 1) << 32
+)
+WHERE c.owner = :owner AND c.name = :name
 
 -- name: last
 SELECT place, digest FROM refold_entry WHERE place >= :low AND place < :high ORDER BY place DESC LIMIT 1
@@ -109,6 +119,12 @@ INSERT INTO refold_search (refold_search, rank) VALUES ('merge', :pages)
 
 -- name: erase_conversation
 DELETE FROM refold_conversation WHERE cid = :cid
+
+-- name: truncate_log
+PRAGMA wal_checkpoint(TRUNCATE)
+
+-- name: integrity_check
+PRAGMA integrity_check
 
 -- name: strays
 SELECT 'entries', count(*) AS strays FROM refold_entry
