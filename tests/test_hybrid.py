@@ -435,7 +435,7 @@ def test_a_damaged_note_of_what_was_refused_is_told_and_holds_up_nothing(noteboo
     chat = opened(store)
     chat.append([user("poison"), user("food")])
     assert store.drain(KEY)
-    store.record.keep_note(store._sync.refusals._title(KEY), note)
+    store.record.keep_note(store._sync._refusal_note(KEY), note)
     with pytest.raises(CorruptError):
         store.refused(KEY)
     assert ["cannot be" in flaw.problem for flaw in store.examine()] == [True]
@@ -926,10 +926,10 @@ def test_a_url_says_which_record_and_which_memory(tmp_path, monkeypatch):
     [
         ("", "expected hybrid://"),
         ("record=memory%3A%2F%2F", "expected hybrid://"),
-        ("record=memory%3A%2F%2F&memory=mem0%3A%2F%2Fa&more=1", "expected hybrid://"),
-        ("record=memory%3A%2F%2F&memory=mem0%3A%2F%2Fa&sync=later", "sync is immediate, batch or end"),
-        ("record=memory%3A%2F%2F&memory=mem0%3A%2F%2Fa&batch_size=0", "batch_size is a number"),
-        ("record=memory%3A%2F%2F&memory=mem0%3A%2F%2Fa&batch_s=soon", "batch_size is a number"),
+        ("record=memory%3A%2F%2F&memory=mem0%3A%2F%2Fa&more=1", "its options are record, memory, sync"),
+        ("record=memory%3A%2F%2F&memory=mem0%3A%2F%2Fa&sync=later", "expected immediate, batch or end"),
+        ("record=memory%3A%2F%2F&memory=mem0%3A%2F%2Fa&batch_size=0", "expected a number of messages"),
+        ("record=memory%3A%2F%2F&memory=mem0%3A%2F%2Fa&batch_s=soon", "expected a number of seconds"),
         ("record=memory%3A%2F%2F&memory=sqlite%3A%2F%2F%2Fa.db", "memory is mem0://"),
         ("record=nothing%3A%2F%2F&memory=mem0%3A%2F%2Fa", "expected memory://"),
         ("record=mem0%3A%2F%2Fb&memory=mem0%3A%2F%2Fa", "a record is sqlite://, postgresql://, redis:// or"),

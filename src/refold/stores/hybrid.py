@@ -7,7 +7,7 @@ for the service, and after a crash or an outage the delivery continues at the cu
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal, Self, TypeAlias, get_args
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from refold.core.codec import Entry, Link
 from refold.core.errors import CorruptError, RefoldError, SettingError, StoreError
@@ -30,7 +30,7 @@ from refold.stores.store import (
     StoreProblem,
     open_store,
 )
-from refold.stores.url import ENCODING_HELP, shown_url
+from refold.stores.url import ANY, ENCODING_HELP, UrlOption, parse_options, shown_url
 
 Sync: TypeAlias = Literal["immediate", "batch", "end"]
 
@@ -39,6 +39,14 @@ DELEGATED = (*(LocatesIds, Forks, Shelf, SearchIndex, RemoteReads, SelfCheck),)
 RECORDS = "a record is sqlite://, postgresql://, redis:// or memory://"
 LEFT = "the record is complete: solve the problem, then `refold sync` delivers the rest"
 REFUSED = "the record has it, only the memory has not: `refold sync --refused` delivers it again"
+
+OPTIONS = {
+    "record": ANY,
+    "memory": ANY,
+    "sync": UrlOption("immediate|batch|end", "immediate, batch or end"),
+    "batch_size": UrlOption(r"0*[1-9]\d{0,8}", "a number of messages", int),
+    "batch_s": UrlOption(r"\d{0,9}\.?\d+", "a number of seconds", float),
+}
 
 
 class HybridStore:
@@ -188,14 +196,12 @@ class HybridStore:
 
     def refused(self, key: Key | None = None, /) -> list[RefusedMessage]:
         """Messages of a conversation, or of all, that the service refused though it accepted others."""
-        refusals = self._sync.refusals
-        if key is not None:
-            return refusals.of(key)
-        return [one for key in refusals.conversations() for one in refusals.of(key)]
+        keys = self.refusing() if key is None else [key]
+        return [one for each in keys for one in self._sync.refused(each)]
 
     def refusing(self) -> list[Key]:
         """Conversations with refused messages; they may have been accepted since."""
-        return self._sync.refusals.conversations()
+        return self._sync.refusing()
 
     def left(self) -> list[Key]:
         """Conversations that are not delivered to the end."""
@@ -212,12 +218,13 @@ class HybridStore:
         self._sync.open()
         if self._sync.spoken is None:
             raise StoreError("Entries cannot be read as messages yet: open a session, or use `refold sync`")
-        with self._sync.exclusive(key, patience_s) as is_exclusive:
-            if is_exclusive and with_refused:
+        with self._sync.exclusive(key, patience_s) as lease:
+            if lease is None:
+                return False
+            if with_refused:
                 self._sync.retry_refused(key)
-            if is_exclusive:
-                self._sync.deliver(key)
-            return is_exclusive
+            self._sync.deliver(key, lease)
+            return True
 
 
 def _delegate(name: str) -> Callable[..., Any]:
@@ -234,21 +241,14 @@ def from_url(url: str) -> HybridStore:
     """
     where = f"store {shown_url(url)!r}"
     parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    record, memory = options.pop("record", ""), options.pop("memory", "")
-    sync = options.pop("sync", "immediate")
-    size, seconds = options.pop("batch_size", "20"), options.pop("batch_s", "5")
-    if options or parts.netloc or parts.path or not record or not memory:
+    options = parse_options(where, parts.query, OPTIONS)
+    record = options.pop("record", "")
+    memory = options.pop("memory", "")
+    if parts.netloc or parts.path or not record or not memory:
         raise SettingError(
             where, "expected hybrid://?record=URL&memory=URL; it may have sync, batch_size and batch_s"
         )
-    if sync not in get_args(Sync):
-        raise SettingError(where, f"sync is immediate, batch or end, not {sync!r}")
-    if not (size.isascii() and size.isdecimal() and int(size) and is_number(seconds)):
-        raise SettingError(where, "batch_size is a number of messages, batch_s a number of seconds")
-    return open_hybrid(
-        record, memorizer(memory, where), sync=sync, batch_size=int(size), batch_s=float(seconds)
-    )
+    return open_hybrid(record, memorizer(memory, where), **options)
 
 
 def open_hybrid(record: str, memorizer: Memorizer, **how: Any) -> HybridStore:
@@ -279,7 +279,3 @@ def memorizer(url: str, where: str) -> Memorizer:
 
             return agentcore.memorizer(url)
     raise SettingError(where, f"memory is mem0://… or agentcore://…, not {shown_url(url)!r}")
-
-
-def is_number(text: str) -> bool:
-    return text.isascii() and text.replace(".", "", 1).isdecimal()

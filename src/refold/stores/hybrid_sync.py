@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Condition, RLock, Thread
 from typing import NamedTuple, TypeVar
@@ -81,62 +81,6 @@ class RefusalNote(msgspec.Struct):
     """Places by the reason."""
 
 
-class Refusals:
-    """The refused messages: one note per conversation, changed only by the process that delivers it. A cursor
-    at 0 marks the conversations that ever had one.
-    """
-
-    def __init__(self, record: Shelf, name: str) -> None:
-        self._record = record
-        self._name = f"refused by {name}"
-
-    def of(self, key: Key) -> list[RefusedMessage]:
-        """In order.
-
-        Raises:
-            CorruptError: the note was altered.
-        """
-        body = self._record.note(self._title(key))
-        if not body:
-            return []
-        try:
-            note = msgspec.json.decode(unpack(body), type=RefusalNote)
-        except msgspec.DecodeError as error:
-            raise CorruptError(
-                f"The note of refused messages of {key.conversation!r} cannot be read: {error}"
-            ) from error
-        if note.of != self._first_digest(key):  # of a conversation that was erased
-            return []
-        return sorted(RefusedMessage(key, at, why) for why, places in note.refused.items() for at in places)
-
-    def conversations(self) -> list[Key]:
-        """Conversations with refused messages, though they may have been accepted since."""
-        return list(self._record.behind(self._name))
-
-    def add(self, key: Key, more: Iterable[RefusedMessage]) -> None:
-        known: list[RefusedMessage] = []
-        with suppress(CorruptError):  # an unreadable note is replaced
-            known = self.of(key)
-        self.set(key, [*known, *more])
-
-    def set(self, key: Key, refused: Sequence[RefusedMessage]) -> None:
-        body = b""
-        if refused:
-            note = RefusalNote(self._first_digest(key), {})
-            for one in refused:
-                note.refused.setdefault(one.why, []).append(one.at)
-            body = pack(msgspec.json.encode(note))
-            self._record.set_cursor(key, self._name, 0)  # before the note, which is found by it
-        if body != (self._record.note(self._title(key)) or b""):
-            self._record.keep_note(self._title(key), body)
-
-    def _title(self, key: Key) -> str:
-        return f"{self._name} of {key_digest(key)}"
-
-    def _first_digest(self, key: Key) -> str:
-        return "".join(link.digest.hex() for link in self._record.read(key, 0, 1))
-
-
 class SpokenEntry(NamedTuple):
     message: SpokenMessage
     link: Link
@@ -152,7 +96,6 @@ class MemorySync:
         self._memorizer = memorizer
         self._batch_size = batch_size
         self._name = f"memory:{memorizer.name}"
-        self.refusals = Refusals(record, self._name)
         self.spoken: Callable[[Entry], SpokenMessage | None] | None = None
         self.problem: str | None = None
         """Why the last delivery failed; None if it did not."""
@@ -171,7 +114,7 @@ class MemorySync:
         """Conversations with a cursor that this process has written to."""
         self._erased = set[Key]()
         """Erased during a delivery: the service must forget what it was sent."""
-        self._held: dict[Key, RenewedLease] = {}
+        self._leases = set[RenewedLease]()
         self._accepted = 0
         self._stuck = BoundedDict[Key, int](MAX_KNOWN)
         """The value of `_accepted` when the service began to refuse a conversation's next message."""
@@ -197,7 +140,7 @@ class MemorySync:
             with self._using:
                 self._is_closed = True
             self._changed.notify_all()
-        for lease in list(self._held.values()):
+        for lease in list(self._leases):
             lease.release()
 
     def _is_pending(self) -> bool:
@@ -214,25 +157,22 @@ class MemorySync:
             yield self._record
 
     @contextmanager
-    def exclusive(self, key: Key, patience_s: float = 0.0) -> Iterator[bool]:
-        """Gives True if nobody else delivers or erases the conversation until the block ends."""
+    def exclusive(self, key: Key, patience_s: float = 0.0) -> Iterator[RenewedLease | None]:
+        """Gives a lease if nobody else delivers or erases the conversation until the block ends."""
         lease = RenewedLease(self._record, key, self._name, LEASE_S)
+        self._leases.add(lease)
         until = time.monotonic() + patience_s
         try:
-            while not self._acquire(key, lease) and time.monotonic() < until:
+            while True:
+                with self._open_record():
+                    lease.acquire()
+                if lease.rival is None or time.monotonic() >= until:
+                    break
                 time.sleep(POLL_S)
-            yield lease.rival is None
+            yield lease if lease.rival is None else None
         finally:
             lease.release()
-            if self._held.get(key) is lease:
-                del self._held[key]
-
-    def _acquire(self, key: Key, lease: RenewedLease) -> bool:
-        with self._open_record():
-            lease.acquire()
-            if lease.rival is None:
-                self._held[key] = lease
-            return lease.rival is None
+            self._leases.discard(lease)
 
     # Scheduling
 
@@ -296,23 +236,21 @@ class MemorySync:
 
     def _visit(self, key: Key) -> float | None:
         """Delivers a part of a conversation; returns when to continue, in seconds."""
-        if key not in self._erased and not self._has_news(key):
-            return None
-        with self.exclusive(key) as is_exclusive:
-            if not is_exclusive:
+        if key not in self._erased:
+            cursor = self.cursor(key)
+            if cursor is None and key not in self._known:
+                return None
+            if cursor is not None:  # None if it was erased meanwhile, and started again
+                links = self._read(key, cursor, CHUNK)
+                if len(links) < CHUNK and not any(self._message(link.entry) for link in links):
+                    return None
+        with self.exclusive(key) as lease:
+            if lease is None:
                 return WAIT_S
-            is_done = self.deliver(key, batches=BATCHES)
+            is_done = self.deliver(key, lease, batches=BATCHES)
         self._failures = 0
         self.problem = None
         return None if is_done else 0.0
-
-    def _has_news(self, key: Key) -> bool:
-        """True if there may be a message after the cursor: only one chunk is read."""
-        cursor = self.cursor(key)
-        if cursor is None:
-            return key in self._known  # erased meanwhile, and started again
-        links = self._read(key, cursor, CHUNK)
-        return len(links) == CHUNK or any(self._message(link.entry) for link in links)
 
     def _wait_after(self, error: Exception) -> float:
         """Seconds until the conversation is tried again. All others wait, too, except after a first refusal,
@@ -328,7 +266,7 @@ class MemorySync:
 
     # Delivering
 
-    def deliver(self, key: Key, *, batches: float = math.inf) -> bool:
+    def deliver(self, key: Key, lease: RenewedLease, *, batches: float = math.inf) -> bool:
         """Delivers what is after the cursor, which moves with every batch; False if `batches` were not all.
 
         Raises:
@@ -340,7 +278,7 @@ class MemorySync:
             if batches <= 0:
                 return False
             batches -= 1
-            self._send(key, batch, last, refused)
+            self._send(key, lease, batch, last, refused)
         if refused:
             raise self._refusal(refused)
         return True
@@ -350,7 +288,7 @@ class MemorySync:
         Raises:
             StoreError: the service fails.
         """
-        left = {one.at: one for one in self.refusals.of(key)}
+        left = {one.at: one for one in self.refused(key)}
         try:
             for one in list(left.values()):
                 for link in self._read(key, one.at, 1):
@@ -362,7 +300,7 @@ class MemorySync:
                         left[one.at] = one._replace(why=error.problem)
                     self._require_present(key, link)
         finally:
-            self.refusals.set(key, list(left.values()))
+            self._set_refused(key, list(left.values()))
 
     def _batches(self, key: Key, next: int) -> Iterator[tuple[list[SpokenEntry], Link]]:
         """The messages of each batch and the last entry that was read; the last batch may be empty."""
@@ -384,7 +322,12 @@ class MemorySync:
             yield batch, last
 
     def _send(
-        self, key: Key, batch: Sequence[SpokenEntry], last: Link, refused: list[RefusedMessage]
+        self,
+        key: Key,
+        lease: RenewedLease,
+        batch: Sequence[SpokenEntry],
+        last: Link,
+        refused: list[RefusedMessage],
     ) -> None:
         """Sends one batch, or its messages one by one if the service refuses something in it.
 
@@ -403,13 +346,26 @@ class MemorySync:
                 refused.append(RefusedMessage(key, batch[0].message.at, error.problem))
             else:
                 for one in batch:
-                    self._send(key, [one], one.link, refused)
+                    self._send(key, lease, [one], one.link, refused)
             if self._accepted == before:
                 if len(refused) >= IN_A_ROW:
                     raise self._refusal(refused) from error
                 return
-        if batch or not refused:
-            self._advance(key, last, refused)
+        if refused and not batch:
+            return
+        self._require_present(key, last)
+        with self._open_record() as record:
+            lease.acquire()
+            if lease.rival is not None:
+                raise StoreError("The delivery took so long that another process continues it")
+            if refused:
+                known: list[RefusedMessage] = []
+                with suppress(CorruptError):  # an unreadable note is replaced
+                    known = self.refused(key)
+                self._set_refused(key, [*known, *refused])
+                refused.clear()
+            record.set_cursor(key, self._name, last.entry.at + 1)
+        self._stuck.pop(key, None)
 
     def _refusal(self, refused: Sequence[RefusedMessage]) -> _RefusedError:
         key, at, why = refused[0]
@@ -417,18 +373,6 @@ class MemorySync:
             f"{self._memorizer.name} refuses the messages of {key.conversation!r} from #{at} on, and accepted"
             f" nothing else meanwhile: {why}. They are recorded, and delivered again later"
         )
-
-    def _advance(self, key: Key, last: Link, refused: list[RefusedMessage]) -> None:
-        """Moves the cursor past what the service accepted or will not accept."""
-        self._require_present(key, last)
-        with self._open_record() as record:
-            if key in self._held and not self._acquire(key, self._held[key]):
-                raise StoreError("The delivery took so long that another process continues it")
-            if refused:
-                self.refusals.add(key, refused)
-                refused.clear()
-            record.set_cursor(key, self._name, last.entry.at + 1)
-        self._stuck.pop(key, None)
 
     def _require_present(self, key: Key, last: Link) -> None:
         """Makes the service forget a conversation that was erased during the delivery.
@@ -456,7 +400,53 @@ class MemorySync:
         self._known.pop(key, None)
         self._stuck.pop(key, None)
         self._erased.discard(key)
-        self.refusals.set(key, ())
+        self._set_refused(key, ())
+
+    # Refused messages: one note per conversation, changed only by the process that delivers it
+
+    def refused(self, key: Key) -> list[RefusedMessage]:
+        """In order.
+
+        Raises:
+            CorruptError: the note was altered.
+        """
+        body = self._record.note(self._refusal_note(key))
+        if not body:
+            return []
+        try:
+            note = msgspec.json.decode(unpack(body), type=RefusalNote)
+        except msgspec.DecodeError as error:
+            raise CorruptError(
+                f"The note of refused messages of {key.conversation!r} cannot be read: {error}"
+            ) from error
+        if note.of != self._first_digest(key):  # of a conversation that was erased
+            return []
+        return sorted(RefusedMessage(key, at, why) for why, places in note.refused.items() for at in places)
+
+    def refusing(self) -> list[Key]:
+        """Conversations that ever had a note, which a cursor at 0 marks."""
+        return list(self._record.behind(f"refused by {self._name}"))
+
+    def _set_refused(self, key: Key, refused: Sequence[RefusedMessage]) -> None:
+        body = b""
+        if refused:
+            note = RefusalNote(self._first_digest(key), {})
+            for one in refused:
+                note.refused.setdefault(one.why, []).append(one.at)
+            body = pack(msgspec.json.encode(note))
+            self._record.set_cursor(
+                key, f"refused by {self._name}", 0
+            )  # before the note, which is found by it
+        if body != (self._record.note(self._refusal_note(key)) or b""):
+            self._record.keep_note(self._refusal_note(key), body)
+
+    def _refusal_note(self, key: Key) -> str:
+        return f"refused by {self._name} of {key_digest(key)}"
+
+    def _first_digest(self, key: Key) -> str:
+        return "".join(link.digest.hex() for link in self._record.read(key, 0, 1))
+
+    # The record
 
     def _message(self, entry: Entry) -> SpokenMessage | None:
         return self.spoken(entry) if self.spoken else None
@@ -464,8 +454,6 @@ class MemorySync:
     def _read(self, key: Key, start: int, count: int) -> list[Link]:
         with self._open_record() as record:
             return list(record.read(key, start, start + count))
-
-    # Cursors
 
     def cursor(self, key: Key) -> int | None:
         with self._open_record() as record:

@@ -12,15 +12,15 @@ from datetime import datetime
 from importlib.util import find_spec
 from threading import Lock
 from typing import Any, Literal, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from refold.core.errors import MessageError, RefoldError, SettingError, StoreError
 from refold.stores.daemon_call import DaemonCall
-from refold.stores.hybrid import HybridStore, is_number, open_hybrid
+from refold.stores.hybrid import HybridStore, open_hybrid
 from refold.stores.hybrid_sync import BoundedDict
 from refold.stores.packing import key_digest
 from refold.stores.store import Key, Memory, SpokenMessage
-from refold.stores.url import shown_url
+from refold.stores.url import ANY, SECONDS, SWITCH, UrlOption, parse_options, shown_url
 
 Level: TypeAlias = Literal["user", "session", "agent", "org"]
 
@@ -43,7 +43,14 @@ SETTLE_S = 10.0
 """How long forgetting waits for messages that Mem0 is still working on."""
 NEVER = ("HTTP_400", "HTTP_409", "HTTP_413", "HTTP_422")
 """Codes of requests that Mem0 will never accept."""
-OPTIONS = "host, level=user|session|agent|org, graph=0|1, infer=0|1, recall=0|1, timeout_s, key and record"
+OPTIONS = {
+    "host": ANY,
+    "level": UrlOption("|".join(ENTITY), ", ".join(ENTITY)),
+    **dict.fromkeys(("graph", "infer", "recall"), SWITCH),
+    "timeout_s": SECONDS,
+    "key": ANY,
+    "record": ANY,
+}
 USER_INFO = re.compile(r"((?<=://)|^)[^/\s]*@")
 """The user and the password in a URL."""
 
@@ -370,19 +377,12 @@ def from_url(url: str) -> HybridStore:
 def _parsed(url: str) -> tuple[Mem0Memorizer, str]:
     where = f"store {shown_url(url)!r}"
     parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if parts.path.strip("/"):
+        raise SettingError(where, f"expected mem0://USER; its options are {', '.join(OPTIONS)}")
+    options = parse_options(where, parts.query, OPTIONS)
     record = options.pop("record", RECORD)
-    level = options.pop("level", "user")
-    host = options.pop("host", None)
     key = options.pop("key", None)
-    seconds = options.pop("timeout_s", str(MEMORIES_S))
-    switches = {name: options.pop(name) for name in ("graph", "infer", "recall") if name in options}
-    if options or parts.path.strip("/") or not {*switches.values()} <= {"0", "1"} or level not in ENTITY:
-        raise SettingError(where, f"expected mem0://USER; its options are {OPTIONS}")
+    host = options.get("host")
     if host is not None and not host.lower().startswith(("http://", "https://")):
         raise SettingError(where, f"host is a URL such as https://api.mem0.ai, not {shown_url(host)!r}")
-    if not is_number(seconds) or not float(seconds):
-        raise SettingError(where, f"timeout_s is a number of seconds, not {seconds!r}")
-    given: dict[str, Any] = {name: value == "1" for name, value in switches.items()}
-    given |= {"level": level, "timeout_s": float(seconds), "user": unquote(parts.netloc) or None}
-    return Mem0Memorizer(api_key=key, host=host, **given), record
+    return Mem0Memorizer(api_key=key, user=unquote(parts.netloc) or None, **options), record
