@@ -89,7 +89,7 @@ def test_a_url_that_names_no_file_is_refused(file):
     "query", ["sync=1", "timeout_s=soon", "timeout_s=-1", "timeout_s=²", "synchronous=no"]
 )
 def test_an_option_that_is_not_known_is_refused(path, query):
-    with pytest.raises(SettingError, match="its options are synchronous|is not allowed; expected"):
+    with pytest.raises(SettingError, match=r"its options are synchronous|is not allowed; expected"):
         open_store(f"sqlite:///{path}?{query}")
     assert not path.exists()
 
