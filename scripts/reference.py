@@ -35,7 +35,7 @@ from refold.models.limits import ModelLimits, ModelSettings
 from refold.serve import app as service_app
 from refold.serve import events as live_events
 from refold.serve import gateway, http_errors, openapi
-from refold.serve.api import ENDPOINTS, Endpoint
+from refold.serve.endpoint import ENDPOINTS, Endpoint
 from refold.serve.service import Service
 from refold.session.notify import CompactionEvent, MessageEvent
 from refold.stores.memory import MemoryStore
@@ -233,11 +233,12 @@ def http() -> Iterator[str]:
     yield from table("route | scope | query | body | does", map(endpoint, ENDPOINTS))
     given: dict[tuple[str, str], list[str]] = {}
     for one in ENDPOINTS:
-        for fact in (fact for kind in (one.query, one.body) if kind for fact in openapi.documented(kind)):
-            given.setdefault(fact, []).append(one.operation)
+        for name, schema in openapi.schema_of(one.body or one.query)["properties"].items():
+            if "description" in schema:
+                given.setdefault((name, schema["description"]), []).append(one.operation)
     yield from table("given | with | is", ((code([n]), ", ".join(v), says) for (n, says), v in given.items()))
     yield '## What is refused\n\nIs answered as `{"error": {"code", "message"}}`.\n'
-    rest = ((status, code([http_errors.CODES[status]]), says) for status, says in openapi.ERRORS.items())
+    rest = ((status, code([error.code]), error.meaning) for status, error in http_errors.ERRORS.items())
     yield from table("status | code | why", rest)
 
 

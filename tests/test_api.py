@@ -13,7 +13,7 @@ import refold
 from apis import running, tool_loop
 from mem0_stub import Mem0Stub
 from refold.core.event import Named
-from refold.serve.api import ENDPOINTS
+from refold.serve.endpoint import ENDPOINTS
 from refold.session.results import EXCERPT_CHARS
 from refold.testing.scribe import Scribe
 from served import until

@@ -12,7 +12,7 @@ from gates import gate
 from refold.config.config import load_config
 from refold.dialects import replies
 from refold.serve.incoming import ClientDialect, read_request
-from refold.serve.recorder import GatewayRequest, Recorder
+from refold.serve.recorder import Recorder
 from refold.serve.service import Service
 from refold.stores.memory import MemoryStore
 from test_dialects import RECORDED, compact, exchanges, recorded
@@ -47,7 +47,7 @@ def test_every_recorded_request_goes_upstream_as_it_came(name: str, recorder: Re
         incoming = read_request(dialect, json.dumps(request).encode())
         if exchange["status"] != 200 or incoming.provider_history:
             continue
-        prepared = recorder.prepare(GatewayRequest("o", incoming, f"c{n}"))
+        prepared = recorder.prepare(incoming._replace(owner="o", conversation=f"c{n}"))
         sent = json.loads(prepared.body)
         if isinstance(request.get("input"), str):
             request["input"] = [{"role": "user", "content": request["input"]}]
@@ -69,7 +69,7 @@ def test_every_recorded_answer_is_known_again_when_it_is_sent_back(name: str, re
         incoming = read_request(dialect, json.dumps(request).encode())
         if exchange["status"] != 200 or incoming.provider_history or replies.take(reply) is None:
             continue
-        placed = recorder.prepare(GatewayRequest("o", incoming, f"c{n}")).placed
+        placed = recorder.prepare(incoming._replace(owner="o", conversation=f"c{n}")).placed
         recorder.record_reply(placed, reply, reply)
         field = "input" if dialect == "openai-responses" else "messages"
         history = (
@@ -82,7 +82,7 @@ def test_every_recorded_answer_is_known_again_when_it_is_sent_back(name: str, re
             field: [*history, *_sent_back(dialect, reply), {"role": "user", "content": "Go on"}],
         }
         incoming = read_request(dialect, json.dumps(again).encode())
-        next = recorder.prepare(GatewayRequest("o", incoming, f"c{n}"))
+        next = recorder.prepare(incoming._replace(owner="o", conversation=f"c{n}"))
         assert next.placed.key == placed.key
         known += 1
     assert known > 20

@@ -17,7 +17,7 @@ KEY = Key("o", "c")
 
 def marks(dialect: ClientDialect, messages: Sequence[Any], **fields: Any) -> list[str]:
     name = "input" if dialect == "openai-responses" else "messages"
-    return read_request(dialect, json.dumps({"model": "m", name: messages, **fields}).encode()).prefix_ids("")
+    return read_request(dialect, json.dumps({"model": "m", name: messages, **fields}).encode()).prefix_ids()
 
 
 @given(st.integers(0, 300), st.data())

@@ -16,12 +16,10 @@ from gates import Quiet, answering, gate
 from refold.config.config import load_config
 from refold.core.view import Item
 from refold.serve import service
-from refold.serve.conversations import Conversations
 from refold.serve.events import EventBroker
 from refold.serve.incoming import read_request
-from refold.serve.recorder import GatewayRequest, Recorder
+from refold.serve.recorder import Recorder
 from refold.serve.run import COLLECT
-from refold.serve.schemas import ListQuery
 from refold.serve.service import Service
 from refold.serve.streaming import Forwarder
 from refold.stores.record import Record
@@ -122,7 +120,7 @@ def test_a_conversation_that_is_erased_while_somebody_is_at_it(serving):
 def test_forks_that_nobody_has_gone_on_with(serving):
     key, recorder = talk(serving, "talk"), Recorder(serving)
     body = json.dumps({"messages": SAID}).encode()
-    request = GatewayRequest(key.owner, read_request("openai-chat", body))
+    request = read_request("openai-chat", body)._replace(owner=key.owner)
     before = count(Item)
     for _ in range(TIMES):
         recorder._fork(key, LINES - 1, request)
@@ -148,7 +146,7 @@ def test_rows_of_a_list(serving):
     for n in range(TIMES):
         key = talk(serving, f"talk{n}")
         serving.forget(key)
-    assert len(Conversations(serving.store).page(None, ListQuery()).conversations) == TIMES
+    assert len(serving.conversations.page(None, TIMES)[0]) == TIMES
     assert count(Item) == 0
 
 

@@ -20,7 +20,7 @@ from refold.config.validate import validated_fields
 from refold.core.errors import SettingError
 from refold.serve import api, app, gateway, logs
 from refold.serve.guard import MAX_CALLERS, RateLimit
-from refold.serve.http_errors import error_response, requested_id, valid_id
+from refold.serve.http_errors import error_body, requested_id, valid_id
 from refold.serve.http_protocol import MAX_HEADER_BYTES, MAX_UNSENT_BYTES
 from refold.serve.logs import redacted
 from refold.serve.run import check_safe
@@ -685,7 +685,7 @@ def test_errors_show_nothing_of_the_inside(open_, path, code):
 
 
 def test_errors_are_short_whatever_they_quote():
-    assert len(error_response(400, "x" * 10**6).body) < 3_000
+    assert len(error_body(400, "x" * 10**6)) < 3_000
 
 
 def test_what_is_not_http_is_answered_in_json(open_):

@@ -1,38 +1,27 @@
-"""The HTTP API: one function per route, run in a thread.
-
-The decorator of a function names its method, path and scope. It is called with the parameters that it names:
-`query` and `body` are validated by their types, `session` and `inspector` are those of the conversation in
-the path. OpenAPI is made from these types, the type that is returned, and the docstring.
-"""
+"""The HTTP API: one function per endpoint (see `endpoint.py`), and the types that they return."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from itertools import islice
-from typing import Any, TypeVar, get_type_hints
-from urllib.parse import unquote
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from uuid import uuid4
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import asdict, replace
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from refold.config.serving import Right
 from refold.core import codec
 from refold.core.errors import ConflictError, NotFoundError, SettingError
 from refold.core.event import Named
-from refold.serve import schemas
-from refold.serve.conversations import Conversations
+from refold.serve.endpoint import ENDPOINTS, ApiCall, Endpoint
 from refold.serve.events import EventStream
-from refold.serve.http_errors import valid_id
-from refold.serve.schemas import JsonBody, QueryParameters
+from refold.serve.logs import METHODS
 from refold.serve.service import Service
-from refold.serve.tokens import Caller, require_scope
 from refold.session.export import export_lines
 from refold.session.inspect import Inspector, shorten_texts
 from refold.session.results import (
@@ -41,15 +30,21 @@ from refold.session.results import (
     ConversationRow,
     Decision,
     Diff,
+    EditRow,
     Explanation,
+    Hit,
     Overflow,
     ShownMessage,
+    ShownView,
     StoredMessage,
 )
+from refold.session.savings import EditSavings
 from refold.session.session import Session, forked
+from refold.session.steps import StepRow
 from refold.stores.store import Key, Memories
 
-DEFAULT_OWNER = "default"
+MAX_INTEGER = 1 << 53
+"""JavaScript does not represent larger integers exactly."""
 ALL = "/api/conversations"
 ONE = "/api/conversations/{id}"
 MAX_OWNERS = 20
@@ -59,83 +54,67 @@ EXPORT_BATCH = 200
 TEXT_CHARS = 2_000
 """Longer texts are cut in lists; `expand` returns all of a text."""
 
+Place: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_INTEGER, description="Place of an event.")]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+Integer: TypeAlias = Annotated[int, Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
+PageSize: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
+HitCount: TypeAlias = Annotated[int, Meta(ge=1, le=100)]
+Id: TypeAlias = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=500,
+        pattern=r"^[^\x00-\x1f\x7f-\x9f]+$",
+        description="Without control characters.",
+    ),
+]
+ModelName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[ -~]+$")]
+Title: TypeAlias = Annotated[str, Meta(max_length=300)]
+Filter: TypeAlias = Annotated[str, Meta(max_length=200)]
+Query: TypeAlias = Annotated[str, Meta(min_length=1, max_length=400)]
+Match: TypeAlias = Annotated[str, Meta(max_length=1_000)]
+Reason: TypeAlias = Annotated[str, Meta(max_length=2_000)]
 Row = TypeVar("Row", StoredMessage, ShownMessage)
+EventPlace: TypeAlias = Annotated[int, Meta(description="Place of the event that was appended.")]
+Part: TypeAlias = str | tuple[int, int] | None
+PageStart: TypeAlias = Annotated[Integer, Meta(description="The first; below 0 it counts from the end.")]
 
 
-class Endpoint:
-    """Declares a handler, as its decorator. With `stream`, it returns an application that sends this type."""
-
-    def __init__(
-        self, method: str, path: str, scope: Right = "read", *, status: int = 200, stream: str = ""
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.scope: Right = scope
-        self.status = status
-        self.stream = stream
-
-    def __call__(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        types = get_type_hints(handler)
-        self.handler = handler
-        self.operation = handler.__name__
-        self.summary = handler.__doc__ or ""
-        self.answer: Any = types.pop("return")
-        self.parameters = tuple(types)
-        self.query: type[QueryParameters] = types.get("query", QueryParameters)
-        self.body: type[JsonBody] | None = types.get("body")
-        self.body_decoder = codec.decoder(self.body)
-        ENDPOINTS.append(self)
-        return handler
-
-
-ENDPOINTS: list[Endpoint] = []
-
-
-@dataclass(frozen=True)
-class ApiCall:
-    """A request whose sender, path, query and body are valid."""
-
-    service: Service
-    conversations: Conversations
-    key: Key
-    """Of the conversation, if the path names one."""
-    owner: str | None
-    """Whose conversations; None means all owners'."""
-    last_event_id: str
-
-    @contextmanager
-    def session(self, key: Key) -> Iterator[Session]:
-        """
-        Raises:
-            NotFoundError: there is no such conversation.
-        """
-        with self.conversations.inspecting(key) as inspector:
-            model = inspector.state.model
-        with self.service.session(key, model if model and model.isprintable() else None) as session:
-            yield session
-        self.service.events.appended(key)
-
-    def row(self, key: Key) -> ConversationRow:
-        with self.conversations.inspecting(key) as inspector:
-            return self.conversations.row(inspector)
+class JsonAnswer(msgspec.Struct, frozen=True):
+    """What is answered as JSON."""
 
 
 # Conversations
 
 
+class ConversationPage(JsonAnswer, frozen=True):
+    conversations: list[ConversationRow]
+    next: str | None
+    """The cursor of the next page."""
+
+
 @Endpoint("GET", ALL)
-def all(call: ApiCall, query: schemas.ListQuery) -> schemas.ConversationPage:
+def all(
+    call: ApiCall,
+    limit: PageSize = 50,
+    cursor: Annotated[str | None, Meta(description="What the page before gave as `next`.")] = None,
+    q: Annotated[Filter | None, Meta(description="A part of the id or the title.")] = None,
+) -> ConversationPage:
     """Conversations, the newest first"""
-    return call.conversations.page(call.owner, query)
+    return ConversationPage(*call.service.conversations.page(call.owner, limit, cursor, q))
 
 
 @Endpoint("POST", ALL, "append", status=201)
-def create(call: ApiCall, body: schemas.CreateBody) -> ConversationRow:
+def create(
+    call: ApiCall,
+    id: Annotated[Id | None, Meta(description="One is made where none is given.")] = None,
+    model: ModelName | None = None,
+    title: Title | None = None,
+) -> ConversationRow:
     """Create a conversation"""
-    key = Key(call.key.owner, body.id or uuid4().hex)
-    named = codec.encode(Named(0, body.title, body.model, time.time()))
+    key = Key(call.key.owner, id or uuid4().hex)
     try:
-        call.service.store.append(key, [named])
+        call.service.store.append(key, [codec.encode(Named(0, title, model, time.time()))])
     except ConflictError:
         message = f"The conversation {key.conversation!r} already exists; choose another id"
         raise ConflictError(message) from None
@@ -143,113 +122,188 @@ def create(call: ApiCall, body: schemas.CreateBody) -> ConversationRow:
     return call.row(key)
 
 
+class CostEstimate(JsonAnswer, frozen=True):
+    """In USD, at the model's price for input that no cache had: an estimate."""
+
+    saved_usd: float | None
+    """What was not sent with each call; None where the price is not known."""
+    spent_usd: float
+    """What summaries cost."""
+    input_price_per_million: float | None
+
+
+class ConversationDetail(ConversationRow, frozen=True, kw_only=True):
+    """A conversation by itself."""
+
+    overflow: Overflow
+    pins: list[int]
+    cost: CostEstimate
+    forks: list[str]
+
+
 @Endpoint("GET", ONE)
-def show(call: ApiCall, session: Session, inspector: Inspector) -> schemas.ConversationDetail:
+def show(call: ApiCall, session: Session, inspector: Inspector) -> ConversationDetail:
     """A conversation, its size and savings"""
+    conversations = call.service.conversations
     price = session.limits.input
     saved_usd = None
     if price is not None:
         saved_usd = round(inspector.steps.saved_tokens * price / 1_000_000, 6)
-    return schemas.ConversationDetail(
-        **asdict(call.conversations.row(inspector)),
+    return ConversationDetail(
+        **asdict(conversations.row(inspector)),
         overflow=session.check_overflow(),
         pins=sorted(inspector.pins),
-        cost=schemas.CostEstimate(saved_usd, round(inspector.state.spent, 6), price),
-        forks=call.conversations.listed(call.key)[1],
+        cost=CostEstimate(saved_usd, round(inspector.state.spent, 6), price),
+        forks=conversations.listed(call.key)[1],
     )
 
 
 @Endpoint("PATCH", ONE, "edit")
-def rename(call: ApiCall, session: Session, body: schemas.RenameBody) -> ConversationRow:
+def rename(
+    call: ApiCall, session: Session, title: Title | None = None, model: ModelName | None = None
+) -> ConversationRow:
     """Set the title or the model"""
-    if body.title is None and body.model is None:
+    if title is None and model is None:
         raise SettingError("title, model", "give at least one of them")
-    session.name(title=body.title, model=body.model)
+    session.name(title=title, model=model)
     return call.row(call.key)
 
 
-@Endpoint("DELETE", ONE, "admin")
-def erase(call: ApiCall, inspector: Inspector, query: schemas.EraseQuery) -> schemas.ErasedConversation:
-    """Erase the conversation"""
+@Endpoint("DELETE", ONE, "admin", field="heirs")
+def erase(call: ApiCall, inspector: Inspector, with_forks: bool = False) -> list[str]:
+    """Erase the conversation; the heirs are forks, which keep what they shared"""
     store = call.service.store
     gone = [call.key]
-    if query.with_forks:
+    if with_forks:
         rows = list(store.conversations(call.key.owner))
         for one in gone:  # which grows meanwhile, by forks of forks
             gone += [row.key for row in rows if row.parent == one]
-    heirs = store.erase(call.key, with_forks=query.with_forks)
+    heirs = store.erase(call.key, with_forks=with_forks)
     for key in (*gone, *heirs):
         call.service.forget(key)
     for key in gone:
         call.service.events.erased(key)
-    return schemas.ErasedConversation([heir.conversation for heir in heirs])
+    return [heir.conversation for heir in heirs]
 
 
 # What was recorded, and what is shown
 
 
+class MessagePage(JsonAnswer, frozen=True):
+    messages: list[StoredMessage]
+    """Texts longer than 2,000 characters are cut and end in …"""
+    total: int
+
+
 @Endpoint("GET", f"{ONE}/messages")
-def messages(inspector: Inspector, query: schemas.PageQuery) -> schemas.MessagePage:
+def messages(inspector: Inspector, start: PageStart = 0, limit: PageSize = 100) -> MessagePage:
     """Recorded messages, by index"""
-    recorded = inspector.messages(query.start, query.limit)
+    recorded = inspector.messages(start, limit)
     rows = [_with_short_texts(inspector.stored(said), TEXT_CHARS) for said in recorded]
-    return schemas.MessagePage(rows, inspector.state.index)
+    return MessagePage(rows, inspector.state.index)
 
 
-@Endpoint("POST", f"{ONE}/messages", "append", status=201)
-def append(session: Session, body: schemas.AppendBody) -> schemas.AppendedPlaces:
+@Endpoint("POST", f"{ONE}/messages", "append", status=201, field="places")
+def append(
+    session: Session,
+    messages: Annotated[
+        list[Any],
+        Meta(
+            min_length=1,
+            max_length=10_000,
+            description="In any dialect, each as its provider would write it.",
+        ),
+    ],
+    dialect: Literal["openai-chat", "openai-responses", "anthropic", "ai-sdk"] | None = None,
+) -> list[int]:
     """Append messages"""
-    return schemas.AppendedPlaces(session.append(body.messages, dialect=body.dialect))
+    return list[int](session.append(messages, dialect=dialect))
+
+
+class ViewJson(ShownView, frozen=True, kw_only=True):
+    """A view. Texts longer than 2,000 characters are cut and end in …"""
+
+    window: int
+    messages: list[Any] | UnsetType = UNSET
+    system: Any | UnsetType = UNSET
 
 
 @Endpoint("GET", f"{ONE}/view")
-def view(session: Session, inspector: Inspector, query: schemas.ViewQuery) -> schemas.ViewJson:
+def view(
+    session: Session,
+    inspector: Inspector,
+    start: PageStart = 0,
+    limit: PageSize = 100,
+    at: Annotated[Place | None, Meta(description="As it was right after this event.")] = None,
+    messages: Annotated[
+        bool, Meta(description="Also the provider's JSON, of all that is shown now.")
+    ] = False,
+) -> ViewJson:
     """The view: what the model sees, now or after an event"""
     rendered: dict[str, Any] = {}
-    if query.messages:
-        if query.at is not None:
+    if messages:
+        if at is not None:
             raise SettingError("messages", "is available for the current view only; omit `at`")
         (request,) = session.export(session.dialect, view=True)
         rendered = {"system": None, **codec.loads(request.encode())}
-    view = inspector.view(query.at, query.start, query.limit)
+    view = inspector.view(at, start, limit)
     items = []
     for item in view.items:
         shown = tuple(_with_short_texts(one, TEXT_CHARS) for one in item.shown)
         items.append(replace(item, shown=shown))
     facts = asdict(view) | {"items": tuple(items)}
-    return schemas.ViewJson(**facts, window=session.limits.window, **rendered)
+    return ViewJson(**facts, window=session.limits.window, **rendered)
+
+
+class EditPage(JsonAnswer, frozen=True):
+    edits: list[EditRow]
+    total: int
 
 
 @Endpoint("GET", f"{ONE}/edits")
-def edits(inspector: Inspector, query: schemas.PageQuery) -> schemas.EditPage:
+def edits(inspector: Inspector, start: PageStart = 0, limit: PageSize = 100) -> EditPage:
     """Edits of the view, the oldest first"""
-    return schemas.EditPage(*inspector.edits(query.start, query.limit))
+    return EditPage(*inspector.edits(start, limit))
 
 
 @Endpoint("GET", f"{ONE}/diff")
-def diff(inspector: Inspector, query: schemas.DiffQuery) -> Diff:
+def diff(
+    inspector: Inspector,
+    at: Place,
+    to: Annotated[Place | None, Meta(description="Now, unless given.")] = None,
+) -> Diff:
     """The difference of two views, with the beginnings of texts"""
-    diff = inspector.diff(inspector, query.at, query.to)
+    diff = inspector.diff(inspector, at, to)
     return replace(diff, changes=tuple(_with_short_texts(one, EXCERPT_CHARS) for one in diff.changes))
 
 
+class StepsJson(JsonAnswer, frozen=True):
+    steps: list[StepRow]
+    window: int
+    threshold: int
+
+
 @Endpoint("GET", f"{ONE}/steps")
-def steps(session: Session, inspector: Inspector, query: schemas.StepsQuery) -> schemas.StepsJson:
+def steps(
+    session: Session,
+    inspector: Inspector,
+    limit: Annotated[int, Meta(ge=1, le=2_000, description="Of more, neighbors become one.")] = 2_000,
+) -> StepsJson:
     """What the model saw at each call"""
     budget = session.budget
-    return schemas.StepsJson(inspector.steps.steps(query.limit), budget.window, budget.threshold)
+    return StepsJson(inspector.steps.steps(limit), budget.window, budget.threshold)
 
 
 @Endpoint("GET", f"{ONE}/explain")
-def explain(inspector: Inspector, query: schemas.PlaceQuery) -> Explanation:
+def explain(inspector: Inspector, at: Place) -> Explanation:
     """Why a message is shown or not"""
-    return inspector.explain(query.at)
+    return inspector.explain(at)
 
 
-@Endpoint("GET", f"{ONE}/savings")
-def savings(session: Session) -> schemas.SavingsJson:
-    """Expected and actual savings of edits"""
-    return schemas.SavingsJson(session.savings())
+@Endpoint("GET", f"{ONE}/savings", field="savings")
+def savings(session: Session) -> list[EditSavings]:
+    """Expected and actual savings of edits, the oldest first"""
+    return session.savings()
 
 
 @Endpoint("GET", f"{ONE}/overflow")
@@ -264,13 +318,28 @@ def due(session: Session) -> Decision:
     return session.should_compact()
 
 
-@Endpoint("GET", f"{ONE}/memories")
-def memories(session: Session, query: schemas.MemoriesQuery) -> schemas.MemoriesJson:
+class MemoryJson(JsonAnswer, frozen=True):
+    """Something that a service learned from conversations, in words of its own."""
+
+    id: str
+    text: str
+    score: float | None
+    """Similarity to the query; higher is better."""
+    namespace: str | None
+    created: float | None
+
+
+@Endpoint("GET", f"{ONE}/memories", field="memories")
+def memories(
+    session: Session,
+    q: Annotated[Query | None, Meta(description="What they are about; without it, all of them.")] = None,
+    limit: HitCount = 10,
+    namespace: Query | None = None,
+) -> list[MemoryJson]:
     """Memories of the store's service"""
     if not isinstance(session.store, Memories):
         raise NotFoundError("This store has no memories; use mem0://, hybrid:// or agentcore://")
-    found = session.memories(query.q, query.limit, query.namespace)
-    return schemas.MemoriesJson([schemas.MemoryJson(*one) for one in found])
+    return [MemoryJson(*one) for one in session.memories(q, limit, namespace)]
 
 
 @Endpoint("GET", f"{ONE}/export", stream="application/x-ndjson")
@@ -286,95 +355,151 @@ def export(call: ApiCall, inspector: Inspector) -> ASGIApp:
 
 
 @Endpoint("GET", f"{ONE}/events", stream="text/event-stream")
-def events(call: ApiCall, query: schemas.EventsQuery) -> ASGIApp:
+def events(
+    call: ApiCall,
+    after: Annotated[
+        Count | None,
+        Meta(
+            description="How many events were seen; unless given, and without `Last-Event-ID`, only new"
+            " events are sent."
+        ),
+    ] = None,
+) -> ASGIApp:
     """Live events"""
-    seen = query.after
     last_id = call.last_event_id  # a browser sends it when it reconnects
-    if last_id:
-        if not (last_id.isascii() and last_id.isdigit() and len(last_id) < 16):
-            raise HTTPException(400, "last-event-id: expected the id of an event, a whole number")
-        seen = int(last_id)
-    return EventStream(call.service, call.key, seen)
+    if not last_id:
+        return EventStream(call.service, call.key, after)
+    if not (last_id.isascii() and last_id.isdigit() and len(last_id) < 16):
+        raise HTTPException(400, "last-event-id: expected the id of an event, a whole number")
+    return EventStream(call.service, call.key, int(last_id))
 
 
 # What can be done
 
 
-@Endpoint("POST", f"{ONE}/expand")
-def expand(session: Session, body: schemas.ExpandBody) -> schemas.ExpandedText:
+@Endpoint("POST", f"{ONE}/expand", field="text")
+def expand(
+    session: Session,
+    at: Annotated[
+        Integer | Annotated[str, Meta(min_length=1, max_length=1_000)],
+        Meta(description="A place, a message's id, or a negative number: -1 is the newest message."),
+    ],
+    lines: Annotated[
+        Part, Meta(description='Counted from 1, both ends included: "40-50" or [40, 50].')
+    ] = None,
+    chars: Part = None,
+    items: Part = None,
+    match: Annotated[
+        Match | None, Meta(description="A text, or a regular expression between slashes.")
+    ] = None,
+    reason: Reason | None = None,
+) -> str:
     """The full text at a place"""
-    return schemas.ExpandedText(session.expand(**asdict(body)))
+    return session.expand(at, lines=lines, chars=chars, items=items, match=match, reason=reason)
 
 
-@Endpoint("POST", f"{ONE}/restore", "edit")
-def restore(session: Session, body: schemas.PlaceBody) -> schemas.EventPlace:
+@Endpoint("POST", f"{ONE}/restore", "edit", field="at")
+def restore(session: Session, at: Place, why: Reason = "") -> EventPlace:
     """Show the original again"""
-    return schemas.EventPlace(session.restore(body.at, why=body.why))
+    return session.restore(at, why=why)
+
+
+class UndoJson(JsonAnswer, frozen=True):
+    at: int
+    of: int
+    """What was taken back."""
+    covered_by: int | None
+    """A later edit of the same messages, which still decides what is shown."""
 
 
 @Endpoint("POST", f"{ONE}/undo", "edit")
-def undo(session: Session, body: schemas.UndoBody) -> schemas.UndoJson:
+def undo(
+    session: Session,
+    at: Annotated[Place | None, Meta(description="The newest edit, unless given.")] = None,
+    why: Reason = "",
+) -> UndoJson:
     """Take back an edit, a pin or an undoing"""
-    done = session.undo(body.at, why=body.why)
-    return schemas.UndoJson(int(done), done.of, done.covered_by)
+    done = session.undo(at, why=why)
+    return UndoJson(int(done), done.of, done.covered_by)
 
 
-@Endpoint("POST", f"{ONE}/pin", "edit")
-def pin(session: Session, body: schemas.PlaceBody) -> schemas.EventPlace:
+@Endpoint("POST", f"{ONE}/pin", "edit", field="at")
+def pin(session: Session, at: Place, why: Reason = "") -> EventPlace:
     """Keep a message in every view"""
-    return schemas.EventPlace(session.pin(body.at, why=body.why))
+    return session.pin(at, why=why)
 
 
-@Endpoint("POST", f"{ONE}/unpin", "edit")
-def unpin(session: Session, body: schemas.PlaceBody) -> schemas.EventPlace:
+@Endpoint("POST", f"{ONE}/unpin", "edit", field="at")
+def unpin(session: Session, at: Place, why: Reason = "") -> EventPlace:
     """Unpin a message"""
-    return schemas.EventPlace(session.unpin(body.at, why=body.why))
+    return session.unpin(at, why=why)
 
 
-@Endpoint("POST", f"{ONE}/correct", "edit")
-def correct(session: Session, body: schemas.CorrectBody) -> schemas.EventPlace:
+@Endpoint("POST", f"{ONE}/correct", "edit", field="at")
+def correct(session: Session, at: Place, message: str | dict[str, Any], why: Reason = "") -> EventPlace:
     """Correct a message: show another in its place"""
-    return schemas.EventPlace(session.correct(body.at, body.message, why=body.why))
+    return session.correct(at, message, why=why)
 
 
 @Endpoint("POST", f"{ONE}/fork", "edit", status=201)
-def fork(call: ApiCall, session: Session, body: schemas.ForkBody) -> ConversationRow:
+def fork(
+    call: ApiCall,
+    session: Session,
+    id: Id,
+    at: Annotated[Place | None, Meta(description="The last event to share; all, unless given.")] = None,
+) -> ConversationRow:
     """Fork the conversation"""
-    return call.row(forked(session, body.id, body.at))
+    return call.row(forked(session, id, at))
 
 
 @Endpoint("POST", f"{ONE}/compact", "edit")
-def compact(session: Session, body: schemas.CompactBody) -> CompactionResult:
+def compact(
+    session: Session,
+    strategy: Literal["summarize", "sliding-window", "hierarchical"] | None = None,
+    keep_recent: Count | None = None,
+    target_tokens: Count | None = None,
+    focus: Reason = "",
+    dry_run: bool = False,
+) -> CompactionResult:
     """Compact the view now"""
-    return session.compact(**asdict(body))
+    return session.compact(
+        strategy, keep_recent=keep_recent, target_tokens=target_tokens, focus=focus, dry_run=dry_run
+    )
 
 
 # Everything
 
 
-@Endpoint("GET", "/api/search")
-def search(call: ApiCall, query: schemas.SearchQuery) -> schemas.SearchHits:
+class FoundMessage(Hit, frozen=True, kw_only=True):
+    owner: str
+    title: str
+    """Of the conversation."""
+
+
+@Endpoint("GET", "/api/search", field="hits")
+def search(
+    call: ApiCall,
+    q: Annotated[Query, Meta(description='Words, "a phrase", pref*, tool:NAME, role:ROLE.')],
+    conversation: Annotated[str | None, Meta(description="Only there.")] = None,
+    limit: HitCount = 10,
+) -> list[FoundMessage]:
     """Search recorded messages"""
-    keys = [Key(call.key.owner, query.conversation or "")]
-    if not query.conversation:
-        keys = _newest_by_owner(call)
-    found: list[schemas.FoundMessage] = []
-    for key in keys:
+    newest: dict[str, Key] = {}  # of each owner, whose other conversations its session searches too
+    if conversation:
+        newest[call.key.owner] = Key(call.key.owner, conversation)
+    else:
+        for listed in call.service.store.conversations(call.owner):
+            if len(newest) < MAX_OWNERS and listed.next:
+                newest.setdefault(listed.key.owner, listed.key)
+    found: list[FoundMessage] = []
+    for owner, key in newest.items():
         with call.session(key) as session:
-            hits = session.search(query.q, limit=query.limit, everywhere=not query.conversation)
+            hits = session.search(q, limit=limit, everywhere=not conversation)
         for hit in hits:
-            row = call.row(Key(key.owner, hit.conversation))
-            found.append(schemas.FoundMessage(**asdict(hit), owner=key.owner, title=row.title))
+            row = call.row(Key(owner, hit.conversation))
+            found.append(FoundMessage(**asdict(hit), owner=owner, title=row.title))
     found.sort(key=lambda hit: -hit.score)
-    return schemas.SearchHits(found[: query.limit])
-
-
-def _newest_by_owner(call: ApiCall) -> list[Key]:
-    found: dict[str, Key] = {}
-    for row in call.service.store.conversations(call.owner):
-        if len(found) < MAX_OWNERS and row.next:
-            found.setdefault(row.key.owner, row.key)
-    return [*found.values()]
+    return found[:limit]
 
 
 @Endpoint("GET", "/api/events", stream="text/event-stream")
@@ -391,110 +516,27 @@ def openapi(call: ApiCall) -> dict[str, Any]:
     return description()
 
 
-# Requests
+def _with_short_texts(row: Row, chars: int) -> Row:
+    return replace(row, message=shorten_texts(row.message, chars))
+
+
+# Routes
 
 
 def routes(service: Service) -> list[Route]:
     paths: dict[str, dict[str, Endpoint]] = {}
     for one in ENDPOINTS:
         paths.setdefault(one.path, {})[one.method] = one
-    conversations = Conversations(service.store)
-    found = [Route(path, ApiPath(service, conversations, methods)) for path, methods in paths.items()]
-    return [*found, Route("/api/{rest:path}", ApiPath(service, conversations, {}))]
+    return [_route(service, path, methods) for path, methods in paths.items()]
 
 
-class ApiPath:
-    """One path and its methods, as an ASGI application."""
-
-    def __init__(self, service: Service, conversations: Conversations, methods: dict[str, Endpoint]) -> None:
-        self._service = service
-        self._conversations = conversations
-        self._methods = methods
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """
-        Raises:
-            HTTPException: the request is invalid, or its token does not allow it.
-            RefoldError: the operation failed.
-        """
-        request = Request(scope, receive)
-        if not self._methods:
-            raise HTTPException(404, "there is no such route; /api/openapi.json lists them all")
-        endpoint = self._methods.get(request.method)
+def _route(service: Service, path: str, methods: dict[str, Endpoint]) -> Route:
+    async def respond(request: Request) -> ASGIApp:
+        endpoint = methods.get(request.method)
         if endpoint is None:
-            allowed = ", ".join(self._methods)
+            allowed = ", ".join(methods)
             message = f"{request.method} is not allowed here; use {allowed}"
             raise HTTPException(405, message, {"allow": allowed})
-        caller: Caller = request.scope["state"]["caller"]
-        require_scope(caller, endpoint.scope)
-        query = _query(request, endpoint.query)
-        body = None
-        if endpoint.body is not None:
-            body = _body(await request.body(), endpoint)
-        owner = _owner(caller, query.owner)
-        key = Key(owner or DEFAULT_OWNER, _id(request))
-        last_event_id = request.headers.get("last-event-id", "")
-        call = ApiCall(self._service, self._conversations, key, owner, last_event_id)
-        answer = await self._service.work(_answer, endpoint, call, query, body)
-        await answer(scope, receive, send)
+        return await endpoint.respond(service, request)
 
-
-def _answer(endpoint: Endpoint, call: ApiCall, query: QueryParameters, body: Any) -> ASGIApp:
-    with ExitStack() as stack:
-        given: dict[str, Any] = {"call": call, "query": query, "body": body}
-        if "session" in endpoint.parameters:
-            given["session"] = stack.enter_context(call.session(call.key))
-        if "inspector" in endpoint.parameters:
-            given["inspector"] = stack.enter_context(call.conversations.inspecting(call.key))
-        answer = endpoint.handler(**{name: given[name] for name in endpoint.parameters})
-    if endpoint.stream:
-        return answer  # type: ignore[no-any-return]
-    return Response(codec.dumps(answer), endpoint.status, media_type="application/json")
-
-
-def _id(request: Request) -> str:
-    """The id in the path, or "". Paths are matched before they are decoded, so an id may contain a slash."""
-    id = request.path_params.get("id")
-    if id is None:
-        return ""
-    try:
-        return valid_id(unquote(id, errors="strict"))
-    except UnicodeDecodeError as error:
-        raise HTTPException(400, "the id in the path is not percent-encoded UTF-8") from error
-
-
-def _owner(caller: Caller, named: str | None) -> str | None:
-    """Whose conversations the request is about; None means all owners'."""
-    if named is None or named == caller.owner:
-        return caller.owner
-    if caller.owner is not None and "admin" not in caller.scopes:
-        raise HTTPException(403, "owner: this token belongs to another owner; only an admin may name one")
-    return named
-
-
-def _query(request: Request, type: type[QueryParameters]) -> QueryParameters:
-    given = request.query_params.multi_items()
-    names = [name for name, _ in given]
-    for name in names:
-        if names.count(name) > 1:
-            raise HTTPException(400, f"query: {name!r} is given more than once")
-    try:
-        return msgspec.convert(dict(given), type, strict=False)
-    except msgspec.ValidationError as error:
-        known = ", ".join(type.__struct_fields__)
-        raise HTTPException(400, f"query: {error}; known: {known}") from None
-
-
-def _body(body: bytes, endpoint: Endpoint) -> Any:
-    try:
-        return endpoint.body_decoder.decode(body or b"{}")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        known = ", ".join(endpoint.body.__struct_fields__ if endpoint.body else ())
-        raise HTTPException(400, f"body: {error}; known: {known}") from None
-
-
-# Answers
-
-
-def _with_short_texts(row: Row, chars: int) -> Row:
-    return replace(row, message=shorten_texts(row.message, chars))
+    return Route(path, respond, methods=list(METHODS))

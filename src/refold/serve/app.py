@@ -50,7 +50,10 @@ def app_of(service: Service, tokens: Tokens | None = None) -> ASGIApp:
 
 def routes(service: Service) -> list[Route]:
     """Health, metrics and the panel."""
-    static_files = _static_files()
+    panel_files = {}  # read once: another name leads nowhere
+    for file in files("refold.serve").joinpath("static").iterdir():
+        if file.name.rpartition(".")[2] in CONTENT_TYPES:
+            panel_files[file.name] = file.read_bytes()
 
     async def healthz(request: Request) -> Response:
         """200 while the store answers, else 503 and the reason; needs no token"""
@@ -64,18 +67,12 @@ def routes(service: Service) -> list[Route]:
         require_scope(request.state.caller, "read")
         return Response(service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    async def page(request: Request) -> Response:
-        """The page for people"""
-        return sent(request, "index.html")
-
-    async def static(request: Request) -> Response:
-        """Its scripts, styles and pictures"""
-        return sent(request, request.path_params["name"])
-
-    def sent(request: Request, name: str) -> Response:
-        body = static_files.get(name)
+    async def panel(request: Request) -> Response:
+        """The page for people, its scripts, styles and pictures"""
+        name = request.path_params.get("name", "index.html")
+        body = panel_files.get(name)
         if body is None:
-            return Response("There is no such file\n", 404)
+            raise HTTPException(404, "the panel has no such file")
         etag = f'"{sha256(body).hexdigest()[:32]}"'
         content_type = CONTENT_TYPES[name.rpartition(".")[2]]
         headers = {**PANEL_HEADERS, "etag": etag, "content-type": content_type}
@@ -86,19 +83,10 @@ def routes(service: Service) -> list[Route]:
     return [
         Route("/healthz", healthz),
         Route("/metrics", metrics),
-        Route("/panel", page),
-        Route("/panel/", page),
-        Route("/panel/static/{name}", static),
+        Route("/panel", panel),
+        Route("/panel/", panel),
+        Route("/panel/static/{name}", panel),
     ]
-
-
-def _static_files() -> dict[str, bytes]:
-    """All that can be served, read once: another name leads nowhere."""
-    found = {}
-    for file in files("refold.serve").joinpath("static").iterdir():
-        if file.name.rpartition(".")[2] in CONTENT_TYPES:
-            found[file.name] = file.read_bytes()
-    return found
 
 
 async def _not_found(*_: object) -> None:

@@ -12,7 +12,6 @@ import msgspec
 
 from refold.core import codec
 from refold.core.errors import NotFoundError, SettingError
-from refold.serve.schemas import ConversationPage, ListQuery
 from refold.session.inspect import Inspector, conversation_row
 from refold.session.results import ConversationRow
 from refold.stores.shelf import Shelf
@@ -55,19 +54,24 @@ class Conversations:
         forks = [row.key.conversation for row in rows if row.parent == key]
         return next((row for row in rows if row.key == key), ConversationInfo(key, time.time(), 0)), forks
 
-    def page(self, owner: str | None, query: ListQuery) -> ConversationPage:
-        """Conversations of one owner, or of all, the newest first."""
-        found = list[ConversationRow]()
-        wanted = (query.q or "").casefold()
+    def page(
+        self, owner: str | None, limit: int, cursor: str | None = None, text: str | None = None
+    ) -> tuple[list[ConversationRow], str | None]:
+        """Conversations of one owner, or of all, the newest first; and the cursor of the next page.
+
+        `text` is a part of their ids or titles.
+        """
+        found: list[ConversationRow] = []
+        wanted = (text or "").casefold()
         last: ConversationInfo | None = None
-        for scanned, listed in enumerate(_after(self._store.conversations(owner), query.cursor)):
-            if last is not None and (len(found) == query.limit or scanned == MAX_SCANNED):
-                return ConversationPage(found, _cursor(last))
+        for scanned, listed in enumerate(_after(self._store.conversations(owner), cursor)):
+            if last is not None and (len(found) == limit or scanned == MAX_SCANNED):
+                return found, urlsafe_b64encode(codec.dumps([last.created, *last.key])).decode()
             last = listed
             row = self._row_of(listed)
             if wanted in row.id.casefold() or wanted in row.title.casefold():
                 found.append(self._with_status(row, listed.key))
-        return ConversationPage(found, None)
+        return found, None
 
     def _with_status(self, row: ConversationRow, key: Key) -> ConversationRow:
         """The status is not cached: a lease leaves no event."""
@@ -75,10 +79,6 @@ class Conversations:
         if not any(lease.name == "compaction:main" for lease in leases):
             return row
         return msgspec.structs.replace(row, status="compacting")
-
-
-def _cursor(listed: ConversationInfo) -> str:
-    return urlsafe_b64encode(codec.dumps([listed.created, *listed.key])).decode()
 
 
 def _after(rows: Iterator[ConversationInfo], cursor: str | None) -> Iterator[ConversationInfo]:

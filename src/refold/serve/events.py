@@ -34,7 +34,7 @@ from refold.core.codec import Link
 from refold.core.errors import NotFoundError, RefoldError
 from refold.core.event import Called, Event, Named, Pinned, Replaced, Said, Undone
 from refold.core.message import Message
-from refold.serve.http_protocol import abort, cancel, wait_for_disconnect
+from refold.serve.http_protocol import abort, cancel, until_disconnect
 from refold.serve.logs import redacted
 from refold.session.inspect import Inspector, parse
 from refold.session.notify import NOT_SHORTENING, CompactionEvent, MessageEvent, SessionEvent, session_events
@@ -431,21 +431,12 @@ class EventStream:
         broker = self._service.events
         loop = asyncio.get_running_loop()
         topic = await self._service.work(broker.subscribe, self._service.store, self._scope, loop)
-        sending = asyncio.create_task(self._send_all(topic, send))
-        disconnected = asyncio.create_task(wait_for_disconnect(receive))
-        tasks = (sending, disconnected, asyncio.create_task(topic.closed.wait()))
+        closing = asyncio.create_task(_abort_if_stalled(topic, scope))
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if topic.is_closed:
-                await asyncio.wait((sending,), timeout=FAREWELL_S)
-                if not sending.done():  # the client does not read
-                    abort(scope)
-                    await asyncio.wait((disconnected,), timeout=FAREWELL_S)
+            await until_disconnect(self._send_all(topic, send), receive)
         finally:
             broker.unsubscribe(topic)
-            await cancel(*tasks)
-        if not sending.cancelled():
-            sending.result()
+            await cancel(closing)
 
     async def _send_all(self, topic: Topic, send: Send) -> None:
         seen, next = topic.position  # before anything is sent, so that nothing is missed
@@ -489,3 +480,10 @@ async def _send(send: Send, data: bytes, *, more: bool = True) -> None:
     """Waits while the client does not read, for at most `write_timeout_s`."""
     if data or not more:
         await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+async def _abort_if_stalled(topic: Topic, scope: Scope) -> None:
+    """Cuts off a subscriber that does not read the end of its stream when the topic closes."""
+    await topic.closed.wait()
+    await asyncio.sleep(FAREWELL_S)
+    abort(scope)

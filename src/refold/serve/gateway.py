@@ -7,6 +7,7 @@ answer is stored before its last byte is passed on. If refold's part fails, the 
 import asyncio
 import logging
 import re
+from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -18,11 +19,11 @@ from starlette.types import Receive, Scope, Send
 
 from refold.core.errors import OverBudgetError, RefoldError, SettingError, StoreError
 from refold.serve.http_errors import requested_id
-from refold.serve.http_protocol import cancel, wait_for_disconnect
+from refold.serve.http_protocol import until_disconnect
 from refold.serve.incoming import ClientDialect, read_request
-from refold.serve.recorder import GatewayRequest, PlacedRequest, Recorder, UpstreamRequest, only_looks_up
+from refold.serve.recorder import PlacedRequest, Recorder, UpstreamRequest
 from refold.serve.service import Service
-from refold.serve.streaming import Forwarder, RoundReply, UpstreamTarget
+from refold.serve.streaming import Forwarder
 from refold.serve.tokens import credential_of
 from refold.serve.upstream import UpstreamError, request_headers
 
@@ -75,14 +76,7 @@ class _GatewayEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         body = await request.body() if request.method in ("POST", "PUT", "PATCH") else None
-        work = asyncio.create_task(self._gateway.answer(self._route, request, body, send))
-        disconnected = asyncio.create_task(wait_for_disconnect(receive))
-        try:
-            await asyncio.wait((work, disconnected), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await cancel(work, disconnected)
-        if not work.cancelled():
-            work.result()
+        await until_disconnect(self._gateway.answer(self._route, request, body, send), receive)
 
 
 class _StoreDownError(StoreError):
@@ -100,8 +94,9 @@ class Gateway:
         self._store_down_until = 0.0
 
     async def answer(self, route: GatewayRoute, request: Request, body: bytes | None, send: Send) -> None:
-        target = UpstreamTarget(
-            request.method, self._url(route, request), request_headers(request.headers.raw)
+        url = self._url(route, request)
+        upstream = partial(
+            self.service.upstream.request, request.method, url, request_headers(request.headers.raw)
         )
         headers: dict[str, str] = {}
         if route.dialect is not None and request.method == "POST":
@@ -112,20 +107,15 @@ class Gateway:
             except Exception as error:
                 headers = {"x-refold-bypass": self._bypass_reason(error)}
             else:
-                forwarder = Forwarder(
-                    self.service.upstream,
-                    send,
-                    target,
-                    _response_headers(prepared),
-                    route.dialect,
-                    hides_tools=prepared.placed.offers_tools,
-                )
+                own_headers = _response_headers(prepared)
+                hides_tools = prepared.placed.offers_tools
+                forwarder = Forwarder(upstream, send, own_headers, route.dialect, hides_tools=hides_tools)
                 try:
                     await self._converse(prepared, forwarder)
                     return
                 except _LookupError as error:
                     headers = {"x-refold-bypass": str(error)}
-        await Forwarder(self.service.upstream, send, target, headers).forward(body)
+        await Forwarder(upstream, send, headers).forward(body)
 
     def _url(self, route: GatewayRoute, request: Request) -> str:
         base = str(getattr(self.service.settings.upstreams, route.provider)).rstrip("/")
@@ -153,13 +143,17 @@ class Gateway:
             self._store_down_until = monotonic() + TIMEOUT_S
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                named = GatewayRequest(
-                    await self._owner(request),
-                    incoming,
-                    requested_id(request.headers),
-                    request.headers.get("x-refold-agent"),
+                incoming = incoming._replace(
+                    owner=await self._owner(request),
+                    conversation=requested_id(request.headers),
+                    agent=request.headers.get("x-refold-agent"),
                 )
-                prepared = await self._record(named, body)
+                work = asyncio.ensure_future(self.service.work(self.recorder.prepare, incoming, body))
+                try:
+                    prepared = await asyncio.shield(work)
+                except BaseException:  # the client has gone, or does not wait any longer
+                    work.add_done_callback(self._abandon)
+                    raise
         except BaseException as error:
             self._store_down_until = min(self._store_down_until, monotonic())
             if isinstance(error, TimeoutError) and await self.service.health.problem() is not None:
@@ -167,14 +161,6 @@ class Gateway:
             raise
         self._store_down_until = 0.0
         return prepared
-
-    async def _record(self, request: GatewayRequest, body: bytes) -> UpstreamRequest:
-        work = asyncio.ensure_future(self.service.work(self.recorder.prepare, request, body))
-        try:
-            return await asyncio.shield(work)
-        except BaseException:  # the client has gone, or does not wait any longer
-            work.add_done_callback(self._abandon)
-            raise
 
     def _abandon(self, work: "asyncio.Future[UpstreamRequest]") -> None:
         if not work.cancelled() and work.exception() is None:
@@ -200,10 +186,10 @@ class Gateway:
         try:
             while body is not None:
                 reply = await forwarder.receive(body)
-                if reply is None:
+                if reply is None or forwarder.visible is None:
                     break
                 rounds += 1
-                placed, body = await self._record_reply(placed, reply, rounds)
+                placed, body = await self._record_reply(placed, reply, forwarder.visible, rounds)
             await forwarder.finish()
         except UpstreamError as error:
             await forwarder.fail(error)
@@ -211,14 +197,12 @@ class Gateway:
             self.recorder.end(prepared.placed)
 
     async def _record_reply(
-        self, placed: PlacedRequest, reply: RoundReply, rounds: int
+        self, placed: PlacedRequest, reply: dict[str, Any], visible: dict[str, Any], rounds: int
     ) -> tuple[PlacedRequest, bytes | None]:
         """Returns the body of the next request, if the model only looked something up; else None."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                placed = await self.service.work(
-                    self.recorder.record_reply, placed, reply.body, reply.visible
-                )
+                placed = await self.service.work(self.recorder.record_reply, placed, reply, visible)
                 if placed.is_complete or rounds > MAX_LOOKUP_ROUNDS:
                     return placed, None
                 is_last = rounds >= MAX_LOOKUP_ROUNDS
@@ -228,9 +212,13 @@ class Gateway:
             reason = self._bypass_reason(error)
             facts = {"owner": placed.key.owner, "conversation": placed.key.conversation}
             _LOG.error("a reply was not recorded: %s", type(error).__name__, extra={"facts": facts})
-            if not _waits_for_lookup(placed, reply.body):
+            try:
+                only_looks_up = placed.only_looks_up(reply)
+            except Exception:  # a reply that is not understood goes to the client
+                only_looks_up = False
+            if not only_looks_up:
                 return placed, None
-            if placed.request.incoming.is_stream:
+            if placed.request.fields.get("stream") is True:
                 raise UpstreamError("what the model looked up could not be sent to it") from error
             raise _LookupError(reason) from error
 
@@ -252,13 +240,6 @@ class Gateway:
                 return "not-understood"
         _LOG.error("the gateway failed", exc_info=error)
         return "error"
-
-
-def _waits_for_lookup(placed: PlacedRequest, reply: dict[str, Any]) -> bool:
-    try:
-        return only_looks_up(placed, reply)
-    except Exception:  # a reply that is not understood goes to the client
-        return False
 
 
 def _response_headers(prepared: UpstreamRequest) -> dict[str, str]:

@@ -9,10 +9,11 @@ from time import monotonic
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refold.config.serving import ServeSettings
-from refold.serve.http_errors import error_response, has_control_characters, http_error, requested_id
+from refold.serve.http_errors import error_body, has_control_characters, http_error, requested_id
 from refold.serve.logs import METHODS, LoggedRequest
 from refold.serve.metrics import Metrics
 from refold.serve.tokens import ANONYMOUS, LOCAL_AGENT, LOCAL_USER, Caller, Tokens, require_scope
@@ -63,7 +64,8 @@ class Guard:
             headers = dict(refusal.headers or {})
             if scope["method"] in WITH_BODY and not (body and body.is_complete):
                 headers.setdefault("connection", "close")  # the rest of the body is not read
-            response = error_response(refusal.status_code, refusal.detail, headers)
+            content = error_body(refusal.status_code, refusal.detail)
+            response = Response(content, refusal.status_code, headers, "application/json")
             await response(scope, receive, request.send)
         finally:
             self._running -= 1

@@ -80,23 +80,26 @@ class StreamMerger(ABC):
     """Merges the streams of several rounds into one, without calls of the gateway's own tools."""
 
     def __init__(self) -> None:
-        self.rounds = 0
+        self._rounds = 0
         self._shown = 0
         """Blocks, items or calls that the client has seen."""
         self._indices: dict[int, int | None] = {}
         """What the client sees as the index of each of this round; None for what is hidden."""
+        self.held_back: list[dict[str, Any]] = []
+        """Events at the end of this round."""
 
     def begin_round(self) -> None:
-        self.rounds += 1
+        self._rounds += 1
         self._indices = {}
+        self.held_back = []
 
     @abstractmethod
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """What the client sees of an event. The end of the stream is held back."""
 
     @abstractmethod
-    def end(self) -> Iterator[dict[str, Any]]:
-        """The end of the stream, after the last round."""
+    def end(self, visible: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The end of the stream, after the last round. `visible` is the answer that all of it makes."""
 
     def _visible_index(self, index: int, call: Any) -> int | None:
         if index not in self._indices:
@@ -116,78 +119,47 @@ def stream_merger(dialect: ClientDialect) -> StreamMerger:
 
 
 class _AnthropicMerger(StreamMerger):
-    def __init__(self) -> None:
-        super().__init__()
-        self._has_calls = False
-        self._held_back: list[dict[str, Any]] = []
-        self._usage: dict[int, dict[str, Any]] = {}
-        """By round; within a round, a later count replaces an earlier one."""
-
-    def begin_round(self) -> None:
-        super().begin_round()
-        self._held_back = []
-        self._usage[self.rounds] = {}
-
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         match kind_of(event):
             case "message_start":
-                self._take_usage(event.get("message"))
-                if self.rounds == 1:
+                if self._rounds == 1:
                     yield event
             case "content_block_start":
-                block = event["content_block"]
-                index = self._visible_index(event["index"], block)
+                index = self._visible_index(event["index"], event["content_block"])
                 if index is not None:
-                    self._has_calls = self._has_calls or kind_of(block) == "tool_use"
                     yield {**event, "index": index}
             case "content_block_delta" | "content_block_stop":
                 index = self._indices.get(event["index"])
                 if index is not None:
                     yield {**event, "index": index}
-            case "message_delta":
-                self._held_back.append(event)
-                self._take_usage(event)
-            case "message_stop":
-                self._held_back.append(event)
+            case "message_delta" | "message_stop":
+                self.held_back.append(event)
             case _:
                 yield event
 
-    def end(self) -> Iterator[dict[str, Any]]:
-        for event in self._held_back:
+    def end(self, visible: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for event in self.held_back:
             if kind_of(event) == "message_delta":
-                delta = event.get("delta") or {}
-                reason = _stop_reason(delta.get("stop_reason"), self._has_calls)
-                event = {**event, "delta": {**delta, "stop_reason": reason}}
-                if self.rounds > 1:
-                    event["usage"] = _sum(list(self._usage.values()))
+                delta = {**(event.get("delta") or {}), "stop_reason": visible.get("stop_reason")}
+                event = {**event, "delta": delta}
+                if self._rounds > 1:
+                    event["usage"] = visible.get("usage")
             yield event
-
-    def _take_usage(self, event: Any) -> None:
-        usage = event.get("usage") if isinstance(event, dict) else None
-        if isinstance(usage, dict):
-            known = {name: count for name, count in usage.items() if count is not None}
-            self._usage[self.rounds] |= known
 
 
 class _ChatMerger(StreamMerger):
     def __init__(self) -> None:
         super().__init__()
         self._id: Any = None
-        self._finish: dict[str, Any] | None = None
-        self._usage: dict[int, dict[str, Any]] = {}
-        """By round."""
-
-    def begin_round(self) -> None:
-        super().begin_round()
-        self._finish = None
 
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         self._id = self._id or event.get("id")
-        if self.rounds > 1 and "id" in event:
+        if self._rounds > 1 and "id" in event:
             event = {**event, "id": self._id}
         choices = event.get("choices")
         if event.get("usage"):
-            self._usage[self.rounds] = {**event, "choices": []} if choices else event
+            with_usage = {**event, "choices": []}
+            self.held_back = [one for one in self.held_back if not one.get("usage")] + [with_usage]
             event = {name: value for name, value in event.items() if name != "usage"}
             if not choices:
                 return
@@ -196,45 +168,39 @@ class _ChatMerger(StreamMerger):
             return
         choice = choices[0]
         delta = dict(choice.get("delta") or {})
-        calls = self._visible_calls(delta.pop("tool_calls", None) or ())
+        calls = []
+        for call in delta.pop("tool_calls", None) or ():
+            index = self._visible_index(call.get("index", 0), call)
+            if index is not None:
+                calls.append({**call, "index": index})
         if calls:
             delta["tool_calls"] = calls
         if choice.get("finish_reason") is not None:
-            self._finish = {**event, "choices": [{**choice, "delta": {}}]}
+            self.held_back.insert(0, {**event, "choices": [{**choice, "delta": {}}]})
         has_content = any(value for key, value in delta.items() if key != "role")
-        if has_content or (self.rounds == 1 and "role" in delta):
+        if has_content or (self._rounds == 1 and "role" in delta):
             yield {**event, "choices": [{**choice, "delta": delta, "finish_reason": None}]}
 
-    def _visible_calls(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        visible = []
-        for call in calls:
-            index = self._visible_index(call.get("index", 0), call)
-            if index is not None:
-                visible.append({**call, "index": index})
-        return visible
-
-    def end(self) -> Iterator[dict[str, Any]]:
-        if self._finish is not None:
-            choice = self._finish["choices"][0]
-            reason = _stop_reason(choice.get("finish_reason"), bool(self._shown))
-            yield {**self._finish, "choices": [{**choice, "finish_reason": reason}]}
-        if last := self._usage.get(self.rounds):
-            yield {**last, "usage": _sum([one["usage"] for one in self._usage.values()])}
+    def end(self, visible: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for event in self.held_back:
+            if event.get("usage"):
+                yield {**event, "usage": visible["usage"]}
+            else:
+                reason = visible["choices"][0].get("finish_reason")
+                yield {**event, "choices": [{**event["choices"][0], "finish_reason": reason}]}
 
 
 class _ResponsesMerger(StreamMerger):
     def __init__(self) -> None:
         super().__init__()
         self._sequence_number = 0
-        self._ends: dict[int, dict[str, Any]] = {}
-        """By round."""
 
     def feed(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         kind = kind_of(event) or ""
         if kind in STREAM_ENDS:
-            self._ends[self.rounds] = event
+            self.held_back.append(event)
         elif kind in ("response.created", "response.in_progress", "response.queued"):
-            if self.rounds == 1:
+            if self._rounds == 1:
                 yield self._numbered(event)
         elif "output_index" not in event:
             yield self._numbered(event)
@@ -243,15 +209,12 @@ class _ResponsesMerger(StreamMerger):
             if index is not None:
                 yield self._numbered({**event, "output_index": index})
 
-    def end(self) -> Iterator[dict[str, Any]]:
-        if last := self._ends.get(self.rounds):
-            rounds = [one["response"] for one in self._ends.values()]
-            response = {**visible_reply("openai-responses", rounds), "id": rounds[0].get("id")}
-            yield self._numbered({**last, "response": response})
+    def end(self, visible: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for event in self.held_back:
+            yield self._numbered({**event, "response": visible})
 
     def _numbered(self, event: dict[str, Any]) -> dict[str, Any]:
-        numbered = (
-            {**event, "sequence_number": self._sequence_number} if "sequence_number" in event else event
-        )
+        if "sequence_number" in event:
+            event = {**event, "sequence_number": self._sequence_number}
         self._sequence_number += 1
-        return numbered
+        return event

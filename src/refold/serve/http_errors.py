@@ -1,12 +1,11 @@
 """Errors as HTTP responses: `{"error": {"code", "message"}}`, without secrets and without internals."""
 
 import re
-from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from refold.core.errors import (
     ConflictError,
@@ -22,21 +21,28 @@ from refold.serve.logs import redacted
 MAX_ID_CHARS = 500
 MAX_MESSAGE_CHARS = 2_000
 """A message may quote what was sent."""
-CODES = {
-    400: "bad_request",
-    401: "unauthorized",
-    403: "forbidden",
-    404: "not_found",
-    405: "not_allowed",
-    408: "timeout",
-    409: "conflict",
-    413: "too_large",
-    415: "not_json",
-    426: "no_websockets",
-    429: "too_many",
-    431: "too_large",
-    500: "internal",
-    503: "unavailable",
+
+
+class ErrorKind(NamedTuple):
+    code: str
+    meaning: str
+
+
+ERRORS = {
+    400: ErrorKind("bad_request", "A parameter or field is unknown or invalid; the message says which."),
+    401: ErrorKind("unauthorized", "A token is required."),
+    403: ErrorKind("forbidden", "The token does not allow this."),
+    404: ErrorKind("not_found", "There is no such conversation, place or part."),
+    405: ErrorKind("not_allowed", "The path does not have this method."),
+    408: ErrorKind("timeout", "The request did not arrive in time."),
+    409: ErrorKind("conflict", "The name is taken, or another writer won the race."),
+    413: ErrorKind("too_large", "The body is too large."),
+    415: ErrorKind("not_json", "The body is not JSON."),
+    426: ErrorKind("no_websockets", "Websockets are not supported."),
+    429: ErrorKind("too_many", "Too many requests; `retry-after` says when to try again."),
+    431: ErrorKind("too_large", "The headers are too large."),
+    500: ErrorKind("internal", "An internal error; see the log."),
+    503: ErrorKind("unavailable", "The store is unavailable."),
 }
 STATUSES: dict[type[RefoldError], int] = {
     SettingError: 400,
@@ -61,9 +67,19 @@ def http_error(error: Exception) -> HTTPException:
     return HTTPException(status, str(error))
 
 
-def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    error = {"code": CODES.get(status, "error"), "message": redacted(message[:MAX_MESSAGE_CHARS])}
-    return Response(msgspec.json.encode({"error": error}), status, headers, "application/json")
+class ErrorJson(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+    """Where, why, and what to do."""
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    error: ErrorJson
+
+
+def error_body(status: int, message: str) -> bytes:
+    code = ERRORS[status].code if status in ERRORS else "error"
+    return msgspec.json.encode(ErrorAnswer(ErrorJson(code, redacted(message[:MAX_MESSAGE_CHARS]))))
 
 
 def valid_id(text: str) -> str:

@@ -1,18 +1,18 @@
 """Connections: limits on headers, idle time and unread responses; what to do when a client disconnects."""
 
 import socket
-from asyncio import CancelledError, Task, TimerHandle, Transport, wait
+from asyncio import FIRST_COMPLETED, CancelledError, Task, TimerHandle, Transport, create_task, wait
+from collections.abc import Coroutine
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 from weakref import ref
 
-import msgspec
 from starlette.types import Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from refold.config.serving import Limits
-from refold.serve.http_errors import CODES
+from refold.serve.http_errors import error_body
 
 MAX_HEADER_BYTES = 65_536
 MAX_UNSENT_BYTES = 16_384
@@ -153,7 +153,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _write_error(self, status: int, message: str) -> None:
-        body = msgspec.json.encode({"error": {"code": CODES[status], "message": message}})
+        body = error_body(status, message)
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         rest = f"content-length: {len(body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + rest.encode() + body)
@@ -182,7 +182,19 @@ def abort(scope: Scope) -> None:
         extension["do"]()
 
 
-async def wait_for_disconnect(receive: Receive) -> None:
+async def until_disconnect(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Runs work for a request whose body was read; cancels it if the client disconnects."""
+    working = create_task(work)
+    disconnected = create_task(_disconnected(receive))
+    try:
+        await wait((working, disconnected), return_when=FIRST_COMPLETED)
+    finally:
+        await cancel(working, disconnected)
+    if not working.cancelled():
+        working.result()
+
+
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

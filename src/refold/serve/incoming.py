@@ -1,4 +1,4 @@
-"""A request to a provider, taken apart: its history as messages, all else as it is."""
+"""A request to a provider, taken apart: its history as messages, its cache marks, and all else as it is."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -9,6 +9,7 @@ import msgspec
 from refold.core.codec import dumps, loads
 from refold.core.errors import MessageError
 from refold.core.expiry import OWN_TOOLS
+from refold.dialects.anthropic import as_blocks
 from refold.dialects.registry import DIALECTS
 from refold.dialects.shape import kind_of
 from refold.session.history_sync import OMITTABLE, content_digest, prefix_ids
@@ -18,6 +19,11 @@ PREVIOUS_RESPONSE = "previous_response_id"
 """Fields that refer to a history at the provider."""
 CACHED_DIGESTS = 50_000
 """Clients send the same messages with every request."""
+CACHE_CONTROL = "cache_control"
+MAX_MARKS = 4
+"""That Anthropic allows in a request."""
+UNMARKABLE = ("thinking", "redacted_thinking")
+DEFAULT_MARK = {"type": "ephemeral"}
 
 
 class HistoryMessage(NamedTuple):
@@ -34,6 +40,8 @@ class HistoryMessage(NamedTuple):
 
 
 class IncomingRequest(NamedTuple):
+    """What a client sends, and what its headers name."""
+
     dialect: ClientDialect
     fields: dict[str, Any]
     """All but the history and the separate system text."""
@@ -42,15 +50,14 @@ class IncomingRequest(NamedTuple):
     leading: tuple[HistoryMessage, ...]
     """System messages at the beginning, which may change from request to request."""
     messages: tuple[HistoryMessage, ...]
+    owner: str = ""
+    conversation: str | None = None
+    agent: str | None = None
 
     @property
     def model(self) -> str | None:
         model = self.fields.get("model")
         return model if isinstance(model, str) and model else None
-
-    @property
-    def is_stream(self) -> bool:
-        return self.fields.get("stream") is True
 
     @property
     def provider_history(self) -> tuple[str, str] | None:
@@ -81,8 +88,12 @@ class IncomingRequest(NamedTuple):
         """The JSON of its messages."""
         return [raw for message in (*self.leading, *self.messages) for raw in message.raws]
 
-    def prefix_ids(self, seed: str, *answers: HistoryMessage) -> list[str]:
-        """The prefix ids of its messages, and of the answers to them."""
+    def prefix_ids(self, *answers: HistoryMessage, after: str | None = None) -> list[str]:
+        """The prefix ids of its messages, and of the answers to them.
+
+        Owners, named conversations and responses at the provider, `after` which they come, have their own.
+        """
+        seed = repr((self.owner, self.conversation)) if after is None else after
         start = f"{self.dialect} {len(self.leading)} {seed}"
         digests = [message.digest for message in (*self.messages, *answers)]
         return prefix_ids(start.encode("utf-8", "surrogatepass"), digests)
@@ -160,6 +171,9 @@ def _fields_and_messages(body: bytes, name: str) -> tuple[dict[str, Any], list[b
     return fields, list(map(dumps, history))
 
 
+# Cache marks of Anthropic requests: the client's own, and one behind what stays until the next edit
+
+
 def without_cache_control(value: Any) -> Any:
     """A message without cache marks, which clients set elsewhere in every request."""
     content = value.get("content") if isinstance(value, dict) else None
@@ -169,6 +183,51 @@ def without_cache_control(value: Any) -> Any:
     for block in content:
         if isinstance(block, dict):
             inner = without_cache_control(block) if kind_of(block) == "tool_result" else block
-            block = {key: one for key, one in inner.items() if key != "cache_control"}
+            block = {key: one for key, one in inner.items() if key != CACHE_CONTROL}
         blocks.append(block)
     return {**value, "content": blocks}
+
+
+def with_cache_control(request: dict[str, Any], settled: int, raws: Sequence[bytes]) -> dict[str, Any]:
+    """The request with the client's marks on messages that are sent as they came, whose JSON is `raws`, and
+    one more mark behind its first `settled` messages, if another is allowed.
+    """
+    messages = list(request["messages"])
+    for n in range(1, min(len(messages), len(raws)) + 1):
+        if b'"cache_control"' in raws[-n]:
+            original = loads(raws[-n])
+            if without_cache_control(original) == messages[-n]:
+                messages[-n] = original
+    marks = _marks([request.get("tools"), request.get("system"), *messages])
+    if settled and CACHE_CONTROL not in request and len(marks) < MAX_MARKS:
+        later = _marks(messages[settled:])
+        mark = later[0] if later else DEFAULT_MARK  # marks with a longer lifetime must come first
+        messages[settled - 1] = _marked(messages[settled - 1], dict(mark))
+    return {**request, "messages": messages}
+
+
+def _marks(value: Any) -> list[dict[str, Any]]:
+    """All marks in a part of a request, in order."""
+    marks: list[dict[str, Any]] = []
+    if isinstance(value, list):
+        for one in value:
+            marks += _marks(one)
+    elif isinstance(value, dict):
+        if isinstance(value.get(CACHE_CONTROL), dict):
+            marks.append(value[CACHE_CONTROL])
+        for key, one in value.items():
+            if key != CACHE_CONTROL:
+                marks += _marks(one)
+    return marks
+
+
+def _marked(message: dict[str, Any], mark: dict[str, Any]) -> dict[str, Any]:
+    """The message with the mark on its last block that can have one."""
+    blocks = as_blocks(message["content"])
+    for n in reversed(range(len(blocks))):
+        block = blocks[n]
+        is_empty = kind_of(block) == "text" and not block.get("text")
+        if isinstance(block, dict) and kind_of(block) not in UNMARKABLE and not is_empty:
+            blocks[n] = {CACHE_CONTROL: mark, **block}
+            return {**message, "content": blocks}
+    return message

@@ -142,61 +142,39 @@ class LoggedRequest:
         self._is_stream = False
 
     async def send(self, message: Message) -> None:
-        """Sends a part of the response to the client."""
+        """Sends a part of the response to the client.
+
+        An upstream's response keeps its headers, unless it is a page: that must not act in our name.
+        """
         if message["type"] == "http.response.start":
             headers = MutableHeaders(raw=message.setdefault("headers", []))
             content_type = headers.get("content-type", "")
             self.status = message["status"]
             self._is_stream = content_type.startswith("text/event-stream")
+            if self._is_stream:
+                self._metrics.open_streams.inc()
             for header, name in LOGGED_RESPONSE_HEADERS.items():
                 if header in headers:
                     self._response_facts[name] = headers[header]
-            if self._is_stream:
-                self._metrics.open_streams.inc()
-            self._add_headers(headers, content_type)
-        await self._send(message)
-
-    def _add_headers(self, headers: MutableHeaders, content_type: str) -> None:
-        """An upstream's response keeps its headers, unless it is a page: that must not act in our name."""
-        if self.is_gateway:
-            if not content_type.startswith(("application/json", "text/event-stream")):
+            if not self.is_gateway:
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                headers["x-request-id"] = self._id
+                headers.setdefault("cache-control", "no-store")
+            elif not content_type.startswith(("application/json", "text/event-stream")):
                 headers.update(HEADERS)
-            return
-        for name, value in HEADERS.items():
-            headers.setdefault(name, value)
-        headers["x-request-id"] = self._id
-        headers.setdefault("cache-control", "no-store")
+        await self._send(message)
 
     def end(self) -> None:
         """Logs and counts the request: by its route, since the rest of a path may contain anything."""
+        metrics = self._metrics
         seconds = monotonic() - self._started_at
-        if self._is_stream:
-            self._metrics.open_streams.dec()
         route = getattr(self._scope.get("route"), "path", None) or "none"
         method = self._scope["method"] if self._scope["method"] in METHODS else "other"
-        self._count(route, method, seconds)
-        caller = self._scope.get("state", {}).get("caller", ANONYMOUS)
-        facts: dict[str, Any] = {
-            "id": self._id,
-            "method": method,
-            "route": route,
-            "status": self.status,
-            "ms": round(seconds * 1_000, 1),
-            "owner": caller.owner,
-            **self._response_facts,
-        }
-        path_params = self._scope.get("path_params", {})
-        if "id" in path_params:
-            facts["conversation"] = path_params["id"]
-        for name in LOGGED_REQUEST_HEADERS:
-            if name in self.headers:
-                facts[name] = self.headers[name][:200]
-        _LOG.info("request", extra={"facts": facts})
-
-    def _count(self, route: str, method: str, seconds: float) -> None:
-        metrics = self._metrics
         metrics.requests.labels(route, method, self.status).inc()
-        if not self._is_stream:
+        if self._is_stream:
+            metrics.open_streams.dec()
+        else:
             metrics.request_seconds.labels(route).observe(seconds)
         if self.is_refused:
             metrics.refusals.labels(self.status).inc()
@@ -211,3 +189,19 @@ class LoggedRequest:
             metrics.tokens_before.inc(int(before))
             metrics.tokens_sent.inc(int(sent))
             metrics.tokens_saved.inc(max(0, int(before) - int(sent)))
+
+        facts: dict[str, Any] = {
+            "id": self._id,
+            "method": method,
+            "route": route,
+            "status": self.status,
+            "ms": round(seconds * 1_000, 1),
+            "owner": self._scope.get("state", {}).get("caller", ANONYMOUS).owner,
+            **self._response_facts,
+        }
+        if "id" in self._scope.get("path_params", {}):
+            facts["conversation"] = self._scope["path_params"]["id"]
+        for name in LOGGED_REQUEST_HEADERS:
+            if name in self.headers:
+                facts[name] = self.headers[name][:200]
+        _LOG.info("request", extra={"facts": facts})

@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from itertools import pairwise
@@ -12,29 +12,14 @@ from typing import Any
 import msgspec
 
 from refold.core import event, message
-from refold.serve import schemas
-from refold.serve.api import ENDPOINTS, Endpoint
+from refold.serve import api
+from refold.serve.endpoint import ENDPOINTS, Endpoint
+from refold.serve.http_errors import ERRORS, ErrorAnswer
 from refold.session import results, savings, steps
 
 REF = "#/components/schemas/{name}"
-MODULES = (schemas, results, savings, steps, event, message)
+MODULES = (api, results, savings, steps, event, message)
 """Where the types are defined."""
-ERRORS = {
-    400: "A parameter or field is unknown or invalid; the message says which.",
-    401: "A token is required.",
-    403: "The token does not allow this.",
-    404: "There is no such conversation, place or part.",
-    405: "The path does not have this method.",
-    408: "The request did not arrive in time.",
-    409: "The name is taken, or another writer won the race.",
-    413: "The body is too large.",
-    415: "The body is not JSON.",
-    426: "Websockets are not supported.",
-    429: "Too many requests; `retry-after` says when to try again.",
-    431: "The headers are too large.",
-    500: "An internal error; see the log.",
-    503: "The store is unavailable.",
-}
 LAST_EVENT_ID = {
     "name": "Last-Event-ID",
     "in": "header",
@@ -45,33 +30,30 @@ LAST_EVENT_ID = {
 
 @cache
 def description() -> dict[str, Any]:
-    components = _components()
     paths: dict[str, dict[str, Any]] = {}
     for one in ENDPOINTS:
-        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, components)
-    for one in ENDPOINTS:
-        components.pop(one.query.__name__, None)  # its fields are parameters
+        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one)
     about = "What was recorded, what the model sees of it, and why."
     token = {"type": "http", "scheme": "bearer", "description": "Required if tokens are configured."}
     return {
         "openapi": "3.1.0",
         "info": {"title": "refold", "version": version("refold"), "description": about},
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {"token": token}},
+        "components": {"schemas": _components(), "securitySchemes": {"token": token}},
         "security": [{"token": []}, {}],
     }
 
 
-def _operation(one: Endpoint, components: Mapping[str, Any]) -> dict[str, Any]:
+def _operation(one: Endpoint) -> dict[str, Any]:
     answer = {one.stream: {"schema": {"type": "string"}}} if one.stream else _content(one.answer)
     responses = {str(one.status): {"description": one.summary, "content": answer}}
-    for status, text in ERRORS.items():
-        responses[str(status)] = {"description": text, "content": _content(schemas.ErrorAnswer)}
+    for status, error in ERRORS.items():
+        responses[str(status)] = {"description": error.meaning, "content": _content(ErrorAnswer)}
     operation: dict[str, Any] = {
         "operationId": one.operation,
         "summary": one.summary,
         "description": f"Needs the scope `{one.scope}`.",
-        "parameters": [*_parameters(one, components[one.query.__name__])],
+        "parameters": list(_parameters(one)),
         "responses": responses,
     }
     if one.body is not None:
@@ -79,14 +61,22 @@ def _operation(one: Endpoint, components: Mapping[str, Any]) -> dict[str, Any]:
     return operation
 
 
-def _parameters(one: Endpoint, query: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _parameters(one: Endpoint) -> Iterator[dict[str, Any]]:
     if "{id}" in one.path:
-        yield {"name": "id", "in": "path", "required": True, "schema": msgspec.json.schema(schemas.Id)}
+        yield {"name": "id", "in": "path", "required": True, "schema": msgspec.json.schema(api.Id)}
+    query = schema_of(one.query)
     for name, schema in query["properties"].items():
         is_required = name in query.get("required", ())
         yield {"name": name, "in": "query", "required": is_required, "schema": _not_null(schema)}
-    if one.query is schemas.EventsQuery:
+    if one.operation == "events":
         yield LAST_EVENT_ID
+
+
+def schema_of(type: Any) -> dict[str, Any]:
+    """The JSON schema of a query or a body."""
+    _, components = msgspec.json.schema_components([type])
+    schema: dict[str, Any] = components[type.__name__]
+    return schema
 
 
 def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -106,11 +96,10 @@ def _content(type: Any) -> dict[str, Any]:
 
 def _components() -> dict[str, Any]:
     """Schemas of all types; the docstring under a field is its description."""
-    known: list[Any] = [schemas.ErrorAnswer]
+    types: list[Any] = [ErrorAnswer]
     for one in ENDPOINTS:
-        known += (one.answer, one.query, one.body)
-    types = dict.fromkeys(type for type in known if hasattr(type, "__struct_fields__"))
-    _, components = msgspec.json.schema_components(types, ref_template=REF)
+        types += [type for type in (one.answer, one.body) if hasattr(type, "__struct_fields__")]
+    _, components = msgspec.json.schema_components(dict.fromkeys(types), ref_template=REF)
     for name, schema in components.items():
         type = next((getattr(module, name) for module in MODULES if hasattr(module, name)), None)
         for field, text in documented(type):

@@ -15,8 +15,7 @@ from refold.core.expiry import OWN_TOOLS
 from refold.core.message import Message, ToolCall, ToolResult
 from refold.dialects import replies
 from refold.dialects.registry import DIALECTS
-from refold.serve.cache_control import with_cache_control
-from refold.serve.incoming import PREVIOUS_RESPONSE, HistoryMessage, IncomingRequest, read_messages
+from refold.serve.incoming import PREVIOUS_RESPONSE, IncomingRequest, read_messages, with_cache_control
 from refold.serve.service import Service
 from refold.session.history_sync import (
     KnownPrefix,
@@ -41,30 +40,28 @@ TOOLS_TAG = "refold:tools"
 """Tags the first message of a conversation in which expand and search are offered."""
 
 
-class GatewayRequest(NamedTuple):
-    """A request of a client, with what its headers name."""
+class FoundConversation(NamedTuple):
+    """The conversation that a request belongs to."""
 
-    owner: str
-    incoming: IncomingRequest
-    conversation: str | None = None
-    agent: str | None = None
-
-    @property
-    def prefix_seed(self) -> str:
-        """Keeps the prefix ids of owners and of named conversations apart."""
-        return repr((self.owner, self.conversation))
+    key: Key
+    known: int = 0
+    """How many of the request's messages it has."""
+    prefix_id: str | None = None
+    """The newest one must have this prefix id; None if any may."""
+    message_count: int | None = None
+    """It must have so many messages; None if any number may."""
 
 
 class PlacedRequest(NamedTuple):
     """A request that was recorded in a conversation."""
 
-    request: GatewayRequest
+    request: IncomingRequest
     key: Key
     prefix_id: str
     """Of its newest message."""
     message_count: int | None
     """Of the conversation; None if others may append before the reply does."""
-    offers_tools: bool
+    offers_tools: bool = False
     """Expand and search were added to it."""
     replies: tuple[Draft, ...] = ()
     """What was recorded after it."""
@@ -72,6 +69,19 @@ class PlacedRequest(NamedTuple):
     """There is an answer for the client: the model does not wait for results of the gateway's tools."""
     is_at_provider: bool = False
     """The history before it is at the provider."""
+
+    def calls_in(self, reply: dict[str, Any]) -> list[ToolCall]:
+        """Calls of a reply; none if the gateway's tools were not offered."""
+        calls: list[ToolCall] = []
+        taken = replies.take(reply) if self.offers_tools else None
+        for message in taken.messages if taken else ():
+            calls += DIALECTS[self.request.dialect].parse(message).calls
+        return calls
+
+    def only_looks_up(self, reply: dict[str, Any]) -> bool:
+        """True if the model called nothing but the gateway's tools: there is no answer for the client yet."""
+        calls = self.calls_in(reply)
+        return bool(calls) and all(call.tool in OWN_TOOLS for call in calls)
 
 
 class UpstreamRequest(NamedTuple):
@@ -121,7 +131,7 @@ class Recorder:
 
     # Requests
 
-    def prepare(self, request: GatewayRequest, body: bytes = b"") -> UpstreamRequest:
+    def prepare(self, request: IncomingRequest, body: bytes = b"") -> UpstreamRequest:
         """Finds the conversation, records what is new, and fits what goes upstream.
 
         A request whose history is at the provider goes upstream as it came: its `body`.
@@ -129,95 +139,113 @@ class Recorder:
         Raises:
             RefoldError: that failed; the request should go upstream as it came.
         """
-        incoming = request.incoming
-        if incoming.provider_history is None:
-            return self._prepare(request, incoming.prefix_ids(request.prefix_seed))
-        field, id = incoming.provider_history
+        for _ in range(MAX_CONFLICTS):
+            with suppress(ConflictError):
+                return self._prepare(request, body)
+        raise ConflictError(f"Others appended to the same conversation {MAX_CONFLICTS} times in a row; retry")
+
+    def _prepare(self, request: IncomingRequest, body: bytes) -> UpstreamRequest:
+        """
+        Raises:
+            ConflictError: the conversation changed meanwhile; try again.
+        """
+        if request.provider_history is None:
+            placed = self._place(request, request.prefix_ids())
+            try:
+                return self.fit(placed)
+            except BaseException:
+                self.end(placed)
+                raise
+        field, id = request.provider_history
         known = self._responses.get((request.owner, id))
         prefix_id = known.prefix_id if known else _provider_prefix_id(request.owner, field, id)
         if field == PREVIOUS_RESPONSE:
-            prepared = self._prepare(request, [prefix_id, *incoming.prefix_ids(prefix_id)])
+            placed = self._place(request, [prefix_id, *request.prefix_ids(after=prefix_id)])
         else:
-            prepared = UpstreamRequest(self._add(request, prefix_id), b"")
+            placed = self._place_in_provider_conversation(request, prefix_id)
         if known is not None and (known.id != id or known.outputs):
             fields = codec.loads(body)
             items = fields.get("input") or []
             if isinstance(items, str):
                 items = [{"role": "user", "content": items}]
             body = codec.dumps(fields | {field: known.id, "input": [*known.outputs, *items]})
-        return prepared._replace(body=body)
+        return UpstreamRequest(placed, body)
 
-    def _prepare(self, request: GatewayRequest, ids: list[str]) -> UpstreamRequest:
-        for _ in range(MAX_CONFLICTS):
-            with suppress(ConflictError):
-                with self._placing[hash(ids[-1]) % len(self._placing)]:
-                    placed = self._place(request, ids)
-                if placed.is_at_provider:
-                    return UpstreamRequest(placed, b"")
-                try:
-                    return self.fit(placed)
-                except BaseException:
-                    self.end(placed)
-                    raise
-        raise ConflictError(f"Others appended to the same conversation {MAX_CONFLICTS} times in a row; retry")
+    def _place(self, request: IncomingRequest, ids: list[str]) -> PlacedRequest:
+        """Records it. `ids` are the prefix ids of its messages, after that of a response at the provider."""
+        with self._placing[hash(ids[-1]) % len(self._placing)]:
+            return self._record(request, ids, self._find(request, ids))
 
-    def _place(self, request: GatewayRequest, ids: list[str]) -> PlacedRequest:
-        """Records a request. `ids` are the prefix ids of its messages, after that of a provider's response.
+    def _find(self, request: IncomingRequest, ids: list[str]) -> FoundConversation:
+        """The conversation of a request; a fork if its history goes on differently there."""
+        prefix = longest_known_prefix(ids, lambda some: self._locate(request, some))
+        if prefix is not None:
+            known_id = ids[prefix.length - 1]
+            is_whole = prefix.length == len(ids)
+            key = prefix.key
+            if self._has_moved_on(key, known_id, is_whole, request):
+                key = self._fork_after(prefix, known_id, request)
+            return FoundConversation(key, prefix.length, prefix_id=known_id)
+        key = Key(request.owner, request.conversation or _new_id())
+        if len(ids) > len(request.messages):
+            return FoundConversation(key)
+        if request.conversation is None:
+            return FoundConversation(key, message_count=0)
+        prefix, needs_fork, count = self._match_content(key, request)
+        if needs_fork:
+            key = self._fork_after(prefix, ids[prefix.length - 1], request)
+            return FoundConversation(key, prefix.length)
+        return FoundConversation(key, prefix.length, message_count=count)
+
+    def _record(self, request: IncomingRequest, ids: list[str], found: FoundConversation) -> PlacedRequest:
+        """Appends what is new in a request.
 
         Raises:
-            ConflictError: the conversation changed meanwhile; try again.
+            ConflictError: the conversation has changed since it was found.
         """
-        incoming = request.incoming
-        skipped = len(ids) - len(incoming.messages)
-        key = Key(request.owner, request.conversation or _new_id())
-        prefix = longest_known_prefix(ids, lambda some: self._locate(request, some))
-        is_found_by_id = prefix is not None
-        matched_count: int | None = None
-        if prefix is not None:
-            is_whole = prefix.length == len(ids)
-            needs_fork = self._has_moved_on(prefix, ids[prefix.length - 1], is_whole, request)
-        elif request.conversation is not None and not skipped:
-            prefix, needs_fork, matched_count = self._match_content(key, request)
-        else:
-            needs_fork = False
-        known = 0
-        if prefix is not None:
-            known = prefix.length
-            key = self._fork_after(prefix, ids[known - 1], request) if needs_fork else prefix.key
-        with self._session(key, request) as session, session.locked() as inspector:
+        skipped = len(ids) - len(request.messages)
+        with self._session(found.key, request) as session, session.locked() as inspector:
             count = inspector.state.index
             newest_id = self._newest_prefix_id(session)
-            is_changed = (
-                (is_found_by_id and newest_id != ids[known - 1])
-                or (prefix is None and count and not skipped)
-                or (matched_count not in (None, count) and not needs_fork)
-            )
-            if is_changed:
-                raise ConflictError(f"Another writer appended to {key.conversation!r} at this moment")
-            offers_tools = not skipped and self._offers_tools(session, incoming)
+            if found.prefix_id not in (None, newest_id) or found.message_count not in (None, count):
+                raise ConflictError(f"Another writer appended to {found.key.conversation!r} at this moment")
+            offers_tools = not skipped and self._offers_tools(session, request)
             tags = (TOOLS_TAG,) if offers_tools and not count else ()
-            drafts = self._system_drafts(session, incoming, tags, is_new=not count)
-            intake = session.intake(incoming.dialect, reads_own_fields=False)
-            new_messages = incoming.messages[max(0, known - skipped) :]
-            for message, id in zip(new_messages, ids[max(skipped, known) :], strict=True):
+            drafts = self._system_drafts(session, request, tags, is_new=not count)
+            intake = session.intake(request.dialect, reads_own_fields=False)
+            new_messages = request.messages[max(0, found.known - skipped) :]
+            for message, id in zip(new_messages, ids[max(skipped, found.known) :], strict=True):
                 drafts += intake.take(message.values(), id=id, tags=tags).drafts
             session.say(drafts, after=count)
-            leading = tuple(message.digest for message in incoming.leading)
-            is_corrected = bool(count and leading) and self._correct_leading(
-                session, incoming.leading, leading
-            )
+            leading = tuple(message.digest for message in request.leading)
+            is_corrected = bool(count and leading) and self._correct_leading(session, request, leading)
             if not is_corrected:  # a correction is an event: then the newest prefix id is read again
                 facts = {} if count else {"offers_tools": offers_tools}
                 self._remember(session, prefix_id=ids[-1], leading=leading, **facts)
             with self._lock:
-                self._pending[key] += 1
+                self._pending[found.key] += 1
             count = inspector.state.index
-        return PlacedRequest(request, key, ids[-1], count, offers_tools, is_at_provider=bool(skipped))
+        return PlacedRequest(request, found.key, ids[-1], count, offers_tools, is_at_provider=bool(skipped))
 
-    def _session(self, key: Key, request: GatewayRequest) -> AbstractContextManager[Session]:
-        return self.service.session(key, request.incoming.model, request.agent)
+    def _place_in_provider_conversation(self, request: IncomingRequest, prefix_id: str) -> PlacedRequest:
+        """Appends to a conversation that the provider keeps: requests come one after the other."""
+        found = self._locate(request, [prefix_id]).get(prefix_id)
+        key = found[0] if found else Key(request.owner, request.conversation or _new_id())
+        with self._session(key, request) as session:
+            drafts = self._system_drafts(session, request, is_new=not session.get_count())
+            intake = session.intake(request.dialect, reads_own_fields=False)
+            for n, message in enumerate(request.messages):
+                named: dict[str, Any] = {} if found or n else {"id": prefix_id}
+                drafts += intake.take(message.values(), **named).drafts
+            session.say(drafts)
+        with self._lock:
+            self._pending[key] += 1
+        return PlacedRequest(request, key, prefix_id, None, is_at_provider=True)
 
-    def _locate(self, request: GatewayRequest, ids: Sequence[str]) -> Mapping[str, tuple[Key, int]]:
+    def _session(self, key: Key, request: IncomingRequest) -> AbstractContextManager[Session]:
+        return self.service.session(key, request.model, request.agent)
+
+    def _locate(self, request: IncomingRequest, ids: Sequence[str]) -> Mapping[str, tuple[Key, int]]:
         store = self.service.store
         if isinstance(store, LocatesIds):
             return store.locate(request.owner, ids)
@@ -229,24 +257,22 @@ class Recorder:
         key = Key(request.owner, request.conversation)
         return {id: (key, at) for id, at in store.find(key, ids).items()}
 
-    def _has_moved_on(
-        self, prefix: KnownPrefix, prefix_id: str, is_whole: bool, request: GatewayRequest
-    ) -> bool:
+    def _has_moved_on(self, key: Key, prefix_id: str, is_whole: bool, request: IncomingRequest) -> bool:
         """True if something else follows the prefix, or is about to: this is a retry or another past."""
         with self._lock:
-            is_pending = self._pending[prefix.key] > 0
+            is_pending = self._pending[key] > 0
         if is_whole and is_pending:
             return True
-        with self._session(prefix.key, request) as session, session.locked():
+        with self._session(key, request) as session, session.locked():
             return self._newest_prefix_id(session) != prefix_id
 
-    def _match_content(self, key: Key, request: GatewayRequest) -> tuple[KnownPrefix | None, bool, int]:
+    def _match_content(self, key: Key, request: IncomingRequest) -> tuple[KnownPrefix, bool, int]:
         """Matches a history with a conversation that the client names but others began, or of which the
         client sends only the end: what is known of it, whether it must fork, and the conversation's size.
 
         A history that shares nothing with the conversation is appended to it.
         """
-        digests = [message.digest for message in request.incoming.messages]
+        digests = [message.digest for message in request.messages]
         with self._session(key, request) as session, session.locked() as inspector:
             count = inspector.state.index
             tail = inspector.place_of(max(0, count - READ_BATCH - 4 * len(digests)))
@@ -255,8 +281,6 @@ class Recorder:
                 return KnownPrefix(length, key, recorded[-1][0]), False, count
             if tail:
                 recorded = recorded_digests(inspector.events())
-        if not recorded:
-            return None, False, count
         length = common_prefix([digest for _, digest in recorded], digests)
         at = recorded[length - 1][0] if length else -1
         return KnownPrefix(length, key, at), 0 < length < len(recorded), count
@@ -283,22 +307,20 @@ class Recorder:
             if len(cache) > CACHED:
                 cache.popitem(last=False)
 
-    def _fork(self, key: Key, at: int, request: GatewayRequest) -> Key:
+    def _fork(self, key: Key, at: int, request: IncomingRequest) -> Key:
         with self._session(key, request) as session:
             return forked(session, _new_id(), at)
 
-    def _fork_after(self, prefix: KnownPrefix, prefix_id: str, request: GatewayRequest) -> Key:
+    def _fork_after(self, prefix: KnownPrefix, prefix_id: str, request: IncomingRequest) -> Key:
         """A fork after a prefix: an earlier one that nothing was appended to, or a new one."""
         earlier = self._forks.get(prefix_id)
-        if earlier is not None:
-            of_fork = KnownPrefix(1, earlier, prefix.at)
-            if not self._has_moved_on(of_fork, prefix_id, True, request):
-                return earlier
+        if earlier is not None and not self._has_moved_on(earlier, prefix_id, True, request):
+            return earlier
         new = self._fork(prefix.key, prefix.at, request)
         self._cache(self._forks, prefix_id, new)
         return new
 
-    def _offers_tools(self, session: Session, incoming: IncomingRequest) -> bool:
+    def _offers_tools(self, session: Session, request: IncomingRequest) -> bool:
         """Whether expand and search are added: decided with the first message, for the whole conversation."""
         known = self._facts.get(session.key, _ConversationFacts())
         offers_tools = known.offers_tools
@@ -308,34 +330,34 @@ class Recorder:
                 offers_tools = TOOLS_TAG in first.tags
                 self._cache(self._facts, session.key, known._replace(offers_tools=offers_tools))
             elif self.service.settings.inject_tools == "auto":
-                offers_tools = bool(incoming.tools)
+                offers_tools = bool(request.tools)
             else:
                 offers_tools = self.service.settings.inject_tools in ("on", True)
-        has_one_answer = incoming.fields.get("n") in (None, 1)  # of several, the client takes one
-        offers_tools = offers_tools and has_one_answer and not incoming.has_refold_tools
+        has_one_answer = request.fields.get("n") in (None, 1)  # of several, the client takes one
+        offers_tools = offers_tools and has_one_answer and not request.has_refold_tools
         session.shows_handles = offers_tools
         return offers_tools
 
     def _system_drafts(
-        self, session: Session, incoming: IncomingRequest, tags: tuple[str, ...] = (), *, is_new: bool
+        self, session: Session, request: IncomingRequest, tags: tuple[str, ...] = (), *, is_new: bool
     ) -> list[Draft]:
         """System text to record: all of it in a new conversation, else separate text that changed."""
-        intake = session.intake(incoming.dialect, reads_own_fields=False)
+        intake = session.intake(request.dialect, reads_own_fields=False)
         drafts: list[Draft] = []
-        name = DIALECTS[incoming.dialect].system_field
+        name = DIALECTS[request.dialect].system_field
         if name is not None:
             lines = session.inspect.state.apart
             last = session.inspect.raw(lines[-1].at) if lines else None
             recorded = last.get(name) if isinstance(last, dict) else None
-            if (incoming.system or None) != (recorded or None):
-                drafts += intake.take([{name: incoming.system or ""}], tags=tags).drafts
+            if (request.system or None) != (recorded or None):
+                drafts += intake.take([{name: request.system or ""}], tags=tags).drafts
         if is_new:
-            for message in incoming.leading:
+            for message in request.leading:
                 drafts += intake.take(message.values(), tags=tags).drafts
         return drafts
 
     def _correct_leading(
-        self, session: Session, leading: Sequence[HistoryMessage], digests: tuple[bytes, ...]
+        self, session: Session, request: IncomingRequest, digests: tuple[bytes, ...]
     ) -> bool:
         """Shows leading system messages as they are now; returns whether any had changed."""
         if self._facts.get(session.key, _ConversationFacts()).leading == digests:
@@ -343,47 +365,29 @@ class Recorder:
         inspector = session.inspect
         recorded = (e for e in inspector.events() if isinstance(e, Said) and not e.line.apart)
         is_corrected = False
-        for said, message in zip(recorded, leading, strict=False):
+        for said, message in zip(recorded, request.leading, strict=False):
             shown = inspector.state.corrected.get(said.at, said.line)
             if content_digest(inspector.message(shown)) != message.digest:
                 session.correct(said.at, message.values()[0], why="the client's system text changed")
                 is_corrected = True
         return is_corrected
 
-    def _add(self, request: GatewayRequest, prefix_id: str) -> PlacedRequest:
-        """Appends to a conversation that the provider keeps: requests come one after the other."""
-        incoming = request.incoming
-        store = self.service.store
-        located = store.locate(request.owner, [prefix_id]) if isinstance(store, LocatesIds) else {}
-        found = located.get(prefix_id)
-        key = found[0] if found else Key(request.owner, request.conversation or _new_id())
-        with self._session(key, request) as session:
-            drafts = self._system_drafts(session, incoming, is_new=not session.get_count())
-            intake = session.intake(incoming.dialect, reads_own_fields=False)
-            for n, message in enumerate(incoming.messages):
-                named: dict[str, Any] = {} if found or n else {"id": prefix_id}
-                drafts += intake.take(message.values(), **named).drafts
-            session.say(drafts)
-        with self._lock:
-            self._pending[key] += 1
-        return PlacedRequest(request, key, prefix_id, None, offers_tools=False, is_at_provider=True)
-
     def fit(self, placed: PlacedRequest, *, is_last: bool = False) -> UpstreamRequest:
         """The next request to send upstream; the last one of an answer does not offer the gateway's tools."""
-        incoming = placed.request.incoming
-        with self._session(placed.key, placed.request) as session:
-            fields = dict(incoming.fields)
+        request = placed.request
+        with self._session(placed.key, request) as session:
+            fields = dict(request.fields)
             if placed.offers_tools and not is_last:
-                fields["tools"] = [*incoming.tools, *session.tools(incoming.dialect)]
-            fitted = session.fit(dialect=incoming.dialect, request=fields)
+                fields["tools"] = [*request.tools, *session.tools(request.dialect)]
+            fitted = session.fit(dialect=request.dialect, request=fields)
             body = fitted.request
-            name = DIALECTS[incoming.dialect].system_field
+            name = DIALECTS[request.dialect].system_field
             if name is not None and not body.get(name):  # as it came, if it came at all
                 body.pop(name, None)
-                if incoming.system is not None:
-                    body[name] = incoming.system
-            if incoming.dialect == "anthropic":
-                body = with_cache_control(body, fitted.settled, incoming.raws)
+                if request.system is not None:
+                    body[name] = request.system
+            if request.dialect == "anthropic":
+                body = with_cache_control(body, fitted.settled, request.raws)
             sent = fitted.report.tokens.final
             before = sent + session.hidden_tokens
             edits = {item.edit for item in session.inspect.items if item.edit is not None}
@@ -405,11 +409,10 @@ class Recorder:
 
         `visible` is what the client sees of it.
         """
-        placed = placed._replace(is_complete=not only_looks_up(placed, reply))
-        calls = calls_in(placed.request.incoming, reply) if placed.offers_tools else []
+        placed = placed._replace(is_complete=not placed.only_looks_up(reply))
         with self._session(placed.key, placed.request) as session:
             results = []
-            for call in calls:
+            for call in placed.calls_in(reply):
                 if call.tool in OWN_TOOLS:
                     text = session.call(call.tool, call.input)
                     results.append(Message("tool", (ToolResult(call.call_id, text, call.tool),)))
@@ -428,25 +431,23 @@ class Recorder:
     ) -> str | None:
         """Identifies a reply when the client sends it back, or refers to it by its id."""
         request = placed.request
-        taken = replies.take(visible)
+        dialect = DIALECTS[request.dialect]
         prefix_id: str | None = None
+        taken = replies.take(visible)
         if taken is not None and not placed.is_at_provider:
-            raws = [codec.dumps(message) for message in taken.messages]
-            answers = read_messages(request.incoming.dialect, raws)
+            answers = read_messages(request.dialect, [codec.dumps(message) for message in taken.messages])
             if answers:
-                prefix_id = request.incoming.prefix_ids(request.prefix_seed, *answers)[-1]
+                prefix_id = request.prefix_ids(*answers)[-1]
         id = reply.get("id")
         visible_id = visible.get("id")
-        dialect = DIALECTS[request.incoming.dialect]
-        if not dialect.history_fields or not isinstance(id, str):
+        if not dialect.history_fields or not isinstance(id, str) or not isinstance(visible_id, str):
             return prefix_id
-        if isinstance(visible_id, str):
-            if placed.is_at_provider:
-                prefix_id = _provider_prefix_id(request.owner, PREVIOUS_RESPONSE, visible_id)
-            if prefix_id is not None:
-                outputs = tuple(item for result in results for item in dialect.render(result)[0])
-                response = ProviderResponse(id, prefix_id, outputs)
-                self._cache(self._responses, (request.owner, visible_id), response)
+        if placed.is_at_provider:
+            prefix_id = _provider_prefix_id(request.owner, PREVIOUS_RESPONSE, visible_id)
+        if prefix_id is not None:
+            outputs = tuple(item for result in results for item in dialect.render(result)[0])
+            response = ProviderResponse(id, prefix_id, outputs)
+            self._cache(self._responses, (request.owner, visible_id), response)
         return prefix_id
 
     def _append_reply(
@@ -456,8 +457,7 @@ class Recorder:
         all_replies = (*placed.replies, *drafts)
         with suppress(ConflictError):
             return self._append(placed, drafts, prefix_id)._replace(replies=all_replies)
-        store = self.service.store
-        found = store.find(placed.key, [placed.prefix_id])
+        found = self.service.store.find(placed.key, [placed.prefix_id])
         if placed.prefix_id not in found:
             raise NotFoundError(f"Conversation {placed.key.conversation!r} was erased meanwhile")
         key = self._fork(placed.key, found[placed.prefix_id], placed.request)
@@ -474,20 +474,6 @@ class Recorder:
                 if placed.message_count is None:
                     return placed
                 return placed._replace(message_count=inspector.state.index)
-
-
-def only_looks_up(placed: PlacedRequest, reply: dict[str, Any]) -> bool:
-    """True if the model called nothing but the gateway's tools: there is no answer for the client yet."""
-    calls = calls_in(placed.request.incoming, reply) if placed.offers_tools else []
-    return bool(calls) and all(call.tool in OWN_TOOLS for call in calls)
-
-
-def calls_in(incoming: IncomingRequest, reply: dict[str, Any]) -> list[ToolCall]:
-    taken = replies.take(reply)
-    calls: list[ToolCall] = []
-    for message in taken.messages if taken else ():
-        calls += DIALECTS[incoming.dialect].parse(message).calls
-    return calls
 
 
 def _read_newest_prefix_id(session: Session, stop: int) -> str | None:

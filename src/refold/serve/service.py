@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from refold.config.config import Config
 from refold.core.errors import RefoldError
+from refold.serve.conversations import Conversations
 from refold.serve.events import EventBroker
 from refold.serve.metrics import Metrics
 from refold.serve.upstream import Upstream
@@ -78,6 +79,7 @@ class Service:
         self.config = config
         self.settings = config.serve
         self.store = store
+        self.conversations = Conversations(store)
         self.health = Health(store)
         self.events = EventBroker()
         self.upstream = Upstream()

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any, TypeAlias
 
 import aiohttp
 from starlette.types import Send
@@ -17,7 +17,7 @@ from refold.dialects.replies import take
 from refold.dialects.shape import kind_of
 from refold.serve.hide_tools import STREAM_ENDS, stream_merger, visible_reply
 from refold.serve.incoming import ClientDialect
-from refold.serve.upstream import Upstream, UpstreamError, response_headers
+from refold.serve.upstream import UpstreamError, response_headers
 
 DONE = object()
 """The value of the event `[DONE]`."""
@@ -26,25 +26,10 @@ CLOSE_S = 1.0
 """For an upstream to close a stream after its last event."""
 WITHOUT_ANSWER = ("failed", "queued", "in_progress", "cancelled", "interrupted")
 """States of a response that has no answer in it."""
-T = TypeVar("T")
+Batch: TypeAlias = list[tuple[bytes, Any]]
+"""Server-sent events, each as text and as its value."""
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 _LOG = logging.getLogger("refold.serve")
-
-
-class UpstreamTarget(NamedTuple):
-    """Where a request goes, without its body."""
-
-    method: str
-    url: str
-    headers: list[tuple[str, str]]
-
-
-class RoundReply(NamedTuple):
-    """What a model answered in one round."""
-
-    body: dict[str, Any]
-    visible: dict[str, Any]
-    """What the client sees of all rounds so far."""
 
 
 class Forwarder:
@@ -56,24 +41,23 @@ class Forwarder:
 
     def __init__(
         self,
-        upstream: Upstream,
+        upstream: Callable[[bytes | None], AbstractAsyncContextManager[aiohttp.ClientResponse]],
         send: Send,
-        target: UpstreamTarget,
         own_headers: Mapping[str, str],
         dialect: ClientDialect = "openai-chat",
         *,
         hides_tools: bool = False,
     ) -> None:
+        """`upstream` sends a request with this body."""
         self._upstream = upstream
         self._send = send
-        self._target = target
         self._own_headers = [(name.encode(), value.encode()) for name, value in own_headers.items()]
         """In UTF-8, since a conversation's id may have any characters."""
         self._dialect: ClientDialect = dialect
-        self._hides_tools = hides_tools
         self._merger = stream_merger(dialect) if hides_tools else None
         self._replies: list[dict[str, Any]] = []
-        self._visible: dict[str, Any] | None = None
+        self.visible: dict[str, Any] | None = None
+        """What the client sees of all replies, if there is something to record."""
         self._response: aiohttp.ClientResponse | None = None
         """The last one, as long as its end is held back."""
         self._rest = b""
@@ -84,18 +68,21 @@ class Forwarder:
     async def forward(self, body: bytes | None) -> None:
         """Sends a request as it came, and its response as it comes."""
         try:
-            async with self._upstream.request(*self._target, body) as response:
+            async with self._upstream(body) as response:
                 await self._pass_on(response)
         except UpstreamError as error:
             await self.fail(error)
 
-    async def receive(self, body: bytes) -> RoundReply | None:
-        """Sends a request and passes its response on, all but the end. None if there is nothing to record.
+    async def receive(self, body: bytes) -> dict[str, Any] | None:
+        """Sends a request and passes its response on, all but the end.
+
+        Returns the reply of the model; None if there is nothing to record.
 
         Raises:
             UpstreamError: there is no response, or it was cut off.
         """
-        async with self._upstream.request(*self._target, body) as response:
+        self.visible = None
+        async with self._upstream(body) as response:
             if response.status != 200:
                 if self._has_begun or self._replies:
                     raise UpstreamError(f"the upstream answered {response.status} in mid-answer")
@@ -109,18 +96,17 @@ class Forwarder:
                 self._rest = await response.read()
                 with _tolerating():
                     reply = _answer(loads(self._rest))
-        self._visible = None
         if reply is None:
             return None
         self._replies.append(reply)
-        if not self._hides_tools:
-            self._visible = reply
+        if self._merger is None:
+            self.visible = reply
         else:
             with _tolerating():
-                self._visible = visible_reply(self._dialect, self._replies)
-        if self._visible is None:
-            return None
-        return RoundReply(reply, self._visible)
+                self.visible = visible_reply(self._dialect, self._replies)
+                if self._is_stream:  # the client has seen the id of the first round
+                    self.visible["id"] = self._replies[0].get("id")
+        return reply if self.visible is not None else None
 
     async def finish(self) -> None:
         """Sends the end of the answer, once it is recorded."""
@@ -128,9 +114,10 @@ class Forwarder:
             return
         rest = self._rest
         if self._merger is not None and self._is_stream:
-            rest = b"".join(_as_sse(self._dialect, event) for event in self._merger.end()) + rest
-        elif self._visible is not None and self._visible != self._replies[-1]:
-            rest = dumps(self._visible)
+            ends = self._merger.end(self.visible) if self.visible else self._merger.held_back
+            rest = b"".join(_as_sse(self._dialect, event) for event in ends) + rest
+        elif self.visible is not None and self.visible != self._replies[-1]:
+            rest = dumps(self.visible)
         await self._begin(self._response, len(rest))
         await self._send_body(rest)
         await self._end()
@@ -238,13 +225,13 @@ def _answer(reply: Any) -> dict[str, Any] | None:
     return reply if take(reply) is not None else None
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[list[tuple[bytes, Any]]]:
-    """Server-sent events as they come, each as text and as its value."""
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[Batch]:
+    """Server-sent events as they come."""
     pending = bytearray()
     async for chunk in content.iter_any():
         search_from = max(0, len(pending) - 3)  # the end of an event may be split between chunks
         pending += chunk
-        found: list[tuple[bytes, Any]] = []
+        found: Batch = []
         start = 0
         for end in _EVENT_END.finditer(pending, search_from):
             raw = bytes(pending[start : end.end()])
@@ -259,8 +246,8 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[list[tuple[byt
         yield [(bytes(pending), _event_value(bytes(pending)))]
 
 
-async def _next(events: AsyncIterator[T], deadline: float | None) -> T | None:
-    """The next item; None at the end, or after the deadline."""
+async def _next(events: AsyncIterator[Batch], deadline: float | None) -> Batch | None:
+    """The next events; None at the end, or after the deadline."""
     try:
         async with asyncio.timeout_at(deadline) as limit:
             return await anext(events, None)
