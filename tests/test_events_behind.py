@@ -167,7 +167,7 @@ def test_what_leaves_no_trace_is_told_though_the_store_fails(url, loop, hub, mon
         raise StoreError("busy")
 
     store.first = fail
-    hub.publish(TALK.owner, compaction("compaction:complete"))
+    hub.publish(TALK, compaction("compaction:complete"))
     (one,) = until(lambda: texts(feed))
     assert "compaction:complete" in one
 
@@ -177,12 +177,12 @@ def test_who_comes_later_is_not_told_what_was_under_way_before(url, loop, hub):
     store, is_reading, goes_on = _Minded(open_store(url)), Event(), Event()
     first = hub.subscribe(store, TALK, loop)
     store.first = lambda: (is_reading.set(), goes_on.wait(WAIT_S))
-    hub.appended(TALK)
+    hub.publish(TALK)
     assert is_reading.wait(WAIT_S)
-    hub.publish(TALK.owner, compaction("compaction:start", "old"))
+    hub.publish(TALK, compaction("compaction:start", "old"))
     hub.unsubscribe(first)
     second = hub.subscribe(open_store(url), TALK, loop)
     goes_on.set()
-    hub.publish(TALK.owner, compaction("compaction:start", "new"))
+    hub.publish(TALK, compaction("compaction:start", "new"))
     until(lambda: any('"new"' in one for one in texts(second)))
     assert not any('"old"' in one for one in texts(second))

@@ -68,7 +68,7 @@ class ApiCall:
             model = inspector.state.model
         with self.service.session(key, model if model and model.isprintable() else None) as session:
             yield session
-        self.service.events.appended(key)
+        self.service.events.publish(key)
 
     def row(self, key: Key) -> ConversationRow:
         with self.service.conversations.inspecting(key) as inspector:

@@ -76,6 +76,8 @@ _LOG = logging.getLogger("refold.serve")
 
 TopicScope: TypeAlias = Key | str | None
 """One conversation, all conversations of an owner, or everyone's."""
+Notice: TypeAlias = tuple[Key, SessionEvent | None]
+"""What happened in this process; without an event, it can be read from the store."""
 
 
 # Events as text
@@ -143,14 +145,6 @@ def _frame(key: Key, kind: str, facts: dict[str, Any]) -> bytes:
 
 
 # Topics
-
-
-class Notice(NamedTuple):
-    """Something that happened in this process."""
-
-    key: Key
-    event: SessionEvent | None = None
-    """None if it can be read from the store."""
 
 
 class SSEFrame(NamedTuple):
@@ -313,28 +307,24 @@ class EventBroker:
         self._thread: Thread | None = None
         self._is_closed = False
 
-    def publish(self, owner: str, event: SessionEvent) -> None:
-        """Takes what a session of this process reports. From any thread; never blocks."""
-        self._notify(Key(owner, event.conversation), None if is_stored(event) else event)
+    def publish(self, key: Key, event: SessionEvent | None = None) -> None:
+        """Makes subscribers see at once what was appended, not at the next poll.
 
-    def appended(self, key: Key) -> None:
-        """Makes subscribers see at once what was appended, not at the next poll."""
-        self._notify(key, None)
+        `event` is what a session of this process reports. From any thread; never blocks.
+        """
+        notice = (key, None if event is None or is_stored(event) else event)
+        with self._lock:
+            for topic in self._topics.values():
+                is_repeated = notice[1] is None and topic.notices and topic.notices[-1] == notice
+                if topic.covers(key) and not is_repeated:
+                    topic.notices.append(notice)
+            self._lock.notify_all()
 
     def erased(self, key: Key) -> None:
         """Ends the subscriptions of a conversation."""
         with self._lock:
             if (topic := self._topics.get(key)) is not None:
                 topic.close()
-
-    def _notify(self, key: Key, event: SessionEvent | None) -> None:
-        notice = Notice(key, event)
-        with self._lock:
-            for topic in self._topics.values():
-                is_repeated = event is None and topic.notices and topic.notices[-1] == notice
-                if topic.covers(key) and not is_repeated:
-                    topic.notices.append(notice)
-            self._lock.notify_all()
 
     def subscribe(self, store: Store, scope: TopicScope, loop: AbstractEventLoop) -> Topic:
         """Adds a subscriber, until `unsubscribe`. For a thread, since the store is read.
@@ -379,14 +369,14 @@ class EventBroker:
                 topic.close()
             self._lock.notify_all()
 
-    def _has_work(self) -> bool:
-        return self._is_closed or any(topic.notices for topic in self._topics.values())
-
     def _run(self) -> None:
         next_poll = time.monotonic() + POLL_S
         while True:
             with self._lock:
-                self._lock.wait_for(self._has_work, max(0.0, next_poll - time.monotonic()))
+                self._lock.wait_for(
+                    lambda: self._is_closed or any(topic.notices for topic in self._topics.values()),
+                    max(0.0, next_poll - time.monotonic()),
+                )
                 if self._is_closed or not self._topics:
                     self._thread = None
                     return
@@ -439,47 +429,43 @@ class EventStream:
             await cancel(closing)
 
     async def _send_all(self, topic: Topic, send: Send) -> None:
+        async def send_body(data: bytes) -> None:
+            """Waits while the client does not read, for at most `write_timeout_s`."""
+            if data:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+
         seen, next = topic.position  # before anything is sent, so that nothing is missed
         start = 0
         if isinstance(self._scope, Key):
             end = await self._service.work(topic.end_of_record)
             start = end if self._after is None else min(self._after, end)
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await _send(send, BEGIN)
+        await send_body(BEGIN)
         while start < next and not topic.is_closed:
             frame = await self._service.work(topic.replay, start, next)
             start = frame.next or next
-            await _send(send, frame.data)
-        await self._follow(topic, seen, start, send)
-        await _send(send, b"", more=False)
+            await send_body(frame.data)
 
-    async def _follow(self, topic: Topic, seen: int, start: int, send: Send) -> None:
-        """Sends the frames after the first `seen`, of events from a place on, until the topic closes."""
         while not topic.is_closed:
             changed = topic.changed
             frames = topic.frames_after(seen)
             if frames is None:
-                await _send(send, LAGGING)
-                return
+                await send_body(LAGGING)
+                break
             seen += len(frames)
             new = [frame.data for frame in frames if frame.next is None or frame.next > start]
-            await _send(send, b"".join(new))
+            await send_body(b"".join(new))
             if frames:
                 continue
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
                     await changed.wait()
             except TimeoutError:
-                await _send(send, HEARTBEAT)
+                await send_body(HEARTBEAT)
                 continue
             delay_s = min(DELAY_PER_SUBSCRIBER_S * self._service.events.subscribers, MAX_DELAY_S)
             await asyncio.sleep(random.uniform(0, delay_s))  # not all at once
-
-
-async def _send(send: Send, data: bytes, *, more: bool = True) -> None:
-    """Waits while the client does not read, for at most `write_timeout_s`."""
-    if data or not more:
-        await send({"type": "http.response.body", "body": data, "more_body": more})
+        await send({"type": "http.response.body", "body": b""})
 
 
 async def _abort_if_stalled(topic: Topic, scope: Scope) -> None:

@@ -14,13 +14,14 @@ from urllib.parse import quote, unquote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refold.core.errors import OverBudgetError, RefoldError, SettingError, StoreError
 from refold.serve.http_errors import requested_id
 from refold.serve.http_protocol import until_disconnect
 from refold.serve.incoming import ClientDialect, read_request
+from refold.serve.logs import METHODS, WITH_BODY
 from refold.serve.recorder import PlacedRequest, Recorder, UpstreamRequest
 from refold.serve.service import Service
 from refold.serve.streaming import Forwarder
@@ -61,22 +62,21 @@ BASE_PATHS = {"openai": "/openai/v1", "anthropic": "/anthropic"}
 """Replaced by the base URL of the upstream."""
 
 
-def routes(service: Service) -> list[BaseRoute]:
+def routes(service: Service) -> list[Route]:
     gateway = Gateway(service)
-    return [Route(route.path, _GatewayEndpoint(gateway, route)) for route in ROUTES]
+    return [_route(gateway, route) for route in ROUTES]
 
 
-class _GatewayEndpoint:
-    """A route as an ASGI application. When the client disconnects, all work for it is canceled."""
+def _route(gateway: "Gateway", route: GatewayRoute) -> Route:
+    async def respond(request: Request) -> ASGIApp:
+        body = await request.body() if request.method in WITH_BODY else None
 
-    def __init__(self, gateway: "Gateway", route: GatewayRoute) -> None:
-        self._gateway = gateway
-        self._route = route
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await until_disconnect(gateway.answer(route, request, body, send), receive)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        body = await request.body() if request.method in ("POST", "PUT", "PATCH") else None
-        await until_disconnect(self._gateway.answer(self._route, request, body, send), receive)
+        return answer
+
+    return Route(route.path, respond, methods=list(METHODS))
 
 
 class _StoreDownError(StoreError):
@@ -107,9 +107,10 @@ class Gateway:
             except Exception as error:
                 headers = {"x-refold-bypass": self._bypass_reason(error)}
             else:
-                own_headers = _response_headers(prepared)
                 hides_tools = prepared.placed.offers_tools
-                forwarder = Forwarder(upstream, send, own_headers, route.dialect, hides_tools=hides_tools)
+                forwarder = Forwarder(
+                    upstream, send, prepared.headers, route.dialect, hides_tools=hides_tools
+                )
                 try:
                     await self._converse(prepared, forwarder)
                     return
@@ -143,8 +144,13 @@ class Gateway:
             self._store_down_until = monotonic() + TIMEOUT_S
         try:
             async with asyncio.timeout(TIMEOUT_S):
+                caller = request.state.caller
+                if caller.owner is None:
+                    owner = await self.service.owner_of_key(credential_of(request.headers))
+                    caller = caller._replace(owner=owner)
+                    request.state.caller = caller  # for the access log
                 incoming = incoming._replace(
-                    owner=await self._owner(request),
+                    owner=caller.owner,
                     conversation=requested_id(request.headers),
                     agent=request.headers.get("x-refold-agent"),
                 )
@@ -165,14 +171,6 @@ class Gateway:
     def _abandon(self, work: "asyncio.Future[UpstreamRequest]") -> None:
         if not work.cancelled() and work.exception() is None:
             self.recorder.end(work.result().placed)
-
-    async def _owner(self, request: Request) -> str:
-        caller = request.scope["state"]["caller"]
-        if caller.owner is not None:
-            return str(caller.owner)
-        owner = await self.service.owner_of_key(credential_of(request.headers))
-        request.scope["state"]["caller"] = caller._replace(owner=owner)  # for the access log
-        return owner
 
     async def _converse(self, prepared: UpstreamRequest, forwarder: Forwarder) -> None:
         """Sends requests until there is an answer for the client, and records each reply.
@@ -240,12 +238,3 @@ class Gateway:
                 return "not-understood"
         _LOG.error("the gateway failed", exc_info=error)
         return "error"
-
-
-def _response_headers(prepared: UpstreamRequest) -> dict[str, str]:
-    headers = {"x-refold-conversation": prepared.placed.key.conversation}
-    if not prepared.placed.is_at_provider:
-        headers["x-refold-tokens-before"] = str(prepared.tokens_before)
-        headers["x-refold-tokens-sent"] = str(prepared.tokens_sent)
-        headers["x-refold-edits"] = str(prepared.edits)
-    return headers

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refold.config.serving import ServeSettings
 from refold.serve.http_errors import error_body, has_control_characters, http_error, requested_id
-from refold.serve.logs import METHODS, LoggedRequest
+from refold.serve.logs import METHODS, WITH_BODY, LoggedRequest
 from refold.serve.metrics import Metrics
 from refold.serve.tokens import ANONYMOUS, LOCAL_AGENT, LOCAL_USER, Caller, Tokens, require_scope
 
@@ -22,7 +22,6 @@ PUBLIC = ("/", "/healthz", "/panel")
 """Paths without any conversation behind them: the panel asks for its token itself."""
 PROBES = ("/healthz", "/metrics")
 """Paths that are answered under overload too."""
-WITH_BODY = ("POST", "PUT", "PATCH")
 DEFAULT_PORTS = {"http": 80, "https": 443}
 MAX_CALLERS = 10_000
 """Callers whose requests are counted; the longest inactive one is forgotten first."""
@@ -96,7 +95,12 @@ class Guard:
         caller = self._caller(request)
         scope.setdefault("state", {})["caller"] = caller
         if path not in PROBES:
-            self._check_load(caller, scope)
+            if self._running > self._settings.limits.requests:
+                raise HTTPException(503, "too many requests at once; try again", {"retry-after": "1"})
+            address = (scope.get("client") or ("",))[0]
+            if wait_s := self._rate.wait_s(caller.owner or address, monotonic()):
+                retry = {"retry-after": f"{int(wait_s) + 1}"}
+                raise HTTPException(429, "too many requests from this caller; slow down", retry)
         if request.is_gateway and not (method in ("GET", "HEAD") and "read" in caller.scopes):
             require_scope(caller, "append")
         body = RequestBody(receive, self._settings)
@@ -120,16 +124,6 @@ class Guard:
         where = "x-refold-token" if request.is_gateway else "x-refold-token, or in Authorization as Bearer"
         message = f"{problem}; send one in {where}; `refold token` makes one"
         raise HTTPException(401, message, {"www-authenticate": "Bearer"})
-
-    def _check_load(self, caller: Caller, scope: Scope) -> None:
-        if self._running > self._settings.limits.requests:
-            raise HTTPException(503, "too many requests at once; try again", {"retry-after": "1"})
-        address = (scope.get("client") or ("",))[0]
-        wait_s = self._rate.wait_s(caller.owner or address, monotonic())
-        if wait_s:
-            raise HTTPException(
-                429, "too many requests from this caller; slow down", {"retry-after": f"{int(wait_s) + 1}"}
-            )
 
 
 class AllowedHosts:

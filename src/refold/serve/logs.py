@@ -23,6 +23,7 @@ MAX_CHARS = 8_000
 """Of a message, or of the end of a traceback."""
 GATEWAY = ("/openai/", "/anthropic/")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+WITH_BODY = ("POST", "PUT", "PATCH")
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:;"
     " frame-ancestors 'none'; base-uri 'none'; form-action 'none'"

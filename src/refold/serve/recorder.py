@@ -93,6 +93,16 @@ class UpstreamRequest(NamedTuple):
     edits: int = 0
     """In force in the view."""
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Those of the response to the client."""
+        headers = {"x-refold-conversation": self.placed.key.conversation}
+        if not self.placed.is_at_provider:
+            headers["x-refold-tokens-before"] = str(self.tokens_before)
+            headers["x-refold-tokens-sent"] = str(self.tokens_sent)
+            headers["x-refold-edits"] = str(self.edits)
+        return headers
+
 
 class ProviderResponse(NamedTuple):
     """A response of OpenAI's that requests may refer to."""

@@ -126,12 +126,10 @@ class Service:
         return shared
 
     def _open(self, wanted: SessionKey) -> Session:
-        owner = wanted.conversation.owner
-
         def publish(event: SessionEvent) -> None:
             if isinstance(event, CompactionEvent):
                 self.metrics.compactions.labels(event.kind).inc()
-            self.events.publish(owner, event)
+            self.events.publish(wanted.conversation, event)
 
         return Session(
             self.store,
