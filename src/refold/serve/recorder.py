@@ -18,7 +18,6 @@ from refold.dialects.registry import DIALECTS
 from refold.serve.incoming import PREVIOUS_RESPONSE, IncomingRequest, read_messages, with_cache_control
 from refold.serve.service import Service
 from refold.session.history_sync import (
-    KnownPrefix,
     common_prefix,
     content_digest,
     longest_known_prefix,
@@ -182,30 +181,50 @@ class Recorder:
         return UpstreamRequest(placed, body)
 
     def _place(self, request: IncomingRequest, ids: list[str]) -> PlacedRequest:
-        """Records it. `ids` are the prefix ids of its messages, after that of a response at the provider."""
-        with self._placing[hash(ids[-1]) % len(self._placing)]:
-            return self._record(request, ids, self._find(request, ids))
+        """Records it. `ids` are the prefix ids of its messages, after that of a response at the provider.
 
-    def _find(self, request: IncomingRequest, ids: list[str]) -> FoundConversation:
-        """The conversation of a request; a fork if its history goes on differently there."""
-        prefix = longest_known_prefix(ids, lambda some: self._locate(request, some))
-        if prefix is not None:
-            known_id = ids[prefix.length - 1]
-            is_whole = prefix.length == len(ids)
-            key = prefix.key
-            if self._has_moved_on(key, known_id, is_whole, request):
-                key = self._fork_after(prefix, known_id, request)
-            return FoundConversation(key, prefix.length, prefix_id=known_id)
+        Where the conversation goes on differently after what is known of the history, or is about to, the
+        request is a retry or has another past: it goes to a fork.
+        """
+        with self._placing[hash(ids[-1]) % len(self._placing)]:
+            prefix = longest_known_prefix(ids, lambda some: self._locate(request, some))
+            if prefix is None:
+                return self._record(request, ids, self._find_by_content(request, ids))
+            newest_id = ids[prefix.length - 1]
+            candidates = [prefix.key]
+            if newest_id in self._forks:
+                candidates.append(self._forks[newest_id])
+            for key in candidates:
+                if prefix.length < len(ids) or not self._pending[key]:
+                    with suppress(ConflictError):
+                        return self._record(request, ids, FoundConversation(key, prefix.length, newest_id))
+            key = self._fork(prefix.key, prefix.at, request)
+            self._cache(self._forks, newest_id, key)
+            return self._record(request, ids, FoundConversation(key, prefix.length, newest_id))
+
+    def _find_by_content(self, request: IncomingRequest, ids: list[str]) -> FoundConversation:
+        """The conversation that the client names, if it does: others may have begun it, or the client may
+        send only the end of its history. A history that shares nothing with it is appended to it.
+        """
         key = Key(request.owner, request.conversation or _new_id())
         if len(ids) > len(request.messages):
             return FoundConversation(key)
         if request.conversation is None:
             return FoundConversation(key, message_count=0)
-        prefix, needs_fork, count = self._match_content(key, request)
-        if needs_fork:
-            key = self._fork_after(prefix, ids[prefix.length - 1], request)
-            return FoundConversation(key, prefix.length)
-        return FoundConversation(key, prefix.length, message_count=count)
+        digests = [message.digest for message in request.messages]
+        with self._session(key, request) as session, session.locked() as inspector:
+            count = inspector.state.index
+            tail = inspector.place_of(max(0, count - READ_BATCH - 4 * len(digests)))
+            recorded = recorded_digests(inspector.events(tail))
+            length = overlap([digest for _, digest in recorded], digests)
+            if length:
+                return FoundConversation(key, length, message_count=count)
+            if tail:
+                recorded = recorded_digests(inspector.events())
+        length = common_prefix([digest for _, digest in recorded], digests)
+        if 0 < length < len(recorded):
+            return FoundConversation(self._fork(key, recorded[length - 1][0], request), length)
+        return FoundConversation(key, length, message_count=count)
 
     def _record(self, request: IncomingRequest, ids: list[str], found: FoundConversation) -> PlacedRequest:
         """Appends what is new in a request.
@@ -267,41 +286,19 @@ class Recorder:
         key = Key(request.owner, request.conversation)
         return {id: (key, at) for id, at in store.find(key, ids).items()}
 
-    def _has_moved_on(self, key: Key, prefix_id: str, is_whole: bool, request: IncomingRequest) -> bool:
-        """True if something else follows the prefix, or is about to: this is a retry or another past."""
-        with self._lock:
-            is_pending = self._pending[key] > 0
-        if is_whole and is_pending:
-            return True
-        with self._session(key, request) as session, session.locked():
-            return self._newest_prefix_id(session) != prefix_id
-
-    def _match_content(self, key: Key, request: IncomingRequest) -> tuple[KnownPrefix, bool, int]:
-        """Matches a history with a conversation that the client names but others began, or of which the
-        client sends only the end: what is known of it, whether it must fork, and the conversation's size.
-
-        A history that shares nothing with the conversation is appended to it.
-        """
-        digests = [message.digest for message in request.messages]
-        with self._session(key, request) as session, session.locked() as inspector:
-            count = inspector.state.index
-            tail = inspector.place_of(max(0, count - READ_BATCH - 4 * len(digests)))
-            recorded = recorded_digests(inspector.events(tail))
-            if length := overlap([digest for _, digest in recorded], digests):
-                return KnownPrefix(length, key, recorded[-1][0]), False, count
-            if tail:
-                recorded = recorded_digests(inspector.events())
-        length = common_prefix([digest for _, digest in recorded], digests)
-        at = recorded[length - 1][0] if length else -1
-        return KnownPrefix(length, key, at), 0 < length < len(recorded), count
-
     def _newest_prefix_id(self, session: Session) -> str | None:
         """For a session that is locked."""
-        next = session.inspect.state.next
+        stop = session.inspect.state.next
         known = self._facts.get(session.key, _ConversationFacts())
-        if known.next == next:
+        if known.next == stop:
             return known.prefix_id
-        prefix_id = _read_newest_prefix_id(session, next)
+        prefix_id = None
+        while stop > 0 and prefix_id is None:
+            start = max(0, stop - READ_BATCH)
+            for link in session.store.read(session.key, start, stop):
+                if link.entry.id is not None and link.entry.id.startswith(LOCATED):
+                    prefix_id = link.entry.id.partition(PART)[0]
+            stop = start
         self._remember(session, prefix_id=prefix_id, leading=None)
         return prefix_id
 
@@ -320,15 +317,6 @@ class Recorder:
     def _fork(self, key: Key, at: int, request: IncomingRequest) -> Key:
         with self._session(key, request) as session:
             return forked(session, _new_id(), at)
-
-    def _fork_after(self, prefix: KnownPrefix, prefix_id: str, request: IncomingRequest) -> Key:
-        """A fork after a prefix: an earlier one that nothing was appended to, or a new one."""
-        earlier = self._forks.get(prefix_id)
-        if earlier is not None and not self._has_moved_on(earlier, prefix_id, True, request):
-            return earlier
-        new = self._fork(prefix.key, prefix.at, request)
-        self._cache(self._forks, prefix_id, new)
-        return new
 
     def _offers_tools(self, session: Session, request: IncomingRequest) -> bool:
         """Whether expand and search are added: decided with the first message, for the whole conversation."""
@@ -430,7 +418,17 @@ class Recorder:
             named: dict[str, Any] = {"id": prefix_id} if prefix_id else {}
             intake = session.intake()
             drafts = intake.take([reply], lambda n: "reply", **named).drafts + intake.take(results).drafts
-        return self._append_reply(placed, drafts, prefix_id)
+            placed = placed._replace(replies=(*placed.replies, *drafts))
+            with suppress(ConflictError):
+                return self._append(session, placed, drafts, prefix_id)
+        # others appended meanwhile: what follows the request goes to a fork of its own
+        found = self.service.store.find(placed.key, [placed.prefix_id])
+        if placed.prefix_id not in found:
+            raise NotFoundError(f"Conversation {placed.key.conversation!r} was erased meanwhile")
+        key = self._fork(placed.key, found[placed.prefix_id], placed.request)
+        with self._session(key, placed.request) as session:
+            placed = placed._replace(key=key, message_count=session.get_count())
+            return self._append(session, placed, placed.replies, prefix_id)
 
     def _reply_prefix_id(
         self,
@@ -460,40 +458,16 @@ class Recorder:
             self._cache(self._responses, (request.owner, visible_id), response)
         return prefix_id
 
-    def _append_reply(
-        self, placed: PlacedRequest, drafts: list[Draft], prefix_id: str | None
+    def _append(
+        self, session: Session, placed: PlacedRequest, drafts: Sequence[Draft], prefix_id: str | None
     ) -> PlacedRequest:
-        """Appends what follows a request; if others appended meanwhile, to a fork of its own."""
-        all_replies = (*placed.replies, *drafts)
-        with suppress(ConflictError):
-            return self._append(placed, drafts, prefix_id)._replace(replies=all_replies)
-        found = self.service.store.find(placed.key, [placed.prefix_id])
-        if placed.prefix_id not in found:
-            raise NotFoundError(f"Conversation {placed.key.conversation!r} was erased meanwhile")
-        key = self._fork(placed.key, found[placed.prefix_id], placed.request)
-        with self._session(key, placed.request) as session:
-            placed = placed._replace(key=key, message_count=session.get_count(), replies=all_replies)
-        return self._append(placed, all_replies, prefix_id)
-
-    def _append(self, placed: PlacedRequest, drafts: Sequence[Draft], prefix_id: str | None) -> PlacedRequest:
-        with self._session(placed.key, placed.request) as session:
-            session.shows_handles = placed.offers_tools
-            with session.locked() as inspector:
-                session.say(drafts, after=placed.message_count)
-                self._remember(session, prefix_id=prefix_id or placed.prefix_id)
-                if placed.message_count is None:
-                    return placed
-                return placed._replace(message_count=inspector.state.index)
-
-
-def _read_newest_prefix_id(session: Session, stop: int) -> str | None:
-    while stop > 0:
-        start = max(0, stop - READ_BATCH)
-        for link in reversed(list(session.store.read(session.key, start, stop))):
-            if link.entry.id is not None and link.entry.id.startswith(LOCATED):
-                return link.entry.id.partition(PART)[0]
-        stop = start
-    return None
+        session.shows_handles = placed.offers_tools
+        with session.locked() as inspector:
+            session.say(drafts, after=placed.message_count)
+            self._remember(session, prefix_id=prefix_id or placed.prefix_id)
+            if placed.message_count is None:
+                return placed
+            return placed._replace(message_count=inspector.state.index)
 
 
 def _provider_prefix_id(owner: str, *names: str) -> str:

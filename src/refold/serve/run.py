@@ -141,10 +141,10 @@ def check_safe(config: Config) -> None:
             parts = urlsplit(getattr(serve.upstreams, name))
             host = parts.hostname
             _ = parts.port  # raises if it is not a number
+            if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+                raise ValueError
         except ValueError as error:
             raise SettingError(place, "expected an address such as https://host/v1") from error
-        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-            raise SettingError(place, "expected an address such as https://host/v1")
         if parts.username is not None or parts.password is not None:
             raise SettingError(place, "must not contain a user or a password; clients send their own keys")
         if parts.scheme == "http" and not (serve.allow_insecure_upstreams or is_loopback(host)):
@@ -184,7 +184,12 @@ def listening(config: Config) -> Iterator[socket.socket]:
                 config.place("serve", "port"),
                 f"cannot listen on {host}:{port} ({error.strerror}); choose another --port, or 0 for any",
             ) from error
-        _raise_file_limit()
+        with suppress(ImportError, OSError, ValueError):  # many systems allow 1,024 open files at first
+            import resource
+
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
         yield listener
 
 
@@ -192,13 +197,3 @@ def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _raise_file_limit() -> None:
-    """Every connection is an open file, and many systems allow 1,024 at first."""
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))

@@ -5,7 +5,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import aiohttp
 from starlette.types import Send
@@ -26,8 +26,6 @@ CLOSE_S = 1.0
 """For an upstream to close a stream after its last event."""
 WITHOUT_ANSWER = ("failed", "queued", "in_progress", "cancelled", "interrupted")
 """States of a response that has no answer in it."""
-Batch: TypeAlias = list[tuple[bytes, Any]]
-"""Server-sent events, each as text and as its value."""
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 _LOG = logging.getLogger("refold.serve")
 
@@ -130,32 +128,35 @@ class Forwarder:
         is_held_back = False
         is_over = False
         has_failed = False
-        deadline: float | None = None
-        events = _events(response.content)
         if merger is not None:
             merger.begin_round()
-        while batch := await _next(events, deadline):
-            out: list[bytes] = []
-            for raw, value in batch:
-                is_error = _is_error(value)
-                has_failed = has_failed or (is_error and not is_over)
-                is_over = is_over or value is DONE or kind_of(value) in STREAM_ENDS
-                is_held_back = is_held_back or is_over or _is_finish(value)
-                shown: list[dict[str, Any]] | None = None
-                if isinstance(value, dict) and value and not is_error:
-                    values.append(value)
-                    if merger is not None:
-                        with _tolerating():
-                            shown = list(merger.feed(value))
-                if shown is not None:
-                    out += [raw if one is value else _as_sse(self._dialect, one) for one in shown]
-                elif is_held_back:
-                    rest.append(raw)
-                else:
-                    out.append(raw)
-            await self._send_body(b"".join(out))
-            if is_over and deadline is None:
-                deadline = asyncio.get_running_loop().time() + CLOSE_S
+        try:
+            async with asyncio.timeout(None) as limit:
+                async for batch in _events(response.content):
+                    out: list[bytes] = []
+                    for raw, value in batch:
+                        is_error = _is_error(value)
+                        has_failed = has_failed or (is_error and not is_over)
+                        is_over = is_over or value is DONE or kind_of(value) in STREAM_ENDS
+                        is_held_back = is_held_back or is_over or _is_finish(value)
+                        shown: list[dict[str, Any]] | None = None
+                        if isinstance(value, dict) and value and not is_error:
+                            values.append(value)
+                            if merger is not None:
+                                with _tolerating():
+                                    shown = list(merger.feed(value))
+                        if shown is not None:
+                            out += [raw if one is value else _as_sse(self._dialect, one) for one in shown]
+                        elif is_held_back:
+                            rest.append(raw)
+                        else:
+                            out.append(raw)
+                    await self._send_body(b"".join(out))
+                    if is_over and limit.when() is None:
+                        limit.reschedule(asyncio.get_running_loop().time() + CLOSE_S)
+        except TimeoutError:
+            if not limit.expired():
+                raise
         is_over = is_over or (is_held_back and self._dialect == "openai-chat")  # some servers send no [DONE]
         if not is_over and not has_failed:
             raise UpstreamError("the upstream's response was cut off")
@@ -225,13 +226,13 @@ def _answer(reply: Any) -> dict[str, Any] | None:
     return reply if take(reply) is not None else None
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[Batch]:
-    """Server-sent events as they come."""
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[list[tuple[bytes, Any]]]:
+    """Server-sent events as they come, each as text and as its value."""
     pending = bytearray()
     async for chunk in content.iter_any():
         search_from = max(0, len(pending) - 3)  # the end of an event may be split between chunks
         pending += chunk
-        found: Batch = []
+        found: list[tuple[bytes, Any]] = []
         start = 0
         for end in _EVENT_END.finditer(pending, search_from):
             raw = bytes(pending[start : end.end()])
@@ -244,17 +245,6 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[Batch]:
             yield found
     if pending.strip():
         yield [(bytes(pending), _event_value(bytes(pending)))]
-
-
-async def _next(events: AsyncIterator[Batch], deadline: float | None) -> Batch | None:
-    """The next events; None at the end, or after the deadline."""
-    try:
-        async with asyncio.timeout_at(deadline) as limit:
-            return await anext(events, None)
-    except TimeoutError:
-        if limit.expired():
-            return None
-        raise
 
 
 def _event_value(raw: bytes) -> Any:

@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -90,7 +91,7 @@ class Tokens:
             SettingError: a token's entry is not valid.
         """
         self._callers = _callers(config)
-        self.are_needed = _has_any(config)
+        self.are_needed = bool(config.serve.token or config.serve.tokens)
         """Stays true once any token was configured, revoked or not: an emptied file lets nobody in."""
         self._source = source
         self._clock = clock
@@ -99,7 +100,13 @@ class Tokens:
 
     def caller_of(self, token: str) -> Caller | None:
         """Takes equally long whether the token is known or not."""
-        self._reload_if_changed()
+        now = self._clock()
+        if now - self._checked_at >= RELOAD_CHECK_S:
+            self._checked_at = now
+            versions = _versions(self._source)
+            if versions != self._versions:
+                self._versions = versions
+                self.reload()
         given = hash_of(token)
         found = None
         for known, caller in self._callers:
@@ -112,20 +119,10 @@ class Tokens:
         try:
             config = load_config(self._source)
             self._callers = _callers(config)
-            self.are_needed = self.are_needed or _has_any(config)
+            self.are_needed |= bool(config.serve.token or config.serve.tokens)
             _LOG.info("reloaded the tokens: %d are valid", len(self._callers))
         except RefoldError as error:
             _LOG.error("could not reload the tokens, so the previous ones stay valid: %s", error)
-
-    def _reload_if_changed(self) -> None:
-        now = self._clock()
-        if now - self._checked_at < RELOAD_CHECK_S:
-            return
-        self._checked_at = now
-        versions = _versions(self._source)
-        if versions != self._versions:
-            self._versions = versions
-            self.reload()
 
 
 def _versions(source: Source) -> list[tuple[int, int, int] | None]:
@@ -133,17 +130,11 @@ def _versions(source: Source) -> list[tuple[int, int, int] | None]:
     versions: list[tuple[int, int, int] | None] = []
     for one in source if isinstance(source, list | tuple) else [source]:
         if isinstance(one, str | Path):
-            try:
+            versions.append(None)
+            with suppress(OSError):
                 found = Path(one).stat()
-            except OSError:
-                versions.append(None)
-            else:
-                versions.append((found.st_mtime_ns, found.st_size, found.st_ino))
+                versions[-1] = (found.st_mtime_ns, found.st_size, found.st_ino)
     return versions
-
-
-def _has_any(config: Config) -> bool:
-    return bool(config.serve.token or config.serve.tokens)
 
 
 def _callers(config: Config) -> list[tuple[str, Caller]]:
