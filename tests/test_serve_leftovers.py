@@ -73,27 +73,28 @@ def test_a_session_that_is_no_longer_kept(serving, monkeypatch):
     assert count(Item) < 4 * LINES
 
 
-def test_a_session_of_which_another_thread_has_one_already(serving, monkeypatch):
-    key, both = talk(serving, "talk"), Barrier(2)
+def test_a_session_that_two_threads_want_at_once_is_opened_once(serving, monkeypatch):
+    key, both, opened = talk(serving, "talk"), Barrier(2), []
     serving.forget(key)
     new = serving._open
 
-    def slow(wanted):
-        made = new(wanted)
-        both.wait(WAIT_S)
-        return made
+    def noted(wanted):
+        opened.append(wanted)
+        return new(wanted)
 
     def use() -> None:
+        both.wait(WAIT_S)
         with serving.session(key) as session:
             session.fit()
 
-    monkeypatch.setattr(serving, "_open", slow)
+    monkeypatch.setattr(serving, "_open", noted)
     threads = [Thread(target=use) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(WAIT_S)
     del threads, thread
+    assert len(opened) == 1
     assert count(Record) == 1
 
 

@@ -103,9 +103,7 @@ class Guard:
                 raise HTTPException(429, "too many requests from this caller; slow down", retry)
         if request.is_gateway and not (method in ("GET", "HEAD") and "read" in caller.scopes):
             require_scope(caller, "append")
-        body = RequestBody(receive, self._settings)
-        body.check_length(headers.get("content-length"))
-        return body
+        return RequestBody(receive, self._settings, headers.get("content-length"))
 
     def _caller(self, request: LoggedRequest) -> Caller:
         """On the gateway, `Authorization` holds the key of the upstream."""
@@ -192,20 +190,18 @@ class RateLimit:
 class RequestBody:
     """Limits the size of a request's body and the time that it takes, whoever reads it."""
 
-    def __init__(self, receive: Receive, settings: ServeSettings) -> None:
+    def __init__(self, receive: Receive, settings: ServeSettings, length: str | None) -> None:
+        """A body that is announced as too large is refused before any of it is read.
+
+        Raises:
+            HTTPException: its `length` is too large.
+        """
         self._receive = receive
         self._limits = settings.limits
         self._max_mb = settings.max_body_mb
         self._bytes_left = round(settings.max_body_mb * 2**20)
         self._deadline = monotonic() + settings.limits.body_s
         self.is_complete = False
-
-    def check_length(self, length: str | None) -> None:
-        """Refuses a body that is announced as too large before any of it is read.
-
-        Raises:
-            HTTPException: it is too large.
-        """
         if length is not None and length.isdigit() and int(length[:18]) > self._bytes_left:
             raise self._too_large()
 

@@ -69,9 +69,18 @@ class SessionKey(NamedTuple):
 
 
 class _SharedSession:
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        """None until the first user has opened it."""
         self.users = 0
+        self.opening = Lock()
+
+    def close(self) -> None:
+        if self.session is not None:
+            with suppress(
+                RefoldError
+            ):  # closing only saves time for the next session: the record is complete
+                self.session.close()
 
 
 class Service:
@@ -90,8 +99,6 @@ class Service:
         self._threads = ThreadPoolExecutor(THREADS, "refold")
         self._sessions: OrderedDict[SessionKey, _SharedSession] = OrderedDict()
         """The least recently used first."""
-        self._forgotten = list[_SharedSession]()
-        """Of erased conversations, and still in use."""
         self._lock = Lock()
         self._secret = None if isinstance(store, Shelf) else secrets.token_bytes(32)
 
@@ -102,28 +109,32 @@ class Service:
     @contextmanager
     def session(self, key: Key, model: str | None = None, agent: str | None = None) -> Iterator[Session]:
         """An open session, shared with others that use the same. For threads, not for the event loop."""
-        shared = self._acquire(SessionKey(key, model, agent))
+        wanted = SessionKey(key, model, agent)
+        with self._lock:
+            shared = self._sessions.setdefault(wanted, _SharedSession())
+            self._sessions.move_to_end(wanted)
+            shared.users += 1
         try:
+            with shared.opening:
+                if shared.session is None:
+                    shared.session = self._open(wanted)
             yield shared.session
         finally:
-            with self._lock:
-                shared.users -= 1
-            self._close_unused()
+            self._release(wanted, shared)
 
-    def _acquire(self, wanted: SessionKey) -> _SharedSession:
+    def _release(self, wanted: SessionKey, shared: _SharedSession) -> None:
+        """Closes the session of a conversation that was erased, and the least recently used of too many."""
+        unused: list[_SharedSession] = []
         with self._lock:
-            shared = self._sessions.get(wanted)
-            if shared is not None:
-                self._sessions.move_to_end(wanted)
-                shared.users += 1
-                return shared
-        opened = _SharedSession(self._open(wanted))
-        with self._lock:
-            shared = self._sessions.setdefault(wanted, opened)
-            shared.users += 1
-        if shared is not opened:  # another thread opened it meanwhile
-            _close(opened.session)
-        return shared
+            shared.users -= 1
+            if not shared.users and self._sessions.get(wanted) is not shared:
+                unused.append(shared)
+            surplus = len(self._sessions) - MAX_OPEN_SESSIONS
+            if surplus > 0:
+                idle = [key for key, one in self._sessions.items() if not one.users]
+                unused += [self._sessions.pop(key) for key in idle[:surplus]]
+        for one in unused:
+            one.close()
 
     def _open(self, wanted: SessionKey) -> Session:
         def publish(event: SessionEvent) -> None:
@@ -146,21 +157,10 @@ class Service:
     def forget(self, key: Key) -> None:
         """Closes the sessions of a conversation that was erased; those in use, when they are released."""
         with self._lock:
-            for wanted in [wanted for wanted in self._sessions if wanted.conversation == key]:
-                self._forgotten.append(self._sessions.pop(wanted))
-        self._close_unused()
-
-    def _close_unused(self) -> None:
-        """Closes the forgotten and, above `MAX_OPEN_SESSIONS`, the least recently used, unless in use."""
-        with self._lock:
-            unused = [shared for shared in self._forgotten if not shared.users]
-            self._forgotten = [shared for shared in self._forgotten if shared.users]
-            surplus = len(self._sessions) - MAX_OPEN_SESSIONS
-            if surplus > 0:
-                idle = [wanted for wanted, shared in self._sessions.items() if not shared.users]
-                unused += [self._sessions.pop(wanted) for wanted in idle[:surplus]]
+            erased = [self._sessions.pop(one) for one in [*self._sessions] if one.conversation == key]
+            unused = [shared for shared in erased if not shared.users]
         for shared in unused:
-            _close(shared.session)
+            shared.close()
 
     async def owner_of_key(self, api_key: str) -> str:
         """The owner that stands for an API key: a keyed hash, always the same, that reveals nothing."""
@@ -179,13 +179,8 @@ class Service:
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         with self._lock:
-            sessions = [shared.session for shared in self._sessions.values()]
+            sessions = list(self._sessions.values())
             self._sessions.clear()
-        for session in sessions:
-            _close(session)
+        for shared in sessions:
+            shared.close()
         self.store.close()
-
-
-def _close(session: Session) -> None:
-    with suppress(RefoldError):  # closing only saves time for the next session: the record is complete
-        session.close()
