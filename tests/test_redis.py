@@ -770,8 +770,9 @@ def waits(client):
 
 
 @pytest.mark.parametrize("options", ["", "?wait_aof=1"])
-def test_what_is_done_often_takes_one_round_trip(valkey_url, raw, options):
-    store = from_url(valkey_url + options)
+def test_what_is_done_often_takes_one_round_trip(server, options):  # nobody else uses this server
+    raw = server.client()
+    store = from_url(server.url + options)
     digest = store.append(KEY, [entry(at, id=str(at)) for at in range(900)])
     store.save(KEY, "main", Snapshot(500, b"{}", b"digest"))
     lease = store.acquire(KEY, "main", "me", 0.0, 1.0)
