@@ -67,7 +67,7 @@ def test_everything_that_is_done_is_told(run):
         run.http.post(f"{at}/compact", json={"target_tokens": 2_000})
         run.http.post(f"{at}/pin", json={"at": 3, "why": "it matters"})
         run.http.post(f"{at}/expand", json={"at": 4, "reason": "to see"})
-        until(lambda: watcher.named("message-expanded"))  # which is not in the log, and so in no order with it
+        until(lambda: watcher.named("message-expanded"))  # not in the log: in no order with the rest
         run.http.post(f"{at}/correct", json={"at": 1, "message": "Find the boat to Oslo."})
         run.http.post(f"{at}/undo", json={})
         run.http.patch(at, json={"title": "Oslo"})
