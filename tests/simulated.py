@@ -189,13 +189,8 @@ async def _slept(seconds: float) -> None:
     _cancel_here()
 
 
-async def _called(
-    summarizer: Summarizer, ask: Ask, *, timeout_s: float, spend: Callable[[], str | None], loop: object
-) -> CallOutcome:
+async def _called(summarizer: Summarizer, ask: Ask, *, timeout_s: float, loop: object) -> CallOutcome:
     _cancel_here()
-    refused = spend()
-    if refused is not None:
-        return CallOutcome(None, refused, 0, is_free=True)
     outcome = _world().answered(ask, timeout_s)
     _cancel_here()
     return outcome

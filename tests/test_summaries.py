@@ -314,7 +314,8 @@ def test_whatever_a_model_does_the_step_goes_on_and_the_reason_is_an_event(failu
         assert server.until(lambda: server.in_flight == 0)
         made = sum(one.calls for one in talk.called)
         assert 3 <= made <= 5
-        assert len(server.requests) == made or (reply.hang and len(server.requests) < made)
+        retries = 2 if reply.cut or reply.status in (429, 500) else 0  # of the SDK
+        assert len(server.requests) <= made * (1 + retries)
         assert server.most_at_once == 1
     assert len(talk.edits) >= 4
     assert talk.written == []
@@ -1289,23 +1290,6 @@ def test_a_summary_that_comes_too_late_changes_nothing(provider):
         talk.fit()
     assert [edit.certificate.model for edit in talk.edits] == [None]
     assert [one.problem for one in talk.called] == [None]
-
-
-def test_a_function_that_hangs_is_not_called_again_until_it_ends():
-    go, asked = threading.Event(), list[Ask]()
-
-    def hangs(ask: Ask) -> str:
-        asked.append(ask)
-        go.wait(WAIT_S)
-        return summary()
-
-    talk = Talk(hangs, config(timeout_s=0.1, wait_s=0))
-    talk.go_on(24)
-    assert len(talk.edits) >= 4
-    assert len(asked) == 1
-    assert [one.problem for one in talk.called] == ["timed out after 0.1 s"]
-    go.set()
-    talk.until(lambda: len(asked) == 2)
 
 
 def test_a_round_is_asked_for_once_though_nobody_waits():

@@ -345,10 +345,10 @@ class World:
         if "pause" in fate:
             self._pause(task)
         if fails:
-            return CallOutcome(None, "the model fails", 1)
+            return CallOutcome(None, "the model fails")
         said = next((one.text for one in reversed(ask.messages) if one.text), "none")
         text = HEADINGS.format(" ".join(said.split()[:6]))
-        return CallOutcome(Answer(text, "a model", Usage(len(ask.prompt) // 4, 20)), None, 1)
+        return CallOutcome(Answer(text, "a model", Usage(len(ask.prompt) // 4, 20)))
 
 
 def _shown(answer: Any) -> str:

@@ -213,7 +213,7 @@ class AgentRun:
 
     async def _call_model(self, request: dict[str, Any]) -> Any:
         """The whole reply; of a stream, the list of its chunks."""
-        reply = await call_once(self.agent.model, request, inf, None)  # type: ignore[arg-type]
+        reply = await call_once(self.agent.model, request, inf, None)
         if hasattr(reply, "__aiter__"):
             chunks = []
             async for chunk in reply:

@@ -1,6 +1,7 @@
 """Errors of model calls as one short line without secrets, and whether a retry or a bill follows."""
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -50,8 +51,8 @@ def single_line(text: str) -> str:
 
 def status_of(error: Exception) -> int | None:
     """The HTTP status of an SDK's error."""
-    status = _attribute(error, "status_code")
-    return int(status) if isinstance(status, int) else None
+    status = getattr(error, "status_code", None)
+    return status if isinstance(status, int) else None
 
 
 def is_free(error: Exception) -> bool:
@@ -62,8 +63,9 @@ def is_free(error: Exception) -> bool:
 
 def retry_after(error: Exception) -> float | None:
     """The seconds in the Retry-After headers of the response."""
-    headers = _attribute(error, "response", "headers")
+    response: Any = getattr(error, "response", None)
     try:
+        headers = response.headers
         milliseconds = headers.get("retry-after-ms")
         seconds = _seconds(headers.get("retry-after")) if milliseconds is None else float(milliseconds) / 1000
     except (AttributeError, TypeError, ValueError, OverflowError):
@@ -79,31 +81,15 @@ def _seconds(header: str) -> float:
 
 
 def _text_of(error: BaseException) -> str:
-    match _attribute(error, "body"):
+    match getattr(error, "body", None):
         case {"error": {"message": str(message)}} | {"message": str(message)}:
             return message
-    try:
-        return re.sub(r"^Error code: \d+( - )?", "", str(error))
-    except Exception:  # an error whose __str__ fails
-        return ""
+    return re.sub(r"^Error code: \d+( - )?", "", str(error))
 
 
 def _sent_keys(error: Exception) -> list[str]:
     """The API keys of the request, which some servers repeat in their errors."""
-    headers = _attribute(error, "request", "headers")
-    try:
-        values = [str(headers.get(name) or "").rpartition(" ")[2] for name in _KEY_HEADERS]
-    except AttributeError:
-        return []
+    request: Any = getattr(error, "request", None)
+    headers: Mapping[str, str] = getattr(request, "headers", {})
+    values = [headers.get(name, "").rpartition(" ")[2] for name in _KEY_HEADERS]
     return [value for value in values if len(value) >= 6]
-
-
-def _attribute(error: BaseException, *names: str) -> Any:
-    """An attribute, or None: only some errors have it, and it may be a property that raises."""
-    found: Any = error
-    try:
-        for name in names:
-            found = getattr(found, name, None)
-    except Exception:
-        return None
-    return found

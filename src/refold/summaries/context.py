@@ -44,7 +44,6 @@ class SummaryContext:
         self._conversation_window = 0
         self.covered = 0
         self.digest = ""
-        self._abandoned: dict[int, Callable[[], bool]] = {}
         self._unrecorded_calls = 0
         self._unrecorded_cost = 0.0
 
@@ -107,14 +106,6 @@ class SummaryContext:
 
     def limits(self, model: str | None) -> ModelLimits | None:
         return known_limits(model, self.config.models) if isinstance(model, str) else None
-
-    def mark_abandoned(self, summarizer: Summarizer, still_running: Callable[[], bool]) -> None:
-        self._abandoned[id(summarizer)] = still_running
-
-    def is_busy(self, summarizer: Summarizer) -> bool:
-        """True if a call that timed out is still going on."""
-        still_running = self._abandoned.get(id(summarizer))
-        return still_running is not None and still_running()
 
     # The cache of answers: what cannot be read or kept is paid for again
 

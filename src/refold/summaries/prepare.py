@@ -25,7 +25,7 @@ from refold.summaries.context import SummaryContext, digest_of
 from refold.summaries.prompt import SummaryInput, summary_input, task_of
 from refold.summaries.providers import summarizer_by_name
 from refold.summaries.summarizer import Summarizer
-from refold.summaries.write import MessageToSummarize, NoSummaryError, Writer, name_of
+from refold.summaries.write import MessageToSummarize, NoSummaryError, Writer
 
 if TYPE_CHECKING:
     from refold.summaries.queue import CompactionJob, JobQueue
@@ -328,11 +328,6 @@ class SummaryWriter:
         self, candidates: Sequence[Summarizer], span: Span, write: Callable[[Writer], Awaitable[T]]
     ) -> T | None:
         for summarizer in candidates:
-            if self.context.is_busy(summarizer):
-                name = name_of(summarizer)
-                self.retry_reason = f"{name} is still busy with a call that timed out"
-                self.problems.append(f"{name} was not called: it is still busy with a call that timed out")
-                continue
             writer = Writer(self.context, summarizer, span)
             try:
                 result = await write(writer)

@@ -14,6 +14,8 @@ Finish: TypeAlias = Literal["stop", "length", "refusal", "tool-calls", "other"]
 JsonObject: TypeAlias = dict[str, Any]
 
 PROVIDERS = ("openai", "anthropic")
+RETRIES = 2
+"""Of a request for a summary, by the SDK: after a broken connection, 408, 409, 429 or 5xx."""
 SDK_TIMEOUT_S = 600.0
 """Callers have shorter timeouts of their own."""
 _FINISHES: dict[str | None, Finish] = {
@@ -57,7 +59,7 @@ class ModelSummarizer:
         system = without_surrogates(ask.system)
         prompt = {"role": "user", "content": without_surrogates(ask.prompt)}
         request: JsonObject = {"model": self._model}
-        client = sdk_client(self._provider, self.name, self._base_url, self._api_key)
+        client = sdk_client(self._provider, self.name, self._base_url, self._api_key, RETRIES)
         if self._provider == "openai":
             request["messages"] = [{"role": "system", "content": system}, prompt]
             request["extra_body"] = {output_limit_field(str(client.base_url)): ask.max_tokens}
@@ -113,12 +115,14 @@ def split_name(model: str) -> tuple[str, str]:
 # The SDKs
 
 
-def sdk_client(provider: str, name: str, base_url: str | None, api_key: str | None) -> Any:
+def sdk_client(
+    provider: str, name: str, base_url: str | None, api_key: str | None, max_retries: int = 0
+) -> Any:
     """
     Raises:
         SettingError: the SDK is not installed, or there is no key for OpenAI.
     """
-    options: dict[str, Any] = {"api_key": api_key, "max_retries": 0, "timeout": SDK_TIMEOUT_S}
+    options: dict[str, Any] = {"api_key": api_key, "max_retries": max_retries, "timeout": SDK_TIMEOUT_S}
     try:
         if provider == "anthropic":
             from anthropic import AsyncAnthropic

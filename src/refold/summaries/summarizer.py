@@ -49,5 +49,4 @@ class Summarizer(Protocol):
     """May have a `name`, and a `window`: how many tokens its model takes."""
 
     def __call__(self, ask: Ask, /) -> Summary | Awaitable[Summary]:
-        """An error makes refold compact without this summary; one with a `status_code` of 429 or 5xx is
-        retried first."""
+        """An error makes refold try the next summarizer, or else compact without a model."""

@@ -298,26 +298,19 @@ class Writer:
             raise self._too_small_a_window()
         if context.acquire_lease() is None and context.lease.is_needed:
             raise NoSummaryError("another process is writing a summary of this view", is_final=True)
-        calls_before = self.calls
-
-        def spend() -> str | None:
-            refusal = context.reserve_call(expected_cost)
-            self.calls += refusal is None
-            return refusal
-
+        if refusal := context.reserve_call(expected_cost):
+            raise NoSummaryError(refusal)
+        self.calls += 1
         try:
             outcome = await call(
                 self.summarizer,
                 ask,
                 timeout_s=context.settings.timeout_s,
-                spend=spend,
                 loop=lambda: running_loop(context.loop),
             )
         except BaseException:  # canceled; the provider may bill it all the same
-            self._add_cost(expected_cost if self.calls > calls_before else 0.0)
+            self._add_cost(expected_cost)
             raise
-        if outcome.still_running is not None:
-            context.mark_abandoned(self.summarizer, outcome.still_running)
         answer = outcome.answer
         if answer is not None and answer.usage is not None:
             limits = self._limits or context.limits(answer.model)
