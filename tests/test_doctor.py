@@ -104,7 +104,7 @@ CHANGES = {
     "head": (f"UPDATE refold_entry SET head = replace(head, '[', ' [') WHERE {FIVE}", {5}, "not what was"),
     "tokens": (f"UPDATE refold_entry SET head = replace(head, ',1', ',2') WHERE {FIVE}", {5}, "not what was"),
     "kind": (f"UPDATE refold_entry SET kind = 'dreamt' WHERE {FIVE}", {5}, "not what was written"),
-    "digest": (f"UPDATE refold_entry SET digest = zeroblob(16) WHERE {FIVE}", {5}, "digest was altered"),
+    "digest": (f"UPDATE refold_entry SET digest = zeroblob(16) WHERE {FIVE}", {5}, "not what was written"),
     "packing": (f"UPDATE refold_entry SET body = x'78ff' WHERE {FIVE}", {5}, "cannot be read"),
     "UTF-8": (f"UPDATE refold_entry SET id = x'ff' WHERE {FIVE}", {5}, "cannot be read"),
     "JSON": (f"UPDATE refold_entry SET body = x'7bff' WHERE {FIVE}", {5}, "cannot be understood"),
@@ -199,7 +199,7 @@ def test_a_snapshot_that_is_sealed_and_wrong_is_found(file):
     store.save(KEY, "main", snapshot._replace(body=body, digest=seal(last, body)))
     store.close()
     (found,) = find(file)
-    assert "not what the stream adds up to" in found["problem"]
+    assert "not what the events add up to" in found["problem"]
 
 
 def test_a_snapshot_of_another_version_is_no_flaw(file):
@@ -229,20 +229,6 @@ def test_numbers_that_are_chained_and_wrong_are_found(place, told):
     found = examine(again)
     assert found[0].at == 1
     assert told in found[0].problem
-
-
-def test_an_edit_whose_head_and_body_differ_is_found(file):
-    store = SQLiteStore(file)
-    entries = [link.entry for link in store.read(KEY)]
-    store.close()
-    at = next(entry.at for entry in entries if entry.kind == "replaced")
-    body = msgspec.json.decode(entries[at].body)
-    for shown in ([], [{"role": "assistant"}, *body["shown"][1:]], [*body["shown"][:-1], 999]):
-        forged = [*entries]
-        forged[at] = entries[at]._replace(body=msgspec.json.encode(body | {"shown": shown}))
-        again = MemoryStore()
-        again.append(KEY, forged)
-        assert [one.at for one in examine(again)] == [at]
 
 
 def test_events_of_kinds_to_come_are_no_flaw():
@@ -410,22 +396,3 @@ def test_the_chain_is_what_the_format_says(file):
         digest = chain(digest, entry)
         assert digest == stored
     store.close()
-
-
-def test_a_summary_that_was_written_about_another_record_is_named():
-    store = MemoryStore()
-    chat = refold.open(KEY.conversation, store=store, owner=KEY.owner)
-    chat.append([{"role": "user", "content": f"message {n} of many " * 30} for n in range(20)])
-    chat.compact(keep_recent=2)
-    assert examine(store) == []
-    edit = chat.record.event(20)
-    assert edit.certificate.digest == chat.record.digest_before(edit.span.end)
-    lines = list(chat.export())
-    copy = MemoryStore()
-    refold.load(lines, store=copy, conversation="copy")
-    assert examine(copy) == []
-    wrong = msgspec.structs.replace(edit.certificate, digest="00" * 16)
-    store.append(KEY, [codec.encode(msgspec.structs.replace(edit, at=21, certificate=wrong))])
-    (finding,) = examine(store)
-    assert finding.at == 21
-    assert "written about another record" in finding.problem

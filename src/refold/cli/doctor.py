@@ -16,8 +16,8 @@ from refold.cli.options import DEFAULT_OWNER, Access, ConfigFile, Json, StoreUrl
 from refold.cli.terminal import Column, Columns, emit, progress
 from refold.core.codec import FORMAT
 from refold.core.errors import CorruptError
-from refold.session.doctor import BACKUP, Finding, examine, list_safely, missing_features, told
-from refold.session.results import utc
+from refold.session.doctor import BACKUP, Finding, examine, list_safely, missing_features
+from refold.session.results import error_text, utc
 from refold.stores.shelf import Shelf
 from refold.stores.store import ConversationInfo, Key, Store
 
@@ -66,7 +66,7 @@ def doctor(
             health.without = missing_features(backend)
             health.leases = list(_leases(backend, rows))
     except CorruptError as error:  # it cannot be opened
-        health.findings = [Finding(told(error), BACKUP)]
+        health.findings = [Finding(error_text(error), BACKUP)]
     health.healthy = not health.findings
     if json:
         emit(health)

@@ -24,9 +24,9 @@ from refold.core.event import (
     Undone,
     Unknown,
 )
-from refold.session.doctor import Unreadable, links, told
+from refold.session.doctor import Unreadable, links
 from refold.session.inspect import follow_links, parse
-from refold.session.results import utc
+from refold.session.results import error_text, utc
 from refold.stores.store import Key
 
 STYLES = {"said": "", "replaced": "bold blue", "undone": "magenta", "pinned": "red", "measured": "dim"}
@@ -84,11 +84,11 @@ class DamagedEvent(msgspec.Struct, frozen=True):
 
 def _decoded(link: codec.Link | Unreadable) -> Event | DamagedEvent:
     if isinstance(link, Unreadable):
-        return DamagedEvent(link.at, "", told(link.error))
+        return DamagedEvent(link.at, "", error_text(link.error))
     try:
         return codec.decode(link.entry, parse)
     except Exception as error:  # anything may be stored
-        return DamagedEvent(link.entry.at, str(link.entry.kind), told(error))
+        return DamagedEvent(link.entry.at, str(link.entry.kind), error_text(error))
 
 
 def _print_events(events: Iterator[Event | DamagedEvent]) -> int:

@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 
 from refold.core import codec
 from refold.core.cache_cost import Prices
-from refold.core.errors import RefoldError, StoreError
+from refold.core.errors import NewerError
 from refold.core.event import Event, Line, Replaced, Said, Span, Unknown
 from refold.core.live import Live, State
 from refold.core.message import (
@@ -46,6 +46,7 @@ from refold.session.results import (
     ShownView,
     StoredMessage,
     ViewTokens,
+    error_text,
     kind_of,
     shortened,
     utc,
@@ -392,9 +393,6 @@ def conversation_row(store: Store, listed: ConversationInfo) -> ConversationRow:
     try:
         return Inspector.open(store, listed.key).conversation(listed)
     except Exception as error:  # the other rows are still worth seeing
-        problem = str(error)
-        if not isinstance(error, RefoldError):
-            problem = f"{type(error).__name__}: {error}"
         return ConversationRow(
             id=listed.key.conversation,
             owner=listed.key.owner,
@@ -402,7 +400,7 @@ def conversation_row(store: Store, listed: ConversationInfo) -> ConversationRow:
             created=utc(listed.created),
             events=listed.next,
             parent=_fork_point(listed),
-            problem=problem,
+            problem=error_text(error),
         )
 
 
@@ -490,8 +488,8 @@ def _cut(text: str, chars: int) -> str:
 def parse(dialect: str, value: Any) -> Message:
     """
     Raises:
-        StoreError: only a newer refold knows this dialect.
+        NewerError: only a newer refold knows this dialect.
     """
     if dialect not in DIALECTS:
-        raise StoreError(f"A stored message has the dialect {dialect!r}; upgrade refold to read it")
+        raise NewerError(f"A stored message has the dialect {dialect!r}; upgrade refold to read it")
     return DIALECTS[dialect].parse(value)

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from refold.core.errors import RefoldError
 from refold.core.event import Expiry, Said, Span
 from refold.core.message import Kind, Message, Role
 
@@ -469,3 +470,8 @@ def utc(seconds: float) -> datetime | None:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def error_text(error: Exception) -> str:
+    """The message of an error; of one that refold did not raise, with its type."""
+    return str(error) if isinstance(error, RefoldError) else f"{type(error).__name__}: {error}"
