@@ -556,7 +556,7 @@ def test_the_same_impossible_request_is_not_explained_for_ever():
     answers = [chat.call(EXPAND, {"at": 999, "reason": f"try {n}"}) for n in range(5)]
     assert answers[0] == answers[1] == "#999: there is no such place; the conversation ends at #7."
     assert {*answers[2:]} == {
-        "As before: this cannot be had, and asking again changes nothing. Go on without it."
+        "As before: this is not possible, and asking again changes nothing. Go on without it."
     }
     assert "998" in chat.call(EXPAND, {"at": 998})
 

@@ -1,48 +1,42 @@
 """Expansion: the text of a message as it was recorded, or of all that an edit covers, or a part of it."""
 
 from collections.abc import Iterator
-from itertools import accumulate, islice
+from typing import NamedTuple
 
 from refold.core.errors import CannotExpandError, NotFoundError
 from refold.core.event import Line, Measured, Pinned, Replaced, Said, Span, Undone
 from refold.core.lazy import regex
 from refold.core.message import CompactionMarker, Media, Message, Opaque, Part, Text, ToolCall, ToolResult
-from refold.core.slices import Cut, Slice, around, cut, matches
+from refold.core.slices import Cut, Slice, Stretch, around, cut, matches
 from refold.policies.shorten import quoted
+from refold.session.results import shortened
 from refold.session.safe_regex import find
 from refold.stores.record import Record
 
-EXCERPT_CHARS = 80
-"""Of a message in a list of many."""
-BATCH = 200
-"""Messages that are searched at once."""
+SHORT_URL_CHARS = 80
 GENERATED_ID = regex(r"m\d{1,15}")
 """The id of a message that came without one: `m` and its place."""
 WITHHELD = "it was reduced with keep_originals: false, so it cannot be expanded; a person can restore it"
 
 
-class Source:
-    """The messages behind a place: one, or those that an edit covers. They are read as far as needed."""
+class Source(NamedTuple):
+    """The messages behind a place: one, or those that an edit covers."""
 
-    def __init__(
-        self, record: Record, at: int, span: Span, count: int, correction: Message | None = None
-    ) -> None:
-        self.record = record
-        self.at = at
-        self.span = span
-        self.count = count
-        """Of messages."""
-        self._correction = correction
-        self.is_one = count == 1 and len(span) == 1
-
-    @property
-    def places(self) -> Iterator[int]:
-        return (line.at for line in self.record.lines(self.span))
+    record: Record
+    at: int
+    span: Span
+    messages: int
+    """How many there are."""
+    correction: Message | None = None
 
     @property
     def name(self) -> str:
         """The role of the message, or the number of messages."""
-        return _who(next(self._said()).line) if self.is_one else f"{self.count:,} messages"
+        return _who(next(self._said()).line) if self.is_one else f"{self.messages:,} messages"
+
+    @property
+    def is_one(self) -> bool:
+        return self.messages == 1 and len(self.span) == 1
 
     def cut(self, part: Slice) -> Cut:
         """
@@ -51,11 +45,9 @@ class Source:
         """
         try:
             if self.is_one:
-                return cut(written(self._correction or next(self._said()).message), part, find)
+                return cut(written(self.correction or next(self._said()).message), part, find)
             if part.way == "match":
                 return self._matching(part.pattern)
-            if part.way == "lines" and part.range[1] is not None:
-                return self._first_lines(part)
             return cut("\n".join(self._lines()), part, find)
         except CannotExpandError as error:
             raise CannotExpandError(f"#{self.at}: {error}") from error
@@ -66,42 +58,32 @@ class Source:
 
     def _lines(self) -> Iterator[str]:
         """A list of the messages, each with its place, and then their texts."""
-        for one in self._said():
-            excerpt = " ".join(self._text(one).split())
-            if len(excerpt) > EXCERPT_CHARS:
-                excerpt = f"{excerpt[: EXCERPT_CHARS - 1]}…"
-            yield f"#{one.at} {_who(one.line)}, {one.line.tokens:,} tokens: {excerpt}"
-        for one in self._said():
-            yield from ("", f"#{one.at} {_who(one.line)}:", *self._text(one).split("\n"))
+        texts = [(one.line, self._text(one)) for one in self._said()]
+        for line, text in texts:
+            yield f"#{line.at} {_who(line)}, {line.tokens:,} tokens: {shortened(text)}"
+        for line, text in texts:
+            yield f"\n#{line.at} {_who(line)}:\n{text}"
+
+    def _matching(self, pattern: str) -> Cut:
+        """Lines that match, under the place of each message."""
+        said = list(self._said())
+        texts = [self._text(one) for one in said]
+        found = list[str]()
+        units = list[Stretch]()
+        start = 0
+        for one, text, hits in zip(said, texts, matches(texts, pattern, find), strict=True):
+            if hits:
+                lines = around(text, hits)
+                found.append(f"#{one.at} {_who(one.line)}, {lines.label}:\n{lines.shown}\n")
+                units.append((start, start + len(found[-1])))
+                start += len(found[-1]) + 1
+        if not found:
+            raise CannotExpandError(f"nothing in its {self.messages:,} messages matches {pattern!r}")
+        label = f"{len(found):,} of {self.messages:,} messages match"
+        return Cut("\n".join(found), "match", (0, start - 1), label, units)
 
     def _text(self, said: Said) -> str:
         return f"[{WITHHELD}]" if self.record.live.is_withheld(said.at) else written(said.message)
-
-    def _first_lines(self, part: Slice) -> Cut:
-        """Some lines, without reading more messages than they need."""
-        start, end = part.range
-        text = "\n".join(islice(self._lines(), start - 1, end))
-        if not text:
-            return cut("\n".join(self._lines()), part)  # raises, and says how many there are
-        last = start + text.count("\n")
-        more = f"; the first {self.count:,} are a list of what follows" if last <= self.count else ""
-        return Cut(text, ((0, len(text)),), f"lines {start}-{last}{more}", start)
-
-    def _matching(self, pattern: str) -> Cut:
-        """Lines that match, each under the place of its message."""
-        found: list[str] = []
-        said = self._said()
-        while batch := list(islice(said, BATCH)):
-            texts = [self._text(one) for one in batch]
-            for one, text, hits in zip(batch, texts, matches(texts, pattern, find), strict=True):
-                if hits:
-                    lines = around(text, hits)
-                    found.append(f"#{one.at} {_who(one.line)}, {lines.label}:\n{lines.shown}\n")
-        if not found:
-            raise CannotExpandError(f"nothing in its {self.count:,} messages matches {pattern!r}")
-        ends = [*accumulate(len(text) + 1 for text in found)]
-        spans = tuple((end - len(text) - 1, end - 1) for text, end in zip(found, ends, strict=True))
-        return Cut("\n".join(found), spans, f"{len(found):,} of {self.count:,} messages match")
 
 
 def source(record: Record, at: int | str) -> Source:
@@ -124,8 +106,8 @@ def source(record: Record, at: int | str) -> Source:
         case Replaced(kind="correct", span=span, shown=(Message() as message, *_)):
             return Source(record, place, span, 1, message)
         case Replaced(span=span):
-            count = record.index_from(span.end) - record.index_from(span.start)
-            found = Source(record, place, span, count)
+            messages = record.index_from(span.end) - record.index_from(span.start)
+            found = Source(record, place, span, messages)
         case Pinned(lines=(line,)):
             return source(record, line.at)
         case Measured(of=answer):
@@ -137,7 +119,8 @@ def source(record: Record, at: int | str) -> Source:
             raise CannotExpandError(f"#{place} is not a message: it pins {pinned}; expand one of these")
         case _:
             raise CannotExpandError(f"#{place} is not a message: nothing is hidden there")
-    if record.live.state.withheld and all(map(record.live.is_withheld, found.places)):
+    places = (line.at for line in record.lines(found.span))
+    if record.live.state.withheld and all(map(record.live.is_withheld, places)):
         raise CannotExpandError(f"#{place}: {WITHHELD}")
     return found
 
@@ -192,7 +175,7 @@ def _written(part: Part) -> Iterator[str]:
         case ToolCall(tool=tool, input=input):
             yield f"{tool} {input}"
         case Media(kind=kind, name=name, url=url):
-            short_url = url if url and len(url) < EXCERPT_CHARS else None
+            short_url = url if url and len(url) < SHORT_URL_CHARS else None
             yield f"[{' '.join(filter(None, (kind, name or short_url)))}]"
         case CompactionMarker(text=text):
             yield text or "[a compaction that only its provider can read]"
