@@ -10,13 +10,13 @@ from math import isfinite
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
+from msgspec import structs
 from msgspec.structs import asdict, replace
 
 from refold.core.errors import CorruptError
 from refold.core.event import (
     Called,
     Event,
-    Expiry,
     Head,
     Line,
     Measured,
@@ -28,7 +28,7 @@ from refold.core.event import (
     Undone,
     Unknown,
 )
-from refold.core.message import Kind, Message, Role, Usage
+from refold.core.message import Kind, Message, Usage
 from refold.core.pairing import with_original_ids, with_unique_ids
 
 FORMAT = 1
@@ -43,7 +43,6 @@ Parse: TypeAlias = Callable[[str, Any], Message]
 MAX_DEPTH = 200
 """How deep the JSON of a message may nest."""
 _MESSAGE_DEPTH = 5  # levels of a message around the input of a tool call
-_SCALARS = frozenset({bool, int, type(None)})
 
 T = TypeVar("T")
 
@@ -117,37 +116,31 @@ def read_json(text: str) -> Any:
 
 def json_problem(value: Any, depth: int = 0) -> str | None:
     """The first thing that keeps a value from being sent as JSON in UTF-8, in words; None if it can be."""
-    if isinstance(value, dict):
-        if depth > MAX_DEPTH:
-            return f"values nested deeper than {MAX_DEPTH} levels"
-        for key, inner in value.items():
-            if type(key) is not str or not key.isascii():
-                if not isinstance(key, str):
-                    return "a key that is not a string"
-                if _has_lone_surrogate(key):
-                    return "a key with a lone surrogate"
-            kind = type(inner)
-            if kind is str:
-                if not inner.isascii() and _has_lone_surrogate(inner):
-                    return "a lone surrogate"
-            elif kind not in _SCALARS and (problem := json_problem(inner, depth + 1)):
-                return problem
-        return None
-    if isinstance(value, list):
-        if depth > MAX_DEPTH:
-            return f"values nested deeper than {MAX_DEPTH} levels"
-        for inner in value:
-            if type(inner) not in _SCALARS and (problem := json_problem(inner, depth + 1)):
-                return problem
-        return None
     if isinstance(value, str):
-        return "a lone surrogate" if not value.isascii() and _has_lone_surrogate(value) else None
+        return "a lone surrogate" if _has_lone_surrogate(value) else None
+    if value is None or isinstance(value, int):
+        return None
     if isinstance(value, float):
         return None if isfinite(value) else "a number that is not finite"
-    return None if value is None or isinstance(value, int) else f"a {type(value).__name__}, no JSON value,"
+    if not isinstance(value, dict | list):
+        return f"a {type(value).__name__}, no JSON value,"
+    if depth > MAX_DEPTH:
+        return f"values nested deeper than {MAX_DEPTH} levels"
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                return "a key that is not a string"
+            if _has_lone_surrogate(key):
+                return "a key with a lone surrogate"
+    for inner in value.values() if isinstance(value, dict) else value:
+        if problem := json_problem(inner, depth + 1):
+            return problem
+    return None
 
 
 def _has_lone_surrogate(text: str) -> bool:
+    if text.isascii():
+        return False
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -162,44 +155,20 @@ def decoder(type: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(type)
 
 
-class _SaidHead(msgspec.Struct, frozen=True, array_like=True):
-    role: Role
-    tokens: int
-    index: int
-    turn: int
-    step: int
-    total: int
-    calls: tuple[str, ...] = ()
-    answers: str | None = None
-    tools: tuple[str, ...] = ()
-    apart: bool = False
-    whole: int | None = None
-    expiry: Expiry | None = None
-    summary: bool = False
-    retry: bool = False
-    wordless: bool = False
-
-
-class _SaidWords(msgspec.Struct, frozen=True, omit_defaults=True):
-    time: float
-    dialect: str | None = None
-    message: Message | None = None
-    tags: tuple[str, ...] = ()
-    kind: Kind | None = None
-    piece: Piece | None = None
-
-
-class _SaidBody(_SaidWords, frozen=True):
-    raw: msgspec.Raw = msgspec.Raw()
-
-
 BESIDE = ("meta", "model", "finish", "usage", "error", "summary")
 """What a message has that its provider's JSON does not say."""
 
 
-def _beside(message: Message) -> Message | None:
-    known = {name: getattr(message, name) for name in BESIDE}
-    return Message(message.role, **known) if any(known.values()) else None
+class _SaidBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    time: float
+    dialect: str | None = None
+    message: Message | None = None
+    """The message; or, where it is in `raw`, only what that does not say."""
+    tags: tuple[str, ...] = ()
+    kind: Kind | None = None
+    piece: Piece | None = None
+    raw: msgspec.Raw = msgspec.Raw()
+    """Written as it came, hence not by the encoder."""
 
 
 def encode(event: Event) -> Entry:
@@ -218,29 +187,17 @@ def encode(event: Event) -> Entry:
 
 
 def _encode_said(event: Said) -> Entry:
-    line = event.line
-    head = _SaidHead(
-        line.role,
-        line.tokens,
-        event.index,
-        line.turn,
-        line.step,
-        event.total,
-        line.calls,
-        line.answers,
-        line.tools,
-        line.apart,
-        line.whole,
-        line.expiry,
-        line.summary,
-        line.retry,
-        line.wordless,
-    )
-    message = with_original_ids(event.message) if event.raw is None else _beside(event.message)
-    body = dumps(_SaidWords(event.time, event.dialect, message, event.tags, event.kind, event.piece))
-    if event.raw is not None:  # spliced in, so that it stays as it was written
+    facts = asdict(event.line) | {"index": event.index, "total": event.total}
+    head = [facts[name] for name in Said.HEAD]
+    if event.raw is None:
+        message: Message | None = with_original_ids(event.message)
+    else:
+        beside = {name: getattr(event.message, name) for name in BESIDE}
+        message = Message(event.message.role, **beside) if any(beside.values()) else None
+    body = dumps(_SaidBody(event.time, event.dialect, message, event.tags, event.kind, event.piece))
+    if event.raw is not None:
         body = body[:-1] + b',"raw":' + event.raw + b"}"
-    return Entry(line.at, "said", event.message.id, dumps(head), body)
+    return Entry(event.at, "said", event.message.id, dumps(head), body)
 
 
 def decode(entry: Entry, parse: Parse) -> Event:
@@ -253,50 +210,42 @@ def decode(entry: Entry, parse: Parse) -> Event:
         return _decode_said(entry, parse)
     if entry.kind in _EVENTS:
         stored = _EVENTS[entry.kind]
-        fields = _fields(entry, stored.head) | asdict(_read(entry, entry.body, stored.body))
+        fields = _head_fields(entry, stored) | asdict(_read(entry, entry.body, stored.body))
         return stored.event(entry.at, **fields)
     return Unknown(entry.at, entry.kind, _json(entry, entry.head), _json(entry, entry.body))
 
 
 def _decode_said(entry: Entry, parse: Parse) -> Said:
-    head = _read(entry, entry.head, _SaidHead)
-    line = _line(entry, head)
+    facts = asdict(_read(entry, entry.head, _SAID_HEAD))
+    index = facts.pop("index")
+    total = facts.pop("total")
+    line = Line(entry.at, **facts)
     body = _said_body(entry)
     message = body.message
     raw = bytes(body.raw) or None
     if raw is not None:
-        known = {name: getattr(message, name) for name in BESIDE} if message else {}
-        message = replace(parse(body.dialect or "", loads(raw)), id=entry.id, **known)
+        beside = {name: getattr(message, name) for name in BESIDE} if message else {}
+        message = replace(parse(body.dialect or "", loads(raw)), id=entry.id, **beside)
     if message is None:
         raise CorruptError(f"Event {entry.at} has neither a message nor its JSON")
     message = with_unique_ids(message, line)
-    return Said(
-        line,
-        message,
-        head.index,
-        head.total,
-        body.time,
-        body.dialect,
-        raw,
-        body.tags,
-        body.kind,
-        body.piece,
-    )
+    return Said(line, message, index, total, body.time, body.dialect, raw, body.tags, body.kind, body.piece)
 
 
 def head(entry: Entry) -> Head | None:
     """The event without its texts; None for one that views pass over."""
     if entry.kind == "said":
-        return _line(entry, _read(entry, entry.head, _SaidHead))
+        facts = asdict(_read(entry, entry.head, _SAID_HEAD))
+        del facts["index"], facts["total"]
+        return Line(entry.at, **facts)
     if entry.kind not in _EVENTS:
         return None
     stored = _EVENTS[entry.kind]
-    return stored.event(entry.at, **(stored.event.BODY | _fields(entry, stored.head)))
+    return stored.event(entry.at, **(stored.event.BODY | _head_fields(entry, stored)))
 
 
-def _fields(entry: Entry, type: type[msgspec.Struct]) -> dict[str, Any]:
-    """The fields of an event that its head has."""
-    fields = asdict(_read(entry, entry.head, type))
+def _head_fields(entry: Entry, stored: "_Stored") -> dict[str, Any]:
+    fields = asdict(_read(entry, entry.head, stored.head))
     if "input" in fields:
         fields["usage"] = Usage(fields.pop("input"))
     return fields
@@ -322,25 +271,6 @@ def came(entry: Entry) -> Came | None:
 def dialect_of(entry: Entry) -> str | None:
     """The dialect in which a Said came."""
     return _said_body(entry).dialect if entry.kind == "said" else None
-
-
-def _line(entry: Entry, head: _SaidHead) -> Line:
-    return Line(
-        entry.at,
-        head.role,
-        head.tokens,
-        head.turn,
-        head.step,
-        head.calls,
-        head.answers,
-        head.tools,
-        apart=head.apart,
-        whole=head.whole,
-        expiry=head.expiry,
-        summary=head.summary,
-        retry=head.retry,
-        wordless=head.wordless,
-    )
 
 
 def _said_body(entry: Entry) -> _SaidBody:
@@ -378,7 +308,7 @@ def _convert(entry: Entry, value: Any, type: type[T]) -> T:
 
 def _part(event: type[msgspec.Struct], names: Iterable[str], *, array_like: bool) -> type[msgspec.Struct]:
     """The struct of an event's head or body, with the types and defaults that its fields have."""
-    known = {field.name: field for field in msgspec.structs.fields(event)}
+    known = {field.name: field for field in (*structs.fields(Line), *structs.fields(event))}
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for name in names:
         field = known.get(name)
@@ -399,7 +329,8 @@ class _Stored(NamedTuple):
     body: type[msgspec.Struct]
 
 
-_EVENTS: dict[str, _Stored] = {
+_SAID_HEAD = _part(Said, Said.HEAD, array_like=True)
+_EVENTS = {
     event.__name__.lower(): _Stored(
         event,
         _part(event, event.HEAD, array_like=True),
@@ -407,5 +338,5 @@ _EVENTS: dict[str, _Stored] = {
     )
     for event in (Replaced, Undone, Pinned, Measured, Called, Named)
 }
-_TYPES = [_SaidHead, _SaidBody, *(part for stored in _EVENTS.values() for part in stored[1:])]
+_TYPES = [_SAID_HEAD, _SaidBody, *(part for stored in _EVENTS.values() for part in stored[1:])]
 _DECODERS: dict[Hashable, msgspec.json.Decoder[Any]] = {type: decoder(type) for type in _TYPES}

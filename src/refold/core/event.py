@@ -127,6 +127,12 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Said(msgspec.Struct, frozen=True):
+    HEAD: ClassVar = (
+        *("role", "tokens", "index", "turn", "step", "total", "calls", "answers", "tools"),
+        *("apart", "whole", "expiry", "summary", "retry", "wordless"),
+    )
+    """`index`, `total`, and fields of the line."""
+
     line: Line
     message: Message
     index: int
