@@ -19,7 +19,7 @@ from refold.core.message import (
     ToolCall,
     ToolResult,
 )
-from refold.dialects.flat import DIALECT, FLAT, parse, render, results, steps
+from refold.dialects.flat import DIALECT, FLAT, parse, steps
 from refold.dialects.registry import recognize
 
 START = 1_700_000_000
@@ -315,53 +315,15 @@ def test_only_what_is_nobodys_is_refused(value, where):
     assert caught.value.where == where
 
 
-def test_a_record_of_a_text_is_that_text():
-    assert render(Message("user", "Hello")) == ([{"role": "user", "content": "Hello"}], [])
-    (record,), _ = render(Message("tool", [ToolResult("a", '{"n": 1}', "f")]))
-    assert record == {"role": "tool", "content": '{"n": 1}', "tool_call_id": "a", "tool_name": "f"}
-
-
-def test_results_in_a_list_are_found():
-    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "a", "content": "x"}
-    assert results({"role": "user", "content": [result, call, result]}) == [0, 2]
-    assert results({"role": "user", "content": json.dumps([result])}) == []
-
-
-texts = st.sampled_from(["x", '"x"', '{"text": "x"}', '[{"type":"text","text":"x"}]', "[]", ""]) | st.text()
-outputs = texts | st.lists(st.builds(Text, texts), min_size=1, max_size=2).map(tuple)
-ids = st.sampled_from(["a", "b"])
-calls = st.builds(ToolCall, st.sampled_from(["c", "d"]), texts, st.just('{"a":1.0}'))
-answers = st.builds(ToolResult, ids, outputs, st.none() | st.text(min_size=1), st.booleans())
-media = st.builds(Media, st.just("image"), st.none(), st.just("AA"), st.sampled_from([None, "image/png"]))
-parts = st.one_of(
-    st.builds(Text, texts),
-    st.builds(Reasoning, texts),
-    calls,
-    answers,
-    media,
-    st.just(StepStart()),
-    st.just(CompactionMarker({"type": "compaction-marker", "summary": "x"})),
-    st.just(Opaque({"type": "verse", "text": 5}, DIALECT)),
-)
-
-
-def _joined(message):
-    """Errors with several texts are written as one."""
-    return [
-        (part.call_id, part.tool, part.is_error, message.text) if isinstance(part, ToolResult) else part
-        for part in message.parts
-    ]
-
-
-@given(st.sampled_from(["user", "assistant", "system", "tool"]), st.lists(parts, max_size=4))
-def test_what_we_write_we_read_again(role, said):
-    role = "tool" if said and all(isinstance(part, ToolResult) for part in said) else role
-    message = Message(role, said, id="m")
-    (record,), lost = render(message)
-    assert json.loads(json.dumps(record)) == record
-    assert (parse(record).role, parse(record).id, lost) == (role, "m", [])
-    assert _joined(parse(record)) == _joined(message)
+def test_a_row_of_several_results_becomes_a_message_for_each():
+    uses = [{"type": "tool_use", "id": id, "name": "f", "input": {}} for id in ("a", "b")]
+    results = [{"type": "tool_result", "tool_use_id": id, "content": id} for id in ("a", "b")]
+    chat = refold.open("rows", store="memory://")
+    chat.append({"role": "user", "content": "Go", "createdAt": START})
+    chat.append({"role": "assistant", "content": uses, "createdAt": START})
+    chat.append({"role": "user", "content": results, "createdAt": START})
+    stored = [one.message for one in chat.get_all()]
+    assert [message.results for message in stored[2:]] == [(ToolResult("a", "a"),), (ToolResult("b", "b"),)]
 
 
 fields = st.sampled_from(
@@ -415,7 +377,5 @@ def test_junk_is_understood_or_refused_and_nothing_else(value):
     except MessageError:
         assert not isinstance(value, dict) or value.get("role") not in ("user", "assistant", "tool", "system")
         return
-    (record,), _ = render(message)
-    assert parse(record).role == message.role
+    assert [step.role for step in steps(message)] == [message.role] * len(steps(message))
     assert FLAT.unread(value) == []
-    assert isinstance(results(value), list)

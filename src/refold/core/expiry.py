@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from msgspec.structs import asdict
+
 from refold.core.event import Expiry, Line
 
 EXPAND = "refold_expand"
@@ -71,8 +73,7 @@ def most_aggressive(expiries: Iterable[Expiry]) -> Expiry:
 
 
 def _set_fields(expiry: Expiry) -> dict[str, Any]:
-    values = {name: getattr(expiry, name) for name in expiry.__struct_fields__}
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name, value in asdict(expiry).items() if value is not None}
 
 
 def _most_aggressive_value(name: str, values: Sequence[Any]) -> Any:

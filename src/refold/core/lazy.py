@@ -9,18 +9,14 @@ T = TypeVar("T")
 
 
 class LazyImports(Mapping[str, T], Generic[T]):
-    """`{name: "module"}`, or `"module:attribute"` for something in it; imported on first access."""
+    """`{name: "module:attribute"}`: the attribute is imported on access."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
-        self._sources = dict(sources)
-        self._loaded: dict[str, T] = {}
+        self._sources = sources
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._loaded:
-            module_name, _, attribute = self._sources[name].partition(":")
-            module = import_module(module_name)
-            self._loaded[name] = cast(T, getattr(module, attribute) if attribute else module)
-        return self._loaded[name]
+        module, _, attribute = self._sources[name].partition(":")
+        return cast(T, getattr(import_module(module), attribute))
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources

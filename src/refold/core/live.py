@@ -127,7 +127,7 @@ class Live:
             self.latest,
             state.next,
             state.step + 1,
-            spared=tuple(sorted(set(state.spared))),
+            spared=tuple(sorted(set(state.spared))),  # an older snapshot may repeat one
             withheld=tuple(sorted(set(state.withheld))),
         )
 
@@ -271,23 +271,17 @@ class Live:
         edits_before = dict(active.edits)
         pins_before = set(active.pins)
         active.apply(undone)
-        self.state.corrected = active.corrected
-        for at in edits_before.keys() ^ active.edits.keys():
-            if at in edits_before:
-                edit = edits_before[at]
-                self.state.spared.append(edit.span)
-                if not edit.keeps_originals:
-                    self.state.withheld.remove(edit.span)
-            else:
-                edit = active.edits[at]
-                self.state.spared.remove(edit.span)
-                if not edit.keeps_originals:
-                    self.state.withheld.append(edit.span)
-            self._rebuild(edit.span, active, past)
+        state = self.state
+        state.corrected = active.corrected
+        state.spared = active.spared
+        state.withheld = active.withheld
+        state.compacted = max((at for at, edit in active.edits.items() if edit.round), default=None)
+        for at, edit in (edits_before | active.edits).items():
+            if (at in edits_before) != (at in active.edits):
+                self._rebuild(edit.span, active, past)
         for at in pins_before ^ active.pins:
-            self.state.pins[at].holds = at in active.pins
-            self._rebuild_around(self.state.pins[at].lines, past, active)
-        self.state.compacted = max((at for at, edit in active.edits.items() if edit.round), default=None)
+            state.pins[at].holds = at in active.pins
+            self._rebuild_around(state.pins[at].lines, past, active)
 
     def _rebuild_around(
         self, lines: Iterable[Line], past: PastReader, active: ActiveEdits | None = None

@@ -75,17 +75,18 @@ def reducible(view: View) -> list[Item]:
 
     Leaves out restored messages, messages whose edit was undone, and expansions under lease.
     """
-    return [
-        item
-        for item in view.items
-        if is_reducible(item)
-        and not any(item.span.start in span for span in view.spared)
-        and not is_leased(item.lines[0], view.step)
-    ]
+    found: list[Item] = []
+    for item in view.items:
+        if not is_reducible(item) or any(item.span.start in span for span in view.spared):
+            continue
+        line = item.lines[0]
+        if line.expiry is None or not is_leased(line, view.step):
+            found.append(item)
+    return found
 
 
 def is_reducible(item: Item) -> bool:
-    if len(item.lines) != 1 or len(item.span) != 1:
+    if len(item.lines) != 1 or item.span.end != item.span.start + 1:
         return False
     line = item.lines[0]
     if line.summary or line.corrects is not None:

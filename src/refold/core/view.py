@@ -45,8 +45,8 @@ class Item(msgspec.Struct, frozen=True, eq=False):
     @property
     def is_shortened(self) -> bool:
         """It shows one message shortened."""
-        one = len(self.span) == 1 and len(self.lines) == 1
-        return one and self.lines[0].at == self.edit and self.lines[0].corrects is None
+        is_one = self.span.end == self.span.start + 1 and len(self.lines) == 1
+        return is_one and self.lines[0].at == self.edit and self.lines[0].corrects is None
 
     @property
     def original(self) -> Message:
@@ -117,7 +117,6 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
     messages and the newest system text that is sent apart stay shown inside them, or their corrections.
     """
     said: dict[int, Said] = {}
-    edits: dict[int, Replaced] = {}
     pins: dict[int, list[Line]] = {}
     open_calls: dict[str, int] = {}
     active = ActiveEdits(view)
@@ -133,8 +132,6 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
                     if any(pinned.at == call for pinned in lines):
                         lines.append(line)
                 open_calls.update(dict.fromkeys(line.calls, line.at))
-            case Replaced() if active.holds(event.at):
-                edits[event.at] = event
             case Pinned():
                 pins[event.at] = list(event.lines)
 
@@ -148,7 +145,7 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
     def words(line: Line) -> Message:
         if line.at in said:
             return said[line.at].message
-        message = edits[line.at].shown[line.n]
+        message = active.edits[line.at].shown[line.n]
         assert isinstance(message, Message)
         return message
 
@@ -162,15 +159,14 @@ def fold(events: Iterable[Event], view: str = "main") -> View:
         if at not in covered:
             items.append(Item(Span(at, at + 1), without_replaced((event.line,), apart), words))
     shown = merge(sorted(items, key=lambda item: item.span))
-    in_force = active.edits.values()
     return View(
         tuple(shown),
         kept=frozenset(line.at for line in kept.values()),
         latest=shown_at(users[-1].at, shown) if users else None,
         next=next,
         step=max((event.line.step for event in said.values()), default=0) + 1,
-        spared=tuple(sorted({edit.span for edit in edits.values() if edit.at not in active.edits})),
-        withheld=tuple(sorted({edit.span for edit in in_force if not edit.keeps_originals})),
+        spared=tuple(active.spared),
+        withheld=tuple(active.withheld),
     )
 
 
@@ -217,6 +213,17 @@ class ActiveEdits:
     def corrected(self) -> dict[int, Line]:
         """Corrections, by the place of the message."""
         return corrections(self.edits[at] for at in sorted(self.edits))
+
+    @property
+    def spared(self) -> list[Span]:
+        """Spans of undone edits."""
+        edits = [head for head in self._heads.values() if isinstance(head, Replaced)]
+        return sorted({edit.span for edit in edits if edit.at not in self.edits})
+
+    @property
+    def withheld(self) -> list[Span]:
+        """Spans of edits whose originals cannot be expanded."""
+        return sorted({edit.span for edit in self.edits.values() if not edit.keeps_originals})
 
     def holds(self, at: int) -> bool:
         """True if the effect of the event at a place still holds."""

@@ -96,33 +96,6 @@ def steps(message: Message) -> list[Message]:
     ]
 
 
-def render(message: Message) -> tuple[list[dict[str, Any]], list[str]]:
-    """The record of a message: its text if it has nothing else, or the JSON text of its parts."""
-    lost: list[str] = []
-    record: dict[str, Any] = {"role": message.role, "content": None}
-    match message.parts:
-        case (Text(text=text),):
-            record["content"] = text
-        case (ToolResult(call_id=id, output=str(text), tool=tool),) if message.role == "tool":
-            record |= {"content": text, "tool_call_id": id} | ({"tool_name": tool} if tool else {})
-    if parse(record).parts != message.parts:
-        parts = [_render_part(part, lost) for part in message.parts]
-        plain = all(isinstance(part, Opaque) for part in message.parts)
-        record = {"role": message.role, "content": parts if plain else dumps(parts).decode()}
-    fields = {"id": message.id, "name": message.name, "metadata": message.meta, "model": message.model}
-    fields |= {"finish_reason": message.finish, "is_summary": message.summary or None}
-    return [record | {field: value for field, value in fields.items() if value is not None}], lost
-
-
-def results(value: dict[str, Any]) -> list[int]:
-    """Indices of its tool results; none if the content is JSON text."""
-    content = value.get("content")
-    blocks = content if isinstance(content, list) and "parts" not in value else []
-    if not all(map(kind_of, blocks)):
-        return []
-    return [n for n, block in enumerate(blocks) if isinstance(_part(block)[0], ToolResult)]
-
-
 def _parts(content: Any) -> list[Part]:
     is_text = isinstance(content, str)
     match _read(content) if is_text else content:
@@ -218,21 +191,6 @@ def _id(part: Part) -> str | None:
     return part.call_id if isinstance(part, ToolCall) else None
 
 
-def _render_part(part: Part, lost: list[str]) -> Any:
-    match part:
-        case StepStart():
-            return {"type": "step-start"}
-        case CompactionMarker(value={"type": "compaction-marker"} as value) | Opaque(value=value):
-            return value
-        case CompactionMarker(value=value):
-            return {"type": "compaction-marker", "value": value}
-        case ToolResult(tool=None):
-            (block,) = ai_sdk.render_part(part, "tool", lost)
-            return {key: value for key, value in block.items() if key != "toolName"}
-    (block,) = ai_sdk.render_part(part, "user" if isinstance(part, Media) else "assistant", lost)
-    return block
-
-
 def _read(text: str) -> Any:
     """The JSON in a text; None if it has none."""
     return json_or(text, None) if text.lstrip().startswith(("[", "{", '"')) else None
@@ -251,4 +209,5 @@ def _first(value: Mapping[str, Any], *fields: str) -> Any:
     return next((value[field] for field in fields if value.get(field) is not None), None)
 
 
-FLAT = Dialect(DIALECT, parse, render, results=results, declare_tool=openai_chat.declare_tool)
+FLAT = Dialect(DIALECT, parse, openai_chat.render, declare_tool=openai_chat.declare_tool)
+"""Read, but never sent: what it renders are messages of OpenAI's chat."""
