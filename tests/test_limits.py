@@ -197,10 +197,6 @@ def test_what_a_user_leaves_out_stays_as_the_table_has_it():
     )
 
 
-def test_limits_of_a_user_replace_all():
-    assert find("gpt-5", {"gpt-5": ModelLimits(9_000, 900)}).limits == ModelLimits(9_000, 900)
-
-
 def test_a_users_entry_yields_to_one_that_explains_more_of_the_name():
     mine = {"gpt-5": ModelSettings(window=9_000)}
     assert find("gpt-5-mini", mine).id == "gpt-5-mini"

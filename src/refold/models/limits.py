@@ -95,7 +95,7 @@ class ModelTable(msgspec.Struct, frozen=True):
 codec.decoder(ModelTable)
 
 
-def find(model: str | None, extra: Mapping[str, ModelLimits | ModelSettings] = {}) -> FoundModel:
+def find(model: str | None, extra: Mapping[str, ModelSettings] = {}) -> FoundModel:
     """The limits of a model by its name, or by the longest beginning of the name that is known.
 
     Of two entries the one that explains more of the name is used, and of two equal ones the one in `extra`.
@@ -104,25 +104,26 @@ def find(model: str | None, extra: Mapping[str, ModelLimits | ModelSettings] = {
     >>> find("openrouter/anthropic/claude-sonnet-4.5:beta").id
     'claude-sonnet-4-5'
     """
-    if not model:
-        return FoundModel(ModelLimits())
+    found = _lookup(model or "", extra)
+    if model and found.id is None:
+        _warn_once(model[:_LONGEST_NAME])
+    return found
+
+
+def known_limits(model: str, extra: Mapping[str, ModelSettings] = {}) -> ModelLimits | None:
+    """The limits of a model; None, without a warning, for an unknown one."""
+    found = _lookup(model, extra)
+    return found.limits if found.id is not None else None
+
+
+def _lookup(model: str, extra: Mapping[str, ModelSettings]) -> FoundModel:
     model = model[:_LONGEST_NAME]
     known = _known(model)
     base = table().models[known.id] if known else ModelLimits()
     own = _Match(model, 0) if model in extra else _match(model, {parts(key): key for key in extra})
     if own and (known is None or own.left <= known.left):
         return FoundModel(_merged(base, extra[own.id]), own.id)
-    if known is None:
-        _warn_once(model)
-        return FoundModel(base)
-    return FoundModel(base, known.id)
-
-
-def known_limits(model: str, extra: Mapping[str, ModelLimits | ModelSettings] = {}) -> ModelLimits | None:
-    """The limits of a model; None, without a warning, for an unknown one."""
-    model = model[:_LONGEST_NAME]
-    is_known = _known(model) or model in extra or _match(model, {parts(key): key for key in extra})
-    return find(model, extra).limits if is_known else None
+    return FoundModel(base, known.id if known else None)
 
 
 def provider_of(model: str | None) -> str | None:
@@ -167,6 +168,10 @@ _MOST_WARNINGS = 1_000  # names come from requests too
 _PART = re.compile(r"[a-z]{3,}(?=\d)|[^\W_]+")
 _VERSION = re.compile(r"[a-z]?\d{1,2}")  # longer numbers are dates
 _MINOR = re.compile(r"\d{1,2}")
+_VERSIONED = re.compile(
+    r"(?P<head>(?:[^-]+-)*?[a-z]?\d{1,2})(?:-(?P<minor>\d{1,2}))?(?P<tail>(?:-.+)?)", re.DOTALL
+)
+"""The parts of a name joined by `-`: up to its first number, the number after that, and the rest."""
 _SIZES = frozenset(("mini", "nano", "lite", "flash", "small", "tiny"))
 _MAKERS = {
     **dict.fromkeys(("gpt", "chatgpt", "codex", "o1", "o3", "o4", "o5"), "openai"),
@@ -198,8 +203,9 @@ def _index() -> dict[Parts, str]:
 
 
 @cache
-def _versions() -> list[tuple["_Version", str]]:
-    return [(_versioned(name), id) for name, id in _index().items()]
+def _versions() -> list[tuple[re.Match[str], str]]:
+    found = [(_VERSIONED.fullmatch("-".join(name)), id) for name, id in _index().items()]
+    return [(version, id) for version, id in found if version]
 
 
 def _match(model: str, index: Mapping[Parts, str]) -> _Match | None:
@@ -219,39 +225,22 @@ def _is_another(last: str, rest: Parts) -> bool:
 
 
 def _sibling(model: str) -> _Match | None:
-    """The newest known version before it, with the same major number: `gpt-5.4-mini` for `gpt-5.9-mini`."""
+    """The newest known version before it, with the same first number: `gpt-5.4-mini` for `gpt-5.9-mini`."""
     for name in _names(model):
-        wanted = _versioned(name)
-        older = [
-            (len(known.tail), known.minor, id)
-            for known, id in _versions()
-            if known.head == wanted.head and known.minor <= wanted.minor and _begins(wanted.tail, known.tail)
-        ]
-        if wanted.head and older:
+        wanted = _VERSIONED.fullmatch("-".join(name))
+        if wanted is None:
+            continue
+        older: list[tuple[int, int, str]] = []
+        for known, id in _versions():
+            minor = int(known["minor"] or 0)
+            is_before = known["head"] == wanted["head"] and minor <= int(wanted["minor"] or 0)
+            begins_alike = f"{wanted['tail']}-".startswith(f"{known['tail']}-")
+            rest = wanted["tail"].removeprefix(known["tail"])
+            if is_before and begins_alike and _SIZES.isdisjoint(rest.split("-")):
+                older.append((len(known["tail"]), minor, id))
+        if older:
             return _Match(max(older)[-1], float("inf"))
     return None
-
-
-class _Version(NamedTuple):
-    head: Parts
-    """The name up to its first number; empty where it has none."""
-    minor: int
-    """The number after that, or 0."""
-    tail: Parts
-
-
-def _versioned(name: Parts) -> _Version:
-    for at, part in enumerate(name):
-        if _VERSION.fullmatch(part):
-            head, tail = name[: at + 1], name[at + 1 :]
-            if tail and _MINOR.fullmatch(tail[0]):
-                return _Version(head, int(tail[0]), tail[1:])
-            return _Version(head, 0, tail)
-    return _Version((), 0, name)
-
-
-def _begins(tail: Parts, with_: Parts) -> bool:
-    return tail[: len(with_)] == with_ and _SIZES.isdisjoint(tail[len(with_) :])
 
 
 def _names(model: str) -> Iterator[Parts]:
@@ -261,8 +250,8 @@ def _names(model: str) -> Iterator[Parts]:
         yield parts(model[separator.end() :])
 
 
-def _merged(base: ModelLimits, said: ModelLimits | ModelSettings) -> ModelLimits:
-    given = {name: value for name in said.__struct_fields__ if (value := getattr(said, name)) is not UNSET}
+def _merged(base: ModelLimits, settings: ModelSettings) -> ModelLimits:
+    given = {name: value for name, value in msgspec.structs.asdict(settings).items() if value is not UNSET}
     if "window" in given:
         given.setdefault("max_input", None)  # a window that is set may be used in full
     limits = msgspec.structs.replace(base, **given)
