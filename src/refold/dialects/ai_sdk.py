@@ -253,7 +253,7 @@ def _repaired(message: dict[str, Any], where: str, notices: list[str]) -> dict[s
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    parts = _once([_with_id_of(part, where, notices) for part in content], where, notices)
+    parts = [_with_id_of(part, where, notices) for part in content]
     if message.get("role") == "assistant":
         parts = _run_by_the_provider(parts, where, notices)
     same = len(parts) == len(content) and all(new is old for new, old in zip(parts, content, strict=True))
@@ -265,20 +265,6 @@ def _with_id_of(part: Any, where: str, notices: list[str]) -> Any:
         return part
     notices.append(f"{where}: replaced an empty call id by {tool_id('')!r}")
     return {**part, "toolCallId": tool_id("")}
-
-
-def _once(parts: list[Any], where: str, notices: list[str]) -> list[Any]:
-    """Leave out a second call with the same id."""
-    seen: set[str] = set()
-    kept: list[Any] = []
-    for part in parts:
-        id = _id_of(part, "tool-call")
-        if id is not None and id in seen:
-            notices.append(f"{where}: removed a second call with the id {id!r}")
-            continue
-        seen |= {id} if id is not None else set()
-        kept.append(part)
-    return kept
 
 
 def _run_by_the_provider(parts: list[Any], where: str, notices: list[str]) -> list[Any]:

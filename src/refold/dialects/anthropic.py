@@ -4,9 +4,11 @@
 'Hello'
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from refold.core.codec import dumps
 from refold.core.errors import MessageError
@@ -36,7 +38,6 @@ from refold.dialects.shape import (
     own_facts,
     parse_content,
     render_rest,
-    repeated,
     text_field,
     with_results,
 )
@@ -223,9 +224,6 @@ def repair(
     repaired = _with_whole_server_calls(_with_system_in_place(messages, notices), notices)
     repaired = [_repaired(message, f"messages[{n}]", notices) for n, message in enumerate(repaired)]
     repaired = _with_few_marks(_with_valid_thinking(repaired, notices), MAX_MARKS - marks, notices)
-    if repaired and repaired[0].get("role") == "assistant":
-        repaired.insert(0, {"role": "user", "content": BEGIN})
-        notices.append("messages[0]: added a user message, since the API requires one at the start")
     if no_prefill and repaired and repaired[-1].get("role") == "assistant":
         repaired.append({"role": "user", "content": GO_ON})
         notices.append("added a user message at the end: this model does not continue an assistant message")
@@ -338,13 +336,14 @@ def _repaired(message: dict[str, Any], where: str, notices: list[str]) -> dict[s
     said = [block for block in blocks if not _is_blank_text(block)]
     if len(said) < len(blocks):
         notices.append(f"{where}: removed a blank text")
-    said = _once(said, where, notices)
     if message.get("role") == "assistant":
-        said = _in_order(said, ("tool_use",), False, where, notices)
-    elif message.get("role") == "user":
-        said = _in_order(said, ("tool_result",), True, where, notices)
-    said = said or as_blocks(EMPTY)
-    return message if said == content else {**message, "content": said}
+        ordered = sorted(said, key=lambda block: kind_of(block) == "tool_use")
+    else:
+        ordered = sorted(said, key=lambda block: kind_of(block) != "tool_result")
+    if ordered != said:
+        notices.append(f"{where}: reordered its blocks as the API requires")
+    ordered = ordered or as_blocks(EMPTY)
+    return message if ordered == content else {**message, "content": ordered}
 
 
 def _repaired_block(block: Any, where: str, notices: list[str]) -> Any:
@@ -371,72 +370,28 @@ def _is_blank_text(block: Any) -> bool:
     return kind_of(block) == "text" and is_blank(block.get("text"))
 
 
-def _once(blocks: list[Any], where: str, notices: list[str]) -> list[Any]:
-    """Leave out repeated calls and results of one id; the last result counts."""
-    ids = [_id(block) for block in blocks]
-    first = repeated(ids)
-    last = repeated(ids[::-1])[::-1]
-    result = []
-    for block, id, before, after in zip(blocks, ids, first, last, strict=True):
-        if id[0] and (before if kind_of(block) == "tool_use" else after):
-            notices.append(f"{where}: removed a second {id[0]} with the id {id[1]!r}")
-        else:
-            result.append(block)
-    return result
-
-
-def _id(block: Any) -> tuple[str, Any]:
-    match kind_of(block):
-        case "tool_use":
-            return ("call", block.get("id"))
-        case "tool_result":
-            return ("result", block.get("tool_use_id"))
-    return ("", id(block))
-
-
-def _in_order(
-    blocks: list[Any], kinds: tuple[str, ...], first: bool, where: str, notices: list[str]
-) -> list[Any]:
-    """Put results before other content of the user, and calls after other content of the assistant."""
-    ordered = sorted(blocks, key=lambda block: (kind_of(block) in kinds) != first)
-    if ordered != blocks:
-        notices.append(f"{where}: reordered its blocks as the API requires")
-    return ordered
-
-
 def _with_few_marks(messages: list[dict[str, Any]], most: int, notices: list[str]) -> list[dict[str, Any]]:
     """Leave out the first cache marks beyond the number that a request may have."""
-    extra = max(0, sum(_marks(message.get("content")) for message in messages) - max(0, most))
-    if not extra:
+    copies: list[dict[str, Any]] = msgspec.to_builtins(messages)
+    marked = [
+        block for message in copies for block in _blocks(message) if block.get("cache_control") is not None
+    ]
+    extra = len(marked) - max(0, most)
+    if extra <= 0:
         return messages
+    for block in marked[:extra]:
+        del block["cache_control"]
     notices.append(f"removed {extra} `cache_control` marks: a request may have {MAX_MARKS}")
-    new: list[dict[str, Any]] = []
-    for message in messages:
-        content, extra = _without_marks(message.get("content"), extra)
-        new.append({**message, "content": content} if content is not message.get("content") else message)
-    return new
+    return copies
 
 
-def _marks(content: Any) -> int:
-    """The number of cache marks on blocks and on blocks inside them."""
-    blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
-    return sum((block.get("cache_control") is not None) + _marks(block.get("content")) for block in blocks)
-
-
-def _without_marks(content: Any, extra: int) -> tuple[Any, int]:
-    """The content without its first marks, and how many are still to be left out."""
-    if not extra or not _marks(content):
-        return content, extra
-    new: list[Any] = []
-    for block in content:
-        if isinstance(block, dict) and extra:
-            inner, extra = _without_marks(block.get("content"), extra)
-            block = {**block, "content": inner} if "content" in block else block
-            if extra and block.get("cache_control") is not None:
-                block = {key: value for key, value in block.items() if key != "cache_control"}
-                extra -= 1
-        new.append(block)
-    return new, extra
+def _blocks(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The blocks of a message, and those inside them."""
+    content = value.get("content")
+    for block in content if isinstance(content, list) else ():
+        if isinstance(block, dict):
+            yield from _blocks(block)
+            yield block
 
 
 def without_thinking(message: dict[str, Any]) -> dict[str, Any] | None:

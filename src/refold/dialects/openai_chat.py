@@ -25,7 +25,6 @@ from refold.dialects.shape import (
     own_facts,
     parse_content,
     render_rest,
-    repeated,
     with_results,
 )
 
@@ -229,10 +228,7 @@ def _repaired(message: dict[str, Any], where: str, notices: list[str]) -> dict[s
 
 def _repaired_calls(calls: Sequence[dict[str, Any]], where: str, notices: list[str]) -> list[dict[str, Any]]:
     new: list[dict[str, Any]] = []
-    for call, is_there in zip(calls, repeated([call.get("id") for call in calls]), strict=True):
-        if is_there:
-            notices.append(f"{where}: removed a second call with the id {call.get('id')!r}")
-            continue
+    for call in calls:
         id, function = call.get("id"), call.get("function")
         if isinstance(function, dict) and not isinstance(function.get("arguments"), str):
             call = {

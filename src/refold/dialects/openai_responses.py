@@ -256,7 +256,7 @@ def repair(messages: Sequence[dict[str, Any]], *, store: bool | None = None, **_
     """Items that the API accepts one by one."""
     notices: list[str] = []
     items = [_repaired(item, f"input[{n}]", notices) for n, item in enumerate(messages)]
-    items = _answered_in_kind(_once(items, notices), notices)
+    items = _answered_in_kind(items, notices)
     return RepairedMessages(_with_reasoning(items, store, notices), notices)
 
 
@@ -283,20 +283,6 @@ def _repaired(item: dict[str, Any], where: str, notices: list[str]) -> dict[str,
         new["content"] = EMPTY
         notices.append(f"{where}: an empty message is sent as {EMPTY}")
     return item if new == item else new
-
-
-def _once(items: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
-    """Leave out a second call with the id of one that has no output yet."""
-    open: set[Any] = set()
-    kept: list[dict[str, Any]] = []
-    for item in items:
-        kind, call = kind_of(item) or "", _call_id(item)
-        if kind.endswith("_call") and call is not None and call in open:
-            notices.append(f"removed a second call with the id {call!r}")
-            continue
-        (open.add if kind.endswith("_call") else open.discard)(call)
-        kept.append(item)
-    return kept
 
 
 def _answered_in_kind(items: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """What the dialects share: checks of shapes, and how to express what an API has no form for."""
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -209,13 +209,3 @@ def without(value: Any, names: Sequence[str]) -> Any:
 
 def is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip()) or value == []
-
-
-def repeated(ids: Sequence[Hashable]) -> list[bool]:
-    """For each id, whether it occurs earlier in the list."""
-    seen: set[Hashable] = set()
-    result = []
-    for id in ids:
-        result.append(id in seen)
-        seen.add(id)
-    return result
