@@ -296,7 +296,7 @@ def test_long_lines_are_parted_between_sentences_and_long_sentences_cut_with_a_m
         "Date: 2024-05-27, price 1074.00.",
         "The reservation is in `OBUT9V.json` under /srv/bookings.",
         "Looked into `booking.py` (src/agent/booking.py).",
-        "The price (1.074k) stays under the limit of 1300.",
+        "The price (1074.0) stays under the limit of 1300.",
         "Mia Li's reservation has 2 bags.",
         "`get_reservation()` was called for OBUT9V; 3 tests failed.",
         "An attempt to book HAT229 failed for lack of seats.",
@@ -377,7 +377,7 @@ def test_places_of_the_messages_are_no_inventions():
     assert told(line, evidence=Evidence.of(SAID, places=(17,))).struck == (line,)
 
 
-@pytest.mark.parametrize("number", ["1299", "1,299", "1.299kB", "299999.0", "4,999,000", "012", "4999k"])
+@pytest.mark.parametrize("number", ["1299", "1,299", "1299B", "299999.0", "4,999,000", "012"])
 def test_the_same_number_in_another_form_is_the_same(number):
     evidence = Evidence(("size=1299 took=299999 left=4999000 or 012 of them",))
     assert told(f"It is {number} now.", evidence=evidence).struck == ()
@@ -407,7 +407,12 @@ def test_other_languages_are_judged_by_the_same_rules():
 
 def test_the_date_and_the_time_of_a_timestamp_are_known_in_any_form():
     evidence = Evidence(('{"at": "2026-03-14T09:05:00Z", "until": "2026-03-15T21:40:07.5+02:00"}',))
-    for line in ("At 2026-03-14T09:05:00Z.", "On March 14 at 9:05 am.", "Until 2026-03-15, 9:40 PM."):
+    for line in (
+        "At 2026-03-14T09:05:00Z.",
+        "On March 14 at 9:05.",
+        "On March 14 at 9:05 am.",
+        "Until 2026-03-15, 9:40 PM.",
+    ):
         assert told(line, evidence=evidence).struck == (), line
     for line in ("At 2026-03-14T09:06:00Z.", "On March 14 at 9:05 pm.", "Until 2026-03-16, 9:40 PM."):
         assert told(line, evidence=evidence).struck, line

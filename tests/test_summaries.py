@@ -1292,6 +1292,23 @@ def test_a_summary_that_comes_too_late_changes_nothing(provider):
     assert [one.problem for one in talk.called] == [None]
 
 
+def test_a_function_that_hangs_is_not_called_again_until_it_ends():
+    go, asked = threading.Event(), list[Ask]()
+
+    def hangs(ask: Ask) -> str:
+        asked.append(ask)
+        go.wait(WAIT_S)
+        return summary()
+
+    talk = Talk(hangs, config(timeout_s=0.1, wait_s=0))
+    talk.go_on(24)
+    assert len(talk.edits) >= 4
+    assert len(asked) == 1
+    assert [one.problem for one in talk.called] == ["timed out after 0.1 s"]
+    go.set()
+    talk.until(lambda: len(asked) == 2)
+
+
 def test_a_round_is_asked_for_once_though_nobody_waits():
     def fails(ask: Ask) -> str:
         raise ValueError("no")

@@ -34,6 +34,7 @@ MIN_LETTERS = 4
 MIN_ID_CHARS = 7
 """The beginning of an identifier with so many characters stands for all of it."""
 
+# How a model's text is read
 _THINKING = regex(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 _BULLET = regex(r"^\s*(?:[-*•+>]|\d+[.)])\s+(?:\[[ xX]\]\s+)?")
 _NOTHING = regex(r"\W*(?:none|nothing|n/?a|no (?:errors|decisions|pending)\b[^.]{0,30})\W*", re.IGNORECASE)
@@ -43,37 +44,36 @@ _REQUEST = regex(
     re.IGNORECASE,
 )
 _STATES = {"completed": "done", "in progress": "active", "pending": "open"}
-_BLANK = regex(r"\n{3,}")
-_ESCAPED = regex(r"\\u([0-9a-f]{4})")
-_UNSPACED = r"\u2e80-\u9fff\uac00-\ud7af"  # scripts without spaces between words
-_ATOM = regex(rf"[^\W\d_{_UNSPACED}]+|\d+|[{_UNSPACED}]")
-_ASCII_ATOM = regex(r"[a-z]+|\d+")  # the same for ASCII, and faster
-_BETWEEN = regex(rf"[{_UNSPACED}\uff00-\uffef]+")
-_SEPARATORS = regex(r"[:=→…()\[\]{}<>|+&#@~^%*-]+|\.\.+")
-_DIGITS = regex(r"\d+")
+
+# Values in one form
+_ESCAPED = regex(r"\\u([0-9a-f]{4})", re.IGNORECASE)
+_MONTHS = words("january february march april may june july august september october november december")
+_MONTH = rf"({'|'.join(f'{name[:3]}(?:{name[3:]})?' for name in _MONTHS)}|sept)\b\.?"
+_DAY = regex(
+    rf"\b(\d{{4}})[-/.](\d\d?)[-/.](\d\d?)(?!\d)"
+    rf"|\b{_MONTH}\s+(\d{{1,2}})(?:st|nd|rd|th)?(?!\d)(?:,?\s+(\d{{4}}))?"
+    rf"|\b(\d{{1,2}})(?:st|nd|rd|th)?(?:\s+of)?\s+{_MONTH}(?!\w)(?:,?\s+(\d{{4}}))?",
+    re.IGNORECASE,
+)
+_TIMESTAMP = regex(r"(?<=\d)T(?=\d\d:\d\d)")
+_TIME = regex(r"(?<![\w:.])(\d{1,2})(?::(\d\d))?\s*([ap])\.?m\b\.?", re.IGNORECASE)
 _THOUSANDS = regex(r"(?<=\d),(?=\d{3}(?!\d))")
 _NUMBER = regex(r"(?<!\w)\d{1,30}(?:\.\d{1,30})?")
-_QUANTITY = regex(r"(\d{1,30}(?:\.\d{1,30})?)([a-z]{0,3})")
+_QUANTITY = regex(r"(\d{1,30}(?:\.\d{1,30})?)[a-z]{0,3}")
+_UNSPACED = r"\u2e80-\u9fff\uac00-\ud7af"  # scripts without spaces between words
+_BETWEEN = regex(rf"[{_UNSPACED}\uff00-\uffef]+")
+_ATOM = regex(rf"[^\W\d_{_UNSPACED}]+|\d+|[{_UNSPACED}]")
+_ASCII_ATOM = regex(r"[a-z]+|\d+")  # the same for ASCII, and faster
+_DIGITS = regex(r"\d+")
+_SEPARATORS = regex(r"[:=→…()\[\]{}<>|+&#@~^%*-]+|\.\.+")
+
+# Values in a sentence
 _PLACE = regex(r"#(\d{1,9})\b")
 _NUMBERING = regex(r"(?<!\S)(?:\d{1,2}[.)]|\(\d\))(?=\s)")
 _PROSE = regex(r"[A-Za-z]?[a-z]*(?:-[A-Za-z]?[a-z]*)*")
 _QUOTED = regex(r"`([^`]+)`|\"([^\"]+)\"|“([^”]+)”")
 _LABEL = regex(r"\s*(?:\*\*[^*]+\*\*:?\s|(?:[\w'-]+ ){0,4}[\w'-]+:\s)")
 _AFTER_A_WORD = regex(r"(?<=[\w.,)'’] )[\"'`*]*([^\W\d_][\w’'-]{2,})")
-_MONTHS = words("january february march april may june july august september october november december")
-_MONTH = rf"({'|'.join(f'{name[:3]}(?:{name[3:]})?' if name[3:] else name for name in _MONTHS)}|sept)\b\.?"
-_DAY = regex(
-    rf"\b(\d{{4}})[-/.](\d\d?)[-/.](\d\d?)(?![\dT])"
-    rf"|\b{_MONTH}\s+(\d{{1,2}})(?:st|nd|rd|th)?(?!\d)(?:,?\s+(\d{{4}}))?"
-    rf"|\b(\d{{1,2}})(?:st|nd|rd|th)?(?:\s+of)?\s+{_MONTH}(?!\w)(?:,?\s+(\d{{4}}))?",
-    re.IGNORECASE,
-)
-_STAMPED = regex(r"(?<=\d)[tz](?![^\W\d])")  # of normalized text
-_SLASHED = regex(r"(?<![\d/])(\d{1,2})/(\d{1,2})(?!\d)")
-_TIME = regex(
-    r"(?<![\w:.])(\d{1,2})(?::(\d\d))?\s*([ap])\.?m\b\.?|(?<![\d:.+])(\d{1,2}):(\d\d)(?::\d\d)?(?![\w:])",
-    re.I,
-)
 _GERMAN = frozenset(words("der die das den und nicht wurde wurden für mit ist ein eine von"))
 _ORDINARY = frozenset(
     words(
@@ -112,7 +112,7 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def text(self) -> str:
-        return _normalized("\n".join((*self.texts, *self.outputs)))
+        return normalized("\n".join((*self.texts, *self.outputs)))
 
     @cached_property
     def words(self) -> frozenset[str]:
@@ -132,25 +132,6 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
         """The words of people and of tools, in a row."""
         return (f" {flattened(' '.join(self.texts))} ", f" {flattened(' '.join(self.outputs))} ")
 
-    @cached_property
-    def _dated(self) -> str:
-        """The text with date and time of timestamps separated."""
-        return _STAMPED.sub(" ", self.text)
-
-    @cached_property
-    def _days(self) -> set[tuple[int, int, int]]:
-        days = {_day(match) for match in _DAY.finditer(self._dated)}
-        for one, two in _SLASHED.findall(self._dated):  # either may be the month
-            days |= {(0, int(one), int(two)), (0, int(two), int(one))}
-        return days
-
-    @cached_property
-    def _times(self) -> set[tuple[int, int]]:
-        found: set[tuple[int, int]] = set()
-        for match in _TIME.finditer(self._dated):
-            found |= _times(match)
-        return found
-
     def stands(self, word: str, *, is_beginning: bool = False) -> bool:
         """True if it occurs and is not part of a longer word or number, or with `is_beginning` begins one."""
         if not is_beginning and not self.words.issuperset(_atoms(word)):
@@ -168,12 +149,13 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
 
     def has(self, word: str) -> bool:
         """True if the texts have the value, in any of its forms."""
-        value = _normalized(word).strip("'\".*_,?!$€£¥~≈/%#").removesuffix("'s").removesuffix("()")
+        value = normalized(word).strip("'\".*_,?!$€£¥~≈/%#").removesuffix("'s").removesuffix("()")
+        value = f"0{value}" if value[1:2] == ":" else value  # 9:05 is 09:05
         if not value or self.stands(value):
             return True
         quantity = _QUANTITY.fullmatch(value)
-        if quantity:
-            return self._has_quantity(quantity[1], quantity[2])
+        if quantity:  # the number may have another unit
+            return _plain_number(quantity[1].lstrip("0")) in self._numbers
         folder, slash, name = value.rpartition("/")
         if slash:  # a file that the texts name without a folder may be in any
             return self.stands(name) and f"/{name}" not in self.text and self.has(folder)
@@ -189,42 +171,23 @@ class Evidence(msgspec.Struct, frozen=True, dict=True):
             parts = value.split(".")
         return len(parts) > 1 and all(self.has(part) for part in parts)
 
-    def _has_quantity(self, number: str, unit: str) -> bool:
-        """True if the number occurs, also with another unit, or with k for thousands."""
-        number = number.lstrip("0")
-        if _plain_number(number) in self._numbers:
-            return True
-        return unit[:1] == "k" and _plain_number(f"{float(number or 0) * 1000:.6f}") in self._numbers
-
     def missing(self, sentence: str, names: bool = True) -> list[str]:
         """The exact values of a sentence that the texts do not have; with `names`, capitalized words too."""
-        found: list[str] = []
-        rest = _BETWEEN.sub(" ", _THOUSANDS.sub("", sentence.replace("\\n", " ")))
-        for place in _PLACE.finditer(rest):
-            if int(place[1]) not in self.places and not self.has(place[1]):
-                found.append(place[0])
+        rest = _BETWEEN.sub(" ", _THOUSANDS.sub("", _with_plain_dates(sentence.replace("\\n", " "))))
+        found = [
+            place[0]
+            for place in _PLACE.finditer(rest)
+            if int(place[1]) not in self.places and not self.has(place[1])
+        ]
         rest = _NUMBERING.sub(" ", _PLACE.sub(" ", rest))
-        found += [match[0] for match in _DAY.finditer(rest) if not self._has_day(_day(match))]
-        rest = _DAY.sub(" ", rest)
-        found += [match[0] for match in _TIME.finditer(rest) if self._times.isdisjoint(_times(match))]
-        rest = _TIME.sub(" ", rest)
         quoted = " ".join(chain.from_iterable(_QUOTED.findall(rest)))
         values = [word for word in words(rest) if _is_exact(word)]
         values += [word for word in words(quoted) if sum(map(str.isalpha, word)) >= MIN_LETTERS]
         values += _names(rest) if names else []
         for word in dict.fromkeys(values):
-            if _normalized(word) not in _ORDINARY and not self.has(word):
+            if word.casefold().replace("’", "'") not in _ORDINARY and not self.has(word):
                 found.append(word)
         return found
-
-    def _has_day(self, day: tuple[int, int, int]) -> bool:
-        """A day without a year matches that day of any year."""
-        if day in self._days:
-            return True
-        year, *rest = day
-        if year:
-            return (0, *rest) in self._days and self.has(str(year))
-        return any(known[1:] == (*rest,) for known in self._days)
 
     def only_tools_say(self, sentence: str) -> bool:
         """True if only a tool output has the sentence, word for word."""
@@ -268,7 +231,7 @@ def checked(text: str, evidence: Evidence, *, is_off: bool = False, is_plain: bo
                 states[int(place)] = _STATES.get(state.lower(), state.lower())
         elif section != "rules":  # rules and requests are kept by rule, word for word
             entries += check.entries(section, line)
-    text = _BLANK.sub("\n\n", "\n".join(narrative).strip("\n"))
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(narrative).strip("\n"))
     lines = text.split("\n") if text else []
     told = [SummaryEntry("narrative", line, NARRATIVE_SCORE - n / 1000) for n, line in enumerate(lines)]
     return Verdict(Written((*told, *entries), states), check.kept, tuple(check.struck), check.problem())
@@ -351,42 +314,45 @@ def _names(sentence: str) -> list[str]:
     return [name for name in _AFTER_A_WORD.findall(rest) if name[0].isupper()]
 
 
-def _day(match: re.Match[str]) -> tuple[int, int, int]:
-    """Year, month and day; the year is 0 if there is none."""
-    if match[1]:
-        return int(match[1]), int(match[2]), int(match[3])
-    name = (match[4] or match[8]).casefold()[:3]
-    month = next(n for n, full in enumerate(_MONTHS, 1) if full[:3] == name)
-    return int(match[6] or match[9] or 0), month, int(match[5] or match[7])
-
-
-def _times(match: re.Match[str]) -> set[tuple[int, int]]:
-    """Hours and minutes that a time can mean: 9:05 may be in the evening, 09:05 may not."""
-    digits = match[1] or match[4]
-    hour = int(digits)
-    minute = int(match[2] or match[5] or 0)
-    morning = (hour % 12, minute)
-    evening = (hour % 12 + 12, minute)
-    if match[3]:
-        return {morning if match[3] in "aA" else evening}
-    is_plain = hour > 12 or digits[0] == "0"
-    return {(hour, minute)} if is_plain else {morning, evening}
-
-
 def _plain_number(number: str) -> str:
     """The number without zeros at its end; 1074.00 is 1074."""
     return (number.rstrip("0").rstrip(".") if "." in number else number) or "0"
 
 
-def _normalized(text: str) -> str:
-    """Normalize case, dashes, apostrophes and escapes, and put spaces between scripts."""
-    text = text.casefold()
+def normalized(text: str) -> str:
+    """A text in which values have one form: case, dashes, escapes, dates and times.
+
+    >>> normalized("On May 3rd at 4 PM, or 2026-5-4T09:05:00Z")
+    'on 05-03 at 16:00, or 2026-05-04 09:05:00z'
+    """
     if "\\" in text:
         text = text.replace("\\n", "\n").replace("\\t", "\t")
         text = _ESCAPED.sub(lambda code: chr(int(code[1], 16)), text)
+    text = _with_plain_dates(text).casefold()
     if text.isascii():
         return text
     return _BETWEEN.sub(r" \g<0> ", text.replace("’", "'").replace("–", "-"))
+
+
+def _with_plain_dates(text: str) -> str:
+    """Days as 2026-05-03 or 05-03, and times of twelve hours as those of twenty-four."""
+    return _TIME.sub(_plain_time, _TIMESTAMP.sub(" ", _DAY.sub(_plain_day, text)))
+
+
+def _plain_day(match: re.Match[str]) -> str:
+    year, month, day, *_ = match.groups()
+    if not year:
+        name = (match[4] or match[8]).casefold()
+        month = next(str(n) for n, full in enumerate(_MONTHS, 1) if full[:3] == name[:3])
+        year = match[6] or match[9]
+        day = match[5] or match[7]
+    plain = f"{month:0>2}-{day:0>2}"
+    return f"{year}-{plain}" if year else plain
+
+
+def _plain_time(match: re.Match[str]) -> str:
+    hour = int(match[1]) % 12 + 12 * (match[3] in "pP")
+    return f"{hour:02}:{match[2] or '00'}"
 
 
 def _atoms(text: str) -> list[str]:
@@ -396,4 +362,4 @@ def _atoms(text: str) -> list[str]:
 
 def flattened(text: str) -> str:
     """The words of a text, separated by spaces."""
-    return " ".join(_atoms(_normalized(text)))
+    return " ".join(_atoms(normalized(text)))

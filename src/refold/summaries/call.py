@@ -31,7 +31,10 @@ codec.decoder(Answer)
 
 
 class CallTimeoutError(Exception):
-    """The deadline passed."""
+    """The deadline passed; a coroutine was canceled, but a thread goes on."""
+
+    def __init__(self, thread: DaemonCall[Any] | None = None) -> None:
+        self.thread = thread
 
 
 class CallOutcome(msgspec.Struct, frozen=True):
@@ -42,6 +45,8 @@ class CallOutcome(msgspec.Struct, frozen=True):
     """One line of at most 300 characters, without secrets."""
     is_free: bool = False
     """The request was refused or never arrived, so that nobody pays for it."""
+    abandoned: DaemonCall[Any] | None = None
+    """The thread that goes on after a timeout."""
 
 
 async def call(
@@ -51,8 +56,8 @@ async def call(
     in a thread."""
     try:
         return CallOutcome(await _traced_call(summarizer, ask, monotonic() + timeout_s, loop))
-    except CallTimeoutError:
-        return CallOutcome(None, f"timed out after {timeout_s:g} s")
+    except CallTimeoutError as error:
+        return CallOutcome(None, f"timed out after {timeout_s:g} s", abandoned=error.thread)
     except Exception as error:
         return CallOutcome(None, describe(error), is_free(error))
 
@@ -109,7 +114,10 @@ async def call_once(
     if inspect.iscoroutinefunction(work) or inspect.iscoroutinefunction(type(work).__call__):
         return await _before(deadline, _start_task(lambda: work(argument), loop))
     thread = DaemonCall(lambda: _run(work, argument), "refold-summarizer")
-    value = await _before(deadline, asyncio.wrap_future(thread))
+    try:
+        value = await _before(deadline, asyncio.wrap_future(thread))
+    except CallTimeoutError:
+        raise CallTimeoutError(thread) from None
     if inspect.isawaitable(value):
         return await _before(deadline, _start_task(lambda: value, loop))
     return value
@@ -121,7 +129,7 @@ async def _before(deadline: float, future: "asyncio.Future[Any]") -> Any:
     finally:
         is_late = not future.done()
         if is_late:
-            future.cancel()  # a thread goes on, but nobody waits for it
+            future.cancel()
             await asyncio.wait({future}, timeout=CANCEL_GRACE_S)
     if is_late:
         raise CallTimeoutError

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from refold.core.errors import RefoldError
 from refold.core.live import PERIOD_S
 from refold.core.message import Usage
 from refold.models.limits import ModelLimits, known_limits
+from refold.stores.daemon_call import DaemonCall
 from refold.stores.record import Record
 from refold.stores.shelf import Shelf
 from refold.stores.store import Lease
@@ -44,6 +45,8 @@ class SummaryContext:
         self._conversation_window = 0
         self.covered = 0
         self.digest = ""
+        self.abandoned: dict[int, DaemonCall[Any]] = {}
+        """Calls that timed out, by the id of their summarizer."""
         self._unrecorded_calls = 0
         self._unrecorded_cost = 0.0
 

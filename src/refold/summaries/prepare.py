@@ -25,7 +25,7 @@ from refold.summaries.context import SummaryContext, digest_of
 from refold.summaries.prompt import SummaryInput, summary_input, task_of
 from refold.summaries.providers import summarizer_by_name
 from refold.summaries.summarizer import Summarizer
-from refold.summaries.write import MessageToSummarize, NoSummaryError, Writer
+from refold.summaries.write import MessageToSummarize, NoSummaryError, Writer, name_of
 
 if TYPE_CHECKING:
     from refold.summaries.queue import CompactionJob, JobQueue
@@ -328,6 +328,11 @@ class SummaryWriter:
         self, candidates: Sequence[Summarizer], span: Span, write: Callable[[Writer], Awaitable[T]]
     ) -> T | None:
         for summarizer in candidates:
+            abandoned = self.context.abandoned.get(id(summarizer))
+            if abandoned is not None and abandoned.is_running:
+                self.retry_reason = f"the call of {name_of(summarizer)} that timed out has not ended"
+                self.problems.append(f"{name_of(summarizer)} was not called: {self.retry_reason}")
+                continue
             writer = Writer(self.context, summarizer, span)
             try:
                 result = await write(writer)

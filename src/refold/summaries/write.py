@@ -311,6 +311,8 @@ class Writer:
         except BaseException:  # canceled; the provider may bill it all the same
             self._add_cost(expected_cost)
             raise
+        if outcome.abandoned is not None:
+            context.abandoned[id(self.summarizer)] = outcome.abandoned
         answer = outcome.answer
         if answer is not None and answer.usage is not None:
             limits = self._limits or context.limits(answer.model)
