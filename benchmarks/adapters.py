@@ -2,7 +2,7 @@
 
 python -m benchmarks.adapters tests/adapters/test_langchain.py [--steps 200]
 
-The file names a `RIG`, which makes a `refold.testing.adapters.Rig` in a folder. The framework's agent runs a
+The file names a `RIG`, which makes a `tests.adapters.contract.Rig` in a folder. The framework's agent runs a
 tool loop in a small window. Measured is the CPU time of each thread inside the adapter's own methods, less
 that of `Session.fit` and `Session.say` within them: all that is done from one call of the model to the next.
 `scripts/adapters.py --bench` does it for all of them.
@@ -22,10 +22,10 @@ from types import coroutine
 from typing import Annotated, Any, TypeAlias
 
 import typer
+from tests.adapters.contract import TASK, LedgerReader, Rig, Script, ScriptedReply, SentRequest
 
 from refold.adapters.conversation import AdapterConversation
 from refold.session.session import Session
-from refold.testing.adapters import TASK, LedgerReader, Rig, Script, ScriptedReply, SentRequest
 
 Method: TypeAlias = Callable[..., Any]
 MOST_MS = 2.0

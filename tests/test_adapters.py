@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refold
+from adapters.contract import CONFIG, MODEL, TASK, ledger
 from refold.adapters.conversation import (
     ADAPTER_TAG,
     AGAIN,
@@ -27,7 +28,6 @@ from refold.dialects import openai_chat
 from refold.session.history_sync import CONTENT_ID, align, insert_transient, match_request
 from refold.stores.memory import MemoryStore
 from refold.stores.store import Store
-from refold.testing.adapters import CONFIG, MODEL, TASK, ledger
 
 CALL = ModelCall(tools=[{"type": "function", "function": one} for one in lookup_tools()], max_output=500)
 

@@ -17,6 +17,24 @@ from threading import Thread
 from typing import Any
 from uuid import uuid4
 
+from contract import (
+    CONFIG,
+    MODEL,
+    TASK,
+    WINDOW,
+    AdapterContract,
+    CheckedModel,
+    LedgerReader,
+    Mask,
+    Script,
+    ScriptedCall,
+    ScriptedReply,
+    SentRequest,
+    failing,
+    ledger,
+    seal,
+    tool_declaration,
+)
 from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.apps import App
 from google.adk.apps.app import EventsCompactionConfig
@@ -44,24 +62,6 @@ from pydantic import BaseModel
 import refold
 from refold.adapters.adk import GENERATED_ID, RefoldPlugin
 from refold.core.message import Media, Text
-from refold.testing.adapters import (
-    CONFIG,
-    MODEL,
-    TASK,
-    WINDOW,
-    AdapterContract,
-    CheckedModel,
-    LedgerReader,
-    Mask,
-    Script,
-    ScriptedCall,
-    ScriptedReply,
-    SentRequest,
-    failing,
-    ledger,
-    seal,
-    tool_declaration,
-)
 
 APP, USER = "ledgers", "ann"
 

@@ -34,12 +34,7 @@ from agent_framework import (
     tool,
 )
 from agent_framework.observability import ChatTelemetryLayer
-from pages import printed
-
-import refold
-from refold.adapters.agent_framework import RefoldCompaction, RefoldHistory, RunMiddleware
-from refold.stores.memory import MemoryStore
-from refold.testing.adapters import (
+from contract import (
     CONFIG,
     MODEL,
     TASK,
@@ -57,6 +52,11 @@ from refold.testing.adapters import (
     seal,
     tool_declaration,
 )
+from pages import printed
+
+import refold
+from refold.adapters.agent_framework import RefoldCompaction, RefoldHistory, RunMiddleware
+from refold.stores.memory import MemoryStore
 from refold.testing.model import Reply as ModelReply
 
 RULES = "\n".join(f"Rule {n}: barrels of herring are counted twice." for n in range(500))

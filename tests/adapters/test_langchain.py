@@ -10,6 +10,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from contract import (
+    CONFIG,
+    MODEL,
+    TASK,
+    AdapterContract,
+    CheckedModel,
+    LedgerReader,
+    Mask,
+    Script,
+    ScriptedReply,
+    SentRequest,
+    WindowExceeded,
+    failing,
+    ledger,
+    seal,
+)
+from contract import STEPS as CALLS
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, SummarizationMiddleware
 from langchain_core.language_models import BaseChatModel
@@ -31,23 +48,6 @@ from pages import printed
 
 import refold
 from refold.adapters.langchain import ROLES, RefoldMiddleware
-from refold.testing.adapters import (
-    CONFIG,
-    MODEL,
-    TASK,
-    AdapterContract,
-    CheckedModel,
-    LedgerReader,
-    Mask,
-    Script,
-    ScriptedReply,
-    SentRequest,
-    WindowExceeded,
-    failing,
-    ledger,
-    seal,
-)
-from refold.testing.adapters import STEPS as CALLS
 from refold.testing.model import Reply as ModelReply
 
 STEPS = 2_000

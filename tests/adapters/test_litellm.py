@@ -24,16 +24,7 @@ from urllib.request import urlopen
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or else it asks the network for prices
 
 import litellm
-from litellm.integrations.custom_logger import CustomLogger
-from pages import printed
-from pydantic import BaseModel
-
-import refold
-from refold.adapters.litellm import ChatMessage, LiteLLMConverter, RefoldHook
-from refold.core.expiry import OWN_TOOLS
-from refold.core.message import Message, Text, ToolResult, Usage
-from refold.stores.store import Key, open_store
-from refold.testing.adapters import (
+from contract import (
     CONFIG,
     MODEL,
     STEPS,
@@ -50,6 +41,15 @@ from refold.testing.adapters import (
     ledger,
     seal,
 )
+from litellm.integrations.custom_logger import CustomLogger
+from pages import printed
+from pydantic import BaseModel
+
+import refold
+from refold.adapters.litellm import ChatMessage, LiteLLMConverter, RefoldHook
+from refold.core.expiry import OWN_TOOLS
+from refold.core.message import Message, Text, ToolResult, Usage
+from refold.stores.store import Key, open_store
 from refold.testing.model import Reply as ModelReply
 from refold.testing.model import ScriptedModel
 

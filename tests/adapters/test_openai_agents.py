@@ -36,22 +36,7 @@ from agents import (
 from agents.extensions import ToolOutputTrimmer, handoff_filters
 from agents.models.chatcmpl_converter import Converter
 from agents.run_config import ModelInputData
-from openai.types.responses import (
-    Response,
-    ResponseCompletedEvent,
-    ResponseFunctionToolCall,
-    ResponseOutputMessage,
-    ResponseOutputText,
-    ResponseReasoningItem,
-)
-from pages import program
-
-import refold
-from refold.adapters.openai_agents import RefoldSession
-from refold.adapters.openai_agents_items import ItemHistory
-from refold.core.errors import OverBudgetError
-from refold.dialects.rules.targets import RULES, Facts
-from refold.testing.adapters import (
+from contract import (
     CONFIG,
     ENDLESS,
     MODEL,
@@ -72,6 +57,21 @@ from refold.testing.adapters import (
     seal,
     tool_declaration,
 )
+from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseReasoningItem,
+)
+from pages import program
+
+import refold
+from refold.adapters.openai_agents import RefoldSession
+from refold.adapters.openai_agents_items import ItemHistory
+from refold.core.errors import OverBudgetError
+from refold.dialects.rules.targets import RULES, Facts
 from refold.testing.model import Reply as ModelReply
 from refold.testing.model import ScriptedModel
 

@@ -12,6 +12,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from contract import (
+    CONFIG,
+    MODEL,
+    TASK,
+    AdapterContract,
+    CheckedModel,
+    LedgerReader,
+    Mask,
+    Script,
+    ScriptedCall,
+    ScriptedReply,
+    SentRequest,
+    WindowExceeded,
+    failing,
+    ledger,
+    seal,
+    tool_declaration,
+)
 from pages import printed
 from pydantic import BaseModel
 from pydantic_ai import Agent, ModelRetry, RunContext, UsageLimits, capture_run_messages
@@ -42,24 +60,6 @@ from refold.adapters.pydantic_ai import IS_LATE, HistoryPart, PydanticAIConverte
 from refold.core.message import Media, Message, Reasoning, Text, ToolCall, ToolResult
 from refold.session.history_sync import content_id
 from refold.stores.store import open_store
-from refold.testing.adapters import (
-    CONFIG,
-    MODEL,
-    TASK,
-    AdapterContract,
-    CheckedModel,
-    LedgerReader,
-    Mask,
-    Script,
-    ScriptedCall,
-    ScriptedReply,
-    SentRequest,
-    WindowExceeded,
-    failing,
-    ledger,
-    seal,
-    tool_declaration,
-)
 from refold.testing.model import Reply as ModelReply
 
 ANY = UsageLimits(request_limit=None)

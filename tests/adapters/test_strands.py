@@ -14,26 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pages import program
-from strands import Agent, tool
-from strands.agent.conversation_manager import (
-    ConversationManager,
-    NullConversationManager,
-    SlidingWindowConversationManager,
-    SummarizingConversationManager,
-)
-from strands.hooks import BeforeModelCallEvent
-from strands.middleware import InvokeModelStage
-from strands.models import Model
-from strands.plugins import Plugin
-from strands.session import FileSessionManager
-from strands.types.exceptions import ContextWindowOverflowException
-from strands.vended_plugins.context_injector import ContextInjector
-
-import refold
-from refold.adapters.strands import RefoldPlugin, StrandsConverter
-from refold.core.message import Usage
-from refold.testing.adapters import (
+from contract import (
     CONFIG,
     MODEL,
     STEPS,
@@ -53,6 +34,25 @@ from refold.testing.adapters import (
     seal,
     tool_declaration,
 )
+from pages import program
+from strands import Agent, tool
+from strands.agent.conversation_manager import (
+    ConversationManager,
+    NullConversationManager,
+    SlidingWindowConversationManager,
+    SummarizingConversationManager,
+)
+from strands.hooks import BeforeModelCallEvent
+from strands.middleware import InvokeModelStage
+from strands.models import Model
+from strands.plugins import Plugin
+from strands.session import FileSessionManager
+from strands.types.exceptions import ContextWindowOverflowException
+from strands.vended_plugins.context_injector import ContextInjector
+
+import refold
+from refold.adapters.strands import RefoldPlugin, StrandsConverter
+from refold.core.message import Usage
 
 
 class Scripted(Model):

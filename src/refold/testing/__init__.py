@@ -1,4 +1,6 @@
-"""What every store must do, as tests: subclass `StoreContract`, say how to open yours, run pytest.
+"""Tests for stores of your own, and fakes for your own tests.
+
+`StoreContract` tests what every store must do. Subclass it, and say how your store is opened:
 
     class TestMyStore(StoreContract):
         @pytest.fixture
@@ -6,31 +8,27 @@
             return MyStore(tmp_path / "log")
 
         @pytest.fixture
-        def reopen(self, tmp_path):  # only where what is stored outlives the process
+        def reopen(self, tmp_path):  # only if what is stored outlives the process
             return partial(MyStore, tmp_path / "log")
 
-Streams and writers are demanded of every store; a shelf, ids, forks, settings and search of those
-that have them (`refold.stores.shelf` and `refold.stores.store` say what each is).
-What a store says in `cannot` that its engine is not able to do is skipped, with its own words.
-Adapters have an `AdapterContract`. Both need pytest and hypothesis, which refold itself does not, and neither
-do the fakes beside them: models, services and an embedder.
-`pytest.register_assert_rewrite("refold.testing")` in a conftest.py makes failures talk.
+Every store must pass the tests of streams and writers; those of a shelf, ids, forks and search run for stores
+that have the methods (`refold.stores.shelf`, `refold.stores.store`). Tests of what a store lists in `cannot` are
+skipped. The contract needs pytest and hypothesis, which refold does not install; the fakes need neither.
+`pytest.register_assert_rewrite("refold.testing")` in a conftest.py makes failed assertions show their values.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from refold.testing.adapters import AdapterContract
     from refold.testing.store import StoreContract
 
-__all__ = ["AdapterContract", "StoreContract"]
-
-_HOMES = {"AdapterContract": "adapters", "StoreContract": "store"}
+__all__ = ["StoreContract"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when they are asked for: whoever needs a fake has no pytest, perhaps."""
-    if name not in _HOMES:
+    """Imports the contract when it is first used: the fakes must work without pytest."""
+    if name != "StoreContract":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    from refold.testing.store import StoreContract
+
+    return StoreContract
