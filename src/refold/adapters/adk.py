@@ -83,16 +83,13 @@ class RefoldPlugin(BasePlugin):
         events = self._events(context.session, context.branch)
         name, is_whole = self._conversation(context, events)
         conversation = self._conversations.get(name)
-        match = _request_match(contents, events, context.agent_name, is_whole)
+        match, contents_of = _request_match(contents, events, context.agent_name, is_whole)
         if request.previous_interaction_id or not match.history:  # the provider has the history
             conversation.record(match.history)
             return
         fitted = conversation.fit_request(match, _model_call(request))
-        own = {id(content) for content in contents}
         with_ids = _shows_generated_ids(contents)
-        request.contents = [
-            one.content if id(one.content) in own else _copy(one.content, with_ids) for one in fitted
-        ]
+        request.contents = [contents_of.get(id(one)) or _copy(one.content, with_ids) for one in fitted]
 
     def _events(self, session: Session, branch: str | None = None) -> "SessionEvents":
         key = (*_owner(session), session.id, branch)
@@ -296,8 +293,11 @@ def _frozen(fields: Mapping[str, Any]) -> Hashable:
 
 def _request_match(
     contents: Sequence[types.Content], events: SessionEvents, agent: str, is_whole: bool
-) -> RequestMatch[EventContent]:
-    """What is recorded: the whole session, or what the agent sees of it, with changes by other plugins."""
+) -> tuple[RequestMatch[EventContent], dict[int, types.Content]]:
+    """What is recorded: the whole session, or what the agent sees of it, with changes by other plugins.
+
+    The second value has the request's own contents, by the `id` of the event content that each stands for.
+    """
     others = events.authors - {agent, "user"}
     event_keys = list(events.keys)
     for at, event in enumerate(events.events):
@@ -312,21 +312,25 @@ def _request_match(
                 places[position] = result_at
     position_of = {at: n for n, at in places.items()}
     request = [EventContent(content) for content in contents]
-    passed: list[EventContent] = []
+    merged: set[int] = set()
+    history: list[EventContent] = []
     positions: list[int | None] = []
     for at, own in enumerate(events.contents):
         n = position_of.get(at)
-        if n is None and not is_whole:
-            continue
-        if n is not None and keys[n] != events.keys[at]:
-            if is_whole and events.is_changed_by_adk(at, contents[n]):
-                request[n] = own
-            else:
+        if n is not None:
+            is_changed = keys[n] != events.keys[at]
+            if is_changed and is_whole and events.is_changed_by_adk(at, contents[n]):
+                merged.add(n)
+            elif is_changed:
                 own = EventContent(contents[n], own.event, own.owner)
-        passed.append(own)
+            request[n] = own
+        elif not is_whole:
+            continue
+        history.append(own)
         positions.append(n)
     transient = {n: one for n, one in enumerate(request) if n not in places}
-    return RequestMatch(request, passed, passed, positions, transient)
+    contents_of = {id(one): contents[n] for n, one in enumerate(request) if n not in merged}
+    return RequestMatch(history, request, positions, transient), contents_of
 
 
 def _quoted_author(content: types.Content, authors: set[str]) -> str | None:

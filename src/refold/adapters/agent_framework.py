@@ -325,8 +325,8 @@ def request_match(messages: Sequence[FrameworkMessage]) -> RequestMatch[Framewor
         else:
             transient[n] = message
     if all(message.role == "tool" for message in history):
-        return RequestMatch(request, [], [], [], transient)
-    return RequestMatch(request, history, history, positions, transient)
+        return RequestMatch([], request, [], transient)
+    return RequestMatch(history, request, positions, transient)
 
 
 def _is_history(message: FrameworkMessage, providers: set[str]) -> bool:

@@ -6,7 +6,7 @@ objects, wherever the view shows them unchanged.
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +16,11 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypedDict, Typ
 
 import msgspec
 
+from refold.adapters.branches import Branches
 from refold.config.config import Source, load_config
 from refold.core import codec
 from refold.core.draft import PART, Draft, split
-from refold.core.errors import ConflictError, MessageError, NotFoundError, RefoldError
+from refold.core.errors import ConflictError, MessageError, NotFoundError
 from refold.core.event import Line, Replaced, Said, Span
 from refold.core.expiry import EXPAND, OWN_TOOLS
 from refold.core.message import Message, Text, ToolResult
@@ -45,7 +46,7 @@ from refold.session.history_sync import (
 )
 from refold.session.session import Session
 from refold.session.tools import declared
-from refold.stores.store import Forks, Key, Store, open_store
+from refold.stores.store import Store, open_store
 
 M = TypeVar("M")
 OPEN_CONVERSATIONS = 500
@@ -62,12 +63,8 @@ INSERTED_TAG = "adapter:beside"
 """Tags messages that a framework inserted before messages that were recorded earlier."""
 CORRECTION = "changed there"
 """The reason that is stored with corrections."""
-BRANCH = "~"
-"""Separates the name of a conversation from the number of its branch."""
-MOST_GAPS = 5
-"""Branch names in a row that other conversations may have taken."""
 MOST_ATTEMPTS = 5
-"""How often a branch is begun anew if other writers win the race."""
+"""How often a history is aligned again if other writers win the race for a branch."""
 
 
 class Converter(Protocol[M]):
@@ -106,14 +103,21 @@ class RequestMatch(NamedTuple, Generic[M]):
     as the history has it, and what was inserted is sent with this request only.
     """
 
-    request: Sequence[M]
     history: Sequence[M]
-    sent: Sequence[M]
-    """The same messages as the request has them; the history's own objects where nothing was changed."""
+    request: Sequence[M]
     positions: Sequence[int | None]
     """Of each message of the history in the request; None if it was left out."""
     transient: Mapping[int, M]
     """Messages of this request only, by position."""
+
+    @property
+    def sent(self) -> Sequence[M]:
+        """The history as the request has it."""
+        sent = list(self.history)
+        for n, position in enumerate(self.positions):
+            if position is not None:
+                sent[n] = self.request[position]
+        return sent
 
     @classmethod
     def of(
@@ -128,17 +132,13 @@ class RequestMatch(NamedTuple, Generic[M]):
         Messages of the request that are not `is_recorded` belong to this request only.
         """
         if are_same(history, request) or history == request:
-            return cls(request, history, history, range(len(request)), {})
+            return cls(history, request, range(len(request)), {})
         candidates = [n for n, message in enumerate(request) if is_recorded(message)]
         matches = match_request([*map(key, history)], [key(request[n]) for n in candidates])
         position_of = {at: candidates[n] for n, at in matches.items()}
-        sent = list(history)
-        for at, n in position_of.items():
-            if history[at] != request[n]:
-                sent[at] = request[n]
         known = set(position_of.values())
         transient = {n: message for n, message in enumerate(request) if n not in known}
-        return cls(request, history, sent, [*map(position_of.get, range(len(history)))], transient)
+        return cls(history, request, [*map(position_of.get, range(len(history)))], transient)
 
 
 Fields: TypeAlias = Mapping[str, Any] | int
@@ -165,7 +165,7 @@ class _KnownMessage:
     """More than one, since each tool result has a place of its own."""
     is_inserted: bool
     """It stands before messages that were recorded earlier, as a framework's own summary does."""
-    content: int
+    content: int = 0
     """A hash of the content, as corrected."""
     is_uncorrectable: bool = False
     """The framework has changed it, and the record cannot: it is shown whole or not at all."""
@@ -185,88 +185,67 @@ class AdapterConversation(Generic[M]):
         """With a fixed model, which the adapter was given, the framework's does not replace it."""
         self.lock = RLock()
         self._converter = converter
-        self._name = name
-        self._open_session = open_session
         self._has_fixed_model = has_fixed_model
-        self._session: Session | None = None
+        self._open_branches = partial(Branches, name, open_session)
+        self._branches: Branches | None = None
         self.forget_objects()
 
     @property
     def session(self) -> Session:
         """Opened when it is first needed, so that other conversations do not wait for it."""
         with self.lock:
-            if self._session is None:
-                self._open_newest()
-            assert self._session is not None
-            return self._session
+            return self._opened().newest
 
-    def _open_newest(self) -> None:
-        session = self._open_session(self._name)
-        self._branch_number = 0
-        for branch, number in newer_branches(self._name, session, 0, self._open_session):
-            session = branch
-            self._branch_number = number
-        self._begin(session)
+    def _opened(self) -> Branches:
+        if self._branches is None:
+            self._branches = self._open_branches()
+            self._read_anew()
+        return self._branches
 
-    def _begin(self, session: Session) -> None:
-        self._session = session
+    def _read_anew(self) -> None:
         self._known: list[_KnownMessage] = []
-        self._sequence: list[int] = []
-        """Those of the known messages that were not inserted."""
-        self._inserted: dict[str, int] = {}
         self._known_at: dict[int, int] = {}
         """The known message that each place belongs to."""
-        self._times: dict[str, int] = {}
-        """How often each id was recorded."""
-        self._epoch = session.inspect.epoch
-        self._count = 0
         self._next = 0
+        self._epoch = self.session.inspect.epoch
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Reads what other adapters appended; begins anew if the conversation was erased."""
-        session = self.session
-        count = session.get_count()
-        if session.inspect.epoch is not self._epoch:
-            self._open_newest()
+        """Reads what was appended; begins anew if the conversation was erased."""
+        self.session.get_count()  # which reads what other processes appended
+        inspect = self.session.inspect
+        if inspect.epoch is not self._epoch:
+            self._branches = None
+            self._opened()
             return
-        if count == self._count:
+        if inspect.state.next == self._next:
             return
         groups: dict[tuple[str, bool], list[Said]] = {}
-        for event in session.inspect.events(self._next):
+        for event in inspect.events(self._next):
             if isinstance(event, Said) and ADAPTER_TAG in event.tags and event.at not in self._known_at:
                 id = str(event.message.id).partition(PART)[0]
                 groups.setdefault((id, INSERTED_TAG in event.tags), []).append(event)
+        self._next = inspect.state.next
         for (id, is_inserted), events in groups.items():
             pieces = [with_original_ids(event.message) for event in events]
-            content = _content_hash(map(self._current, events, pieces))
-            known_id = id.partition(AGAIN)[0]
-            if known_id.startswith(CONTENT_ID):  # an earlier version may have derived it otherwise
-                known_id = content_id(pieces)
-            places = tuple(event.at for event in events)
-            self._add_known(_KnownMessage(known_id, places, is_inserted, content))
-        self._count = count
-        self._next = session.inspect.state.next
+            id = id.partition(AGAIN)[0]
+            if id.startswith(CONTENT_ID):  # an earlier version may have derived it otherwise
+                id = content_id(pieces)
+            known = _KnownMessage(id, tuple(event.at for event in events), is_inserted)
+            index = self._add_known(known)
+            for n, place in enumerate(known.places):
+                line = inspect.state.corrected.get(place)
+                edit = inspect.event(line.at) if line is not None else None
+                if line is not None and isinstance(edit, Replaced) and edit.why == CORRECTION:
+                    self._known_at[line.at] = index
+                    pieces[n] = with_original_ids(inspect.message(line))
+            known.content = _content_hash(pieces)
 
-    def _current(self, said: Said, original: Message) -> Message:
-        """A recorded message, as far as a framework has corrected it."""
-        inspect = self.session.inspect
-        line = inspect.state.corrected.get(said.at)
-        edit = inspect.event(line.at) if line is not None else None
-        if line is None or not isinstance(edit, Replaced) or edit.why != CORRECTION:
-            return original
-        self._known_at[line.at] = len(self._known)
-        return with_original_ids(inspect.message(line))
-
-    def _add_known(self, message: _KnownMessage) -> None:
+    def _add_known(self, message: _KnownMessage) -> int:
         index = len(self._known)
-        self._known_at.update(dict.fromkeys(message.places, index))
         self._known.append(message)
-        self._times[message.id] = self._times.get(message.id, 0) + 1
-        if message.is_inserted:
-            self._inserted[message.id] = index
-        else:
-            self._sequence.append(index)
+        self._known_at.update(dict.fromkeys(message.places, index))
+        return index
 
     # What a framework passes
 
@@ -285,15 +264,14 @@ class AdapterConversation(Generic[M]):
 
     def forget_objects(self) -> None:
         """Lets the framework's messages be collected. The next sync reads them again."""
-        self._last_history: list[_ParsedMessage] = []
-        self._last_sent: list[_ParsedMessage] = []
+        self._parsed: list[_ParsedMessage] = []
 
     def continues(self, messages: Sequence[M], *, may_be_trimmed: bool = False) -> bool:
         """True if the messages begin with all that is known, or at least end with it."""
         with self.lock:
             self._catch_up()
-            known = self._known_ids()
-            passed = [message.id for message in self._parse(messages, self._last_history)]
+            known = [message.id for message in self._known if not message.is_inserted]
+            passed = [message.id for message in self._parse(messages, self._parsed)]
             if passed[: len(known)] == known:
                 return True
             alignment = align(known, passed)
@@ -304,10 +282,8 @@ class AdapterConversation(Generic[M]):
         """True if a message with this content, or with its id, is recorded."""
         with self.lock:
             self._catch_up()
-            return self._parse([message], [])[0].id in self._times
-
-    def _known_ids(self) -> list[str]:
-        return [self._known[n].id for n in self._sequence]
+            id = self._parse([message], [])[0].id
+            return any(known.id == id for known in self._known)
 
     def _parse(self, messages: Sequence[M], last: list[_ParsedMessage]) -> list[_ParsedMessage]:
         """Messages that say the same as the last ones at the same position are not parsed again."""
@@ -320,61 +296,55 @@ class AdapterConversation(Generic[M]):
                 continue
             message = self._converter.parse(messages[n])
             pieces = split(message)
-            known_id = message.id or content_id(pieces)
             own_fields = fields[n]
             if not isinstance(own_fields, int):
                 own_fields = dict(own_fields)
-            content = _content_hash(pieces)
-            parsed.append(_ParsedMessage(messages[n], own_fields, message, known_id, content))
+            id = message.id or content_id(pieces)
+            parsed.append(_ParsedMessage(messages[n], own_fields, message, id, _content_hash(pieces)))
         return parsed
 
     def _sync(self, history: Sequence[M], sent: Sequence[M] | None) -> dict[int, int]:
         """Records what is new, and returns the position of each known message in the history."""
         self._catch_up()
-        self._last_history = self._parse(history, self._last_history)
-        places = self._align([message.id for message in self._last_history])
+        self._parsed = self._parse(history, self._parsed)
+        places = self._align([message.id for message in self._parsed])
         positions = {known: n for n, known in enumerate(places) if known is not None}
         last = max(positions.values(), default=-1)
         new = [n for n, known in enumerate(places) if known is None and (sent is not None or n > last)]
         if new:
-            known = self._append([self._last_history[n] for n in new], [n < last for n in new])
+            known = self._append([self._parsed[n] for n in new], [n < last for n in new])
             positions.update(zip(known, new, strict=True))
         if sent is not None:
-            is_same = are_same(history, sent)
-            self._last_sent = self._last_history if is_same else self._parse(sent, self._last_sent)
-            self._correct_changed(self._last_sent, positions)
+            self._correct_changed(self._parse(sent, self._parsed), positions)
         return positions
 
     def _align(self, ids: Sequence[str]) -> list[int | None]:
         """The known message that each passed one is, in a fork if the past was changed."""
-        keep, places = self._places(ids)
         for _ in range(MOST_ATTEMPTS):
-            if keep is not None:
-                self._branch(keep)
-                keep, places = self._places(ids)
-        return places
-
-    def _places(self, ids: Sequence[str]) -> tuple[int | None, list[int | None]]:
-        """How many known messages still hold, None for all, and the known message that each passed one is."""
-        in_sequence = [n for n, id in enumerate(ids) if id not in self._inserted]
-        alignment = align(self._known_ids(), [ids[n] for n in in_sequence])
-        places = [self._inserted.get(id) for id in ids]
-        for n, at in zip(in_sequence, alignment.places, strict=False):
-            places[n] = None if at is None else self._sequence[at]
-        if alignment.keep == len(self._sequence):
-            return None, places
-        return self._sequence[alignment.keep - 1] + 1, places
+            inserted = {message.id: n for n, message in enumerate(self._known) if message.is_inserted}
+            in_order = [n for n, message in enumerate(self._known) if not message.is_inserted]
+            passed = [n for n, id in enumerate(ids) if id not in inserted]
+            alignment = align([self._known[n].id for n in in_order], [ids[n] for n in passed])
+            if alignment.keep == len(in_order):
+                places = [inserted.get(id) for id in ids]
+                for n, at in zip(passed, alignment.places, strict=False):
+                    if at is not None:
+                        places[n] = in_order[at]
+                return places
+            last = self._known[in_order[alignment.keep - 1]]
+            self._opened().fork(max(last.places))
+            self._read_anew()
+        raise ConflictError(f"Other writers change {self.session.conversation!r} at the same time; try again")
 
     # Writing to the record
 
     def _append(self, passed: Sequence[_ParsedMessage], is_inserted: Sequence[bool]) -> range:
         """Records new messages; returns their indices among the known ones."""
-        times: dict[str, int] = {}
+        times = Counter(message.id for message in self._known)
         messages: list[Message] = []
         for one in passed:
-            before = times.get(one.id, self._times.get(one.id, 0))
-            times[one.id] = before + 1
-            unique_id = f"{one.id}{AGAIN}{before}" if before else one.id
+            unique_id = f"{one.id}{AGAIN}{times[one.id]}" if times[one.id] else one.id
+            times[one.id] += 1
             messages.append(msgspec.structs.replace(one.message, id=unique_id))
         taken = self.session.intake().take(messages)
         stops = [*taken.first[1:], len(taken.drafts)]
@@ -386,10 +356,6 @@ class AdapterConversation(Generic[M]):
         first = len(self._known)
         for one, inserted, start, stop in zip(passed, is_inserted, taken.first, stops, strict=True):
             self._add_known(_KnownMessage(one.id, tuple(places[start:stop]), inserted, one.content))
-        self._count += len(places)
-        state = self.session.inspect.state
-        if state.index == self._count:  # otherwise other writers appended, too
-            self._next = state.next
         return range(first, len(self._known))
 
     def _correct_changed(self, sent: Sequence[_ParsedMessage], positions: Mapping[int, int]) -> None:
@@ -421,33 +387,6 @@ class AdapterConversation(Generic[M]):
         self.session.restore(place, why=CORRECTION)  # its short form was made of the old content
         return self.session.correct(place, message, why=CORRECTION)
 
-    def _branch(self, keep: int) -> None:
-        """Continues in a fork after the known messages that still hold."""
-        session = self.session
-        before = self._branch_number
-        if not isinstance(session.store, Forks):
-            kind = type(session.store).__name__
-            raise RefoldError(
-                f"The past of {self._name!r} was changed, and {kind} cannot fork: leave"
-                " earlier messages unchanged, begin another conversation, or use a store that can fork"
-            )
-        last_place = max(self._known[keep - 1].places)
-        for number in range(before + 1, before + 1 + MOST_GAPS):
-            try:
-                branch = session.fork(branch_name(self._name, number), at=last_place)
-            except ConflictError:  # another writer won the race: its branch may be the one that is needed
-                self._open_newest()
-                if self._branch_number > before:
-                    return
-                continue
-            self._branch_number = number
-            self._begin(branch)
-            return
-        raise ConflictError(
-            f"{self._name!r} cannot fork: {branch_name(self._name, before + 1)} and the names after it belong"
-            " to other conversations"
-        )
-
     # What the model sees
 
     def fit(self, history: Sequence[M], call: ModelCall, sent: Sequence[M] | None = None) -> list[M]:
@@ -457,7 +396,7 @@ class AdapterConversation(Generic[M]):
             OverBudgetError: what must be shown is larger than the model's window.
         """
         sent = history if sent is None else sent
-        return self.fit_request(RequestMatch(sent, history, sent, range(len(sent)), {}), call)
+        return self.fit_request(RequestMatch(history, sent, range(len(sent)), {}), call)
 
     def fit_request(self, match: RequestMatch[M], call: ModelCall) -> list[M]:
         """The same for a request that was compared with its history.
@@ -471,23 +410,19 @@ class AdapterConversation(Generic[M]):
         messages: list[M] = []
         positions: list[int | None] = []
         with self.lock:
-            history_index = self._sync(match.history, match.sent)
+            sent = match.sent
+            history_index = self._sync(match.history, sent)
             prepare_session(self.session, None if self._has_fixed_model else call.model, names)
             self.session.fit(dialect=DIALECT, request=call.request)
             for known, group in groupby(self._shown_slots(), lambda pair: pair[0]):
                 slots = [slot for _, slot in group]
                 if known is None:
-                    for slot in slots:
-                        messages.append(self._converter.render(self._message(slot), None))
-                        positions.append(None)
+                    messages += [self._converter.render(self._message(slot), None) for slot in slots]
+                    positions += [None] * len(slots)
                     continue
                 n = history_index.get(known)
-                position = None if n is None else match.positions[n]
-                message = self._shown(known, slots, None if n is None else match.sent[n])
-                if n is not None and position is not None and message is match.sent[n]:
-                    message = match.request[position]
-                messages.append(message)
-                positions.append(position)
+                messages.append(self._shown(known, slots, None if n is None else sent[n]))
+                positions.append(None if n is None else match.positions[n])
         return insert_transient(messages, positions, match.transient)
 
     def call(self, tool: str, arguments: Any) -> str:
@@ -540,32 +475,6 @@ class AdapterConversation(Generic[M]):
         parts = [part for piece in pieces for part in piece.parts]
         merged = msgspec.structs.replace(first, role=role, parts=tuple(parts), id=None)
         return self._converter.render(merged, sent)
-
-
-# Branches
-
-
-def newer_branches(
-    name: str, session: Session, number: int, open_session: Callable[[str], Session]
-) -> Iterator[tuple[Session, int]]:
-    """The branches of a conversation that follow the one with a number, each a fork of the one before."""
-    candidate = number + 1
-    while candidate <= number + MOST_GAPS:
-        key = session.key._replace(conversation=branch_name(name, candidate))
-        if any(session.store.read(key, 0, 1)) and _is_fork(session.store, key, session.key):
-            session = open_session(key.conversation)
-            number = candidate
-            yield session, number
-        candidate += 1
-
-
-def branch_name(name: str, number: int) -> str:
-    return f"{name}{BRANCH}{number}" if number else name
-
-
-def _is_fork(store: Store, key: Key, of: Key) -> bool:
-    """False for another conversation that has the name of a branch."""
-    return any(row.key == key and row.parent == of for row in store.conversations(key.owner))
 
 
 def _fields(messages: Sequence[Any]) -> list[Fields]:

@@ -27,12 +27,10 @@ from agents.models import get_default_model
 from agents.run_config import CallModelData, ModelInputData
 from agents.tool_context import ToolContext
 
+from refold.adapters.branches import Branches
 from refold.adapters.conversation import (
-    MOST_GAPS,
     RequestMatch,
-    branch_name,
     lookup_tools,
-    newer_branches,
     open_adapter_store,
 )
 from refold.adapters.openai_agents_items import (
@@ -44,11 +42,10 @@ from refold.adapters.openai_agents_items import (
 )
 from refold.config.config import DEFAULT, Source, load_config
 from refold.core import codec
-from refold.core.errors import ConflictError, StoreError
 from refold.session.api import open as open_session
 from refold.session.history_sync import are_same, insert_transient
 from refold.session.session import Session
-from refold.stores.store import Forks, Store
+from refold.stores.store import Store
 
 OTHER_HISTORIES = 32
 """Remembered histories of agents that are tools, and of filtered handoffs."""
@@ -97,7 +94,6 @@ class RefoldSession:
         self._settings_of_others = {**self._settings, "config": load_config([settings, in_thread])}
         self._lock = RLock()
         self._history: ItemHistory | None = None
-        self._branch = 0
         self._others: deque[ItemHistory] = deque(maxlen=OTHER_HISTORIES)
         self._declared: dict[int, tuple[list[Any], dict[str, Any]]] = {}
 
@@ -134,44 +130,19 @@ class RefoldSession:
     def _pop(self) -> Any:
         with self._lock:
             own = self._newest()
-            items = own.items()
-            if not items:
-                return None
-            first = own.places.index(own.places[-1])  # of the items in the same reply
-            self._history = self._fork(own.session, own.places[first - 1] if first else None)
-            self._history.add(items[first:-1])
-            return items[-1]
-
-    def _fork(self, session: Session, at: int | None) -> ItemHistory:
-        """A fork after a place, or from the beginning, under the first free name."""
-        for number in range(self._branch + 1, self._branch + 1 + MOST_GAPS):
-            key = session.key._replace(conversation=branch_name(self.session_id, number))
-            if any(session.store.read(key, 0, 1)):
-                continue
-            if at is not None:
-                session.fork(key.conversation, at=at)
-            elif isinstance(session.store, Forks):
-                session.store.fork(session.key, key, 0)
-            else:
-                kind = type(session.store).__name__
-                raise StoreError(f"pop_item needs a fork, and {kind} cannot fork; use clear_session instead")
-            self._branch = number
-            fork = self._open(key.conversation)
-            fork.name(title=self.session_id)  # an empty fork would not be stored
-            return ItemHistory(fork)
-        raise ConflictError(
-            f"pop_item cannot fork {self.session_id!r}: {branch_name(self.session_id, self._branch + 1)} and"
-            " the names after it belong to other conversations"
-        )
+            while items := own.items():
+                first = own.places.index(own.places[-1])  # of the items in the same reply
+                if self._branches.fork(own.places[first - 1] if first else None):
+                    self._newest().add(items[first:-1])
+                    return items[-1]
+                own = self._newest()  # another process has popped an item meanwhile
+            return None
 
     def _clear(self) -> None:
         """Erases all branches, and no other conversations that have the name of one."""
         with self._lock:
-            first = self._open(self.session_id)
-            branches = [branch for branch, _ in newer_branches(self.session_id, first, 0, self._open)]
-            for session in reversed([first, *branches]):
-                session.clear()
-            self._branch = 0
+            for name in reversed(Branches(self.session_id, self._open).names):
+                self._open(name).clear()
             self._history = None
 
     @property
@@ -183,11 +154,11 @@ class RefoldSession:
         """Of the newest branch, since another process may have popped an item."""
         with self._lock:
             if self._history is None:
-                self._history = ItemHistory(self._open(self.session_id))
-            session = self._history.session
-            for branch, number in newer_branches(self.session_id, session, self._branch, self._open):
-                self._history = ItemHistory(branch)
-                self._branch = number
+                self._branches = Branches(self.session_id, self._open)
+            else:
+                self._branches.follow()
+            if self._history is None or self._history.session is not self._branches.newest:
+                self._history = ItemHistory(self._branches.newest)
             return self._history
 
     def _open(self, name: str) -> Session:

@@ -11,9 +11,9 @@
         def reopen(self, tmp_path):  # only if what is stored outlives the process
             return partial(MyStore, tmp_path / "log")
 
-Every store must pass the tests of streams and writers; those of a shelf, ids, forks and search run for stores
-that have the methods (`refold.stores.shelf`, `refold.stores.store`). Tests of what a store lists in `cannot` are
-skipped. The contract needs pytest and hypothesis, which refold does not install; the fakes need neither.
+Every store must pass the tests of streams and writers; those of a shelf, ids, forks and search run if the
+store has the methods (`refold.stores.shelf`, `refold.stores.store`). What it lists in `cannot` is skipped.
+The contract needs pytest and hypothesis, which refold does not install; the fakes need neither.
 `pytest.register_assert_rewrite("refold.testing")` in a conftest.py makes failed assertions show their values.
 """
 
