@@ -198,7 +198,7 @@ class RefoldSession:
         model = self._model or _model_name(data.agent, config)
 
         def fit() -> tuple[_RunState, list[Any]] | None:
-            may_be_own = are_same(match.history, match.sent) and self._may_be_own(run, task)
+            may_be_own = match.history == match.sent and self._may_be_own(run, task)
             positions = [n for n in match.positions if n is not None]
             items = [match.request[n] for n in positions]
             found = self._find_history(items, data.agent.name, may_be_own=may_be_own)

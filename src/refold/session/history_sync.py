@@ -12,8 +12,8 @@ alignment   `align` compares a history with the messages of one conversation, `m
 """
 
 from base64 import urlsafe_b64encode
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
 from hashlib import blake2b
 from itertools import pairwise
 from operator import is_
@@ -227,43 +227,31 @@ def align(known: Sequence[str], passed: Sequence[str]) -> Alignment:
     ends = [n for n, id in enumerate(passed) if n >= head and id == known[-1]]
     if ends:
         newest = max(ends[-MOST_ENDS:], key=lambda n: common_prefix(known[::-1], passed[n::-1]))
-        return Alignment(len(known), [*_match_backwards(known[:-1], passed[:newest]), len(known) - 1])
+        matches = _matches(known[:-1], passed[:newest])
+        return Alignment(len(known), [*map(matches.get, range(newest)), len(known) - 1])
     if head:
         return Alignment(head, [*range(head)])
-    return _trimmed_and_changed(known, passed)
+    # Neither the oldest nor the newest is passed: the longest run of known messages still holds.
+    run = SequenceMatcher(None, known, passed, autojunk=False).find_longest_match()
+    if not run.size or (
+        run.b and run.b + run.size == len(passed)
+    ):  # the newest is never taken for an old one
+        return Alignment(len(known), [])
+    return Alignment(run.a + run.size, [*[None] * run.b, *range(run.a, run.a + run.size)])
 
 
-def _trimmed_and_changed(known: Sequence[str], passed: Sequence[str]) -> Alignment:
-    """Neither the oldest nor the newest is passed: the longest run of known messages still holds."""
-    known_ids = set(known)
-    start = next((n for n, id in enumerate(passed) if id in known_ids), len(passed))
-    length = 0
-    at = 0
-    for n, id in enumerate(known):
-        if start < len(passed) and id == passed[start]:
-            length, at = max((length, at), (common_prefix(known[n:], passed[start:]), n))
-    if not length or (start and start + length == len(passed)):  # the newest is never taken for an old one
-        return Alignment(len(known), [None] * start)
-    return Alignment(at + length, [*[None] * start, *range(at, at + length)])
-
-
-def _match_backwards(known: Sequence[str], passed: Sequence[str]) -> list[int | None]:
-    """Matches from the end, each known message at most once and in order."""
-    indices: dict[str, list[int]] = {}
-    for n, id in enumerate(known):
-        indices.setdefault(id, []).append(n)
-    below = len(known)
-    places: list[int | None] = []
-    for id in reversed(passed):
-        candidates = indices.get(id, [])
-        while candidates and candidates[-1] >= below:
-            candidates.pop()
-        if candidates:
-            below = candidates.pop()
-            places.append(below)
-        else:
-            places.append(None)
-    return places[::-1]
+def _matches(known: Sequence[Hashable], passed: Sequence[Hashable]) -> dict[int, int]:
+    """The known message that each passed one is, in order."""
+    head = common_prefix(known, passed)
+    tail = common_prefix(known[head:][::-1], passed[head:][::-1])
+    middle = SequenceMatcher(
+        None, known[head : len(known) - tail], passed[head : len(passed) - tail], autojunk=False
+    )
+    matches = dict(zip(range(head), range(head), strict=True))
+    for at, n, size in middle.get_matching_blocks():
+        matches.update((head + n + k, head + at + k) for k in range(size))
+    matches.update((len(passed) - k, len(known) - k) for k in range(tail, 0, -1))
+    return matches
 
 
 # Alignment of one request with its history
@@ -287,26 +275,12 @@ def match_request(history: Sequence[Hashable], request: Sequence[Hashable]) -> d
     >>> match_request("abcd", "xcd")  # left out
     {1: 2, 2: 3}
     """
-    indices = {key: n for n, key in enumerate(_numbered(history))}
-    found = [(-1, -1)]
-    for n, key in enumerate(_numbered(request)):
-        if indices.get(key, -1) > found[-1][1]:
-            found.append((n, indices[key]))
-    matches = dict(found[1:])
-    for (n, at), (next_n, next_at) in pairwise([*found, (len(request), len(history))]):
+    matches = _matches(history, request)
+    ends = [(-1, -1), *matches.items(), (len(request), len(history))]
+    for (n, at), (next_n, next_at) in pairwise(ends):
         if next_n - n >= next_at - at:
             matches.update((n + k, at + k) for k in range(1, next_at - at))
     return dict(sorted(matches.items()))
-
-
-def _numbered(keys: Sequence[Hashable]) -> list[Hashable]:
-    """Equal keys get different numbers, counted from the end, since the oldest may be left out."""
-    times = Counter[Hashable]()
-    numbered: list[Hashable] = []
-    for key in reversed(keys):
-        times[key] += 1
-        numbered.append((key, times[key]))
-    return numbered[::-1]
 
 
 def insert_transient(shown: Sequence[M], places: Sequence[int | None], transient: Mapping[int, M]) -> list[M]:
