@@ -22,8 +22,10 @@ from agents import (
     RunConfig,
     RunContextWrapper,
     SessionSettings,
+    handoff,
 )
 from agents.models import get_default_model
+from agents.models.openai_responses import Converter
 from agents.run_config import CallModelData, ModelInputData
 from agents.tool_context import ToolContext
 
@@ -258,7 +260,7 @@ class RefoldSession:
             "max_output_tokens": settings.max_tokens,
             **await self._declarations(data),
         }
-        return {name: value for name, value in fields.items() if value is not None}
+        return {name: value for name, value in fields.items() if value}
 
     async def _declarations(self, data: CallModelData[Any]) -> dict[str, Any]:
         """Tools and the output's schema, cached, since an agent's calls usually have the same."""
@@ -270,8 +272,14 @@ class RefoldSession:
         tools = [*agent.tools]
         if agent.mcp_servers:
             tools += await agent.get_mcp_tools(RunContextWrapper(data.context))
-        declared = [_declaration(tool) for tool in [*tools, *agent.handoffs]]
-        fields = {"tools": declared or None, "text": _output_format(agent.output_type)}
+        handoffs = [one if isinstance(one, Handoff) else handoff(one) for one in agent.handoffs]
+        fields = {"tools": Converter.convert_tools(tools, handoffs).tools}
+        output = agent.output_type
+        if output is not None and not isinstance(output, AgentOutputSchemaBase):
+            output = AgentOutputSchema(output)
+        text = Converter.get_response_format(output)
+        if isinstance(text, dict):  # a plain text has no format
+            fields["text"] = text
         if len(self._declared) >= DECLARED_AGENTS:
             self._declared.clear()
         self._declared[id(agent)] = (parts, fields)
@@ -288,31 +296,6 @@ class RefoldSession:
             return await asyncio.to_thread(history.session.call, name, arguments)
 
         return FunctionTool(name, description, parameters, invoke, strict_json_schema=False)
-
-
-def _declaration(tool: Any) -> dict[str, Any]:
-    parameters: Any
-    match tool:
-        case FunctionTool(name=name, description=description, params_json_schema=parameters):
-            pass
-        case Handoff(tool_name=name, tool_description=description, input_json_schema=parameters):
-            pass
-        case Agent():
-            name = Handoff.default_tool_name(tool)
-            description = Handoff.default_tool_description(tool)
-            parameters = {}
-        case _:
-            return {"type": str(tool.name)}
-    return {"type": "function", "name": name, "description": description, "parameters": parameters}
-
-
-def _output_format(output: Any) -> dict[str, Any] | None:
-    if output is None or output is str:
-        return None
-    schema = output if isinstance(output, AgentOutputSchemaBase) else AgentOutputSchema(output)
-    if schema.is_plain_text():
-        return None
-    return {"format": {"type": "json_schema", "name": "final_output", "schema": schema.json_schema()}}
 
 
 def _model_name(agent: Agent[Any], config: RunConfig) -> str | None:
