@@ -7,6 +7,7 @@ answer is stored before its last byte is passed on. If refold's part fails, the 
 import asyncio
 import logging
 import re
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
@@ -34,8 +35,6 @@ TIMEOUT_S = 20.0
 """For refold's part of a request, including the wait for a summarizer."""
 STORE_RETRY_S = 2.0
 """Requests bypass a store that failed for so long."""
-SMALL_BODY_BYTES = 65_536
-"""Larger bodies are read in a thread."""
 _LOG = logging.getLogger("refold.serve")
 
 
@@ -102,8 +101,6 @@ class Gateway:
         if route.dialect is not None and request.method == "POST":
             try:
                 prepared = await self._prepare(route.dialect, request, body or b"")
-            except HTTPException:
-                raise
             except Exception as error:
                 headers = {"x-refold-bypass": self._bypass_reason(error)}
             else:
@@ -133,15 +130,8 @@ class Gateway:
         Raises:
             RefoldError: refold's part failed.
         """
-        if len(body) > SMALL_BODY_BYTES:
-            # not in the service's own threads, which may all be waiting for the store
-            incoming = await asyncio.to_thread(read_request, dialect, body)
-        else:
-            incoming = read_request(dialect, body)
         if monotonic() < self._store_down_until:
             raise _StoreDownError
-        if self._store_down_until:  # this request tries the store; others bypass it meanwhile
-            self._store_down_until = monotonic() + TIMEOUT_S
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 caller = request.state.caller
@@ -149,37 +139,36 @@ class Gateway:
                     owner = await self.service.owner_of_key(credential_of(request.headers))
                     caller = caller._replace(owner=owner)
                     request.state.caller = caller  # for the access log
-                incoming = incoming._replace(
-                    owner=caller.owner,
-                    conversation=requested_id(request.headers),
-                    agent=request.headers.get("x-refold-agent"),
-                )
-                work = asyncio.ensure_future(self.service.work(self.recorder.prepare, incoming, body))
+                conversation = requested_id(request.headers)
+                agent = request.headers.get("x-refold-agent")
+
+                def prepare() -> UpstreamRequest:
+                    incoming = read_request(dialect, body, caller.owner, conversation, agent)
+                    return self.recorder.prepare(incoming)
+
+                work = asyncio.ensure_future(self.service.work(prepare))
                 try:
-                    prepared = await asyncio.shield(work)
+                    return await asyncio.shield(work)
                 except BaseException:  # the client has gone, or does not wait any longer
                     work.add_done_callback(self._abandon)
                     raise
-        except BaseException as error:
-            self._store_down_until = min(self._store_down_until, monotonic())
-            if isinstance(error, TimeoutError) and await self.service.health.problem() is not None:
+        except TimeoutError as error:
+            if await self.service.health.problem() is not None:
                 raise StoreError("the store does not answer") from error
             raise
-        self._store_down_until = 0.0
-        return prepared
 
     def _abandon(self, work: "asyncio.Future[UpstreamRequest]") -> None:
         if not work.cancelled() and work.exception() is None:
             self.recorder.end(work.result().placed)
 
-    async def _converse(self, prepared: UpstreamRequest, forwarder: Forwarder) -> None:
+    async def _converse(self, request: UpstreamRequest, forwarder: Forwarder) -> None:
         """Sends requests until there is an answer for the client, and records each reply.
 
         Raises:
             _LookupError: the gateway's own tools failed before the client has seen anything.
         """
-        placed = prepared.placed
-        body: bytes | None = prepared.body
+        placed = request.placed
+        body: bytes | None = request.body
         rounds = 0
         try:
             while body is not None:
@@ -192,28 +181,29 @@ class Gateway:
         except UpstreamError as error:
             await forwarder.fail(error)
         finally:
-            self.recorder.end(prepared.placed)
+            self.recorder.end(request.placed)
 
     async def _record_reply(
         self, placed: PlacedRequest, reply: dict[str, Any], visible: dict[str, Any], rounds: int
     ) -> tuple[PlacedRequest, bytes | None]:
         """Returns the body of the next request, if the model only looked something up; else None."""
+
+        def record() -> tuple[PlacedRequest, bytes | None]:
+            recorded = self.recorder.record_reply(placed, reply, visible)
+            if rounds > MAX_LOOKUP_ROUNDS or not placed.only_looks_up(reply):
+                return recorded, None
+            return recorded, self.recorder.fit(recorded, is_last=rounds == MAX_LOOKUP_ROUNDS).body
+
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                placed = await self.service.work(self.recorder.record_reply, placed, reply, visible)
-                if placed.is_complete or rounds > MAX_LOOKUP_ROUNDS:
-                    return placed, None
-                is_last = rounds >= MAX_LOOKUP_ROUNDS
-                fitted = await self.service.work(self.recorder.fit, placed, is_last=is_last)
-                return placed, fitted.body
+                return await self.service.work(record)
         except Exception as error:  # the client gets its answer all the same
             reason = self._bypass_reason(error)
             facts = {"owner": placed.key.owner, "conversation": placed.key.conversation}
             _LOG.error("a reply was not recorded: %s", type(error).__name__, extra={"facts": facts})
-            try:
+            only_looks_up = False
+            with suppress(Exception):  # a reply that is not understood goes to the client
                 only_looks_up = placed.only_looks_up(reply)
-            except Exception:  # a reply that is not understood goes to the client
-                only_looks_up = False
             if not only_looks_up:
                 return placed, None
             if placed.request.fields.get("stream") is True:

@@ -50,6 +50,8 @@ class IncomingRequest(NamedTuple):
     leading: tuple[HistoryMessage, ...]
     """System messages at the beginning, which may change from request to request."""
     messages: tuple[HistoryMessage, ...]
+    body: bytes
+    """As it came."""
     owner: str = ""
     conversation: str | None = None
     agent: str | None = None
@@ -99,7 +101,13 @@ class IncomingRequest(NamedTuple):
         return prefix_ids(start.encode("utf-8", "surrogatepass"), digests)
 
 
-def read_request(dialect: ClientDialect, body: bytes) -> IncomingRequest:
+def read_request(
+    dialect: ClientDialect,
+    body: bytes,
+    owner: str = "",
+    conversation: str | None = None,
+    agent: str | None = None,
+) -> IncomingRequest:
     """
     Raises:
         MessageError: it is no request of that dialect, or one that only the provider can judge.
@@ -115,7 +123,10 @@ def read_request(dialect: ClientDialect, body: bytes) -> IncomingRequest:
     first = next((n for n, message in enumerate(messages) if message.role != "system"), 0)
     field = DIALECTS[dialect].system_field
     system = fields.pop(field, None) if field is not None else None
-    return IncomingRequest(dialect, fields, system, tuple(messages[:first]), tuple(messages[first:]))
+    leading = tuple(messages[:first])
+    return IncomingRequest(
+        dialect, fields, system, leading, tuple(messages[first:]), body, owner, conversation, agent
+    )
 
 
 def read_messages(dialect: ClientDialect, raws: Sequence[bytes]) -> list[HistoryMessage]:
